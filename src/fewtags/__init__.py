@@ -1,0 +1,1 @@
+"""fewtags: multi-label classifiers from few labels."""

@@ -1,0 +1,1 @@
+"""One reader a file: annotation files to a `LabelTable`."""

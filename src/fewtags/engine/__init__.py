@@ -1,0 +1,1 @@
+"""The loop, checkpoints, evaluation, and the wiring from configuration to parts."""

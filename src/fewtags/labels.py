@@ -1,0 +1,211 @@
+"""Three-valued labels, the frozen vocabulary, and the batch.
+
+This is the one place that knows which number stands for which state.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+
+
+class Label(IntEnum):
+    """What is known about one class in one image."""
+
+    NEGATIVE = -1
+    UNKNOWN = 0
+    POSITIVE = 1
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string.
+
+    >>> suggest("brid", ["bird", "cat"])
+    " (did you mean 'bird'?)"
+    """
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+@final
+@dataclass(frozen=True)
+class ClassNames:
+    """The vocabulary of a problem: unique ids in a fixed order, with display names apart from them.
+
+    Two classes may share a display name ("crane" the bird and "crane" the machine) and stay two classes.
+
+    Attributes:
+        ids: unique, non-empty identifiers; position i is class i everywhere in the library.
+        names: what a person reads; the same length as `ids`, repeats allowed.
+
+    Raises:
+        DataError: empty or repeated ids, or a different number of names than ids.
+
+    >>> ClassNames.of(["cat", "dog"]).index("dog")
+    1
+    """
+
+    ids: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.names):
+            raise DataError(f"{len(self.ids)} class ids but {len(self.names)} display names; give one name per id.")
+        if repeated := [i for i, n in Counter(self.ids).items() if n > 1]:
+            raise DataError(f"class id {repeated[0]!r} occurs more than once; ids must be unique (display names may repeat).")
+        if "" in self.ids:
+            raise DataError("an empty string is not a class id; give every class a name.")
+
+    @classmethod
+    def of(cls, ids: Iterable[str], names: Iterable[str] | None = None) -> ClassNames:
+        """Make a vocabulary; display names default to the ids."""
+        fixed = tuple(ids)
+        return cls(fixed, fixed if names is None else tuple(names))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        return {i: n for n, i in enumerate(self.ids)}
+
+    def __contains__(self, class_id: object) -> bool:
+        return class_id in self._position
+
+    def index(self, class_id: str) -> int:
+        """Position of a class id.
+
+        Raises:
+            DataError: the id is not in the vocabulary; the closest one is suggested.
+        """
+        if class_id not in self._position:
+            raise DataError(f"{class_id!r} is not a class{suggest(class_id, self.ids)}.")
+        return self._position[class_id]
+
+    @property
+    def display(self) -> tuple[str, ...]:
+        """Names for people, made distinct: a repeated name carries its id in brackets."""
+        counts = Counter(self.names)
+        return tuple(n if counts[n] == 1 else f"{n} [{i}]" for i, n in zip(self.ids, self.names, strict=True))
+
+
+@final
+@dataclass(frozen=True)
+class LabelMatrix:
+    """All labels of N images and C classes, sparse, for training: CSR over images plus blanket negatives.
+
+    A cell is, in this order: what `states` says; else NEGATIVE where the image is `closed` (everything that is not
+    named is known to be absent) for that class; else UNKNOWN.
+
+    Attributes:
+        indptr: int64 [N + 1].
+        classes: int32 [nnz], ascending within a row, no repeats.
+        states: int8 [nnz], values of `Label`.
+        closed: int16 [N], row of `covers` that the image is closed for, -1 for none.
+        covers: bool [S, C].
+    """
+
+    indptr: NDArray[np.int64]
+    classes: NDArray[np.int32]
+    states: NDArray[np.int8]
+    closed: NDArray[np.int16]
+    covers: NDArray[np.bool_]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, C)."""
+        return len(self.indptr) - 1, self.covers.shape[1]
+
+    @classmethod
+    def from_dense(cls, dense: NDArray[np.int8]) -> LabelMatrix:
+        """Make one from an int8 [N, C] array of `Label` values."""
+        n, c = dense.shape
+        row, col = np.nonzero(dense != Label.UNKNOWN)
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=n))]).astype(np.int64)
+        none = np.full(n, -1, np.int16)
+        return cls(indptr, col.astype(np.int32), dense[row, col].astype(np.int8), none, np.zeros((0, c), np.bool_))
+
+    def rows(self, index: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int8]:
+        """Dense int8 [b, C] of the images in `index`."""
+        index = np.asarray(index, np.int64)
+        out = np.full((len(index), self.shape[1]), Label.UNKNOWN, np.int8)
+        closed = self.closed[index]
+        shut = closed >= 0
+        out[shut] = np.where(self.covers[closed[shut]], np.int8(Label.NEGATIVE), np.int8(Label.UNKNOWN))
+        start, count = self.indptr[index], self.indptr[index + 1] - self.indptr[index]
+        row = np.repeat(np.arange(len(index)), count)
+        entry = np.repeat(start, count) + np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        out[row, self.classes[entry]] = self.states[entry]
+        return out
+
+    def dense(self) -> NDArray[np.int8]:
+        """Dense int8 [N, C] of everything; N x C bytes."""
+        return self.rows(np.arange(self.shape[0]))
+
+    def columns(self, first: int, last: int) -> NDArray[np.int8]:
+        """Dense int8 [N, last - first] of a block of classes, for per-class work that must not hold N x C."""
+        n = self.shape[0]
+        out = np.full((n, last - first), Label.UNKNOWN, np.int8)
+        shut = self.closed >= 0
+        out[shut] = np.where(self.covers[self.closed[shut], first:last], np.int8(Label.NEGATIVE), np.int8(Label.UNKNOWN))
+        inside = (self.classes >= first) & (self.classes < last)
+        row = np.repeat(np.arange(n), np.diff(self.indptr))[inside]
+        out[row, self.classes[inside] - first] = self.states[inside]
+        return out
+
+    def counts(self, state: Label) -> NDArray[np.int64]:
+        """int64 [C]: in how many images each class is in `state`."""
+        n, c = self.shape
+        named = {s: np.bincount(self.classes[self.states == s], minlength=c).astype(np.int64) for s in (Label.POSITIVE, Label.NEGATIVE)}
+        blanket = np.zeros(c, np.int64)
+        for row, cover in enumerate(self.covers):
+            images = self.closed == row
+            entries = np.repeat(images, np.diff(self.indptr))
+            blanket += np.where(cover, images.sum() - np.bincount(self.classes[entries], minlength=c), 0)
+        if state == Label.POSITIVE:
+            return named[Label.POSITIVE]
+        negatives = named[Label.NEGATIVE] + blanket
+        return negatives if state == Label.NEGATIVE else n - named[Label.POSITIVE] - negatives
+
+    def subset(self, index: NDArray[np.integer]) -> LabelMatrix:
+        """The same for the images in `index`, in that order."""
+        index = np.asarray(index, np.int64)
+        start, count = self.indptr[index], self.indptr[index + 1] - self.indptr[index]
+        entry = np.repeat(start, count) + np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        indptr = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
+        return LabelMatrix(indptr, self.classes[entry], self.states[entry], self.closed[index], self.covers)
+
+
+@final
+@dataclass(frozen=True)
+class Batch:
+    """What an objective sees.
+
+    Attributes:
+        images: float32 [b, 3, h, w], or frozen-trunk features [b, d, h, w] when those are cached.
+        labels: int8 [b, C], values of `Label`.
+        index: int64 [b], global sample index; no repeats within an epoch.
+        views: float32 [b, 2, 3], affine map crop -> image (see `geometry`).
+    """
+
+    images: Tensor
+    labels: Tensor
+    index: Tensor
+    views: Tensor
+
+    def to(self, where: device) -> Batch:
+        """Copy to a device without blocking."""
+        return Batch(*(t.to(where, non_blocking=True) for t in (self.images, self.labels, self.index, self.views)))

@@ -1,0 +1,1 @@
+"""Metrics that never count an unknown cell."""

@@ -1,0 +1,1 @@
+"""Networks with class maps before pooling, and their weights."""

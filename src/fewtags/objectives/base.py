@@ -1,0 +1,112 @@
+"""The one extension point: how a batch becomes a loss.
+
+`step` reads and changes nothing; `commit` writes, and only after an optimiser step that really happened. All state is in
+the parts that `setup` returns, and the loop checkpoints them. Schedules are functions of `Progress`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from fewtags.labels import Batch, LabelMatrix
+from fewtags.stores.shard import Shard
+
+
+@final
+@dataclass(frozen=True)
+class Problem:
+    """What an objective may know before training starts.
+
+    Attributes:
+        labels: the training labels, N images by C classes.
+        grid: (height, width) of the net's maps.
+        warmup_epochs: how many of the first epochs train the head alone.
+        epochs: all epochs, warm-up included.
+        seed: the run's seed.
+        shard: which rows this process owns.
+        device: where the net lives.
+        state_dir: folder for memory-mapped state; None keeps everything in memory.
+        truth: complete labels where they are known. For diagnostics only: a loss never depends on it.
+    """
+
+    labels: LabelMatrix
+    grid: tuple[int, int]
+    warmup_epochs: int = 0
+    epochs: int = 1
+    seed: int = 0
+    shard: Shard = field(default_factory=Shard)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    state_dir: Path | None = None
+    truth: LabelMatrix | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Progress:
+    """Where training is.
+
+    Attributes:
+        epoch: counted over all stages, from 0.
+        step: batch within the epoch, from 0.
+        steps_per_epoch: batches in an epoch.
+        warmup: whether only the head is trained.
+    """
+
+    epoch: int
+    step: int
+    steps_per_epoch: int
+    warmup: bool = False
+
+    @property
+    def exact_epoch(self) -> float:
+        """Epochs done, with the fraction of the running one."""
+        return self.epoch + self.step / self.steps_per_epoch
+
+
+@final
+@dataclass(frozen=True)
+class Step:
+    """Result of one forward pass: `loss` has a gradient; `logs` (scalars) and `payload` (for `commit`) have none."""
+
+    loss: Tensor
+    logs: Mapping[str, Tensor]
+    payload: Any = field(default=None, repr=False)
+
+
+@runtime_checkable
+class Part(Protocol):
+    """Anything with state: a module or a store. The state is a flat mapping of names to tensors."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Everything needed to go on, without copies."""
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> Any:
+        """Take the state back."""
+        ...
+
+
+class Objective(ABC):
+    """Turns a batch into a loss. Subclasses are final and hold hyper-parameters and parts, nothing else that changes."""
+
+    def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
+        """Make stores and heads for a problem. What is returned is checkpointed; its modules are optimised."""
+        return {}
+
+    def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
+        """Run once per epoch, never again on resume; results live in a part. Returns diagnostics to log."""
+        return {}
+
+    @abstractmethod
+    def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
+        """Forward and loss. Changes no part (BatchNorm statistics excepted)."""
+
+    def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
+        """Write to the parts; called after an applied optimiser step only."""

@@ -1,0 +1,1 @@
+"""Per-sample state: running averages, heatmaps, rankings."""

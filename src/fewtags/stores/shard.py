@@ -1,0 +1,42 @@
+"""Which rows a process owns: sample i belongs to rank i mod world, so every row has exactly one writer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Shard:
+    """One process among `world`.
+
+    >>> Shard(1, 2).rows(5)
+    2
+    """
+
+    rank: int = 0
+    world: int = 1
+
+    def rows(self, samples: int) -> int:
+        """How many of `samples` rows this process owns."""
+        return (samples - self.rank + self.world - 1) // self.world
+
+    def local(self, index: Tensor) -> Tensor:
+        """Row numbers in this process's store of global sample indices that it owns."""
+        return index if self.world == 1 else torch.div(index, self.world, rounding_mode="floor")
+
+    def gather(self, local: Tensor, samples: int) -> Tensor:
+        """All rows [samples, ...] in global order, from each process's own rows. Collective: every rank must call it."""
+        if self.world == 1:
+            return local
+        longest = -(-samples // self.world)
+        padded = local.new_zeros((longest, *local.shape[1:]))
+        padded[: len(local)] = local
+        pieces = [torch.empty_like(padded) for _ in range(self.world)]
+        dist.all_gather(pieces, padded)
+        return torch.stack(pieces, 1).flatten(0, 1)[:samples]

@@ -1,0 +1,13 @@
+"""Settings for every test: one thread, derandomised hypothesis. Imports nothing of fewtags (the type hook comes first)."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("ci")

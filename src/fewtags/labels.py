@@ -65,7 +65,9 @@ class ClassNames:
         if len(self.ids) != len(self.names):
             raise DataError(f"{len(self.ids)} class ids but {len(self.names)} display names; give one name per id.")
         if repeated := [i for i, n in Counter(self.ids).items() if n > 1]:
-            raise DataError(f"class id {repeated[0]!r} occurs more than once; ids must be unique (display names may repeat).")
+            raise DataError(
+                f"class id {repeated[0]!r} occurs more than once; ids must be unique (display names may repeat)."
+            )
         if "" in self.ids:
             raise DataError("an empty string is not a class id; give every class a name.")
 
@@ -103,7 +105,7 @@ class ClassNames:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LabelMatrix:
     """All labels of N images and C classes, sparse, for training: CSR over images plus blanket negatives.
 
@@ -140,16 +142,25 @@ class LabelMatrix:
 
     def rows(self, index: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int8]:
         """Dense int8 [b, C] of the images in `index`."""
-        index = np.asarray(index, np.int64)
+        index = np.asarray(index).astype(np.int64)
         out = np.full((len(index), self.shape[1]), Label.UNKNOWN, np.int8)
         closed = self.closed[index]
         shut = closed >= 0
         out[shut] = np.where(self.covers[closed[shut]], np.int8(Label.NEGATIVE), np.int8(Label.UNKNOWN))
-        start, count = self.indptr[index], self.indptr[index + 1] - self.indptr[index]
-        row = np.repeat(np.arange(len(index)), count)
-        entry = np.repeat(start, count) + np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        row, entry = self._entries_of(index)
         out[row, self.classes[entry]] = self.states[entry]
         return out
+
+    def blanket(self, index: Sequence[int] | NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Cells that are negative only because their image is closed: int64 [m] positions in `index`, int64 [m] classes."""
+        index = np.asarray(index).astype(np.int64)
+        covered = np.zeros((len(index), self.shape[1]), np.bool_)
+        shut = self.closed[index] >= 0
+        covered[shut] = self.covers[self.closed[index][shut]]
+        row, entry = self._entries_of(index)
+        covered[row, self.classes[entry]] = False
+        cells = np.argwhere(covered)
+        return cells[:, 0], cells[:, 1]
 
     def dense(self) -> NDArray[np.int8]:
         """Dense int8 [N, C] of everything; N x C bytes."""
@@ -160,7 +171,8 @@ class LabelMatrix:
         n = self.shape[0]
         out = np.full((n, last - first), Label.UNKNOWN, np.int8)
         shut = self.closed >= 0
-        out[shut] = np.where(self.covers[self.closed[shut], first:last], np.int8(Label.NEGATIVE), np.int8(Label.UNKNOWN))
+        covered = self.covers[self.closed[shut], first:last]
+        out[shut] = np.where(covered, np.int8(Label.NEGATIVE), np.int8(Label.UNKNOWN))
         inside = (self.classes >= first) & (self.classes < last)
         row = np.repeat(np.arange(n), np.diff(self.indptr))[inside]
         out[row, self.classes[inside] - first] = self.states[inside]
@@ -169,28 +181,57 @@ class LabelMatrix:
     def counts(self, state: Label) -> NDArray[np.int64]:
         """int64 [C]: in how many images each class is in `state`."""
         n, c = self.shape
-        named = {s: np.bincount(self.classes[self.states == s], minlength=c).astype(np.int64) for s in (Label.POSITIVE, Label.NEGATIVE)}
-        blanket = np.zeros(c, np.int64)
-        for row, cover in enumerate(self.covers):
-            images = self.closed == row
-            entries = np.repeat(images, np.diff(self.indptr))
-            blanket += np.where(cover, images.sum() - np.bincount(self.classes[entries], minlength=c), 0)
-        if state == Label.POSITIVE:
-            return named[Label.POSITIVE]
-        negatives = named[Label.NEGATIVE] + blanket
-        return negatives if state == Label.NEGATIVE else n - named[Label.POSITIVE] - negatives
+        _, blanketed = self._entries()
+        blanket = -np.bincount(self.classes[blanketed], minlength=c)
+        images = np.bincount(self.closed[self.closed >= 0], minlength=len(self.covers))
+        for closed_for, cover in zip(images, self.covers, strict=True):
+            blanket += closed_for * cover
+        return self._tally(state, self.classes, blanket, n)
+
+    def image_counts(self, state: Label) -> NDArray[np.int64]:
+        """int64 [N]: how many classes are in `state` in each image."""
+        n, c = self.shape
+        row, blanketed = self._entries()
+        blanket = np.zeros(n, np.int64)
+        shut = self.closed >= 0
+        blanket[shut] = self.covers.sum(1)[self.closed[shut]]
+        return self._tally(state, row, blanket - np.bincount(row[blanketed], minlength=n), c)
+
+    def _entries(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Image of each entry, int64 [nnz], and whether its cell lies under a blanket that it overrides, bool [nnz]."""
+        row = np.repeat(np.arange(self.shape[0]), np.diff(self.indptr))
+        closed = self.closed[row]
+        shut = closed >= 0
+        blanketed = np.zeros(len(row), np.bool_)
+        blanketed[shut] = self.covers[closed[shut], self.classes[shut]]
+        return row, blanketed
+
+    def _tally(
+        self, state: Label, along: NDArray[np.integer], blanket: NDArray[np.int64], others: int
+    ) -> NDArray[np.int64]:
+        """Count entries by `along`; `blanket` negatives come on top, `others` is how many cells there are each."""
+        positives = np.bincount(along[self.states == Label.POSITIVE], minlength=len(blanket))
+        negatives = np.bincount(along[self.states == Label.NEGATIVE], minlength=len(blanket)) + blanket
+        if state == Label.UNKNOWN:
+            return others - positives - negatives
+        return positives if state == Label.POSITIVE else negatives
 
     def subset(self, index: NDArray[np.integer]) -> LabelMatrix:
         """The same for the images in `index`, in that order."""
-        index = np.asarray(index, np.int64)
-        start, count = self.indptr[index], self.indptr[index + 1] - self.indptr[index]
-        entry = np.repeat(start, count) + np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        indptr = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
+        index = np.asarray(index).astype(np.int64)
+        row, entry = self._entries_of(index)
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(index)))]).astype(np.int64)
         return LabelMatrix(indptr, self.classes[entry], self.states[entry], self.closed[index], self.covers)
+
+    def _entries_of(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """All entries of the images in `index`: position in `index` and number of the entry, int64 [m] each."""
+        start, count = self.indptr[index], self.indptr[index + 1] - self.indptr[index]
+        row = np.repeat(np.arange(len(index)), count)
+        return row, np.repeat(start - np.cumsum(count) + count, count) + np.arange(count.sum())
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """What an objective sees.
 
@@ -209,3 +250,7 @@ class Batch:
     def to(self, where: device) -> Batch:
         """Copy to a device without blocking."""
         return Batch(*(t.to(where, non_blocking=True) for t in (self.images, self.labels, self.index, self.views)))
+
+    def pin_memory(self) -> Batch:
+        """Copy to page-locked memory; a `DataLoader` with `pin_memory` calls this."""
+        return Batch(*(t.pin_memory() for t in (self.images, self.labels, self.index, self.views)))

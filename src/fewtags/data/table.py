@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fewtags.data.split import Groups, split_table
+from fewtags.data.summary import Summary, summarise
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label, LabelMatrix
 
@@ -28,6 +33,10 @@ FACTS = pa.schema(
         pa.field("source", pa.dictionary(pa.int32(), pa.string()), nullable=False),
     ]
 )
+
+
+BLANKET_SOURCE = "(complete annotation)"
+"""Source of negatives that came from a closed image, where they have to be written out one by one."""
 
 
 @final
@@ -72,23 +81,33 @@ class Notes:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LabelTable:
     """What is known about N images and C classes; whatever is absent is unknown.
 
+    Tables are compared by `fingerprint`; `==` is identity.
+
     Attributes:
-        images: string [N], unique keys: paths relative to `root`, with forward slashes.
+        images: string [N], unique keys: paths relative to `root`, with forward slashes. The position of an image is its
+            sample index.
         classes: the vocabulary.
         facts: one row per known fact, columns `FACTS`; the same class may be located several times in an image.
         closed: int16 [N], row of `covers` an image is closed for (all classes covered and not named by a fact are known
             to be absent: "complete" annotation, or a `none` folder), -1 for none.
         covers: bool [S, C].
         root: folder that the keys are relative to; None for tables without photos.
-        split: string [N] or None: the split each image belongs to in its source ("train", "val", ...; "" for none).
+        split_names: string [N] or None: the split each image belongs to in its source ("train", "val", ...; "" for
+            none).
         notes: how the reader understood the files.
 
     Raises:
         DataError: repeated keys, or facts that point outside the images or classes.
+
+    >>> table = LabelTable.build(["a.jpg", "b.jpg"], ClassNames.of(["cat"]), image=[0], class_=[0], state=[1])
+    >>> table
+    LabelTable(2 images, 1 classes, 1 facts)
+    >>> table.summary().kind
+    'single positive'
     """
 
     images: pa.Array
@@ -97,25 +116,32 @@ class LabelTable:
     closed: NDArray[np.int16]
     covers: NDArray[np.bool_]
     root: Path | None = None
-    split: pa.Array | None = None
-    notes: Notes = field(default_factory=Notes, compare=False)
+    split_names: pa.Array | None = None
+    notes: Notes = field(default_factory=Notes)
 
     def __post_init__(self) -> None:
         n, c = len(self.images), len(self.classes)
         assert self.facts.schema.equals(FACTS), self.facts.schema
-        assert self.closed.shape == (n,) and self.covers.shape[1] == c, (self.closed.shape, self.covers.shape, n, c)
-        assert self.split is None or len(self.split) == n
+        assert self.closed.shape == (n,), (self.closed.shape, n)
+        assert self.covers.shape[1] == c, (self.covers.shape, c)
+        assert self.closed.max(initial=-1) < len(self.covers), (self.closed.max(), self.covers.shape)
+        assert self.split_names is None or len(self.split_names) == n
         if len(unique := self.images.value_counts()) != n:
             counts = unique.field("counts").to_numpy()
             key = unique.field("values")[int(np.argmax(counts))].as_py()
             raise DataError(f"image key {key!r} occurs {counts.max()} times; keys (relative paths) must be unique.")
         for column, size in (("image", n), ("class", c)):
             values = self.facts[column].to_numpy()
-            if len(values) and not (0 <= values.min() and values.max() < size):
-                raise DataError(f"a fact names {column} {values.max()}, but there are {size}.")
+            if np.any(outside := (values < 0) | (values >= size)):
+                wrong = values[outside.argmax()]
+                raise DataError(f"a fact names {column} number {wrong}, but there are {size:,}, counted from 0.")
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def __repr__(self) -> str:
+        where = f", root={str(self.root)!r}" if self.root is not None else ""
+        return f"LabelTable({len(self):,} images, {len(self.classes):,} classes, {len(self.facts):,} facts{where})"
 
     @classmethod
     def build(
@@ -139,33 +165,22 @@ class LabelTable:
         Args:
             images: N unique keys.
             classes: the vocabulary.
-            image: int [F], position of each fact's image in `images`.
-            class_: int [F], position of each fact's class.
-            state: int [F], values of `Label`; UNKNOWN is not a fact.
-            locations: float [F, 4] x0, y0, x1, y1 in 0..1 of the displayed image, NaN rows where there is none.
-            source: name of the file or folder the facts come from.
+            image: see `fact_table`, as `class_`, `state`, `locations` and `source`.
+            class_: position of each fact's class.
+            state: what is known.
+            locations: where.
+            source: from which file or folder.
             closed: int [N], see the class.
             covers: bool [S, C], see the class.
             root: folder of the images.
             split: N split names.
             notes: how the reader understood the files.
         """
-        f, n = len(image), len(images)
-        assert not np.any(np.asarray(state) == Label.UNKNOWN), "an unknown cell is not a fact"
-        where = np.full((f, 4), np.nan, np.float32) if locations is None else np.asarray(locations, np.float32)
-        missing = np.isnan(where).any(1)
-        columns = [
-            pa.array(np.asarray(image, np.int32)),
-            pa.array(np.asarray(class_, np.int32)),
-            pa.array(np.asarray(state, np.int8)),
-            *(pa.array(where[:, i], mask=missing) for i in range(4)),
-            pa.DictionaryArray.from_arrays(pa.array(np.zeros(f, np.int32)), pa.array([source])),
-        ]
         return cls(
             pa.array(images, pa.string()),
             classes,
-            pa.Table.from_arrays(columns, schema=FACTS),
-            np.full(n, -1, np.int16) if closed is None else np.asarray(closed, np.int16),
+            fact_table(image, class_, state, locations, source),
+            np.full(len(images), -1, np.int16) if closed is None else np.asarray(closed, np.int16),
             np.zeros((0, len(classes)), np.bool_) if covers is None else covers,
             root,
             None if split is None else pa.array(split, pa.string()),
@@ -185,8 +200,154 @@ class LabelTable:
         order = np.argsort(cell, kind="stable")
         cell, state = cell[order], state[order]
         first = np.flatnonzero(np.diff(cell, prepend=-1))
-        low, high = (np.minimum.reduceat(state, first), np.maximum.reduceat(state, first)) if len(first) else (state, state)
+        low, high = (f.reduceat(state, first) if len(first) else state for f in (np.minimum, np.maximum))
         merged = np.where(low == high, low, np.int8(Label.UNKNOWN)).astype(np.int8)
         cells = cell[first]
         indptr = np.searchsorted(cells, np.arange(n + 1, dtype=np.int64) * c).astype(np.int64)
         return LabelMatrix(indptr, (cells % c if c else cells).astype(np.int32), merged, self.closed, self.covers)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of what the table says: classes, image keys, facts with locations, blanket negatives.
+
+        The order of images and of classes counts, because a sample index and a class index mean a position. The order
+        of facts and the row numbers of `covers` do not, nor do sources, split names, root and notes: they change no
+        label.
+        """
+        digest = hashlib.sha256(b"fewtags label table 1\n")
+        keys = self.images.to_pylist()
+        for part in (
+            json.dumps([self.classes.ids, self.classes.names]).encode(),
+            np.array([len(key) for key in keys], "<i8").tobytes(),
+            "".join(keys).encode(),
+            _canonical_facts(self.facts),
+            *_canonical_closures(self.closed, self.covers),
+        ):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+        return digest.hexdigest()
+
+    def summary(self) -> Summary:
+        """Counts per class and state, images without labels, contradictions, kind of labels; `print` it."""
+        return summarise(self)
+
+    def subset(self, index: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]) -> LabelTable:
+        """The images at positions `index` (int [M], no repeats), in that order, or where a bool [N] mask is true.
+
+        All classes stay, those without a label here included: a class keeps its position in every subset.
+
+        Raises:
+            IndexError: a position outside 0..N - 1, or a mask of another length.
+            DataError: a repeated position.
+        """
+        n = len(self)
+        index = np.asarray(index)
+        if index.dtype == np.bool_:
+            if len(index) != n:
+                raise IndexError(f"a mask of {len(index):,} values for {n:,} images")
+            index = np.flatnonzero(index)
+        index = index.astype(np.int64)
+        if np.any((index < 0) | (index >= n)):
+            raise IndexError(f"positions from {index.min()} to {index.max()} in a table of {n:,} images")
+        position = np.full(n, -1, np.int32)
+        position[index] = np.arange(len(index), dtype=np.int32)
+        image = position[self.facts["image"].to_numpy()]
+        facts = self.facts.set_column(0, FACTS.field(0), pa.array(image)).filter(pa.array(image >= 0))
+        return replace(
+            self,
+            images=self.images.take(pa.array(index)),
+            facts=facts,
+            closed=self.closed[index],
+            split_names=None if self.split_names is None else self.split_names.take(pa.array(index)),
+        )
+
+    def split(
+        self, val: float = 0.1, seed: int = 0, groups: Groups | None = None, stratify: bool = True
+    ) -> tuple[LabelTable, LabelTable]:
+        """Split off a validation table: (train, val). See `split.split_table`, also for more than two parts.
+
+        Args:
+            val: share of the images for validation, in (0, 1).
+            seed: another seed, another split.
+            groups: what must stay together: N group ids, a regular expression on image keys, or a function of a key.
+            stratify: give both parts their share of each class's positives, rarest classes first.
+
+        Raises:
+            ConfigError: `val` outside (0, 1).
+            DataError: groups that do not fit, or nothing left for one side.
+        """
+        parts = split_table(self, {"train": 1 - val, "val": val}, seed=seed, groups=groups, stratify=stratify)
+        return parts["train"], parts["val"]
+
+    def named_splits(self) -> dict[str, LabelTable]:
+        """One table per split that the source names, in order of appearance; images that it puts in none under "".
+
+        Raises:
+            DataError: the source names no splits.
+        """
+        if self.split_names is None:
+            raise DataError("this table's source names no splits; make one with split(val=0.1).")
+        encoded = pc.fill_null(self.split_names, "").dictionary_encode()
+        codes = encoded.indices.to_numpy()
+        return {name: self.subset(codes == code) for code, name in enumerate(encoded.dictionary.to_pylist())}
+
+    def with_root(self, root: Path | str | None) -> LabelTable:
+        """The same labels for photos in another folder."""
+        return replace(self, root=None if root is None else Path(root))
+
+    def noting(self, *messages: str) -> LabelTable:
+        """The same with messages added to its notes."""
+        return replace(self, notes=self.notes + Notes(messages=messages))
+
+
+def fact_table(
+    image: NDArray[np.integer],
+    class_: NDArray[np.integer],
+    state: NDArray[np.integer],
+    locations: NDArray[np.floating] | None = None,
+    source: str = "",
+) -> pa.Table:
+    """Make facts from plain arrays.
+
+    Args:
+        image: int [F], position of each fact's image.
+        class_: int [F], position of each fact's class.
+        state: int [F], values of `Label`; UNKNOWN is not a fact.
+        locations: float [F, 4] x0, y0, x1, y1 in 0..1 of the displayed image, NaN rows where there is none.
+        source: name of the file or folder the facts come from.
+    """
+    assert not np.any(np.asarray(state) == Label.UNKNOWN), "an unknown cell is not a fact"
+    f = len(image)
+    where = np.full((f, 4), np.nan, np.float32) if locations is None else np.asarray(locations, np.float32)
+    missing = np.isnan(where).any(1)
+    columns = [
+        pa.array(np.asarray(image, np.int32)),
+        pa.array(np.asarray(class_, np.int32)),
+        pa.array(np.asarray(state, np.int8)),
+        *(pa.array(where[:, i], mask=missing) for i in range(4)),
+        pa.DictionaryArray.from_arrays(pa.array(np.zeros(f, np.int32)), pa.array([source])),
+    ]
+    return pa.Table.from_arrays(columns, schema=FACTS)
+
+
+def _canonical_facts(facts: pa.Table) -> bytes:
+    """The facts without their sources as bytes that do not depend on their order."""
+    columns = {"image": "<i4", "class": "<i4", "state": "i1", "x0": "<f4", "y0": "<f4", "x1": "<f4", "y1": "<f4"}
+    rows = np.zeros(len(facts), list(columns.items()))
+    for name in columns:
+        # No location becomes NaN; adding zero makes -0.0 and 0.0 the same bytes.
+        rows[name] = facts[name].to_numpy() + 0
+    cell = rows["image"].astype(np.int64) << 32 | rows["class"]
+    if np.any(cell[1:] <= cell[:-1]):
+        rows = rows[np.lexsort([*(rows[name] for name in reversed(columns)), cell])]
+    return rows.tobytes()
+
+
+def _canonical_closures(closed: NDArray[np.int16], covers: NDArray[np.bool_]) -> tuple[bytes, bytes]:
+    """Blanket negatives as bytes that depend neither on the order of `covers` nor on rows that are equal or unused."""
+    used = np.unique(closed[closed >= 0])
+    used = used[covers[used].any(1)]
+    rows, inverse = np.unique(np.packbits(covers[used], axis=1), axis=0, return_inverse=True)
+    number = np.full(len(covers) + 1, -1, "<i4")  # The last one is what -1, an open image, picks.
+    number[used] = inverse.reshape(-1)
+    return number[closed].tobytes(), rows.tobytes()

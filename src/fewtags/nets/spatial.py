@@ -1,10 +1,29 @@
-"""Placeholder while the net is being written."""
+"""A backbone with a 1x1 head *before* pooling, so that every image logit is the mean of a map.
+
+SCL (WACV 2023, section 3.3): Z = conv1x1(features); the image logit is the mean of Z over the grid. A 1x1 convolution
+and average pooling commute, so that at inference the pool comes first and the maps cost nothing.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeVar, final
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fewtags.errors import ConfigError
+from fewtags.nets.weights import Classifier, Origin
+
+T = TypeVar("T")
+Layout = Literal["NCHW", "NHWC", "NLC"]
+
+# A class that no image has still starts with a finite bias: logit(1e-4) = -9.2.
+PRIOR_FLOOR = 1e-4
 
 
 class Output(NamedTuple):
@@ -19,3 +38,271 @@ class Output(NamedTuple):
     logits: Tensor
     maps: Tensor
     features: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a backbone wants its images: RGB in 0..1, then (image - mean) / std per channel.
+
+    Attributes:
+        mean: per channel, in 0..1.
+        std: per channel, in 0..1.
+        interpolation: the resampling its weights were trained with, as timm names it.
+    """
+
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    interpolation: str = "bicubic"
+
+    def normalise(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b 3 h w"]:
+        """RGB in 0..1 -> what the backbone takes.
+
+        >>> Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)).normalise(torch.ones(1, 3, 1, 1)).flatten()
+        tensor([1., 1., 1.])
+        """
+        mean, std = (images.new_tensor(v).view(3, 1, 1) for v in (self.mean, self.std))
+        return (images - mean) / std
+
+
+@final
+class SpatialHead(nn.Module):
+    """A linear classifier applied to every cell: a 1x1 convolution before the pool.
+
+    It works in float32 even inside autocast (float64 stays float64): the losses read logits and maps, and the mean of
+    bfloat16 maps would not be their logit. Weights start as N(0, 0.01), biases at zero or at logit(prior).
+
+    Args:
+        features_dim: d, channels of the features.
+        classes: C.
+        generator: source of the initial weights; the global generator is left alone.
+        prior: C expected shares of positive images in 0..1; the bias then starts at logit(prior), clamped to
+            1e-4..1 - 1e-4 so that a class without positives starts low, not at minus infinity. None: zero bias.
+
+    Raises:
+        ConfigError: `prior` has another length than `classes`, or a value that is not a share.
+    """
+
+    def __init__(
+        self,
+        features_dim: int,
+        classes: int,
+        *,
+        generator: torch.Generator | None = None,
+        prior: Sequence[float] | Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        weight = torch.empty(classes, features_dim, device=generator.device).normal_(0.0, 0.01, generator=generator)
+        bias = torch.zeros(classes) if prior is None else _prior_logits(prior, classes)
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(bias.to(weight.device))
+
+    @classmethod
+    def from_classifier(cls, classifier: Classifier) -> SpatialHead:
+        """The head that a backbone's own linear classifier is: weight [C, d], bias [C]."""
+        classes, features_dim = classifier.weight.shape
+        head = cls(features_dim, classes)
+        with torch.no_grad():
+            head.weight.copy_(classifier.weight)
+            head.bias.copy_(classifier.bias)
+        return head
+
+    @property
+    def features_dim(self) -> int:
+        """Channels of the features, d."""
+        return self.weight.shape[1]
+
+    @property
+    def classes(self) -> int:
+        """Number of classes, C."""
+        return self.weight.shape[0]
+
+    def forward(self, features: Float[Tensor, "b d h w"]) -> Output:
+        """Maps for every cell, and their mean as logits."""
+        with torch.autocast(features.device.type, enabled=False):
+            precise, weight, bias = self._precise(features)
+            maps = F.conv2d(precise, weight[:, :, None, None], bias)
+            return Output(maps.mean((2, 3)), maps, features)
+
+    def predict_logits(self, features: Float[Tensor, "b d h w"]) -> Float[Tensor, "b C"]:
+        """The logits of `forward` to rounding, without maps: pool first, then one linear map of a vector."""
+        with torch.autocast(features.device.type, enabled=False):
+            precise, weight, bias = self._precise(features)
+            return F.linear(precise.mean((2, 3)), weight, bias)
+
+    def _precise(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dtype = torch.promote_types(features.dtype, torch.float32)
+        return features.to(dtype), self.weight.to(dtype), self.bias.to(dtype)
+
+    def extra_repr(self) -> str:
+        """What `print(net)` shows of the head."""
+        return f"features_dim={self.features_dim}, classes={self.classes}"
+
+
+@final
+class SpatialNet(nn.Module):
+    """Images to logits and class maps: a backbone without its pool and classifier, and a `SpatialHead`.
+
+    What is frozen (`requires_grad` False, see `freezing.freeze`) stays in eval mode when the net is put into training
+    mode, so that BatchNorm statistics, dropout and stochastic depth of a frozen part never move: its features can be
+    cached. There is no other state than that of the modules.
+
+    Args:
+        backbone: a module from images [b, 3, h, w] to features before pooling, in `layout`.
+        head: sees the features as [b, d, h, w].
+        layout: of what the backbone returns. NLC: tokens in row-major order, `prefix_tokens` others in front.
+        prefix_tokens: how many leading tokens (class, register, distillation) are no cells.
+        preprocessing: how the images must be normalised.
+        origin: where the backbone's weights came from, for the run record.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: SpatialHead,
+        *,
+        layout: Layout = "NCHW",
+        prefix_tokens: int = 0,
+        preprocessing: Preprocessing | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.layout: Layout = layout
+        self.prefix_tokens = prefix_tokens
+        self.preprocessing = preprocessing or Preprocessing()
+        self.origin = origin
+        self.batchnorm_eval = False
+
+    def forward(self, images: Float[Tensor, "b 3 h w"]) -> Output:
+        """Logits, maps and features of normalised images."""
+        output: Output = self.head(self.features(images))
+        return output
+
+    def predict_logits(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b C"]:
+        """The logits of `forward` to rounding, without maps: the way to predict when nobody looks at the maps."""
+        return self.head.predict_logits(self.features(images))
+
+    def features(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d h w"]:
+        """What the head sees, whatever the backbone's own layout is."""
+        size = (images.shape[2], images.shape[3])
+        return spatial_features(self.backbone(images), self.layout, size, self.prefix_tokens)
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) of the maps for images of `size` (height, width), by a forward pass of one image of zeros.
+
+        Where the size is no multiple of the stride, most CNNs pad at the right and lower edge and the last cells
+        reach beyond the image; sizes that are multiples keep maps and images aligned.
+
+        Raises:
+            ConfigError: the backbone cannot take images of this size.
+        """
+        features = probe(self.features, self, size)
+        return features.shape[2], features.shape[3]
+
+    def stride(self, size: tuple[int, int]) -> tuple[float, float]:
+        """Pixels per cell (vertical, horizontal) for images of `size` (height, width)."""
+        rows, columns = self.grid(size)
+        return size[0] / rows, size[1] / columns
+
+    def train(self, mode: bool = True) -> SpatialNet:
+        """Put what is trained into training mode; what is frozen stays in eval mode."""
+        super().train(mode)
+        if mode:
+            _hold_frozen(self, inherited=True)
+            if self.batchnorm_eval:
+                for module in self.modules():
+                    if isinstance(module, _BatchNorm):
+                        module.eval()
+        return self
+
+
+def spatial_features(
+    raw: Tensor, layout: Layout, size: tuple[int, int], prefix_tokens: int = 0
+) -> Float[Tensor, "b d h w"]:
+    """Bring a backbone's output into [b, d, h, w].
+
+    Args:
+        raw: [b, d, h, w], [b, h, w, d] or [b, prefix + h w, d], as `layout` says.
+        layout: NCHW, NHWC or NLC.
+        size: (height, width) of the images; only tokens need it.
+        prefix_tokens: leading tokens to drop; only for NLC.
+
+    Raises:
+        ConfigError: the tokens do not tile an image of this shape.
+    """
+    if layout == "NCHW":
+        return raw
+    if layout == "NHWC":
+        return raw.permute(0, 3, 1, 2)
+    rows, columns = _token_grid(raw.shape[1] - prefix_tokens, size)
+    cells: Tensor = raw[:, prefix_tokens:].transpose(1, 2)
+    return cells.reshape(*cells.shape[:2], rows, columns)
+
+
+def probe(function: Callable[[Tensor], T], net: nn.Module, size: tuple[int, int]) -> T:
+    """Run `function` on one image of zeros of `size` (height, width), in eval mode, without a trace in `net`.
+
+    Raises:
+        ConfigError: `function` cannot take this size; its own words are in the message.
+    """
+    reference = next(net.parameters())
+    training = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        with torch.no_grad():
+            return function(torch.zeros(1, 3, *size, device=reference.device, dtype=reference.dtype))
+    # Backbones have no common way to say that they cannot take a size.
+    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"the backbone cannot take images of {size[0]} x {size[1]} pixels: {error}. "
+            "Use a height and width that are multiples of its stride (multiples of 32 suit most)."
+        ) from error
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+
+
+def _token_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of `tokens` square cells that tile an image of `size` (height, width).
+
+    >>> _token_grid(28, (64, 112))
+    (4, 7)
+    """
+    height, width = size
+    rows = round((tokens * height / width) ** 0.5)
+    columns = tokens // rows if rows else 0
+    if rows * columns != tokens or not tokens or rows * width != columns * height:
+        raise ConfigError(
+            f"{tokens} tokens do not tile an image of {height} x {width} pixels in square cells, so that this backbone "
+            "has no spatial map. Choose another, for example resnet50, convnext_tiny or vit_small_patch16_224."
+        )
+    return rows, columns
+
+
+def _prior_logits(prior: Sequence[float] | Tensor, classes: int) -> Tensor:
+    shares = torch.as_tensor(prior, dtype=torch.float64, device="cpu").flatten()
+    if len(shares) != classes:
+        raise ConfigError(f"the prior has {len(shares)} values for {classes} classes; give one share per class.")
+    wrong = ~((shares >= 0) & (shares <= 1))
+    if wrong.any():
+        first = int(wrong.nonzero()[0])
+        raise ConfigError(f"the prior of class {first} is {float(shares[first])}; give a share of images in 0..1.")
+    return torch.logit(shares, eps=PRIOR_FLOOR).float()
+
+
+def _hold_frozen(module: nn.Module, *, inherited: bool) -> None:
+    """Put frozen parts of a module in training mode back into eval mode.
+
+    A module with parameters is frozen when none of them is trained. One without (activation, dropout, pool) goes with
+    the module around it, and is held as soon as a part of that is frozen: it may feed the frozen part.
+    """
+    flags = [parameter.requires_grad for parameter in module.parameters()]
+    if not (any(flags) if flags else inherited):
+        module.eval()
+        return
+    whole = all(flags) if flags else inherited
+    for child in module.children():
+        _hold_frozen(child, inherited=whole)

@@ -1,7 +1,7 @@
 """The one extension point: how a batch becomes a loss.
 
-`step` reads and changes nothing; `commit` writes, and only after an optimiser step that really happened. All state is in
-the parts that `setup` returns, and the loop checkpoints them. Schedules are functions of `Progress`.
+`step` reads and changes nothing; `commit` writes, and only after an optimiser step that really happened. All state is
+in the parts that `setup` returns, and the loop checkpoints them. Schedules are functions of `Progress`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Part(Protocol):
 
 
 class Objective(ABC):
-    """Turns a batch into a loss. Subclasses are final and hold hyper-parameters and parts, nothing else that changes."""
+    """Turns a batch into a loss. Subclasses are final and hold hyper-parameters and parts; nothing else changes."""
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make stores and heads for a problem. What is returned is checkpointed; its modules are optimised."""

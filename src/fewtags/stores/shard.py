@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import torch
 import torch.distributed as dist
@@ -26,12 +26,24 @@ class Shard:
         """How many of `samples` rows this process owns."""
         return (samples - self.rank + self.world - 1) // self.world
 
+    def owned(self, samples: int) -> Tensor:
+        """Global indices of the rows this process owns, int64 [rows], ascending: the order of its stores.
+
+        >>> Shard(1, 2).owned(5).tolist()
+        [1, 3]
+        """
+        return self.rank + self.world * torch.arange(self.rows(samples))
+
     def local(self, index: Tensor) -> Tensor:
         """Row numbers in this process's store of global sample indices that it owns."""
-        return index if self.world == 1 else torch.div(index, self.world, rounding_mode="floor")
+        if self.world == 1:
+            return index
+        # A row of another rank would land in the wrong place without a sound. On a GPU looking would cost a sync.
+        assert index.device.type != "cpu" or bool((index % self.world == self.rank).all()), (self, index)
+        return torch.div(index, self.world, rounding_mode="floor")
 
     def gather(self, local: Tensor, samples: int) -> Tensor:
-        """All rows [samples, ...] in global order, from each process's own rows. Collective: every rank must call it."""
+        """All rows [samples, ...] in global order, from each process's own. Collective: every rank must call it."""
         if self.world == 1:
             return local
         longest = -(-samples // self.world)
@@ -40,3 +52,6 @@ class Shard:
         pieces = [torch.empty_like(padded) for _ in range(self.world)]
         dist.all_gather(pieces, padded)
         return torch.stack(pieces, 1).flatten(0, 1)[:samples]
+
+
+SINGLE_PROCESS: Final = Shard()

@@ -1,0 +1,36 @@
+# Every target sets itself up: it needs python3 (3.11 or newer) and make, nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test check fix setup clean
+
+demo: setup
+	OMP_NUM_THREADS=$$(nproc 2>/dev/null || echo 2) $(BIN)/fewtags demo
+
+test: setup
+	$(BIN)/python -m pytest --jaxtyping-packages=fewtags.losses,fewtags.stores,fewtags.metrics,fewtags.geometry,fewtags.nets,fewtags.objectives,beartype.beartype
+
+check: setup
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest tests/docs
+
+fix: setup
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml requirements/lock.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fewtags needs Python 3.11 or newer, %s is %d.%d; call make PYTHON=python3.11" % (sys.executable, *sys.version_info[:2]))'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/lock.txt torch torchvision
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/lock.txt -e '.[dev,fast,offline]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

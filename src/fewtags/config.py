@@ -1,0 +1,367 @@
+"""Configuration: frozen models, one TOML file, `--set a.b=c`, and a pure `resolve`.
+
+`None` means "derive": `resolve(config, facts)` fills it from the preset and from what is known about data and machine.
+Objectives bring their own settings (the signature of the class is the one place for their defaults); the wiring layer
+passes their models in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, final
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fewtags.errors import ConfigError
+
+
+class Settings(BaseModel):
+    """Base of every section: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+@final
+class DataConfig(Settings):
+    """Where the labels and photos are, and how to read them."""
+
+    train: str = Field(description="folder, CSV, COCO JSON, VOC folder or Parquet table with the training labels")
+    images: str | None = Field(None, description="folder that image names are relative to")
+    val: str | None = Field(None, description="the same for validation; none: a share of the training set is held out")
+    test: str | None = Field(None, description="the same for a final test")
+    truth: str | None = Field(None, description="complete labels of the training set, for diagnostics only")
+    val_share: float = Field(0.1, gt=0, lt=1, description="share of images held out when no validation set is given")
+    group_by: str | None = Field(None, description="regular expression; images whose first group agrees stay together")
+    format: Literal["folder", "csv", "coco", "voc", "parquet"] | None = None
+    complete: bool = Field(False, description="what is not named is known to be absent")
+    val_complete: bool | None = Field(None, description="the same for val and test; none: as `complete`")
+    uncertain: Literal["ignore", "ones", "zeros"] = Field("ignore", description="what an uncertain cell (-1) means")
+    blank: Literal["unknown", "negative"] = Field("unknown", description="what an empty cell means")
+    difficult: Literal["unknown", "positive", "negative"] = Field("unknown", description="VOC objects marked difficult")
+    none_folder: str = Field("none", description="folder or tag that says: none of the classes")
+    tags_separator: str | None = None
+    columns: tuple[str, ...] | None = Field(None, description="which columns of a CSV are classes")
+
+
+@final
+class ModelConfig(Settings):
+    """The network and where its weights come from."""
+
+    backbone: str | None = Field(None, description="any timm model with a spatial feature map")
+    weights: str | None = Field(None, description="hub, offline, none, or a file")
+    drop_path: float = Field(0.0, ge=0, lt=1)
+
+
+@final
+class AugmentConfig(Settings):
+    """How training views are drawn."""
+
+    policy: Literal["coco", "imagenet", "none"] = "coco"
+    size: int | None = Field(None, ge=32, description="input side in pixels")
+    min_area: float | None = Field(None, gt=0, le=1, description="smallest cropped share of the image; none: the policy's")
+    flip: bool = True
+
+
+@final
+class StageConfig(Settings):
+    """One stage of training."""
+
+    name: str
+    epochs: int = Field(ge=0)
+    lr: float = Field(gt=0)
+    trainable: Literal["head", "all"] | int = Field("all", description="head, all, or how many of the last blocks")
+    schedule: Literal["constant", "cosine"] = "cosine"
+    warmup: bool = Field(False, description="assume-negative only; heatmaps start after it")
+
+
+@final
+class TrainConfig(Settings):
+    """Optimisation."""
+
+    preset: Literal["cpu", "finetune", "paper", "paper_scratch", "paper_imagenet"] | None = None
+    stages: tuple[StageConfig, ...] | None = None
+    epochs: int | None = Field(None, ge=1, description="epochs of the last stage; the preset gives the rest")
+    lr: float | None = Field(None, gt=0, description="learning rate of the last stage")
+    batch_size: int | None = Field(None, ge=1, description="per process")
+    weight_decay: float | None = Field(None, ge=0)
+    accumulate: int = Field(1, ge=1, description="batches per optimiser step")
+    clip_norm: float | None = Field(None, gt=0)
+    precision: Literal["no", "bf16", "fp16"] | None = None
+    weight_ema: float | None = Field(None, gt=0, lt=1)
+    batchnorm_eval: bool | None = Field(None, description="hold BatchNorm statistics fixed while fine-tuning")
+    cached_views: int | None = Field(None, ge=0, description="random views cached per image when the trunk is frozen; 0: no cache")
+    cache_gib: float = Field(4.0, gt=0)
+    workers: int | None = Field(None, ge=0)
+    seed: int = Field(0, ge=0)
+    checkpoint_every_steps: int | None = Field(None, ge=1, description="beside the one at every epoch's end")
+    select: Literal["auto", "best", "last"] = Field("auto", description="which epoch's weights become the model")
+
+
+class ObjectiveConfig(Settings):
+    """The method; each has its own settings, see `fewtags methods`."""
+
+    name: str
+
+
+@final
+class Config(Settings):
+    """Everything a run is told."""
+
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    augment: AugmentConfig = AugmentConfig()
+    objective: ObjectiveConfig
+    train: TrainConfig = TrainConfig()
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        ConfigError: the file is missing or not TOML; line and column are named.
+    """
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+
+
+def apply_overrides(tree: Mapping[str, Any], assignments: Mapping[str, Any] | list[str]) -> dict[str, Any]:
+    """A copy of `tree` with dotted keys set; values of `a.b=c` strings are read as TOML, else as plain text.
+
+    >>> apply_overrides({"train": {"seed": 0}}, ["train.seed=3", "objective.name=bce"])
+    {'train': {'seed': 3}, 'objective': {'name': 'bce'}}
+
+    Raises:
+        ConfigError: an assignment without `=`, or a key below a plain value.
+    """
+    out: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
+    pairs = assignments.items() if isinstance(assignments, Mapping) else [_assignment(text) for text in assignments]
+    for key, value in pairs:
+        *path, last = key.split(".")
+        node = out
+        for part in path:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"--set {key}: {part!r} is a value, not a section.")
+        node[last] = value
+    return out
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text!r}: expected section.key=value, for example --set train.seed=3.")
+    if value.strip().lower() in {"none", "null"}:
+        return key.strip(), None
+    try:
+        return key.strip(), tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def parse(tree: Mapping[str, Any], objectives: Mapping[str, type[ObjectiveConfig]], where: str = "configuration") -> Config:
+    """Validate a tree of settings against all models; every problem is reported at once.
+
+    Args:
+        tree: nested settings.
+        objectives: the model of each method's settings, by name.
+        where: the file, for error messages.
+
+    Raises:
+        ConfigError: one line a problem, unknown keys with the closest known one.
+    """
+    tree = dict(tree)
+    problems: list[str] = []
+    objective = dict(tree.pop("objective", {"name": "expected_negative"}))
+    name = objective.get("name", "expected_negative")
+    parsed: ObjectiveConfig | None = None
+    if name not in objectives:
+        close = difflib.get_close_matches(str(name), list(objectives), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        problems.append(f"objective.name = {name!r} is not a method{hint} Known: {', '.join(sorted(objectives))}")
+    else:
+        try:
+            parsed = objectives[name].model_validate({**objective, "name": name})
+        except ValidationError as error:
+            problems += _lines(error, objectives[name], "objective.")
+    try:
+        base = Config.model_validate({**tree, "objective": {"name": "placeholder"}})
+    except ValidationError as error:
+        problems += _lines(error, Config, "")
+    if problems:
+        raise ConfigError(f"{len(problems)} problem(s) in {where}:\n" + "\n".join(f"  {p}" for p in problems))
+    assert parsed is not None
+    return base.model_copy(update={"objective": parsed})
+
+
+def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[str]:
+    lines = []
+    for problem in error.errors(include_url=False):
+        path = [str(p) for p in problem["loc"]]
+        key = prefix + ".".join(path)
+        if problem["type"] == "missing":
+            lines.append(f"missing key {key!r}")
+        elif problem["type"] == "extra_forbidden":
+            known = _fields_at(model, path[:-1])
+            close = difflib.get_close_matches(path[-1], known, n=1)
+            hint = f"; did you mean {prefix + '.'.join([*path[:-1], close[0]])!r}?" if close else f"; known here: {', '.join(known)}"
+            lines.append(f"unknown key {key!r}{hint}")
+        else:
+            lines.append(f"{key} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}")
+    return lines
+
+
+def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            return []
+        model = field.annotation
+    return list(model.model_fields)
+
+
+def dump_toml(model: BaseModel) -> str:
+    """TOML text of a model; settings that are None (derive) are left out."""
+    return tomli_w.dumps(_without_none(model.model_dump(mode="json", serialize_as_any=True)))
+
+
+def _without_none(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {k: _without_none(v) for k, v in tree.items() if v is not None}
+    if isinstance(tree, list):
+        return [_without_none(v) for v in tree]
+    return tree
+
+
+@final
+class Facts(Settings):
+    """What `resolve` may know about data and machine."""
+
+    samples: int
+    classes: int
+    device: Literal["cpu", "cuda", "mps", "other"]
+    cores: int
+    offline_weights: bool
+    bf16: bool = False
+
+
+class _Preset(Settings):
+    backbone: str
+    size: int
+    batch_size: int
+    weight_decay: float
+    batchnorm_eval: bool
+    cached_views: int
+    stages: tuple[StageConfig, ...]
+
+
+def _stages(warmup: int, warmup_lr: float, epochs: int, lr: float, trainable: Literal["head", "all"] | int) -> tuple[StageConfig, ...]:
+    head = StageConfig(name="warmup", epochs=warmup, lr=warmup_lr, trainable="head", schedule="constant", warmup=True)
+    main = StageConfig(name="main", epochs=epochs, lr=lr, trainable=trainable)
+    return (head, main) if warmup else (main,)
+
+
+OFFLINE_BACKBONE = "tf_efficientnet_lite0"
+
+PRESETS: Mapping[str, _Preset] = {
+    # A frozen trunk with cached views: a usable model in a minute or two on a laptop.
+    "cpu": _Preset(backbone=OFFLINE_BACKBONE, size=224, batch_size=16, weight_decay=0.0, batchnorm_eval=True, cached_views=8,
+                   stages=_stages(5, 3e-3, 12, 1e-3, "head")),
+    "finetune": _Preset(backbone="resnet50", size=320, batch_size=16, weight_decay=0.0, batchnorm_eval=True, cached_views=0,
+                        stages=_stages(5, 3e-3, 12, 1e-4, "all")),
+    # Section 4.1: linear layer for 5 epochs at 1e-3, then everything for 25 epochs at 1e-5, cosine, Adam, batch 8.
+    "paper": _Preset(backbone="resnet50", size=448, batch_size=8, weight_decay=0.0, batchnorm_eval=False, cached_views=0,
+                     stages=_stages(5, 1e-3, 25, 1e-5, "all")),
+    "paper_scratch": _Preset(backbone="resnet50", size=448, batch_size=8, weight_decay=0.0, batchnorm_eval=False, cached_views=0,
+                             stages=_stages(0, 1e-3, 100, 1e-4, "all")),
+    # Section 4.3.
+    "paper_imagenet": _Preset(backbone="resnet50", size=224, batch_size=64, weight_decay=1e-4, batchnorm_eval=False, cached_views=0,
+                              stages=_stages(5, 1e-4, 25, 1e-4, "all")),
+}
+
+
+@final
+class Resolved(Settings):
+    """Every setting of a run with nothing left to derive; printed, and stored beside the run."""
+
+    preset: str
+    backbone: str
+    weights: str
+    drop_path: float
+    policy: Literal["coco", "imagenet", "none"]
+    size: int
+    min_area: float
+    flip: bool
+    stages: tuple[StageConfig, ...]
+    batch_size: int
+    weight_decay: float
+    accumulate: int
+    clip_norm: float
+    precision: Literal["no", "bf16", "fp16"]
+    weight_ema: float
+    batchnorm_eval: bool
+    cached_views: int
+    workers: int
+    seed: int
+    checkpoint_every_steps: int
+    select: Literal["auto", "best", "last"]
+
+
+def resolve(config: Config, facts: Facts) -> Resolved:
+    """Fill everything that was left to derive. Pure: the same config and facts give the same answer.
+
+    A zero in `clip_norm`, `weight_ema` and `checkpoint_every_steps` means: not used.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+    """
+    train, model, augment = config.train, config.model, config.augment
+    name = train.preset or ("finetune" if facts.device == "cuda" else "cpu")
+    preset = PRESETS[name]
+    stages = train.stages or preset.stages
+    last = stages[-1].model_copy(update={k: v for k, v in (("epochs", train.epochs), ("lr", train.lr)) if v is not None})
+    if train.stages and (train.epochs or train.lr):
+        raise ConfigError("train.epochs and train.lr change the preset's last stage; with train.stages set them there.")
+    stages = (*stages[:-1], last)
+    weights = model.weights or _weights(model.backbone or preset.backbone, facts)
+    frozen = all(stage.trainable == "head" for stage in stages)
+    cached = train.cached_views if train.cached_views is not None else (preset.cached_views if frozen else 0)
+    if cached and not frozen:
+        raise ConfigError("train.cached_views needs a frozen trunk: give every stage trainable = \"head\", or set it to 0.")
+    precision = train.precision or ("bf16" if facts.device == "cuda" and facts.bf16 else "no")
+    if precision == "fp16" and facts.device == "cpu":
+        raise ConfigError("train.precision = \"fp16\" needs a GPU; use bf16 or no.")
+    return Resolved(
+        preset=name,
+        backbone=model.backbone or preset.backbone,
+        weights=weights,
+        drop_path=model.drop_path,
+        policy="imagenet" if augment.policy == "coco" and name == "paper_imagenet" else augment.policy,
+        size=augment.size or preset.size,
+        min_area=augment.min_area or (0.08 if augment.policy == "imagenet" or name == "paper_imagenet" else 0.25),
+        flip=augment.flip,
+        stages=stages,
+        batch_size=train.batch_size or preset.batch_size,
+        weight_decay=preset.weight_decay if train.weight_decay is None else train.weight_decay,
+        accumulate=train.accumulate,
+        clip_norm=train.clip_norm or 0.0,
+        precision=precision,
+        weight_ema=train.weight_ema or 0.0,
+        batchnorm_eval=preset.batchnorm_eval if train.batchnorm_eval is None else train.batchnorm_eval,
+        cached_views=cached,
+        workers=min(8, max(0, facts.cores - 1)) if train.workers is None else train.workers,
+        seed=train.seed,
+        checkpoint_every_steps=train.checkpoint_every_steps or 0,
+        select=train.select,
+    )
+
+
+def _weights(backbone: str, facts: Facts) -> str:
+    return "offline" if backbone == OFFLINE_BACKBONE and facts.offline_weights else "hub"

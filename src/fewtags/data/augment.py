@@ -1,0 +1,245 @@
+"""Augmentation policies: from a generator to a `View`, and from a photo and a view to pixels.
+
+A policy is a frozen value that draws boxes and flips. It never sees pixels, only the photo's aspect, so that whoever
+needs to know where a crop came from can repeat, move and invert the draw. Positions are continuous, not whole pixels,
+since crop, resize and flip are one pass over the pixels of the file (`images.Photo.read`).
+
+Photometric jitter is apart, and off unless asked for: a function of pixels and a generator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.data.images import PIXEL_LIMIT, open_photo
+from fewtags.errors import ConfigError
+from fewtags.geometry import View
+
+Pixels = NDArray[np.uint8]
+
+
+class Policy(Protocol):
+    """Where the crops of training and of testing come from."""
+
+    @property
+    def size(self) -> int:
+        """Height and width of the crops in pixels."""
+        ...
+
+    def sample(self, rng: np.random.Generator, aspect: float) -> View:
+        """Draw a training view; `aspect` is the displayed width / height of the photo."""
+        ...
+
+    def test_view(self, aspect: float) -> View:
+        """The one view used for validation, test and prediction."""
+        ...
+
+
+def _check(size: int, area: tuple[float, float]) -> None:
+    if size < 1:
+        raise ConfigError(f"crop size {size} is not a number of pixels; give 1 or more.")
+    if not 0 < area[0] <= area[1] <= 1:
+        raise ConfigError(
+            f"crop area {area[0]:g} to {area[1]:g} must be within 0 to 1 of the photo, smaller number first."
+        )
+
+
+def _maybe_flip(rng: np.random.Generator, view: View, flip: bool) -> View:
+    # Drawn in any case, so that the switch changes nothing else.
+    return view.then(View.flip()) if rng.random() < 0.5 and flip else view
+
+
+@final
+@dataclass(frozen=True)
+class SquareCrop:
+    """The `coco` policy: stretch the photo to a square, cut a square out of it, flip every second one.
+
+    SCL paper, appendix A: photos are resized to 672 x 672, a square of `area` times the photo is cut out at a random
+    place and resized to 448 x 448. In fractions of the photo the first size plays no part: both sides are the square
+    root of a share that is uniform in `area`. (The paper says both "square crop" and "RandomResizedCrop", whose default
+    varies the shape; square is taken.) Testing sees the whole photo, stretched.
+
+    Attributes:
+        size: height and width of the crops in pixels.
+        area: smallest and largest share of the photo.
+        flip: exchange left and right in half of the draws.
+
+    Raises:
+        ConfigError: a size below 1, or an area outside 0..1.
+    """
+
+    size: int = 448
+    area: tuple[float, float] = (0.25, 1.0)
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self.size, self.area)
+
+    def sample(self, rng: np.random.Generator, aspect: float) -> View:  # noqa: ARG002
+        """Draw a square of the stretched photo; the same for every aspect."""
+        side = math.sqrt(rng.uniform(*self.area))
+        x, y = rng.uniform(0.0, 1.0 - side, 2)
+        return _maybe_flip(rng, View.crop(x, y, x + side, y + side), self.flip)
+
+    def test_view(self, aspect: float) -> View:  # noqa: ARG002
+        """The whole photo."""
+        return View.identity()
+
+
+@final
+@dataclass(frozen=True)
+class ResizedCrop:
+    """The `imagenet` policy: a box of random area and shape, flipped every second time; tested on the centre.
+
+    torchvision's `RandomResizedCrop`: share of the photo uniform in `area`, width / height in pixels log-uniform in
+    `ratio`, ten tries to fit it into the photo, else the largest centred box whose shape is allowed. Testing is "resize
+    the shorter side to size / `centre`, cut out the centre square". Both without rounding to whole pixels.
+
+    Attributes:
+        size: height and width of the crops in pixels.
+        area: smallest and largest share of the photo.
+        ratio: smallest and largest width / height, in pixels of the photo.
+        centre: side of the test square as a share of the photo's shorter side: 224 of 256.
+        flip: exchange left and right in half of the draws.
+
+    Raises:
+        ConfigError: a size below 1, or an area, ratio or centre out of range.
+    """
+
+    size: int = 224
+    area: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    centre: float = 224 / 256
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self.size, self.area)
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ConfigError(
+                f"crop ratio {self.ratio[0]:g} to {self.ratio[1]:g} must be above 0, smaller number first."
+            )
+        if not 0 < self.centre <= 1:
+            raise ConfigError(f"centre {self.centre:g} must be above 0 and at most 1, the shorter side of the photo.")
+
+    def sample(self, rng: np.random.Generator, aspect: float) -> View:
+        """Draw a box that fits into a photo of this aspect."""
+        for _ in range(10):
+            share = rng.uniform(*self.area)
+            ratio = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
+            width, height = math.sqrt(share * ratio / aspect), math.sqrt(share * aspect / ratio)
+            if width <= 1 and height <= 1:
+                x, y = rng.uniform(0.0, 1.0 - width), rng.uniform(0.0, 1.0 - height)
+                return _maybe_flip(rng, View.crop(x, y, x + width, y + height), self.flip)
+        allowed = min(max(aspect, self.ratio[0]), self.ratio[1])
+        return _maybe_flip(rng, _centred(min(1.0, allowed / aspect), min(1.0, aspect / allowed)), self.flip)
+
+    def test_view(self, aspect: float) -> View:
+        """The centre square."""
+        return _centred(self.centre * min(1.0, 1 / aspect), self.centre * min(1.0, aspect))
+
+
+@final
+@dataclass(frozen=True)
+class WholeImage:
+    """The `none` policy: the whole photo, stretched to a square, never flipped.
+
+    Raises:
+        ConfigError: a size below 1.
+    """
+
+    size: int = 448
+
+    def __post_init__(self) -> None:
+        _check(self.size, (1.0, 1.0))
+
+    def sample(self, rng: np.random.Generator, aspect: float) -> View:  # noqa: ARG002
+        """The whole photo."""
+        return View.identity()
+
+    def test_view(self, aspect: float) -> View:  # noqa: ARG002
+        """The whole photo."""
+        return View.identity()
+
+
+def _centred(width: float, height: float) -> View:
+    return View.crop((1 - width) / 2, (1 - height) / 2, (1 + width) / 2, (1 + height) / 2)
+
+
+def render(path: Path | str, view: View, size: int, *, pixel_limit: int = PIXEL_LIMIT) -> Pixels:
+    """What a photo looks like through a view: uint8 [size, size, 3], RGB, decoded and resampled in one pass.
+
+    Raises:
+        DataError: the file cannot be read.
+        ValueError: the view reaches outside the photo.
+        NotImplementedError: the view is not axis-aligned.
+    """
+    with open_photo(path, pixel_limit=pixel_limit) as photo:
+        return photo.read(view, (size, size))
+
+
+@final
+@dataclass(frozen=True)
+class Jitter:
+    """Random brightness, contrast and saturation, in this order, by factors uniform in 1 - strength .. 1 + strength.
+
+    Attributes:
+        brightness: strength 0..1; 0 is off.
+        contrast: strength 0..1; 0 is off.
+        saturation: strength 0..1; 0 is off.
+
+    Raises:
+        ConfigError: a strength outside 0..1.
+    """
+
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, strength in vars(self).items():
+            if not 0 <= strength <= 1:
+                raise ConfigError(f"{name} jitter {strength:g} must be within 0 (off) to 1.")
+
+    def __call__(self, image: Pixels, rng: np.random.Generator) -> Pixels:
+        """A changed copy of uint8 [h, w, 3]; three factors are drawn, so that no switch changes another one."""
+        steps: tuple[tuple[float, Callable[[Pixels, float], Pixels]], ...] = (
+            (self.brightness, adjust_brightness),
+            (self.contrast, adjust_contrast),
+            (self.saturation, adjust_saturation),
+        )
+        factors = rng.uniform(-1.0, 1.0, 3)
+        for (strength, adjust), draw in zip(steps, factors, strict=True):
+            if strength:
+                image = adjust(image, 1.0 + strength * float(draw))
+        return image
+
+
+def adjust_brightness(image: Pixels, factor: float) -> Pixels:
+    """Blend uint8 [h, w, 3] with black: 0 is black, 1 the same picture."""
+    return _blend(image, np.float32(0.0), factor)
+
+
+def adjust_contrast(image: Pixels, factor: float) -> Pixels:
+    """Blend uint8 [h, w, 3] with its mean grey: 0 is flat grey, 1 the same picture."""
+    return _blend(image, _grey(image).mean(dtype=np.float64).astype(np.float32), factor)
+
+
+def adjust_saturation(image: Pixels, factor: float) -> Pixels:
+    """Blend uint8 [h, w, 3] with its grey picture: 0 is grey, 1 the same picture."""
+    return _blend(image, _grey(image)[:, :, None], factor)
+
+
+def _grey(image: Pixels) -> NDArray[np.float32]:
+    return image.astype(np.float32) @ np.array([0.299, 0.587, 0.114], np.float32)  # luma of ITU-R BT.601
+
+
+def _blend(image: Pixels, other: NDArray[np.float32] | np.float32, factor: float) -> Pixels:
+    mixed = np.float32(factor) * image + np.float32(1.0 - factor) * other
+    return np.rint(mixed).clip(0, 255).astype(np.uint8)

@@ -1,0 +1,164 @@
+"""From boxes in pixels to fractions of the displayed photo: clipping, faults, and EXIF orientation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.data.content import each
+from fewtags.data.formats.common import some
+from fewtags.data.formats.photos import Located
+from fewtags.data.images import ImageInfo, probe
+from fewtags.data.orientation import boxes_to_displayed, swaps_axes
+from fewtags.errors import DataError
+
+FAULTS = (
+    "",
+    "its box has coordinates that are not numbers",
+    "its box has no width or no height",
+    "its box lies outside the photo",
+    "its box cannot be placed: the width and height of the photo are not known",
+)
+"""What is wrong with a box; the position in this list is its code."""
+
+
+@final
+@dataclass(frozen=True)
+class Placed:
+    """Boxes in the frame of the label table.
+
+    Attributes:
+        locations: float64 [F, 4] x0, y0, x1, y1 in 0..1 of the displayed photo; NaN where there is no usable box.
+        fault: int8 [F], position in `FAULTS`; 0 also where no box was given.
+        messages: what was done, with counts.
+    """
+
+    locations: NDArray[np.float64]
+    fault: NDArray[np.int8]
+    messages: tuple[str, ...]
+
+
+def place_boxes(
+    pixels: NDArray[np.float64],
+    given: NDArray[np.bool_],
+    image: NDArray[np.int64],
+    sizes: NDArray[np.float64],
+    photos: Located,
+) -> Placed:
+    """Turn boxes in pixels of the size that the annotations declare into fractions of the displayed photo.
+
+    The headers of photos with boxes are read, where the photos are there. If EXIF turns a photo by a quarter, the
+    declared width and height tell whether its boxes are in the stored or in the displayed frame; the former are turned
+    with it. In a square photo, or one that is mirrored or turned by 180 degrees, nothing tells: the displayed frame is
+    assumed, since that is what annotation tools show.
+
+    Args:
+        pixels: float [F, 4] x0, y0, x1, y1, (0, 0) the top-left corner of the top-left pixel.
+        given: bool [F], whether there is a box at all.
+        image: int [F], position of each box's photo in `photos.keys`.
+        sizes: float [N, 2] declared width and height of each photo, NaN where unknown; then the displayed size counts.
+        photos: the photos.
+    """
+    wanted = np.unique(image[given])
+    headers = _headers(photos, wanted)
+    sizes = sizes.copy()
+    for i, header in headers.items():
+        if not (sizes[i] > 0).all():
+            sizes[i] = header.width, header.height
+    locations, fault, cut = box_fractions(np.where(given[:, None], pixels, np.nan), sizes[image])
+    fault[~given] = 0
+    frames = {i: declared_frame(header, *sizes[i]) for i, header in headers.items()}
+    rows = np.argsort(image, kind="stable")
+    for i in (i for i, frame in frames.items() if frame == "stored"):
+        own = rows[np.searchsorted(image, i, "left", rows) : np.searchsorted(image, i, "right", rows)]
+        own = own[~np.isnan(locations[own, 0])]
+        locations[own] = boxes_to_displayed(locations[own], headers[i].orientation)
+    messages = (f"{cut:,} boxes reached beyond their photo and were cut at its edge",) if cut else ()
+    unread = len(wanted) - len(headers) if photos.root else 0
+    return Placed(locations, fault, messages + _frame_messages(frames, headers, unread, photos))
+
+
+def box_fractions(
+    pixels: NDArray[np.float64], sizes: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.int8], int]:
+    """Boxes as fractions, clipped to the photo.
+
+    Args:
+        pixels: float [F, 4] x0, y0, x1, y1.
+        sizes: float [F, 2] width and height of the photo of each box, NaN or not positive where unknown.
+
+    Returns:
+        locations float64 [F, 4], NaN where there is a fault; int8 [F] the fault, see `FAULTS`; and how many boxes
+        reached beyond their photo by more than a pixel.
+    """
+    known: NDArray[np.bool_] = np.all((sizes > 0) & np.isfinite(sizes), 1)
+    scale = np.tile(np.where(known[:, None], sizes, 1.0), 2)
+    finite: NDArray[np.bool_] = np.all(np.isfinite(pixels), 1)
+    whole = np.where(finite[:, None], pixels, 0.0)
+    clipped = whole.clip(0.0, scale)
+    empty = np.any(whole[:, 2:] <= whole[:, :2], 1)
+    outside = np.any(clipped[:, 2:] <= clipped[:, :2], 1)
+    fault = np.select([~finite, empty, ~known, outside], [1, 2, 4, 3], 0).astype(np.int8)
+    cut = int(((np.abs(whole - clipped) > 1.0).any(1) & (fault == 0)).sum())
+    return np.where((fault == 0)[:, None], clipped / scale, np.nan), fault, cut
+
+
+Frame = Literal["displayed", "stored", "unclear", "neither"]
+# Sizes of scaled photos are rounded, so that their shapes agree only about.
+_SAME_SHAPE = 0.05
+
+
+def declared_frame(header: ImageInfo, width: float, height: float) -> Frame:
+    """In which frame of a photo boxes are whose file declares this width and height.
+
+    "unclear": nothing tells, because the photo is square, mirrored, or turned by 180 degrees. "neither": the photo has
+    another shape. In both cases the displayed frame is assumed.
+    """
+    declared = np.log(width / height)
+    stored, displayed = np.log(header.stored[0] / header.stored[1]), np.log(header.aspect)
+    if min(abs(declared - stored), abs(declared - displayed)) > _SAME_SHAPE:
+        return "neither"
+    if header.orientation == 1:
+        return "displayed"
+    if not swaps_axes(header.orientation) or abs(declared - stored) == abs(declared - displayed):
+        return "unclear"
+    return "stored" if abs(declared - stored) < abs(declared - displayed) else "displayed"
+
+
+def _headers(photos: Located, wanted: NDArray[np.int64]) -> dict[int, ImageInfo]:
+    """Headers of the photos that are there and can be read."""
+    root = photos.root
+    if root is None:
+        return {}
+    found = each(_header, [str(root / photos.keys[i]) for i in wanted])
+    return {int(i): header for i, header in zip(wanted, found, strict=True) if header is not None}
+
+
+def _header(path: str) -> ImageInfo | None:
+    try:
+        return probe(path)
+    except DataError:  # `check` and the loader say what is wrong with it
+        return None
+
+
+def _frame_messages(
+    frames: Mapping[int, Frame], headers: Mapping[int, ImageInfo], unread: int, photos: Located
+) -> tuple[str, ...]:
+    turned = Counter(frame for i, frame in frames.items() if headers[i].orientation != 1)
+    others = [photos.keys[i] for i, frame in frames.items() if frame == "neither"]
+    said = (
+        (turned["stored"], "photos are turned by EXIF, and their boxes were turned with them"),
+        (turned["displayed"], "photos are turned by EXIF, and their boxes were so already"),
+        (
+            turned["unclear"],
+            "photos are turned or mirrored by EXIF; their boxes are taken to be so already, nothing tells",
+        ),
+        (len(others), f"photos have another shape than the file says, boxes may be off, for example {some(others, 1)}"),
+        (unread, "photos have a header that cannot be read; their boxes are taken as they are"),
+    )
+    return tuple(f"{count:,} {text}" for count, text in said if count)

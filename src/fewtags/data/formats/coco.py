@@ -1,0 +1,328 @@
+"""COCO JSON: `images`, `annotations` and `categories`, with LVIS's `neg_category_ids`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.data.formats.boxes import FAULTS, place_boxes
+from fewtags.data.formats.common import ReadOptions, close_images, some, split_name
+from fewtags.data.formats.photos import Located, locate
+from fewtags.data.table import Excluded, LabelTable, Notes, ValueReading
+from fewtags.errors import DataError
+from fewtags.labels import ClassNames, Label
+
+_Record = dict[str, Any]
+
+
+def read_coco(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
+    """Read a COCO instances file.
+
+    - Classes come in the order of their category ids and are called by name; categories that share a name stay apart
+      (ids "crane#7" and "crane#9", both displayed as "crane").
+    - An annotation says that its class is present, and where: `bbox` in pixels of the declared width and height, which
+      may differ from those of the photo file. A box that cannot be used is left out; its label is kept.
+    - Images without annotations stay. What is not annotated is unknown, or absent if `complete`.
+    - LVIS: `neg_category_ids` are known to be absent; `not_exhaustive_category_ids` says nothing about presence.
+    - An entry `split` of the images is taken.
+
+    Args:
+        path: the JSON file.
+        images: folder that `file_name` is relative to; None looks beside the file.
+        options: `complete` and `crowd` count.
+
+    Returns:
+        a table with the images in the order of the file.
+
+    Raises:
+        DataError: not a COCO file, contradictory ids, most photos missing, or no usable annotation.
+    """
+    options = options or ReadOptions()
+    file = _load(path)
+    classes, category = _classes(file)
+    entries = _entries(file, images)
+    objects = _objects(file, entries, category)
+    photos = entries.photos
+    open_ = objects.crowd & (options.crowd == "unknown")
+    facts = objects.take(~open_)
+    placed = place_boxes(facts.pixels, facts.boxed, facts.image, entries.sizes, photos)
+    absent, bad = _negatives(file, entries, category)
+    n, c = len(photos.keys), len(classes)
+    closed, covers = (
+        close_images(n, c, objects.image[open_], objects.class_[open_]) if options.complete else (None, None)
+    )
+    faults = [
+        Excluded(_name(file.annotations[i], i), f"{FAULTS[fault]}; its label is kept", str(path))
+        for i, fault in zip(facts.index, placed.fault, strict=True)
+        if fault
+    ]
+    image = np.concatenate([facts.image, absent[:, 0]])
+    class_ = np.concatenate([facts.class_, absent[:, 1]])
+    named = np.unique(np.concatenate([objects.image * c + objects.class_, absent @ [c, 1]]))
+    notes = Notes(
+        _readings(path, objects, options, len(absent), n, n * c - len(named)),
+        (*entries.excluded, *objects.excluded, *bad, *faults),
+        placed.messages + _messages(file, entries, objects, len(faults)),
+    )
+    return LabelTable.build(
+        photos.keys,
+        classes,
+        image=image,
+        class_=class_,
+        state=np.repeat([Label.POSITIVE, Label.NEGATIVE], [len(facts.image), len(absent)]),
+        locations=np.concatenate([placed.locations, np.full((len(absent), 4), np.nan)]),
+        source=path.name,
+        closed=closed,
+        covers=covers,
+        root=photos.root,
+        split=entries.splits,
+        notes=photos.notes + notes,
+    )
+
+
+@final
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    images: list[_Record]
+    annotations: list[_Record]
+    categories: list[_Record]
+
+
+def _load(path: Path) -> _File:
+    try:
+        data = json.loads(path.read_bytes().decode("utf-8-sig"), object_hook=_without_polygons)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path} line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}); is the file complete?"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start:,}); save it as UTF-8.") from None
+    except (RecursionError, ValueError) as error:
+        raise DataError(f"{path}: not JSON that annotations are made of ({error}).") from None
+    if isinstance(data, list):
+        raise DataError(
+            f"{path}: a list, as detectors write their results; expected an object with images, annotations and categories."
+        )
+    parts = []
+    for key in ("images", "annotations", "categories"):
+        part = data.get(key) if isinstance(data, dict) else None
+        if not isinstance(part, list):
+            found = some(list(data), 8) if isinstance(data, dict) else repr(data)[:40]
+            raise DataError(f"{path}: expected a list {key!r} as in COCO instances files; the file holds {found}.")
+        if (wrong := next((i for i, record in enumerate(part) if not isinstance(record, dict)), None)) is not None:
+            raise DataError(f"{path}: {key}[{wrong}] is {part[wrong]!r:.40}; expected an object.")
+        parts.append(part)
+    return _File(path, *parts)
+
+
+def _without_polygons(record: _Record) -> _Record:
+    """Drops outlines while parsing: they are most of a large file, and gone at once they do not fill the memory."""
+    record.pop("segmentation", None)
+    return record
+
+
+def _classes(file: _File) -> tuple[ClassNames, dict[Any, int]]:
+    """The vocabulary, and the class of each category id."""
+    names: dict[int | str, str] = {}
+    for i, record in enumerate(file.categories):
+        key, name = record.get("id"), record.get("name")
+        if not isinstance(key, int | str) or not isinstance(name, str) or not name.strip():
+            raise DataError(f"{file.path}: categories[{i}] has id {key!r} and name {name!r}; both must be given.")
+        if key in names:
+            raise DataError(
+                f"{file.path}: category id {key!r} stands for {names[key]!r} and for {name!r}; renumber one."
+            )
+        names[key] = name.strip()
+    if not names:
+        raise DataError(f"{file.path}: there are no categories, so there is nothing to learn.")
+    order = sorted(names, key=lambda key: (isinstance(key, str), key if isinstance(key, int) else 0, str(key)))
+    uses = Counter(names.values())
+    ids = [names[key] if uses[names[key]] == 1 else f"{names[key]}#{key}" for key in order]
+    return ClassNames.of(ids, [names[key] for key in order]), {key: i for i, key in enumerate(order)}
+
+
+@final
+@dataclass(frozen=True)
+class _Entries:
+    """The images of a file: row of each image id in `photos.keys` (-1: left out), and per row its size and split."""
+
+    row: dict[Any, int]
+    photos: Located
+    sizes: NDArray[np.float64]
+    splits: list[str] | None
+    excluded: tuple[Excluded, ...]
+
+
+def _entries(file: _File, images: Path | None) -> _Entries:
+    path = file.path
+    named: dict[Any, str] = {}
+    excluded = []
+    for i, record in enumerate(file.images):
+        key, name = record.get("id"), _file_name(record)
+        if not isinstance(key, int | str):
+            raise DataError(f"{path}: images[{i}] has id {key!r}; expected a number.")
+        if named.get(key, name) != name:
+            raise DataError(f"{path}: image id {key!r} stands for {named[key]!r} and for {name!r}; renumber one.")
+        named[key] = name
+        if not name:
+            excluded.append(Excluded(f"image {key}", "has no file_name", str(path)))
+    present = [key for key, name in named.items() if name]
+    above = path.absolute().parent
+    beside = [above, above / "images", above / path.stem.split("_")[-1]]
+    beside += [above.parent, above.parent / "images", above.parent / path.stem.split("_")[-1]]
+    photos = locate([named[key] for key in present], file=path, images=images, beside=beside)
+    row = dict.fromkeys(named, -1) | dict(zip(present, photos.image.tolist(), strict=True))
+    sizes = np.full((len(photos.keys), 2), np.nan)
+    splits = [""] * len(photos.keys)
+    for record in file.images:
+        if (i := row[record["id"]]) >= 0:
+            sizes[i] = _number(record.get("width")), _number(record.get("height"))
+            split = record.get("split")
+            splits[i] = split_name(split) if isinstance(split, str) else ""
+    return _Entries(row, photos, sizes, splits if any(splits) else None, tuple(excluded))
+
+
+def _file_name(record: _Record) -> str:
+    """LVIS gives the address of the photo only, whose last two parts are folder and file."""
+    name, url = record.get("file_name"), record.get("coco_url")
+    if isinstance(name, str) and name.strip():
+        return name
+    return "/".join(url.rstrip("/").split("/")[-2:]) if isinstance(url, str) else ""
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+@final
+@dataclass(frozen=True)
+class _Objects:
+    """Annotations of known images and categories: position in the file, image, class, corners in pixels.
+
+    Attributes:
+        boxed: whether there is a box.
+        crowd: whether it stands for a group.
+        excluded: annotations without image or category.
+        orphans: how many belong to photos that were left out.
+    """
+
+    index: NDArray[np.int64]
+    image: NDArray[np.int64]
+    class_: NDArray[np.int64]
+    pixels: NDArray[np.float64]
+    boxed: NDArray[np.bool_]
+    crowd: NDArray[np.bool_]
+    excluded: tuple[Excluded, ...] = ()
+    orphans: int = 0
+
+    def take(self, mask: NDArray[np.bool_]) -> _Objects:
+        """Some of them."""
+        return _Objects(
+            *(part[mask] for part in (self.index, self.image, self.class_, self.pixels, self.boxed, self.crowd))
+        )
+
+
+_LEFT_OUT, _UNKNOWN = -1, -2
+
+
+def _objects(file: _File, entries: _Entries, category: Mapping[Any, int]) -> _Objects:
+    records, n = file.annotations, len(file.annotations)
+    try:
+        image = np.fromiter((entries.row.get(r.get("image_id"), _UNKNOWN) for r in records), np.int64, n)
+        class_ = np.fromiter((category.get(r.get("category_id"), _UNKNOWN) for r in records), np.int64, n)
+    except TypeError:
+        raise DataError(f"{file.path}: an annotation has a list or object as image_id or category_id.") from None
+    crowd = np.fromiter((bool(r.get("iscrowd")) for r in records), np.bool_, n)
+    excluded = []
+    for i in np.flatnonzero((image == _UNKNOWN) | (class_ == _UNKNOWN)):
+        key, part = ("image_id", "images") if image[i] == _UNKNOWN else ("category_id", "categories")
+        reason = f"{key} {records[i].get(key)!r} is not among the {part}"
+        excluded.append(Excluded(_name(records[i], i), reason, str(file.path)))
+    if n and len(excluded) == n:
+        hint = " (panoptic and caption files are not read)" if "category_id" not in records[0] else ""
+        raise DataError(f"{file.path}: none of the {n:,} annotations is usable{hint}: {excluded[0].reason}.")
+    keep = (image >= 0) & (class_ >= 0)
+    pixels, boxed = _corners(records)
+    orphans = int(((image == _LEFT_OUT) & (class_ >= 0)).sum())
+    found = _Objects(np.arange(n), image, class_, pixels, boxed, crowd).take(keep)
+    return replace(found, excluded=tuple(excluded), orphans=orphans)
+
+
+def _corners(records: Sequence[_Record]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """x0, y0, x1, y1 of `bbox` (x, y, width, height), NaN for anything else than four numbers; and whether one is given."""
+    nothing = [np.nan] * 4
+    boxes = [r.get("bbox") or nothing for r in records]
+    boxed = np.fromiter((bool(r.get("bbox")) for r in records), np.bool_, len(records))
+    try:
+        found = np.array(boxes, np.float64).reshape(-1, 4)
+        regular = len(found) == len(records)
+    except (TypeError, ValueError, OverflowError):
+        regular = False
+    if not regular:
+        usable = [isinstance(b, list) and len(b) == 4 and all(isinstance(v, int | float) for v in b) for b in boxes]
+        found = np.array([b if ok else nothing for b, ok in zip(boxes, usable, strict=True)], np.float64).reshape(-1, 4)
+    found[:, 2:] += found[:, :2]
+    return found, boxed
+
+
+def _name(record: _Record, position: int) -> str:
+    return f"annotation {record.get('id', f'[{position}]')}"
+
+
+def _negatives(
+    file: _File, entries: _Entries, category: Mapping[Any, int]
+) -> tuple[NDArray[np.int64], tuple[Excluded, ...]]:
+    """int64 [K, 2] (image, class) of LVIS's explicit negatives."""
+    cells: dict[tuple[int, int], None] = {}
+    excluded = []
+    for record in file.images:
+        for key in record.get("neg_category_ids") or ():
+            image, class_ = entries.row[record["id"]], category.get(key, _UNKNOWN)
+            if class_ == _UNKNOWN:
+                reason = f"neg_category_ids names {key!r}, which is not among the categories"
+                excluded.append(Excluded(f"image {record['id']}", reason, str(file.path)))
+            elif image >= 0:
+                cells[image, class_] = None
+    return np.array(list(cells), np.int64).reshape(-1, 2), tuple(excluded)
+
+
+def _readings(
+    path: Path, objects: _Objects, options: ReadOptions, absent: int, images: int, unnamed: int
+) -> tuple[ValueReading, ...]:
+    crowd = int(objects.crowd.sum())
+    unboxed = int((~objects.boxed & ~objects.crowd).sum())
+    silent = images - len(np.unique(objects.image))
+    rest = "negative (complete)" if options.complete else "unknown"
+    kinds = (
+        ("annotation with a box", "positive", len(objects.image) - crowd - unboxed),
+        ("annotation without a box", "positive", unboxed),
+        ("annotation with iscrowd", options.crowd, crowd),
+        ("class in neg_category_ids", "negative", absent),
+        ("class without annotation in an image", rest, unnamed),
+        ("image without annotation", "kept", silent),
+    )
+    return tuple(ValueReading(path.name, value, meaning, count) for value, meaning, count in kinds if count)
+
+
+def _messages(file: _File, entries: _Entries, objects: _Objects, faults: int) -> tuple[str, ...]:
+    path = file.path.name
+    lvis = sum(bool(record.get("not_exhaustive_category_ids")) for record in file.images)
+    repeated = [name for name, n in Counter(r["name"].strip() for r in file.categories).items() if n > 1]
+    joined = sum(i >= 0 for i in entries.row.values()) - len(entries.photos.keys)
+    said = (
+        (joined, f"{path}: {joined:,} image ids name a photo that another one names, and are joined with it"),
+        (len(objects.excluded), f"{path}: {len(objects.excluded):,} annotations left out, see the excluded list"),
+        (objects.orphans, f"{path}: {objects.orphans:,} annotations belong to photos that are left out"),
+        (faults, f"{path}: {faults:,} boxes cannot be used, see the excluded list; the labels are kept"),
+        (len(repeated), f"{path}: several categories are called {some(repeated)}; they stay apart"),
+        (lvis, f"{path}: not_exhaustive_category_ids of {lvis:,} images ignored, it says nothing about presence"),
+    )
+    return tuple(text for count, text in said if count)

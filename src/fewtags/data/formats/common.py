@@ -1,0 +1,143 @@
+"""What all readers share: the options, the words of messages, and closing images."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, final, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.errors import ConfigError, DataError
+from fewtags.labels import suggest
+
+Blank = Literal["unknown", "negative"]
+Uncertain = Literal["ignore", "ones", "zeros"]
+Difficult = Literal["unknown", "positive", "negative"]
+Crowd = Literal["positive", "unknown"]
+
+
+@final
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read annotations; each reader takes what concerns it, None means "derive from the file".
+
+    Attributes:
+        complete: whatever is not named in an image is known to be absent (else it is unknown).
+        blank: what an empty or NaN cell of a class column means.
+        uncertain: what -1 or "u" in a class column means: unknown, positive or negative (CheXpert's U-Ignore, U-Ones,
+            U-Zeros).
+        difficult: what a VOC object marked difficult means.
+        crowd: what a COCO annotation with `iscrowd` means.
+        none_folder: the folder or tag that says "none of the classes is here"; "" for no such name.
+        image_column: the CSV column with the image paths.
+        columns: the CSV columns that are classes, or the one that holds tags.
+        delimiter: what separates the cells of a CSV ("tab" for a tabulator).
+        tags_separator: what separates the tags in a cell ("space" for a blank).
+        positive_words: further words for positive in class columns; case does not matter.
+        negative_words: further words for negative.
+        unknown_words: further words for unknown.
+
+    Raises:
+        ConfigError: a value that is not among the allowed ones, or one word with two meanings.
+    """
+
+    complete: bool = False
+    blank: Blank = "unknown"
+    uncertain: Uncertain = "ignore"
+    difficult: Difficult = "unknown"
+    crowd: Crowd = "positive"
+    none_folder: str = "none"
+    image_column: str | None = None
+    columns: tuple[str, ...] | None = None
+    delimiter: str | None = None
+    tags_separator: str | None = None
+    positive_words: tuple[str, ...] = ()
+    negative_words: tuple[str, ...] = ()
+    unknown_words: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        choices = {"blank": Blank, "uncertain": Uncertain, "difficult": Difficult, "crowd": Crowd}
+        for name, choice in choices.items():
+            value, allowed = getattr(self, name), get_args(choice)
+            if value not in allowed:
+                hint = suggest(str(value), allowed)
+                raise ConfigError(f"{name} = {value!r}{hint}: expected one of {', '.join(allowed)}.")
+        words: Counter[str] = Counter()
+        for name in ("columns", "positive_words", "negative_words", "unknown_words"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise ConfigError(f"{name} takes several names; write ({value!r},).")
+            if name != "columns":
+                words.update({fold(word) for word in value})
+        if twice := [word for word, meanings in words.items() if meanings > 1]:
+            raise ConfigError(f"the word {twice[0]!r} has two meanings; leave it in one of the *_words options only.")
+
+    def without_effect(self, used: Iterable[str]) -> list[str]:
+        """Options that were changed but that a reader which looks only at `used` will not see."""
+        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        return [name for name in changed if name not in set(used)]
+
+
+def fold(word: str) -> str:
+    """The form in which words are compared: without outer blanks, lower case."""
+    return word.strip().casefold()
+
+
+def split_name(text: str) -> str:
+    """The usual name of a split: "train", "val" or "test" for their common spellings, else the text as it is.
+
+    >>> split_name("Validation")
+    'val'
+    """
+    known = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
+    folded = fold(text)
+    return known.get(folded, folded if folded in {"train", "val", "test"} else text.strip())
+
+
+def some(items: Sequence[str], limit: int = 5) -> str:
+    """The first few items in quotes, and how many more there are.
+
+    >>> some(["a", "b", "c"], 2)
+    "'a', 'b' and 1 more"
+    """
+    head = ", ".join(repr(item) for item in items[:limit])
+    return head if len(items) <= limit else f"{head} and {len(items) - limit:,} more"
+
+
+def close_images(
+    images: int, classes: int, image: NDArray[np.integer], class_: NDArray[np.integer]
+) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
+    """Close all images for all classes, except for single cells that stay unknown.
+
+    Args:
+        images: how many images.
+        classes: how many classes.
+        image: int [K], images of the cells to leave open.
+        class_: int [K], their classes.
+
+    Returns:
+        `closed` int16 [N] and `covers` bool [S, C] of a `LabelTable`; row 0 covers all classes.
+
+    Raises:
+        DataError: there are more sets of open classes than int16 can number.
+    """
+    closed = np.zeros(images, np.int16)
+    covers = [np.ones(classes, np.bool_)]
+    cells = np.unique(np.stack([np.asarray(image, np.int64), np.asarray(class_, np.int64)], 1), axis=0)
+    starts = np.flatnonzero(np.diff(cells[:, 0], prepend=-1))
+    rows: dict[bytes, int] = {}
+    for start, end in zip(starts, [*starts[1:], len(cells)], strict=True):
+        open_classes = cells[start:end, 1]
+        row = rows.setdefault(open_classes.tobytes(), len(covers))
+        if row == len(covers):
+            if row > np.iinfo(np.int16).max:
+                raise DataError(
+                    f"complete annotation with more than {row - 1:,} different sets of uncertain classes cannot be "
+                    "stored; give uncertain cells a meaning, or read without complete."
+                )
+            covers.append(~np.isin(np.arange(classes), open_classes))
+        closed[cells[start, 0]] = row
+    return closed, np.stack(covers)

@@ -1,0 +1,417 @@
+"""From a label table and photos to batches: random numbers, order, worker processes.
+
+Everything random is a function of (seed, epoch, sample index), so the number of workers, the order in which samples
+are asked for, and a resume in the middle of an epoch change nothing. The epoch travels with the index from the sampler
+to the data set; no data set, transform or worker has a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast, final
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
+
+from fewtags.data.augment import Jitter, Policy
+from fewtags.data.images import PIXEL_LIMIT, open_photo
+from fewtags.errors import ConfigError, DataError, FewtagsError
+from fewtags.geometry import View, stack_views
+from fewtags.labels import Batch, LabelMatrix
+
+AUGMENTATION, ORDER = 0, 1
+"""Streams of `rng` used here."""
+
+
+def rng(seed: int, epoch: int, index: int, stream: int = 0) -> np.random.Generator:
+    """The random numbers of one sample in one epoch: a generator that is a function of its arguments.
+
+    Philox, a counter-based generator: (seed, stream) is its key, (index, epoch) the upper half of its counter, and
+    drawing advances the lower half. Different arguments, each below 2**64, therefore give sequences that share no block
+    for the first 2**128 draws, and no state is kept anywhere.
+
+    >>> rng(0, 1, 2).random() == rng(0, 1, 2).random() != rng(0, 2, 1).random()
+    True
+    """
+    key, counter = np.array([seed, stream], np.uint64), np.array([0, 0, index, epoch], np.uint64)
+    return np.random.Generator(np.random.Philox(counter=counter, key=key))
+
+
+@final
+@dataclass(frozen=True)
+class Photos:
+    """The files behind a label table.
+
+    Attributes:
+        root: folder that the keys are relative to.
+        keys: pyarrow string [N]. Not a list: worker processes would slowly copy all of its objects.
+        pixel_limit: the most pixels a photo may have.
+    """
+
+    root: Path
+    keys: pa.Array
+    pixel_limit: int = PIXEL_LIMIT
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def path(self, index: int) -> Path:
+        """Where a photo is."""
+        key: str = self.keys[index].as_py()
+        return self.root / key
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One photo through one view: uint8 [h, w, 3] pixels, int8 [C] labels, its global index, and the view."""
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.int8]
+    index: int
+    view: View
+
+
+@final
+@dataclass(frozen=True)
+class Failure:
+    """The text of an error the user can mend, on its way out of a worker.
+
+    torch raises a worker's exception again with a traceback for a message; a value comes through as it is.
+    """
+
+    message: str
+
+
+@final
+@dataclass(frozen=True)
+class TrainSet(Dataset[Sample | Failure]):
+    """Training photos, cropped at random.
+
+    Attributes:
+        photos: N files.
+        labels: N images by C classes.
+        policy: draws the views.
+        seed: of the run.
+        jitter: random colours; None is off.
+        views_cycle: repeat the views of the first so many epochs for ever, as a cache of them does; None never repeats.
+    """
+
+    photos: Photos
+    labels: LabelMatrix
+    policy: Policy
+    seed: int = 0
+    jitter: Jitter | None = None
+    views_cycle: int | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.photos) == self.labels.shape[0], (len(self.photos), self.labels.shape)
+        assert self.views_cycle is None or self.views_cycle > 0, self.views_cycle
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def __getitem__(self, at: tuple[int, int]) -> Sample | Failure:
+        """The sample of (epoch, index)."""
+        epoch, index = at
+        random = rng(self.seed, epoch % self.views_cycle if self.views_cycle else epoch, index, AUGMENTATION)
+        sample = _sample(
+            self.photos, self.labels, index, lambda aspect: self.policy.sample(random, aspect), self.policy
+        )
+        if self.jitter is not None and isinstance(sample, Sample):
+            return replace(sample, pixels=self.jitter(sample.pixels, random))
+        return sample
+
+
+@final
+@dataclass(frozen=True)
+class EvalSet(Dataset[Sample | Failure]):
+    """Photos through the policy's one test view.
+
+    Attributes:
+        photos: N files.
+        labels: N images by C classes.
+        policy: gives the view.
+    """
+
+    photos: Photos
+    labels: LabelMatrix
+    policy: Policy
+
+    def __post_init__(self) -> None:
+        assert len(self.photos) == self.labels.shape[0], (len(self.photos), self.labels.shape)
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def __getitem__(self, index: int) -> Sample | Failure:
+        """The sample of an index."""
+        return _sample(self.photos, self.labels, index, self.policy.test_view, self.policy)
+
+
+def _sample(
+    photos: Photos, labels: LabelMatrix, index: int, view_of: Callable[[float], View], policy: Policy
+) -> Sample | Failure:
+    try:
+        with open_photo(photos.path(index), pixel_limit=photos.pixel_limit) as photo:
+            view = view_of(photo.info.aspect)
+            return Sample(photo.read(view, (policy.size, policy.size)), labels.rows([index])[0], index, view)
+    except FewtagsError as error:
+        return Failure(str(error))
+
+
+@final
+@dataclass(frozen=True)
+class EpochSampler:
+    """Which samples make up which batch, on every process and in every epoch.
+
+    The epoch's order is one permutation of all samples, drawn from (seed, epoch). Sample i belongs to rank i mod world
+    in every epoch, so that a row of a store has one owner, and each rank takes its samples in the order of that
+    permutation, cut into batches whose sizes differ by one at most: never an empty or a tiny last one. Every sample
+    comes exactly once per epoch; nothing is padded, repeated or dropped. All ranks make the same number of steps.
+
+    Attributes:
+        samples: N.
+        batch_size: the most samples per process and step. (One more where the number of samples per rank is uneven and
+            so small that a rank would be left without a batch: in practice, with batch size 1 only.)
+        seed: of the run.
+        rank: this process among `world`.
+        world: number of processes.
+        shards: let one process see what this many processes would see together: its batch is theirs, one rank after
+            the other, so up to `shards` x `batch_size` samples.
+
+    Raises:
+        ConfigError: no samples, a batch size below 1, or more processes than samples.
+    """
+
+    samples: int
+    batch_size: int
+    seed: int = 0
+    rank: int = 0
+    world: int = 1
+    shards: int | None = None
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.rank < self.world, (self.rank, self.world)
+        assert self.shards is None or self.world == 1, "shards stand in for processes, they do not multiply them"
+        if self.batch_size < 1:
+            raise ConfigError(f"batch size {self.batch_size} must be 1 or more.")
+        if self.samples < self._parts:
+            raise ConfigError(
+                f"{self.samples} training images cannot be shared by {self._parts} processes; add images or use fewer."
+            )
+
+    @property
+    def _parts(self) -> int:
+        return self.shards or self.world
+
+    @property
+    def steps(self) -> int:
+        """Batches per epoch, the same on every rank and in every epoch."""
+        fewest, most = self.samples // self._parts, -(-self.samples // self._parts)
+        return min(-(-most // self.batch_size), fewest)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[list[tuple[int, int]]]:
+        """The (epoch, index) pairs of each batch of an epoch, from batch number `start` on."""
+        order = rng(self.seed, epoch, 0, ORDER).permutation(self.samples)
+        ranks = [self.rank] if self.shards is None else range(self.shards)
+        cut = [np.array_split(order[order % self._parts == rank], self.steps) for rank in ranks]
+        for step in range(start, self.steps):
+            yield [(epoch, int(index)) for part in cut for index in part[step]]
+
+
+@final
+@dataclass(frozen=True)
+class Collate:
+    """Samples -> `Batch`, with pixels normalised to (pixel / 255 - mean) / std.
+
+    Attributes:
+        mean: of red, green and blue in 0..1, as the net's weights expect.
+        std: likewise.
+    """
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def __call__(self, samples: Sequence[Sample | Failure]) -> Batch | Failure:
+        """A batch, or the first failure among its samples."""
+        for sample in samples:
+            if isinstance(sample, Failure):
+                return sample
+        good = cast("Sequence[Sample]", samples)
+        height, width, _ = good[0].pixels.shape
+        images = np.empty((len(good), 3, height, width), np.float32)
+        table = self._table
+        for i, sample in enumerate(good):
+            for channel in range(3):
+                np.take(table[channel], sample.pixels[:, :, channel], out=images[i, channel], mode="clip")
+        return Batch(
+            torch.from_numpy(images),
+            torch.from_numpy(np.stack([sample.labels for sample in good])),
+            torch.tensor([sample.index for sample in good], dtype=torch.int64),
+            stack_views([sample.view for sample in good]),
+        )
+
+    @property
+    def _table(self) -> NDArray[np.float32]:
+        """What each of the 256 values becomes: [3, 256]. Rounded once, so equal pixels are equal everywhere."""
+        mean, std = np.array(self.mean)[:, None], np.array(self.std)[:, None]
+        table: NDArray[np.float64] = (np.arange(256) / 255 - mean) / std
+        return table.astype(np.float32)
+
+
+@final
+@dataclass(frozen=True)
+class Workers:
+    """How batches are made: in this process, or ahead of time in others. Never changes what a batch holds.
+
+    Attributes:
+        count: worker processes; 0 works in this one.
+        prefetch: batches each worker prepares ahead.
+        pin_memory: put batches into page-locked memory, for faster copies to a GPU.
+        context: "fork", "spawn" or "forkserver"; None is Python's default on this system.
+    """
+
+    count: int = 0
+    prefetch: int = 2
+    pin_memory: bool = False
+    context: str | None = None
+
+
+@final
+class TrainLoader:
+    """Training batches of any epoch, from any step on; a `BatchSource` of the training loop.
+
+    Worker processes start with the first epoch and stay until the loader is gone. One epoch is read at a time.
+
+    Args:
+        data: what is loaded.
+        sampler: in which order.
+        collate: how samples become a batch.
+        workers: by whom; None works in this process.
+    """
+
+    def __init__(self, data: TrainSet, sampler: EpochSampler, collate: Collate, workers: Workers | None = None) -> None:
+        assert len(data) == sampler.samples, (len(data), sampler.samples)
+        self._plan = _Plan(sampler)
+        self._loader = make_loader(data, self._plan, collate, workers)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches per epoch, the same on every process."""
+        return self._plan.sampler.steps
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from number `start` on; those before it are not decoded.
+
+        Raises:
+            DataError: a photo cannot be read.
+        """
+        self._plan.epoch, self._plan.start = epoch, start
+        return _raising(iter(self._loader))
+
+
+@dataclass
+class _Plan:
+    """The order of the epoch that is asked for next; workers never see it."""
+
+    sampler: EpochSampler
+    epoch: int = 0
+    start: int = 0
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return self.sampler.batches(self.epoch, self.start)
+
+    def __len__(self) -> int:
+        return self.sampler.steps - self.start
+
+
+@final
+class EvalLoader:
+    """This process's share of the photos once, in order, through the test view; nothing is padded or dropped.
+
+    Args:
+        data: what is loaded.
+        batch_size: the last batch may be smaller.
+        collate: how samples become a batch.
+        workers: by whom; they start anew for every pass. None works in this process.
+        rank: this process among `world`; photo i belongs to rank i mod world.
+        world: number of processes.
+
+    Raises:
+        ConfigError: a batch size below 1.
+        DataError: while iterating: a photo cannot be read.
+    """
+
+    def __init__(
+        self,
+        data: EvalSet,
+        batch_size: int,
+        collate: Collate,
+        workers: Workers | None = None,
+        *,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch size {batch_size} must be 1 or more.")
+        assert 0 <= rank < world, (rank, world)
+        self._share = _Share(range(rank, len(data), world), batch_size)
+        self._loader = make_loader(data, self._share, collate, workers, persistent=False)
+
+    def __len__(self) -> int:
+        return len(self._share)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return _raising(iter(self._loader))
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Batches of consecutive samples of one process."""
+
+    samples: range
+    batch_size: int
+
+    def __iter__(self) -> Iterator[range]:
+        return (self.samples[i : i + self.batch_size] for i in range(0, len(self.samples), self.batch_size))
+
+    def __len__(self) -> int:
+        return -(-len(self.samples) // self.batch_size)
+
+
+def make_loader(
+    data: TrainSet | EvalSet,
+    batches: Iterable[Sequence[Any]],
+    collate: Collate,
+    workers: Workers | None = None,
+    *,
+    persistent: bool = True,
+) -> DataLoader[Any]:
+    """A torch `DataLoader` over given batches of keys; it yields a `Failure` for a batch that cannot be made."""
+    workers = workers or Workers()
+    busy = workers.count > 0
+    return DataLoader(
+        data,
+        batch_sampler=cast("Any", batches),
+        collate_fn=collate,
+        num_workers=workers.count,
+        prefetch_factor=workers.prefetch if busy else None,
+        persistent_workers=persistent and busy,
+        pin_memory=workers.pin_memory,
+        multiprocessing_context=workers.context if busy else None,
+        # Workers get a seed that nobody uses; drawing it must not advance the global generator.
+        generator=torch.Generator(),
+    )
+
+
+def _raising(batches: Iterator[Batch | Failure]) -> Iterator[Batch]:
+    for batch in batches:
+        if isinstance(batch, Failure):
+            raise DataError(batch.message)
+        yield batch

@@ -1,0 +1,46 @@
+"""EXIF orientation as geometry: how the pixels of a file are turned before anybody looks at them.
+
+The *stored* frame is the pixel grid as it lies in the file; the *displayed* frame is what a viewer shows. The label
+table speaks of the displayed frame only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.geometry import View
+
+# Tag 274 says on which side of the displayed photo the stored row 0 and column 0 are: 6, for example, is "row 0 at the
+# right, column 0 at the top", hence y = 1 - u and x = v (Exif 2.32, section 4.6.4).
+_VIEWS = {
+    1: View.identity(),
+    2: View((-1.0, 0.0, 1.0, 0.0, 1.0, 0.0)),
+    3: View((-1.0, 0.0, 1.0, 0.0, -1.0, 1.0)),
+    4: View((1.0, 0.0, 0.0, 0.0, -1.0, 1.0)),
+    5: View((0.0, 1.0, 0.0, 1.0, 0.0, 0.0)),
+    6: View((0.0, 1.0, 0.0, -1.0, 0.0, 1.0)),
+    7: View((0.0, -1.0, 1.0, -1.0, 0.0, 1.0)),
+    8: View((0.0, -1.0, 1.0, 1.0, 0.0, 0.0)),
+}
+
+
+def orientation_view(orientation: int) -> View:
+    """The map from the displayed frame (u, v) to the stored frame (x, y) of an EXIF orientation.
+
+    Values outside 1..8 occur in the wild (0 above all) and mean "as stored", as every viewer takes them.
+
+    >>> orientation_view(6).to_image(np.array([[1.0, 0.0]])).tolist()  # the displayed top right is the stored top left
+    [[0.0, 0.0]]
+    """
+    return _VIEWS.get(orientation, _VIEWS[1])
+
+
+def swaps_axes(orientation: int) -> bool:
+    """Whether width and height are exchanged between the stored and the displayed frame."""
+    return 5 <= orientation <= 8
+
+
+def boxes_to_displayed(boxes: NDArray[np.float64], orientation: int) -> NDArray[np.float64]:
+    """Boxes [n, 4] (x0, y0, x1, y1 in 0..1) of the stored frame in the displayed frame."""
+    return orientation_view(orientation).boxes_to_crop(boxes)[0]

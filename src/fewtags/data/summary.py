@@ -1,0 +1,166 @@
+"""What a label table holds, in numbers: for `check`, for reports, and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, final
+
+import numpy as np
+import pyarrow.compute as pc
+
+from fewtags.labels import ClassNames, Label
+
+if TYPE_CHECKING:
+    from fewtags.data.table import LabelTable
+
+Kind = Literal["single positive", "positives only", "partial", "full", "unlabelled"]
+
+_LISTED = 20
+"""How many contradictions are listed, and how many classes at each end of the printed table."""
+
+
+@final
+@dataclass(frozen=True)
+class Contradiction:
+    """One cell that is positive in one place and negative in another, and is therefore taken as unknown."""
+
+    image: str
+    class_id: str
+    sources: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.image}: {self.class_id} is both positive and negative ({', '.join(self.sources)})"
+
+
+@final
+@dataclass(frozen=True)
+class Summary:
+    """Counts over a label table.
+
+    Attributes:
+        images: N.
+        classes: the vocabulary.
+        kind: "unlabelled": no cell is known; "full": every cell is; "single positive": no negative is known and no
+            image has more than one positive; "positives only": no negative is known; "partial": anything else.
+        positives: in how many images each class is positive, C numbers.
+        negatives: the same for negative, blanket negatives included.
+        unknowns: the same for unknown.
+        without_label: images of which no cell is known.
+        without_positive: images without a positive, those without any label included.
+        points: located facts without an extent.
+        boxes: located facts with an extent.
+        sources: facts per source.
+        contradictions: cells that are positive in one place and negative in another; they count as unknown.
+        contradicting: the first 20 of them.
+    """
+
+    images: int
+    classes: ClassNames
+    kind: Kind
+    positives: tuple[int, ...]
+    negatives: tuple[int, ...]
+    unknowns: tuple[int, ...]
+    without_label: int
+    without_positive: int
+    points: int
+    boxes: int
+    sources: Mapping[str, int]
+    contradictions: int
+    contradicting: tuple[Contradiction, ...]
+
+    @property
+    def positives_per_image(self) -> float:
+        """Mean over all images, those without a positive included."""
+        return sum(self.positives) / self.images if self.images else 0.0
+
+    def __str__(self) -> str:
+        cells = max(self.images * len(self.classes), 1)
+        counts = {"positive": sum(self.positives), "negative": sum(self.negatives), "unknown": sum(self.unknowns)}
+        lines = [
+            f"{self.images:,} images, {len(self.classes):,} classes: {self.kind}",
+            "labels: " + ", ".join(f"{n:,} {state} ({n / cells:.1%})" for state, n in counts.items()),
+            f"positives per image: {self.positives_per_image:.2f} on average; "
+            f"{self.without_positive:,} images have none, {self.without_label:,} have no label at all",
+            f"locations: {self.points:,} points, {self.boxes:,} boxes",
+            "facts per source: " + (", ".join(f"{s or '(unnamed)'} {n:,}" for s, n in self.sources.items()) or "none"),
+        ]
+        if self.contradictions:
+            lines.append(f"contradictions, taken as unknown: {self.contradictions:,}, such as {self.contradicting[0]}")
+        return "\n".join(lines + self._class_lines())
+
+    def _class_lines(self) -> list[str]:
+        order = sorted(range(len(self.classes)), key=lambda c: (-self.positives[c], c))
+        left_out = len(order) - 2 * _LISTED
+        shown = order if left_out <= 1 else order[:_LISTED] + order[-_LISTED:]
+        display = self.classes.display
+        names = {c: _short(display[c]) for c in shown}
+        width = max([5, *(len(n) for n in names.values())])
+        lines = [f"{'class':<{width}}  {'positive':>11}  {'negative':>11}  {'unknown':>11}"] if shown else []
+        for place, c in enumerate(shown):
+            if left_out > 1 and place == _LISTED:
+                lines.append(f"... {left_out:,} more classes")
+            counts = (self.positives[c], self.negatives[c], self.unknowns[c])
+            lines.append(f"{names[c]:<{width}}" + "".join(f"  {n:>11,}" for n in counts))
+        return lines
+
+
+def _short(name: str, width: int = 40) -> str:
+    return name if len(name) <= width else name[: width - 3] + "..."
+
+
+def summarise(table: LabelTable) -> Summary:
+    """Count what a table holds."""
+    labels = table.matrix
+    positives, negatives, unknowns = (
+        tuple(labels.counts(s).tolist()) for s in (Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN)
+    )
+    positive_images, unknown_cells = labels.image_counts(Label.POSITIVE), labels.image_counts(Label.UNKNOWN)
+    x0, y0, x1, y1 = (table.facts[c].drop_null().to_numpy() for c in ("x0", "y0", "x1", "y1"))
+    points = int(((x0 == x1) & (y0 == y1)).sum())
+    return Summary(
+        images=len(table),
+        classes=table.classes,
+        kind=_kind(sum(positives), sum(negatives), sum(unknowns), int(positive_images.max(initial=0))),
+        positives=positives,
+        negatives=negatives,
+        unknowns=unknowns,
+        without_label=int((unknown_cells == len(table.classes)).sum()),
+        without_positive=int((positive_images == 0).sum()),
+        points=points,
+        boxes=len(x0) - points,
+        sources=_sources(table),
+        contradictions=int((labels.states == Label.UNKNOWN).sum()),
+        contradicting=_contradicting(table),
+    )
+
+
+def _kind(positives: int, negatives: int, unknowns: int, most: int) -> Kind:
+    if not positives + negatives:
+        return "unlabelled"
+    if not unknowns:
+        return "full"
+    if negatives:
+        return "partial"
+    return "single positive" if most == 1 else "positives only"
+
+
+def _sources(table: LabelTable) -> dict[str, int]:
+    counts = table.facts["source"].cast("string").value_counts()
+    pairs = zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)
+    return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
+
+
+def _contradicting(table: LabelTable) -> tuple[Contradiction, ...]:
+    labels = table.matrix
+    entries = np.flatnonzero(labels.states == Label.UNKNOWN)[:_LISTED]
+    found = []
+    for image, class_ in zip(
+        np.searchsorted(labels.indptr, entries, side="right") - 1, labels.classes[entries], strict=True
+    ):
+        cell = pc.and_(pc.equal(table.facts["image"], int(image)), pc.equal(table.facts["class"], int(class_)))
+        sources = table.facts["source"].filter(cell).to_pylist()
+        found.append(
+            Contradiction(table.images[int(image)].as_py(), table.classes.ids[class_], tuple(dict.fromkeys(sources)))
+        )
+    return tuple(found)

@@ -1,0 +1,133 @@
+"""Checkpoints: everything that a run needs to go on, written so that a kill at any moment leaves a usable one.
+
+A checkpoint is a folder `checkpoints/step-000000123/`, written under a temporary name, renamed when complete, and only
+then named in `checkpoints/LAST`. Weights are safetensors; the optimiser's state is loaded with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fewtags.errors import CheckpointError
+
+FORMAT = 1
+# Tensors above this many bytes are streamed to their own .npy file: safetensors would copy them in memory first.
+STREAM_BYTES = 64 * 2**20
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file atomically."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, dict(metadata or {}))
+    temporary.replace(path)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file.
+
+    Raises:
+        CheckpointError: missing or damaged.
+    """
+    try:
+        return load_file(path)
+    except (FileNotFoundError, SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}). Resume from another checkpoint or start a new run.") from None
+
+
+def save_part(folder: Path, name: str, state: Mapping[str, Any]) -> None:
+    """Write one part's state: small tensors and numbers together, large tensors streamed to files of their own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    small: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.nbytes > STREAM_BYTES:
+            np.save(folder / f"{name}.{key}.npy", value.detach().cpu().numpy())
+        else:
+            small[key] = value.detach().cpu() if isinstance(value, Tensor) else value
+    torch.save(small, folder / f"{name}.pt")
+
+
+def load_part(folder: Path, name: str) -> dict[str, Any]:
+    """Read what `save_part` wrote; large tensors come memory-mapped."""
+    state: dict[str, Any] = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True)
+    for path in folder.glob(f"{name}.*.npy"):
+        # Copy on write: nothing may change a checkpoint.
+        state[path.name[len(name) + 1 : -4]] = torch.from_numpy(np.load(path, mmap_mode="c"))
+    return state
+
+
+class CheckpointFolder:
+    """The `checkpoints` folder of a run.
+
+    Args:
+        root: the folder; made on the first save.
+        keep: how many complete checkpoints stay on disk.
+    """
+
+    def __init__(self, root: Path, keep: int = 1) -> None:
+        self.root = root
+        self.keep = keep
+
+    def last(self) -> Path | None:
+        """The newest complete checkpoint, None if there is none yet."""
+        pointer = self.root / "LAST"
+        if not pointer.exists():
+            return None
+        path = self.root / pointer.read_text("utf-8").strip()
+        if not (path / "progress.json").exists():
+            raise CheckpointError(f"{pointer} names {path.name}, which is missing or incomplete; restore it or start a new run.")
+        return path
+
+    def begin(self, step: int) -> Path:
+        """Make and return the temporary folder that the checkpoint at `step` is written into."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        temporary = self.root / f".step-{step:09d}.tmp"
+        if temporary.exists():
+            shutil.rmtree(temporary)
+        temporary.mkdir()
+        return temporary
+
+    def finish(self, step: int, progress: Mapping[str, Any]) -> Path:
+        """Complete the checkpoint: progress last, rename, point LAST at it, then drop the oldest."""
+        temporary, final = self.root / f".step-{step:09d}.tmp", self.root / f"step-{step:09d}"
+        write_text(temporary / "progress.json", json.dumps({"format": FORMAT, **progress}, indent=1))
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.rename(final)
+        write_text(self.root / "LAST", final.name)
+        for old in sorted(self.root.glob("step-*"))[: -self.keep]:
+            if old != final:
+                shutil.rmtree(old)
+        return final
+
+    @staticmethod
+    def progress(path: Path) -> dict[str, Any]:
+        """What `finish` was told.
+
+        Raises:
+            CheckpointError: written by another format.
+        """
+        progress: dict[str, Any] = json.loads((path / "progress.json").read_text("utf-8"))
+        if progress.get("format") != FORMAT:
+            raise CheckpointError(f"{path} has checkpoint format {progress.get('format')}, this version reads {FORMAT}.")
+        return progress

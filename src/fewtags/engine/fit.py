@@ -1,0 +1,414 @@
+"""The one training loop, for every objective."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, final
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from fewtags.config import StageConfig
+from fewtags.engine.checkpoint import CheckpointFolder, load_part, load_tensors, save_part, save_tensors, write_text
+from fewtags.engine.events import EpochEnded, EpochStarted, Ended, Event, Saved, Started, StepEnded
+from fewtags.errors import CheckpointError, TrainingError
+from fewtags.labels import Batch
+from fewtags.nets.spatial import Output
+from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+
+Metrics = Mapping[str, float]
+
+
+class BatchSource(Protocol):
+    """Where training batches come from."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch, the same on every process."""
+        ...
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """The batches of an epoch from number `start` on; a function of the arguments and nothing else."""
+        ...
+
+
+class Trainable(Protocol):
+    """A net whose blocks can be frozen."""
+
+    def freeze(self, trainable: str | int, *, batchnorm_eval: bool) -> None:
+        """Train "head", "all", or the head and the last so many blocks."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class FitConfig:
+    """How to train.
+
+    Attributes:
+        stages: one after the other, each with a new Adam.
+        seed: decides everything random.
+        weight_decay: of Adam (coupled), as in the paper's ImageNet runs.
+        accumulate: batches per optimiser step.
+        clip_norm: largest gradient norm; 0: no clipping.
+        precision: "no" (float32), "bf16" or "fp16" autocast; losses are float32 always.
+        weight_ema: decay of the averaged weights that are then evaluated and kept; 0: none.
+        batchnorm_eval: hold BatchNorm statistics of trained blocks fixed.
+        checkpoint_every_steps: beside the checkpoint after every epoch; 0: only that.
+        monitor: validation metric whose maximum is "best".
+    """
+
+    stages: tuple[StageConfig, ...]
+    seed: int = 0
+    weight_decay: float = 0.0
+    accumulate: int = 1
+    clip_norm: float = 0.0
+    precision: str = "no"
+    weight_ema: float = 0.0
+    batchnorm_eval: bool = False
+    checkpoint_every_steps: int = 0
+    monitor: str = "mAP"
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of all stages together."""
+        return sum(stage.epochs for stage in self.stages)
+
+    @property
+    def warmup_epochs(self) -> int:
+        """Epochs of the warm-up stages."""
+        return sum(stage.epochs for stage in self.stages if stage.warmup)
+
+
+@dataclass
+class _State:
+    """Where the loop is; saved in every checkpoint."""
+
+    epoch: int = 0
+    step: int = 0
+    global_step: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    diagnostics: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, float | int | str]] = field(default_factory=list)
+    best_epoch: int | None = None
+    best_value: float | None = None
+
+
+def make_accelerator(precision: str = "no", cpu: bool = False) -> Accelerator:
+    """An Accelerator; Accelerate keeps a process-wide state that refuses another precision, so that one is reset."""
+    AcceleratorState._reset_state()
+    return Accelerator(mixed_precision=precision, cpu=cpu)
+
+
+@final
+class Fit:
+    """One run of the loop. `run()` yields events; stop it early by leaving the iteration.
+
+    Args:
+        net: what is saved and evaluated; its `freeze` is called at the start of every stage.
+        model: what the objective calls on `batch.images`: `net`, or its head where features are cached.
+        objective: the method.
+        source: training batches.
+        config: how to train.
+        problem: what the objective may know.
+        accelerator: device, processes, precision.
+        out: run folder for checkpoints, `best.safetensors` and `metrics.jsonl`; None writes nothing.
+        validate: called after each epoch with the net (or its averaged copy) in eval mode; returns metrics.
+
+    Raises:
+        TrainingError: the loss is not finite (parts and weights are as before that step).
+        CheckpointError: resuming from something that does not fit.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        objective: Objective,
+        source: BatchSource,
+        config: FitConfig,
+        problem: Problem,
+        *,
+        accelerator: Accelerator,
+        model: nn.Module | None = None,
+        out: Path | None = None,
+        validate: Callable[[nn.Module], Metrics] | None = None,
+    ) -> None:
+        self.net, self.objective, self.source, self.config, self.problem = net, objective, source, config, problem
+        self.accelerator, self.out, self.validate = accelerator, out, validate
+        self.base = net if model is None else model
+        self.folder = None if out is None else CheckpointFolder(out / "checkpoints")
+        net.to(accelerator.device, memory_format=torch.channels_last)
+        self.parts: dict[str, Part] = dict(objective.setup(net, problem))
+        self.averaged: AveragedModel | None = None
+        if config.weight_ema:
+            average = get_ema_multi_avg_fn(config.weight_ema)
+            self.averaged = AveragedModel(net, multi_avg_fn=average, use_buffers=True)
+        self.state = _State()
+        self.model: nn.Module = self.base
+        self.optimizer: Any = None
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The net whose predictions count: the averaged one if weights are averaged."""
+        return self.net if self.averaged is None else self.averaged.module
+
+    def run(self, resume: bool = False) -> Iterator[Event]:
+        """Train, yielding events. With `resume` it goes on from the last checkpoint in `out`, if there is one."""
+        path = self.folder.last() if resume and self.folder is not None else None
+        if path is not None:
+            self._load(path)
+        yield Started(self.config.epochs, self.source.steps_per_epoch, path, self.state.epoch)
+        first = 0
+        for stage in self.config.stages:
+            if first <= self.state.epoch < first + stage.epochs:
+                self._begin_stage(stage)
+                if path is not None and (self.state.epoch, self.state.step) != (first, 0):
+                    self._load_optimizer(path)
+                path = None
+                while self.state.epoch < first + stage.epochs:
+                    yield from self._epoch(stage, first)
+            first += stage.epochs
+        self._end_stage()
+        yield Ended(self.config.epochs, self.state.best_epoch, self.state.best_value)
+
+    def _epoch(self, stage: StageConfig, first: int) -> Iterator[Event]:
+        state, started, cpu = self.state, time.perf_counter(), time.process_time()
+        if state.step == 0:
+            state.sums = {}
+            state.diagnostics = dict(self.objective.on_epoch_start(state.epoch))
+        yield EpochStarted(state.epoch, stage.name, state.diagnostics)
+        self.net.train()
+        # Sums stay on the device, so that logging waits for nothing.
+        zero = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
+        totals: dict[str, Tensor] = {k: zero + v for k, v in state.sums.items()}
+        steps = self.source.steps_per_epoch
+        batches = self.source.batches(state.epoch, state.step)
+        while group := list(islice(batches, self.config.accumulate)):
+            self._set_lr(stage, first)
+            outs, applied = self._optimise(group, stage)
+            for out in outs:
+                for key, value in {"loss": out.loss, **out.logs}.items():
+                    totals[key] = totals.get(key, zero) + value.detach()
+            state.step += len(group)
+            state.global_step += 1
+            yield StepEnded(Progress(state.epoch, state.step, steps, stage.warmup), state.global_step, applied)
+            every = self.config.checkpoint_every_steps
+            if self.folder is not None and every and state.global_step % every == 0 and state.step < steps:
+                state.sums = {k: float(v) for k, v in totals.items()}
+                yield Saved(self._save())
+        record, best = self._end_epoch(stage, {k: float(v) / steps for k, v in totals.items()}, started, cpu)
+        yield EpochEnded(record, best)
+        if self.folder is not None:
+            yield Saved(self._save())
+
+    def _optimise(self, group: list[Batch], stage: StageConfig) -> tuple[list[Step], bool]:
+        """One optimiser step over the batches of `group`; commits what really happened."""
+        state, accelerator = self.state, self.accelerator
+        self.optimizer.zero_grad(set_to_none=True)
+        outs: list[Step] = []
+        moved: list[Batch] = []
+        for i, batch in enumerate(group):
+            batch = batch.to(accelerator.device)
+            batch = Batch(batch.images.contiguous(memory_format=torch.channels_last), batch.labels, batch.index, batch.views)
+            at = Progress(state.epoch, state.step + i, self.source.steps_per_epoch, stage.warmup)
+            with self._randomness(at), nullcontext() if i == len(group) - 1 else accelerator.no_sync(self.model):
+                out = self.objective.step(self.model, batch, at)
+                accelerator.backward(out.loss / len(group))
+            outs.append(out)
+            moved.append(batch)
+        finite = torch.stack([out.loss.detach() for out in outs]).isfinite().all()
+        if not bool(accelerator.reduce(finite.float(), "sum") == accelerator.num_processes):
+            losses = ", ".join(f"{float(out.loss):g}" for out in outs)
+            raise TrainingError(
+                f"the loss is {losses} at epoch {state.epoch}, step {state.step}; weights and stores are as before that step. "
+                "Lower the learning rate, set train.clip_norm = 1.0, or use train.precision = \"no\"; then resume or start again."
+            )
+        self._reduce_parts()
+        if self.config.clip_norm:
+            accelerator.clip_grad_norm_(self._parameters(), self.config.clip_norm)
+        self.optimizer.step()
+        applied = not accelerator.optimizer_step_was_skipped
+        if applied:
+            if self.averaged is not None:
+                self.averaged.update_parameters(self.net)
+            for batch, out in zip(moved, outs, strict=True):
+                self.objective.commit(self.model, batch, out)
+        return outs, applied
+
+    def _randomness(self, at: Progress) -> Any:
+        """Dropout and the like draw from a generator that is a function of (seed, epoch, step, rank)."""
+        device = self.accelerator.device
+        fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+        return _Seeded(fork, hash((self.config.seed, at.epoch, at.step, self.accelerator.process_index)) % 2**63)
+
+    def _begin_stage(self, stage: StageConfig) -> None:
+        self._end_stage()
+        net: Any = self.net
+        net.freeze(stage.trainable, batchnorm_eval=self.config.batchnorm_eval)
+        accelerator = self.accelerator
+        adam = torch.optim.Adam(self._parameters(), lr=stage.lr, weight_decay=self.config.weight_decay)
+        self.optimizer = accelerator.prepare_optimizer(adam)
+        model: nn.Module = Autocast(self.base, accelerator.device.type, self.config.precision)
+        if accelerator.num_processes > 1:
+            # Wrapped anew at every stage, since DDP must not see parameters freeze or thaw.
+            on_gpu = accelerator.device.type == "cuda"
+            model = nn.parallel.DistributedDataParallel(model, device_ids=[accelerator.device] if on_gpu else None)
+        self.model = model
+
+    def _end_stage(self) -> None:
+        self.accelerator.free_memory()
+        self.model, self.optimizer = self.base, None
+
+    def _part_parameters(self) -> list[nn.Parameter]:
+        modules = [part for part in self.parts.values() if isinstance(part, nn.Module)]
+        return [p for module in modules for p in module.parameters() if p.requires_grad]
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [*(p for p in self.base.parameters() if p.requires_grad), *self._part_parameters()]
+
+    def _reduce_parts(self) -> None:
+        """Average the gradients of the objective's own modules over processes (the net's are averaged by DDP)."""
+        if self.accelerator.num_processes > 1:
+            for parameter in self._part_parameters():
+                if parameter.grad is not None:
+                    parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
+
+    def _set_lr(self, stage: StageConfig, first: int) -> None:
+        """Cosine per step from lr to 0 over the stage, or constant."""
+        steps = self.source.steps_per_epoch
+        done = ((self.state.epoch - first) * steps + self.state.step) / (stage.epochs * steps)
+        lr = stage.lr * (0.5 * (1 + math.cos(math.pi * done)) if stage.schedule == "cosine" else 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def _end_epoch(
+        self, stage: StageConfig, means: Mapping[str, float], started: float, cpu: float
+    ) -> tuple[dict[str, float | int | str], bool]:
+        state = self.state
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
+        metrics: Metrics = {}
+        if self.validate is not None:
+            net = self.evaluated
+            net.eval()
+            with torch.no_grad():
+                metrics = self.validate(net)
+            net.train()
+        record: dict[str, float | int | str] = {
+            "epoch": state.epoch,
+            "stage": stage.name,
+            "step": state.global_step,
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            "seconds": round(seconds, 3),
+            "cpu_seconds": round(cpu_seconds, 3),
+            **{f"train/{k}": v for k, v in means.items()},
+            **{f"state/{k}": v for k, v in state.diagnostics.items()},
+            **{f"val/{k}": v for k, v in metrics.items()},
+        }
+        value = metrics.get(self.config.monitor, math.nan)
+        best = math.isfinite(value) and (state.best_value is None or value > state.best_value)
+        if best:
+            state.best_epoch, state.best_value = state.epoch, value
+        state.history.append(record)
+        state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
+        if self.out is not None and self.accelerator.is_main_process:
+            if best:
+                save_tensors(self.out / "best.safetensors", self.evaluated.state_dict())
+            lines = [_json_line(line) for line in state.history]
+            write_text(self.out / "metrics.jsonl", "".join(lines))
+        return record, best
+
+    def _save(self) -> Path:
+        assert self.folder is not None
+        accelerator, step = self.accelerator, self.state.global_step
+        temporary = self.folder.root / f".step-{step:09d}.tmp"
+        if accelerator.is_main_process:
+            self.folder.begin(step)
+            save_tensors(temporary / "net.safetensors", self.net.state_dict())
+            if self.averaged is not None:
+                save_tensors(temporary / "averaged.safetensors", self.averaged.state_dict())
+            extra = {"optimizer": self.optimizer.state_dict()}
+            if accelerator.scaler is not None:
+                extra["scaler"] = accelerator.scaler.state_dict()
+            torch.save(extra, temporary / "optimizer.pt")
+        accelerator.wait_for_everyone()
+        for name, part in self.parts.items():
+            save_part(temporary / f"parts-{accelerator.process_index}", name, part.state_dict())
+        accelerator.wait_for_everyone()
+        path = self.folder.root / f"step-{step:09d}"
+        if accelerator.is_main_process:
+            facts = {"state": asdict(self.state), "parts": sorted(self.parts), "processes": accelerator.num_processes}
+            path = self.folder.finish(step, facts)
+        accelerator.wait_for_everyone()
+        return path
+
+    def _load(self, path: Path) -> None:
+        progress = CheckpointFolder.progress(path)
+        for what, saved, now in (
+            ("parts", progress["parts"], sorted(self.parts)),
+            ("processes", progress["processes"], self.accelerator.num_processes),
+        ):
+            if saved != now:
+                raise CheckpointError(f"{path} was written with {what} {saved}, this run has {now}; resume it the way it began.")
+        self.net.load_state_dict(load_tensors(path / "net.safetensors"))
+        if self.averaged is not None:
+            self.averaged.load_state_dict(load_tensors(path / "averaged.safetensors"))
+        for name, part in self.parts.items():
+            part.load_state_dict(load_part(path / f"parts-{self.accelerator.process_index}", name))
+        self.state = _State(**progress["state"])
+
+    def _load_optimizer(self, path: Path) -> None:
+        extra = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
+        self.optimizer.load_state_dict(extra["optimizer"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(extra["scaler"])
+
+
+@final
+class Autocast(nn.Module):
+    """A net whose forward pass runs in mixed precision and whose outputs are float32 again.
+
+    Accelerate can do this too, by patching `forward` of the module itself, which then also changes evaluation and does
+    not survive a second stage.
+    """
+
+    def __init__(self, module: nn.Module, device_type: str, precision: str) -> None:
+        super().__init__()
+        self.module, self.device_type = module, device_type
+        self.dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+    def forward(self, images: Tensor) -> Output:
+        """The net's output, in float32."""
+        if self.dtype is None:
+            out: Output = self.module(images)
+            return out
+        with torch.autocast(self.device_type, self.dtype):
+            out = self.module(images)
+        return Output(*(value.float() for value in out))
+
+
+class _Seeded:
+    """A forked global generator, seeded, for the length of a `with` block."""
+
+    def __init__(self, fork: Any, seed: int) -> None:
+        self.fork, self.seed = fork, seed
+
+    def __enter__(self) -> None:
+        self.fork.__enter__()
+        torch.manual_seed(self.seed)
+
+    def __exit__(self, *error: object) -> None:
+        self.fork.__exit__(*error)
+
+
+def _json_line(record: Mapping[str, float | int | str]) -> str:
+    return json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}) + "\n"

@@ -1,0 +1,71 @@
+"""The one table of methods: name -> class. Their settings, defaults and help come from the class itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, get_type_hints
+
+from pydantic import create_model
+
+from fewtags.config import ObjectiveConfig
+from fewtags.errors import ConfigError
+from fewtags.labels import suggest
+from fewtags.objectives.assume_negative import BCE, AssumeNegative
+from fewtags.objectives.base import Objective
+from fewtags.objectives.expected_negative import ExpectedNegative
+
+METHODS: Mapping[str, type[Objective]] = {
+    "bce": BCE,
+    "assume_negative": AssumeNegative,
+    "expected_negative": ExpectedNegative,
+}
+
+
+@cache
+def settings_models() -> Mapping[str, type[ObjectiveConfig]]:
+    """A settings model for every method, made from the signature of its class."""
+    return {name: _settings_model(name, method) for name, method in METHODS.items()}
+
+
+def _settings_model(name: str, method: type[Objective]) -> type[ObjectiveConfig]:
+    hints = get_type_hints(method)
+    fields: dict[str, Any] = {
+        parameter: (hints[parameter], value.default) for parameter, value in inspect.signature(method).parameters.items()
+    }
+    return create_model(f"{method.__name__}Config", __base__=ObjectiveConfig, **fields)
+
+
+def make_objective(settings: ObjectiveConfig, **derived: Any) -> Objective:
+    """The objective that the settings describe; `derived` replaces settings that were left to derive (None)."""
+    values = settings.model_dump(exclude={"name"})
+    values |= {k: v for k, v in derived.items() if k in values and values[k] is None}
+    return METHODS[settings.name](**values)
+
+
+def settings_of(objective: Objective) -> ObjectiveConfig:
+    """The settings that describe an objective of the table.
+
+    Raises:
+        ConfigError: an objective that is not in the table cannot be written into a run folder.
+    """
+    for name, method in METHODS.items():
+        if type(objective) is method:
+            assert dataclasses.is_dataclass(objective)
+            values = {field.name: getattr(objective, field.name) for field in dataclasses.fields(objective)}
+            return settings_models()[name](name=name, **values)
+    known = ", ".join(method.__name__ for method in METHODS.values())
+    raise ConfigError(f"{type(objective).__name__} is not one of {known}; train it with fewtags.fit, which takes any.")
+
+
+def method_class(name: str) -> type[Objective]:
+    """The class of a method.
+
+    Raises:
+        ConfigError: unknown; the closest name is suggested.
+    """
+    if name not in METHODS:
+        raise ConfigError(f"{name!r} is not a method{suggest(name, METHODS)}. Known: {', '.join(METHODS)}.")
+    return METHODS[name]

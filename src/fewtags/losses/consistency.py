@@ -1,0 +1,76 @@
+"""Consistency with running averages: the same function for image scores (CL) and for heatmaps (SCL)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from fewtags.errors import ConfigError
+
+
+def consistency(
+    logits: Float[Tensor, "b c *s"],
+    target: Float[Tensor, "b c *s"],
+    *,
+    distance: str = "l1",
+    weight: Bool[Tensor, "#b #c *#s"] | Float[Tensor, "#b #c *#s"] | None = None,
+) -> Float[Tensor, ""]:
+    """Mean distance between predicted probabilities f = sigmoid(logits) and target probabilities t.
+
+    With logits [b, c] against running averages of scores this is CL (SCL paper, Verelst et al., WACV 2023, eq. 6); with
+    logits [b, c, h, w] against crop-frame heatmaps it is SCL (eq. 7). The paper writes a norm without a denominator;
+    here it is the mean over *all* cells (b x c, or b x c x h x w), the scale on which one loss weight serves both and
+    balances the classification loss, which has 1 / c.
+
+    Distances per cell (appendix E compares them):
+        `l1`: |f - t|, in 0..1.
+        `l2`: the *squared* difference (f - t)^2, in 0..1.
+        `jsd`: Jensen-Shannon divergence of the Bernoulli distributions f and t, in nats, in 0..log 2.
+
+    Args:
+        logits: any range; computed in float32 (float64 stays float64), inside autocast too.
+        target: probabilities in 0..1, cast to the precision of the computation. They get no gradient.
+        distance: "l1", "l2" or "jsd".
+        weight: broadcasts against the logits. A cell of weight 0 adds nothing but stays in the denominator.
+
+    Returns:
+        A scalar; 0 for an empty batch.
+
+    Raises:
+        ConfigError: an unknown distance.
+
+    >>> round(float(consistency(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.5]]))), 4)  # (|.5 - 1| + 0) / 2
+    0.25
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    target = target.detach().to(logits.dtype)
+    match distance:
+        case "l1":
+            cell = (logits.sigmoid() - target).abs()
+        case "l2":
+            cell = (logits.sigmoid() - target).square()
+        case "jsd":
+            cell = _jensen_shannon(logits, target)
+        case _:
+            raise ConfigError(f"distance {distance!r} is not one of l1, l2, jsd.")
+    if weight is not None:
+        cell = cell * weight
+    return cell.sum() / max(cell.numel(), 1)
+
+
+def _jensen_shannon(logits: Float[Tensor, "*cells"], target: Float[Tensor, "*cells"]) -> Float[Tensor, "*cells"]:
+    """Half the sum of KL(f || m) and KL(t || m) with m = (f + t) / 2.
+
+    Logarithms of f come from the logits and those of m from `logaddexp`: f may round to 0 or 1, and t may be 0 or 1,
+    without an infinity in the value or the gradient.
+    """
+    halves = []
+    for sign, t in ((1.0, target), (-1.0, 1 - target)):
+        log_f = F.logsigmoid(sign * logits)
+        log_m = torch.logaddexp(log_f, t.log()) - math.log(2)
+        halves.append(log_f.exp() * (log_f - log_m) + torch.xlogy(t, t) - t * log_m)
+    return (halves[0] + halves[1]) / 2

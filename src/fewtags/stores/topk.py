@@ -1,0 +1,157 @@
+"""Expected positives: the images most likely to hold each class (SCL, Verelst et al., WACV 2023, section 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int8, Int64
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fewtags.labels import Label, LabelMatrix
+from fewtags.stores.state import copy_state
+
+Reading = Literal["all_then_or", "fill", "unannotated_only"]
+
+
+def expected_counts(
+    labels: LabelMatrix,
+    positives_per_image: float | None,
+    class_prior: Sequence[float] | None = None,
+    *,
+    normalised: bool = True,
+) -> NDArray[np.int64]:
+    """How many of the N images are expected to hold each class: p_i, int64 [C].
+
+    p_i = round_half_up(K N count_i / sum_j count_j), clamped to [count_i, N - known negatives of i], where count_i is
+    the number of annotated positives. A class without positives gets 0.
+
+    Eq. (3) of the paper is K count_i. It assumes exactly one positive per image, where both are equal; with several
+    positives in some images, or none in others, eq. (3) expects more or fewer than K per image, and the form above does
+    not. `normalised=False` gives eq. (3) as printed.
+
+    Args:
+        labels: the training labels.
+        positives_per_image: K, mean number of classes an image holds.
+        class_prior: share of images holding each class, [C]. Where given, p_i = round_half_up(prior_i N) with the same
+            clamp, for every class, and K is not used. Eq. (3) takes the class shares from the annotations, which can be
+            off by a factor of two (COCO: spoon 0.5, bear 2.6).
+        normalised: see above.
+
+    >>> one_each = LabelMatrix.from_dense(np.eye(4, 2, dtype=np.int8))  # two of four images have a label
+    >>> expected_counts(one_each, 1.5).tolist(), expected_counts(one_each, 1.5, normalised=False).tolist()
+    ([3, 3], [2, 2])
+    """
+    images = labels.shape[0]
+    annotated = labels.counts(Label.POSITIVE)
+    if class_prior is not None:
+        expected: NDArray[np.floating] = np.asarray(class_prior, np.float64) * images
+    else:
+        assert positives_per_image is not None, "give positives_per_image or class_prior"
+        # In this order the factor is exactly 1 for one positive per image, so that both forms round alike.
+        scale = images / max(int(annotated.sum()), 1) if normalised else 1.0
+        expected = positives_per_image * annotated * scale
+    rounded = np.floor(expected + 0.5).astype(np.int64)
+    most: NDArray[np.int64] = images - labels.counts(Label.NEGATIVE)
+    clamped: NDArray[np.int64] = np.minimum(np.maximum(rounded, annotated), most)
+    return clamped
+
+
+def class_blocks(samples: int, classes: int, cells: int = 2**23) -> Iterator[tuple[int, int]]:
+    """Cut the classes into blocks (first, one past the last) of at most `cells` cells, but at least one class.
+
+    >>> list(class_blocks(10, 5, cells=20))
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    width = max(1, cells // max(samples, 1))
+    for first in range(0, classes, width):
+        yield first, min(first + width, classes)
+
+
+@final
+class ExpectedPositives:
+    """The mask z-hat of eq. (5), kept as one cut per class instead of one bit per (image, class).
+
+    Images are ranked by (score descending, index ascending); those down to the cut, which is itself the (score, index)
+    of the last one, are expected positives. The paper computes z-hat once at the start of an epoch. An image is visited
+    once per epoch and its scores change after its own step only, so comparing them to the cut at that step gives the
+    same answer, with O(C) state and no N x C mask.
+
+    Annotations come first: annotated positives are always in, known negatives never. Until the first `refresh` nothing
+    but the annotated positives is expected: z-hat^0 of the paper, with which EN is the assume-negative loss.
+
+    Readings of "the top-p_i instances", which the paper leaves open:
+        `all_then_or`: the top p_i of all images but known negatives, then OR with the annotated positives (literal).
+        `fill`: the annotated positives, filled up to exactly p_i with the best unannotated images.
+        `unannotated_only`: the top p_i of the unannotated images, in addition to the annotated positives.
+
+    Args:
+        classes: C.
+        reading: one of the above.
+        device: where the cuts live and the ranking is done.
+    """
+
+    def __init__(self, classes: int, reading: Reading = "all_then_or", device: torch.device | None = None) -> None:
+        self.reading = reading
+        self.cut_score = torch.full((classes,), torch.inf, device=device)
+        self.cut_index = torch.full((classes,), -1, dtype=torch.int64, device=device)
+
+    def refresh(
+        self,
+        first: int,
+        scores: Float[Tensor, "n k"],
+        labels: Int8[Tensor, "n k"],
+        counts: Int64[Tensor, "k"],
+    ) -> None:
+        """Set the cuts of the classes first..first + k - 1 from the scores of all N images.
+
+        Args:
+            first: first class of the block.
+            scores: of all images, in the order of their global index.
+            labels: likewise.
+            counts: p_i, expected positives per class (`expected_counts`).
+        """
+        unknown = labels == Label.UNKNOWN
+        candidate = (unknown | (labels == Label.POSITIVE) if self.reading == "all_then_or" else unknown).T
+        if self.reading == "fill":
+            counts = counts - (labels == Label.POSITIVE).sum(0)
+        take = torch.minimum(counts.clamp(min=0), candidate.sum(1))
+        ranked = torch.where(candidate, scores.T, -torch.inf).contiguous()
+        nothing = ranked.new_full((), torch.inf)
+        cut = torch.stack(
+            [
+                row.topk(number, sorted=False).values.min() if number else nothing
+                for row, number in zip(ranked, take.tolist(), strict=True)
+            ]
+        )
+        # Ties at the cut: the first images by index, as many as are still wanted.
+        tied = candidate & (ranked == cut[:, None])
+        wanted = take - (ranked > cut[:, None]).sum(1)
+        last = tied & (tied.cumsum(1) == wanted[:, None])
+        block = slice(first, first + len(cut))
+        self.cut_score[block] = cut
+        self.cut_index[block] = torch.where(take > 0, last.int().argmax(1), -1)
+
+    def mask(
+        self, scores: Float[Tensor, "b k"], labels: Int8[Tensor, "b k"], index: Int64[Tensor, "b"], first: int = 0
+    ) -> Bool[Tensor, "b k"]:
+        """z-hat of the images `index` (global), classes from `first` on; `scores` of before this epoch's visit."""
+        block = slice(first, first + scores.shape[1])
+        score, place = self.cut_score[block], self.cut_index[block]
+        above = (scores > score) | ((scores == score) & (index[:, None] <= place))
+        return (above & (labels == Label.UNKNOWN)) | (labels == Label.POSITIVE)
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """The tensors themselves, not copies."""
+        return {"cut_score": self.cut_score, "cut_index": self.cut_index}
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
+        """Take a state back, in place.
+
+        Raises:
+            CheckpointError: the state has other names, shapes or dtypes.
+        """
+        copy_state(self.state_dict(), state_dict, "expected positives")

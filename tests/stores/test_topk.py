@@ -1,0 +1,212 @@
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fewtags.errors import CheckpointError
+from fewtags.labels import Label, LabelMatrix
+from fewtags.stores.rows import ScoreStore
+from fewtags.stores.topk import ExpectedPositives, class_blocks, expected_counts
+
+SCL = json.loads((Path(__file__).parents[1] / "golden" / "scl.json").read_text())
+STATE = {1: Label.POSITIVE, 0: Label.NEGATIVE, -1: Label.UNKNOWN}  # the encoding of the golden files
+P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
+READINGS = ["all_then_or", "fill", "unannotated_only"]
+
+
+def matrix(rows):
+    return LabelMatrix.from_dense(np.array(rows, np.int8))
+
+
+def golden_labels(which):
+    return np.array([[STATE[v] for v in row] for row in SCL[f"labels_{which}"]], np.int8)
+
+
+def mask_of(scores, labels, counts, reading, *, blocks=None):
+    """z-hat of all images, from scores [N, C] and labels [N, C]."""
+    scores, labels = torch.as_tensor(scores, dtype=torch.float32), torch.as_tensor(labels)
+    expected = ExpectedPositives(labels.shape[1], reading)
+    for first, last in blocks or [(0, labels.shape[1])]:
+        expected.refresh(first, scores[:, first:last], labels[:, first:last], torch.as_tensor(counts)[first:last])
+    return expected.mask(scores, labels, torch.arange(len(scores)))
+
+
+def reference(scores, labels, counts, reading):
+    """Double argsort per class, slow and plain."""
+    mask = np.zeros(labels.shape, bool)
+    for c in range(labels.shape[1]):
+        take, candidates = counts[c], labels[:, c] != N
+        if reading != "all_then_or":
+            candidates = labels[:, c] == U
+        if reading == "fill":
+            take = take - (labels[:, c] == P).sum()
+        order = sorted(np.flatnonzero(candidates), key=lambda n, c=c: (-scores[n, c], n))
+        mask[order[: max(take, 0)], c] = True
+    return mask | (labels == P)
+
+
+# --- expected counts
+
+
+def test_counts_round_half_up_by_hand():
+    """Eq. (3), K = 2.5: counts 1, 3 of N = 9 give 2.5 -> 3 and 7.5 -> 8 (half to even would give 2 and 8)."""
+    labels = matrix([[P, U], [U, P], [U, P], [U, P]] + [[U, U]] * 5)
+    assert expected_counts(labels, 2.5, normalised=False).tolist() == [3, 8]
+
+
+def test_counts_do_not_depend_on_how_many_images_are_annotated():
+    """Half the images carry no label: eq. (3) halves, the normalised form keeps K N = 1.5 * 8 = 12 in all."""
+    labels = matrix([[P, U], [U, P]] * 2 + [[U, U]] * 4)
+    assert expected_counts(labels, 1.5).tolist() == [6, 6]
+    assert expected_counts(labels, 1.5, normalised=False).tolist() == [3, 3]
+
+
+def test_counts_stay_between_known_positives_and_possible_ones():
+    """Class 0: .3 * 2 -> 1, but 2 are known. Class 1: 2.4 * 2 -> 5, but 2 of 4 images are known not to hold it."""
+    assert expected_counts(matrix([[P, U], [P, U], [U, U], [U, U]]), 0.3, normalised=False).tolist() == [2, 0]
+    assert expected_counts(matrix([[U, P], [U, P], [U, N], [U, N]]), 2.4, normalised=False).tolist() == [0, 2]
+
+
+def test_a_class_without_positives_is_expected_nowhere():
+    assert expected_counts(matrix([[P, U], [P, U]]), 2.0).tolist() == [2, 0]
+    assert expected_counts(matrix([[U, N], [U, U]]), 2.0).tolist() == [0, 0]
+
+
+def test_a_class_prior_replaces_eq_3():
+    """Shares .5, .125, 0 of 4 images: 2; .5 -> 1 (half up); 0, clamped to the one known positive."""
+    labels = matrix([[U, U, P], [U, U, U], [U, U, U], [U, U, U]])
+    assert expected_counts(labels, None, (0.5, 0.125, 0.0)).tolist() == [2, 1, 1]
+    assert expected_counts(labels, 3.0, (0.5, 0.125, 0.0)).tolist() == [2, 1, 1]
+
+
+@pytest.mark.parametrize("which", ["single_positive", "partial"])
+def test_golden_counts(which):
+    labels = LabelMatrix.from_dense(golden_labels(which))
+    golden = SCL["expected_counts"]
+    assert expected_counts(labels, SCL["K"]).tolist() == golden[f"{which}_normalised"]
+    assert expected_counts(labels, SCL["K"], normalised=False).tolist() == golden[f"{which}_literal"]
+
+
+@given(st.floats(0.5, 40), st.integers(1, 300), st.integers(0, 2**32 - 1))
+def test_both_forms_agree_with_one_positive_per_image(positives_per_image, samples, seed):
+    rng = np.random.default_rng(seed)
+    dense = np.full((samples, 7), U, np.int8)
+    dense[np.arange(samples), rng.integers(7, size=samples)] = P
+    labels = LabelMatrix.from_dense(dense)
+    literal = expected_counts(labels, positives_per_image, normalised=False)
+    assert expected_counts(labels, positives_per_image).tolist() == literal.tolist()
+
+
+# --- the mask
+
+
+def test_mask_by_hand():
+    """p = 2 of .9 (known negative), .7, .5, .5, .2 (annotated): ranked .7, then the first .5; plus the annotated.
+
+    `fill`: one more than the annotated, .7. `unannotated_only`: two unannotated ones, .7 and the first .5.
+    """
+    scores, labels = [[0.9], [0.7], [0.5], [0.5], [0.2]], np.array([[N], [U], [U], [U], [P]], np.int8)
+    expected = {"all_then_or": [0, 1, 1, 0, 1], "fill": [0, 1, 0, 0, 1], "unannotated_only": [0, 1, 1, 0, 1]}
+    for reading, column in expected.items():
+        assert mask_of(scores, labels, np.array([2]), reading)[:, 0].int().tolist() == column, reading
+
+
+def test_nothing_but_the_annotated_is_expected_before_the_first_ranking():
+    labels = torch.tensor([[P, U, N]], dtype=torch.int8)
+    expected = ExpectedPositives(3)
+    assert expected.mask(torch.ones(1, 3), labels, torch.tensor([0])).tolist() == [[True, False, False]]
+
+
+def test_nothing_is_expected_of_a_class_without_positives():
+    labels = np.array([[P, U], [U, U]], np.int8)
+    counts = expected_counts(LabelMatrix.from_dense(labels), 2.0)
+    for reading in READINGS:
+        assert not mask_of(np.ones((2, 2)), labels, counts, reading)[:, 1].any(), reading
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("which", ["single_positive", "partial"])
+def test_golden_masks(which, reading):
+    labels = golden_labels(which)
+    scores = ScoreStore(10, 4, momentum=SCL["mu"])
+    index = torch.arange(10)
+    scores.update(index, torch.tensor(SCL["logits"]).sigmoid(), torch.from_numpy(labels))
+    counts = expected_counts(LabelMatrix.from_dense(labels), SCL["K"])
+    mask = mask_of(scores.read(index, torch.from_numpy(labels)), labels, counts, reading)
+    assert mask.int().tolist() == SCL["zhat"][f"{which}_{reading}"]
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize(("samples", "classes"), [(1, 1), (2, 1), (5, 3), (40, 6)])
+@pytest.mark.parametrize("levels", [1, 3, 1000])
+def test_equals_double_argsort(samples, classes, levels, reading):
+    """With 1 and 3 levels nearly every score is tied."""
+    rng = np.random.default_rng(samples + levels)
+    for _ in range(20):
+        scores = rng.integers(levels, size=(samples, classes)) / levels
+        labels = rng.choice(np.array([P, U, U, U, N], np.int8), size=(samples, classes))
+        known, room = (labels == P).sum(0), (labels != N).sum(0)
+        counts = rng.integers(known, room + 1)
+        expected = reference(scores, labels, counts, reading)
+        assert np.array_equal(mask_of(scores, labels, counts, reading).numpy(), expected)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(READINGS))
+def test_blocks_of_classes_change_nothing_and_classes_permute(seed, reading):
+    rng = np.random.default_rng(seed)
+    scores, labels = rng.integers(4, size=(12, 5)) / 4, rng.choice(np.array([P, U, U, N], np.int8), size=(12, 5))
+    counts = expected_counts(LabelMatrix.from_dense(labels), 2.0)
+    whole = mask_of(scores, labels, counts, reading)
+    assert torch.equal(whole, mask_of(scores, labels, counts, reading, blocks=class_blocks(12, 5, cells=24)))
+    order = rng.permutation(5)
+    assert torch.equal(whole[:, order], mask_of(scores[:, order], labels[:, order], counts[order], reading))
+
+
+def test_mask_of_a_block_is_that_part_of_the_whole():
+    rng = np.random.default_rng(0)
+    scores, labels = torch.from_numpy(rng.random((9, 4), np.float32)), torch.zeros(9, 4, dtype=torch.int8)
+    expected, index = ExpectedPositives(4), torch.arange(9)
+    expected.refresh(0, scores, labels, torch.tensor([1, 2, 3, 4]))
+    whole = expected.mask(scores, labels, index)
+    assert whole.sum(0).tolist() == [1, 2, 3, 4]
+    assert torch.equal(expected.mask(scores[:, 1:3], labels[:, 1:3], index, 1), whole[:, 1:3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@given(st.integers(0, 2**32 - 1), st.sampled_from(READINGS))
+def test_mask_during_an_epoch_is_the_mask_at_its_start(dtype, seed, reading):
+    """Each image is asked once, before its own update; images asked earlier have been updated by then."""
+    rng = np.random.default_rng(seed)
+    labels = torch.from_numpy(rng.choice(np.array([P, U, U, U, N], np.int8), size=(11, 3)))
+    scores, everyone = ScoreStore(11, 3, dtype=dtype), torch.arange(11)
+    coarse = torch.from_numpy(rng.integers(5, size=(2, 11, 3)) / 4).float()  # ties on purpose
+    scores.update(everyone, coarse[0], labels)
+    expected = ExpectedPositives(3, reading)
+    counts = torch.from_numpy(expected_counts(LabelMatrix.from_dense(labels.numpy()), 1.7))
+    expected.refresh(0, scores.columns(0, 3, labels), labels, counts)
+    at_start = expected.mask(scores.read(everyone, labels), labels, everyone)
+    for index in torch.from_numpy(rng.permutation(11)).split(4):
+        asked = expected.mask(scores.read(index, labels[index]), labels[index], index)
+        assert torch.equal(asked, at_start[index])
+        scores.update(index, coarse[1, index], labels[index])
+
+
+def test_state_round_trip_and_refusal():
+    expected, other = ExpectedPositives(2), ExpectedPositives(2)
+    scores, labels = torch.tensor([[0.1, 0.4], [0.3, 0.2]]), torch.zeros(2, 2, dtype=torch.int8)
+    expected.refresh(0, scores, labels, torch.tensor([1, 0]))
+    assert expected.cut_score.tolist() == [scores[1, 0].item(), float("inf")]
+    assert expected.cut_index.tolist() == [1, -1]
+    other.load_state_dict(expected.state_dict())
+    assert torch.equal(other.mask(scores, labels, torch.arange(2)), expected.mask(scores, labels, torch.arange(2)))
+    message = (
+        "expected positives.cut_score is float32 [2] in the checkpoint and float32 [3] in this run. "
+        "Resume with the settings, data and number of processes the checkpoint was written with."
+    )
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        ExpectedPositives(3).load_state_dict(expected.state_dict())

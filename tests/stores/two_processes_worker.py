@@ -1,0 +1,57 @@
+"""One of two processes: fills its shard of the stores, ranks over both, and saves what it holds."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from fewtags.geometry import View, stack_views
+from fewtags.labels import Batch, LabelMatrix
+from fewtags.objectives.base import Problem, Step
+from fewtags.objectives.expected_negative import ExpectedNegative, Predictions
+from fewtags.stores.shard import Shard
+
+SAMPLES, CLASSES, GRID = 13, 4, (2, 3)
+
+
+def labels():
+    rng = np.random.default_rng(0)
+    return LabelMatrix.from_dense(rng.choice(np.array([1, 0, 0, 0, -1], np.int8), size=(SAMPLES, CLASSES)))
+
+
+def truth():
+    return LabelMatrix.from_dense(np.random.default_rng(1).choice(np.array([1, -1], np.int8), size=(SAMPLES, CLASSES)))
+
+
+def run(shard):
+    """Two epochs of random predictions for the rows of `shard`; the state of every part, and the diagnostics."""
+    problem = Problem(labels=labels(), grid=GRID, warmup_epochs=1, epochs=3, shard=shard, truth=truth())
+    method = ExpectedNegative(
+        positives_per_image=1.8, scl_weight=1.0, heatmap_top_k=3, heatmap_rounding="stochastic", corrected_averages=True
+    )
+    net = torch.nn.Identity()
+    parts, found = method.setup(net, problem), []
+    for epoch in range(3):
+        found.append(dict(method.on_epoch_start(epoch)))
+        rng = np.random.default_rng(2 + epoch)
+        # Scores of four levels only: ties at every cut, across the processes.
+        scores = torch.from_numpy(rng.integers(4, size=(SAMPLES, CLASSES)) / 3).float()
+        maps = torch.from_numpy(rng.random((SAMPLES, CLASSES, *GRID), np.float32))
+        lefts, everything = rng.uniform(0, 0.5, SAMPLES), torch.from_numpy(problem.labels.dense())
+        for index in shard.owned(SAMPLES).split(3):
+            views = stack_views([View.crop(lefts[n], 0.0, lefts[n] + 0.5, 1.0) for n in index.tolist()])
+            batch = Batch(torch.zeros(len(index), 3, 1, 1), everything[index], index, views)
+            payload = Predictions(scores[index], maps[index] if epoch >= problem.warmup_epochs else None)
+            method.commit(net, batch, Step(torch.zeros(()), {}, payload))
+    return {name: dict(part.state_dict()) for name, part in parts.items()}, found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "rendezvous"), 2), rank=rank, world_size=2)
+    state, found = run(Shard(rank, 2))
+    torch.save({"state": state, "found": found}, folder / f"{rank}.pt")
+    dist.destroy_process_group()

@@ -26,7 +26,7 @@ affine = st.builds(lambda *m: View(m), *[entries] * 6).filter(
 
 
 def golden_view(case):
-    top, left, height, width = case["crop_top_left_height_width_fraction"]
+    top, left, height, width = map(float, case["crop_top_left_height_width_fraction"])
     crop = View.crop(left, top, left + width, top + height)
     return crop.then(View.flip()) if case["hflip_after_crop"] else crop
 

@@ -62,7 +62,9 @@ class AugmentConfig(Settings):
 
     policy: Literal["coco", "imagenet", "none"] = "coco"
     size: int | None = Field(None, ge=32, description="input side in pixels")
-    min_area: float | None = Field(None, gt=0, le=1, description="smallest cropped share of the image; none: the policy's")
+    min_area: float | None = Field(
+        None, gt=0, le=1, description="smallest cropped share of the image; none: the policy's"
+    )
     flip: bool = True
 
 
@@ -93,7 +95,9 @@ class TrainConfig(Settings):
     precision: Literal["no", "bf16", "fp16"] | None = None
     weight_ema: float | None = Field(None, gt=0, lt=1)
     batchnorm_eval: bool | None = Field(None, description="hold BatchNorm statistics fixed while fine-tuning")
-    cached_views: int | None = Field(None, ge=0, description="random views cached per image when the trunk is frozen; 0: no cache")
+    cached_views: int | None = Field(
+        None, ge=0, description="random views cached per image when the trunk is frozen; 0: no cache"
+    )
     cache_gib: float = Field(4.0, gt=0)
     workers: int | None = Field(None, ge=0)
     seed: int = Field(0, ge=0)
@@ -166,7 +170,9 @@ def _assignment(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def parse(tree: Mapping[str, Any], objectives: Mapping[str, type[ObjectiveConfig]], where: str = "configuration") -> Config:
+def parse(
+    tree: Mapping[str, Any], objectives: Mapping[str, type[ObjectiveConfig]], where: str = "configuration"
+) -> Config:
     """Validate a tree of settings against all models; every problem is reported at once.
 
     Args:
@@ -211,7 +217,11 @@ def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[
         elif problem["type"] == "extra_forbidden":
             known = _fields_at(model, path[:-1])
             close = difflib.get_close_matches(path[-1], known, n=1)
-            hint = f"; did you mean {prefix + '.'.join([*path[:-1], close[0]])!r}?" if close else f"; known here: {', '.join(known)}"
+            hint = (
+                f"; did you mean {prefix + '.'.join([*path[:-1], close[0]])!r}?"
+                if close
+                else f"; known here: {', '.join(known)}"
+            )
             lines.append(f"unknown key {key!r}{hint}")
         else:
             lines.append(f"{key} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}")
@@ -262,7 +272,9 @@ class _Preset(Settings):
     stages: tuple[StageConfig, ...]
 
 
-def _stages(warmup: int, warmup_lr: float, epochs: int, lr: float, trainable: Literal["head", "all"] | int) -> tuple[StageConfig, ...]:
+def _stages(
+    warmup: int, warmup_lr: float, epochs: int, lr: float, trainable: Literal["head", "all"] | int
+) -> tuple[StageConfig, ...]:
     head = StageConfig(name="warmup", epochs=warmup, lr=warmup_lr, trainable="head", schedule="constant", warmup=True)
     main = StageConfig(name="main", epochs=epochs, lr=lr, trainable=trainable)
     return (head, main) if warmup else (main,)
@@ -272,18 +284,53 @@ OFFLINE_BACKBONE = "tf_efficientnet_lite0"
 
 PRESETS: Mapping[str, _Preset] = {
     # A frozen trunk with cached views: a usable model in a minute or two on a laptop.
-    "cpu": _Preset(backbone=OFFLINE_BACKBONE, size=224, batch_size=16, weight_decay=0.0, batchnorm_eval=True, cached_views=8,
-                   stages=_stages(5, 3e-3, 12, 1e-3, "head")),
-    "finetune": _Preset(backbone="resnet50", size=320, batch_size=16, weight_decay=0.0, batchnorm_eval=True, cached_views=0,
-                        stages=_stages(5, 3e-3, 12, 1e-4, "all")),
+    "cpu": _Preset(
+        backbone=OFFLINE_BACKBONE,
+        size=224,
+        batch_size=16,
+        weight_decay=0.0,
+        batchnorm_eval=True,
+        cached_views=8,
+        stages=_stages(5, 3e-3, 12, 1e-3, "head"),
+    ),
+    "finetune": _Preset(
+        backbone="resnet50",
+        size=320,
+        batch_size=16,
+        weight_decay=0.0,
+        batchnorm_eval=True,
+        cached_views=0,
+        stages=_stages(5, 3e-3, 12, 1e-4, "all"),
+    ),
     # Section 4.1: linear layer for 5 epochs at 1e-3, then everything for 25 epochs at 1e-5, cosine, Adam, batch 8.
-    "paper": _Preset(backbone="resnet50", size=448, batch_size=8, weight_decay=0.0, batchnorm_eval=False, cached_views=0,
-                     stages=_stages(5, 1e-3, 25, 1e-5, "all")),
-    "paper_scratch": _Preset(backbone="resnet50", size=448, batch_size=8, weight_decay=0.0, batchnorm_eval=False, cached_views=0,
-                             stages=_stages(0, 1e-3, 100, 1e-4, "all")),
+    "paper": _Preset(
+        backbone="resnet50",
+        size=448,
+        batch_size=8,
+        weight_decay=0.0,
+        batchnorm_eval=False,
+        cached_views=0,
+        stages=_stages(5, 1e-3, 25, 1e-5, "all"),
+    ),
+    "paper_scratch": _Preset(
+        backbone="resnet50",
+        size=448,
+        batch_size=8,
+        weight_decay=0.0,
+        batchnorm_eval=False,
+        cached_views=0,
+        stages=_stages(0, 1e-3, 100, 1e-4, "all"),
+    ),
     # Section 4.3.
-    "paper_imagenet": _Preset(backbone="resnet50", size=224, batch_size=64, weight_decay=1e-4, batchnorm_eval=False, cached_views=0,
-                              stages=_stages(5, 1e-4, 25, 1e-4, "all")),
+    "paper_imagenet": _Preset(
+        backbone="resnet50",
+        size=224,
+        batch_size=64,
+        weight_decay=1e-4,
+        batchnorm_eval=False,
+        cached_views=0,
+        stages=_stages(5, 1e-4, 25, 1e-4, "all"),
+    ),
 }
 
 
@@ -326,7 +373,9 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     name = train.preset or ("finetune" if facts.device == "cuda" else "cpu")
     preset = PRESETS[name]
     stages = train.stages or preset.stages
-    last = stages[-1].model_copy(update={k: v for k, v in (("epochs", train.epochs), ("lr", train.lr)) if v is not None})
+    last = stages[-1].model_copy(
+        update={k: v for k, v in (("epochs", train.epochs), ("lr", train.lr)) if v is not None}
+    )
     if train.stages and (train.epochs or train.lr):
         raise ConfigError("train.epochs and train.lr change the preset's last stage; with train.stages set them there.")
     stages = (*stages[:-1], last)
@@ -334,10 +383,12 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     frozen = all(stage.trainable == "head" for stage in stages)
     cached = train.cached_views if train.cached_views is not None else (preset.cached_views if frozen else 0)
     if cached and not frozen:
-        raise ConfigError("train.cached_views needs a frozen trunk: give every stage trainable = \"head\", or set it to 0.")
+        raise ConfigError(
+            'train.cached_views needs a frozen trunk: give every stage trainable = "head", or set it to 0.'
+        )
     precision = train.precision or ("bf16" if facts.device == "cuda" and facts.bf16 else "no")
     if precision == "fp16" and facts.device == "cpu":
-        raise ConfigError("train.precision = \"fp16\" needs a GPU; use bf16 or no.")
+        raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')
     return Resolved(
         preset=name,
         backbone=model.backbone or preset.backbone,

@@ -142,7 +142,7 @@ class LabelMatrix:
 
     def rows(self, index: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int8]:
         """Dense int8 [b, C] of the images in `index`."""
-        index = np.asarray(index).astype(np.int64)
+        index = np.asarray(index, np.int64)
         out = np.full((len(index), self.shape[1]), Label.UNKNOWN, np.int8)
         closed = self.closed[index]
         shut = closed >= 0
@@ -152,8 +152,8 @@ class LabelMatrix:
         return out
 
     def blanket(self, index: Sequence[int] | NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Cells that are negative only because their image is closed: int64 [m] positions in `index`, int64 [m] classes."""
-        index = np.asarray(index).astype(np.int64)
+        """Cells that are negative only because their image is closed: places in `index` int64 [m], classes [m]."""
+        index = np.asarray(index, np.int64)
         covered = np.zeros((len(index), self.shape[1]), np.bool_)
         shut = self.closed[index] >= 0
         covered[shut] = self.covers[self.closed[index][shut]]
@@ -218,12 +218,12 @@ class LabelMatrix:
 
     def subset(self, index: NDArray[np.integer]) -> LabelMatrix:
         """The same for the images in `index`, in that order."""
-        index = np.asarray(index).astype(np.int64)
+        index = np.asarray(index, np.int64)
         row, entry = self._entries_of(index)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(index)))]).astype(np.int64)
         return LabelMatrix(indptr, self.classes[entry], self.states[entry], self.closed[index], self.covers)
 
-    def _entries_of(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _entries_of(self, index: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """All entries of the images in `index`: position in `index` and number of the entry, int64 [m] each."""
         start, count = self.indptr[index], self.indptr[index + 1] - self.indptr[index]
         row = np.repeat(np.arange(len(index)), count)

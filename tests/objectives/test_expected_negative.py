@@ -284,23 +284,23 @@ def test_heatmaps_may_live_in_a_file_of_each_process(tmp_path):
 
 
 def test_diagnostics_by_hand():
-    """Four images, one class. s after one visit with mu = 0: .75 (annotated), .5, .25, .25; sum 1.75.
+    """Five images, one class; s after one visit with mu = 0: .75 (annotated), .5, .5, .25, .25; sum 2.25.
 
-    K = .5 and one annotation: p = .5 * 4 * 1 / 1 = 2, images 0 and 1.
-    Unannotated cells: 1, 2, 3; truth: 1 no, 2 yes, 3 unknown. Expected and judged: 1; right: none; positives: 2.
+    K = .6 and one annotation: p = .6 * 5 * 1 / 1 = 3, images 0, 1 and 2. Truth of the unannotated ones: 1 yes, 2 not
+    known, 3 yes, 4 no. Expected and judged: 1, rightly; truly positive: 1 and 3.
     """
-    labels, truth = int8([[P], [U], [U], [U]]), LabelMatrix.from_dense(np.array([[P], [N], [P], [U]], np.int8))
-    method = ExpectedNegative(positives_per_image=0.5, momentum=0.0)
-    method.setup(NET, problem_of(labels, truth=truth))
+    labels, truth = int8([[P], [U], [U], [U], [U]]), np.array([[P], [P], [U], [P], [N]], np.int8)
+    method = ExpectedNegative(positives_per_image=0.6, momentum=0.0)
+    method.setup(NET, problem_of(labels, truth=LabelMatrix.from_dense(truth)))
     assert method.on_epoch_start(0) == {}
     third = np.log(3)
-    visit(method, batch_of([[third], [0.0], [-third], [-third]], labels), 0)
+    visit(method, batch_of([[third], [0.0], [0.0], [-third], [-third]], labels), 0)
     assert method.on_epoch_start(1) == pytest.approx(
         {
-            "predicted_positives_per_image": 1.75 / 4,
-            "expected_positives_per_image": 0.5,
-            "expected_positives_precision": 0.0,
-            "expected_positives_recall": 0.0,
+            "predicted_positives_per_image": 2.25 / 5,
+            "expected_positives_per_image": 3 / 5,
+            "expected_positives_precision": 1.0,
+            "expected_positives_recall": 0.5,
         }
     )
 

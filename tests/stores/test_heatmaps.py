@@ -400,6 +400,15 @@ def test_choice_of_classes_by_hand():
     assert store.class_ids.dtype == torch.int16
 
 
+def test_many_tied_scores_go_to_the_lowest_classes():
+    """Sorting is stable by chance for a few numbers only."""
+    store = HeatmapStore(2, 3000, (1, 1), HeatmapPlan(top_k=4))
+    labels = np.zeros((2, 3000), np.int8)
+    labels[0, 2999] = P
+    store.choose(scores_of(torch.full((2, 3000), 0.5)), LabelMatrix.from_dense(labels))
+    assert store.class_ids.tolist() == [[0, 1, 2, 2999], [0, 1, 2, 3]]
+
+
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 3, 4]))
 def test_top_k_is_the_dense_store_restricted_to_the_chosen_classes(seed, top_k):
     rng = np.random.default_rng(seed)

@@ -52,10 +52,16 @@ def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool)
     'epoch 1/3 warmup  loss 0.5000  val mAP 25.0 (best so far)  1.0 s'
     """
     parts = [f"epoch {int(record['epoch']) + 1}/{epochs} {record['stage']}", f"loss {float(record['train/loss']):.4f}"]
-    shown = {"val/mAP": "val mAP", "val/hit@1": "val hit@1", "val/pessimistic_mAP": "val mAP, unknown counted as absent"}
+    shown = {
+        "val/mAP": "val mAP",
+        "val/hit@1": "val hit@1",
+        "val/pessimistic_mAP": "val mAP, unknown counted as absent",
+    }
     for key, name in shown.items():
         if key in record:
-            parts.append(f"{name} {100 * float(record[key]):.1f}{' (best so far)' if best and key == 'val/mAP' else ''}")
+            parts.append(
+                f"{name} {100 * float(record[key]):.1f}{' (best so far)' if best and key == 'val/mAP' else ''}"
+            )
     if "train/sum_of_probabilities" in record:
         parts.append(f"predicted positives/image {float(record['train/sum_of_probabilities']):.2f}")
     parts.append(f"{float(record['seconds']):.1f} s")

@@ -294,17 +294,21 @@ class TrainLoader:
         sampler: in which order.
         collate: how samples become a batch.
         workers: by whom; None works in this process.
+
+    Attributes:
+        sampler: the order, for those who need it without the photos.
     """
 
     def __init__(self, data: TrainSet, sampler: EpochSampler, collate: Collate, workers: Workers | None = None) -> None:
         assert len(data) == sampler.samples, (len(data), sampler.samples)
+        self.sampler = sampler
         self._plan = _Plan(sampler)
         self._loader = make_loader(data, self._plan, collate, workers)
 
     @property
     def steps_per_epoch(self) -> int:
         """Batches per epoch, the same on every process."""
-        return self._plan.sampler.steps
+        return self.sampler.steps
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from number `start` on; those before it are not decoded.

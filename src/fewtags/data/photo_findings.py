@@ -96,7 +96,7 @@ class Photos:
         yield from self._copies(tables)
 
     def _unusable_findings(self, tables: Mapping[str, LabelTable]) -> Iterator[Finding]:
-        cure = "training leaves them out, with a line each in excluded.csv"
+        cure = "such images are left out of training, with a line each in excluded.csv"
         if items := self._named(tables, sorted(self.scan.missing)):
             message = (
                 f"{counted(len(items), 'photo is', 'photos are')} not there; {cure}. Check the folder of the images."

@@ -20,7 +20,7 @@ COLE_SEED = 1200
 MOST_CELLS = 30_000_000
 """How many negatives of closed images are written out one by one at most (about 30 bytes each)."""
 
-_BLOCK = 8_000_000
+_BLOCK = 500_000
 
 
 def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "cole"] = "plain") -> LabelTable:
@@ -95,13 +95,14 @@ def cole_observe(
     """
     n, c = labels.shape
     stream = np.random.RandomState(seed)  # The old generator: the published labels come from it.
+    every = np.arange(c)  # Eight bytes wide: numpy shuffles that fastest.
     indptr, classes, states = [0], [], []
     for image in range(n):
         row = slice(labels.indptr[image], labels.indptr[image + 1])
-        positive = labels.classes[row][labels.states[row] == Label.POSITIVE]
-        negative = np.setdiff1d(np.arange(c, dtype=np.int32), positive, assume_unique=True) if negatives != 0 else None
-        # Which numbers are drawn depends on the length alone: without wanted negatives anything as long is shuffled.
-        negative = np.empty(c - len(positive), np.int32) if negative is None else negative
+        positive = labels.classes[row][labels.states[row] == Label.POSITIVE].astype(np.int64)
+        negative = every[: c - len(positive)].copy()
+        if negatives != 0:  # Otherwise anything of that length may be shuffled: which numbers are drawn is the same.
+            negative = np.setdiff1d(every, positive, assume_unique=True)
         stream.shuffle(positive)
         stream.shuffle(negative)
         kept = np.concatenate([positive[:positives], negative[:negatives]])
@@ -113,7 +114,7 @@ def cole_observe(
         indptr.append(indptr[-1] + len(kept))
     return LabelMatrix(
         np.array(indptr, np.int64),
-        np.concatenate([np.zeros(0, np.int32), *classes]),
+        np.concatenate([np.zeros(0, np.int64), *classes]).astype(np.int32),
         np.concatenate([np.zeros(0, np.int8), *states]),
         np.full(n, -1, np.int16),
         np.zeros((0, c), np.bool_),
@@ -190,7 +191,9 @@ def _thinned(
     if share == 1:
         if (opened := _without_cells(table.closed, table.covers, image, class_)) is not None:
             return *opened, []
-        shut = np.intersect1d(shut, image)
+        losers = np.zeros(len(table), np.bool_)
+        losers[image] = True
+        shut = shut[losers[shut]]
     closed = table.closed.copy()
     closed[shut] = -1
     covers = table.covers if np.any(closed >= 0) else table.covers[:0]

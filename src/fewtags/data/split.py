@@ -1,10 +1,11 @@
 """Splits of a label table: seeded, by group, and balanced over classes, rarest first.
 
 The stratification is that of Sechidis, Tsoumakas & Vlahavas (On the Stratification of Multi-Label Data, ECML 2011),
-done per class in one go instead of per image, and with three differences:
+done per class in one go instead of per image, and with these differences:
 
 - A class that does not divide evenly is rounded so that the parts keep their share of *images*. (The original gives
   every rest to the part that wants the class most: a 10 % part stays empty when all classes have fewer than 5 images.)
+- What a part got too much of through rarer classes is evened out by at most as much as it gets, for the same reason.
 - The first part gets the first image of every class: a class nobody trains on cannot be learned.
 - Whole groups are moved; a class is dealt out from its largest group to its smallest.
 """
@@ -213,7 +214,12 @@ class _Dealer:
         if not self.given[0, class_]:
             self._give(units[:1], 0)
             units, weight = units[1:], weight[1:]
-        self._deal_runs(units, weight, self.shares * self.total[class_] - self.given[:, class_])
+        # What a part has too much of through rarer classes is evened out, by at most its fair share: a part can get no
+        # less than nothing, and correcting further in the other direction would let small parts grow too large.
+        fair = self.shares * weight.sum()
+        correction = self.shares * self.total[class_] - self.given[:, class_] - fair
+        excess = (np.abs(correction) / np.maximum(fair, 1e-9)).max()
+        self._deal_runs(units, weight, fair + correction / max(excess, 1.0))
 
     def _deal_runs(self, units: NDArray[np.int64], weight: NDArray[np.int64], want: NDArray[np.float64]) -> None:
         """Deal units of descending weight; all of one weight at a time."""
@@ -227,13 +233,15 @@ class _Dealer:
             for part, count in enumerate(whole):
                 self._give(taken[:count], part)
                 taken = taken[count:]
-            open_ = exact - whole > 1e-9
+            rest = exact - whole
             for unit in taken:
-                short = self.shares * (self.images.sum() + self.units.size[unit]) - self.images
-                part = int(np.where(open_, np.round(short, 9), -np.inf).argmax())
+                # Who gets the odd unit: whoever wants most of it, and is shortest of images.
+                size = self.units.size[unit]
+                short = self.shares * (self.images.sum() + size) - self.images + rest * size
+                part = int(np.where(rest > 1e-9, short.round(9), -np.inf).argmax())
                 self._give(np.array([unit]), part)
                 whole[part] += 1
-                open_[part] = False
+                rest[part] = 0
             want = want - whole * each
 
     def _give(self, units: NDArray[np.int64], part: int) -> None:

@@ -304,8 +304,15 @@ def _csv_block(table: LabelTable, facts: pa.Table, block: NDArray[np.int32], bla
 
 
 def _rows_by_image(image: NDArray[np.int32], images: NDArray[np.int32]) -> tuple[NDArray[np.int32], pa.Array]:
-    """One row per fact and one per image without facts, by image: the image, and the number of the fact or null."""
-    index = np.concatenate([image, np.setdiff1d(images, image)])
+    """One row per fact and one per image without facts, by image: the image, and the number of the fact or null.
+
+    Args:
+        image: image of each fact.
+        images: all images, a run of consecutive numbers.
+    """
+    silent = np.ones(len(images), np.bool_)
+    silent[image - images[:1]] = False
+    index = np.concatenate([image, images[silent]])
     order = np.argsort(index, kind="stable")
     return index[order], pa.array(order, mask=order >= len(image))
 

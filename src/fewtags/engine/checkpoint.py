@@ -52,7 +52,9 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (FileNotFoundError, SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}). Resume from another checkpoint or start a new run.") from None
+        raise CheckpointError(
+            f"{path} cannot be read ({error}). Resume from another checkpoint or start a new run."
+        ) from None
 
 
 def save_part(folder: Path, name: str, state: Mapping[str, Any]) -> None:
@@ -95,7 +97,9 @@ class CheckpointFolder:
             return None
         path = self.root / pointer.read_text("utf-8").strip()
         if not (path / "progress.json").exists():
-            raise CheckpointError(f"{pointer} names {path.name}, which is missing or incomplete; restore it or start a new run.")
+            raise CheckpointError(
+                f"{pointer} names {path.name}, which is missing or incomplete; restore it or start a new run."
+            )
         return path
 
     def begin(self, step: int) -> Path:
@@ -129,5 +133,7 @@ class CheckpointFolder:
         """
         progress: dict[str, Any] = json.loads((path / "progress.json").read_text("utf-8"))
         if progress.get("format") != FORMAT:
-            raise CheckpointError(f"{path} has checkpoint format {progress.get('format')}, this version reads {FORMAT}.")
+            raise CheckpointError(
+                f"{path} has checkpoint format {progress.get('format')}, this version reads {FORMAT}."
+            )
         return progress

@@ -23,7 +23,8 @@ from fewtags.engine.checkpoint import CheckpointFolder, load_part, load_tensors,
 from fewtags.engine.events import EpochEnded, EpochStarted, Ended, Event, Saved, Started, StepEnded
 from fewtags.errors import CheckpointError, TrainingError
 from fewtags.labels import Batch
-from fewtags.nets.spatial import Output
+from fewtags.nets.freezing import freeze
+from fewtags.nets.spatial import Output, SpatialNet
 from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
 
 Metrics = Mapping[str, float]
@@ -39,14 +40,6 @@ class BatchSource(Protocol):
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The batches of an epoch from number `start` on; a function of the arguments and nothing else."""
-        ...
-
-
-class Trainable(Protocol):
-    """A net whose blocks can be frozen."""
-
-    def freeze(self, trainable: str | int, *, batchnorm_eval: bool) -> None:
-        """Train "head", "all", or the head and the last so many blocks."""
         ...
 
 
@@ -115,7 +108,7 @@ class Fit:
     """One run of the loop. `run()` yields events; stop it early by leaving the iteration.
 
     Args:
-        net: what is saved and evaluated; its `freeze` is called at the start of every stage.
+        net: what is saved and evaluated; each stage freezes its own part of it.
         model: what the objective calls on `batch.images`: `net`, or its head where features are cached.
         objective: the method.
         source: training batches.
@@ -132,7 +125,7 @@ class Fit:
 
     def __init__(
         self,
-        net: nn.Module,
+        net: SpatialNet,
         objective: Objective,
         source: BatchSource,
         config: FitConfig,
@@ -189,7 +182,8 @@ class Fit:
         yield EpochStarted(state.epoch, stage.name, state.diagnostics)
         self.net.train()
         # Sums stay on the device, so that logging waits for nothing.
-        zero = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
+        device = self.accelerator.device
+        zero = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         totals: dict[str, Tensor] = {k: zero + v for k, v in state.sums.items()}
         steps = self.source.steps_per_epoch
         batches = self.source.batches(state.epoch, state.step)
@@ -219,7 +213,9 @@ class Fit:
         moved: list[Batch] = []
         for i, batch in enumerate(group):
             batch = batch.to(accelerator.device)
-            batch = Batch(batch.images.contiguous(memory_format=torch.channels_last), batch.labels, batch.index, batch.views)
+            batch = Batch(
+                batch.images.contiguous(memory_format=torch.channels_last), batch.labels, batch.index, batch.views
+            )
             at = Progress(state.epoch, state.step + i, self.source.steps_per_epoch, stage.warmup)
             with self._randomness(at), nullcontext() if i == len(group) - 1 else accelerator.no_sync(self.model):
                 out = self.objective.step(self.model, batch, at)
@@ -231,7 +227,7 @@ class Fit:
             losses = ", ".join(f"{float(out.loss):g}" for out in outs)
             raise TrainingError(
                 f"the loss is {losses} at epoch {state.epoch}, step {state.step}; weights and stores are as before that step. "
-                "Lower the learning rate, set train.clip_norm = 1.0, or use train.precision = \"no\"; then resume or start again."
+                'Lower the learning rate, set train.clip_norm = 1.0, or use train.precision = "no"; then resume or start again.'
             )
         self._reduce_parts()
         if self.config.clip_norm:
@@ -253,8 +249,7 @@ class Fit:
 
     def _begin_stage(self, stage: StageConfig) -> None:
         self._end_stage()
-        net: Any = self.net
-        net.freeze(stage.trainable, batchnorm_eval=self.config.batchnorm_eval)
+        freeze(self.net, stage.trainable, batchnorm_eval=self.config.batchnorm_eval)
         accelerator = self.accelerator
         adam = torch.optim.Adam(self._parameters(), lr=stage.lr, weight_decay=self.config.weight_decay)
         self.optimizer = accelerator.prepare_optimizer(adam)
@@ -358,7 +353,9 @@ class Fit:
             ("processes", progress["processes"], self.accelerator.num_processes),
         ):
             if saved != now:
-                raise CheckpointError(f"{path} was written with {what} {saved}, this run has {now}; resume it the way it began.")
+                raise CheckpointError(
+                    f"{path} was written with {what} {saved}, this run has {now}; resume it the way it began."
+                )
         self.net.load_state_dict(load_tensors(path / "net.safetensors"))
         if self.averaged is not None:
             self.averaged.load_state_dict(load_tensors(path / "averaged.safetensors"))
@@ -411,4 +408,6 @@ class _Seeded:
 
 
 def _json_line(record: Mapping[str, float | int | str]) -> str:
-    return json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}) + "\n"
+    return (
+        json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}) + "\n"
+    )

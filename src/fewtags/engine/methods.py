@@ -33,7 +33,8 @@ def settings_models() -> Mapping[str, type[ObjectiveConfig]]:
 def _settings_model(name: str, method: type[Objective]) -> type[ObjectiveConfig]:
     hints = get_type_hints(method)
     fields: dict[str, Any] = {
-        parameter: (hints[parameter], value.default) for parameter, value in inspect.signature(method).parameters.items()
+        parameter: (hints[parameter], value.default)
+        for parameter, value in inspect.signature(method).parameters.items()
     }
     return create_model(f"{method.__name__}Config", __base__=ObjectiveConfig, **fields)
 

@@ -75,15 +75,16 @@ def fit_thresholds(
     positives, negatives = (labels == Label.POSITIVE).sum(0), (labels == Label.NEGATIVE).sum(0)
     own = (positives >= max(minimum_positives, 1)) & (negatives > 0)
     counted = np.zeros_like(own) if expected_count is None else negatives == 0
-    values = np.full(prob.shape[1], 0.5)
-    rules = np.full(prob.shape[1], ThresholdRule.HALF, object)
+    common, rule = 0.5, ThresholdRule.HALF
     if positives.any() and negatives.any() and not (own | counted).all():
-        values[:], rules[:] = best_f1_threshold(prob.ravel(), labels.ravel()), ThresholdRule.POOLED_F1
-    for c in np.flatnonzero(own):
+        common, rule = best_f1_threshold(prob.ravel(), labels.ravel()), ThresholdRule.POOLED_F1
+    values = np.full(prob.shape[1], common)
+    rules = [rule] * prob.shape[1]
+    for c in np.flatnonzero(own).tolist():
         values[c], rules[c] = best_f1_threshold(prob[:, c], labels[:, c]), ThresholdRule.CLASS_F1
-    if expected_count is not None and counted.any():
+    if expected_count is not None:
         values[counted] = count_thresholds(prob[:, counted], expected_count[counted])
-        rules[counted] = ThresholdRule.EXPECTED_COUNT
+        rules = [ThresholdRule.EXPECTED_COUNT if c else r for c, r in zip(counted.tolist(), rules, strict=True)]
     return Thresholds(values, tuple(rules))
 
 

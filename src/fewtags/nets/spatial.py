@@ -55,7 +55,7 @@ class Preprocessing:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     interpolation: str = "bicubic"
 
-    def normalise(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b 3 h w"]:
+    def normalise(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b 3 H W"]:
         """RGB in 0..1 -> what the backbone takes.
 
         >>> Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)).normalise(torch.ones(1, 3, 1, 1)).flatten()
@@ -149,7 +149,7 @@ class SpatialNet(nn.Module):
     cached. There is no other state than that of the modules.
 
     Args:
-        backbone: a module from images [b, 3, h, w] to features before pooling, in `layout`.
+        backbone: a module from images [b, 3, H, W] to features before pooling, in `layout`.
         head: sees the features as [b, d, h, w].
         layout: of what the backbone returns. NLC: tokens in row-major order, `prefix_tokens` others in front.
         prefix_tokens: how many leading tokens (class, register, distillation) are no cells.
@@ -176,16 +176,16 @@ class SpatialNet(nn.Module):
         self.origin = origin
         self.batchnorm_eval = False
 
-    def forward(self, images: Float[Tensor, "b 3 h w"]) -> Output:
+    def forward(self, images: Float[Tensor, "b 3 H W"]) -> Output:
         """Logits, maps and features of normalised images."""
         output: Output = self.head(self.features(images))
         return output
 
-    def predict_logits(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b C"]:
+    def predict_logits(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b C"]:
         """The logits of `forward` to rounding, without maps: the way to predict when nobody looks at the maps."""
         return self.head.predict_logits(self.features(images))
 
-    def features(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d h w"]:
+    def features(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b d h w"]:
         """What the head sees, whatever the backbone's own layout is."""
         size = (images.shape[2], images.shape[3])
         return spatial_features(self.backbone(images), self.layout, size, self.prefix_tokens)

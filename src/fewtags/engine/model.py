@@ -1,0 +1,118 @@
+"""The model file: weights, and everything that is needed to use them, in one safetensors file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+from safetensors import SafetensorError, safe_open
+
+from fewtags.data.augment import Policy, ResizedCrop, SquareCrop, WholeImage
+from fewtags.engine.checkpoint import load_tensors, save_tensors
+from fewtags.errors import CheckpointError
+from fewtags.labels import ClassNames
+from fewtags.nets.backbones import create_net
+from fewtags.nets.spatial import Preprocessing, SpatialNet
+
+MODEL_FORMAT = 1
+
+
+@final
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model file says beside its weights.
+
+    Attributes:
+        backbone: timm's name.
+        size: side of the input in pixels.
+        policy: which test view it expects.
+        class_ids: C ids.
+        class_names: C display names.
+        thresholds: C probabilities from which on a class is taken as present.
+        threshold_rules: C rules that they come from.
+        mean: of the input, per channel.
+        std: of the input, per channel.
+        interpolation: of the backbone's weights.
+        method: name and settings of the objective.
+        selection: which epoch's weights these are, and why, in words.
+        version: of fewtags.
+    """
+
+    backbone: str
+    size: int
+    policy: Literal["coco", "imagenet", "none"]
+    class_ids: tuple[str, ...]
+    class_names: tuple[str, ...]
+    thresholds: tuple[float, ...]
+    threshold_rules: tuple[str, ...]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str
+    method: dict[str, Any]
+    selection: str
+    version: str
+
+    @property
+    def classes(self) -> ClassNames:
+        """The vocabulary."""
+        return ClassNames(self.class_ids, self.class_names)
+
+
+def make_policy(name: str, size: int, min_area: float | None = None, flip: bool = True) -> Policy:
+    """The augmentation policy of a name; its test view does not depend on area and flip."""
+    if name == "coco":
+        return SquareCrop(size, (0.25 if min_area is None else min_area, 1.0), flip)
+    if name == "imagenet":
+        return ResizedCrop(size, (0.08 if min_area is None else min_area, 1.0), flip=flip)
+    return WholeImage(size)
+
+
+def save_model(path: Path, net: SpatialNet, info: ModelInfo) -> None:
+    """Write the weights with `info` as metadata, atomically."""
+    save_tensors(path, net.state_dict(), {"fewtags": json.dumps({"format": MODEL_FORMAT, **asdict(info)})})
+
+
+def read_info(path: Path) -> ModelInfo:
+    """The metadata of a model file, without its weights.
+
+    Raises:
+        CheckpointError: no such file, or not a model of this library.
+    """
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give a run folder or its model.safetensors.")
+    try:
+        with safe_open(path, "pt") as file:
+            text = (file.metadata() or {}).get("fewtags")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is not a safetensors file ({error}).") from None
+    if text is None:
+        raise CheckpointError(f"{path} has weights but no fewtags metadata; use the model.safetensors of a run.")
+    content = json.loads(text)
+    if content.pop("format", None) != MODEL_FORMAT:
+        raise CheckpointError(f"{path} was written by another version of fewtags ({content.get('version')}).")
+    return ModelInfo(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
+
+
+def model_path(place: Path | str) -> Path:
+    """The model file of a run folder, or the file itself."""
+    place = Path(place)
+    return place / "model.safetensors" if place.is_dir() else place
+
+
+def load_model(place: Path | str) -> tuple[SpatialNet, ModelInfo]:
+    """The net in eval mode, and its metadata.
+
+    Raises:
+        CheckpointError: see `read_info`; or weights that do not fit the backbone.
+    """
+    path = model_path(place)
+    info = read_info(path)
+    net = create_net(info.backbone, len(info.class_ids), weights="none", size=info.size)
+    net.preprocessing = Preprocessing(info.mean, info.std, info.interpolation)
+    try:
+        net.load_state_dict(load_tensors(path))
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit backbone {info.backbone}: {error}") from None
+    return net.eval(), info

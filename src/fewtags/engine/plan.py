@@ -1,0 +1,246 @@
+"""From a configuration to everything that a run needs, before anything is trained or written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from fewtags.config import Config, DataConfig, Resolved, resolve
+from fewtags.data.check import CheckReport, HeatmapNeed, check
+from fewtags.data.content import content_groups
+from fewtags.data.formats.common import ReadOptions
+from fewtags.data.read import read
+from fewtags.data.scan import Progress as ScanProgress
+from fewtags.data.table import LabelTable
+from fewtags.data.vocabulary import common_vocabulary, match_images
+from fewtags.engine.machine import facts, free_disk, free_memory
+from fewtags.engine.methods import make_objective
+from fewtags.errors import ConfigError
+from fewtags.labels import Label
+from fewtags.nets.backbones import create_net
+from fewtags.nets.spatial import SpatialNet
+from fewtags.objectives.base import Objective
+from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.stores.heatmaps import HeatmapPlan, heatmap_bytes
+
+# Without a complete label list nobody knows how many classes an image holds. ImageNet 1.2, VOC 1.5, COCO 2.9.
+ASSUMED_POSITIVES = 1.5
+# So many completely labelled images are needed to take their mean.
+COMPLETE_IMAGES = 20
+# Photos are decoded before training, to find broken ones, up to this number; beyond it only headers are read.
+DECODE_UP_TO = 50_000
+
+
+@final
+@dataclass(frozen=True)
+class Tables:
+    """The label tables of a run, under one vocabulary.
+
+    Attributes:
+        train: what is learned from.
+        val: what epochs and thresholds are chosen on.
+        test: what is measured on once; None if there is none.
+        truth: complete labels of the training images, for diagnostics.
+    """
+
+    train: LabelTable
+    val: LabelTable
+    test: LabelTable | None = None
+    truth: LabelTable | None = None
+
+    def splits(self) -> dict[str, LabelTable]:
+        """What there is of train, val and test."""
+        named = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: table for name, table in named.items() if table is not None}
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """A run, ready to start.
+
+    Attributes:
+        config: what was asked for.
+        resolved: what that means here.
+        tables: without the images that cannot be read.
+        report: what the check found; None where the tables come from a run that is resumed.
+        objective: the method.
+        net: the net, with its initial weights.
+        grid: (height, width) of its maps.
+        heatmap_bytes: what heatmaps take; 0 for methods without.
+        notes: what was derived, in words.
+    """
+
+    config: Config
+    resolved: Resolved
+    tables: Tables
+    report: CheckReport | None
+    objective: Objective
+    net: SpatialNet
+    grid: tuple[int, int]
+    heatmap_bytes: int
+    notes: tuple[str, ...]
+
+    def lines(self) -> Iterator[str]:
+        """What was understood and what will be done, for people."""
+        if self.report is not None:
+            yield from self.report.lines()
+        r, settings = self.resolved, self.config.objective.model_dump(exclude={"name"}, exclude_defaults=True)
+        chosen = ", ".join(f"{k} {v}" for k, v in settings.items())
+        yield f"method: {self.config.objective.name}" + (f" ({chosen})" if chosen else "")
+        size = f"{r.size} px, maps {self.grid[0]} x {self.grid[1]}"
+        yield f"net: {r.backbone}, weights {r.weights}, {size}; preset {r.preset}, seed {r.seed}"
+        for stage in r.stages:
+            trained = {"head": "the head", "all": "all layers"}.get(
+                str(stage.trainable), f"the last {stage.trainable} blocks"
+            )
+            yield f"stage {stage.name}: {stage.epochs} epochs, lr {stage.lr:g} {stage.schedule}, batch {r.batch_size}, trains {trained}"
+        yield from self.notes
+
+
+def read_tables(data: DataConfig, seed: int) -> Tables:
+    """Read all label files of a configuration and split off validation where none is given.
+
+    Images with the same content stay on one side of that split.
+
+    Raises:
+        DataError: a file is not what it should be.
+    """
+    options = ReadOptions(
+        complete=data.complete,
+        uncertain=data.uncertain,
+        blank=data.blank,
+        difficult=data.difficult,
+        none_folder=data.none_folder,
+        tags_separator=data.tags_separator,
+        columns=data.columns,
+    )
+    others = options if data.val_complete is None else replace(options, complete=data.val_complete)
+    images = None if data.images is None else Path(data.images)
+
+    def table(path: str, how: ReadOptions) -> LabelTable:
+        return read(Path(path), images=images, format=data.format, options=how)
+
+    whole = table(data.train, options)
+    named = {} if whole.split_names is None else whole.named_splits()
+    train = named.get("train", whole)
+    val = table(data.val, others) if data.val else named.get("val") if "train" in named else None
+    test = table(data.test, others) if data.test else named.get("test") if "train" in named else None
+    if val is None:
+        groups = data.group_by if data.group_by else content_groups(train)
+        train, val = train.split(val=data.val_share, seed=seed, groups=groups)
+        train = train.noting(
+            f"val: {len(val):,} of {len(train) + len(val):,} images held out (seed {seed}), equal photos together"
+        )
+    tables = {"train": train, "val": val} | ({} if test is None else {"test": test})
+    tables = common_vocabulary(tables)
+    truth = match_images(table(data.truth, replace(options, complete=True)), tables["train"]) if data.truth else None
+    return Tables(tables["train"], tables["val"], tables.get("test"), truth)
+
+
+def make_plan(
+    config: Config, *, tables: Tables | None = None, cpu: bool = False, progress: ScanProgress | None = None
+) -> Plan:
+    """Read, check and resolve.
+
+    Args:
+        config: the settings.
+        tables: label tables that are there already (Python interface); None reads them.
+        cpu: ignore GPUs.
+        progress: told how many photos have been looked at.
+
+    Raises:
+        DataError: labels or photos that cannot be used.
+        ConfigError: settings that do not fit the data or the machine.
+    """
+    tables = tables or read_tables(config.data, config.train.seed)
+    found = check(tables.splits(), decode=sum(map(len, tables.splits().values())) <= DECODE_UP_TO, progress=progress)
+    cleaned = _clean(tables, found)
+    return derive(config, cleaned, found, cpu=cpu)
+
+
+def derive(config: Config, tables: Tables, report: CheckReport | None, *, cpu: bool = False) -> Plan:
+    """The part of `make_plan` that follows from the tables; resuming enters here."""
+    train = tables.train
+    if not train.matrix.counts(Label.POSITIVE).any():
+        raise ConfigError(
+            "no training image has a positive label, so there is nothing to learn; look at `fewtags check`."
+        )
+    resolved = resolve(config, facts(len(train), len(train.classes), cpu))
+    positives, why = positives_per_image(tables)
+    objective = make_objective(config.objective, positives_per_image=positives)
+    notes = (
+        [why]
+        if isinstance(objective, ExpectedNegative) and config.objective.model_dump()["positives_per_image"] is None
+        else []
+    )
+    net = create_net(
+        resolved.backbone, len(train.classes), weights=resolved.weights, size=resolved.size, seed=resolved.seed,
+        drop_path=resolved.drop_path or None,
+    )  # fmt: skip
+    grid = net.grid((resolved.size, resolved.size))
+    needed = 0
+    if isinstance(objective, ExpectedNegative) and objective.scl_weight > 0:
+        needed = heatmap_memory(objective, len(train), len(train.classes), grid)
+        place = f"{'on disk' if objective.heatmap_storage == 'disk' else 'in memory'}"
+        notes.append(f"heatmaps: {needed / 1e6:,.1f} MB {place} ({2 * grid[0]} x {2 * grid[1]} per image and class)")
+    return Plan(config, resolved, tables, report, objective, net, grid, needed, tuple(notes))
+
+
+def heatmap_memory(objective: ExpectedNegative, samples: int, classes: int, grid: tuple[int, int]) -> int:
+    """Bytes of the heatmaps.
+
+    Raises:
+        ConfigError: more than half of what is free; the top-k that fits is proposed.
+    """
+    plan = objective.heatmap_plan()
+    needed = heatmap_bytes(samples, classes, grid, plan)
+    on_disk = objective.heatmap_storage == "disk"
+    free = free_disk(Path.cwd()) if on_disk else free_memory() // 2
+    if needed <= free:
+        return needed
+    fitting = [k for k in range(1, classes) if heatmap_bytes(samples, classes, grid, replace(plan, top_k=k)) <= free]
+    top = f"objective.heatmap_top_k = {fitting[-1]} fits" if fitting else "not even one heatmap per image fits"
+    disk = "" if on_disk else '; objective.heatmap_storage = "disk" needs no memory'
+    raise ConfigError(
+        f"heatmaps of {samples:,} images and {classes:,} classes take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB may be used: {top}{disk}."
+    )
+
+
+def heatmap_need(grid: tuple[int, int]) -> HeatmapNeed:
+    """For `check`: what dense or top-k heatmaps take, against half of the free memory."""
+
+    def needed(samples: int, classes: int, top_k: int | None) -> int:
+        return heatmap_bytes(samples, classes, grid, HeatmapPlan(top_k=top_k))
+
+    return HeatmapNeed(needed, free_memory() // 2)
+
+
+def positives_per_image(tables: Tables) -> tuple[float, str]:
+    """K of SCL eq. (3), and where it comes from: complete validation images, complete training images, or a guess."""
+    for name, table in (("val", tables.val), ("train", tables.train)):
+        complete = np.flatnonzero(table.matrix.image_counts(Label.UNKNOWN) == 0)
+        if len(complete) >= COMPLETE_IMAGES:
+            mean = float(table.matrix.subset(complete).image_counts(Label.POSITIVE).mean())
+            if mean > 0:
+                return (
+                    mean,
+                    f"positives per image: {mean:.2f}, the mean of {len(complete):,} completely labelled {name} images",
+                )
+    observed = tables.train.matrix.image_counts(Label.POSITIVE)
+    annotated = float(observed[observed > 0].mean())
+    guess = min(ASSUMED_POSITIVES * annotated, float(len(tables.train.classes)))
+    return guess, (
+        f"positives per image: {guess:.2f}, a guess ({ASSUMED_POSITIVES} x the {annotated:.2f} annotated), since no images are "
+        "completely labelled. Count the classes in twenty photos and set objective.positives_per_image."
+    )
+
+
+def _clean(tables: Tables, report: CheckReport) -> Tables:
+    cleaned: Mapping[str, LabelTable] = report.clean(tables.splits())
+    truth = None if tables.truth is None else match_images(tables.truth, cleaned["train"])
+    return Tables(cleaned["train"], cleaned["val"], cleaned.get("test"), truth)

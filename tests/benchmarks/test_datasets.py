@@ -48,8 +48,11 @@ def _write_camvid(data: Path) -> None:
     (data / "camvid_small/classes.txt").write_text("\n".join(names))
 
 
-def _write_voc(data: Path) -> None:
-    """Per split: 10 pure cats, 6 photos of a horse (left half) and a bottle, where 'person' is difficult."""
+def _write_voc(data: Path, one_burst: bool = False) -> None:
+    """Per split: 10 pure cats, 6 photos of a horse (left half) and a bottle, where 'person' is difficult.
+
+    Near-duplicate groups are pairs; with `one_burst` all horses of a split are one.
+    """
     folder = data / "voc_mix"
     (folder / "images").mkdir(parents=True)
     labels, groups, difficult = ["image,split,bottle,cat,horse,person"], ["image,group"], ["image,class"]
@@ -63,7 +66,7 @@ def _write_voc(data: Path) -> None:
             name, cat = f"{split}{n}.jpg", n < 10
             Image.new("RGB", (200, 100), (200, 0, 0) if cat else (0, 0, 200)).save(folder / "images" / name)
             labels.append(f"{name},{split}," + ("0,1,0,0" if cat else "1,0,1,0"))
-            groups.append(f"{name},{split}{n // 2}")
+            groups.append(f"{name},{split}{'horses' if one_burst and not cat else n // 2}")
             if not cat:
                 difficult.append(f"{name},person")
             coco["images"].append({"id": len(labels), "file_name": name, "width": 200, "height": 100})
@@ -124,12 +127,22 @@ def test_collages_move_boxes_to_their_cells_and_keep_difficult_cells_unknown(tmp
         assert made.regions("test", image, (2, 4))[horse].sum() == sum(blue)
 
 
-def test_near_duplicates_share_a_group_of_collages_and_never_cross_the_split(tmp_path: Path) -> None:
+def test_near_duplicates_stand_side_by_side_in_the_shuffled_order(tmp_path: Path) -> None:
     _write_voc(tmp_path)
     _, photos = datasets.read_voc(tmp_path / "voc_mix")
     order = datasets._shuffle([p for p in photos if p.split == "val"], np.random.default_rng(0))
     assert [a.group == b.group for a, b in zip(order[::2], order[1::2], strict=True)] == [True] * 8
     assert [p.name for p in order] != [p.name for p in photos if p.split == "val"]
+
+
+def test_collages_that_share_near_duplicates_are_one_group(tmp_path: Path) -> None:
+    """Six horses of one burst stand in a row among ten photos; the two collages share them unless they come last."""
+    _write_voc(tmp_path, one_burst=True)
+    made = datasets.load("collages", tmp_path, tmp_path / "cache")
+    horse = made.test.classes.index("horse")
+    shared = [(t.matrix.dense()[:, horse] == Label.POSITIVE).all() for t in made.splits.values()]
+    assert [len(set(made.groups[split])) for split in datasets.SPLITS] == [1 if s else 2 for s in shared]
+    assert any(shared)
 
 
 def test_an_existing_build_is_used_and_an_outdated_one_is_replaced(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
-import timm
 import torch
 import torch.nn.functional as F
 import torchvision
@@ -16,7 +15,7 @@ from fewtags.errors import CheckpointError
 from fewtags.nets import weights as module
 from fewtags.nets.backbones import Backbone, create_backbone, create_net
 from fewtags.nets.spatial import SpatialHead, SpatialNet
-from fewtags.nets.weights import Classifier, default_weights, fingerprint, load_backbone, match_weights, read_weights
+from fewtags.nets.weights import default_weights, fingerprint, load_backbone, match_weights, read_weights
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "weights"
 CATS = range(281, 286)  # ImageNet: tabby, tiger cat, Persian cat, Siamese cat, Egyptian cat
@@ -110,7 +109,7 @@ def test_code_in_a_file_is_refused_and_not_run(tmp_path):
         (b"", "not a safetensors file, nor a PyTorch file that is safe to load"),
         (b"<html>404: not found</html>", "not a safetensors file, nor a PyTorch file that is safe to load"),
         (b"PK\x03\x04 cut off", "not a safetensors file, nor a PyTorch file that is safe to load"),
-        (pickle.dumps([1, 2]), "not a safetensors file, nor a PyTorch file that is safe to load"),
+        (pickle.dumps([1, 2], protocol=2), "not a safetensors file, nor a PyTorch file that is safe to load"),
         (b"\x10\0\0\0\0\0\0\0{ cut off", "not a readable safetensors file"),
     ],
 )
@@ -282,7 +281,7 @@ def test_torchvision_files(tmp_path, theirs, ours, matched):
 
 def test_the_wrong_architecture_is_refused(tmp_path):
     torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "a.pth")
-    for name in ("mobilenetv2_100", "resnet34", "resnet26"):
+    for name in ("mobilenetv2_100", "resnet26"):
         with pytest.raises(CheckpointError, match=r"a\.pth: (the file is not of this backbone|\d+ tensors have )"):
             create_net(name, 3, weights=tmp_path / "a.pth", size=64)
 
@@ -323,7 +322,7 @@ def check_cat(made: Backbone) -> None:
     assert int(out.logits.argmax()) in CATS
     assert out.logits.softmax(1)[0, list(CATS)].sum() > 0.5
     torch.testing.assert_close(net.predict_logits(images), out.logits, rtol=1e-4, atol=1e-4)
-    assert float(out.maps.max()) > float(out.logits.max()), "somewhere the cat is clearer than on average"
+    assert (out.maps.amax((2, 3)) > out.logits)[0, list(CATS)].all(), "somewhere the cat is clearer than on average"
 
 
 def test_offline_weights_see_the_cat():
@@ -367,7 +366,6 @@ def test_fingerprint_depends_on_content_alone():
     first = fingerprint(state)
     assert re.fullmatch("[0-9a-f]{64}", first)
     assert fingerprint(dict(reversed(state.items()))) == first
-    assert fingerprint({**state, "a": torch.arange(6.0).view(3, 2).T.reshape(3, 2).T.contiguous()}) != first
     assert fingerprint({**state, "a": state["a"].T.contiguous().T}) == first, "memory order is not content"
     others = [
         {**state, "a": state["a"].view(3, 2)},
@@ -377,9 +375,3 @@ def test_fingerprint_depends_on_content_alone():
         {"a": state["a"]},
     ]
     assert len({first, *(fingerprint(other) for other in others)}) == 6
-
-
-def test_timm_and_wheel_agree_on_the_head_width():
-    """The converted file is for timm's `tf_` variant, whose padding is asymmetric; its twin has the same shapes."""
-    assert timm.create_model("tf_efficientnet_lite0").num_features == 1280
-    assert Classifier(torch.zeros(3, 4), torch.zeros(3)).weight.shape == (3, 4)

@@ -41,6 +41,8 @@ def run(shard):
         maps = torch.from_numpy(rng.random((SAMPLES, CLASSES, *GRID), np.float32))
         lefts, everything = rng.uniform(0, 0.5, SAMPLES), torch.from_numpy(problem.labels.dense())
         for index in shard.owned(SAMPLES).split(3):
+            if epoch == 0:
+                index = index[index < 6]  # the others are ranked by their start values
             views = stack_views([View.crop(lefts[n], 0.0, lefts[n] + 0.5, 1.0) for n in index.tolist()])
             batch = Batch(torch.zeros(len(index), 3, 1, 1), everything[index], index, views)
             payload = Predictions(scores[index], maps[index] if epoch >= problem.warmup_epochs else None)

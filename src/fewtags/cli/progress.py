@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -66,3 +67,18 @@ def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool)
         parts.append(f"predicted positives/image {float(record['train/sum_of_probabilities']):.2f}")
     parts.append(f"{float(record['seconds']):.1f} s")
     return "  ".join(parts)
+
+
+@contextmanager
+def counting(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for (done, total) calls on a terminal; silent when piped."""
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=stderr(),
+        disable=not sys.stderr.isatty(), transient=True,
+    ) as bar:  # fmt: skip
+        task = bar.add_task(label, total=None)
+
+        def tick(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total or None)
+
+        yield tick

@@ -50,6 +50,7 @@ from PIL import (
 )
 
 from fewtags.data.orientation import orientation_view, swaps_axes
+from fewtags.data.pixels import eight_bit
 from fewtags.errors import DataError
 from fewtags.geometry import View
 
@@ -120,8 +121,6 @@ _DAMAGE = (
 
 # A JPEG is decoded at 1/2, 1/4 or 1/8 when at least this many decoded pixels remain for one of the result.
 _DRAFT_GAP = 1.5
-# Larger reductions take two steps, the first by whole numbers; from 3 on Pillow calls that indistinguishable from one.
-_REDUCING_GAP = 3.0
 # Views come from float arithmetic, so the edge of a whole image may be a hair outside.
 _TOLERANCE = 1e-6
 
@@ -201,11 +200,11 @@ class Photo:
             across, down = size if swapped else size[::-1]
         if self.info.format == "JPEG" and (scaled := self._draft(across / (x[1] - x[0]), down / (y[1] - y[0]))):
             width, height = scaled
-        image = _eight_bit(self._load(), self.path, self.info)
+        image = eight_bit(self._load(), self.path, sixteen=self.info.format == "PPM", bits=self.info.bits)
         # The scaled size is rounded up to whole pixels, of which the last may be covered in part.
         width, height = min(width, image.width), min(height, image.height)
         box = (x[0] * width, y[0] * height, x[1] * width, y[1] * height)
-        small = image.resize((across, down), Image.Resampling.BILINEAR, box=box, reducing_gap=_REDUCING_GAP)
+        small = image.resize((across, down), Image.Resampling.BILINEAR, box=box)
         array = np.asarray(small)
         if array.ndim == 2:
             array = np.repeat(array[:, :, None], 3, 2)
@@ -331,6 +330,8 @@ def _read_header(file: BinaryIO, path: Path, shown: str) -> tuple[ImageFile.Imag
     try:
         with _without_pillow_warnings():
             image = plugin(file, "")
+            if kind == "PNG" and "exif" not in image.info:
+                image.info["exif"] = _late_exif(file)
             orientation = _orientation(image)
             animated = bool(getattr(image, "is_animated", False))  # only formats that may hold frames define it
     except _DAMAGE as error:
@@ -357,10 +358,28 @@ def _heif_plugin(shown: str) -> Callable[[BinaryIO, str], ImageFile.ImageFile]:
     return plugin
 
 
+def _late_exif(file: BinaryIO) -> bytes | None:
+    """The EXIF of a PNG from behind its pixels, which Pillow would decode to get there."""
+    before, position = file.tell(), 8
+    file.seek(position)
+    while len(start := file.read(8)) == 8:
+        length, chunk = struct.unpack(">I4s", start)
+        if chunk == b"eXIf":
+            break
+        position += 12 + length
+        file.seek(position)
+    else:
+        length = 0
+    exif = file.read(min(length, 1 << 20))
+    file.seek(before)
+    return exif or None
+
+
 def _orientation(image: Image.Image) -> int:
     """EXIF orientation; damaged EXIF blocks are common and no reason to refuse a photo."""
     try:
-        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+        # Not `image.getexif()`, which for a PNG decodes the pixels.
+        value = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
     except _DAMAGE:
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
@@ -400,36 +419,3 @@ def _truncation(image: Image.Image) -> str:
     if filled is None or filled[3] == image.height:
         return "truncated, its data end before the picture does"
     return f"truncated after {filled[3] / image.height:.0%} of the picture"
-
-
-def _eight_bit(image: Image.Image, path: str, info: ImageInfo) -> Image.Image:
-    """The same picture with mode L or RGB."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and info.format == "PPM"):
-        values = np.asarray(image).astype(np.uint32)
-        brightest = 4095 if info.bits == 12 else 65535
-        grey = ((values * 255 + brightest // 2) // brightest).astype(np.uint8)
-        if (transparent := image.info.get("transparency")) is not None:
-            grey[values == transparent] = 255
-        return Image.fromarray(grey)
-    if image.mode == "F":
-        pixels = np.asarray(image)
-        low, high = float(pixels.min()), float(pixels.max())
-        if not (low >= 0 and high <= 1):
-            raise DataError(
-                f"{path}: float pixels must lie in 0..1, but they go from {low:.4g} to {high:.4g}; "
-                "rescale the file, or save it with 8 or 16 bits."
-            )
-        return Image.fromarray(np.round(pixels * 255).astype(np.uint8))
-    if image.mode == "I":
-        raise DataError(
-            f"{path}: 32-bit or signed integer pixels have no known range; save the file with 8 or 16 bits."
-        )
-    if image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
-    if image.mode in ("L", "RGB"):
-        return image
-    try:
-        return image.convert("L" if image.mode == "1" else "RGB")
-    except ValueError as error:
-        raise DataError(f"{path}: colour mode {image.mode} cannot be read; save the file as RGB.") from error

@@ -174,10 +174,11 @@ class _Units:
         indptr = np.searchsorted(cells, np.arange(len(draw) + 1) * c)
         return cls(np.bincount(ids, minlength=len(draw)), draw, cells % max(c, 1), weight, indptr, c)
 
-    def entries(self, units: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Positions of the entries of `units`, and how many each has."""
+    def entries(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions of the entries of `units`."""
         start, count = self.indptr[units], self.indptr[units + 1] - self.indptr[units]
-        return np.repeat(start - np.cumsum(count) + count, count) + np.arange(count.sum()), count
+        positions: NDArray[np.int64] = np.repeat(start - np.cumsum(count) + count, count) + np.arange(count.sum())
+        return positions
 
 
 @final
@@ -247,7 +248,7 @@ class _Dealer:
     def _give(self, units: NDArray[np.int64], part: int) -> None:
         self.part[units] = part
         self.images[part] += self.units.size[units].sum()
-        entries, _ = self.units.entries(units)
+        entries = self.units.entries(units)
         np.add.at(self.given[part], self.units.classes[entries], self.units.weight[entries])
         np.subtract.at(self.left, self.units.classes[entries], self.units.weight[entries])
 

@@ -320,6 +320,8 @@ def fact_table(
     f = len(image)
     where = np.full((f, 4), np.nan, np.float32) if locations is None else np.asarray(locations, np.float32)
     missing = np.isnan(where).any(1)
+    x0, y0, x1, y1 = where[~missing].T
+    assert np.all((x0 >= 0) & (x0 <= x1) & (x1 <= 1) & (y0 >= 0) & (y0 <= y1) & (y1 <= 1)), "a location outside the image"
     columns = [
         pa.array(np.asarray(image, np.int32)),
         pa.array(np.asarray(class_, np.int32)),

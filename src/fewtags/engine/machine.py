@@ -43,6 +43,11 @@ def device_kind() -> Literal["cpu", "cuda", "mps"]:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
+def torch_device(cpu: bool = False) -> torch.device:
+    """Where a model is used: the best device, or the CPU."""
+    return torch.device("cpu" if cpu else device_kind())
+
+
 def facts(samples: int, classes: int, cpu: bool = False) -> Facts:
     """What `resolve` may know."""
     kind = "cpu" if cpu else device_kind()

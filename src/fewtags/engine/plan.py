@@ -102,15 +102,9 @@ class Plan:
         yield from self.notes
 
 
-def read_tables(data: DataConfig, seed: int) -> Tables:
-    """Read all label files of a configuration and split off validation where none is given.
-
-    Images with the same content stay on one side of that split.
-
-    Raises:
-        DataError: a file is not what it should be.
-    """
-    options = ReadOptions(
+def read_options(data: DataConfig) -> ReadOptions:
+    """The reading options of a configuration."""
+    return ReadOptions(
         complete=data.complete,
         uncertain=data.uncertain,
         blank=data.blank,
@@ -119,26 +113,51 @@ def read_tables(data: DataConfig, seed: int) -> Tables:
         tags_separator=data.tags_separator,
         columns=data.columns,
     )
-    others = options if data.val_complete is None else replace(options, complete=data.val_complete)
+
+
+def read_one(data: DataConfig, path: str | None = None, complete: bool | None = None) -> LabelTable:
+    """Read one label file: `data.train`, or another `path` the same way.
+
+    Raises:
+        DataError: the file is not what it should be.
+    """
+    options = read_options(data)
+    if complete is not None:
+        options = replace(options, complete=complete)
     images = None if data.images is None else Path(data.images)
+    return read(Path(path or data.train), images=images, format=data.format, options=options)
 
-    def table(path: str, how: ReadOptions) -> LabelTable:
-        return read(Path(path), images=images, format=data.format, options=how)
 
-    whole = table(data.train, options)
+def read_named(data: DataConfig) -> dict[str, LabelTable]:
+    """What there is of train, val and test: from files of their own, or from the splits that the source names."""
+    whole = read_one(data)
     named = {} if whole.split_names is None else whole.named_splits()
-    train = named.get("train", whole)
-    val = table(data.val, others) if data.val else named.get("val") if "train" in named else None
-    test = table(data.test, others) if data.test else named.get("test") if "train" in named else None
-    if val is None:
-        groups = data.group_by if data.group_by else content_groups(train)
-        train, val = train.split(val=data.val_share, seed=seed, groups=groups)
-        train = train.noting(
-            f"val: {len(val):,} of {len(train) + len(val):,} images held out (seed {seed}), equal photos together"
-        )
-    tables = {"train": train, "val": val} | ({} if test is None else {"test": test})
+    tables = {"train": named.get("train", whole)}
+    for split, path in (("val", data.val), ("test", data.test)):
+        if path:
+            tables[split] = read_one(data, path, data.val_complete)
+        elif "train" in named and split in named:
+            tables[split] = named[split]
+    return tables
+
+
+def read_tables(data: DataConfig, seed: int) -> Tables:
+    """Read all label files of a configuration and split off validation where none is given.
+
+    Images with the same content stay on one side of that split.
+
+    Raises:
+        DataError: a file is not what it should be.
+    """
+    tables = read_named(data)
+    if "val" not in tables:
+        whole = tables["train"]
+        groups = data.group_by if data.group_by else content_groups(whole)
+        train, val = whole.split(val=data.val_share, seed=seed, groups=groups)
+        held = f"val: {len(val):,} of {len(whole):,} images held out (seed {seed}), equal photos together"
+        tables = {"train": train.noting(held), "val": val, **{k: v for k, v in tables.items() if k != "train"}}
     tables = common_vocabulary(tables)
-    truth = match_images(table(data.truth, replace(options, complete=True)), tables["train"]) if data.truth else None
+    truth = match_images(read_one(data, data.truth, complete=True), tables["train"]) if data.truth else None
     return Tables(tables["train"], tables["val"], tables.get("test"), truth)
 
 

@@ -15,9 +15,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from fewtags.data.formats.photos import is_photo
 from fewtags.data.images import open_photo
-from fewtags.data.loader import Collate, Sample
-from fewtags.engine.evaluate import sigmoid
+from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos, Sample, Workers
+from fewtags.data.table import LabelTable
+from fewtags.engine.evaluate import Evaluation, evaluate_logits, predict_logits, sigmoid
 from fewtags.engine.gallery import class_maps
+from fewtags.engine.machine import torch_device
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.errors import DataError, FewtagsError
 from fewtags.nets.spatial import SpatialNet
@@ -108,6 +110,37 @@ def predict_photos(
                 else Prediction(paths[done], None, sample)
             )
             done += 1
+
+
+def evaluate_table(
+    net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bool = False, workers: int = 0
+) -> tuple[Evaluation, list[str]]:
+    """Measure a model on a table; classes are matched by id.
+
+    Returns:
+        the evaluation, and what was left out, in words: classes that the model does not know.
+
+    Raises:
+        DataError: no class of the table is known to the model, or the table has no photos.
+    """
+    device = torch_device(cpu)
+    known = [i for i in table.classes.ids if i in info.classes]
+    if not known:
+        raise DataError(
+            f"none of the classes {', '.join(table.classes.ids[:5])} is known to the model, which has "
+            f"{', '.join(info.class_ids[:5])}."
+        )
+    if table.root is None:
+        raise DataError("the labels do not say where the photos are; give --images FOLDER.")
+    notes = [f"left out: {i!r}, which the model does not know" for i in table.classes.ids if i not in info.classes]
+    labels = np.zeros((len(table), len(info.class_ids)), np.int8)
+    dense = table.matrix.dense()
+    for class_id in known:
+        labels[:, info.classes.index(class_id)] = dense[:, table.classes.index(class_id)]
+    data = EvalSet(Photos(table.root, table.images), table.matrix, make_policy(info.policy, info.size))
+    loader = EvalLoader(data, 64, Collate(info.mean, info.std), Workers(workers))
+    logits = predict_logits(net.to(device), loader, len(table), device)
+    return evaluate_logits(logits, labels, info.classes, np.array(info.thresholds)), notes
 
 
 def decide(

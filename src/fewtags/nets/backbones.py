@@ -188,6 +188,8 @@ def _create_model(
         if "drop_path_rate" not in str(error):
             raise
         raise ConfigError(f"{name!r} has no stochastic depth; leave drop_path unset.") from error
+    except AssertionError as error:
+        raise ConfigError(f"{name!r} cannot be made for images of {size[0]} x {size[1]} pixels: {error}.") from error
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise

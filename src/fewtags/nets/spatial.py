@@ -193,8 +193,8 @@ class SpatialNet(nn.Module):
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """(height, width) of the maps for images of `size` (height, width), by a forward pass of one image of zeros.
 
-        Where the size is no multiple of the stride, most CNNs pad at the right and lower edge and the last cells
-        reach beyond the image; sizes that are multiples keep maps and images aligned.
+        Where the size is no multiple of the stride, backbones pad or cut at the right and lower edge, so that the maps
+        cover a little more or less than the image; sizes that are multiples keep maps and images aligned.
 
         Raises:
             ConfigError: the backbone cannot take images of this size.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int8, Int64
 from torch import Tensor
@@ -17,7 +16,7 @@ from fewtags.labels import Label, LabelMatrix
 from fewtags.stores.rounding import round_nearest, round_stochastic, sample_key
 from fewtags.stores.rows import ScoreStore
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
-from fewtags.stores.state import copy_state
+from fewtags.stores.state import copy_state, lazy_zeros
 
 Precision = Literal["uint8", "float16"]
 Rounding = Literal["nearest", "stochastic"]
@@ -103,7 +102,7 @@ class HeatmapStore:
         self.samples, self.classes, self.plan, self.shard = samples, classes, plan, shard
         self.size = (FINER * grid[0], FINER * grid[1])
         rows, kept = shard.rows(samples), plan.kept(classes)
-        self.values = _allocate((rows, kept, *self.size), _dtype(plan), device, path)
+        self.values = lazy_zeros((rows, kept, *self.size), _dtype(plan), device, path)
         self.visits = torch.zeros(rows, dtype=torch.int32, device=device)
         self.class_ids = torch.zeros(rows, kept, dtype=_id_dtype(classes), device=device) if kept < classes else None
         self.cell_visits = torch.zeros(rows, *self.size, dtype=torch.uint8, device=device) if plan.corrected else None
@@ -237,13 +236,3 @@ def _dtype(plan: HeatmapPlan) -> torch.dtype:
 
 def _id_dtype(classes: int) -> torch.dtype:
     return torch.int16 if classes <= torch.iinfo(torch.int16).max + 1 else torch.int32
-
-
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None, path: Path | None) -> Tensor:
-    """Zeros in memory, or in a new sparse file."""
-    if path is None or 0 in shape:  # an empty file cannot be mapped
-        return torch.zeros(shape, dtype=dtype, device=device)
-    assert device is None or device.type == "cpu", f"a file cannot be mapped to {device}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kind = np.uint8 if dtype == torch.uint8 else np.float16
-    return torch.from_numpy(np.memmap(path, dtype=kind, mode="w+", shape=shape))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fewtags.labels import Label
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
-from fewtags.stores.state import copy_state
+from fewtags.stores.state import copy_state, lazy_zeros
 
 
 @final
@@ -49,7 +49,7 @@ class ScoreStore:
         self.samples, self.classes = samples, classes
         self.momentum, self.corrected, self.shard = momentum, corrected, shard
         rows = shard.rows(samples)
-        self.values = torch.zeros(rows, classes, dtype=dtype, device=device)
+        self.values = lazy_zeros((rows, classes), dtype, device)
         self.visits = torch.zeros(rows, dtype=torch.int32, device=device)
 
     def read(self, index: Int64[Tensor, "b"], labels: Int8[Tensor, "b c"]) -> Float[Tensor, "b c"]:

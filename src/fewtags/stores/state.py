@@ -1,12 +1,38 @@
-"""Taking a store's tensors back from a checkpoint."""
+"""Making a store's tensors and taking them back from a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fewtags.errors import CheckpointError
+
+NUMPY = {torch.uint8: np.uint8, torch.float16: np.float16, torch.float32: np.float32}
+
+
+def lazy_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None, path: Path | None = None
+) -> Tensor:
+    """Zeros that take neither time nor, on the CPU, memory until they are written: gigabytes start in no time.
+
+    Args:
+        shape: of the tensor.
+        dtype: uint8, float16 or float32.
+        device: where; None for the CPU.
+        path: a new file to map, sparse, in the place of memory; only on the CPU.
+    """
+    on_cpu = device is None or device.type == "cpu"
+    assert on_cpu or path is None, f"a file cannot be mapped to {device}"
+    if not on_cpu:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    if path is None or 0 in shape:  # an empty file cannot be mapped
+        return torch.from_numpy(np.zeros(shape, NUMPY[dtype]))  # torch.zeros writes every page
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return torch.from_numpy(np.memmap(path, dtype=NUMPY[dtype], mode="w+", shape=shape))
 
 
 def copy_state(own: Mapping[str, Tensor], given: Mapping[str, Tensor], owner: str) -> None:

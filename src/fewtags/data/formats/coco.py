@@ -60,14 +60,14 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
     )
     faults = [
         Excluded(_name(file.annotations[i], i), f"{FAULTS[fault]}; its label is kept", str(path))
-        for i, fault in zip(facts.index, placed.fault, strict=True)
+        for i, fault in zip(facts.index.tolist(), placed.fault.tolist(), strict=True)
         if fault
     ]
     image = np.concatenate([facts.image, absent[:, 0]])
     class_ = np.concatenate([facts.class_, absent[:, 1]])
     named = np.unique(np.concatenate([objects.image * c + objects.class_, absent @ [c, 1]]))
     notes = Notes(
-        _readings(path, objects, options, len(absent), n, n * c - len(named)),
+        _readings(path, objects, options, len(absent), n, n * c - len(named)) + _split_readings(path, entries),
         (*entries.excluded, *objects.excluded, *bad, *faults),
         placed.messages + _messages(file, entries, objects, len(faults)),
     )
@@ -109,7 +109,7 @@ def _load(path: Path) -> _File:
         raise DataError(f"{path}: not JSON that annotations are made of ({error}).") from None
     if isinstance(data, list):
         raise DataError(
-            f"{path}: a list, as detectors write their results; expected an object with images, annotations and categories."
+            f"{path}: a list, as detectors write their results; pass the file with images, annotations and categories."
         )
     parts = []
     for key in ("images", "annotations", "categories"):
@@ -158,6 +158,7 @@ class _Entries:
     photos: Located
     sizes: NDArray[np.float64]
     splits: list[str] | None
+    split_words: Counter[str]
     excluded: tuple[Excluded, ...]
 
 
@@ -181,13 +182,14 @@ def _entries(file: _File, images: Path | None) -> _Entries:
     photos = locate([named[key] for key in present], file=path, images=images, beside=beside)
     row = dict.fromkeys(named, -1) | dict(zip(present, photos.image.tolist(), strict=True))
     sizes = np.full((len(photos.keys), 2), np.nan)
-    splits = [""] * len(photos.keys)
+    splits, words = [""] * len(photos.keys), Counter[str]()
     for record in file.images:
         if (i := row[record["id"]]) >= 0:
             sizes[i] = _number(record.get("width")), _number(record.get("height"))
-            split = record.get("split")
-            splits[i] = split_name(split) if isinstance(split, str) else ""
-    return _Entries(row, photos, sizes, splits if any(splits) else None, tuple(excluded))
+            if isinstance(word := record.get("split"), str) and word.strip():
+                splits[i] = split_name(word)
+                words[word] += 1
+    return _Entries(row, photos, sizes, splits if words else None, words, tuple(excluded))
 
 
 def _file_name(record: _Record) -> str:
@@ -226,7 +228,7 @@ class _Objects:
     def take(self, mask: NDArray[np.bool_]) -> _Objects:
         """Some of them."""
         return _Objects(
-            *(part[mask] for part in (self.index, self.image, self.class_, self.pixels, self.boxed, self.crowd))
+            self.index[mask], self.image[mask], self.class_[mask], self.pixels[mask], self.boxed[mask], self.crowd[mask]
         )
 
 
@@ -242,7 +244,7 @@ def _objects(file: _File, entries: _Entries, category: Mapping[Any, int]) -> _Ob
         raise DataError(f"{file.path}: an annotation has a list or object as image_id or category_id.") from None
     crowd = np.fromiter((bool(r.get("iscrowd")) for r in records), np.bool_, n)
     excluded = []
-    for i in np.flatnonzero((image == _UNKNOWN) | (class_ == _UNKNOWN)):
+    for i in np.flatnonzero((image == _UNKNOWN) | (class_ == _UNKNOWN)).tolist():
         key, part = ("image_id", "images") if image[i] == _UNKNOWN else ("category_id", "categories")
         reason = f"{key} {records[i].get(key)!r} is not among the {part}"
         excluded.append(Excluded(_name(records[i], i), reason, str(file.path)))
@@ -257,7 +259,7 @@ def _objects(file: _File, entries: _Entries, category: Mapping[Any, int]) -> _Ob
 
 
 def _corners(records: Sequence[_Record]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """x0, y0, x1, y1 of `bbox` (x, y, width, height), NaN for anything else than four numbers; and whether one is given."""
+    """x0, y0, x1, y1 of `bbox` (x, y, width, height), NaN where that is not four numbers; and whether there is one."""
     nothing = [np.nan] * 4
     boxes = [r.get("bbox") or nothing for r in records]
     boxed = np.fromiter((bool(r.get("bbox")) for r in records), np.bool_, len(records))
@@ -310,6 +312,11 @@ def _readings(
         ("image without annotation", "kept", silent),
     )
     return tuple(ValueReading(path.name, value, meaning, count) for value, meaning, count in kinds if count)
+
+
+def _split_readings(path: Path, entries: _Entries) -> tuple[ValueReading, ...]:
+    words = sorted(entries.split_words.items())
+    return tuple(ValueReading(f"{path.name}, split", word, f"split {split_name(word)!r}", n) for word, n in words)
 
 
 def _messages(file: _File, entries: _Entries, objects: _Objects, faults: int) -> tuple[str, ...]:

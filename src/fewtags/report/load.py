@@ -1,0 +1,97 @@
+"""What a report needs of a run folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.config import load_toml
+from fewtags.data.storage import load
+from fewtags.data.table import LabelTable
+from fewtags.engine.gallery import Shown, load_gallery
+from fewtags.engine.model import ModelInfo, read_info
+from fewtags.errors import CheckpointError
+
+
+@final
+@dataclass(frozen=True)
+class RunData:
+    """A finished run, read from its folder.
+
+    Attributes:
+        path: the folder.
+        info: of its model.
+        history: one record per epoch, see `EpochEnded`.
+        environment: versions, weights, method, notes.
+        resolved: the settings.
+        check: what the check found, or None.
+        evaluations: by split, as `Evaluation.to_dict` wrote them.
+        logits: by split, float32 [N, C].
+        tables: by split.
+        gallery: the photos shown, with the final maps.
+        progress: epoch -> the same photos in that epoch.
+    """
+
+    path: Path
+    info: ModelInfo
+    history: list[dict[str, Any]]
+    environment: dict[str, Any]
+    resolved: dict[str, Any]
+    check: dict[str, Any] | None
+    evaluations: dict[str, dict[str, Any]]
+    logits: dict[str, NDArray[np.float32]]
+    tables: dict[str, LabelTable]
+    gallery: tuple[Shown, ...]
+    progress: dict[int, tuple[Shown, ...]]
+
+    @property
+    def name(self) -> str:
+        """Short name for legends: the folder's."""
+        return self.path.resolve().name
+
+    @property
+    def method(self) -> str:
+        """The method with the settings that matter, for headings."""
+        method = self.environment["method"]
+        told = {k: v for k, v in method.items() if k in SHOWN and v not in (None, 0, 0.0, False)}
+        return method["name"] + (f" ({', '.join(f'{k} {v:g}' if isinstance(v, float) else f'{k} {v}' for k, v in told.items())})" if told else "")
+
+
+SHOWN = ("positives_per_image", "cl_weight", "scl_weight", "smoothing", "negative_weight", "corrected_averages")
+
+
+def load_run(path: Path) -> RunData:
+    """Read a finished run.
+
+    Raises:
+        CheckpointError: it is not finished, or not a run.
+    """
+    if not (path / "model.safetensors").exists():
+        state = "is not finished; `fewtags resume` it first" if (path / "run.toml").exists() else "is not a run folder"
+        raise CheckpointError(f"{path} {state}.")
+    splits = [p.stem for p in sorted((path / "evaluation").glob("*.json"), key=lambda p: p.stem != "val")]
+    moments = sorted(int(p.stem.split("-")[1]) for p in (path / "gallery").glob("epoch-*.json"))
+    check = path / "check.json"
+    return RunData(
+        path,
+        read_info(path / "model.safetensors"),
+        [json.loads(line) for line in (path / "metrics.jsonl").read_text("utf-8").splitlines()],
+        _json(path / "environment.json"),
+        load_toml(path / "resolved.toml"),
+        _json(check) if check.exists() else None,
+        {split: _json(path / "evaluation" / f"{split}.json") for split in splits},
+        {split: np.load(path / "evaluation" / f"{split}.npy", allow_pickle=False) for split in splits},
+        {p.stem: load(p) for p in (path / "tables").glob("*.parquet")},
+        load_gallery(path, "final"),
+        {epoch: load_gallery(path, f"epoch-{epoch:04d}") for epoch in moments},
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return content

@@ -1,1 +1,65 @@
-"""fewtags: multi-label classifiers from few labels."""
+"""fewtags: train multi-label image classifiers, with heatmaps, from one label per photo or whatever labels there are.
+
+Names are imported when they are first used, so that `import fewtags` takes no time.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fewtags.api import Classifier
+    from fewtags.data.merge import merge
+    from fewtags.data.read import read
+    from fewtags.data.table import LabelTable
+    from fewtags.engine.fit import Fit, FitConfig
+    from fewtags.labels import ClassNames, Label
+    from fewtags.objectives.assume_negative import BCE, AssumeNegative
+    from fewtags.objectives.base import Objective
+    from fewtags.objectives.expected_negative import ExpectedNegative
+
+_HOMES = {
+    "BCE": "fewtags.objectives.assume_negative",
+    "AssumeNegative": "fewtags.objectives.assume_negative",
+    "ClassNames": "fewtags.labels",
+    "Classifier": "fewtags.api",
+    "ExpectedNegative": "fewtags.objectives.expected_negative",
+    "Fit": "fewtags.engine.fit",
+    "FitConfig": "fewtags.engine.fit",
+    "Label": "fewtags.labels",
+    "LabelTable": "fewtags.data.table",
+    "Objective": "fewtags.objectives.base",
+    "merge": "fewtags.data.merge",
+    "read": "fewtags.data.read",
+}
+"""Where each public name lives (PEP 562); a test compares it with the imports above."""
+
+__all__ = [
+    "BCE",
+    "AssumeNegative",
+    "ClassNames",
+    "Classifier",
+    "ExpectedNegative",
+    "Fit",
+    "FitConfig",
+    "Label",
+    "LabelTable",
+    "Objective",
+    "merge",
+    "read",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fewtags' has no attribute {name!r}")
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, imported or not."""
+    return __all__

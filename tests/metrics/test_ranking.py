@@ -300,20 +300,20 @@ def test_blocks_of_classes_and_positives_give_the_same_result(monkeypatch):
 @pytest.mark.parametrize("levels", [4, 1000])
 def test_bootstrap_equals_repeating_the_images(levels):
     rng = np.random.default_rng(3)
-    scores, labels = rng.integers(0, levels, (30, 4)) / levels, int8(rng.integers(-1, 2, (30, 4)))
-    labels[:, 2] = np.where(np.arange(30) < 2, P, N)  # a rare class, missing from some resamples
-    labels[:, 3] = U
+    scores, labels = rng.integers(0, levels, (30, 5)) / levels, int8(rng.integers(-1, 2, (30, 5)))
+    labels[:, 2] = np.where(np.arange(30) < 2, P, N)  # two positives: some resamples have none
+    labels[:, 3] = np.where(np.arange(30) < 2, N, P)  # two negatives: likewise
+    labels[:, 4] = U
     got = bootstrap_intervals(scores, labels, np.random.default_rng(7), n_resamples=50, level=0.8)
     again = np.random.default_rng(7)
     drawn = [ranking_report(scores[i], labels[i]) for i in (again.integers(30, size=30) for _ in range(50))]
     means = [r.mean_average_precision for r in drawn]
     assert got.mean_average_precision == pytest.approx(tuple(np.quantile(means, [0.1, 0.9])), rel=1e-12)
     per_class = np.array([r.average_precision for r in drawn])
-    assert np.isnan(per_class[:, 2]).any()
-    np.testing.assert_allclose(
-        got.average_precision[:3], np.nanquantile(per_class[:, :3], [0.1, 0.9], axis=0).T, rtol=1e-12
-    )
-    assert np.isnan(got.average_precision[3]).all()
+    assert np.isnan(per_class).any(0).tolist() == [False, False, True, True, True]
+    expected = np.nanquantile(per_class[:, :4], [0.1, 0.9], axis=0).T
+    np.testing.assert_allclose(got.average_precision[:4], expected, rtol=1e-12)
+    assert np.isnan(got.average_precision[4]).all()
     assert (got.level, got.n_resamples) == (0.8, 50)
 
 

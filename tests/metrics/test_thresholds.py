@@ -81,6 +81,17 @@ def test_each_class_gets_the_best_rule_that_its_labels_allow():
     assert rules_of(fitted) == ["class_f1", "pooled_f1", "expected_count", "expected_count"]
 
 
+def test_positives_without_a_negative_do_not_make_a_threshold_of_their_own():
+    """Class 1 has two positives and no negative: its own best F1 would take everything as present.
+
+    All known cells, ranked: .9 +, .8 +, .7 -, .3 + (c1), .2 + (c1): F1 with 4 positives 2/5, 4/6, 4/7, 6/8, 8/9.
+    """
+    prob, labels = np.array([[0.9, 0.3], [0.8, 0.2], [0.7, 0.0]]), int8([[P, P], [P, P], [N, U]])
+    fitted = fit_thresholds(prob, labels, minimum_positives=2)
+    np.testing.assert_allclose(fitted.values, [0.75, 0.1], rtol=1e-12)
+    assert rules_of(fitted) == ["class_f1", "pooled_f1"]
+
+
 def test_without_negatives_the_expected_count_decides_and_without_that_one_half():
     prob, labels = np.array([[0.9, 0.2], [0.4, 0.1]]), int8([[P, U], [U, P]])
     fitted = fit_thresholds(prob, labels)

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -479,6 +480,13 @@ def test_a_memory_map_is_sparse_and_equals_memory(tmp_path, dtype):
     kind = np.uint8 if dtype == "uint8" else np.float16
     on_disk = np.fromfile(path, kind).reshape(2000, 3, 14, 14)
     assert np.array_equal(on_disk, memory.values.numpy())
+
+
+def test_a_store_takes_memory_as_it_is_written():
+    before = psutil.Process().memory_info().rss
+    store = HeatmapStore(1000, 80, (28, 28), HeatmapPlan(corrected=True))
+    assert store.values.nbytes == 250_880_000
+    assert psutil.Process().memory_info().rss - before < 50_000_000
 
 
 def test_a_new_store_forgets_what_an_old_file_held(tmp_path):

@@ -14,14 +14,18 @@ def check(
     val: Annotated[str | None, typer.Option(help="Validation labels.")] = None,
     test: Annotated[str | None, typer.Option(help="Test labels.")] = None,
     complete: Annotated[bool, typer.Option("--complete", help="What is not named is known to be absent.")] = False,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")
+    ] = None,
     headers_only: Annotated[bool, typer.Option("--headers-only", help="Do not decode every photo.")] = False,
     size: Annotated[int, typer.Option(help="Input side in pixels, for the heatmap memory.")] = 224,
     stride: Annotated[int, typer.Option(help="Pixels per map cell, for the heatmap memory.")] = 32,
-    excluded: Annotated[Path | None, typer.Option(help="Write what would be left out, with reasons, to this CSV.")] = None,
+    excluded: Annotated[
+        Path | None, typer.Option(help="Write what would be left out, with reasons, to this CSV.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
 ) -> None:
-    """Say what the labels and photos are, and what is wrong with them, before anything trains. Exit code 1 on errors."""
+    """Say what labels and photos are, and what is wrong with them, before anything trains. Exit code 1 on errors."""
     from fewtags.cli.progress import counting
     from fewtags.cli.train import read_settings
     from fewtags.data.check import check as look
@@ -55,7 +59,9 @@ def simulate(
     data: Annotated[str, typer.Argument(help="Complete labels.")],
     out: Annotated[Path, typer.Option(help="Where the partial labels go: .parquet, or .csv (image, class, state).")],
     images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
-    protocol: Annotated[str, typer.Option(help="single (one positive per image), cole (the same, bit-exact with Cole et al.), keep.")] = "single",
+    protocol: Annotated[
+        str, typer.Option(help="single (one positive per image), cole (the same, bit-exact with Cole et al.), keep.")
+    ] = "single",
     seed: Annotated[int | None, typer.Option(help="Default 0; cole: 1200, as published.")] = None,
     positives: Annotated[float, typer.Option(help="keep: share of positives kept.")] = 1.0,
     negatives: Annotated[float, typer.Option(help="keep: share of negatives kept.")] = 0.0,
@@ -71,9 +77,10 @@ def simulate(
     flags = {"data.train": data} | ({} if images is None else {"data.images": str(images)})
     table = read_one(read_settings(None, flags, set_ or []).data)
     if protocol in ("single", "cole"):
-        how = "plain" if protocol == "single" else "cole"
-        default = 0 if protocol == "single" else 1200
-        table = make.single_positive(table, seed=default if seed is None else seed, protocol=how)  # type: ignore[arg-type]
+        if protocol == "single":
+            table = make.single_positive(table, seed=seed or 0, protocol="plain")
+        else:
+            table = make.single_positive(table, seed=1200 if seed is None else seed, protocol="cole")
     elif protocol == "keep":
         table = make.keep(table, positives=positives, negatives=negatives, seed=seed or 0)
     else:

@@ -33,7 +33,7 @@ def methods(
 def config(
     as_json: Annotated[bool, typer.Option("--json", help="The JSON schema of all settings.")] = False,
 ) -> None:
-    """List every setting with its default, for run.toml and --set; `(derived)` follows from data, machine and preset."""
+    """List every setting with its default; `(derived)` follows from data, machine and preset."""
     import json
 
     from fewtags.config import PRESETS, Config, Settings
@@ -47,7 +47,9 @@ def config(
             continue
         typer.echo(f"[{section}]")
         for key, info in model.model_fields.items():
-            default = "(required)" if info.is_required() else "(derived)" if info.default is None else repr(info.default)
+            default = (
+                "(required)" if info.is_required() else "(derived)" if info.default is None else repr(info.default)
+            )
             typer.echo(f"{key} = {default}" + (f"  # {info.description}" if info.description else ""))
         typer.echo("")
     typer.echo("[objective]\nname = 'expected_negative'  # settings of each method: fewtags methods NAME\n")

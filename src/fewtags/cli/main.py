@@ -11,7 +11,7 @@ from fewtags.errors import FewtagsError
 
 app = typer.Typer(
     name="fewtags",
-    help="Train multi-label image classifiers, with heatmaps for free, from one label per photo or whatever labels there are.",
+    help="Train multi-label image classifiers, with heatmaps, from one label per photo or whatever labels there are.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -44,7 +44,9 @@ class PredictionWriter:
         ConfigError: an ending that is not known.
     """
 
-    def __init__(self, out: Path | None, info: ModelInfo, wide: bool, threshold: float | None, max_tags: int | None) -> None:
+    def __init__(
+        self, out: Path | None, info: ModelInfo, wide: bool, threshold: float | None, max_tags: int | None
+    ) -> None:
         if out is not None and out.suffix not in FORMATS:
             raise ConfigError(f"--out {out}: expected a file ending in {', '.join(FORMATS)}.")
         self.out, self.info, self.wide, self.max_tags = out, info, wide, max_tags
@@ -55,7 +57,12 @@ class PredictionWriter:
         if wide:
             fields += [(class_id, pa.float64()) for class_id in info.class_ids]
         else:
-            fields += [("class", pa.string()), ("name", pa.string()), ("probability", pa.float64()), ("threshold", pa.float64())]
+            fields += [
+                ("class", pa.string()),
+                ("name", pa.string()),
+                ("probability", pa.float64()),
+                ("threshold", pa.float64()),
+            ]
         self.schema = pa.schema(fields)
         self._rows: list[dict[str, Any]] = []
         self._file: TextIO | None = None
@@ -106,7 +113,9 @@ class PredictionWriter:
             self._file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows)
         self._rows.clear()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self._flush()
         if self._parquet is not None:

@@ -7,13 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for example train.lr=1e-4.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for example train.lr=1e-4.")
+]
 
 
 def train(
-    data: Annotated[str | None, typer.Argument(help="Folder of class folders, CSV, COCO JSON, VOC folder or Parquet table.")] = None,
+    data: Annotated[
+        str | None, typer.Argument(help="Folder of class folders, CSV, COCO JSON, VOC folder or Parquet table.")
+    ] = None,
     images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
-    val: Annotated[str | None, typer.Option(help="Labels to validate on; none: a share of the images is held out.")] = None,
+    val: Annotated[
+        str | None, typer.Option(help="Labels to validate on; none: a share of the images is held out.")
+    ] = None,
     test: Annotated[str | None, typer.Option(help="Labels to test on, once.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/first"),
     method: Annotated[str | None, typer.Option(help="See `fewtags methods`.")] = None,
@@ -78,7 +84,7 @@ def report(
     other: Annotated[Path | None, typer.Argument(help="A second run to show beside it.")] = None,
     out: Annotated[Path | None, typer.Option(help="HTML file; default: report.html in the run folder.")] = None,
 ) -> None:
-    """Write report.html of a run, or of two runs side by side."""
+    """Write what is known of a run, or of two side by side, to one HTML file."""
     from fewtags.report.build import build_report
 
     typer.echo(build_report([run] if other is None else [run, other], out))

@@ -28,7 +28,11 @@ def evaluate(
     from fewtags.engine.plan import read_one
     from fewtags.engine.predict import evaluate_table
 
-    flags = {"data.train": data, "data.complete": complete or None, "data.images": None if images is None else str(images)}
+    flags = {
+        "data.train": data,
+        "data.complete": complete or None,
+        "data.images": None if images is None else str(images),
+    }
     table = read_one(read_settings(None, {k: v for k, v in flags.items() if v is not None}, set_ or []).data)
     net, info = load_model(model)
     result, notes = evaluate_table(net, info, table, cpu=cpu)
@@ -40,15 +44,21 @@ def evaluate(
 def predict(
     model: Model,
     photos: Annotated[list[Path], typer.Argument(help="Photos, or folders of photos.")],
-    out: Annotated[Path | None, typer.Option(help="File ending in .csv, .parquet or .jsonl; none: CSV on stdout.")] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="One row per photo, one column per class, all probabilities.")] = False,
-    threshold: Annotated[float | None, typer.Option(min=0, max=1, help="One threshold instead of the stored ones.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File ending in .csv, .parquet or .jsonl; none: CSV on stdout.")
+    ] = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="One row per photo, one column per class, all probabilities.")
+    ] = False,
+    threshold: Annotated[
+        float | None, typer.Option(min=0, max=1, help="One threshold instead of the stored ones.")
+    ] = None,
     max_tags: Annotated[int | None, typer.Option(min=1, help="At most so many tags per photo.")] = None,
     batch_size: Annotated[int, typer.Option(min=1)] = 32,
     workers: Annotated[int, typer.Option(min=0)] = 0,
     cpu: Cpu = False,
 ) -> None:
-    """Tag photos: one row per photo and tag, with its probability and threshold. Unreadable photos are named, exit code 1."""
+    """Tag photos: a row per photo and tag, with probability and threshold. Unreadable ones are named, exit code 1."""
     from fewtags.cli.progress import counting
     from fewtags.cli.tables import PredictionWriter
     from fewtags.engine.machine import torch_device
@@ -74,8 +84,12 @@ def heatmap(
     model: Model,
     photos: Annotated[list[Path], typer.Argument(help="Photos, or folders of photos.")],
     out: Annotated[Path, typer.Option(help="Folder for PNG overlays (and arrays).")] = Path("heatmaps"),
-    classes: Annotated[list[str] | None, typer.Option("--class", help="Class ids to draw; none: the predicted ones.")] = None,
-    arrays: Annotated[bool, typer.Option("--arrays", help="Also write the maps of all classes, float32 [C, h, w], as .npy.")] = False,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Class ids to draw; none: the predicted ones.")
+    ] = None,
+    arrays: Annotated[
+        bool, typer.Option("--arrays", help="Also write the maps of all classes, float32 [C, h, w], as .npy.")
+    ] = False,
     cpu: Cpu = False,
 ) -> None:
     """Draw where a model sees each class: one PNG per photo and class."""

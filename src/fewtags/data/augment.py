@@ -46,9 +46,7 @@ def _check(size: int, area: tuple[float, float]) -> None:
     if size < 1:
         raise ConfigError(f"crop size {size} is not a number of pixels; give 1 or more.")
     if not 0 < area[0] <= area[1] <= 1:
-        raise ConfigError(
-            f"crop area {area[0]:g} to {area[1]:g} must be within 0 to 1 of the photo, smaller number first."
-        )
+        raise ConfigError(f"crop area {area[0]:g} to {area[1]:g} must be above 0 and at most 1, smaller number first.")
 
 
 def _maybe_flip(rng: np.random.Generator, view: View, flip: bool) -> View:

@@ -98,7 +98,13 @@ def make_scenes(folder: Path, *, train: int, val: int, test: int, size: int, see
         ConfigError: a number is too small.
         DataError: the folder holds something else.
     """
-    for name, value, least in (("train", train, 1), ("val", val, 1), ("test", test, 1), ("size", size, 32), ("seed", seed, 0)):
+    for name, value, least in (
+        ("train", train, 1),
+        ("val", val, 1),
+        ("test", test, 1),
+        ("size", size, 32),
+        ("seed", seed, 0),
+    ):
         if value < least:
             raise ConfigError(f"demo set: {name} must be at least {least}, not {value}.")
     counts = {"train": train, "val": val, "test": test}
@@ -119,7 +125,9 @@ def make_scenes(folder: Path, *, train: int, val: int, test: int, size: int, see
     _write_csv(folder / "train_single.csv", ("image", "tag"), zip(keys["train"], _tags(scenes["train"]), strict=True))
     for split, name in (("train", "train_truth.csv"), ("val", "val.csv"), ("test", "test.csv")):
         present = (truth[split].matrix.dense() == Label.POSITIVE).astype(int).tolist()
-        _write_csv(folder / name, ("image", *CLASSES.ids), ([k, *row] for k, row in zip(keys[split], present, strict=True)))
+        _write_csv(
+            folder / name, ("image", *CLASSES.ids), ([k, *row] for k, row in zip(keys[split], present, strict=True))
+        )
     _write_csv(folder / "boxes.csv", ("image", "class", "x0", "y0", "x1", "y1"), _box_rows(keys, scenes))
     return DemoSet(folder, single, truth["train"], truth["val"], truth["test"])
 
@@ -131,7 +139,9 @@ def _claim(folder: Path, settings: dict[str, int]) -> None:
         try:
             found = json.loads(manifest.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise DataError(f"{manifest} is not valid JSON ({error}). Delete the folder or choose another one.") from error
+            raise DataError(
+                f"{manifest} is not valid JSON ({error}). Delete the folder or choose another one."
+            ) from error
         if found != settings:
             raise DataError(
                 f"{folder} holds a demo set made with {found}, not with {settings}. Delete the folder or choose another one."

@@ -193,17 +193,15 @@ class Photo:
         if max(abs(b), abs(d)) > _TOLERANCE:
             raise NotImplementedError(f"only axis-aligned views can be read, not {total.matrix}")
         x, y = _interval(c, a), _interval(f, e)
-        width, height = map(float, self._image.size)
+        width, height = self._image.size
         if size is None:
             across, down = max(1, round((x[1] - x[0]) * width)), max(1, round((y[1] - y[0]) * height))
         else:
             across, down = size if swapped else size[::-1]
-        if self.info.format == "JPEG" and (scaled := self._draft(across / (x[1] - x[0]), down / (y[1] - y[0]))):
-            width, height = scaled
-        image = eight_bit(self._load(), self.path, sixteen=self.info.format == "PPM", bits=self.info.bits)
-        # The scaled size is rounded up to whole pixels, of which the last may be covered in part.
-        width, height = min(width, image.width), min(height, image.height)
-        box = (x[0] * width, y[0] * height, x[1] * width, y[1] * height)
+        scaled = self._draft(across / (x[1] - x[0]), down / (y[1] - y[0]))
+        image = eight_bit(self._load(), self.path, self.info.bits)
+        extent = scaled or image.size
+        box = (x[0] * extent[0], y[0] * extent[1], x[1] * extent[0], y[1] * extent[1])
         small = image.resize((across, down), Image.Resampling.BILINEAR, box=box)
         array = np.asarray(small)
         if array.ndim == 2:
@@ -213,7 +211,12 @@ class Photo:
         return np.ascontiguousarray(array.swapaxes(0, 1) if swapped else array)
 
     def _draft(self, width: float, height: float) -> tuple[float, float] | None:
-        """Ask the JPEG decoder for fewer pixels; the exact scaled size, or None where that is not possible."""
+        """Ask the JPEG decoder for fewer pixels; the scaled size, or None for other formats.
+
+        The size is exact: the decoder rounds it up to whole pixels, of which the photo covers the last ones in part.
+        """
+        if self.info.format != "JPEG":
+            return None  # for HEIF it would mean the embedded thumbnail
         wanted = (math.ceil(width * _DRAFT_GAP), math.ceil(height * _DRAFT_GAP))
         scaled = self._image.draft("", wanted)
         return None if scaled is None else scaled[1][2:]

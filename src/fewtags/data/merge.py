@@ -15,12 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fewtags.data.table import FACTS, LabelTable, Notes
+from fewtags.data.table import FACTS, MOST_CLOSURES, LabelTable, Notes
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
-
-MOST_CLOSURES = int(np.iinfo(np.int16).max)
-"""How many different sets of covered classes a table can hold, less one."""
 
 
 def merge(

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fewtags.data.keyed import content_hashes, mixed, seeded, uniform
-from fewtags.data.table import BLANKET_SOURCE, LabelTable, fact_table
+from fewtags.data.table import BLANKET_SOURCE, MOST_CLOSURES, LabelTable, fact_table
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label, LabelMatrix
 
@@ -37,7 +37,7 @@ def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "co
 
     Raises:
         DataError: "cole" with unknown cells.
-        ConfigError: another protocol.
+        ConfigError: another protocol, or a seed that "cole" does not take.
     """
     labels = table.matrix
     if protocol == "cole":
@@ -92,9 +92,12 @@ def cole_observe(
         positives: how many positives of each image to keep; None for all.
         negatives: how many negatives.
         seed: of `numpy.random.RandomState`.
+
+    Raises:
+        ConfigError: a seed that the generator does not take.
     """
     n, c = labels.shape
-    stream = np.random.RandomState(seed)  # The old generator: the published labels come from it.
+    stream = _stream(seed)
     every = np.arange(c)  # Eight bytes wide: numpy shuffles that fastest.
     indptr, classes, states = [0], [], []
     for image in range(n):
@@ -121,17 +124,29 @@ def cole_observe(
     )
 
 
+def _stream(seed: int) -> np.random.RandomState:
+    """The old generator of numpy, because the published labels come from it."""
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"the seed is {seed}, but the protocol of Cole et al. takes 0 to {2**32 - 1}.")
+    return np.random.RandomState(seed)
+
+
 def cole_split(n: int, val: float = 0.2, seed: int = COLE_SEED) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Positions of the training and the validation images of Cole et al., each ascending.
 
     Args:
         n: number of images of the official training set.
-        val: share of the validation images.
+        val: share of the validation images, in (0, 1).
         seed: of `numpy.random.RandomState`.
+
+    Raises:
+        ConfigError: `val` outside (0, 1), or a seed that the generator does not take.
     """
-    order = np.random.RandomState(seed).permutation(n)
-    taken = round(n * val)
-    return np.sort(order[taken:]), np.sort(order[:taken])
+    if not 0 < val < 1:
+        raise ConfigError(f"the share of 'val' is {val}, but a share lies between 0 and 1 (0.2 for a fifth).")
+    order = _stream(seed).permutation(n)
+    train = n - round(n * val)
+    return np.sort(order[:train]), np.sort(order[train:])
 
 
 def keep(table: LabelTable, *, positives: float, negatives: float, seed: int) -> LabelTable:
@@ -220,7 +235,7 @@ def _without_cells(
     if not packed:
         return closed, covers
     unique, number = np.unique(np.concatenate(packed), axis=0, return_inverse=True)
-    if len(covers) + len(unique) > np.iinfo(np.int16).max + 1:
+    if len(covers) + len(unique) > MOST_CLOSURES:
         return None
     rows = np.unpackbits(unique, axis=1, count=covers.shape[1]).astype(np.bool_)
     opened = closed.copy()

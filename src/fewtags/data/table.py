@@ -35,6 +35,9 @@ FACTS = pa.schema(
 )
 
 
+MOST_CLOSURES = int(np.iinfo(np.int16).max) + 1
+"""How many different sets of covered classes a table can hold."""
+
 BLANKET_SOURCE = "(complete annotation)"
 """Source of negatives that came from a closed image, where they have to be written out one by one."""
 
@@ -321,7 +324,9 @@ def fact_table(
     where = np.full((f, 4), np.nan, np.float32) if locations is None else np.asarray(locations, np.float32)
     missing = np.isnan(where).any(1)
     x0, y0, x1, y1 = where[~missing].T
-    assert np.all((x0 >= 0) & (x0 <= x1) & (x1 <= 1) & (y0 >= 0) & (y0 <= y1) & (y1 <= 1)), "a location outside the image"
+    assert np.all((x0 >= 0) & (x0 <= x1) & (x1 <= 1) & (y0 >= 0) & (y0 <= y1) & (y1 <= 1)), (
+        "a location outside the image"
+    )
     columns = [
         pa.array(np.asarray(image, np.int32)),
         pa.array(np.asarray(class_, np.int32)),

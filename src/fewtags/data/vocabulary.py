@@ -24,7 +24,9 @@ def with_classes(table: LabelTable, classes: ClassNames) -> LabelTable:
     if table.classes == classes:
         return table
     if missing := [i for i in table.classes.ids if i not in classes]:
-        raise DataError(f"class {missing[0]!r} of the table is not in the vocabulary ({', '.join(classes.ids[:5])}, ...).")
+        raise DataError(
+            f"class {missing[0]!r} of the table is not in the vocabulary ({', '.join(classes.ids[:5])}, ...)."
+        )
     position = np.array([classes.index(i) for i in table.classes.ids], np.int32)
     moved = position[table.facts["class"].to_numpy()] if len(position) else np.zeros(0, np.int32)
     covers = np.zeros((len(table.covers), len(classes)), np.bool_)
@@ -45,12 +47,16 @@ def common_vocabulary(tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]
     for split, table in tables.items():
         for class_id, name in zip(table.classes.ids, table.classes.names, strict=True):
             if names.setdefault(class_id, name) != name:
-                raise DataError(f"{split}: class {class_id!r} is called {name!r} here and {names[class_id]!r} before; use one name.")
+                raise DataError(
+                    f"{split}: class {class_id!r} is called {name!r} here and {names[class_id]!r} before; use one name."
+                )
     classes = ClassNames.of(names, names.values())
     out = {}
     for split, table in tables.items():
         new = [i for i in classes.ids if i not in table.classes]
-        message = f"{split}: {len(new)} classes occur in other splits only ({', '.join(new[:5])}); they are unknown here."
+        message = (
+            f"{split}: {len(new)} classes occur in other splits only ({', '.join(new[:5])}); they are unknown here."
+        )
         out[split] = with_classes(table, classes).noting(*([message] if new else []))
     return out
 

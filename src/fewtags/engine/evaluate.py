@@ -77,7 +77,7 @@ class Evaluation:
 
     @property
     def mean_average_precision(self) -> float:
-        """mAP over the counted classes; nan if there are none."""
+        """Mean AP over the counted classes; nan if there are none."""
         return self.ranking.mean_average_precision
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,9 +138,8 @@ class Evaluation:
             spread = "      -      " if math.isnan(low) else f"{100 * low:5.1f} ..{100 * high:6.1f}"
             known = int(self.ranking.positives[c] + self.ranking.negatives[c])
             why = f"  {self.ranking.excluded[c]}" if c in self.ranking.excluded else ""
-            lines.append(
-                f"{self.classes.display[c]:<{width}}  {value}   {spread}  {self.ranking.positives[c]:>9,}  {known:>5,}{why}"
-            )
+            positives = f"{self.ranking.positives[c]:>9,}"
+            lines.append(f"{self.classes.display[c]:<{width}}  {value}   {spread}  {positives}  {known:>5,}{why}")
         return "\n".join(lines)
 
     def headline(self) -> list[str]:
@@ -149,18 +148,19 @@ class Evaluation:
         if self.positive_only is not None:
             only = self.positive_only
             return [
-                f"{self.images:,} images, no class has known negatives, so AP has no meaning here. Of {only.images:,} images "
-                f"with a known label: hit@1 {100 * only.hit_at_1:.1f} %, "
+                f"{self.images:,} images, no class has known negatives, so AP has no meaning here. Of {only.images:,} "
+                f"images with a known label: hit@1 {100 * only.hit_at_1:.1f} %, "
                 + ", ".join(f"recall@{k} {100 * v:.1f} %" for k, v in only.recall_at.items())
                 + f", mean rank of the known label {only.mean_rank:.2f}.",
                 f"mAP, unknown counted as absent (pessimistic): {100 * only.pessimistic.mean_average_precision:.1f}.",
             ]
         low, high = self.intervals.mean_average_precision if self.intervals else (math.nan, math.nan)
         return [
-            f"mAP {100 * self.mean_average_precision:.1f} (95 % interval over images {100 * low:.1f} .. {100 * high:.1f}), "
-            f"{counted} of {len(self.classes)} classes counted, {self.images:,} images, {self.ranking.known_cells:,} known cells.",
-            f"At the thresholds: CF1 {100 * self.decisions.cf1:.1f}, OF1 {100 * self.decisions.of1:.1f}; labels per image: "
-            f"{self.cardinality.known:.2f} known, {self.cardinality.predicted:.2f} predicted.",
+            f"mAP {100 * self.mean_average_precision:.1f} (95 % interval over images {100 * low:.1f} .. "
+            f"{100 * high:.1f}), {counted} of {len(self.classes)} classes counted, {self.images:,} images, "
+            f"{self.ranking.known_cells:,} known cells.",
+            f"At the thresholds: CF1 {100 * self.decisions.cf1:.1f}, OF1 {100 * self.decisions.of1:.1f}; "
+            f"labels per image: {self.cardinality.known:.2f} known, {self.cardinality.predicted:.2f} predicted.",
         ]
 
 

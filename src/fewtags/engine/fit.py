@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from fewtags.config import StageConfig
 from fewtags.engine.checkpoint import CheckpointFolder, load_part, load_tensors, save_part, save_tensors, write_text
-from fewtags.engine.events import EpochEnded, EpochStarted, Ended, Event, Saved, Started, StepEnded
+from fewtags.engine.events import Ended, EpochEnded, EpochStarted, Event, Saved, Started, StepEnded
 from fewtags.errors import CheckpointError, TrainingError
 from fewtags.labels import Batch
 from fewtags.nets.freezing import freeze
@@ -140,7 +140,7 @@ class Fit:
         self.accelerator, self.out, self.validate = accelerator, out, validate
         self.base = net if model is None else model
         self.folder = None if out is None else CheckpointFolder(out / "checkpoints")
-        net.to(accelerator.device, memory_format=torch.channels_last)
+        net.to(accelerator.device).to(memory_format=torch.channels_last)
         self.parts: dict[str, Part] = dict(objective.setup(net, problem))
         self.averaged: AveragedModel | None = None
         if config.weight_ema:
@@ -226,8 +226,8 @@ class Fit:
         if not bool(accelerator.reduce(finite.float(), "sum") == accelerator.num_processes):
             losses = ", ".join(f"{float(out.loss):g}" for out in outs)
             raise TrainingError(
-                f"the loss is {losses} at epoch {state.epoch}, step {state.step}; weights and stores are as before that step. "
-                'Lower the learning rate, set train.clip_norm = 1.0, or use train.precision = "no"; then resume or start again.'
+                f"the loss is {losses} at epoch {state.epoch}, step {state.step}; weights and stores are as before it. "
+                'Lower the learning rate, set train.clip_norm = 1.0, or use train.precision = "no", and start again.'
             )
         self._reduce_parts()
         if self.config.clip_norm:

@@ -27,7 +27,7 @@ Role = Literal["annotated", "unannotated positive", "predicted", "negative"]
 @final
 @dataclass(frozen=True)
 class Panel:
-    """One class of one photo: why it is shown, its probability, its map [h, w] of probabilities in the photo's frame."""
+    """One class of one photo: why it is shown, its probability, and its map [h, w] in the photo's frame."""
 
     class_: int
     role: Role

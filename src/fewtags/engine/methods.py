@@ -27,10 +27,10 @@ METHODS: Mapping[str, type[Objective]] = {
 @cache
 def settings_models() -> Mapping[str, type[ObjectiveConfig]]:
     """A settings model for every method, made from the signature of its class."""
-    return {name: _settings_model(name, method) for name, method in METHODS.items()}
+    return {name: _settings_model(method) for name, method in METHODS.items()}
 
 
-def _settings_model(name: str, method: type[Objective]) -> type[ObjectiveConfig]:
+def _settings_model(method: type[Objective]) -> type[ObjectiveConfig]:
     hints = get_type_hints(method)
     fields: dict[str, Any] = {
         parameter: (hints[parameter], value.default)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from fewtags.data.augment import Policy, ResizedCrop, SquareCrop, WholeImage
@@ -89,10 +90,13 @@ def read_info(path: Path) -> ModelInfo:
         raise CheckpointError(f"{path} is not a safetensors file ({error}).") from None
     if text is None:
         raise CheckpointError(f"{path} has weights but no fewtags metadata; use the model.safetensors of a run.")
-    content = json.loads(text)
-    if content.pop("format", None) != MODEL_FORMAT:
-        raise CheckpointError(f"{path} was written by another version of fewtags ({content.get('version')}).")
-    return ModelInfo(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
+    try:
+        content = TypeAdapter(dict[str, Any]).validate_json(text)
+        if content.pop("format", None) != MODEL_FORMAT:
+            raise CheckpointError(f"{path} was written by another version of fewtags ({content.get('version')}).")
+        return TypeAdapter(ModelInfo).validate_python(content)
+    except ValidationError as error:
+        raise CheckpointError(f"{path} has damaged metadata: {error.errors()[0]['msg']}. Train it again.") from None
 
 
 def model_path(place: Path | str) -> Path:

@@ -98,7 +98,8 @@ class Plan:
             trained = {"head": "the head", "all": "all layers"}.get(
                 str(stage.trainable), f"the last {stage.trainable} blocks"
             )
-            yield f"stage {stage.name}: {stage.epochs} epochs, lr {stage.lr:g} {stage.schedule}, batch {r.batch_size}, trains {trained}"
+            how = f"{stage.epochs} epochs, lr {stage.lr:g} {stage.schedule}, batch {r.batch_size}"
+            yield f"stage {stage.name}: {how}, trains {trained}"
         yield from self.notes
 
 
@@ -226,7 +227,8 @@ def heatmap_memory(objective: ExpectedNegative, samples: int, classes: int, grid
     top = f"objective.heatmap_top_k = {fitting[-1]} fits" if fitting else "not even one heatmap per image fits"
     disk = "" if on_disk else '; objective.heatmap_storage = "disk" needs no memory'
     raise ConfigError(
-        f"heatmaps of {samples:,} images and {classes:,} classes take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB may be used: {top}{disk}."
+        f"heatmaps of {samples:,} images and {classes:,} classes take {needed / 1e9:.1f} GB, and "
+        f"{free / 1e9:.1f} GB may be used: {top}{disk}."
     )
 
 
@@ -254,8 +256,8 @@ def positives_per_image(tables: Tables) -> tuple[float, str]:
     annotated = float(observed[observed > 0].mean())
     guess = min(ASSUMED_POSITIVES * annotated, float(len(tables.train.classes)))
     return guess, (
-        f"positives per image: {guess:.2f}, a guess ({ASSUMED_POSITIVES} x the {annotated:.2f} annotated), since no images are "
-        "completely labelled. Count the classes in twenty photos and set objective.positives_per_image."
+        f"positives per image: {guess:.2f}, a guess ({ASSUMED_POSITIVES} x the {annotated:.2f} annotated), since no "
+        "images are completely labelled. Count the classes in twenty photos and set objective.positives_per_image."
     )
 
 

@@ -146,7 +146,7 @@ class SpatialNet(nn.Module):
 
     What is frozen (`requires_grad` False, see `freezing.freeze`) stays in eval mode when the net is put into training
     mode, so that BatchNorm statistics, dropout and stochastic depth of a frozen part never move: its features can be
-    cached. There is no other state than that of the modules.
+    cached. Where `batchnorm_eval` is set, so does every BatchNorm. There is no other state than that of the modules.
 
     Args:
         backbone: a module from images [b, 3, H, W] to features before pooling, in `layout`.

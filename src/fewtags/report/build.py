@@ -74,7 +74,7 @@ def _has_classes(run: RunData, split: str) -> bool:
 
 
 def _difference(runs: Sequence[RunData], split: str) -> dict[str, Any] | None:
-    """mAP of the second run less that of the first on the same images, with a paired bootstrap interval."""
+    """Mean AP of the second run less that of the first on the same images, with a paired bootstrap interval."""
     first, second = (run.logits[split].astype(np.float64) for run in runs)
     tables = [run.tables[split] for run in runs]
     labels = tables[0].matrix.dense()
@@ -92,7 +92,9 @@ def _difference(runs: Sequence[RunData], split: str) -> dict[str, Any] | None:
     return {"split": split, "value": value, "low": float(low), "high": float(high)}
 
 
-def _mean(scores: NDArray[np.float64], labels: NDArray[np.int8], rows: NDArray[np.int64], counted: NDArray[np.bool_]) -> float:
+def _mean(
+    scores: NDArray[np.float64], labels: NDArray[np.int8], rows: NDArray[np.int64], counted: NDArray[np.bool_]
+) -> float:
     return mean_of_known(average_precision(scores[rows][:, counted], labels[rows][:, counted]))
 
 
@@ -127,7 +129,7 @@ def _panels(run: RunData, shown: Shown) -> list[dict[str, Any]]:
 
 def _progress(run: RunData) -> list[dict[str, Any]]:
     """For two training photos: the maps of the classes shown at the end, over the epochs that were kept (fig. 3)."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for n, final in enumerate(run.gallery):
         if final.split != "train" or len({row["key"] for row in rows} | {final.key}) > 2:
             continue
@@ -137,7 +139,9 @@ def _progress(run: RunData) -> list[dict[str, Any]]:
             for epoch, shown in run.progress.items():
                 then = next((p for p in shown[n].panels if p.class_ == panel.class_), None)
                 if then is not None:
-                    steps.append({"epoch": epoch + 1, "prob": then.prob, "picture": jpeg(overlay(photo, then.map, 120))})
+                    steps.append(
+                        {"epoch": epoch + 1, "prob": then.prob, "picture": jpeg(overlay(photo, then.map, 120))}
+                    )
             name = run.info.classes.display[panel.class_]
             rows.append({"run": run.name, "key": final.key, "name": name, "role": panel.role, "steps": steps})
     return rows
@@ -152,4 +156,7 @@ def _photo(table: LabelTable, key: str) -> NDArray[np.uint8]:
     step = max(pixels.shape[:2]) / SIDE
     if step <= 1:
         return pixels
-    return read_image((table.root or Path()) / key, size=(max(1, round(pixels.shape[0] / step)), max(1, round(pixels.shape[1] / step))))
+    return read_image(
+        (table.root or Path()) / key,
+        size=(max(1, round(pixels.shape[0] / step)), max(1, round(pixels.shape[1] / step))),
+    )

@@ -42,9 +42,13 @@ def curves(runs: Sequence[RunData]) -> Figure:
     """Loss terms, validation, how many positives the net believes in, and how good the expected positives are."""
     panels: list[tuple[str, dict[str, str], Callable[[Axes], None]]] = [
         ("training loss", _names(runs, "train/", skip=("train/sum_of_probabilities",)), _nothing),
-        ("validation", {k: n for k, n in VALIDATION.items() if any(k in r for run in runs for r in run.history)}, _nothing),
+        (
+            "validation",
+            {k: n for k, n in VALIDATION.items() if any(k in r for run in runs for r in run.history)},
+            _nothing,
+        ),
         ("positives per image", POSITIVES, lambda axes: _expected_line(axes, runs)),
-        ("expected positives among unannotated cells", JUDGED, lambda axes: axes.set_ylim(0, 1)),
+        ("expected positives among unannotated cells", JUDGED, _unit),
     ]
     panels = [p for p in panels if any(k in r for run in runs for r in run.history for k in p[1])]
     figure = Figure(figsize=(4.1 * len(panels), 3.2), layout="constrained")
@@ -73,7 +77,10 @@ VALIDATION = {
     "val/hit@1": "hit@1",
     "val/pessimistic_mAP": "mAP, unknown counted as absent",
 }
-POSITIVES = {"train/sum_of_probabilities": "predicted, training crops", "val/predicted_positives": "predicted, validation"}
+POSITIVES = {
+    "train/sum_of_probabilities": "predicted, training crops",
+    "val/predicted_positives": "predicted, validation",
+}
 JUDGED = {"state/expected_positives_precision": "precision", "state/expected_positives_recall": "recall"}
 
 
@@ -87,6 +94,10 @@ def _names(runs: Sequence[RunData], prefix: str, skip: tuple[str, ...]) -> dict[
 
 def _nothing(axes: Axes) -> None:
     pass
+
+
+def _unit(axes: Axes) -> None:
+    axes.set_ylim(0, 1)
 
 
 def _expected_line(axes: Axes, runs: Sequence[RunData]) -> None:
@@ -109,7 +120,7 @@ def score_distributions(runs: Sequence[RunData], split: str) -> Figure:
     """Distribution of the highest to fourth highest probability over all images (SCL paper, fig. F.1)."""
     most = min(4, min(run.logits[split].shape[1] for run in runs))
     figure = Figure(figsize=(3.2 * most, 2.5), layout="constrained")
-    bins = np.linspace(0, 1, 26)
+    bins = np.linspace(0, 1, 26).tolist()
     for place in range(most):
         axes = figure.add_subplot(1, most, place + 1)
         for n, run in enumerate(runs):

@@ -59,7 +59,8 @@ class RunData:
         """The method with the settings that matter, for headings."""
         method = self.environment["method"]
         told = {k: v for k, v in method.items() if k in SHOWN and v not in (None, 0, 0.0, False)}
-        return method["name"] + (f" ({', '.join(f'{k} {v:g}' if isinstance(v, float) else f'{k} {v}' for k, v in told.items())})" if told else "")
+        settings = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in told.items())
+        return f"{method['name']} ({settings})" if told else str(method["name"])
 
 
 SHOWN = ("positives_per_image", "cl_weight", "scl_weight", "smoothing", "negative_weight", "corrected_averages")

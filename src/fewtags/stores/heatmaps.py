@@ -105,7 +105,7 @@ class HeatmapStore:
         self.values = lazy_zeros((rows, kept, *self.size), _dtype(plan), device, path)
         self.visits = torch.zeros(rows, dtype=torch.int32, device=device)
         self.class_ids = torch.zeros(rows, kept, dtype=_id_dtype(classes), device=device) if kept < classes else None
-        self.cell_visits = torch.zeros(rows, *self.size, dtype=torch.uint8, device=device) if plan.corrected else None
+        self.cell_visits = lazy_zeros((rows, *self.size), torch.uint8, device) if plan.corrected else None
 
     def choose(self, scores: ScoreStore, labels: LabelMatrix) -> None:
         """Fix which k classes of an image have heatmaps: annotated positives, then the highest scores, ties by class.

@@ -1,0 +1,214 @@
+"""The Python interface in one class, in the manner of scikit-learn; everything it does is built from public parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fewtags.config import Config, apply_overrides, parse
+from fewtags.data.table import LabelTable
+from fewtags.data.vocabulary import common_vocabulary, match_images
+from fewtags.engine.evaluate import Evaluation
+from fewtags.engine.events import Event
+from fewtags.engine.machine import torch_device
+from fewtags.engine.methods import settings_models, settings_of
+from fewtags.engine.model import ModelInfo, load_model, save_model
+from fewtags.engine.plan import Tables, make_plan
+from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
+from fewtags.engine.run import IN_MEMORY, Run, open_run
+from fewtags.errors import ConfigError, DataError
+from fewtags.labels import ClassNames
+from fewtags.nets.spatial import SpatialNet
+from fewtags.objectives.base import Objective
+
+
+@final
+class Classifier:
+    """A multi-label image classifier that is trained from few labels.
+
+    The constructor only keeps its arguments; `fit` learns, and what it learned ends in an underscore.
+
+    Args:
+        backbone: any timm model with a spatial feature map; None: the preset's.
+        objective: the method; None: `ExpectedNegative` with its defaults, and K derived from the labels.
+        weights: "hub", "offline", "none" or a file; None: what there is.
+        size: input side in pixels; None: the preset's.
+        preset: "cpu", "finetune", "paper", ...; None: by machine.
+        device: "cpu" ignores GPUs; None takes the best there is.
+        seed: decides everything random.
+
+    >>> clf = Classifier(backbone="resnet50", preset="paper")
+    >>> clf.fitted
+    False
+    """
+
+    def __init__(
+        self,
+        backbone: str | None = None,
+        objective: Objective | None = None,
+        *,
+        weights: str | None = None,
+        size: int | None = None,
+        preset: str | None = None,
+        device: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.backbone, self.objective, self.weights, self.size = backbone, objective, weights, size
+        self.preset, self.device, self.seed = preset, device, seed
+        self._net: SpatialNet | None = None
+        self._info: ModelInfo | None = None
+
+    @classmethod
+    def load(cls, place: Path | str, device: str | None = None) -> Self:
+        """A trained classifier from a run folder or its `model.safetensors`.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        net, info = load_model(place)
+        made = cls(info.backbone, size=info.size, device=device)
+        made._net, made._info = net, info
+        return made
+
+    def save(self, path: Path | str) -> None:
+        """Write the model file: weights, classes, thresholds, preprocessing."""
+        net, info = self._trained()
+        save_model(Path(path), net, info)
+
+    @property
+    def fitted(self) -> bool:
+        """Whether there is a model to use."""
+        return self._net is not None
+
+    @property
+    def classes_(self) -> ClassNames:
+        """The vocabulary."""
+        return self._trained()[1].classes
+
+    @property
+    def thresholds_(self) -> NDArray[np.float64]:
+        """float64 [C]: the probability from which on each class is taken as present."""
+        return np.array(self._trained()[1].thresholds)
+
+    @property
+    def info_(self) -> ModelInfo:
+        """Everything the model file says beside the weights."""
+        return self._trained()[1]
+
+    def fit(
+        self,
+        train: LabelTable,
+        val: LabelTable | None = None,
+        *,
+        out: Path | str,
+        epochs: int | None = None,
+        truth: LabelTable | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        settings: dict[str, Any] | None = None,
+    ) -> Self:
+        """Train in a run folder. With the folder of an interrupted fit, it goes on from the last checkpoint.
+
+        Args:
+            train: the labels; photos are found below its root.
+            val: chooses the epoch and the thresholds; None holds out a tenth of `train`, by seed.
+            out: the run folder: record, checkpoints, model, evaluation.
+            epochs: of the last stage; None: the preset's.
+            truth: complete labels of the training images, for diagnostics only.
+            on_event: called with every `fewtags.engine.events` event.
+            settings: further ones by dotted key, for example {"train.batch_size": 8}; `fewtags config` lists them.
+
+        Raises:
+            ConfigError: settings that do not fit; a folder with another, finished run.
+            DataError: labels or photos that cannot be used.
+            TrainingError: the loss is not finite.
+        """
+        out = Path(out)
+        cpu = self.device == "cpu"
+        if (out / "checkpoints" / "LAST").exists() and not (out / "model.safetensors").exists():
+            run = open_run(out, cpu=cpu)
+            if self._tables(train, val, truth).train.fingerprint != run.plan.tables.train.fingerprint:
+                raise ConfigError(f"{out} holds an interrupted run on other labels; take another folder.")
+            events = run.resume()
+        else:
+            plan = make_plan(self._config(epochs, settings or {}), tables=self._tables(train, val, truth), cpu=cpu)
+            events = Run(plan, out, cpu=cpu).start()
+        for event in events:
+            if on_event is not None:
+                on_event(event)
+        self._net, self._info = load_model(out)
+        return self
+
+    def evaluate(self, table: LabelTable) -> Evaluation:
+        """Measure on a table; unknown cells are left out. `print` the result.
+
+        Raises:
+            DataError: the table has no photos or no class that the model knows.
+        """
+        net, info = self._trained()
+        return evaluate_table(net, info, table, cpu=self.device == "cpu")[0]
+
+    def predict_proba(self, photos: Sequence[Path | str]) -> NDArray[np.float32]:
+        """float32 [n, C]: the probability of every class in every photo.
+
+        Raises:
+            DataError: a photo cannot be read.
+        """
+        net, info = self._trained()
+        rows = []
+        for found in predict_photos(net, info, [Path(p) for p in photos], self._device()):
+            if found.prob is None:
+                raise DataError(found.error)
+            rows.append(found.prob.astype(np.float32))
+        return np.stack(rows) if rows else np.zeros((0, len(info.class_ids)), np.float32)
+
+    def predict(self, photos: Sequence[Path | str], max_tags: int | None = None) -> list[list[str]]:
+        """The class ids of every photo at the stored thresholds, best first."""
+        ids = self.classes_.ids
+        prob = self.predict_proba(photos).astype(np.float64)
+        return [[ids[c] for c in decide(row, self.thresholds_, max_tags)] for row in prob]
+
+    def heatmaps(self, photo: Path | str) -> NDArray[np.float32]:
+        """float32 [C, h, w]: where each class is seen, in the photo's frame (policy `imagenet`: of its centre crop).
+
+        Raises:
+            DataError: the photo cannot be read.
+        """
+        net, info = self._trained()
+        return heatmaps(net, info, Path(photo), self._device())[1]
+
+    def _trained(self) -> tuple[SpatialNet, ModelInfo]:
+        if self._net is None or self._info is None:
+            raise ConfigError("this classifier is not trained yet; call fit, or Classifier.load(run).")
+        return self._net, self._info
+
+    def _device(self) -> torch.device:
+        return torch_device(self.device == "cpu")
+
+    def _config(self, epochs: int | None, settings: dict[str, Any]) -> Config:
+        chosen = {
+            "data.train": IN_MEMORY,
+            "model.backbone": self.backbone,
+            "model.weights": self.weights,
+            "augment.size": self.size,
+            "train.preset": self.preset,
+            "train.seed": self.seed,
+            "train.epochs": epochs,
+            **settings,
+        }
+        tree = apply_overrides({}, {k: v for k, v in chosen.items() if v is not None})
+        if self.objective is not None:
+            tree["objective"] = settings_of(self.objective).model_dump()
+        return parse(tree, settings_models(), "the arguments")
+
+    def _tables(self, train: LabelTable, val: LabelTable | None, truth: LabelTable | None) -> Tables:
+        if val is None:
+            train, val = train.split(val=0.1, seed=self.seed)
+        tables = common_vocabulary({"train": train, "val": val})
+        return Tables(
+            tables["train"], tables["val"], None, None if truth is None else match_images(truth, tables["train"])
+        )

@@ -117,7 +117,11 @@ def test_cells_by_hand():
 
 def test_unknown_entries_override_the_blanket():
     matrix = LabelMatrix(
-        np.array([0, 1]), np.array([1], np.int32), np.array([0], np.int8), np.array([0], np.int16), np.ones((1, 2), bool)
+        np.array([0, 1]),
+        np.array([1], np.int32),
+        np.array([0], np.int8),
+        np.array([0], np.int16),
+        np.ones((1, 2), bool),
     )
     assert matrix.dense().tolist() == [[-1, 0]]
     assert matrix.counts(Label.NEGATIVE).tolist() == [1, 0]

@@ -132,6 +132,7 @@ def test_whole_photo_is_returned_pixel_by_pixel(tmp_path):
     np.testing.assert_array_equal(array, colours())
     assert array.dtype == np.uint8
     assert array.flags.c_contiguous
+    assert array.flags.writeable
 
 
 def test_aligned_box_is_a_crop(tmp_path):

@@ -320,7 +320,7 @@ def test_evaluation_takes_every_photo_once_in_order(photos, labels, world, size,
         mine = list(range(rank, COUNT, world))
         assert batches == [mine[i : i + size] for i in range(0, len(mine), size)]
         assert len(loader) == len(batches)
-        seen += sum(batches, [])
+        seen += [index for batch in batches for index in batch]
     assert sorted(seen) == list(range(COUNT))
 
 

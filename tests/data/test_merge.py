@@ -38,7 +38,11 @@ DOGS = table_of({"b.jpg": {"dog": 1}, "c.jpg": {"dog": -1}}, ["dog", "bird"], so
 
 
 def test_what_a_source_does_not_label_stays_unknown():
-    assert known(merge({"cats": CATS, "dogs": DOGS})) == {"a.jpg": {"cat": 1}, "b.jpg": {"dog": 1}, "c.jpg": {"dog": -1}}
+    assert known(merge({"cats": CATS, "dogs": DOGS})) == {
+        "a.jpg": {"cat": 1},
+        "b.jpg": {"dog": 1},
+        "c.jpg": {"dog": -1},
+    }
 
 
 def test_a_source_that_covers_a_class_closes_its_images_for_that_class_only():
@@ -190,7 +194,8 @@ def test_an_image_in_two_splits_is_refused():
     with pytest.raises(DataError) as error:
         merge({"cats": one, "dogs": other})
     assert str(error.value) == (
-        "'b.jpg' is in split 'train' and, in 'dogs', in split 'val' (1 such images); decide on one, or drop the split names "
+        "'b.jpg' is in split 'train' and, in 'dogs', in split 'val' (1 such images); decide on one, or drop "
+        "the split names "
         "of one source."
     )
 
@@ -211,7 +216,8 @@ def test_a_positive_under_another_sources_blanket_is_kept_and_told():
     table = merge({"cats": CATS, "more": other, "again": other}, covers={"cats": ["cat"]})
     assert known(table) == {"a.jpg": {"cat": 1}, "b.jpg": {"cat": 1}}
     assert table.notes.messages[1:] == (
-        "1 cells are positive in another source though 'cats' is complete for the class and does not name it there; taken "
+        "1 cells are positive in another source though 'cats' is complete for the class and does not name it "
+        "there; taken "
         "as positive",
     )
 
@@ -231,7 +237,8 @@ def test_two_display_names_for_one_id_are_refused():
     with pytest.raises(DataError) as error:
         merge({"plain": table_of({"a": {}}, ["3"]), "coco": coco, "voc": voc})
     assert str(error.value) == (
-        "class id '3' is called 'cat' in 'coco' and 'dog' in 'voc'. If both are the same class, give it the same display "
+        "class id '3' is called 'cat' in 'coco' and 'dog' in 'voc'. If both are the same class, give it the "
+        "same display "
         "name in both sources; if not, give it another id in one."
     )
 
@@ -282,7 +289,7 @@ def test_folders_on_different_drives(monkeypatch):
         raise ValueError("Paths don't have the same drive")
 
     monkeypatch.setattr(fewtags.data.merge.os.path, "commonpath", no_common_path)
-    with pytest.raises(DataError, match="no folder holds .*one, .*two together; move or link the photos into one"):
+    with pytest.raises(DataError, match=r"no folder holds .*one, .*two together; move or link the photos into one"):
         merge([CATS.with_root("one"), DOGS.with_root("two")])
 
 

@@ -67,7 +67,8 @@ def test_a_table_by_the_protocol_of_cole_et_al():
         np.testing.assert_array_equal(table.matrix.dense(), np.array(expected["observed"]))
         assert table.summary().kind == "single positive"
     assert table.notes.messages == (
-        "simulated one positive per image (cole, seed 1200): 11 of 30 positive labels kept, 0 of 42 negative labels kept, "
+        "simulated one positive per image (cole, seed 1200): 11 of 30 positive labels kept, 0 of 42 negative "
+        "labels kept, "
         "1 of 12 images without a label",
     )
 
@@ -78,7 +79,8 @@ def test_the_protocol_of_cole_et_al_needs_full_labels():
     with pytest.raises(DataError) as error:
         single_positive(table_of(labels), 1200, "cole")
     assert str(error.value) == (
-        "the protocol of Cole et al. needs full labels, but 1 of 12 images have unknown classes (the first: '00003.jpg'). "
+        "the protocol of Cole et al. needs full labels, but 1 of 12 images have unknown classes (the first: "
+        "'00003.jpg'). "
         "Read the annotations as complete, or use the protocol 'plain'."
     )
 
@@ -225,7 +227,7 @@ def test_blocks_make_no_difference(monkeypatch):
 
 
 def test_contradictions_stay_unknown():
-    """Losing only the negative of a contradicted cell would turn it into a positive, losing both into a blanket negative."""
+    """A contradicted cell that lost only its negative would be a positive; one that lost both, a blanket negative."""
     table = LabelTable.build(
         [f"{i}.jpg" for i in range(40)],
         ClassNames.of(["cat"]),
@@ -259,7 +261,8 @@ def test_the_note_counts_what_is_left():
     """Two images with one positive each, six negatives over four images."""
     table = keep(table_of(2 * np.eye(4, dtype=np.int8)[:, :2] - 1), positives=1, negatives=0, seed=0)
     assert table.notes.messages == (
-        "simulated missing labels (1 of the positives, 0 of the negatives, seed 0): 2 of 2 positive labels kept, 0 of 6 "
+        "simulated missing labels (1 of the positives, 0 of the negatives, seed 0): 2 of 2 positive labels "
+        "kept, 0 of 6 "
         "negative labels kept, 2 of 4 images without a label",
     )
 
@@ -271,7 +274,7 @@ def test_shares_outside_0_to_1(positives, negatives, word):
 
 
 def test_more_negatives_than_fit():
-    """40,000 images closed for 1,000 classes are 40 million negatives in no space; 90 % of them would be 36 million rows."""
+    """40,000 images closed for 1,000 classes are 40 million negatives in no space; 90 % of them are 36 million rows."""
     table = LabelTable.build(
         [str(i) for i in range(40_000)],
         ClassNames.of(map(str, range(1000))),

@@ -1,5 +1,6 @@
 """Splits: by hand, against a slow image-by-image reference, and the promises of the docstring."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -157,7 +158,9 @@ def test_stratified_is_closer_than_chance(images, classes, per_image, ratio):
 @st.composite
 def problems(draw):
     n, c = draw(st.integers(6, 40)), draw(st.integers(1, 6))
-    dense = np.array(draw(st.lists(st.lists(st.sampled_from([-1, 0, 0, 1]), min_size=c, max_size=c), min_size=n, max_size=n)))
+    dense = np.array(
+        draw(st.lists(st.lists(st.sampled_from([-1, 0, 0, 1]), min_size=c, max_size=c), min_size=n, max_size=n))
+    )
     groups = draw(st.none() | st.lists(st.integers(0, 8), min_size=n, max_size=n))
     shares = draw(st.sampled_from([{"train": 0.5, "val": 0.5}, {"a": 0.4, "b": 0.3, "c": 0.3}]))
     return table_of(dense), groups, shares, draw(st.booleans())
@@ -173,11 +176,13 @@ def test_every_image_goes_to_one_part_groups_stay_whole_and_all_classes_can_be_l
         assert "leave nothing for" in str(error)  # noqa: PT017
         return
     keys = [part.images.to_pylist() for part in parts.values()]
-    assert sorted(sum(keys, [])) == table.images.to_pylist()
+    assert sorted(itertools.chain(*keys)) == table.images.to_pylist()
     assert all(k == sorted(k) for k in keys)  # Images keep their order.
     where = {key: name for name, part in parts.items() for key in part.images.to_pylist()}
     for number, key in enumerate(table.images.to_pylist()):
-        assert groups is None or {where[f"{i:05d}.jpg"] for i, g in enumerate(groups) if g == groups[number]} == {where[key]}
+        assert groups is None or {where[f"{i:05d}.jpg"] for i, g in enumerate(groups) if g == groups[number]} == {
+            where[key]
+        }
     if stratify:
         first = next(iter(parts.values()))
         np.testing.assert_array_equal(positives(first) > 0, positives(table) > 0)
@@ -279,13 +284,15 @@ def test_a_class_in_one_big_group_goes_to_training():
         (
             ["a", None, "b", None],
             DataError,
-            "there is no group for 2 of 4 image keys (the first: '00001.jpg'). Every image needs a group: an image that "
+            "there is no group for 2 of 4 image keys (the first: '00001.jpg'). Every image needs a group: an "
+            "image that "
             "belongs with no other needs one of its own.",
         ),
         (
             r"0000([12])",
             DataError,
-            "regular expression '0000([12])' does not match 2 of 4 image keys (the first: '00000.jpg'). Every image needs "
+            "regular expression '0000([12])' does not match 2 of 4 image keys (the first: '00000.jpg'). Every "
+            "image needs "
             "a group: an image that belongs with no other needs one of its own.",
         ),
         (
@@ -330,7 +337,8 @@ def test_a_part_without_images_is_refused():
     with pytest.raises(DataError) as error:
         one_label_each([5]).split(val=0.5, groups=[1] * 5, stratify=False)
     assert str(error.value) == (
-        "5 images in 1 groups leave nothing for 'val' with its share of 0.5; give it a larger share or label more images."
+        "5 images in 1 groups leave nothing for 'val' with its share of 0.5; give it a larger share or label "
+        "more images."
     )
 
 

@@ -84,10 +84,12 @@ def test_what_is_saved_is_loaded(tmp_path_factory, table):
 
 
 def test_a_file_can_be_read_by_anyone(tmp_path):
-    """Rows by image, in the table's order, one for the silent image too; ids, not display names; nulls where nothing is."""
+    """Rows by image, in the table's order, one for each silent image too; ids, not display names; nulls for nothing."""
     save(example(), tmp_path / "table.parquet")
     raw = pyarrow.parquet.read_table(tmp_path / "table.parquet")
-    rows = [tuple(row.values()) for row in raw.select(["image", "class", "state", "source", "split", "closed"]).to_pylist()]
+    rows = [
+        tuple(row.values()) for row in raw.select(["image", "class", "state", "source", "split", "closed"]).to_pylist()
+    ]
     assert rows == [
         ("ü/b.jpg", "cat", 1, "one", "train", None),
         ("ü/b.jpg", "cat", 1, "one", "train", None),
@@ -160,7 +162,8 @@ def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(DataError) as error:
         save(example(), tmp_path / "no" / "table.parquet")
     assert str(error.value) == (
-        f"cannot write {str(tmp_path / 'no' / 'table.parquet')!r}: the folder {str(tmp_path / 'no')!r} does not exist; make "
+        f"cannot write {str(tmp_path / 'no' / 'table.parquet')!r}: the folder {str(tmp_path / 'no')!r} does "
+        f"not exist; make "
         "it first."
     )
 
@@ -235,10 +238,14 @@ def test_rows_that_cannot_be(tmp_path, change, why):
             {"format": "1"},
             "table.parquet: its 'fewtags' metadata is damaged (format: Input should be a valid integer).",
         ),
-        ({"ids": ["cat", 3]}, "table.parquet: its 'fewtags' metadata is damaged (ids.1: Input should be a valid string)."),
+        (
+            {"ids": ["cat", 3]},
+            "table.parquet: its 'fewtags' metadata is damaged (ids.1: Input should be a valid string).",
+        ),
         (
             {"covers": [[0], [-1]]},
-            "table.parquet: its 'fewtags' metadata is damaged (covers.1.0: Input should be greater than or equal to 0).",
+            "table.parquet: its 'fewtags' metadata is damaged (covers.1.0: Input should be greater than or equal "
+            "to 0).",
         ),
         (
             {"more": 1},
@@ -286,6 +293,32 @@ def test_a_cut_off_file_is_an_error(tmp_path):
             load(tmp_path / "table.parquet")
 
 
+def test_flipped_bytes_are_found(tmp_path):
+    """Whatever byte of the rows is damaged (before the footer): the table is as it was, or there is an error."""
+    path = tmp_path / "table.parquet"
+    save(example(), path)
+    whole, fingerprint = path.read_bytes(), example().fingerprint
+    outcomes = []
+    for at in range(0, len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), 5):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
+        try:
+            outcomes.append(load(path).fingerprint == fingerprint)
+        except DataError:
+            outcomes.append(None)
+    assert outcomes.count(None) > len(outcomes) / 2
+    assert False not in outcomes
+
+
+def test_text_that_is_not_utf8(tmp_path):
+    path = rewritten(tmp_path / "table.parquet")
+    raw = pyarrow.parquet.read_table(path)
+    codes, names = raw["image"].combine_chunks().dictionary_encode().indices, [b"\xff.jpg", b"a", b"b", b"c"]
+    images = pa.array(names).take(codes).view(pa.string())
+    pyarrow.parquet.write_table(raw.set_column(0, "image", images), path)
+    with pytest.raises(DataError, match=r"table\.parquet: column 'image' holds string, not dictionary"):
+        load(path)
+
+
 def test_missing_and_mistyped_columns(tmp_path):
     save(example(), tmp_path / "table.parquet")
     raw = pyarrow.parquet.read_table(tmp_path / "table.parquet")
@@ -293,7 +326,8 @@ def test_missing_and_mistyped_columns(tmp_path):
     with pytest.raises(DataError) as error:
         load(tmp_path / "less.parquet")
     assert str(error.value) == (
-        "less.parquet has no column 'state'; a label table has image, class, state, x0, y0, x1, y1, source, split, closed."
+        "less.parquet has no column 'state'; a label table has image, class, state, x0, y0, x1, y1, source, "
+        "split, closed."
     )
     words = raw.set_column(2, "state", pa.array(["yes"] * len(raw)))
     pyarrow.parquet.write_table(words, tmp_path / "words.parquet")
@@ -314,7 +348,7 @@ def read_csv(path):
 
 
 def test_csv_by_hand(tmp_path):
-    """"a.jpg" is closed for both classes and silent, "e.jpg" for cat, which it has; "c, d.jpg" says nothing at all."""
+    """ "a.jpg" is closed for both classes and silent, "e.jpg" for cat, which it has; "c, d.jpg" says nothing at all."""
     write_csv(example(), tmp_path / "table.csv")
     rows = read_csv(tmp_path / "table.csv")
     assert list(rows[0]) == ["image", "class", "state", "x0", "y0", "x1", "y1", "source"]
@@ -334,11 +368,9 @@ def test_csv_by_hand(tmp_path):
 @given(tables(), st.integers(1, 7))
 def test_csv_says_what_the_table_says(tmp_path_factory, table, block):
     path = tmp_path_factory.mktemp("tables") / "table.csv"
-    whole, fewtags.data.storage._CSV_BLOCK = fewtags.data.storage._CSV_BLOCK, block
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fewtags.data.storage, "_CSV_BLOCK", block)
         write_csv(table, path)
-    finally:
-        fewtags.data.storage._CSV_BLOCK = whole
     rows = read_csv(path)
     assert list(dict.fromkeys(r["image"] for r in rows)) == table.images.to_pylist()
     dense = table.matrix.dense()

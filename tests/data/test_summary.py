@@ -19,7 +19,7 @@ def table_of(cells, classes=("cat", "dog"), n=3, **more):
 
 
 def test_summary_by_hand():
-    """Image 0: cat (a box and a point). Image 1: closed for both classes, dog named. Image 2: cat contradicts itself."""
+    """Image 0: cat (a box and a point). Image 1: closed for both classes, has dog. Image 2: cat contradicts itself."""
     nan = np.nan
     boxes = table_of(
         [(0, 0, 1), (0, 0, 1), (1, 1, 1), (2, 0, 1)],
@@ -73,7 +73,9 @@ def test_an_empty_table_has_a_summary():
     found = table_of([], n=0).summary()
     assert (found.images, found.kind, found.positives_per_image) == (0, "unlabelled", 0.0)
     assert "facts per source: none" in str(found)
-    assert str(table_of([], classes=(), n=0).summary()).startswith("0 images, 0 classes: unlabelled\nlabels: 0 positive")
+    assert str(table_of([], classes=(), n=0).summary()).startswith(
+        "0 images, 0 classes: unlabelled\nlabels: 0 positive"
+    )
 
 
 def test_a_long_vocabulary_is_shown_from_both_ends():

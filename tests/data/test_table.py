@@ -234,7 +234,7 @@ def test_the_fingerprint_changes_with_the_content(other):
 
 
 def test_keys_cannot_run_into_each_other():
-    """"a" + "bc" and "ab" + "c" are the same letters."""
+    """ "a" + "bc" and "ab" + "c" are the same letters."""
     assert facts_table(["a", "bc"], []).fingerprint != facts_table(["ab", "c"], []).fingerprint
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,7 @@ def train(
       fewtags train instances.json --images photos/ --complete --method bce
       fewtags train photos/ --set objective.scl_weight=1 --set train.epochs=20
     """
-    from fewtags.cli.progress import show
+    from fewtags.cli.progress import counting, show
     from fewtags.engine.plan import make_plan
     from fewtags.engine.run import Run
 
@@ -56,14 +57,18 @@ def train(
         "model.weights": weights,
     }
     settings = read_settings(config, {k: v for k, v in flags.items() if v is not None}, set_ or [])
-    with looking() as tick:
+    with counting("looking at photos") as tick:
         plan = make_plan(settings, cpu=cpu, progress=tick)
     for line in plan.lines():
         typer.echo(line, err=True)
     if dry_run:
         typer.echo("dry run: nothing was written.", err=True)
         return
-    show(Run(plan, out, cpu=cpu, tick=None).start())
+    with counting("caching views") as tick:
+        run = Run(plan, out, cpu=cpu, tick=tick)
+        events = run.start()
+        first = next(events)  # the views are cached before the first event
+    show(chain([first], events))
     finish(out)
 
 
@@ -115,13 +120,6 @@ def read_settings(config: Path | None, flags: dict[str, Any], assignments: list[
     if "train" not in tree.get("data", {}):
         raise ConfigError("nothing to train on: give a folder or label file, for example `fewtags train photos/`.")
     return parse(tree, settings_models(), "the configuration" if config is None else str(config))
-
-
-def looking() -> Any:
-    """A progress display for reading photos: `with looking() as tick`."""
-    from fewtags.cli.progress import counting
-
-    return counting("looking at photos")
 
 
 def finish(run: Path) -> None:

@@ -83,7 +83,7 @@ class SquareCrop:
     def sample(self, rng: np.random.Generator, aspect: float) -> View:  # noqa: ARG002
         """Draw a square of the stretched photo; the same for every aspect."""
         side = math.sqrt(rng.uniform(*self.area))
-        x, y = rng.uniform(0.0, 1.0 - side, 2)
+        x, y = rng.uniform(0.0, 1.0 - side), rng.uniform(0.0, 1.0 - side)
         return _maybe_flip(rng, View.crop(x, y, x + side, y + side), self.flip)
 
     def test_view(self, aspect: float) -> View:  # noqa: ARG002

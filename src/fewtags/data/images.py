@@ -178,7 +178,7 @@ class Photo:
             size: (height, width) of the result; None keeps the scale.
 
         Returns:
-            uint8 [h, w, 3], RGB, contiguous.
+            uint8 [h, w, 3], RGB, contiguous and writable.
 
         Raises:
             DataError: the pixels cannot be decoded or have no known range.
@@ -208,7 +208,7 @@ class Photo:
             array = np.repeat(array[:, :, None], 3, 2)
         # After the exchange of axes, a and e are the signs along the columns and the rows of the stored crop.
         array = array[:: -1 if e < 0 else 1, :: -1 if a < 0 else 1]
-        return np.ascontiguousarray(array.swapaxes(0, 1) if swapped else array)
+        return np.array(array.swapaxes(0, 1) if swapped else array, order="C")
 
     def _draft(self, width: float, height: float) -> tuple[float, float] | None:
         """Ask the JPEG decoder for fewer pixels; the scaled size, or None for other formats.
@@ -289,7 +289,7 @@ def read_image(
         ValueError: the box reaches outside 0..1 or has no area.
     """
     with open_photo(path, pixel_limit=pixel_limit) as photo:
-        return photo.read(None if box is None else View.crop(*box), size)
+        return photo.read(None if box is None else View.crop(*map(float, box)), size)
 
 
 def _interval(start: float, length: float) -> tuple[float, float]:

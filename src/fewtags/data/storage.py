@@ -111,7 +111,9 @@ def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> Non
     )
     schema = pa.schema(list(_COLUMNS.items()), metadata={_KEY: header.model_dump_json().encode()})
     with replacing(Path(path)) as temporary:
-        pyarrow.parquet.write_table(pa.table(columns, schema=schema), temporary, compression="zstd")
+        pyarrow.parquet.write_table(
+            pa.table(columns, schema=schema), temporary, compression="zstd", write_page_checksum=True
+        )
 
 
 def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
@@ -127,11 +129,11 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
     """
     path = Path(path)
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             raw = file.read()
     except FileNotFoundError as error:
         raise DataError(f"there is no file {str(path)!r}.") from error
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path.name} cannot be read as a Parquet file: {error}") from error
     header = _read_header(raw.schema.metadata or {}, path.name)
     classes = ClassNames.of(header.ids, header.names)
@@ -193,7 +195,9 @@ def _column(table: pa.Table, name: str, file: str) -> pa.Array:
         if _COLUMNS[name] != _WORDS:
             return table[name].cast(_COLUMNS[name]).combine_chunks()
         # Written out and encoded again: then codes count up in order of appearance, whoever wrote the file.
-        return table[name].cast(pa.string()).combine_chunks().dictionary_encode()
+        words = table[name].cast(pa.string()).combine_chunks().dictionary_encode()
+        words.validate(full=True)  # Not every writer's strings are UTF-8.
+        return words
     except pa.ArrowException as error:
         raise DataError(f"{file}: column {name!r} holds {table[name].type}, not {_COLUMNS[name]} ({error}).") from error
 

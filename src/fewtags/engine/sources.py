@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fewtags.data.loader import EvalLoader, TrainLoader
-from fewtags.errors import ConfigError
+from fewtags.data.loader import EpochSampler, EvalLoader, TrainLoader
+from fewtags.errors import CheckpointError, ConfigError
 from fewtags.labels import Batch, LabelMatrix
 from fewtags.nets.spatial import SpatialNet
 from fewtags.stores.shard import Shard
 
 Tick = Callable[[int, int], None]
 """Called with images done and images to do."""
+
+# Channels last is how convolutions want features; stored like this, a batch needs no second copy.
+CHANNELS_LAST, CHANNELS_FIRST = (0, 1, 3, 4, 2), (0, 1, 4, 2, 3)
 
 
 @final
@@ -69,8 +73,131 @@ def plan_cache(samples: int, features: tuple[int, int, int], views: int, limit: 
 
 
 @final
+@dataclass(frozen=True, eq=False)
+class ViewFeatures:
+    """What a frozen trunk makes of V views of n images. Depends on no label, so that runs can share it.
+
+    Attributes:
+        features: [V, n, d, h, w], float32 or float16, channels last in memory. n images: those of one process.
+        views: float32 [V, n, 2, 3].
+    """
+
+    features: Tensor
+    views: Tensor
+
+    @property
+    def count(self) -> int:
+        """V: views per image."""
+        return len(self.features)
+
+    def save(self, folder: Path) -> None:
+        """Write `features.npy` and `views.npy`; the folder is made if need be."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, values in (("features", self.features.permute(*CHANNELS_LAST)), ("views", self.views)):
+            temporary = folder / f".{name}.npy.tmp"
+            with temporary.open("wb") as file:
+                np.save(file, values.numpy())
+            temporary.replace(folder / f"{name}.npy")
+
+    @classmethod
+    def load(cls, folder: Path) -> ViewFeatures:
+        """What `save` wrote, memory-mapped: processes on one machine share the memory.
+
+        Raises:
+            CheckpointError: missing or damaged.
+        """
+        try:
+            # Copy on write: nothing may change the files.
+            files = [np.load(folder / f"{name}.npy", mmap_mode="c") for name in ("features", "views")]
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"cached views in {folder} cannot be read ({error}); delete the folder.") from None
+        features, views = (torch.from_numpy(values) for values in files)
+        return cls(features.permute(*CHANNELS_FIRST), views)
+
+
+@torch.no_grad()
+def fill_views(
+    net: SpatialNet,
+    loader: TrainLoader,
+    plan: CachePlan,
+    *,
+    shard: Shard | None = None,
+    device: torch.device | None = None,
+    tick: Tick | None = None,
+) -> ViewFeatures:
+    """Push every view through a trunk once.
+
+    Args:
+        net: its trunk must be frozen.
+        loader: crops the views; its data set must have `views_cycle` equal to the plan's views.
+        plan: how many views, and how they are kept.
+        shard: which images this process owns.
+        device: where the trunk runs. Features stay in main memory.
+        tick: told about progress.
+    """
+    shard, device = shard or Shard(), device or torch.device("cpu")
+    rows = shard.rows(loader.sampler.samples)
+    features, views = torch.empty(0), torch.empty(plan.views, rows, 2, 3)
+    net.eval()
+    done = 0
+    for view in range(plan.views):
+        for batch in loader.batches(view):
+            images = batch.images.to(device, memory_format=torch.channels_last)
+            values = net.features(images).to("cpu", plan.dtype)
+            if not features.numel():
+                d, h, w = values.shape[1:]
+                features = torch.empty(plan.views, rows, h, w, d, dtype=plan.dtype).permute(*CHANNELS_FIRST)
+            local = shard.local(batch.index)
+            features[view, local] = values
+            views[view, local] = batch.views
+            done += len(local)
+            if tick is not None:
+                tick(done, plan.views * rows)
+    return ViewFeatures(features, views)
+
+
+@final
+class StoredViews:
+    """Training batches from features that are there already; a `BatchSource`. `Batch.images` holds [b, d, h, w].
+
+    Args:
+        filled: V views of the images of this process.
+        sampler: which samples make up which batch.
+        labels: N images by C classes.
+        shard: which images this process owns.
+    """
+
+    def __init__(
+        self, filled: ViewFeatures, sampler: EpochSampler, labels: LabelMatrix, *, shard: Shard | None = None
+    ) -> None:
+        self.filled, self.sampler, self.labels = filled, sampler, labels
+        self._shard = shard or Shard()
+        rows = self._shard.rows(sampler.samples)
+        assert filled.features.shape[1] == rows, (filled.features.shape, rows)
+        assert labels.shape[0] == sampler.samples, (labels.shape, sampler.samples)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch, the same on every process."""
+        return self.sampler.steps
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from number `start` on."""
+        view = epoch % self.filled.count
+        for pairs in self.sampler.batches(epoch, start):
+            index = np.array([i for _, i in pairs], np.int64)
+            rows = self._shard.local(torch.from_numpy(index))
+            yield Batch(
+                self.filled.features[view][rows].float(),
+                torch.from_numpy(self.labels.rows(index)),
+                torch.from_numpy(index),
+                self.filled.views[view][rows],
+            )
+
+
+@final
 class CachedViews:
-    """Training batches from cached features; a `BatchSource`. `Batch.images` holds features [b, d, h, w].
+    """`StoredViews` over features that are made on the spot.
 
     Args:
         net: its trunk is pushed through; it must be frozen.
@@ -93,47 +220,17 @@ class CachedViews:
         device: torch.device | None = None,
         tick: Tick | None = None,
     ) -> None:
-        self._loader, self._labels, self._plan = loader, labels, plan
-        self._shard = shard or Shard()
-        self._features, self._views = self._fill(net, device or torch.device("cpu"), tick)
-
-    def _fill(self, net: SpatialNet, device: torch.device, tick: Tick | None) -> tuple[Tensor, Tensor]:
-        rows, plan = self._shard.rows(self._labels.shape[0]), self._plan
-        features, views = torch.empty(0), torch.empty(plan.views, rows, 2, 3)
-        net.eval()
-        done = 0
-        with torch.no_grad():
-            for view in range(plan.views):
-                for batch in self._loader.batches(view):
-                    images = batch.images.to(device, memory_format=torch.channels_last)
-                    values = net.features(images).to("cpu", plan.dtype)
-                    if not features.numel():
-                        features = torch.empty(plan.views, rows, *values.shape[1:], dtype=plan.dtype)
-                    local = self._shard.local(batch.index)
-                    features[view, local] = values
-                    views[view, local] = batch.views
-                    done += len(local)
-                    if tick is not None:
-                        tick(done, plan.views * rows)
-        return features, views
+        filled = fill_views(net, loader, plan, shard=shard, device=device, tick=tick)
+        self._stored = StoredViews(filled, loader.sampler, labels, shard=shard)
 
     @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch, the same on every process."""
-        return self._loader.steps_per_epoch
+        return self._stored.steps_per_epoch
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from number `start` on."""
-        view = epoch % self._plan.views
-        for pairs in self._loader.sampler.batches(epoch, start):
-            index = np.array([i for _, i in pairs], np.int64)
-            rows = self._shard.local(torch.from_numpy(index))
-            yield Batch(
-                self._features[view, rows].float(),
-                torch.from_numpy(self._labels.rows(index)),
-                torch.from_numpy(index),
-                self._views[view, rows],
-            )
+        return self._stored.batches(epoch, start)
 
 
 def pooled_features(net: SpatialNet, loader: EvalLoader, device: torch.device, tick: Tick | None = None) -> Tensor:

@@ -52,7 +52,6 @@ from fewtags.engine.events import EpochEnded
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.machine import cores
 from fewtags.engine.methods import make_objective, method_class, settings_models
-from fewtags.engine.plan import Tables, positives_per_image
 from fewtags.engine.sources import CachePlan, StoredViews, ViewFeatures, fill_views
 from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.labels import Label, suggest
@@ -270,7 +269,7 @@ def run(benchmark: Benchmark, job: Job, material: Material) -> Record:
     data, method = material.data, benchmark.methods[job.method]
     truth = data.train_truth
     train = truth if method.labels == "complete" else single_positive(truth, job.seed)
-    positives, _ = positives_per_image(Tables(train, data.val))
+    positives = float(data.val.matrix.image_counts(Label.POSITIVE).mean())
     settings = settings_models()[method.objective["name"]].model_validate(method.objective)
     objective = make_objective(settings, positives_per_image=positives)
     whole = make_net(benchmark, len(truth.classes), job.seed)

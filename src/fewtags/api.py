@@ -18,9 +18,9 @@ from fewtags.engine.events import Event
 from fewtags.engine.machine import torch_device
 from fewtags.engine.methods import settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
-from fewtags.engine.plan import Tables, make_plan
+from fewtags.engine.plan import Tables, hold_out, make_plan
 from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
-from fewtags.engine.run import IN_MEMORY, Run, open_run
+from fewtags.engine.run import IN_MEMORY, Run, changed_split, open_run, refuse_used_folder
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames
 from fewtags.nets.spatial import SpatialNet
@@ -76,8 +76,9 @@ class Classifier:
         return made
 
     def save(self, path: Path | str) -> None:
-        """Write the model file: weights, classes, thresholds, preprocessing."""
+        """Write the model file: weights, classes, thresholds, preprocessing. Its folder is made if need be."""
         net, info = self._trained()
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         save_model(Path(path), net, info)
 
     @property
@@ -111,11 +112,11 @@ class Classifier:
         on_event: Callable[[Event], None] | None = None,
         settings: dict[str, Any] | None = None,
     ) -> Self:
-        """Train in a run folder. With the folder of an interrupted fit, it goes on from the last checkpoint.
+        """Train in a run folder. With the folder of an interrupted fit, the same fit goes on where it was.
 
         Args:
             train: the labels; photos are found below its root.
-            val: chooses the epoch and the thresholds; None holds out a tenth of `train`, by seed.
+            val: chooses the epoch and the thresholds; None: a tenth of `train`, by seed, equal photos together.
             out: the run folder: record, checkpoints, model, evaluation.
             epochs: of the last stage; None: the preset's.
             truth: complete labels of the training images, for diagnostics only.
@@ -123,20 +124,19 @@ class Classifier:
             settings: further ones by dotted key, for example {"train.batch_size": 8}; `fewtags config` lists them.
 
         Raises:
-            ConfigError: settings that do not fit; a folder with another, finished run.
+            ConfigError: settings that do not fit; a folder with a finished run or with another one.
             DataError: labels or photos that cannot be used.
             TrainingError: the loss is not finite.
         """
-        out = Path(out)
-        cpu = self.device == "cpu"
-        if (out / "checkpoints" / "LAST").exists() and not (out / "model.safetensors").exists():
+        out, cpu = Path(out), self._cpu
+        config, tables = self._config(epochs, settings or {}), self._tables(train, val, truth)
+        if (out / "run.toml").exists() and not (out / "model.safetensors").exists():
             run = open_run(out, cpu=cpu)
-            if self._tables(train, val, truth).train.fingerprint != run.plan.tables.train.fingerprint:
-                raise ConfigError(f"{out} holds an interrupted run on other labels; take another folder.")
+            _refuse_other(run, config, tables)
             events = run.resume()
         else:
-            plan = make_plan(self._config(epochs, settings or {}), tables=self._tables(train, val, truth), cpu=cpu)
-            events = Run(plan, out, cpu=cpu).start()
+            refuse_used_folder(out)
+            events = Run(make_plan(config, tables=tables, cpu=cpu), out, cpu=cpu).start()
         for event in events:
             if on_event is not None:
                 on_event(event)
@@ -150,7 +150,7 @@ class Classifier:
             DataError: the table has no photos or no class that the model knows.
         """
         net, info = self._trained()
-        return evaluate_table(net, info, table, cpu=self.device == "cpu")[0]
+        return evaluate_table(net, info, table, cpu=self._cpu)[0]
 
     def predict_proba(self, photos: Sequence[Path | str]) -> NDArray[np.float32]:
         """float32 [n, C]: the probability of every class in every photo.
@@ -158,19 +158,16 @@ class Classifier:
         Raises:
             DataError: a photo cannot be read.
         """
-        net, info = self._trained()
-        rows = []
-        for found in predict_photos(net, info, [Path(p) for p in photos], self._device()):
-            if found.prob is None:
-                raise DataError(found.error)
-            rows.append(found.prob.astype(np.float32))
-        return np.stack(rows) if rows else np.zeros((0, len(info.class_ids)), np.float32)
+        return self._probabilities(photos).astype(np.float32)
 
     def predict(self, photos: Sequence[Path | str], max_tags: int | None = None) -> list[list[str]]:
-        """The class ids of every photo at the stored thresholds, best first."""
+        """The class ids of every photo at the stored thresholds, best first.
+
+        Raises:
+            DataError: a photo cannot be read.
+        """
         ids = self.classes_.ids
-        prob = self.predict_proba(photos).astype(np.float64)
-        return [[ids[c] for c in decide(row, self.thresholds_, max_tags)] for row in prob]
+        return [[ids[c] for c in decide(row, self.thresholds_, max_tags)] for row in self._probabilities(photos)]
 
     def heatmaps(self, photo: Path | str) -> NDArray[np.float32]:
         """float32 [C, h, w]: where each class is seen, in the photo's frame (policy `imagenet`: of its centre crop).
@@ -181,13 +178,30 @@ class Classifier:
         net, info = self._trained()
         return heatmaps(net, info, Path(photo), self._device())[1]
 
+    def _probabilities(self, photos: Sequence[Path | str]) -> NDArray[np.float64]:
+        net, info = self._trained()
+        if isinstance(photos, str | Path):
+            raise DataError(f"expected a list of photos, got one name: write [{str(photos)!r}].")
+        rows = []
+        for found in predict_photos(net, info, [Path(p) for p in photos], self._device()):
+            if found.prob is None:
+                raise DataError(found.error)
+            rows.append(found.prob)
+        return np.stack(rows) if rows else np.zeros((0, len(info.class_ids)))
+
     def _trained(self) -> tuple[SpatialNet, ModelInfo]:
         if self._net is None or self._info is None:
             raise ConfigError("this classifier is not trained yet; call fit, or Classifier.load(run).")
         return self._net, self._info
 
+    @property
+    def _cpu(self) -> bool:
+        if self.device not in (None, "cpu"):
+            raise ConfigError(f"device is {self.device!r}; give 'cpu', or None for the best there is.")
+        return self.device == "cpu"
+
     def _device(self) -> torch.device:
-        return torch_device(self.device == "cpu")
+        return torch_device(self._cpu)
 
     def _config(self, epochs: int | None, settings: dict[str, Any]) -> Config:
         chosen = {
@@ -207,8 +221,19 @@ class Classifier:
 
     def _tables(self, train: LabelTable, val: LabelTable | None, truth: LabelTable | None) -> Tables:
         if val is None:
-            train, val = train.split(val=0.1, seed=self.seed)
+            train, val = hold_out(train, seed=self.seed)
         tables = common_vocabulary({"train": train, "val": val})
         return Tables(
             tables["train"], tables["val"], None, None if truth is None else match_images(truth, tables["train"])
         )
+
+
+def _refuse_other(run: Run, config: Config, tables: Tables) -> None:
+    """An interrupted run goes on with what it began with, or not at all."""
+    if config != run.plan.config:
+        raise ConfigError(
+            f"{run.out} holds an interrupted run with other settings; fit with the ones in {run.out / 'run.toml'}, or "
+            "take another folder."
+        )
+    if changed := changed_split(run.plan.tables, tables, run.out):
+        raise ConfigError(f"{run.out} holds an interrupted run on other {changed} labels; take another folder.")

@@ -7,16 +7,20 @@ passes their models in.
 
 from __future__ import annotations
 
+import copy
+import datetime
 import difflib
 import tomllib
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fewtags.errors import ConfigError
+from fewtags.labels import suggest
 
 
 class Settings(BaseModel):
@@ -60,7 +64,9 @@ class ModelConfig(Settings):
 class AugmentConfig(Settings):
     """How training views are drawn."""
 
-    policy: Literal["coco", "imagenet", "none"] = "coco"
+    policy: Literal["coco", "imagenet", "none"] | None = Field(
+        None, description="left out: imagenet for preset paper_imagenet, coco for the others"
+    )
     size: int | None = Field(None, ge=32, description="input side in pixels")
     min_area: float | None = Field(
         None, gt=0, le=1, description="smallest cropped share of the image; none: the policy's"
@@ -132,6 +138,8 @@ def load_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from None
 
@@ -139,13 +147,15 @@ def load_toml(path: Path) -> dict[str, Any]:
 def apply_overrides(tree: Mapping[str, Any], assignments: Mapping[str, Any] | list[str]) -> dict[str, Any]:
     """A copy of `tree` with dotted keys set; values of `a.b=c` strings are read as TOML, else as plain text.
 
+    `null` sets a key back to "derive"; `none` is a word like others (some settings know it).
+
     >>> apply_overrides({"train": {"seed": 0}}, ["train.seed=3", "objective.name=bce"])
     {'train': {'seed': 3}, 'objective': {'name': 'bce'}}
 
     Raises:
         ConfigError: an assignment without `=`, or a key below a plain value.
     """
-    out: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
+    out: dict[str, Any] = copy.deepcopy(dict(tree))
     pairs = assignments.items() if isinstance(assignments, Mapping) else [_assignment(text) for text in assignments]
     for key, value in pairs:
         *path, last = key.split(".")
@@ -162,12 +172,16 @@ def _assignment(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r}: expected section.key=value, for example --set train.seed=3.")
-    if value.strip().lower() in {"none", "null"}:
-        return key.strip(), None
+    key, value = key.strip(), value.strip()
+    if value == "null":
+        return key, None
     try:
-        return key.strip(), tomllib.loads(f"v = {value}")["v"]
+        read = tomllib.loads(f"v = {value}")
     except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+        return key, value
+    # A second line would be a second key, and no setting is a date: 2024-05-01 is the name of a folder.
+    dates = (datetime.date, datetime.time)
+    return key, value if len(read) > 1 or isinstance(read["v"], dates) else read["v"]
 
 
 def parse(
@@ -184,19 +198,7 @@ def parse(
         ConfigError: one line a problem, unknown keys with the closest known one.
     """
     tree = dict(tree)
-    problems: list[str] = []
-    objective = dict(tree.pop("objective", {"name": "expected_negative"}))
-    name = objective.get("name", "expected_negative")
-    parsed: ObjectiveConfig | None = None
-    if name not in objectives:
-        close = difflib.get_close_matches(str(name), list(objectives), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        problems.append(f"objective.name = {name!r} is not a method{hint} Known: {', '.join(sorted(objectives))}")
-    else:
-        try:
-            parsed = objectives[name].model_validate({**objective, "name": name})
-        except ValidationError as error:
-            problems += _lines(error, objectives[name], "objective.")
+    parsed, problems = _parse_objective(tree.pop("objective", {}), objectives)
     try:
         base = Config.model_validate({**tree, "objective": {"name": "placeholder"}})
     except ValidationError as error:
@@ -207,13 +209,30 @@ def parse(
     return base.model_copy(update={"objective": parsed})
 
 
+def _parse_objective(
+    given: Any, objectives: Mapping[str, type[ObjectiveConfig]]
+) -> tuple[ObjectiveConfig | None, list[str]]:
+    """The settings of the method, or what is wrong with them."""
+    if not isinstance(given, Mapping):
+        return None, [f'objective = {given!r} is a value, not a section; write objective.name = "expected_negative"']
+    name = given.get("name", "expected_negative")
+    if not isinstance(name, str) or name not in objectives:
+        hint = suggest(str(name), objectives)
+        return None, [f"objective.name = {name!r} is not a method{hint}; known: {', '.join(sorted(objectives))}"]
+    try:
+        return objectives[name].model_validate({**given, "name": name}), []
+    except ValidationError as error:
+        return None, _lines(error, objectives[name], "objective.")
+
+
 def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[str]:
-    lines = []
+    """One line per problem; what the members of a union say about one value goes into one line."""
+    lines: dict[str, str] = {}
     for problem in error.errors(include_url=False):
-        path = [str(p) for p in problem["loc"]]
+        path = _path_of_field(model, [str(p) for p in problem["loc"]])
         key = prefix + ".".join(path)
         if problem["type"] == "missing":
-            lines.append(f"missing key {key!r}")
+            lines[key] = f"missing key {key!r}"
         elif problem["type"] == "extra_forbidden":
             known = _fields_at(model, path[:-1])
             close = difflib.get_close_matches(path[-1], known, n=1)
@@ -222,19 +241,42 @@ def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[
                 if close
                 else f"; known here: {', '.join(known)}"
             )
-            lines.append(f"unknown key {key!r}{hint}")
+            lines[key] = f"unknown key {key!r}{hint}"
         else:
-            lines.append(f"{key} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}")
-    return lines
+            said = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
+            lines[key] = f"{lines[key]}, or {said}" if key in lines else f"{key} = {problem['input']!r}: {said}"
+    return list(lines.values())
+
+
+def _path_of_field(model: type[BaseModel], path: list[str]) -> list[str]:
+    """The part of pydantic's location that is a user's key: without the members of a union at its end."""
+    for length in range(1, len(path)):
+        within = _model_at(model, path[:length])
+        if within is None and not path[length].isdigit():
+            return path[:length]
+    return path
+
+
+def _model_at(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
+    """The section at a path, through optional and repeated ones; None where a value is."""
+    found: type[BaseModel] | None = model
+    for part in path:
+        if part.isdigit():  # the place in a list of sections
+            continue
+        field = None if found is None else found.model_fields.get(part)
+        found = None if field is None else _section(field.annotation)
+    return found
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := _section(inner))), None)
 
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    for part in path:
-        field = model.model_fields.get(part)
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
-            return []
-        model = field.annotation
-    return list(model.model_fields)
+    found = _model_at(model, path)
+    return [] if found is None else list(found.model_fields)
 
 
 def dump_toml(model: BaseModel) -> str:
@@ -372,7 +414,8 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     train, model, augment = config.train, config.model, config.augment
     name = train.preset or ("finetune" if facts.device == "cuda" else "cpu")
     preset = PRESETS[name]
-    stages = train.stages or preset.stages
+    stages = preset.stages if train.stages is None else train.stages
+    _check_stages(stages)
     last = stages[-1].model_copy(
         update={k: v for k, v in (("epochs", train.epochs), ("lr", train.lr)) if v is not None}
     )
@@ -386,6 +429,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         raise ConfigError(
             'train.cached_views needs a frozen trunk: give every stage trainable = "head", or set it to 0.'
         )
+    policy = augment.policy or ("imagenet" if name == "paper_imagenet" else "coco")
     precision = train.precision or ("bf16" if facts.device == "cuda" and facts.bf16 else "no")
     if precision == "fp16" and facts.device == "cpu":
         raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')
@@ -394,9 +438,9 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         backbone=model.backbone or preset.backbone,
         weights=weights,
         drop_path=model.drop_path,
-        policy="imagenet" if augment.policy == "coco" and name == "paper_imagenet" else augment.policy,
+        policy=policy,
         size=augment.size or preset.size,
-        min_area=augment.min_area or (0.08 if augment.policy == "imagenet" or name == "paper_imagenet" else 0.25),
+        min_area=augment.min_area or (0.08 if policy == "imagenet" else 0.25),
         flip=augment.flip,
         stages=stages,
         batch_size=train.batch_size or preset.batch_size,
@@ -412,6 +456,16 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         checkpoint_every_steps=train.checkpoint_every_steps or 0,
         select=train.select,
     )
+
+
+def _check_stages(stages: tuple[StageConfig, ...]) -> None:
+    if not any(stage.epochs for stage in stages):
+        raise ConfigError("train.stages have no epoch in all; give at least one stage epochs above 0.")
+    later = [stage.name for before, stage in pairwise(stages) if stage.warmup and not before.warmup]
+    if later:
+        raise ConfigError(
+            f"stage {later[0]!r} has warmup = true but comes after a stage without; warm-up stages come first."
+        )
 
 
 def _weights(backbone: str, facts: Facts) -> str:

@@ -227,6 +227,14 @@ def test_draft_decoding_happens(tmp_path):
         )
 
 
+def test_a_photo_is_read_once(tmp_path):
+    """A second, larger view would be made of the pixels that were enough for the first one."""
+    with open_photo(save(tmp_path / "a.jpg", colours(800, 800))) as photo:
+        photo.read(size=(100, 100))
+        with pytest.raises(AssertionError, match="a photo is read once"):
+            photo.read(size=(400, 400))
+
+
 # Colour modes
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -207,6 +208,16 @@ def test_closed_images_stay_closed_and_compact():
     assert len(kept.covers) <= 2**5 + 1
     assert not np.any(kept.facts["state"].to_numpy() == Label.NEGATIVE)
     assert keep(table, positives=1.0, negatives=1.0, seed=0).fingerprint == table.fingerprint
+
+
+def test_a_lost_positive_beside_the_blanket_leaves_it_alone():
+    """The images are complete for class 0 only; those that lose class 1 stay closed as they were."""
+    table = replace(table_of(np.ones((20, 2), np.int8), closed=True), covers=np.array([[True, False]]))
+    facts = table.facts.filter(pa.array(table.facts["class"].to_numpy() == 1))
+    kept = keep(replace(table, facts=facts), positives=0, negatives=1, seed=0)
+    assert kept.closed.tolist() == [0] * 20
+    assert kept.covers.tolist() == [[True, False]]
+    assert kept.matrix.dense().tolist() == [[-1, 0]] * 20
 
 
 def test_too_many_different_blankets_are_written_out(monkeypatch):

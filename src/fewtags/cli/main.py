@@ -2,34 +2,73 @@
 
 from __future__ import annotations
 
+import errno
 import sys
+from typing import Any, final
 
 import typer
+from typer.core import TyperGroup
 
 from fewtags.cli import data, info, train, use
 from fewtags.errors import FewtagsError
 
+
+@final
+class Commands(TyperGroup):
+    """The commands, and what happens to errors: the user's and the system's are one message and exit code 1."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Accept `--debug` anywhere: people add it to the end of the line that has just failed."""
+        if "--debug" in args:
+            args = ["--debug", *(a for a in args if a != "--debug")]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Anything that is neither `FewtagsError` nor `OSError` is our own bug and keeps its traceback."""
+        try:
+            return super().invoke(ctx)
+        except FewtagsError as error:
+            _refuse(str(error), ctx, error)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader has seen enough; typer ends in silence
+                raise
+            place = "" if error.filename is None else f" {error.filename}"
+            _refuse(f"{error.strerror or error}:{place}" if place else str(error), ctx, error)
+        except KeyboardInterrupt:
+            typer.echo("interrupted.", err=True)
+            raise typer.Exit(130) from None
+
+
+def _refuse(message: str, ctx: Any, error: Exception) -> None:
+    if ctx.params["debug"]:
+        raise error
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(1) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     name="fewtags",
     help="Train multi-label image classifiers, with heatmaps, from one label per photo or whatever labels there are.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    epilog="Start with: fewtags demo. Then: fewtags check photos/ and fewtags train photos/",
+    # Boxes are for terminals; a pipe gets plain lines.
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,
+    epilog="Start with `fewtags demo`, then `fewtags check photos/` and `fewtags train photos/`.",
 )
-app.command()(train.demo)
-app.command()(data.check)
-app.command()(data.simulate)
-app.command(name="train")(train.train)
-app.command()(train.resume)
-app.command()(use.evaluate)
-app.command()(use.predict)
-app.command()(use.heatmap)
-app.command()(train.report)
-app.command()(info.methods)
-app.command()(info.config)
-app.command()(info.doctor)
+app.command(rich_help_panel="Data")(data.check)
+app.command(rich_help_panel="Data")(data.simulate)
+app.command(name="train", rich_help_panel="Training")(train.train)
+app.command(rich_help_panel="Training")(train.resume)
+app.command(rich_help_panel="Training")(train.report)
+app.command(rich_help_panel="Use")(use.evaluate)
+app.command(rich_help_panel="Use")(use.predict)
+app.command(rich_help_panel="Use")(use.heatmap)
+app.command(rich_help_panel="About")(train.demo)
+app.command(rich_help_panel="About")(info.methods)
+app.command(rich_help_panel="About")(info.config)
+app.command(rich_help_panel="About")(info.doctor)
 
 
 def _version(show: bool) -> None:
@@ -45,18 +84,9 @@ def main(
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Options before the command (`--debug` is read by `run`, which sees the errors)."""
+    """Options of every command; `--debug` is read by `Commands`, which sees the errors."""
 
 
 def run() -> None:
-    """Run the app; one of our errors is one message and exit code 1, an interrupted run says how to go on (130)."""
-    try:
-        app()
-    except FewtagsError as error:
-        if "--debug" in sys.argv[1:3]:
-            raise
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; `fewtags resume RUN` goes on from the last checkpoint.", err=True)
-        sys.exit(130)
+    """Run the command line; the console script and `python -m fewtags` start here."""
+    app(prog_name="fewtags")

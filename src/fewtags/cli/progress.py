@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,36 +15,53 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 if TYPE_CHECKING:
     from fewtags.engine.events import Event
 
+# Without a bar, a long wait says how far it is this often, in seconds.
+PLAIN_EVERY = 30.0
 
-def stderr() -> Console:
-    """A console on stderr that does not wrap or colour when piped."""
-    return Console(stderr=True, soft_wrap=True, highlight=False)
+
+def leading() -> bool:
+    """Whether this process speaks: the only one, or rank 0 of those that `torchrun` or `accelerate launch` started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(text: str) -> None:
+    """One plain line on stderr, from one process."""
+    if leading():
+        print(text, file=sys.stderr, flush=True)
+
+
+def _bar(*columns: TextColumn | BarColumn | MofNCompleteColumn | TimeRemainingColumn, live: bool) -> Progress:
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    return Progress(*columns, console=console, disable=not live, transient=True)
+
+
+def _live() -> bool:
+    return leading() and sys.stderr.isatty()
 
 
 def show(events: Iterable[Event], label: str = "") -> None:
     """Consume a run's events and show them."""
     from fewtags.engine.events import EpochEnded, EpochStarted, Started, StepEnded
 
-    console = stderr()
-    live = sys.stderr.isatty()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     epochs, began = 0, time.perf_counter()
-    with Progress(*columns, console=console, disable=not live, transient=True) as bar:
+    with _bar(*columns, live=_live()) as bar:
+        # Above a live bar, lines have to go through its console.
+        line = bar.console.print if _live() else say
         task = bar.add_task(label, total=None)
         for event in events:
             if isinstance(event, Started):
                 epochs = event.epochs
                 if event.resumed_from is not None:
-                    console.print(f"{label}resuming at epoch {event.epoch + 1}/{epochs} from {event.resumed_from}")
+                    line(f"{label}going on with epoch {event.epoch + 1}/{epochs} from {event.resumed_from}")
                 bar.update(task, total=epochs * event.steps_per_epoch)
             elif isinstance(event, EpochStarted):
                 bar.update(task, description=f"{label}epoch {event.epoch + 1}/{epochs}")
             elif isinstance(event, StepEnded):
                 bar.update(task, completed=event.at.epoch * event.at.steps_per_epoch + event.at.step)
             elif isinstance(event, EpochEnded):
-                console.print(f"{label}{epoch_line(event.record, epochs, event.best)}")
-    if live:
-        console.print(f"{label}{epochs} epochs in {time.perf_counter() - began:.0f} s")
+                line(f"{label}{epoch_line(event.record, epochs, event.best)}")
+    say(f"{label}trained in {time.perf_counter() - began:.0f} s")
 
 
 def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool) -> str:
@@ -70,15 +88,23 @@ def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool)
 
 
 @contextmanager
-def counting(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for (done, total) calls on a terminal; silent when piped."""
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=stderr(),
-        disable=not sys.stderr.isatty(), transient=True,
-    ) as bar:  # fmt: skip
+def counting(label: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Show (done, total) calls: a bar on a terminal; when piped, a plain line now and then if it takes long.
+
+    Args:
+        label: what is counted, for example "looking at photos".
+        quiet: show nothing; for results that scroll over the same terminal.
+    """
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    live, said = _live() and not quiet, time.perf_counter()
+    with _bar(*columns, live=live) as bar:
         task = bar.add_task(label, total=None)
 
         def tick(done: int, total: int) -> None:
+            nonlocal said
             bar.update(task, completed=done, total=total or None)
+            if not live and not quiet and time.perf_counter() - said >= PLAIN_EVERY:
+                said = time.perf_counter()
+                say(f"{label}: {done:,}" + (f" of {total:,}" if total else ""))
 
         yield tick

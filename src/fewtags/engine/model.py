@@ -94,9 +94,13 @@ def read_info(path: Path) -> ModelInfo:
         content = TypeAdapter(dict[str, Any]).validate_json(text)
         if content.pop("format", None) != MODEL_FORMAT:
             raise CheckpointError(f"{path} was written by another version of fewtags ({content.get('version')}).")
-        return TypeAdapter(ModelInfo).validate_python(content)
+        info = TypeAdapter(ModelInfo).validate_python(content)
     except ValidationError as error:
         raise CheckpointError(f"{path} has damaged metadata: {error.errors()[0]['msg']}. Train it again.") from None
+    lengths = {len(v) for v in (info.class_ids, info.class_names, info.thresholds, info.threshold_rules)}
+    if len(lengths) > 1:
+        raise CheckpointError(f"{path} has damaged metadata: not one name and threshold per class. Train it again.")
+    return info
 
 
 def model_path(place: Path | str) -> Path:

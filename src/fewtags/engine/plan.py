@@ -17,7 +17,7 @@ from fewtags.data.read import read
 from fewtags.data.scan import Progress as ScanProgress
 from fewtags.data.table import LabelTable
 from fewtags.data.vocabulary import common_vocabulary, match_images
-from fewtags.engine.machine import facts, free_disk, free_memory
+from fewtags.engine.machine import facts, free_disk, free_memory, torch_device
 from fewtags.engine.methods import make_objective
 from fewtags.errors import ConfigError
 from fewtags.labels import Label
@@ -152,14 +152,32 @@ def read_tables(data: DataConfig, seed: int) -> Tables:
     """
     tables = read_named(data)
     if "val" not in tables:
-        whole = tables["train"]
-        groups = data.group_by if data.group_by else content_groups(whole)
-        train, val = whole.split(val=data.val_share, seed=seed, groups=groups)
-        held = f"val: {len(val):,} of {len(whole):,} images held out (seed {seed}), equal photos together"
-        tables = {"train": train.noting(held), "val": val, **{k: v for k, v in tables.items() if k != "train"}}
+        train, val = hold_out(tables["train"], data.val_share, seed, data.group_by)
+        tables = {"train": train, "val": val, **{k: v for k, v in tables.items() if k != "train"}}
     tables = common_vocabulary(tables)
     truth = match_images(read_one(data, data.truth, complete=True), tables["train"]) if data.truth else None
     return Tables(tables["train"], tables["val"], tables.get("test"), truth)
+
+
+def hold_out(
+    whole: LabelTable, share: float = 0.1, seed: int = 0, group_by: str | None = None
+) -> tuple[LabelTable, LabelTable]:
+    """Split a share of the images off for validation; photos with the same content stay together.
+
+    Args:
+        whole: the labels.
+        share: of the images, for validation.
+        seed: of the split.
+        group_by: regular expression; images whose first group agrees stay together, instead of those with the same
+            content.
+
+    Raises:
+        DataError: the table has no folder of photos, or too few images.
+    """
+    groups = group_by or content_groups(whole)
+    train, val = whole.split(val=share, seed=seed, groups=groups)
+    together = "groups kept together" if group_by else "equal photos together"
+    return train.noting(f"val: {len(val):,} of {len(whole):,} images held out (seed {seed}), {together}"), val
 
 
 def make_plan(
@@ -178,26 +196,40 @@ def make_plan(
         ConfigError: settings that do not fit the data or the machine.
     """
     tables = tables or read_tables(config.data, config.train.seed)
+    for split, table in tables.splits().items():
+        if table.root is None:
+            raise ConfigError(f"the {split} labels do not say where the photos are; give --images FOLDER.")
     found = check(tables.splits(), decode=sum(map(len, tables.splits().values())) <= DECODE_UP_TO, progress=progress)
     cleaned = _clean(tables, found)
     return derive(config, cleaned, found, cpu=cpu)
 
 
-def derive(config: Config, tables: Tables, report: CheckReport | None, *, cpu: bool = False) -> Plan:
-    """The part of `make_plan` that follows from the tables; resuming enters here."""
-    train = tables.train
+def derive(
+    config: Config, tables: Tables, report: CheckReport | None, *, cpu: bool = False, resolved: Resolved | None = None
+) -> Plan:
+    """The part of `make_plan` that follows from the tables.
+
+    A run that is resumed enters here with its own `resolved`: another machine must not change it.
+
+    Raises:
+        ConfigError: settings that do not fit the data or the machine.
+    """
+    train, going_on = tables.train, resolved is not None
     if not train.matrix.counts(Label.POSITIVE).any():
         raise ConfigError(
             "no training image has a positive label, so there is nothing to learn; look at `fewtags check`."
         )
-    resolved = resolve(config, facts(len(train), len(train.classes), cpu))
+    resolved = resolved or resolve(config, facts(len(train), len(train.classes), cpu))
+    if resolved.select == "best" and not can_rank(tables.val):
+        raise ConfigError(
+            'train.select = "best" needs a class with known positives and known negatives in the validation images, '
+            'and there is none; use "auto" or "last".'
+        )
     positives, why = positives_per_image(tables)
     objective = make_objective(config.objective, positives_per_image=positives)
-    notes = (
-        [why]
-        if isinstance(objective, ExpectedNegative) and config.objective.model_dump()["positives_per_image"] is None
-        else []
-    )
+    notes = []
+    if isinstance(objective, ExpectedNegative) and objective.class_prior is None:
+        notes += [why] if config.objective.model_dump()["positives_per_image"] is None else []
     net = create_net(
         resolved.backbone, len(train.classes), weights=resolved.weights, size=resolved.size, seed=resolved.seed,
         drop_path=resolved.drop_path or None,
@@ -205,26 +237,57 @@ def derive(config: Config, tables: Tables, report: CheckReport | None, *, cpu: b
     grid = net.grid((resolved.size, resolved.size))
     needed = 0
     if isinstance(objective, ExpectedNegative) and objective.scl_weight > 0:
-        needed = heatmap_memory(objective, len(train), len(train.classes), grid)
-        place = f"{'on disk' if objective.heatmap_storage == 'disk' else 'in memory'}"
+        needed = heatmap_bytes(len(train), len(train.classes), grid, objective.heatmap_plan())
+        if not going_on:
+            most = int(train.matrix.image_counts(Label.POSITIVE).max())
+            heatmap_memory(objective, len(train), len(train.classes), grid, most_positives=most, cpu=cpu)
+        place = "on disk" if objective.heatmap_storage == "disk" else "in memory"
         notes.append(f"heatmaps: {needed / 1e6:,.1f} MB {place} ({2 * grid[0]} x {2 * grid[1]} per image and class)")
     return Plan(config, resolved, tables, report, objective, net, grid, needed, tuple(notes))
 
 
-def heatmap_memory(objective: ExpectedNegative, samples: int, classes: int, grid: tuple[int, int]) -> int:
+def can_rank(table: LabelTable) -> bool:
+    """Whether a class has known positives and known negatives, so that AP has a meaning."""
+    counts = (table.matrix.counts(state) > 0 for state in (Label.POSITIVE, Label.NEGATIVE))
+    return bool(np.logical_and(*counts).any())
+
+
+def heatmap_memory(
+    objective: ExpectedNegative,
+    samples: int,
+    classes: int,
+    grid: tuple[int, int],
+    *,
+    most_positives: int = 1,
+    cpu: bool = False,
+) -> int:
     """Bytes of the heatmaps.
 
+    Args:
+        objective: says how they are kept.
+        samples: N training images.
+        classes: C.
+        grid: (height, width) of the net's maps.
+        most_positives: annotated positives of one image, at most; the least that top-k can be.
+        cpu: ignore GPUs.
+
     Raises:
-        ConfigError: more than half of what is free; the top-k that fits is proposed.
+        ConfigError: more than half of the free memory of the device, or, on disk, more than a third of the free space
+            (while a checkpoint is written, the one before is still there); the top-k that fits is proposed.
     """
     plan = objective.heatmap_plan()
     needed = heatmap_bytes(samples, classes, grid, plan)
     on_disk = objective.heatmap_storage == "disk"
-    free = free_disk(Path.cwd()) if on_disk else free_memory() // 2
+    free = free_disk(Path.cwd()) // 3 if on_disk else free_memory(torch_device(cpu)) // 2
     if needed <= free:
         return needed
-    fitting = [k for k in range(1, classes) if heatmap_bytes(samples, classes, grid, replace(plan, top_k=k)) <= free]
-    top = f"objective.heatmap_top_k = {fitting[-1]} fits" if fitting else "not even one heatmap per image fits"
+    fitting = [
+        k
+        for k in range(max(1, most_positives), plan.kept(classes))
+        if heatmap_bytes(samples, classes, grid, replace(plan, top_k=k)) <= free
+    ]
+    least = "one heatmap" if most_positives <= 1 else f"the {most_positives} heatmaps of annotated classes"
+    top = f"objective.heatmap_top_k = {fitting[-1]} fits" if fitting else f"not even {least} per image would fit"
     disk = "" if on_disk else '; objective.heatmap_storage = "disk" needs no memory'
     raise ConfigError(
         f"heatmaps of {samples:,} images and {classes:,} classes take {needed / 1e9:.1f} GB, and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from fewtags.engine.gallery import class_maps
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.errors import DataError, FewtagsError
+from fewtags.labels import Batch, Label
 from fewtags.nets.spatial import SpatialNet
 
 
@@ -57,7 +59,8 @@ class _Files(Dataset[Sample | str]):
     """Photos by number, through the test view; an unreadable one is the text of its error."""
 
     def __init__(self, paths: Sequence[Path], info: ModelInfo) -> None:
-        self.paths = pa.array([str(p) for p in paths])
+        # Not a list: worker processes would slowly copy all of its objects. Bytes: a name need not be text.
+        self.paths = pa.array([os.fsencode(p) for p in paths], pa.binary())
         self.policy = make_policy(info.policy, info.size)
         self.classes = len(info.class_ids)
 
@@ -66,12 +69,12 @@ class _Files(Dataset[Sample | str]):
 
     def __getitem__(self, index: int) -> Sample | str:
         try:
-            with open_photo(Path(self.paths[index].as_py())) as photo:
+            with open_photo(Path(os.fsdecode(self.paths[index].as_py()))) as photo:
                 view = self.policy.test_view(photo.info.aspect)
                 pixels = photo.read(view, (self.policy.size, self.policy.size))
         except FewtagsError as error:
             return str(error)
-        return Sample(pixels, np.zeros(self.classes, np.int8), index, view)
+        return Sample(pixels, np.full(self.classes, Label.UNKNOWN, np.int8), index, view)
 
 
 def _as_list(samples: list[Sample | str]) -> list[Sample | str]:
@@ -99,9 +102,9 @@ def predict_photos(
         prob: Iterator[NDArray[np.float64]] = iter(())
         if good:
             batch = collate(good)
-            assert not isinstance(batch, FewtagsError)
+            assert isinstance(batch, Batch)
             with torch.no_grad():
-                logits = net.predict_logits(batch.images.to(device))  # type: ignore[union-attr]
+                logits = net.predict_logits(batch.images.to(device, memory_format=torch.channels_last))
             prob = iter(sigmoid(logits.float().cpu().numpy()))
         for sample in samples:
             yield (
@@ -133,7 +136,7 @@ def evaluate_table(
     if table.root is None:
         raise DataError("the labels do not say where the photos are; give --images FOLDER.")
     notes = [f"left out: {i!r}, which the model does not know" for i in table.classes.ids if i not in info.classes]
-    labels = np.zeros((len(table), len(info.class_ids)), np.int8)
+    labels = np.full((len(table), len(info.class_ids)), Label.UNKNOWN, np.int8)
     dense = table.matrix.dense()
     for class_id in known:
         labels[:, info.classes.index(class_id)] = dense[:, table.classes.index(class_id)]

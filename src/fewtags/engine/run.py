@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
@@ -10,9 +11,11 @@ from typing import Any, final
 
 import numpy as np
 from accelerate import Accelerator
+from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import nn
 
-from fewtags.config import Config, dump_toml, load_toml, parse
+from fewtags.config import Config, Resolved, dump_toml, load_toml, parse
 from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet, Workers
 from fewtags.data.storage import load, save
 from fewtags.data.table import LabelTable
@@ -26,12 +29,13 @@ from fewtags.engine.methods import settings_models
 from fewtags.engine.model import ModelInfo, make_policy, save_model
 from fewtags.engine.plan import Plan, Tables, derive, positives_per_image, read_tables
 from fewtags.engine.sources import CachedViews, Tick, plan_cache, pooled_features
-from fewtags.errors import CheckpointError, ConfigError
+from fewtags.errors import CheckpointError, ConfigError, FewtagsError
 from fewtags.labels import Label
 from fewtags.metrics.thresholds import Thresholds, fit_thresholds
 from fewtags.nets.freezing import freeze
 from fewtags.nets.spatial import SpatialNet
-from fewtags.objectives.base import Problem
+from fewtags.objectives.base import Objective, Problem
+from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.stores.shard import Shard
 
 # Maps of the gallery are kept for so many epochs, spread over the run.
@@ -62,20 +66,21 @@ class Run:
     def start(self) -> Iterator[Event]:
         """Train from the beginning.
 
+        Nothing is written before everything is ready, so that the folder stays free when a setting is refused.
+
         Raises:
             ConfigError: the folder holds a run already.
         """
         if self.accelerator.is_main_process:
-            if self.out.exists() and any(self.out.iterdir()):
-                raise ConfigError(
-                    f"{self.out} is not empty; choose another --out, or go on with: fewtags resume {self.out}"
-                )
-            self._write_record()
+            refuse_used_folder(self.out)
         self.accelerator.wait_for_everyone()
         yield from self._train(resume=False)
 
     def resume(self) -> Iterator[Event]:
-        """Go on from the last checkpoint; with the same bits as if nothing had happened."""
+        """Go on from the last checkpoint, or from the beginning if there is none yet.
+
+        The result has the same bits as if nothing had happened.
+        """
         yield from self._train(resume=True)
 
     def _train(self, resume: bool) -> Iterator[Event]:
@@ -85,20 +90,22 @@ class Run:
         source = self._source(cached=r.cached_views > 0)
         cached = isinstance(source, CachedViews)
         validate = self._validation(tables.val, frozen)
-        state_dir = self.out / "state"
-        state_dir.mkdir(parents=True, exist_ok=True)
         config = FitConfig(
             r.stages, r.seed, r.weight_decay, r.accumulate, r.clip_norm, r.precision, r.weight_ema, r.batchnorm_eval,
             r.checkpoint_every_steps,
         )  # fmt: skip
         problem = Problem(
-            tables.train.matrix, plan.grid, config.warmup_epochs, config.epochs, r.seed, self.shard, device, state_dir,
-            None if tables.truth is None else tables.truth.matrix,
+            tables.train.matrix, plan.grid, config.warmup_epochs, config.epochs, r.seed, self.shard, device,
+            self.out / "state", None if tables.truth is None else tables.truth.matrix,
         )  # fmt: skip
         fit = Fit(
             net, plan.objective, source, config, problem,
             accelerator=self.accelerator, model=net.head if cached else net, out=self.out, validate=validate,
         )  # fmt: skip
+        if not resume:
+            if self.accelerator.is_main_process:
+                self._write_record()
+            self.accelerator.wait_for_everyone()
         gallery = Gallery.choose(tables.splits(), tables.truth, self.policy, self.collate, seed=r.seed)
         moments = set(np.linspace(0, config.epochs - 1, min(SNAPSHOTS, config.epochs)).round().astype(int).tolist())
         for event in fit.run(resume):
@@ -142,8 +149,8 @@ class Run:
                 logits = predict_logits(net, self.eval_loader(table), len(table), device, self.shard)
             else:
                 # The trunk never changes, so that its pooled features are computed once.
-                local = net.head.predict_logits(pooled.to(device)).float().cpu()
-                logits = self.shard.gather(local, len(table)).numpy()
+                local = net.head.predict_logits(pooled.to(device)).float()
+                logits = self.shard.gather(local, len(table)).cpu().numpy()
             return epoch_metrics(logits, labels)
 
         return validate
@@ -152,10 +159,6 @@ class Run:
         """Choose the weights, fit thresholds, evaluate, and write the model."""
         plan, tables, device = self.plan, self.plan.tables, self.accelerator.device
         select = plan.resolved.select
-        if select == "best" and ended.best_epoch is None:
-            raise ConfigError(
-                'train.select = "best" needs validation images with known negatives; use "auto" or "last".'
-            )
         if ended.best_epoch is not None and select != "last":
             net.load_state_dict(load_tensors(self.out / "best.safetensors"))
             selection = f"epoch {ended.best_epoch + 1} of {ended.epochs}, the best by validation mAP"
@@ -171,13 +174,14 @@ class Run:
             for name, table in tables.splits().items()
             if name != "train"
         }
-        if not self.accelerator.is_main_process:
-            return
-        thresholds = choose_thresholds(logits["val"], tables)
-        for name, values in logits.items():
-            write_evaluation(self.out, name, values, tables.splits()[name], thresholds)
-        save_model(self.out / "model.safetensors", net, self._info(thresholds, selection))
-        save_gallery(self.out, "final", gallery.look(net, device))
+        if self.accelerator.is_main_process:
+            thresholds = choose_thresholds(logits["val"], tables, plan.objective)
+            for name, values in logits.items():
+                write_evaluation(self.out, name, values, tables.splits()[name], thresholds)
+            save_gallery(self.out, "final", gallery.look(net, device))
+            # Last, because a run with a model counts as finished.
+            save_model(self.out / "model.safetensors", net, self._info(thresholds, selection))
+        self.accelerator.wait_for_everyone()
 
     def _info(self, thresholds: Thresholds, selection: str) -> ModelInfo:
         r, pre, classes = self.plan.resolved, self.plan.net.preprocessing, self.plan.tables.train.classes
@@ -192,7 +196,9 @@ class Run:
         plan, out = self.plan, self.out
         (out / "tables").mkdir(parents=True)
         for name, table in _named(plan.tables).items():
-            save(table, out / "tables" / f"{name}.parquet", keep_root=True)
+            # A run may be resumed from another working directory.
+            root = None if table.root is None else table.root.absolute()
+            save(table.with_root(root), out / "tables" / f"{name}.parquet", keep_root=True)
         if plan.report is not None:
             write_text(out / "check.json", plan.report.to_json())
             plan.report.write_excluded_csv(out / "excluded.csv")
@@ -213,24 +219,36 @@ class Run:
         write_text(out / "run.toml", dump_toml(plan.config))
 
 
+def refuse_used_folder(out: Path) -> None:
+    """A run begins in a new or empty folder.
+
+    Raises:
+        ConfigError: `out` holds something, or is a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; --out takes a folder for the run.")
+    if out.exists() and any(out.iterdir()):
+        interrupted = (out / "run.toml").exists() and not (out / "model.safetensors").exists()
+        go_on = f", or go on with: fewtags resume {out}" if interrupted else ""
+        raise ConfigError(f"{out} is not empty; choose another --out{go_on}.")
+
+
 def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Run:
-    """The run in a folder, ready to `resume`.
+    """The run in a folder, ready to `resume`, with the settings it resolved when it began.
 
     Raises:
         CheckpointError: no run there, it is finished, or its label files say something else by now.
     """
     if not (out / "run.toml").exists():
         raise CheckpointError(
-            f"{out} is not a run folder (it has no run.toml); start one with: fewtags train DATA --out {out}"
+            f"{out} is not a run folder (it has no run.toml); start one with: fewtags train DATA --out FOLDER"
         )
     if (out / "model.safetensors").exists():
         raise CheckpointError(f"{out} is finished; its model is {out / 'model.safetensors'}.")
     config = parse(load_toml(out / "run.toml"), settings_models(), str(out / "run.toml"))
-    stored = {path.stem: load(path) for path in (out / "tables").glob("*.parquet")}
-    tables = Tables(stored["train"], stored["val"], stored.get("test"), stored.get("truth"))
+    tables, record, resolved = _read_record(out)
     _refuse_changed_labels(config, tables, out)
-    plan = derive(config, tables, None, cpu=cpu)
-    record = json.loads((out / "environment.json").read_text("utf-8"))
+    plan = derive(config, tables, None, cpu=cpu, resolved=resolved)
     origin = None if plan.net.origin is None else plan.net.origin.fingerprint
     if record["weights"] is not None and record["weights"]["fingerprint"] != origin:
         raise CheckpointError(
@@ -239,33 +257,74 @@ def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Run:
     return Run(plan, out, cpu=cpu, tick=tick)
 
 
+def _read_record(out: Path) -> tuple[Tables, dict[str, Any], Resolved]:
+    """What `Run.start` wrote down: the tables, `environment.json` and the resolved settings."""
+    try:
+        record = json.loads((out / "environment.json").read_text("utf-8"))
+        resolved = Resolved.model_validate(load_toml(out / "resolved.toml"))
+        found = {name: load(out / "tables" / f"{name}.parquet") for name in record["fingerprints"]}
+        tables = Tables(found["train"], found["val"], found.get("test"), found.get("truth"))
+    except (OSError, ValueError, KeyError, FewtagsError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise CheckpointError(f"the record of the run in {out} is damaged ({reason}); start a new run.") from None
+    for name, table in _named(tables).items():
+        if table.fingerprint != record["fingerprints"][name]:
+            raise CheckpointError(
+                f"{out / 'tables' / name}.parquet is not what the run began with; restore it, or start a new run."
+            )
+    return tables, record, resolved
+
+
 def _refuse_changed_labels(config: Config, stored: Tables, out: Path) -> None:
-    """Read the label files again where they still exist; the images that were left out at the start stay out."""
+    """Read the label files again where they still exist."""
     if config.data.train == IN_MEMORY or not Path(config.data.train).exists():
         return
-    now = read_tables(config.data, config.train.seed)
-    for name, table in now.splits().items():
-        before = stored.splits().get(name)
-        if before is None:
-            continue
-        kept = set(before.images.to_pylist())
-        mask = np.array([key in kept for key in table.images.to_pylist()], np.bool_)
-        if table.subset(mask).fingerprint != before.fingerprint:
-            raise CheckpointError(
-                f"the {name} labels have changed since {out} began; restore them, or start a new run."
-            )
+    if changed := changed_split(stored, read_tables(config.data, config.train.seed), out):
+        raise CheckpointError(f"the {changed} labels have changed since {out} began; restore them, or start a new run.")
+
+
+def changed_split(stored: Tables, now: Tables, out: Path) -> str | None:
+    """The first split whose labels are not those that the run in `out` began with; None where all are.
+
+    Images that were left out at the start, because their photos could not be read, stay out.
+    """
+    left_out: set[tuple[str, str]] = set()
+    if (out / "excluded.csv").exists():
+        with (out / "excluded.csv").open(encoding="utf-8", newline="") as file:
+            left_out = {(row["where"], row["item"]) for row in csv.DictReader(file)}
+    before, after = _named(stored), _named(now)
+    for name, table in after.items():
+        split = "train" if name == "truth" else name
+        kept = np.array([(split, key) not in left_out for key in table.images.to_pylist()], np.bool_)
+        if name not in before or table.subset(kept).fingerprint != before[name].fingerprint:
+            return name
+    return next((name for name in before if name not in after), None)
 
 
 IN_MEMORY = "(tables in memory)"
 
 
-def choose_thresholds(logits: Logits, tables: Tables) -> Thresholds:
-    """Per-class thresholds on validation; where no negative is known, by the expected number of positives per class."""
-    expected, _ = positives_per_image(tables)
-    labels = tables.val.matrix.dense()
-    share = tables.train.matrix.counts(Label.POSITIVE)
-    counts = expected * len(logits) * share / max(int(share.sum()), 1)
-    return fit_thresholds(sigmoid(logits), labels, expected_count=np.minimum(counts, len(logits)))
+def choose_thresholds(logits: Logits, tables: Tables, objective: Objective | None = None) -> Thresholds:
+    """Per-class thresholds on validation; where no negative is known, by the expected number of positives per class.
+
+    What the objective was told about that number comes first.
+    """
+    share = expected_share(tables, objective)
+    return fit_thresholds(sigmoid(logits), tables.val.matrix.dense(), expected_count=len(logits) * share)
+
+
+def expected_share(tables: Tables, objective: Objective | None = None) -> NDArray[np.float64]:
+    """float64 [C]: the share of images expected to hold each class, 0..1.
+
+    The class prior of the objective; or its positives per image (else: those of `positives_per_image`) times the share
+    of each class among the annotated positives.
+    """
+    known = objective if isinstance(objective, ExpectedNegative) else ExpectedNegative()
+    if known.class_prior is not None:
+        return np.array(known.class_prior)
+    mean = known.positives_per_image or positives_per_image(tables)[0]
+    annotated = tables.train.matrix.counts(Label.POSITIVE)
+    return np.minimum(mean * annotated / max(int(annotated.sum()), 1), 1.0)
 
 
 def write_evaluation(out: Path, name: str, logits: Logits, table: LabelTable, thresholds: Thresholds) -> Evaluation:

@@ -7,17 +7,32 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-# The strongest cell covers the photo by this much; a cell at probability 0 leaves it as it is.
-STRENGTH = 0.75
+from fewtags.geometry import View
+
+# The strongest cell covers the photo by this much, so that what is under it can still be seen.
+STRENGTH = 0.68
+# The photo keeps this much of its own colour, so that it is not taken for heat.
+SATURATION = 0.35
+# Perceptually uniform: from purple (weak) over red to yellow (strong), in print and for colour-blind readers, too.
+COLOURS = "plasma"
 
 
-def overlay(photo: NDArray[np.uint8], probability: NDArray[np.floating], side: int | None = None) -> NDArray[np.uint8]:
-    """The photo in grey, with colour where a class is seen: opacity and hue follow the probability, on a fixed scale.
+def overlay(
+    photo: NDArray[np.uint8],
+    probability: NDArray[np.floating],
+    side: int | None = None,
+    view: View | None = None,
+) -> NDArray[np.uint8]:
+    """The photo in faint colour, with heat where a class is seen: opacity and hue follow the probability.
+
+    The scale is fixed, so that pictures of different classes, photos and runs can be compared: probability 0 leaves
+    the (faint) photo as it is.
 
     Args:
         photo: uint8 [H, W, 3].
-        probability: [h, w] in 0..1, in the photo's frame; resized smoothly to the photo.
+        probability: [h, w] in 0..1, in the frame of `view`; resized smoothly.
         side: longest side of the result in pixels; None keeps the photo's size.
+        view: which part of the photo the map shows (axis-aligned, not flipped); None: all of it. The rest is darkened.
 
     Returns:
         uint8 [H', W', 3].
@@ -25,11 +40,31 @@ def overlay(photo: NDArray[np.uint8], probability: NDArray[np.floating], side: i
     picture = Image.fromarray(photo)
     if side is not None and max(picture.size) > side:
         scale = side / max(picture.size)
-        picture = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
-    map_ = Image.fromarray(np.asarray(probability, np.float32)).resize(picture.size, Image.Resampling.BICUBIC)
-    value = np.clip(np.asarray(map_), 0.0, 1.0)[:, :, None]
-    grey = np.asarray(picture.convert("L"), np.float32)[:, :, None] * np.ones(3, np.float32)
-    colour = matplotlib.colormaps["turbo"](value[:, :, 0])[:, :, :3].astype(np.float32) * 255
-    weight = STRENGTH * value
-    mixed: NDArray[np.uint8] = np.round((1 - weight) * grey + weight * colour).astype(np.uint8)
-    return mixed
+        size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
+        picture = picture.resize(size, Image.Resampling.LANCZOS)
+    left, top, right, bottom = _pixels(view or View.identity(), picture.width, picture.height)
+    grey = np.asarray(picture.convert("L"), np.float32)[:, :, None]
+    faint = grey + SATURATION * (np.asarray(picture, np.float32) - grey)
+    mixed = 0.45 * faint
+    map_ = Image.fromarray(np.asarray(probability, np.float32)).resize(
+        (right - left, bottom - top), Image.Resampling.BICUBIC
+    )
+    value = np.clip(np.asarray(map_), 0.0, 1.0)
+    heat = matplotlib.colormaps[COLOURS](value)[:, :, :3].astype(np.float32) * 255
+    weight = STRENGTH * value[:, :, None]
+    mixed[top:bottom, left:right] = (1 - weight) * faint[top:bottom, left:right] + weight * heat
+    return np.round(mixed).astype(np.uint8)
+
+
+def _pixels(view: View, width: int, height: int) -> tuple[int, int, int, int]:
+    """The box that an axis-aligned view shows, in whole pixels and not empty: left, top, right, bottom."""
+    a, b, c, d, e, f = view.matrix
+    assert b == d == 0 and a > 0 and e > 0, view
+    left, top = min(width - 1, round(c * width)), min(height - 1, round(f * height))
+    return left, top, min(width, max(left + 1, round((a + c) * width))), min(height, max(top + 1, round((e + f) * height)))
+
+
+def scale(width: int = 240, height: int = 14) -> NDArray[np.uint8]:
+    """The colours of probabilities 0 (left) to 1 (right) over medium grey, uint8 [height, width, 3]: a legend."""
+    ramp = np.linspace(0, 1, width, dtype=np.float32)[None].repeat(height, 0)
+    return overlay(np.full((height, width, 3), 150, np.uint8), ramp)

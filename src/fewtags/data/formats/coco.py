@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.data.formats.boxes import FAULTS, place_boxes
-from fewtags.data.formats.common import ReadOptions, close_images, some, split_name
-from fewtags.data.formats.photos import Located, locate
+from fewtags.data.formats.common import ReadOptions, close_images, distinct, some, split_name
+from fewtags.data.formats.photos import Located, folder_of, locate
 from fewtags.data.table import Excluded, LabelTable, Notes, ValueReading
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
@@ -65,7 +65,7 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
     ]
     image = np.concatenate([facts.image, absent[:, 0]])
     class_ = np.concatenate([facts.class_, absent[:, 1]])
-    named = np.unique(np.concatenate([objects.image * c + objects.class_, absent @ [c, 1]]))
+    named = distinct(np.concatenate([objects.image * c + objects.class_, absent @ [c, 1]]))
     notes = Notes(
         _readings(path, objects, options, len(absent), n, n * c - len(named)) + _split_readings(path, entries),
         (*entries.excluded, *objects.excluded, *bad, *faults),
@@ -176,7 +176,7 @@ def _entries(file: _File, images: Path | None) -> _Entries:
         if not name:
             excluded.append(Excluded(f"image {key}", "has no file_name", str(path)))
     present = [key for key, name in named.items() if name]
-    above = path.absolute().parent
+    above = folder_of(path)
     beside = [above, above / "images", above / path.stem.split("_")[-1]]
     beside += [above.parent, above.parent / "images", above.parent / path.stem.split("_")[-1]]
     photos = locate([named[key] for key in present], file=path, images=images, beside=beside)

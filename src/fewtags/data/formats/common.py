@@ -129,7 +129,8 @@ def close_images(
     cells = np.unique(np.stack([np.asarray(image, np.int64), np.asarray(class_, np.int64)], 1), axis=0)
     starts = np.flatnonzero(np.diff(cells[:, 0], prepend=-1))
     rows: dict[bytes, int] = {}
-    for start, end in zip(starts, [*starts[1:], len(cells)], strict=True):
+    ends = [*starts[1:], len(cells)][: len(starts)]  # without cells there is no run of them either
+    for start, end in zip(starts, ends, strict=True):
         open_classes = cells[start:end, 1]
         row = rows.setdefault(open_classes.tobytes(), len(covers))
         if row == len(covers):
@@ -141,3 +142,25 @@ def close_images(
             covers.append(~np.isin(np.arange(classes), open_classes))
         closed[cells[start, 0]] = row
     return closed, np.stack(covers)
+
+
+def distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Sorted values without repeats; `np.unique` hashes, which takes minutes for cell numbers as regular as ours."""
+    values = np.sort(values)
+    return values[np.concatenate([[True], values[1:] != values[:-1]])] if len(values) else values
+
+
+def distinct_facts(
+    image: NDArray[np.integer], class_: NDArray[np.integer], state: NDArray[np.integer], located: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Which facts [F] say something of their own: those with a location, and the first of those without that agree.
+
+    A location says more than the same state without one, wherever they stand.
+    """
+    cell = np.asarray(image, np.int64) * np.int64(np.max(class_, initial=0) + 1) + class_
+    code = cell * 3 + state + 1
+    first = np.zeros(len(code), np.bool_)
+    order = np.argsort(code, kind="stable")
+    first[order[np.diff(code[order], prepend=-1) > 0]] = True
+    alone: NDArray[np.bool_] = first & ~np.isin(code, code[located], kind="sort")
+    return located | alone

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import final
 
@@ -16,10 +17,12 @@ from numpy.typing import NDArray
 
 from fewtags.data.formats.common import fold, some
 from fewtags.data.formats.photos import is_photo
-from fewtags.errors import DataError
+from fewtags.errors import ConfigError, DataError
 from fewtags.labels import suggest
 
 DELIMITERS = (",", "\t", ";", "|")
+# Rows are turned into columns a block at a time: a million little lists would keep the garbage collector busy.
+_BLOCK = 10_000
 
 
 @final
@@ -38,7 +41,7 @@ class Sheet:
     path: Path
     delimiter: str
     header: tuple[str, ...]
-    columns: tuple[tuple[str, ...], ...]
+    columns: tuple[Sequence[str], ...]
     lines: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -82,33 +85,42 @@ def read_sheet(path: Path, delimiter: str | None = None) -> Sheet:
 
     Raises:
         DataError: not UTF-8, broken quotes, no header, repeated column names, or rows of another length.
+        ConfigError: the delimiter is no single character.
     """
     text = _text(path)
     found = {"tab": "\t", "\\t": "\t", None: _sniff(text)}.get(delimiter, delimiter) or ","
     if len(found) != 1:
-        raise DataError(f"delimiter {delimiter!r}: expected one character, or 'tab'.")
-    rows, lines = [], []
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=found, strict=True)
+        raise ConfigError(f"delimiter {delimiter!r}: expected one character, or 'tab'.")
+    reader = _records(text, found, path)
+    header = _header(path, next(reader, None), found)
+    columns: list[list[str]] = [[] for _ in header]
+    lines: list[int] = []
+    while block := list(islice(reader, _BLOCK)):
+        for line, row in block:
+            if len(row) != len(header):
+                raise DataError(
+                    f"{path} row {line}: {len(row)} cells, but the header has {len(header)}; quote cells that contain "
+                    f"{found!r}, or pass another delimiter."
+                )
+            lines.append(line)
+        for column, cells in zip(columns, zip(*(row for _, row in block), strict=True), strict=True):
+            column.extend(cells)
+    return Sheet(path, found, header, tuple(columns), np.array(lines, np.int64))
+
+
+def _records(text: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Rows that are not blank, each with the line it begins in."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     begin = 1
     try:
         for row in reader:
-            if row and (len(row) > 1 or row[0].strip()):
-                rows.append(row)
-                lines.append(begin)
+            if len(row) > 1 or (row and row[0].strip()):
+                yield begin, row
             begin = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
             f"{path} row {begin}: broken quotes ({error}); close each quoted cell, and write a quote inside it twice."
         ) from None
-    header = _header(path, rows, found)
-    for row, line in zip(rows, lines, strict=True):
-        if len(row) != len(header):
-            raise DataError(
-                f"{path} row {line}: {len(row)} cells, but the header has {len(header)} columns; quote cells that contain "
-                f"{found!r}, or pass another delimiter."
-            )
-    columns = tuple(zip(*rows[1:], strict=True)) if len(rows) > 1 else ((),) * len(header)
-    return Sheet(path, found, header, columns, np.array(lines[1:], np.int64))
 
 
 def _text(path: Path) -> str:
@@ -133,18 +145,18 @@ def _sniff(text: str) -> str:
     return max(DELIMITERS, key=lambda d: len(next(csv.reader([first], delimiter=d), [])))
 
 
-def _header(path: Path, rows: Sequence[Sequence[str]], delimiter: str) -> tuple[str, ...]:
-    if not rows:
+def _header(path: Path, first: tuple[int, Sequence[str]] | None, delimiter: str) -> tuple[str, ...]:
+    if first is None:
         raise DataError(f"{path}: the file is empty; expected a header such as 'image,tags' and a row per photo.")
-    header = tuple(name.strip() for name in rows[0])
+    header = tuple(name.strip() for name in first[1])
     if photos := [name for name in header if is_photo(name)]:
         raise DataError(
-            f"{path} row 1: {photos[0]!r} looks like a photo, not like a column name; add a header such as 'image,tags'."
+            f"{path} row 1: {photos[0]!r} looks like a photo, not like a column; add a header such as 'image,tags'."
         )
     if len(header) == 1:
         raise DataError(
-            f"{path}: a single column {header[0]!r} when cut at {delimiter!r}; expected an image column and labels, or pass "
-            "delimiter."
+            f"{path}: a single column {header[0]!r} when cut at {delimiter!r}; expected an image column and labels. "
+            "Pass delimiter if something else separates the cells."
         )
     if repeated := [name for name, n in Counter(header).items() if n > 1 and name]:
         raise DataError(f"{path}: several columns are called {repeated[0]!r}; rename them.")

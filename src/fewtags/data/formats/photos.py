@@ -82,6 +82,11 @@ def locate(names: Sequence[str], *, file: Path, images: Path | None = None, besi
     return Located(list(position), image, root, Notes((), tuple(excluded), tuple(messages)))
 
 
+def folder_of(file: Path) -> Path:
+    """The folder a file is in, absolute and without `..`, so that it can be shown and gone up from."""
+    return Path(os.path.normpath(file.absolute())).parent
+
+
 def is_photo(name: str) -> bool:
     """Whether a file name has the extension of a photo, in any case."""
     return extension(name) in EXTENSIONS

@@ -17,7 +17,7 @@ from defusedxml.common import DefusedXmlException
 from numpy.typing import NDArray
 
 from fewtags.data.formats.boxes import FAULTS, Placed, place_boxes
-from fewtags.data.formats.common import ReadOptions, close_images
+from fewtags.data.formats.common import ReadOptions, close_images, distinct_facts
 from fewtags.data.formats.photos import Located, extension, is_photo, locate
 from fewtags.data.table import Excluded, LabelTable, Notes, ValueReading
 from fewtags.errors import DataError
@@ -67,7 +67,7 @@ def read_voc(path: Path, images: Path | None = None, options: ReadOptions | None
     facts = stated.take(~open_ & ~stated.overruled())
     boxed: NDArray[np.bool_] = ~np.isnan(facts.pixels[:, 0])
     placed = place_boxes(facts.pixels, boxed, facts.image, _sizes(source, row, photos), photos)
-    keep = facts.distinct(~np.isnan(placed.locations[:, 0]))
+    keep = distinct_facts(facts.image, facts.class_, facts.state, ~np.isnan(placed.locations[:, 0]))
     closed, covers = None, None
     if options.complete:
         closed, covers = close_images(len(photos.keys), len(classes), stated.image[open_], stated.class_[open_])
@@ -281,14 +281,6 @@ class _Stated:
         """Difficult objects read as absent, of a class that has another object in the photo."""
         negative: NDArray[np.bool_] = self.difficult & (self.state == Label.NEGATIVE)
         return negative & np.isin(self.cell, self.cell[self.state == Label.POSITIVE])
-
-    def distinct(self, located: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """All rows with a location, and of the others those that say something new."""
-        code = self.cell * 3 + self.state + 1
-        first = np.zeros(len(code), np.bool_)
-        first[np.unique(code, return_index=True)[1]] = True
-        # A location says more than the same label without one, wherever they stand.
-        return located | (~np.isin(code, code[located]) & first)
 
 
 def _stated(source: _Source, row: Mapping[str, int], classes: ClassNames, difficult: Label) -> _Stated:

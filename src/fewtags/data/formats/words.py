@@ -27,8 +27,8 @@ class Meaning(Enum):
         return {Meaning.POSITIVE: Label.POSITIVE, Meaning.NEGATIVE: Label.NEGATIVE}.get(self, Label.UNKNOWN)
 
 
-_POSITIVE = frozenset({"1", "true", "t", "yes", "y", "positive", "present"})
-_NEGATIVE = frozenset({"0", "false", "f", "no", "n", "negative", "absent"})
+_POSITIVE = frozenset({"1", "true", "yes", "y", "positive", "present"})
+_NEGATIVE = frozenset({"0", "false", "no", "n", "negative", "absent"})
 _UNCERTAIN = frozenset({"-1", "u", "uncertain"})
 _OPEN = frozenset({"unknown", "?"})
 _BLANK = frozenset({"", "nan", "na", "n/a", "<na>", "null"})
@@ -68,6 +68,12 @@ class Words:
         )
         return next((meaning for words, meaning in known if word in words), None)
 
+    def needed(self, value: str) -> Meaning:
+        """The meaning of a value that is known to have one."""
+        meaning = self.meaning(value)
+        assert meaning is not None, value
+        return meaning
+
     def says_something(self, value: str) -> bool:
         """Whether a value is one of the words, and neither blank nor unknown."""
         return self.meaning(value) in (Meaning.POSITIVE, Meaning.NEGATIVE) or _plain_number(fold(value)) in _UNCERTAIN
@@ -81,8 +87,7 @@ class Words:
         )
 
     def _text(self, value: str, blank: str) -> str:
-        meaning = self.meaning(value)
-        assert meaning is not None, value
+        meaning = self.needed(value)
         text = blank if meaning is Meaning.BLANK else meaning.value
         own = (*self.options.positive_words, *self.options.negative_words, *self.options.unknown_words)
         uncertain = _plain_number(fold(value)) in _UNCERTAIN and fold(value) not in map(fold, own)

@@ -29,7 +29,7 @@ $(VENV)/.ready: pyproject.toml requirements/lock.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fewtags needs Python 3.11 or newer, %s is %d.%d; call make PYTHON=python3.11" % (sys.executable, *sys.version_info[:2]))'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/lock.txt torch torchvision
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/lock.txt -e '.[dev,fast,offline]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/lock.txt -e '.[dev,heif,offline]'
 	@touch $@
 
 clean:

@@ -507,7 +507,7 @@ def test_heif_without_pillow_heif(tmp_path, monkeypatch):
     path.write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     assert error_of(path) == (
-        f"{path}: is a HEIF photo, which needs pillow-heif; pip install 'fewtags[fast]', or export it as JPEG."
+        f"{path}: is a HEIF photo, which needs pillow-heif; pip install 'fewtags[heif]', or export it as JPEG."
     )
 
 

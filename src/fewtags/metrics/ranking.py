@@ -180,6 +180,34 @@ def bootstrap_intervals(
     """
     if n_resamples < 1 or not 0 < level < 1:
         raise ConfigError(f"a bootstrap needs n_resamples >= 1 and 0 < level < 1, got {n_resamples} and {level}.")
+    drawn = _drawn(scores, labels, rng, n_resamples)
+    tails = ((1 - level) / 2, (1 + level) / 2)
+    means = np.array([mean_of_known(column) for column in drawn.T])
+    per_class = np.array([_quantiles(row, tails) for row in drawn]).reshape(len(drawn), 2)
+    return Intervals(_quantiles(means, tails), per_class, level, n_resamples)
+
+
+def resampled_means(
+    scores: Float[Array, "n c"], labels: Int8[Array, "n c"], rng: np.random.Generator, *, n_resamples: int = 200
+) -> Float[Array, " r"]:
+    """The mAP of every resample of `bootstrap_intervals`, nan where no class is counted in it.
+
+    Two models on the same labels with generators in the same state see the same resamples: the difference of their
+    results is paired.
+
+    Raises:
+        ConfigError: `n_resamples` below 1.
+        DataError: a score is NaN.
+    """
+    if n_resamples < 1:
+        raise ConfigError(f"a bootstrap needs n_resamples >= 1, got {n_resamples}.")
+    return np.array([mean_of_known(column) for column in _drawn(scores, labels, rng, n_resamples).T])
+
+
+def _drawn(
+    scores: Float[Array, "n c"], labels: Int8[Array, "n c"], rng: np.random.Generator, n_resamples: int
+) -> Float[Array, "c r"]:
+    """AP of every class in every resample, nan where it is not counted."""
     refuse_nan(scores)
     n, classes = scores.shape
     weights = np.zeros((n_resamples, n), np.uint16)
@@ -189,10 +217,7 @@ def bootstrap_intervals(
     for c, score, label in _columns(scores, labels):
         if (label == Label.POSITIVE).any() and (label == Label.NEGATIVE).any():
             drawn[c] = _resampled_average_precision(score, label, weights)
-    tails = ((1 - level) / 2, (1 + level) / 2)
-    means = np.array([mean_of_known(column) for column in drawn.T])
-    per_class = np.array([_quantiles(row, tails) for row in drawn]).reshape(classes, 2)
-    return Intervals(_quantiles(means, tails), per_class, level, n_resamples)
+    return drawn
 
 
 def _resampled_average_precision(

@@ -9,19 +9,15 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
-from numpy.typing import NDArray
 
-from fewtags.data.images import read_image
-from fewtags.data.table import LabelTable
 from fewtags.engine.checkpoint import write_text
-from fewtags.engine.gallery import Shown
-from fewtags.errors import ConfigError, DataError
-from fewtags.metrics.ranking import average_precision, mean_of_known
-from fewtags.report.figures import class_bars, curves, jpeg, png, score_distributions
+from fewtags.errors import ConfigError
+from fewtags.metrics.ranking import resampled_means
+from fewtags.report.figures import class_bars, curves, png, png_pixels, score_distributions
+from fewtags.report.gallery import cards, over_epochs
 from fewtags.report.load import RunData, load_run
-from fewtags.report.overlay import overlay
+from fewtags.report.overlay import scale
 
-SIDE = 200
 RESAMPLES = 500
 
 
@@ -63,9 +59,10 @@ def render(runs: Sequence[RunData]) -> str:
         curves=png(curves(runs)),
         bars={split: png(class_bars(runs, split)) for split in shared if _has_classes(runs[0], split)},
         scores=png(score_distributions(runs, shared[0])),
-        difference=_difference(runs, shared[-1]) if len(runs) == 2 else None,
-        gallery=_gallery(runs),
-        progress=[_progress(run) for run in runs],
+        difference=difference(runs, shared[-1]) if len(runs) == 2 else None,
+        gallery=cards(runs),
+        progress=[(run.name, over_epochs(run)) for run in runs],
+        scale=png_pixels(scale()),
     )
 
 
@@ -73,90 +70,23 @@ def _has_classes(run: RunData, split: str) -> bool:
     return run.evaluations[split]["mAP"] is not None
 
 
-def _difference(runs: Sequence[RunData], split: str) -> dict[str, Any] | None:
-    """Mean AP of the second run less that of the first on the same images, with a paired bootstrap interval."""
-    first, second = (run.logits[split].astype(np.float64) for run in runs)
+def difference(runs: Sequence[RunData], split: str) -> dict[str, Any]:
+    """Mean AP of the second run less that of the first, with an interval from paired resamples of the images.
+
+    Returns:
+        `value`, `low`, `high` and `split`; or `why` there is none, in words.
+    """
     tables = [run.tables[split] for run in runs]
+    if tables[0].fingerprint != tables[1].fingerprint:
+        return {"why": f"The runs were measured on different {split} labels, so their difference would say nothing."}
+    if not _has_classes(runs[0], split):
+        return {"why": ""}
     labels = tables[0].matrix.dense()
-    if tables[0].fingerprint != tables[1].fingerprint or not _has_classes(runs[0], split):
-        return None
-    rng = np.random.default_rng(0)
-    counted = np.array([row["average_precision"] is not None for row in runs[0].evaluations[split]["per_class"]])
-    draws = []
-    for _ in range(RESAMPLES):
-        rows = rng.integers(len(labels), size=len(labels))
-        draws.append(_mean(second, labels, rows, counted) - _mean(first, labels, rows, counted))
-    everyone = np.arange(len(labels))
-    value = _mean(second, labels, everyone, counted) - _mean(first, labels, everyone, counted)
-    low, high = np.nanquantile(draws, [0.025, 0.975])
-    return {"split": split, "value": value, "low": float(low), "high": float(high)}
-
-
-def _mean(
-    scores: NDArray[np.float64], labels: NDArray[np.int8], rows: NDArray[np.int64], counted: NDArray[np.bool_]
-) -> float:
-    return mean_of_known(average_precision(scores[rows][:, counted], labels[rows][:, counted]))
-
-
-def _gallery(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """Photos of the first run that all runs show, each with one row of overlays per run."""
-    photos = []
-    for n, shown in enumerate(runs[0].gallery):
-        rows = []
-        for run in runs:
-            same = next((s for s in run.gallery if (s.split, s.key) == (shown.split, shown.key)), None)
-            if same is not None:
-                rows.append({"run": run.name, "panels": _panels(run, same)})
-        picture = _photo(runs[0].tables[shown.split], shown.key)
-        photos.append({"number": n + 1, "split": shown.split, "key": shown.key, "picture": jpeg(picture), "rows": rows})
-    return photos
-
-
-def _panels(run: RunData, shown: Shown) -> list[dict[str, Any]]:
-    photo = _photo(run.tables[shown.split], shown.key)
-    names = run.info.classes.display
-    return [
-        {
-            "name": names[panel.class_],
-            "role": panel.role,
-            "prob": panel.prob,
-            "present": panel.prob >= run.info.thresholds[panel.class_],
-            "picture": jpeg(overlay(photo, panel.map)),
-        }
-        for panel in shown.panels
-    ]
-
-
-def _progress(run: RunData) -> list[dict[str, Any]]:
-    """For two training photos: the maps of the classes shown at the end, over the epochs that were kept (fig. 3)."""
-    rows: list[dict[str, Any]] = []
-    for n, final in enumerate(run.gallery):
-        if final.split != "train" or len({row["key"] for row in rows} | {final.key}) > 2:
-            continue
-        photo = _photo(run.tables["train"], final.key)
-        for panel in final.panels[:3]:
-            steps = []
-            for epoch, shown in run.progress.items():
-                then = next((p for p in shown[n].panels if p.class_ == panel.class_), None)
-                if then is not None:
-                    steps.append(
-                        {"epoch": epoch + 1, "prob": then.prob, "picture": jpeg(overlay(photo, then.map, 120))}
-                    )
-            name = run.info.classes.display[panel.class_]
-            rows.append({"run": run.name, "key": final.key, "name": name, "role": panel.role, "steps": steps})
-    return rows
-
-
-def _photo(table: LabelTable, key: str) -> NDArray[np.uint8]:
-    """The photo, small; a grey square where it is gone since training."""
-    try:
-        pixels = read_image((table.root or Path()) / key)
-    except DataError:
-        return np.full((SIDE, SIDE, 3), 128, np.uint8)
-    step = max(pixels.shape[:2]) / SIDE
-    if step <= 1:
-        return pixels
-    return read_image(
-        (table.root or Path()) / key,
-        size=(max(1, round(pixels.shape[0] / step)), max(1, round(pixels.shape[1] / step))),
+    # The same seed: both see the same images in every resample.
+    first, second = (
+        resampled_means(run.logits[split].astype(np.float64), labels, np.random.default_rng(0), n_resamples=RESAMPLES)
+        for run in runs
     )
+    low, high = np.nanquantile(second - first, [0.025, 0.975])
+    value = runs[1].evaluations[split]["mAP"] - runs[0].evaluations[split]["mAP"]
+    return {"split": split, "value": value, "low": float(low), "high": float(high), "why": ""}

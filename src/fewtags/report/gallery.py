@@ -1,0 +1,113 @@
+"""The photos of a report with heatmaps over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.data.images import open_photo
+from fewtags.data.table import LabelTable
+from fewtags.engine.gallery import Panel, Shown
+from fewtags.engine.model import make_policy
+from fewtags.errors import DataError
+from fewtags.report.figures import jpeg
+from fewtags.report.load import RunData
+from fewtags.report.overlay import overlay
+
+# Longest side of the pictures in pixels: sharp on a dense screen, and the page stays below a few megabytes.
+SIDE, SMALL = 360, 200
+PROGRESS_PHOTOS, PROGRESS_CLASSES = 2, 3
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A photo, small, uint8 [h, w, 3]; or grey in its place and why it could not be read."""
+
+    pixels: NDArray[np.uint8]
+    missing: str = ""
+
+    @property
+    def aspect(self) -> float:
+        """Width / height."""
+        return self.pixels.shape[1] / self.pixels.shape[0]
+
+
+def read_picture(table: LabelTable, key: str, side: int = SIDE) -> Picture:
+    """A photo of a table; it may be gone since training, which is no reason to do without a report."""
+    grey = np.full((side * 3 // 4, side, 3), 128, np.uint8)
+    if table.root is None:
+        return Picture(grey, "nobody says where the photos are")
+    try:
+        with open_photo(table.root / key) as photo:
+            scale = min(1.0, side / max(photo.info.width, photo.info.height))
+            size = (max(1, round(photo.info.height * scale)), max(1, round(photo.info.width * scale)))
+            return Picture(photo.read(size=size))
+    except DataError as error:
+        return Picture(grey, str(error))
+
+
+def cards(runs: Sequence[RunData]) -> list[dict[str, Any]]:
+    """Photos of the first run's gallery, each with one row of overlays per run that shows it, too."""
+    found = []
+    for shown in runs[0].gallery:
+        picture = read_picture(runs[0].tables[shown.split], shown.key)
+        rows = []
+        for run in runs:
+            same = next((s for s in run.gallery if (s.split, s.key) == (shown.split, shown.key)), None)
+            if same is not None:
+                rows.append({"run": run.name, "panels": [_panel(run, picture, p) for p in same.panels]})
+        found.append(
+            {
+                "split": shown.split,
+                "key": shown.key,
+                "picture": jpeg(picture.pixels),
+                "missing": picture.missing,
+                "rows": rows,
+            }
+        )
+    return found
+
+
+def _panel(run: RunData, picture: Picture, panel: Panel) -> dict[str, Any]:
+    threshold = run.info.thresholds[panel.class_]
+    return {
+        "name": run.info.classes.display[panel.class_],
+        "role": panel.role,
+        "prob": panel.prob,
+        "threshold": threshold,
+        "present": panel.prob >= threshold,
+        "picture": _overlaid(run, picture, panel, SIDE),
+    }
+
+
+def _overlaid(run: RunData, picture: Picture, panel: Panel, side: int) -> str:
+    view = make_policy(run.info.policy, run.info.size).test_view(picture.aspect)
+    return jpeg(overlay(picture.pixels, panel.map, side, view))
+
+
+def over_epochs(run: RunData) -> list[dict[str, Any]]:
+    """For two training photos: the maps of the classes shown at the end, over the epochs that were kept (fig. 3)."""
+    rows: list[dict[str, Any]] = []
+    training = [shown for shown in run.gallery if shown.split == "train"]
+    for final_ in training[:PROGRESS_PHOTOS]:
+        picture = read_picture(run.tables["train"], final_.key, SMALL)
+        for panel in final_.panels[:PROGRESS_CLASSES]:
+            steps = [
+                {"epoch": epoch + 1, "prob": then.prob, "picture": _overlaid(run, picture, then, SMALL)}
+                for epoch, shown in run.progress.items()
+                if (then := _same_panel(shown, final_, panel)) is not None
+            ]
+            name = run.info.classes.display[panel.class_]
+            rows.append({"key": final_.key, "name": name, "role": panel.role, "steps": steps})
+    return rows
+
+
+def _same_panel(shown: Sequence[Shown], photo: Shown, panel: Panel) -> Panel | None:
+    """The panel of the same photo and class at another time; which classes are shown may change with their scores."""
+    then = next((s for s in shown if (s.split, s.key) == (photo.split, photo.key)), None)
+    return None if then is None else next((p for p in then.panels if p.class_ == panel.class_), None)

@@ -1,0 +1,65 @@
+"""Tiny photos, nets and runs; nothing here is downloaded."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from fewtags.config import apply_overrides, parse
+from fewtags.data.demo import make_scenes
+from fewtags.engine.methods import settings_models
+from fewtags.engine.plan import Tables
+
+HERE = Path(__file__).parent
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """The functions of `fit_worker.py`."""
+    return load("fit_worker")
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory):
+    """Demo scenes of 64 px: 24 for training (one digit annotated), 11 for validation, 5 for testing (complete)."""
+    return make_scenes(tmp_path_factory.mktemp("photos") / "scenes", train=24, val=11, test=5, size=64, seed=0)
+
+
+@pytest.fixture
+def tables(scenes):
+    """The tables of a run on the scenes."""
+    return Tables(scenes.train, scenes.val, scenes.test, scenes.train_truth)
+
+
+@pytest.fixture
+def tiny_config():
+    """Make a configuration that trains in a second or two; dotted keys change it."""
+
+    def make(**changes):
+        base = {
+            "data": {"train": "(tables in memory)"},
+            "model": {"backbone": "test_resnet", "weights": "none"},
+            "augment": {"size": 64},
+            "objective": {"name": "expected_negative", "scl_weight": 0.3, "cl_weight": 0.1},
+            "train": {
+                "preset": "cpu",
+                "workers": 0,
+                "batch_size": 8,
+                "cached_views": 2,
+                "stages": [
+                    {"name": "warmup", "epochs": 1, "lr": 1e-2, "trainable": "head", "warmup": True},
+                    {"name": "main", "epochs": 2, "lr": 1e-2, "trainable": "head"},
+                ],
+            },
+        }
+        flat = {key.replace("__", "."): value for key, value in changes.items()}
+        return parse(apply_overrides(base, flat), settings_models(), "the test")
+
+    return make

@@ -1,0 +1,152 @@
+"""A loop small enough to be run many times, and a process that runs it until it is killed.
+
+Tests import this file; as a script it is `fit_worker.py FOLDER OPTIONS`, OPTIONS being the JSON of `make_fit`'s keyword
+arguments, with `die_after` (optimiser steps) or `die_saving` (number of the save) on top.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fewtags.config import StageConfig
+from fewtags.data.loader import EpochSampler, rng
+from fewtags.engine.checkpoint import CheckpointFolder
+from fewtags.engine.evaluate import epoch_metrics
+from fewtags.engine.events import StepEnded
+from fewtags.engine.fit import Fit, FitConfig, make_accelerator
+from fewtags.geometry import View, maps_to_crop, stack_views
+from fewtags.labels import Batch, Label, LabelMatrix
+from fewtags.nets.spatial import SpatialHead, SpatialNet
+from fewtags.objectives.base import Problem
+from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.stores.shard import Shard
+
+CLASSES, SIZE, BATCH = 4, 12, 4
+SAMPLES = 22  # six batches of 4, 4, 4, 4, 3 and 3
+STAGES = (
+    StageConfig(name="warmup", epochs=1, lr=1e-2, trainable="head", schedule="constant", warmup=True),
+    StageConfig(name="main", epochs=3, lr=1e-2, trainable="all"),
+)
+
+
+def make_net(seed=0, dropout=0.2):
+    """12 x 12 pixels become maps of 3 x 3; with BatchNorm, and with dropout for want of randomness."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(dropout),
+            nn.Conv2d(8, 12, 3, 2, 1), nn.BatchNorm2d(12), nn.ReLU(),
+        )  # fmt: skip
+        return SpatialNet(body, SpatialHead(12, CLASSES, generator=torch.Generator().manual_seed(seed)))
+
+
+def make_scenes(samples, seed=0):
+    """Images [n, 3, 12, 12] of one to three textures in quarters; one positive told per image; the truth."""
+    generator, half = np.random.default_rng(seed), SIZE // 2
+    textures = np.random.default_rng(99).normal(size=(CLASSES, 3, half, half))
+    images = 0.3 * generator.normal(size=(samples, 3, SIZE, SIZE))
+    labels = np.full((samples, CLASSES), Label.UNKNOWN, np.int8)
+    truth = np.full((samples, CLASSES), Label.NEGATIVE, np.int8)
+    for n in range(samples):
+        present = generator.choice(CLASSES, generator.integers(1, 4), replace=False)
+        for c in present:
+            y, x = half * generator.integers(2, size=2)
+            images[n, :, y : y + half, x : x + half] += textures[c]
+        truth[n, present] = Label.POSITIVE
+        labels[n, present[0]] = Label.POSITIVE
+    return torch.from_numpy(images).float(), labels, truth
+
+
+class Crops:
+    """Batches of random crops, a function of (epoch, step); a `BatchSource`."""
+
+    def __init__(self, images, labels, sampler):
+        self.images, self.labels, self.sampler = images, torch.from_numpy(labels), sampler
+
+    @property
+    def steps_per_epoch(self):
+        return self.sampler.steps
+
+    def batches(self, epoch, start):
+        for pairs in self.sampler.batches(epoch, start):
+            index, views = torch.tensor([i for _, i in pairs]), []
+            for _, i in pairs:
+                random = rng(7, epoch, i)
+                side = random.uniform(0.6, 1)
+                x, y = random.uniform(0, 1 - side, 2)
+                view = View.crop(x, y, x + side, y + side)
+                views.append(view.then(View.flip()) if random.random() < 0.5 else view)
+            views = stack_views(views)
+            yield Batch(maps_to_crop(self.images[index], views, (SIZE, SIZE)), self.labels[index], index, views)
+
+
+def make_fit(
+    out,
+    *,
+    net_seed=0,
+    dropout=0.2,
+    samples=SAMPLES,
+    shard=None,
+    shards=None,
+    method=None,
+    objective=None,
+    stages=STAGES,
+    validate=True,
+    **config,
+):
+    """A `Fit` on random scenes: EN + CL + SCL unless told otherwise."""
+    shard = shard or Shard()
+    images, labels, truth = make_scenes(samples)
+    sampler = EpochSampler(samples, BATCH, 3, shard.rank, shard.world, shards)
+    settings = FitConfig(tuple(stages), seed=3, **config)
+    problem = Problem(
+        LabelMatrix.from_dense(labels), (3, 3), settings.warmup_epochs, settings.epochs, 3, shard,
+        state_dir=None if out is None else out / "state", truth=LabelMatrix.from_dense(truth),
+    )  # fmt: skip
+    method = {"positives_per_image": 1.8, "cl_weight": 0.3, "scl_weight": 1.0} | (method or {})
+    seen, _, val = make_scenes(9, seed=1)
+
+    def score(net):
+        with torch.no_grad():
+            logits = net.predict_logits(seen)
+        return epoch_metrics(logits.numpy(), val)
+
+    return Fit(
+        make_net(net_seed, dropout),
+        objective or ExpectedNegative(**method),
+        Crops(images, labels, sampler),
+        settings,
+        problem,
+        accelerator=make_accelerator(settings.precision, cpu=True),
+        out=out,
+        validate=score if validate is True else validate or None,
+    )
+
+
+def die():
+    """Kill -9, without a chance to clean up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    options = json.loads(sys.argv[2])
+    die_after, die_saving = options.pop("die_after", None), options.pop("die_saving", None)
+    finish, saves = CheckpointFolder.finish, 0
+
+    def count(folder, step, progress):
+        """Die when the files are written and the folder has not got its name."""
+        global saves
+        saves += 1
+        return die() if saves == die_saving else finish(folder, step, progress)
+
+    CheckpointFolder.finish = count
+    for event in make_fit(Path(sys.argv[1]), **options).run():
+        if isinstance(event, StepEnded) and event.global_step == die_after:
+            die()

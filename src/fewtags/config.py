@@ -58,6 +58,7 @@ class ModelConfig(Settings):
     backbone: str | None = Field(None, description="any timm model with a spatial feature map")
     weights: str | None = Field(None, description="hub, offline, none, or a file")
     drop_path: float = Field(0.0, ge=0, lt=1)
+    output_stride: Literal[8, 16, 32] | None = Field(None, description="pixels per map cell; none: the backbone's own")
 
 
 @final
@@ -384,6 +385,7 @@ class Resolved(Settings):
     backbone: str
     weights: str
     drop_path: float
+    output_stride: int
     policy: Literal["coco", "imagenet", "none"]
     size: int
     min_area: float
@@ -406,7 +408,8 @@ class Resolved(Settings):
 def resolve(config: Config, facts: Facts) -> Resolved:
     """Fill everything that was left to derive. Pure: the same config and facts give the same answer.
 
-    A zero in `clip_norm`, `weight_ema` and `checkpoint_every_steps` means: not used.
+    A zero means: not used, in `clip_norm`, `weight_ema` and `checkpoint_every_steps`; the backbone's own, in
+    `output_stride`.
 
     Raises:
         ConfigError: settings that contradict each other.
@@ -438,6 +441,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         backbone=model.backbone or preset.backbone,
         weights=weights,
         drop_path=model.drop_path,
+        output_stride=model.output_stride or 0,
         policy=policy,
         size=augment.size or preset.size,
         min_area=augment.min_area or (0.08 if policy == "imagenet" else 0.25),

@@ -1,5 +1,6 @@
 """Tiny photos, nets and runs; nothing here is downloaded."""
 
+import gc
 import importlib.util
 from pathlib import Path
 
@@ -18,6 +19,15 @@ def load(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_old_garbage():
+    """Every training stage collects garbage; looking through all of torch each time would take most of the time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

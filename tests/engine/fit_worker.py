@@ -1,13 +1,13 @@
-"""A loop small enough to be run many times, and a process that runs it until it is killed.
+"""A loop small enough to be run many times, and processes that run it until they are killed.
 
-Tests import this file; as a script it is `fit_worker.py FOLDER OPTIONS`, OPTIONS being the JSON of `make_fit`'s keyword
-arguments, with `die_after` (optimiser steps) or `die_saving` (number of the save) on top.
+Tests import this file. As a script it takes JSON, folder -> arguments of `run_until_death`, and prints how each ended.
 """
 
 import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -134,19 +134,31 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    options = json.loads(sys.argv[2])
-    die_after, die_saving = options.pop("die_after", None), options.pop("die_saving", None)
-    finish, saves = CheckpointFolder.finish, 0
+def run_until_death(out, *, die_after=None, die_saving=None, **options):
+    """Train, and die after so many optimiser steps, or while so many checkpoints are being saved."""
+    finish, saves = CheckpointFolder.finish, iter(range(1, 1000))
 
     def count(folder, step, progress):
         """Die when the files are written and the folder has not got its name."""
-        global saves
-        saves += 1
-        return die() if saves == die_saving else finish(folder, step, progress)
+        return die() if next(saves) == die_saving else finish(folder, step, progress)
 
     CheckpointFolder.finish = count
-    for event in make_fit(Path(sys.argv[1]), **options).run():
+    for event in make_fit(out, **options).run():
         if isinstance(event, StepEnded) and event.global_step == die_after:
             die()
+
+
+def in_a_fork(function):
+    """How a child process that ran the function ended: its exit code, or minus the signal that killed it."""
+    if not (child := os.fork()):
+        try:
+            function()
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for folder, job in json.loads(sys.argv[1]).items():
+        print(in_a_fork(partial(run_until_death, Path(folder), **job)), flush=True)

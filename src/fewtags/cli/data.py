@@ -37,7 +37,7 @@ def check(
       fewtags check photos/
       fewtags check tags.csv --images photos/ --excluded excluded.csv
       fewtags check train.csv --val val.csv --images photos/ --json
-    """
+    """  # noqa: D301
     from fewtags.cli.progress import counting, say
     from fewtags.cli.train import read_settings
     from fewtags.data.check import check as look
@@ -96,7 +96,7 @@ def simulate(
     Examples:
       fewtags simulate full.csv --images photos/ --out single.csv
       fewtags simulate full.csv --images photos/ --protocol keep --positives 0.4 --negatives 0.1 --out part.parquet
-    """
+    """  # noqa: D301
     from fewtags.cli.progress import say
     from fewtags.cli.train import read_settings
     from fewtags.data import simulate as make
@@ -106,12 +106,18 @@ def simulate(
     from fewtags.labels import suggest
 
     if protocol not in PROTOCOLS:
-        raise ConfigError(f"--protocol {protocol!r} is not known{suggest(protocol, PROTOCOLS)}: {', '.join(PROTOCOLS)}.")
+        raise ConfigError(
+            f"--protocol {protocol!r} is not known{suggest(protocol, PROTOCOLS)}: {', '.join(PROTOCOLS)}."
+        )
     if protocol != "keep" and (positives, negatives) != (None, None):
         raise ConfigError(f"--positives and --negatives are for --protocol keep, not {protocol}.")
     if out.suffix.lower() not in (".parquet", ".csv"):
         raise ConfigError(f"--out {out}: expected a file that ends in .parquet or .csv.")
-    flags = {"data.train": data, "data.complete": complete or None, "data.images": None if images is None else str(images)}
+    flags = {
+        "data.train": data,
+        "data.complete": complete or None,
+        "data.images": None if images is None else str(images),
+    }
     table = read_one(read_settings(None, {k: v for k, v in flags.items() if v is not None}, set_ or []).data)
     before = len(table.notes.messages)
     if protocol == "single":

@@ -24,7 +24,7 @@ def methods(
     Examples:
       fewtags methods
       fewtags methods expected_negative
-    """
+    """  # noqa: D301
     import inspect
     import json
 
@@ -57,7 +57,7 @@ def config(
     \b
     Example:
       fewtags config > run.toml, then edit it, then: fewtags train --config run.toml
-    """
+    """  # noqa: D301
     import json
 
     from fewtags.config import PRESETS, Config
@@ -134,7 +134,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="As one JSON obj
 
     facts = environment()
     packages: dict[str, str | None] = facts["packages"]
-    problems = [f"{p} is not installed; install fewtags again" for p, v in packages.items() if not v and p not in EXTRAS]
+    problems = [
+        f"{p} is not installed; install fewtags again" for p, v in packages.items() if not v and p not in EXTRAS
+    ]
     try:
         create_net("test_resnet", 2, weights="none", size=64)
     except Exception as error:  # the point of a doctor is to name what is broken, whatever it is

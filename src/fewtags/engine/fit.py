@@ -179,6 +179,8 @@ class Fit:
 
         On several processes every one sees all events of its own; records are means over all of them.
         """
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
         path = self.folder.last() if resume and self.folder is not None else None
         if path is not None:
             self._load(path)
@@ -263,7 +265,7 @@ class Fit:
             moved.append(batch)
         finite = torch.stack([out.loss.detach() for out in outs]).isfinite().all()
         if not bool(accelerator.reduce(finite.float(), "sum") == accelerator.num_processes):
-            losses = ", ".join(f"{float(out.loss):g}" for out in outs)
+            losses = ", ".join(f"{out.loss.item():g}" for out in outs)
             raise TrainingError(
                 f"the loss is {losses} at epoch {state.epoch}, step {state.step}; weights and stores are as before it. "
                 'Lower the learning rate, set train.clip_norm = 1.0, or use train.precision = "no", and start again.'

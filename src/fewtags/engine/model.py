@@ -27,6 +27,7 @@ class ModelInfo:
 
     Attributes:
         backbone: timm's name.
+        output_stride: pixels per map cell; 0: the backbone's own.
         size: side of the input in pixels.
         policy: which test view it expects.
         class_ids: C ids.
@@ -42,6 +43,7 @@ class ModelInfo:
     """
 
     backbone: str
+    output_stride: int
     size: int
     policy: Literal["coco", "imagenet", "none"]
     class_ids: tuple[str, ...]
@@ -117,7 +119,8 @@ def load_model(place: Path | str) -> tuple[SpatialNet, ModelInfo]:
     """
     path = model_path(place)
     info = read_info(path)
-    net = create_net(info.backbone, len(info.class_ids), weights="none", size=info.size)
+    stride = info.output_stride or None
+    net = create_net(info.backbone, len(info.class_ids), weights="none", size=info.size, output_stride=stride)
     net.preprocessing = Preprocessing(info.mean, info.std, info.interpolation)
     try:
         net.load_state_dict(load_tensors(path))

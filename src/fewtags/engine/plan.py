@@ -232,7 +232,7 @@ def derive(
         notes += [why] if config.objective.model_dump()["positives_per_image"] is None else []
     net = create_net(
         resolved.backbone, len(train.classes), weights=resolved.weights, size=resolved.size, seed=resolved.seed,
-        drop_path=resolved.drop_path or None,
+        drop_path=resolved.drop_path or None, output_stride=resolved.output_stride or None,
     )  # fmt: skip
     grid = net.grid((resolved.size, resolved.size))
     needed = 0

@@ -186,7 +186,7 @@ class Run:
     def _info(self, thresholds: Thresholds, selection: str) -> ModelInfo:
         r, pre, classes = self.plan.resolved, self.plan.net.preprocessing, self.plan.tables.train.classes
         return ModelInfo(
-            r.backbone, r.size, r.policy, classes.ids, classes.names,
+            r.backbone, r.output_stride, r.size, r.policy, classes.ids, classes.names,
             tuple(float(v) for v in thresholds.values), tuple(str(rule) for rule in thresholds.rules),
             pre.mean, pre.std, pre.interpolation, method_record(self.plan), selection, version("fewtags"),
         )  # fmt: skip

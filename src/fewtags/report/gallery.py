@@ -34,7 +34,7 @@ class Picture:
     @property
     def aspect(self) -> float:
         """Width / height."""
-        return self.pixels.shape[1] / self.pixels.shape[0]
+        return float(self.pixels.shape[1] / self.pixels.shape[0])
 
 
 def read_picture(table: LabelTable, key: str, side: int = SIDE) -> Picture:

@@ -25,6 +25,7 @@ class RunData:
 
     Attributes:
         path: the folder.
+        name: short name for legends and headings.
         info: of its model.
         history: one record per epoch, see `EpochEnded`.
         environment: versions, weights, method, notes.
@@ -38,6 +39,7 @@ class RunData:
     """
 
     path: Path
+    name: str
     info: ModelInfo
     history: list[dict[str, Any]]
     environment: dict[str, Any]
@@ -50,16 +52,13 @@ class RunData:
     progress: dict[int, tuple[Shown, ...]]
 
     @property
-    def name(self) -> str:
-        """Short name for legends: the folder's."""
-        return self.path.resolve().name
-
-    @property
     def method(self) -> str:
         """The method with the settings that matter, for headings."""
         method = self.environment["method"]
         told = {k: v for k, v in method.items() if k in SHOWN and v not in (None, 0, 0.0, False)}
-        settings = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in told.items())
+        settings = ", ".join(
+            k if v is True else f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in told.items()
+        )
         return f"{method['name']} ({settings})" if told else str(method["name"])
 
 
@@ -80,6 +79,7 @@ def load_run(path: Path) -> RunData:
     check = path / "check.json"
     return RunData(
         path,
+        path.resolve().name,
         read_info(path / "model.safetensors"),
         [json.loads(line) for line in (path / "metrics.jsonl").read_text("utf-8").splitlines()],
         _json(path / "environment.json"),

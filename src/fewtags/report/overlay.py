@@ -59,9 +59,15 @@ def overlay(
 def _pixels(view: View, width: int, height: int) -> tuple[int, int, int, int]:
     """The box that an axis-aligned view shows, in whole pixels and not empty: left, top, right, bottom."""
     a, b, c, d, e, f = view.matrix
-    assert b == d == 0 and a > 0 and e > 0, view
+    assert b == d == 0, view
+    assert min(a, e) > 0, view
     left, top = min(width - 1, round(c * width)), min(height - 1, round(f * height))
-    return left, top, min(width, max(left + 1, round((a + c) * width))), min(height, max(top + 1, round((e + f) * height)))
+    return (
+        left,
+        top,
+        min(width, max(left + 1, round((a + c) * width))),
+        min(height, max(top + 1, round((e + f) * height))),
+    )
 
 
 def scale(width: int = 240, height: int = 14) -> NDArray[np.uint8]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -201,7 +202,10 @@ def _file_name(record: _Record) -> str:
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 @final
@@ -260,7 +264,7 @@ def _objects(file: _File, entries: _Entries, category: Mapping[Any, int]) -> _Ob
 
 def _corners(records: Sequence[_Record]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """x0, y0, x1, y1 of `bbox` (x, y, width, height), NaN where that is not four numbers; and whether there is one."""
-    nothing = [np.nan] * 4
+    nothing = [math.nan] * 4
     boxes = [r.get("bbox") or nothing for r in records]
     boxed = np.fromiter((bool(r.get("bbox")) for r in records), np.bool_, len(records))
     try:
@@ -269,8 +273,7 @@ def _corners(records: Sequence[_Record]) -> tuple[NDArray[np.float64], NDArray[n
     except (TypeError, ValueError, OverflowError):
         regular = False
     if not regular:
-        usable = [isinstance(b, list) and len(b) == 4 and all(isinstance(v, int | float) for v in b) for b in boxes]
-        found = np.array([b if ok else nothing for b, ok in zip(boxes, usable, strict=True)], np.float64).reshape(-1, 4)
+        found = np.array([[*map(_number, b)] if isinstance(b, list) and len(b) == 4 else nothing for b in boxes])
     found[:, 2:] += found[:, :2]
     return found, boxed
 

@@ -126,21 +126,22 @@ def close_images(
     """
     closed = np.zeros(images, np.int16)
     covers = [np.ones(classes, np.bool_)]
-    cells = np.unique(np.stack([np.asarray(image, np.int64), np.asarray(class_, np.int64)], 1), axis=0)
-    starts = np.flatnonzero(np.diff(cells[:, 0], prepend=-1))
+    open_image, open_class = np.divmod(distinct(np.asarray(image, np.int64) * classes + class_), classes)
+    starts = np.flatnonzero(np.diff(open_image, prepend=-1))
     rows: dict[bytes, int] = {}
-    ends = [*starts[1:], len(cells)][: len(starts)]  # without cells there is no run of them either
+    ends = [*starts[1:], len(open_image)][: len(starts)]  # without cells there is no run of them either
     for start, end in zip(starts, ends, strict=True):
-        open_classes = cells[start:end, 1]
-        row = rows.setdefault(open_classes.tobytes(), len(covers))
+        classes_here = open_class[start:end]
+        row = rows.setdefault(classes_here.tobytes(), len(covers))
         if row == len(covers):
             if row > np.iinfo(np.int16).max:
                 raise DataError(
                     f"complete annotation with more than {row - 1:,} different sets of uncertain classes cannot be "
                     "stored; give uncertain cells a meaning, or read without complete."
                 )
-            covers.append(~np.isin(np.arange(classes), open_classes))
-        closed[cells[start, 0]] = row
+            covers.append(covers[0].copy())
+            covers[row][classes_here] = False
+        closed[open_image[start]] = row
     return closed, np.stack(covers)
 
 

@@ -52,11 +52,8 @@ def read_folder(path: Path, options: ReadOptions | None = None) -> LabelTable:
     classes = ClassNames.of(sorted({tag for tags in meaning.values() for tag in tags}))
     if not len(classes):
         raise DataError(_no_classes(path, files, meaning))
-    if len(meaning) == 1 and not split and all(key.count("/") != 1 for key in files.photos):
-        raise DataError(
-            f"{path}: {some([*meaning])} is the only folder, and holds folders but no photos; if these are the "
-            f"classes, pass {str(path / next(iter(meaning)))!r}."
-        )
+    if len(meaning) == 1 and not split and (trouble := _single_folder(path, files, *meaning)):
+        raise DataError(trouble)
     equal = same_content([str(path / key) for key in files.photos])
     copies = [[files.photos[i] for i in positions] for positions in equal]
     first = _first_copies(files.photos, copies, split)
@@ -148,9 +145,10 @@ def _walk(root: Path) -> _Files:
                 excluded.append(Excluded(key, "empty file", str(root)))
             else:
                 photos.append(key)
+    left_out = sorted(excluded, key=lambda e: e.item)
     readings = [ValueReading(str(root), kind, "ignored, not a photo", n) for kind, n in sorted(others.items())]
     messages = (f"{len(excluded):,} files or folders left out, see the excluded list",) if excluded else ()
-    return _Files(sorted(photos), others, Notes(tuple(readings), tuple(excluded), messages))
+    return _Files(sorted(photos), others, Notes(tuple(readings), tuple(left_out), messages))
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
@@ -212,11 +210,29 @@ def _no_classes(root: Path, files: _Files, meaning: Mapping[str, tuple[str, ...]
     start = f"{root}: no class folders with photos in them"
     if xml := files.others["*.xml"]:
         return f"{start}, but {xml:,} XML files; for VOC annotations pass format='voc'."
-    tables = sorted(p.name for p in root.iterdir() if p.suffix.lower() in {".csv", ".tsv", ".json", ".parquet"})
-    if tables:
+    if tables := _label_files(root):
         return f"{start}, but label files; pass one of them instead of the folder: {some(tables)}."
     what = f"{len(files.photos):,} photos without a folder" if files.photos else "no photos at all"
     return f"{start}, {what}; expected {root}/CLASS/PHOTO.jpg, or the file that holds the labels."
+
+
+def _label_files(root: Path) -> list[str]:
+    return sorted(p.name for p in root.iterdir() if p.suffix.lower() in {".csv", ".tsv", ".json", ".parquet"})
+
+
+def _single_folder(root: Path, files: _Files, name: str) -> str:
+    """What is wrong with a tree of one class folder, if anything is."""
+    if all(key.count("/") != 1 for key in files.photos):
+        return (
+            f"{root}: {name!r} is the only folder, and holds folders but no photos; if these are the classes, pass "
+            f"{str(root / name)!r}."
+        )
+    if tables := _label_files(root):
+        return (
+            f"{root}: {name!r} would be the only class, and there are label files; pass one of them instead of the "
+            f"folder: {some(tables)}."
+        )
+    return ""
 
 
 def _first_copies(keys: Iterable[str], copies: Iterable[Sequence[str]], split: bool) -> dict[str, str]:

@@ -1,0 +1,130 @@
+"""The part of a net that no stage trains, pushed over each view of an image once for all runs on a set."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from datasets import REPOSITORY, BenchmarkSet
+from fewtags.data.augment import SquareCrop
+from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
+from fewtags.data.table import LabelTable
+from fewtags.engine.sources import CachePlan, ViewFeatures, fill_views
+from fewtags.labels import Label
+from fewtags.nets.backbones import create_net
+from fewtags.nets.spatial import SpatialHead, SpatialNet
+from protocol import Benchmark, digest
+
+FEATURES = "features"  # in the cache folder
+LOCATED_IMAGES = 200  # localisation is measured on so many test images
+REGION = (96, 96)  # masks and boxes are drawn at this resolution
+EVAL_BATCH = 16  # small batches stay in the processor's cache
+
+
+def cut(net: SpatialNet, trained_blocks: int) -> tuple[SpatialNet, SpatialNet]:
+    """Cut a timm MobileNetV2 in two: what is frozen in every stage, and its last blocks with the head.
+
+    Blocks are counted as `freezing.freeze` does: the last 1x1 convolution belongs to the last block.
+    """
+    backbone: Any = net.backbone
+    if trained_blocks:
+        blocks = [block for stage in backbone.blocks for block in stage]
+        lower: nn.Module = nn.Sequential(backbone.conv_stem, backbone.bn1, *blocks[:-trained_blocks])
+        upper: nn.Module = nn.Sequential(*blocks[-trained_blocks:], backbone.conv_head, backbone.bn2)
+    else:
+        lower, upper = backbone, nn.Identity()
+    return SpatialNet(lower, SpatialHead(1, 1), preprocessing=net.preprocessing), SpatialNet(upper, net.head)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What all runs on one set share.
+
+    Attributes:
+        data: images and complete labels.
+        views: of the training images, through the frozen part.
+        val: [n, d, h, w], the validation images through the frozen part, channels last in memory.
+        test: likewise.
+        regions: (test image, class, where it is) to measure localisation with.
+        without_region: how many (image, class) pairs have no region, because no box or too small a one is known.
+    """
+
+    data: BenchmarkSet
+    views: ViewFeatures
+    val: Tensor
+    test: Tensor
+    regions: tuple[tuple[int, int, NDArray[np.bool_]], ...]
+    without_region: int
+
+
+def make_net(benchmark: Benchmark, classes: int, seed: int) -> SpatialNet:
+    """The pretrained net; its head starts from the seed."""
+    weights = (REPOSITORY / benchmark.weights).resolve()
+    return create_net(benchmark.backbone, classes, weights=weights, size=benchmark.size, seed=seed)
+
+
+def features_folder(benchmark: Benchmark, data: BenchmarkSet, cache: Path) -> Path:
+    """Where the features of a set lie; another folder for every other way of making them."""
+    chosen = {"backbone", "size", "min_area", "views", "view_seed"}
+    origin = make_net(benchmark, 1, 0).origin
+    assert origin is not None
+    content = [
+        benchmark.model_dump(mode="json", include=chosen), benchmark.trained_blocks, origin.fingerprint,
+        [table.fingerprint for table in data.splits.values()],
+    ]  # fmt: skip
+    return cache / FEATURES / f"{data.name}-{digest(content)}"
+
+
+def fill(benchmark: Benchmark, data: BenchmarkSet, folder: Path) -> None:
+    """Push all views of a set, and its validation and test images, through the frozen part."""
+    trunk, _ = cut(make_net(benchmark, 1, 0), benchmark.trained_blocks)
+    trunk.requires_grad_(False).to(memory_format=torch.channels_last).eval()
+    policy = SquareCrop(benchmark.size, (benchmark.min_area, 1.0))
+    collate = Collate(trunk.preprocessing.mean, trunk.preprocessing.std)
+    train = data.train_truth
+    views = TrainSet(_photos(train), train.matrix, policy, benchmark.view_seed, views_cycle=benchmark.views)
+    loader = TrainLoader(views, EpochSampler(len(train), benchmark.batch_size, benchmark.view_seed), collate)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        fill_views(trunk, loader, CachePlan(benchmark.views, torch.float32, 0)).save(made)
+        for name, table in (("val", data.val), ("test", data.test)):
+            with torch.no_grad():
+                batches = EvalLoader(EvalSet(_photos(table), table.matrix, policy), EVAL_BATCH, collate)
+                features = torch.cat([trunk.features(b.images) for b in batches])
+                np.save(made / f"{name}.npy", features.permute(0, 2, 3, 1).numpy())
+        made.replace(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def open_material(data: BenchmarkSet, folder: Path) -> Material:
+    """Everything of a set. It is read into memory before the runs fork, and shared by them."""
+    images = np.sort(np.random.default_rng(0).permutation(len(data.test))[:LOCATED_IMAGES])
+    labels = data.test.matrix.dense()
+    regions, empty = [], 0
+    for image in images.tolist():
+        where = data.regions("test", image, REGION)
+        for class_ in data.scored_index[labels[image, data.scored_index] == Label.POSITIVE].tolist():
+            if where[class_].any():
+                regions.append((image, class_, where[class_]))
+            else:
+                empty += 1
+    val, test = (torch.from_numpy(np.load(folder / f"{name}.npy")).permute(0, 3, 1, 2) for name in ("val", "test"))
+    mapped = ViewFeatures.load(folder)
+    views = ViewFeatures(mapped.features.clone(), mapped.views.clone())
+    return Material(data, views, val, test, tuple(regions), empty)
+
+
+def _photos(table: LabelTable) -> Photos:
+    assert table.root is not None
+    return Photos(table.root, table.images)

@@ -1,0 +1,150 @@
+"""What a single-positive benchmark is: its file, its runs, and which of them are done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+from pydantic import ValidationError
+
+from datasets import Name
+from fewtags.config import Settings, StageConfig
+from fewtags.engine.methods import method_class, settings_models
+from fewtags.errors import ConfigError, DataError
+from fewtags.labels import suggest
+
+
+@final
+class Method(Settings):
+    """One line of the result table."""
+
+    label: str
+    objective: dict[str, Any]
+    labels: Literal["single", "complete"] = "single"
+
+
+@final
+class Benchmark(Settings):
+    """A benchmark file. `stages[].trainable` is "head" or how many of the last blocks; what is below stays frozen."""
+
+    name: str
+    sets: tuple[Name, ...]
+    seeds: int
+    backbone: str
+    weights: str
+    size: int
+    min_area: float
+    batch_size: int
+    views: int
+    view_seed: int
+    stages: tuple[StageConfig, ...]
+    methods: dict[str, Method]
+
+    @property
+    def trained_blocks(self) -> int:
+        """How many of the last blocks some stage trains."""
+        return max(stage.trainable if isinstance(stage.trainable, int) else 0 for stage in self.stages)
+
+    def protocol(self, method: str) -> str:
+        """A digest of everything that decides a run beside set, method name and seed."""
+        shared = self.model_dump(mode="json", exclude={"sets", "seeds", "methods"})
+        return digest([shared, self.methods[method].model_dump(mode="json", exclude={"label"})])
+
+
+@final
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    set_name: Name
+    method: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.set_name} {self.method} seed {self.seed}"
+
+
+def read_benchmark(path: Path) -> Benchmark:
+    """Read a benchmark file.
+
+    Raises:
+        ConfigError: it holds something else than `Benchmark`, or settings that a method does not know.
+    """
+    try:
+        benchmark = Benchmark.model_validate(tomllib.loads(path.read_text("utf-8")))
+        for method in benchmark.methods.values():
+            method_class(method.objective["name"])
+            settings_models()[method.objective["name"]].model_validate(method.objective)
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if any(stage.trainable not in ("head", benchmark.trained_blocks) for stage in benchmark.stages):
+        raise ConfigError(f"{path}: stages train the head, or the same number of last blocks.")
+    return benchmark
+
+
+def choose_jobs(benchmark: Benchmark, only: str | None, seeds: str | None) -> list[Job]:
+    """The runs, seed by seed and methods side by side, so that CPU times are comparable.
+
+    Args:
+        benchmark: what there is.
+        only: comma-separated SET, SET:METHOD or :METHOD; None for all.
+        seeds: "0-9" or "0,3,5"; None for the benchmark's.
+
+    Raises:
+        ConfigError: a set, method or seed that is none.
+    """
+    wanted: set[tuple[str, str]] = set()
+    for item in (only or "").split(",") if only else [":"]:
+        set_name, _, method = item.partition(":")
+        for name, known in ((set_name, benchmark.sets), (method, tuple(benchmark.methods))):
+            if name and name not in known:
+                raise ConfigError(f"--only {item}: {name!r} is not in {benchmark.name}{suggest(name, known)}.")
+        sets = [set_name] if set_name else benchmark.sets
+        wanted |= {(s, m) for s in sets for m in ([method] if method else benchmark.methods)}
+    try:
+        numbers = _numbers(seeds) if seeds else list(range(benchmark.seeds))
+    except ValueError:
+        raise ConfigError(f"--seeds {seeds}: give numbers like 0-9 or 0,3,5.") from None
+    return [Job(s, m, seed) for seed in numbers for s in benchmark.sets for m in benchmark.methods if (s, m) in wanted]
+
+
+def read_done(path: Path, benchmark: Benchmark) -> set[Job]:
+    """The runs in a result file; an unfinished last line is cut off.
+
+    Raises:
+        DataError: a line that is none of ours, or was made with other settings.
+    """
+    if not path.exists():
+        return set()
+    text = path.read_text("utf-8")
+    if not text.endswith("\n") and text:
+        print(f"{path}: the last line is unfinished and is done again", file=sys.stderr)
+        text = text[: text.rfind("\n") + 1]
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    done = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        record = json.loads(line)
+        job = Job(record["set"], record["method"], record["seed"])
+        if record["benchmark"] != benchmark.name or (
+            job.method in benchmark.methods and record["protocol"] != benchmark.protocol(job.method)
+        ):
+            raise DataError(f"{path} line {number} ({job}) was made with other settings; use another --out.")
+        done.add(job)
+    return done
+
+
+def digest(content: Any) -> str:
+    """Twelve hexadecimal digits that tell one JSON value from another."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _numbers(text: str) -> list[int]:
+    parts = [part.split("-") for part in text.split(",")]
+    return [n for part in parts for n in range(int(part[0]), int(part[-1]) + 1)]

@@ -1,0 +1,71 @@
+"""methods, config, doctor."""
+
+import json
+import tomllib
+from collections.abc import Callable
+
+import pytest
+from typer.testing import Result
+
+from fewtags.config import PRESETS, parse
+from fewtags.engine.methods import METHODS, settings_models
+
+Run = Callable[..., Result]
+
+
+def test_config_is_toml_that_means_the_defaults(run: Run) -> None:
+    result = run("config")
+    assert (result.exit_code, result.stderr) == (0, "")
+    printed = parse(tomllib.loads(result.stdout), settings_models())
+    assert printed == parse({"data": {"train": "photos/"}}, settings_models())
+    for name in PRESETS:
+        assert f"\n#   {name}: " in result.stdout
+
+
+def test_config_names_every_setting_and_its_choices(run: Run) -> None:
+    text = run("config").stdout
+    schema = json.loads(run("config", "--json").stdout)
+    for section in ("DataConfig", "ModelConfig", "AugmentConfig", "TrainConfig"):
+        for key in schema["$defs"][section]["properties"]:
+            assert any(line.removeprefix("# ").startswith(f"{key} =") for line in text.splitlines()), key
+    assert '"hub"' not in text  # weights take any path, too
+    assert '# "cpu" | "finetune" | "paper"' in text
+
+
+def test_methods_lists_all(run: Run) -> None:
+    result = run("methods")
+    assert [line.split(":")[0] for line in result.stdout.splitlines() if ": " in line][: len(METHODS)] == list(METHODS)
+    assert "  scl_weight = 0.0" in result.stdout
+    assert list(json.loads(run("methods", "--json").stdout)) == list(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_method_in_full_ends_with_its_defaults_as_toml(run: Run, name: str) -> None:
+    text = run("methods", name).stdout
+    toml = text[text.index("[objective]") :]
+    tree = {"data": {"train": "photos/"}, **tomllib.loads(toml)}
+    assert parse(tree, settings_models()).objective == settings_models()[name](name=name)
+
+
+def test_unknown_method_is_suggested(run: Run) -> None:
+    result = run("methods", "asume_negative")
+    assert result.exit_code == 1
+    assert "did you mean 'assume_negative'?" in result.stderr
+
+
+def test_doctor_on_a_sound_machine(run: Run) -> None:
+    result = run("doctor")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.endswith("ready.\n")
+    assert json.loads(run("doctor", "--json").stdout)["problems"] == []
+
+
+def test_doctor_finds_what_is_broken(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no operator 'conv2d'")
+
+    monkeypatch.setattr("fewtags.nets.backbones.create_net", broken)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "problem: a net cannot be made: no operator 'conv2d'\nnot ready.\n" in result.stdout
+    assert json.loads(run("doctor", "--json").stdout)["problems"]

@@ -1,0 +1,121 @@
+"""Exit codes, messages and streams of the command line as a whole."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from fewtags.errors import DataError
+
+Run = Callable[..., Result]
+COMMANDS = (
+    *("check", "simulate", "train", "resume", "report", "evaluate", "predict", "heatmap"),
+    *("demo", "methods", "config", "doctor"),
+)
+
+
+def started(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "fewtags", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['fewtags', '--help']\n"
+        "from fewtags.cli.main import run\n"
+        "try:\n    run()\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "print(*sorted({m.split('.')[0] for m in sys.modules}), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "pydantic", "pyarrow", "numpy", "timm", "matplotlib", "PIL", "accelerate"}
+    assert not heavy & set(done.stderr.split())
+    for command in COMMANDS:
+        assert f"\n  {command} " in done.stdout
+
+
+def test_help_is_plain_when_piped() -> None:
+    done = started("train", "--help")
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    # The lines of the examples are not run together.
+    assert "\n    fewtags train photos/\n    fewtags train tags.csv --images photos/" in done.stdout
+
+
+def test_usage_error_is_exit_code_2_with_a_suggestion() -> None:
+    done = started("trian")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Did you mean 'train'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_version() -> None:
+    done = started("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip().count(".") == 2
+
+
+def test_users_error_is_one_message_on_stderr_and_exit_code_1(tmp_path: Path) -> None:
+    done = started("check", str(tmp_path / "nowhere"))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert "nowhere" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_debug_shows_the_traceback(run: Run, place: str) -> None:
+    words = ["check", "nowhere-at-all"]
+    result = run(*(["--debug", *words] if place == "before" else [*words, "--debug"]))
+    assert result.exit_code == 1
+    assert isinstance(result.exception, DataError)
+
+
+def test_system_error_is_one_message(run: Run, trained: tuple[Path, Result], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = run("predict", trained[0], trained[0].parent, "--out", tmp_path / "file" / "tags.csv")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_our_own_bug_keeps_its_exception(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("fewtags.engine.machine.environment", broken)
+    result = run("doctor")
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_interruption_of_any_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fewtags.engine.machine.environment", interrupted)
+    result = run("doctor")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted.\n")
+
+
+def test_closed_pipe_is_no_traceback(trained: tuple[Path, Result], dataset: Path) -> None:
+    command = [sys.executable, "-m", "fewtags", "predict", str(trained[0]), str(dataset / "images"), "--threshold", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert said == ""
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_begins_with_a_short_sentence(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    listed = next(line for line in run("--help").stdout.splitlines() if line.strip(" │").startswith(command + " "))
+    assert "..." not in listed

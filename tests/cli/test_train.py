@@ -1,0 +1,182 @@
+"""train, resume, report."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import Result
+
+from fewtags.config import load_toml
+from fewtags.engine.events import Event, Saved
+from fewtags.engine.run import Run as EngineRun
+
+Run = Callable[..., Result]
+
+
+def test_training_writes_a_run_and_says_where(trained: tuple[Path, Result]) -> None:
+    out, result = trained
+    for name in ("model.safetensors", "report.html", "curves.png", "metrics.jsonl", "run.toml", "excluded.csv"):
+        assert (out / name).stat().st_size > 0, name
+    lines = result.stdout.splitlines()
+    assert re.fullmatch(r"val: mAP \d+\.\d \(95 % interval .*\), 3 classes, 12 images, 36 known cells", lines[0])
+    assert lines[1:] == [f"report: {out / 'report.html'}"]
+
+
+def test_progress_is_plain_lines_on_stderr_when_piped(trained: tuple[Path, Result]) -> None:
+    _, result = trained
+    assert "\x1b" not in result.stderr
+    assert "\r" not in result.stderr
+    epochs = [line for line in result.stderr.splitlines() if line.startswith("epoch ")]
+    assert [line.split()[1] for line in epochs] == [f"{n}/6" for n in range(1, 7)]
+    assert f"  fewtags predict {trained[0]} PHOTOS --out tags.csv" in result.stderr
+
+
+def test_flags_reach_the_settings(trained: tuple[Path, Result]) -> None:
+    told = load_toml(trained[0] / "run.toml")
+    assert told["train"]["seed"] == 1
+    assert told["model"] == {"backbone": "test_resnet", "weights": "none", "drop_path": 0.0}
+
+
+def test_flags_win_over_the_file_and_set_over_both(run: Run, dataset: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('[train]\nseed = 5\nlr = 0.5\n[objective]\nname = "bce"\n')
+    result = run(
+        *("train", dataset / "train.parquet", "--val", dataset / "val.parquet", "--config", tmp_path / "run.toml"),
+        *("--cpu", "--weights", "none", "--seed", "6", "--set", "train.lr=0.25", "--set", "model.backbone=test_resnet"),
+        *("--set", "augment.size=64", "--dry-run"),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "method: bce" in result.stderr
+    assert "seed 6" in result.stderr
+    assert "lr 0.25" in result.stderr
+
+
+def test_dry_run_writes_nothing(run: Run, train_command: tuple[str, ...], tmp_path: Path) -> None:
+    result = run(*train_command, "--out", tmp_path / "run", "--dry-run")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.endswith("dry run: nothing was written.\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_used_folder_is_refused_before_photos_are_looked_at(
+    run: Run, train_command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    monkeypatch.setattr("fewtags.engine.plan.make_plan", lambda *_, **__: pytest.fail("looked at the data"))
+    result = run(*train_command, "--out", tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr == f"error: {tmp_path} is not empty; choose another --out.\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_finished_run_is_neither_overwritten_nor_resumed(
+    run: Run, train_command: tuple[str, ...], trained: tuple[Path, Result]
+) -> None:
+    out = trained[0]
+    again = run(*train_command, "--out", out)
+    assert again.exit_code == 1
+    assert again.stderr == f"error: {out} is not empty; choose another --out.\n"
+    resumed = run("resume", out)
+    assert resumed.exit_code == 1
+    assert "is finished" in resumed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--method", "expected_negativ"), "did you mean 'expected_negative'?"),
+        (("--set", "train.epoch=3"), "did you mean 'train.epochs'?"),
+        (("--set", "train.epochs"), "expected section.key=value"),
+        (("--preset", "gpu"), "train.preset = 'gpu'"),
+    ],
+)
+def test_wrong_settings_say_what_was_meant(
+    run: Run, train_command: tuple[str, ...], tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    result = run(*train_command, "--out", tmp_path / "run", *words)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_to_train_on(run: Run) -> None:
+    result = run("train")
+    assert result.exit_code == 1
+    assert "`fewtags train photos/`" in result.stderr
+
+
+def test_interrupted_and_resumed_run_has_the_same_weights(
+    run: Run,
+    train_command: tuple[str, ...],
+    trained: tuple[Path, Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = EngineRun.start
+    seen: list[Event] = []
+
+    def stopped(self: EngineRun) -> Iterator[Event]:
+        for event in whole(self):
+            yield event
+            seen.append(event)
+            if sum(isinstance(e, Saved) for e in seen) == 3:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(EngineRun, "start", stopped)
+    first = run(*train_command, "--out", tmp_path / "run")
+    assert first.exit_code == 130
+    assert first.stdout == ""
+    assert first.stderr.endswith(
+        f"interrupted; `fewtags resume {tmp_path / 'run'}` goes on from the last checkpoint.\n"
+    )
+    again = run(*train_command, "--out", tmp_path / "run")
+    assert again.stderr.endswith(f"go on with: fewtags resume {tmp_path / 'run'}.\n")
+    second = run("resume", tmp_path / "run", "--cpu")
+    assert second.exit_code == 0, second.stderr
+    assert "going on with epoch 4/6" in second.stderr
+    assert second.stdout.splitlines()[0] == trained[1].stdout.splitlines()[0]
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "run", trained[0]))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+def test_interrupted_before_the_first_checkpoint(
+    run: Run, train_command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = EngineRun.start
+
+    def stopped(self: EngineRun) -> Iterator[Event]:
+        yield next(whole(self))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EngineRun, "start", stopped)
+    first = run(*train_command, "--out", tmp_path / "run")
+    assert first.exit_code == 130
+    assert first.stderr.endswith("begins again, since no checkpoint was complete.\n")
+    assert run("resume", tmp_path / "run", "--cpu").exit_code == 0
+
+
+def test_resume_of_something_else(run: Run, tmp_path: Path) -> None:
+    result = run("resume", tmp_path)
+    assert result.exit_code == 1
+    assert "not a run folder" in result.stderr
+
+
+def test_report_of_one_run_and_of_two(run: Run, trained: tuple[Path, Result], tmp_path: Path) -> None:
+    out = trained[0]
+    one = run("report", out, "--out", tmp_path / "deep" / "one.html")
+    assert (one.exit_code, one.stdout) == (0, f"{tmp_path / 'deep' / 'one.html'}\n"), one.stderr
+    two = run("report", out, out, "--out", tmp_path / "two.html")
+    assert two.exit_code == 0
+    text = (tmp_path / "two.html").read_text("utf-8")
+    # The same run twice differs by nothing, in every resample.
+    assert "+0.0 mAP" in text
+    assert "+0.0 to +0.0" in text
+
+
+def test_report_of_an_unfinished_run(run: Run, tmp_path: Path) -> None:
+    result = run("report", tmp_path)
+    assert result.exit_code == 1
+    assert "is not a run folder" in result.stderr

@@ -1,0 +1,233 @@
+"""Files that are whole or not there, and checkpoints that survive a kill at any moment."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fewtags.engine import checkpoint
+from fewtags.engine.checkpoint import (
+    CheckpointFolder,
+    load_part,
+    load_pickled,
+    load_tensors,
+    save_part,
+    save_tensors,
+    write_text,
+)
+from fewtags.errors import CheckpointError
+
+
+def write(folder, step, content):
+    """A checkpoint of two files that say the same, so that half of one is told from a whole one."""
+    temporary = folder.begin(step)
+    for name in ("a.txt", "b.txt"):
+        (temporary / name).write_text(content)
+    return folder.finish(step, {"content": content})
+
+
+def read(path):
+    texts = {(path / name).read_text() for name in ("a.txt", "b.txt")} | {CheckpointFolder.progress(path)["content"]}
+    assert len(texts) == 1, texts
+    return texts.pop()
+
+
+def test_a_checkpoint_comes_back(tmp_path):
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    assert folder.last() is None
+    path = write(folder, 7, "seven")
+    assert path == folder.last() == tmp_path / "checkpoints" / "step-000000007"
+    assert CheckpointFolder.progress(path) == {"format": 1, "content": "seven"}
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(1, [12]), (2, [9, 12]), (5, [3, 9, 12])])
+def test_the_newest_are_kept(tmp_path, keep, kept):
+    folder = CheckpointFolder(tmp_path, keep)
+    for step in (3, 9, 12):
+        write(folder, step, str(step))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["LAST", *(f"step-{s:09d}" for s in kept)]
+    assert read(folder.last()) == "12"
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def die_at(monkeypatch, number):
+    """Let the process die in the middle of call `number` of those that change the disk; returns the calls so far."""
+    calls = []
+
+    def watch(owner, name, half):
+        original = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            calls.append(name)
+            if len(calls) == number:
+                half(*args)
+                raise Killed
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    def half_removed(path, *_):
+        sorted(Path(path).iterdir())[0].unlink()
+
+    def half_written(path, *_):
+        Path(path).write_bytes(b"{")
+
+    for name in ("rename", "replace", "mkdir"):
+        watch(Path, name, lambda *args: None)
+    watch(shutil, "rmtree", half_removed)
+    watch(Path, "write_text", half_written)
+    watch(os, "fsync", lambda *args: None)
+    return calls
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["next step", "same step again"])
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path, again):
+    """Killed at each change of the disk while the second checkpoint is written: the first or the second is there.
+
+    `again`: the second one had been renamed already when an earlier kill came, and its step comes once more.
+    """
+    outcomes, number = [], 0
+    while True:
+        number += 1
+        folder = CheckpointFolder(tmp_path / str(number))
+        write(folder, 5, "first")
+        if again:
+            write(CheckpointFolder(folder.root, keep=2), 8, "second")
+            write_text(folder.root / "LAST", "step-000000005")
+        with pytest.MonkeyPatch.context() as patch:
+            calls = die_at(patch, number)
+            try:
+                write(folder, 8, "second")
+            except Killed:
+                pass
+            else:
+                break
+        outcomes.append(read(folder.last()))
+        write(folder, 8, "second")  # and the run that goes on comes by here again
+        assert read(folder.last()) == "second"
+        assert sorted(p.name for p in folder.root.iterdir() if "step" in p.name) == ["step-000000008"]
+    assert number > len(calls) >= 8
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {"first", "second"}
+
+
+def test_last_names_what_is_not_there(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    shutil.rmtree(write(folder, 7, "seven"))
+    with pytest.raises(CheckpointError) as error:
+        folder.last()
+    assert str(error.value) == (
+        f"{tmp_path / 'LAST'} names 'step-000000007', which is missing or incomplete; restore it, or start a new run."
+    )
+
+
+def test_last_is_empty(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 7, "seven")
+    (tmp_path / "LAST").write_text("")
+    with pytest.raises(CheckpointError, match="LAST names '', which is missing"):
+        folder.last()
+
+
+@pytest.mark.parametrize("content", ["[]", '{"format": 2}', "{}"])
+def test_another_format(tmp_path, content):
+    (tmp_path / "progress.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"has checkpoint format (2|None), this version reads 1; go on with the "):
+        CheckpointFolder.progress(tmp_path)
+
+
+def test_text_is_replaced_whole(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_text(path, "old")
+    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_tensors_come_back_with_their_bits(tmp_path):
+    tensors = {
+        "a": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "b": torch.tensor(3),
+        "c.d": torch.eye(2)[:, 1],
+    }
+    save_tensors(tmp_path / "x.safetensors", tensors, {"ä": "ü"})
+    loaded = load_tensors(tmp_path / "x.safetensors")
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[key], value) for key, value in tensors.items())
+    assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize("stream", [0, 10**9], ids=["streamed", "together"])
+def test_a_part_comes_back_with_its_bits(tmp_path, monkeypatch, stream):
+    """Also what does not fit into one file, scalars, and other parts with a name that begins alike."""
+    monkeypatch.setattr(checkpoint, "STREAM_BYTES", stream)
+    state = {
+        "values": torch.randn(5, 3),
+        "visits": torch.arange(5),
+        "head.weight": torch.ones(2).half(),
+        "n": 3,
+        "none": torch.zeros(0, 4),
+    }
+    save_part(tmp_path, "scores", state)
+    save_part(tmp_path, "scores2", {"values": torch.zeros(1)})
+    loaded = load_part(tmp_path, "scores")
+    assert loaded.keys() == state.keys()
+    assert loaded.pop("n") == state.pop("n")
+    for key, value in state.items():
+        assert loaded[key].dtype == value.dtype
+        assert torch.equal(loaded[key], value)
+    assert (tmp_path / "scores.values.npy").exists() == (stream == 0)
+
+
+def test_nothing_that_is_loaded_writes_into_the_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "STREAM_BYTES", 0)
+    save_part(tmp_path, "scores", {"values": torch.zeros(4)})
+    load_part(tmp_path, "scores")["values"] += 1
+    assert np.load(tmp_path / "scores.values.npy").tolist() == [0, 0, 0, 0]
+
+
+def test_a_memory_mapped_tensor_can_be_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "STREAM_BYTES", 0)
+    mapped = torch.from_numpy(np.memmap(tmp_path / "map.bin", np.uint8, "w+", shape=(2, 3)))
+    mapped += 7
+    save_part(tmp_path, "heatmaps", {"values": mapped})
+    assert load_part(tmp_path, "heatmaps")["values"].tolist() == [[7] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-9], lambda b: b"", lambda b: b"nonsense"], ids=["cut", "empty", "other"]
+)
+def test_a_damaged_streamed_tensor_is_named(tmp_path, monkeypatch, damage):
+    monkeypatch.setattr(checkpoint, "STREAM_BYTES", 0)
+    save_part(tmp_path, "scores", {"values": torch.zeros(40)})
+    file = tmp_path / "scores.values.npy"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(CheckpointError, match=r"scores\.values\.npy cannot be read \(.+\); restore it, or start"):
+        load_part(tmp_path, "scores")
+
+
+def test_a_pickle_is_never_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (os.system, ("touch /tmp/evil",))
+
+    torch.save({"x": Evil()}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"x\.pt cannot be read"):
+        load_pickled(tmp_path / "x.pt")
+
+
+def test_progress_keeps_every_digit(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.begin(1)
+    numbers = [0.1 + 0.2, 1e-310, float("inf"), float("nan"), -0.0, 1 / 3]
+    path = folder.finish(1, {"numbers": numbers})
+    back = CheckpointFolder.progress(path)["numbers"]
+    assert json.dumps(back) == json.dumps(numbers)

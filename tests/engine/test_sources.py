@@ -1,0 +1,234 @@
+"""Cached views of a frozen trunk: the same run as without a cache, kept and shared without a change."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from fewtags.config import StageConfig
+from fewtags.data.augment import SquareCrop
+from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
+from fewtags.engine.events import EpochEnded
+from fewtags.engine.fit import Fit, FitConfig, make_accelerator
+from fewtags.engine.sources import (
+    CachedViews,
+    CachePlan,
+    StoredViews,
+    ViewFeatures,
+    fill_views,
+    plan_cache,
+    pooled_features,
+)
+from fewtags.errors import CheckpointError, ConfigError
+from fewtags.labels import Label, LabelMatrix
+from fewtags.nets.freezing import freeze
+from fewtags.nets.spatial import SpatialHead, SpatialNet
+from fewtags.objectives.base import Problem
+from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.stores.shard import Shard
+
+SAMPLES, CLASSES, SIZE, VIEWS, DIM = 11, 3, 16, 2, 6
+COLLATE = Collate((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+
+
+def make_net():
+    """BatchNorm with statistics of its own, and dropout: both must hold still for a cache to be exact."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        norm = nn.BatchNorm2d(DIM)
+        nn.init.normal_(norm.running_mean)
+        nn.init.uniform_(norm.running_var, 0.5, 2.0)
+        body = nn.Sequential(nn.Conv2d(3, DIM, 4, 4), norm, nn.ReLU(), nn.Dropout(0.5))
+    return SpatialNet(body, SpatialHead(DIM, CLASSES))
+
+
+@dataclass
+class Scene:
+    photos: Photos
+    labels: LabelMatrix
+
+    def loader(self, views_cycle=VIEWS, *, view_seed=0, order_seed=0, shard=None):
+        shard = shard or Shard()
+        data = TrainSet(self.photos, self.labels, SquareCrop(SIZE), view_seed, views_cycle=views_cycle)
+        return TrainLoader(data, EpochSampler(SAMPLES, 4, order_seed, shard.rank, shard.world), COLLATE)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    """Noise photos of different sizes, one positive each."""
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for n in range(SAMPLES):
+        Image.fromarray(rng.integers(0, 256, (20 + n, 30 - n, 3), np.uint8)).save(root / f"{n}.png")
+    dense = np.full((SAMPLES, CLASSES), Label.UNKNOWN, np.int8)
+    dense[np.arange(SAMPLES), rng.integers(CLASSES, size=SAMPLES)] = Label.POSITIVE
+    return Scene(Photos(root, pa.array([f"{n}.png" for n in range(SAMPLES)])), LabelMatrix.from_dense(dense))
+
+
+def filled(scene, dtype=torch.float32, shard=None):
+    net = make_net()
+    freeze(net, "head")
+    loader = scene.loader(shard=shard)
+    return fill_views(net, loader, CachePlan(VIEWS, dtype, 0), shard=shard)
+
+
+def train(scene, make_source, *, cached):
+    """Losses of every epoch, weights and stores of a frozen-trunk run of EN + SCL."""
+    net = make_net()
+    freeze(net, "head")
+    stages = (
+        StageConfig(name="warmup", epochs=2, lr=0.05, trainable="head", warmup=True),
+        StageConfig(name="main", epochs=3, lr=0.02, trainable="head"),
+    )
+    config = FitConfig(stages, batchnorm_eval=True)
+    objective = ExpectedNegative(positives_per_image=1.5, cl_weight=0.5, scl_weight=1.0)
+    problem = Problem(scene.labels, (SIZE // 4, SIZE // 4), config.warmup_epochs, config.epochs)
+    accelerator = make_accelerator(cpu=True)
+    model = net.head if cached else net
+    fit = Fit(net, objective, make_source(net), config, problem, accelerator=accelerator, model=model)
+    losses = [event.record["train/loss"] for event in fit.run() if isinstance(event, EpochEnded)]
+    return losses, net.state_dict(), {name: dict(part.state_dict()) for name, part in fit.parts.items()}
+
+
+def cached_source(scene):
+    plan = CachePlan(VIEWS, torch.float32, 0)
+    return lambda net: CachedViews(net, scene.loader(), scene.labels, plan)
+
+
+def test_cached_run_equals_uncached_run(scene):
+    """5 epochs over 2 views: every view is used at least twice, in batches of another make-up than when it was cached.
+
+    Only the order of float32 sums may differ: 16 cells and 18 weights, so 1e-6 of values near 1.
+    """
+    losses, weights, parts = train(scene, cached_source(scene), cached=True)
+    expected_losses, expected_weights, expected_parts = train(scene, lambda _: scene.loader(), cached=False)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for name, value in weights.items():
+        torch.testing.assert_close(value, expected_weights[name], rtol=1e-5, atol=1e-6)
+    scores = parts["scores"]["values"], expected_parts["scores"]["values"]
+    torch.testing.assert_close(*scores, rtol=1e-5, atol=1e-6)
+    levels = [p["heatmaps"]["values"].int() for p in (parts, expected_parts)]
+    assert (levels[0] - levels[1]).abs().max() <= 1  # a rounding error may lie on the border of two of the 256 levels
+    assert len(set(losses)) == 5
+
+
+def test_uncached_run_without_cycle_differs(scene):
+    """The equality above is not for want of randomness: with fresh crops in epochs 2 to 4 the run is another one."""
+    losses, *_ = train(scene, lambda _: scene.loader(), cached=False)
+    fresh, *_ = train(scene, lambda _: scene.loader(views_cycle=None), cached=False)
+    np.testing.assert_allclose(losses[:2], fresh[:2], rtol=1e-6)
+    assert abs(losses[2] - fresh[2]) > 1e-4
+
+
+def test_filled_features_are_those_of_each_view(scene):
+    """Row i of view v is what the trunk, in eval mode, makes of sample i in epoch v."""
+    cache, net = filled(scene), make_net().eval()
+    assert cache.count == VIEWS
+    for view in range(VIEWS):
+        for batch in scene.loader().batches(view):
+            with torch.no_grad():
+                expected = net.features(batch.images)
+            torch.testing.assert_close(cache.features[view][batch.index], expected, rtol=1e-6, atol=1e-6)
+            assert torch.equal(cache.views[view][batch.index], batch.views)
+
+
+def test_stored_views_with_other_labels_and_order(scene):
+    """Features do not depend on labels and order: a run may bring its own, and finds each image's own features."""
+    cache = filled(scene)
+    dense = np.full((SAMPLES, CLASSES), Label.NEGATIVE, np.int8)
+    sampler = EpochSampler(SAMPLES, 3, seed=5)
+    source = StoredViews(cache, sampler, LabelMatrix.from_dense(dense))
+    assert source.steps_per_epoch == 4
+    for epoch in (0, 3):
+        batches = list(source.batches(epoch))
+        assert [b.index.tolist() for b in batches] == [[i for _, i in pairs] for pairs in sampler.batches(epoch)]
+        for batch in batches:
+            assert torch.equal(batch.images, cache.features[epoch % VIEWS][batch.index])
+            assert torch.equal(batch.views, cache.views[epoch % VIEWS][batch.index])
+            assert (batch.labels == Label.NEGATIVE).all()
+
+
+def test_batches_from_the_middle(scene):
+    source = CachedViews(make_net(), scene.loader(), scene.labels, CachePlan(VIEWS, torch.float32, 0))
+    every, rest = list(source.batches(1)), list(source.batches(1, 2))
+    assert source.steps_per_epoch == len(every) == len(rest) + 2
+    for a, b in zip(every[2:], rest, strict=True):
+        assert torch.equal(a.images, b.images)
+        assert torch.equal(a.index, b.index)
+
+
+def test_two_processes_hold_what_one_holds(scene):
+    """Rank r of 2 owns the samples r, r + 2, ...: its rows are those of a single process, in that order."""
+    whole = filled(scene)
+    for rank in range(2):
+        part = filled(scene, shard=Shard(rank, 2))
+        torch.testing.assert_close(part.features, whole.features[:, rank::2], rtol=1e-6, atol=1e-6)
+        assert torch.equal(part.views, whole.views[:, rank::2])
+        shard = Shard(rank, 2)
+        source = StoredViews(part, EpochSampler(SAMPLES, 4, 0, rank, 2), scene.labels, shard=shard)
+        for batch in source.batches(1):
+            torch.testing.assert_close(batch.images, whole.features[1][batch.index], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_save_and_load(scene, tmp_path, dtype):
+    cache = filled(scene, dtype)
+    cache.save(tmp_path / "new" / "folder")
+    again = ViewFeatures.load(tmp_path / "new" / "folder")
+    assert again.features.dtype == dtype
+    assert torch.equal(again.features, cache.features)
+    assert torch.equal(again.views, cache.views)
+    assert sorted(p.name for p in (tmp_path / "new" / "folder").iterdir()) == ["features.npy", "views.npy"]
+    again.features[0, 0] = -1  # copy on write
+    assert torch.equal(ViewFeatures.load(tmp_path / "new" / "folder").features, cache.features)
+
+
+def test_batches_are_float32_and_channels_last(scene):
+    source = StoredViews(filled(scene, torch.float16), EpochSampler(SAMPLES, 4), scene.labels)
+    images = next(source.batches(0)).images
+    assert images.dtype == torch.float32
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_load_damaged(scene, tmp_path):
+    with pytest.raises(CheckpointError, match=r"cached views in .* cannot be read \(.*\); delete the folder\."):
+        ViewFeatures.load(tmp_path)
+    filled(scene).save(tmp_path)
+    (tmp_path / "features.npy").write_bytes((tmp_path / "features.npy").read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        ViewFeatures.load(tmp_path)
+
+
+def test_tick_counts_every_view_of_every_image(scene):
+    told = []
+    net = make_net()
+    fill_views(net, scene.loader(), CachePlan(VIEWS, torch.float32, 0), tick=lambda done, of: told.append((done, of)))
+    assert told[-1] == (VIEWS * SAMPLES, VIEWS * SAMPLES)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_pooled_features_give_the_logits(scene):
+    net = make_net()
+    loader = EvalLoader(EvalSet(scene.photos, scene.labels, SquareCrop(SIZE)), 4, COLLATE)
+    pooled = pooled_features(net, loader, torch.device("cpu"))
+    assert pooled.shape == (SAMPLES, DIM, 1, 1)
+    with torch.no_grad():
+        expected = torch.cat([net(batch.images).logits for batch in loader])
+        torch.testing.assert_close(net.head.predict_logits(pooled), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_plan_cache():
+    """10 images x 3 views x 2 x 2 x 5 = 600 numbers: 2400 bytes in float32, 1200 in float16, 400 per view."""
+    features = (5, 2, 2)
+    assert plan_cache(10, features, 3, 2400) == CachePlan(3, torch.float32, 2400)
+    assert plan_cache(10, features, 3, 2399) == CachePlan(3, torch.float16, 1200)
+    assert plan_cache(10, features, 3, 1199) == CachePlan(2, torch.float16, 800)
+    with pytest.raises(ConfigError) as error:
+        plan_cache(10, features, 3, 399)
+    assert str(error.value) == (
+        "cached features of one view of 10 images take 0.0 GiB, more than the limit of 0.0 GiB. Raise "
+        "train.cache_gib, or set train.cached_views = 0 to train without a cache."
+    )

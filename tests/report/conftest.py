@@ -1,0 +1,107 @@
+"""A finished run without any training: everything that a report reads, made by hand."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fewtags.data.check import check
+from fewtags.data.storage import save
+from fewtags.data.table import LabelTable
+from fewtags.engine.evaluate import evaluate_logits, sigmoid
+from fewtags.engine.gallery import Panel, Shown, choose_roles
+from fewtags.engine.model import ModelInfo
+from fewtags.labels import ClassNames, Label
+from fewtags.report.load import RunData
+
+MakeRun = Callable[..., RunData]
+
+
+def make_table(folder: Path, name: str, classes: ClassNames, *, images: int, complete: bool, seed: int) -> LabelTable:
+    """Images that hold class i mod C and class i + 1 mod C; all labels, or the first positive alone."""
+    count = len(classes)
+    dense = np.full((images, count), Label.NEGATIVE if complete else Label.UNKNOWN, np.int8)
+    rng = np.random.default_rng(seed)
+    keys = [f"{name}/<b>&{i}.png" if i == 0 else f"{name}/{i}.png" for i in range(images)]
+    for i, key in enumerate(keys):
+        dense[i, i % count] = Label.POSITIVE
+        if complete:
+            dense[i, (i + 1) % count] = Label.POSITIVE
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (30, 40, 3)).astype(np.uint8)).save(folder / key)
+    image, class_ = np.nonzero(dense)
+    return LabelTable.build(
+        keys, classes, image=image, class_=class_, state=dense[image, class_], source="made", root=folder
+    )
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Make a run in memory; its photos and tables are on disk."""
+
+    def make(
+        name: str = "first",
+        names: tuple[str, ...] = ("cat", "dog", "owl"),
+        *,
+        images: int = 12,
+        seed: int = 0,
+        complete: bool = True,
+        policy: str = "coco",
+        quality: float = 1.0,
+    ) -> RunData:
+        classes = ClassNames.of([f"c{i}" for i in range(len(names))], names)
+        folder = tmp_path / "photos"
+        train = make_table(folder, "train", classes, images=images, complete=False, seed=1)
+        val = make_table(folder, "val", classes, images=images + seed, complete=complete, seed=2)
+        rng = np.random.default_rng(seed)
+        labels = val.matrix.dense()
+        logits = (quality * labels + rng.normal(size=labels.shape)).astype(np.float32)
+        thresholds = np.full(len(names), 0.5)
+        found = evaluate_logits(logits, labels, classes, thresholds, resamples=20).to_dict()
+        rules = tuple("fitted" for _ in names)
+        gallery = tuple(_shown(split, table, i, rng) for split, table in (("train", train), ("val", val)) for i in (0, 1))
+        info = ModelInfo(
+            "test_resnet", 64, policy, classes.ids, classes.names, tuple(thresholds.tolist()), rules,  # type: ignore[arg-type]
+            (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear", {"name": "bce"}, "the last epoch (2), chosen", "0.1.0",
+        )  # fmt: skip
+        history = [
+            {"epoch": e, "stage": "main", "train/loss": 0.5 - 0.1 * e, "val/mAP": 0.4 + 0.1 * e,
+             "train/sum_of_probabilities": 1.0, "val/predicted_positives": 1.5}
+            for e in range(2)
+        ]  # fmt: skip
+        import json
+
+        return RunData(
+            path=tmp_path / name,
+            name=name,
+            info=info,
+            history=history,
+            environment={
+                "method": {"name": "expected_negative", "positives_per_image": 2.0, "scl_weight": 0.1},
+                "notes": ["positives per image: 2.00, a guess"],
+                "python": "3.11", "packages": {"torch": "2"}, "device": "cpu", "gpu": None,
+            },
+            resolved={"weights": "none", "seed": 0},
+            check=json.loads(check({"train": train, "val": val}).to_json()),
+            evaluations={"val": {**found, "threshold_rules": list(rules)}},
+            logits={"val": logits},
+            tables={"train": train, "val": val},
+            gallery=gallery,
+            progress={0: gallery, 1: gallery},
+        )  # fmt: skip
+
+    return make
+
+
+def _shown(split: str, table: LabelTable, index: int, rng: np.random.Generator) -> Shown:
+    labels = table.matrix.rows([index])[0]
+    prob = rng.uniform(size=len(labels)).astype(np.float32)
+    panels = [
+        Panel(c, role, float(prob[c]), rng.uniform(size=(2, 3)).astype(np.float16))
+        for c, role in choose_roles(labels, labels, prob)
+    ]
+    return Shown(split, table.images[index].as_py(), tuple(panels))
+
+

@@ -20,7 +20,7 @@ from fewtags.data.table import LabelTable
 from fewtags.engine.sources import CachePlan, ViewFeatures, fill_views
 from fewtags.labels import Label
 from fewtags.nets.backbones import create_net
-from fewtags.nets.spatial import SpatialHead, SpatialNet
+from fewtags.nets.spatial import Output, SpatialHead, SpatialNet
 from protocol import Benchmark, digest
 
 FEATURES = "features"  # in the cache folder
@@ -29,19 +29,40 @@ REGION = (96, 96)  # masks and boxes are drawn at this resolution
 EVAL_BATCH = 16  # small batches stay in the processor's cache
 
 
-def cut(net: SpatialNet, trained_blocks: int) -> tuple[SpatialNet, SpatialNet]:
-    """Cut a timm MobileNetV2 in two: what is frozen in every stage, and its last blocks with the head.
+@final
+class Above(nn.Module):
+    """The last blocks of a net and its head (the net's own modules), on features of what is below.
 
-    Blocks are counted as `freezing.freeze` does: the last 1x1 convolution belongs to the last block.
+    Args:
+        net: a `SpatialNet` around timm's MobileNetV2.
+        blocks: how many, counted as `freezing.freeze` does: the last 1x1 convolution belongs to the last block. 0: none.
     """
+
+    def __init__(self, net: SpatialNet, blocks: int) -> None:
+        super().__init__()
+        backbone: Any = net.backbone
+        every = [block for stage in backbone.blocks for block in stage]
+        self.blocks = nn.Sequential(*every[-blocks:], backbone.conv_head, backbone.bn2) if blocks else nn.Identity()
+        self.head = net.head
+
+    def forward(self, features: Tensor) -> Output:
+        """What the net says about the images that `features` [b, d, h, w] come from."""
+        output: Output = self.head(self.blocks(features))
+        return output
+
+    def predict_logits(self, features: Tensor) -> Tensor:
+        """The logits of `forward`, without maps."""
+        return self.head.predict_logits(self.blocks(features))
+
+
+def below(net: SpatialNet, blocks: int) -> SpatialNet:
+    """The rest: images to the features that `Above(net, blocks)` wants. Its head is of no use."""
     backbone: Any = net.backbone
-    if trained_blocks:
-        blocks = [block for stage in backbone.blocks for block in stage]
-        lower: nn.Module = nn.Sequential(backbone.conv_stem, backbone.bn1, *blocks[:-trained_blocks])
-        upper: nn.Module = nn.Sequential(*blocks[-trained_blocks:], backbone.conv_head, backbone.bn2)
-    else:
-        lower, upper = backbone, nn.Identity()
-    return SpatialNet(lower, SpatialHead(1, 1), preprocessing=net.preprocessing), SpatialNet(upper, net.head)
+    lower: nn.Module = backbone
+    if blocks:
+        every = [block for stage in backbone.blocks for block in stage]
+        lower = nn.Sequential(backbone.conv_stem, backbone.bn1, *every[:-blocks])
+    return SpatialNet(lower, SpatialHead(1, 1), preprocessing=net.preprocessing)
 
 
 @final
@@ -86,7 +107,7 @@ def features_folder(benchmark: Benchmark, data: BenchmarkSet, cache: Path) -> Pa
 
 def fill(benchmark: Benchmark, data: BenchmarkSet, folder: Path) -> None:
     """Push all views of a set, and its validation and test images, through the frozen part."""
-    trunk, _ = cut(make_net(benchmark, 1, 0), benchmark.trained_blocks)
+    trunk = below(make_net(benchmark, 1, 0), benchmark.trained_blocks)
     trunk.requires_grad_(False).to(memory_format=torch.channels_last).eval()
     policy = SquareCrop(benchmark.size, (benchmark.min_area, 1.0))
     collate = Collate(trunk.preprocessing.mean, trunk.preprocessing.std)

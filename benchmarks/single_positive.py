@@ -38,7 +38,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from datasets import CACHE, DATA, REPOSITORY, BenchmarkSet, chance, load
-from fewtags.config import StageConfig
 from fewtags.data.loader import EpochSampler
 from fewtags.data.simulate import single_positive
 from fewtags.data.table import LabelTable
@@ -52,9 +51,8 @@ from fewtags.errors import FewtagsError
 from fewtags.labels import Label
 from fewtags.metrics.localisation import localisation_report
 from fewtags.metrics.ranking import ranking_report
-from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Problem
-from frozen import EVAL_BATCH, Material, cut, features_folder, fill, make_net, open_material
+from frozen import EVAL_BATCH, Above, Material, features_folder, fill, make_net, open_material
 from protocol import Benchmark, Job, choose_jobs, read_benchmark, read_done
 
 UNSEEN = "Seq05VD"  # CamVid's sequence that occurs in the test part only; reported apart
@@ -65,22 +63,22 @@ Record = dict[str, Any]
 def run(benchmark: Benchmark, job: Job, material: Material) -> Record:
     """Train once, through the library's own loop, and measure."""
     before = peak_memory()
-    fit = make_fit(benchmark, job, material)
-    net, records = fit.net, list[Mapping[str, Any]]()
+    fit, above = make_fit(benchmark, job, material)
+    records: list[Mapping[str, Any]] = []
     best: dict[str, Tensor] = {}
     best_epoch = 0
     for event in fit.run():
         if isinstance(event, EpochEnded):
             records.append(event.record)
             if event.best:
-                best, best_epoch = {k: v.clone() for k, v in net.state_dict().items()}, len(records)
-    last, found = look(net, material), localise(net, material)
-    net.load_state_dict(best)
+                best, best_epoch = {k: v.clone() for k, v in above.state_dict().items()}, len(records)
+    last, found = look(above, material), localise(above, material)
+    above.load_state_dict(best)
     main = [r["cpu_seconds"] for r in records if r["stage"] == benchmark.stages[-1].name]
     return {
         **identity(benchmark, job, material),
         "last": last,
-        "best": {"epoch": best_epoch, **look(net, material)},
+        "best": {"epoch": best_epoch, **look(above, material)},
         "expected_precision": _share(records[-1].get("state/expected_positives_precision")),
         "expected_recall": _share(records[-1].get("state/expected_positives_recall")),
         "val_mAP_by_epoch": [_percent(r["val/mAP"]) for r in records],
@@ -120,40 +118,34 @@ def positives_per_image(data: BenchmarkSet) -> float:
     return float(data.val.matrix.image_counts(Label.POSITIVE).mean())
 
 
-def make_fit(benchmark: Benchmark, job: Job, material: Material) -> Fit:
-    """The library's loop on the part of the net above the cached features."""
+def make_fit(benchmark: Benchmark, job: Job, material: Material) -> tuple[Fit, Above]:
+    """The library's loop, and the part of its net that works on the cached features."""
     data, method = material.data, benchmark.methods[job.method]
     truth, scored = data.train_truth, data.scored_index
     train = truth if method.labels == "complete" else single_positive(truth, job.seed)
     settings = settings_models()[method.objective["name"]].model_validate(method.objective)
     objective = make_objective(settings, positives_per_image=positives_per_image(data))
-    whole = make_net(benchmark, len(truth.classes), job.seed)
-    grid = whole.grid((benchmark.size, benchmark.size))
-    _, net = cut(whole, benchmark.trained_blocks)
+    net = make_net(benchmark, len(truth.classes), job.seed)
+    above = Above(net, benchmark.trained_blocks)
     sampler = EpochSampler(len(train), benchmark.batch_size, job.seed)
     source = StoredViews(material.views, sampler, train.matrix)
-    config = FitConfig(stages_above(benchmark), job.seed, batchnorm_eval=True)
+    config = FitConfig(benchmark.stages, job.seed, batchnorm_eval=True)
+    grid = net.grid((benchmark.size, benchmark.size))
     problem = Problem(train.matrix, grid, config.warmup_epochs, config.epochs, job.seed, truth=truth.matrix)
 
     def validate(_: nn.Module) -> Mapping[str, float]:
-        return metrics(predict(net, material.val), data.val, scored)
+        return metrics(predict(above, material.val), data.val, scored)
 
-    return Fit(net, objective, source, config, problem, accelerator=make_accelerator(cpu=True), validate=validate)
-
-
-def stages_above(benchmark: Benchmark) -> tuple[StageConfig, ...]:
-    """The stages for the upper part alone: where the whole net trains its last blocks, that is all of it."""
-    return tuple(
-        stage if stage.trainable == "head" else stage.model_copy(update={"trainable": "all"})
-        for stage in benchmark.stages
-    )
+    accelerator = make_accelerator(cpu=True)
+    fit = Fit(net, objective, source, config, problem, accelerator=accelerator, model=above, validate=validate)
+    return fit, above
 
 
 @torch.no_grad()
-def predict(net: SpatialNet, features: Tensor) -> NDArray[np.float32]:
+def predict(above: Above, features: Tensor) -> NDArray[np.float32]:
     """Logits [n, C] of features [n, d, h, w]."""
-    net.eval()
-    logits: NDArray[np.float32] = torch.cat([net.predict_logits(b) for b in features.split(EVAL_BATCH)]).numpy()
+    above.eval()
+    logits: NDArray[np.float32] = torch.cat([above.predict_logits(b) for b in features.split(EVAL_BATCH)]).numpy()
     return logits
 
 
@@ -163,10 +155,10 @@ def metrics(logits: NDArray[np.float32], table: LabelTable, scored: NDArray[np.i
     return {"mAP": ranking.mean_average_precision, "predicted_positives": float(sigmoid(logits).sum(1).mean())}
 
 
-def look(net: SpatialNet, material: Material) -> Record:
-    """Validation and test metrics of a net, in percent."""
+def look(above: Above, material: Material) -> Record:
+    """Validation and test metrics, in percent."""
     data, scored = material.data, material.data.scored_index
-    val, logits = metrics(predict(net, material.val), data.val, scored), predict(net, material.test)
+    val, logits = metrics(predict(above, material.val), data.val, scored), predict(above, material.test)
     labels = data.test.matrix.dense()[:, scored]
     ranking = ranking_report(logits[:, scored].astype(np.float64), labels)
     unseen = data.groups["test"] == UNSEEN
@@ -184,10 +176,10 @@ def look(net: SpatialNet, material: Material) -> Record:
 
 
 @torch.no_grad()
-def localise(net: SpatialNet, material: Material) -> Record:
+def localise(above: Above, material: Material) -> Record:
     """Pointing game and IoA-P of the probability maps, in percent."""
     images = sorted({image for image, _, _ in material.regions})
-    maps = torch.cat([net(batch).maps.sigmoid() for batch in material.test[images].split(EVAL_BATCH)]).numpy()
+    maps = torch.cat([above(batch).maps.sigmoid() for batch in material.test[images].split(EVAL_BATCH)]).numpy()
     position = {image: n for n, image in enumerate(images)}
     report = localisation_report((maps[position[i], c], region) for i, c, region in material.regions)
     return {

@@ -52,16 +52,18 @@ def make_net():
 
 
 @pytest.mark.parametrize("trained_blocks", [0, 4, 17])
-def test_cut_is_the_same_function_and_splits_where_freeze_does(trained_blocks):
+def test_below_and_above_are_the_net_and_split_where_freeze_does(trained_blocks):
     net = make_net().eval()
     freeze(net, trained_blocks or "head")
-    lower, upper = frozen.cut(net, trained_blocks)
+    below, above = frozen.below(net, trained_blocks), frozen.Above(net, trained_blocks)
     images = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        assert torch.equal(upper.eval()(lower.eval().features(images)).maps, net(images).maps)
-    assert all(p.requires_grad for p in upper.parameters())
-    assert not any(p.requires_grad for p in lower.backbone.parameters())
-    assert len(list(upper.parameters())) == sum(p.requires_grad for p in net.parameters())
+        features, expected = below.eval().features(images), net(images)
+        assert torch.equal(above(features).maps, expected.maps)
+        torch.testing.assert_close(above.predict_logits(features), expected.logits, rtol=1e-5, atol=1e-6)
+    assert all(p.requires_grad for p in above.parameters())
+    assert not any(p.requires_grad for p in below.backbone.parameters())
+    assert len(list(above.parameters())) == sum(p.requires_grad for p in net.parameters())
 
 
 def photos(root):
@@ -73,18 +75,18 @@ def photos(root):
     return Photos(root, pa.array([f"{n}.png" for n in range(SAMPLES)])), LabelMatrix.from_dense(dense)
 
 
-def train(net, source, labels, trainable):
+def train(net, source, labels, model=None):
     stages = (
         StageConfig(name="warmup", epochs=1, lr=1e-2, trainable="head", warmup=True),
-        StageConfig(name="main", epochs=2, lr=1e-3, trainable=trainable),
+        StageConfig(name="main", epochs=2, lr=1e-3, trainable=4),
     )
     objective = ExpectedNegative(positives_per_image=1.5, scl_weight=1.0)
     config, problem = FitConfig(stages, batchnorm_eval=True), Problem(labels, (2, 2), 1, 3)
-    fit = Fit(net, objective, source, config, problem, accelerator=make_accelerator(cpu=True))
+    fit = Fit(net, objective, source, config, problem, accelerator=make_accelerator(cpu=True), model=model)
     return [event.record["train/loss"] for event in fit.run() if isinstance(event, EpochEnded)]
 
 
-def test_training_above_the_cut_equals_training_the_whole_net(tmp_path):
+def test_training_above_cached_features_equals_training_the_whole_net(tmp_path):
     """As many views as epochs: cached features of the frozen blocks against fresh crops through `freeze(net, 4)`.
 
     Adam divides by the root of squared gradients, so that rounding errors of near-zero gradients show up as whole
@@ -92,14 +94,14 @@ def test_training_above_the_cut_equals_training_the_whole_net(tmp_path):
     """
     files, labels = photos(tmp_path)
     sampler, collate = EpochSampler(SAMPLES, 3), Collate((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-    whole = make_net()
     fresh = TrainLoader(TrainSet(files, labels, SquareCrop(SIZE)), sampler, collate)
-    expected = train(whole, fresh, labels, 4)
-    lower, upper = frozen.cut(make_net(), 4)
+    expected = train(make_net(), fresh, labels)
+    net = make_net()
     cycled = TrainLoader(TrainSet(files, labels, SquareCrop(SIZE), views_cycle=3), sampler, collate)
-    views = fill_views(lower.requires_grad_(False), cycled, CachePlan(3, torch.float32, 0))
+    below = frozen.below(make_net(), 4).requires_grad_(False)
+    views = fill_views(below, cycled, CachePlan(3, torch.float32, 0))
     assert views.features.shape == (3, SAMPLES, 96, 4, 4)
-    losses = train(upper, StoredViews(views, sampler, labels), labels, "all")
+    losses = train(net, StoredViews(views, sampler, labels), labels, frozen.Above(net, 4))
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
     assert abs(losses[2] - losses[1]) > 1e-2
 
@@ -107,8 +109,6 @@ def test_training_above_the_cut_equals_training_the_whole_net(tmp_path):
 def test_benchmark_files(quick):
     long = protocol.read_benchmark(BENCHMARKS / "long.toml")
     assert (quick.trained_blocks, long.trained_blocks) == (0, 4)
-    assert [s.trainable for s in runner.stages_above(quick)] == ["head", "head"]
-    assert [s.trainable for s in runner.stages_above(long)] == ["head", "all"]
     assert long.views == sum(stage.epochs for stage in long.stages)
     assert quick.methods == long.methods
 

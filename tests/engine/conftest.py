@@ -37,6 +37,12 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
+def duo():
+    """The functions of `two_processes_worker.py`."""
+    return load("two_processes_worker")
+
+
+@pytest.fixture(scope="session")
 def scenes(tmp_path_factory):
     """Demo scenes of 64 px: 24 for training (one digit annotated), 11 for validation, 5 for testing (complete)."""
     return make_scenes(tmp_path_factory.mktemp("photos") / "scenes", train=24, val=11, test=5, size=64, seed=0)

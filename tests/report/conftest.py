@@ -1,16 +1,17 @@
 """A finished run without any training: everything that a report reads, made by hand."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fewtags.data.check import check
-from fewtags.data.storage import save
 from fewtags.data.table import LabelTable
-from fewtags.engine.evaluate import evaluate_logits, sigmoid
+from fewtags.engine.evaluate import evaluate_logits
 from fewtags.engine.gallery import Panel, Shown, choose_roles
 from fewtags.engine.model import ModelInfo
 from fewtags.labels import ClassNames, Label
@@ -48,7 +49,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         images: int = 12,
         seed: int = 0,
         complete: bool = True,
-        policy: str = "coco",
+        policy: Literal["coco", "imagenet", "none"] = "coco",
         quality: float = 1.0,
     ) -> RunData:
         classes = ClassNames.of([f"c{i}" for i in range(len(names))], names)
@@ -61,18 +62,30 @@ def make_run(tmp_path: Path) -> MakeRun:
         thresholds = np.full(len(names), 0.5)
         found = evaluate_logits(logits, labels, classes, thresholds, resamples=20).to_dict()
         rules = tuple("fitted" for _ in names)
-        gallery = tuple(_shown(split, table, i, rng) for split, table in (("train", train), ("val", val)) for i in (0, 1))
+        gallery = tuple(
+            _shown(split, table, i, rng) for split, table in (("train", train), ("val", val)) for i in (0, 1)
+        )
         info = ModelInfo(
-            "test_resnet", 64, policy, classes.ids, classes.names, tuple(thresholds.tolist()), rules,  # type: ignore[arg-type]
-            (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear", {"name": "bce"}, "the last epoch (2), chosen", "0.1.0",
-        )  # fmt: skip
+            backbone="test_resnet",
+            output_stride=0,
+            size=64,
+            policy=policy,
+            class_ids=classes.ids,
+            class_names=classes.names,
+            thresholds=tuple(thresholds.tolist()),
+            threshold_rules=rules,
+            mean=(0.5, 0.5, 0.5),
+            std=(0.5, 0.5, 0.5),
+            interpolation="bilinear",
+            method={"name": "bce"},
+            selection="the last epoch (2), chosen",
+            version="0.1.0",
+        )
         history = [
             {"epoch": e, "stage": "main", "train/loss": 0.5 - 0.1 * e, "val/mAP": 0.4 + 0.1 * e,
              "train/sum_of_probabilities": 1.0, "val/predicted_positives": 1.5}
             for e in range(2)
         ]  # fmt: skip
-        import json
-
         return RunData(
             path=tmp_path / name,
             name=name,
@@ -103,5 +116,3 @@ def _shown(split: str, table: LabelTable, index: int, rng: np.random.Generator) 
         for c, role in choose_roles(labels, labels, prob)
     ]
     return Shown(split, table.images[index].as_py(), tuple(panels))
-
-

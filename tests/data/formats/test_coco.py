@@ -214,6 +214,21 @@ def test_lvis(write):
     assert any("not_exhaustive_category_ids of 1 images ignored" in m for m in table.notes.messages)
 
 
+@pytest.mark.parametrize("ids", [3, {"a": 1}, [[1]], [None], "person"])
+def test_broken_lists_of_absent_classes(write, ids):
+    table = read_coco(write([image(1, "a.jpg", neg_category_ids=ids)], [annotation(1, 1, 17)]))
+    assert labels(table) == {"a.jpg": {"cat": P}}
+    assert "which is not among the categories" in table.notes.excluded[0].reason
+
+
+def test_half_characters_are_no_names(write):
+    """JSON can write them, UTF-8 cannot."""
+    table = read_coco(write([image(1, "a.jpg"), image(2, "\ud800.jpg", split="\udfff")], [annotation(1, 1, 17)]))
+    assert [(e.item, e.reason) for e in table.notes.excluded] == [("image 2", "has no file_name")]
+    with pytest.raises(DataError, match=r"categories\[0\] has id 1 and name '\\ud800'; both must be given"):
+        read_coco(write([], [], [{"id": 1, "name": "\ud800"}]))
+
+
 def test_present_and_absent_at_once_is_unknown(write):
     table = read_coco(write([image(1, "a.jpg", neg_category_ids=[17])], [annotation(1, 1, 17)]))
     assert labels(table) == {"a.jpg": {}}

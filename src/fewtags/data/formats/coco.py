@@ -134,14 +134,16 @@ def _classes(file: _File) -> tuple[ClassNames, dict[Any, int]]:
     """The vocabulary, and the class of each category id."""
     names: dict[int | str, str] = {}
     for i, record in enumerate(file.categories):
-        key, name = record.get("id"), record.get("name")
-        if not isinstance(key, int | str) or not isinstance(name, str) or not name.strip():
-            raise DataError(f"{file.path}: categories[{i}] has id {key!r} and name {name!r}; both must be given.")
+        key, name = record.get("id"), _text(record.get("name"))
+        if not isinstance(key, int | str) or not name:
+            raise DataError(
+                f"{file.path}: categories[{i}] has id {key!r} and name {record.get('name')!r}; both must be given."
+            )
         if key in names:
             raise DataError(
                 f"{file.path}: category id {key!r} stands for {names[key]!r} and for {name!r}; renumber one."
             )
-        names[key] = name.strip()
+        names[key] = name
     if not names:
         raise DataError(f"{file.path}: there are no categories, so there is nothing to learn.")
     order = sorted(names, key=lambda key: (isinstance(key, str), key if isinstance(key, int) else 0, str(key)))
@@ -187,7 +189,7 @@ def _entries(file: _File, images: Path | None) -> _Entries:
     for record in file.images:
         if (i := row[record["id"]]) >= 0:
             sizes[i] = _number(record.get("width")), _number(record.get("height"))
-            if isinstance(word := record.get("split"), str) and word.strip():
+            if word := _text(record.get("split")):
                 splits[i] = split_name(word)
                 words[word] += 1
     return _Entries(row, photos, sizes, splits if words else None, words, tuple(excluded))
@@ -195,10 +197,15 @@ def _entries(file: _File, images: Path | None) -> _Entries:
 
 def _file_name(record: _Record) -> str:
     """LVIS gives the address of the photo only, whose last two parts are folder and file."""
-    name, url = record.get("file_name"), record.get("coco_url")
-    if isinstance(name, str) and name.strip():
-        return name
-    return "/".join(url.rstrip("/").split("/")[-2:]) if isinstance(url, str) else ""
+    url = _text(record.get("coco_url"))
+    return _text(record.get("file_name")) or "/".join(url.rstrip("/").split("/")[-2:])
+
+
+def _text(value: object) -> str:
+    """A text without outer blanks; "" for anything else, and for what JSON can write but no file or table can hold."""
+    if not isinstance(value, str) or any("\ud800" <= character <= "\udfff" for character in value):
+        return ""
+    return value.strip()
 
 
 def _number(value: object) -> float:
@@ -289,8 +296,10 @@ def _negatives(
     cells: dict[tuple[int, int], None] = {}
     excluded = []
     for record in file.images:
-        for key in record.get("neg_category_ids") or ():
-            image, class_ = entries.row[record["id"]], category.get(key, _UNKNOWN)
+        keys = record.get("neg_category_ids") or []
+        for key in keys if isinstance(keys, list) else [keys]:
+            image = entries.row[record["id"]]
+            class_ = category.get(key, _UNKNOWN) if isinstance(key, int | str) else _UNKNOWN
             if class_ == _UNKNOWN:
                 reason = f"neg_category_ids names {key!r}, which is not among the categories"
                 excluded.append(Excluded(f"image {record['id']}", reason, str(file.path)))

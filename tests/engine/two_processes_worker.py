@@ -1,0 +1,124 @@
+"""One of two processes: trains the tiny loop in several ways, and a whole run, and saves what it ends with.
+
+`two_processes_worker.py RANK FOLDER`; FOLDER holds `scenes`, a demo set.
+"""
+
+import dataclasses
+import importlib.util
+import math
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from fewtags.config import parse
+from fewtags.data.demo import make_scenes
+from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos
+from fewtags.engine.evaluate import predict_logits
+from fewtags.engine.events import EpochEnded, StepEnded
+from fewtags.engine.methods import settings_models
+from fewtags.engine.model import load_model, make_policy
+from fewtags.engine.plan import Tables, make_plan
+from fewtags.engine.run import Run, open_run
+from fewtags.errors import TrainingError
+from fewtags.stores.shard import Shard
+
+SAMPLES = 23  # 12 of one process, 11 of the other: batches of different sizes
+EQUAL = {"samples": SAMPLES, "batchnorm_eval": True, "dropout": 0.0, "weight_ema": 0.9, "checkpoint_every_steps": 2}
+TRAINED = {"weight_ema": 0.9, "accumulate": 2, "checkpoint_every_steps": 1}
+CONFIG = {
+    "data": {"train": "(tables in memory)"},
+    "model": {"backbone": "test_resnet", "weights": "none"},
+    "augment": {"size": 64},
+    "objective": {"name": "expected_negative", "scl_weight": 0.3},
+    "train": {
+        "preset": "cpu", "workers": 0, "batch_size": 6, "cached_views": 2, "checkpoint_every_steps": 1,
+        "stages": [{"name": "main", "epochs": 2, "lr": 1e-2, "trainable": "head"}],
+    },
+}  # fmt: skip
+
+
+def neighbour(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def end_of(fit, *, resume=False, stop=None):
+    """What a fit ends with: nets, stores, and the records of its epochs."""
+    found = []
+    for event in fit.run(resume):
+        if isinstance(event, EpochEnded):
+            found.append({k: v for k, v in event.record.items() if k not in ("seconds", "cpu_seconds")})
+        if isinstance(event, StepEnded) and event.global_step == stop:
+            break
+    held = {name: dict(part.state_dict()) for name, part in fit.parts.items()}
+    held |= {"net": fit.net.state_dict(), "averaged": fit.averaged.state_dict()}
+    return {"state": {name: {k: v.clone() for k, v in s.items()} for name, s in held.items()}, "records": found}
+
+
+class BrokenOnOne:
+    """Images that are NaN at the third step, on rank 1 only."""
+
+    def __init__(self, source, rank):
+        self.source, self.rank = source, rank
+
+    @property
+    def steps_per_epoch(self):
+        return self.source.steps_per_epoch
+
+    def batches(self, epoch, start):
+        for step, batch in enumerate(self.source.batches(epoch, start), start):
+            bad = self.rank == 1 and step == 2
+            yield dataclasses.replace(batch, images=batch.images * math.nan) if bad else batch
+
+
+def fits(folder, shard):
+    """The loop: whole, left and resumed, with BatchNorm in training mode, and with a loss that is not a number."""
+    tiny = neighbour("fit_worker")
+    whole = end_of(tiny.make_fit(folder / "whole", shard=shard, **EQUAL))
+    end_of(tiny.make_fit(folder / "left", shard=shard, **EQUAL), stop=9)
+    resumed = end_of(tiny.make_fit(folder / "left", shard=shard, net_seed=5, **EQUAL), resume=True)
+    trained = end_of(tiny.make_fit(folder / "trained", shard=shard, **TRAINED))
+    end_of(tiny.make_fit(folder / "trained and left", shard=shard, **TRAINED), stop=5)
+    back = end_of(tiny.make_fit(folder / "trained and left", shard=shard, net_seed=5, **TRAINED), resume=True)
+    broken = tiny.make_fit(None, shard=shard, validate=False, **TRAINED)
+    broken.source = BrokenOnOne(broken.source, shard.rank)
+    try:
+        end_of(broken)
+    except TrainingError as error:
+        stopped = str(error)
+    return {
+        "whole": whole, "resumed": resumed, "trained": trained, "trained and resumed": back, "stopped": stopped,
+    }  # fmt: skip
+
+
+def runs(folder, shard):
+    """A run in a folder, one that is left and resumed, and logits of fewer photos than processes."""
+    scenes = make_scenes(folder / "scenes", train=24, val=11, test=5, size=64, seed=0)
+    tables = Tables(scenes.train, scenes.val, scenes.test, scenes.train_truth)
+    config = parse(CONFIG, settings_models(), "the test")
+    for name, stop in (("run", None), ("left run", 3)):
+        for event in Run(make_plan(config, tables=tables, cpu=True), folder / name, cpu=True).start():
+            if isinstance(event, StepEnded) and event.global_step == stop:
+                break
+    for _ in open_run(folder / "left run", cpu=True).resume():
+        pass
+    net, info = load_model(folder / "run")  # there as soon as the run has ended, on every process
+    one = scenes.val.subset([3])
+    data = EvalSet(Photos(one.root, one.images), one.matrix, make_policy(info.policy, info.size))
+    loader = EvalLoader(data, 4, Collate(info.mean, info.std), rank=shard.rank, world=shard.world)
+    return torch.from_numpy(predict_logits(net, loader, 1, torch.device("cpu"), shard))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rank, here = int(sys.argv[1]), Path(sys.argv[2])
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    dist.init_process_group("gloo", store=dist.FileStore(str(here / "rendezvous"), 2), rank=rank, world_size=2)
+    result = fits(here, Shard(rank, 2)) | {"one photo": runs(here, Shard(rank, 2))}
+    torch.save(result, here / f"{rank}.pt")
+    dist.destroy_process_group()

@@ -1,0 +1,193 @@
+"""The page."""
+
+import html
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fewtags.errors import CheckpointError, ConfigError
+from fewtags.metrics.ranking import average_precision
+from fewtags.report import build
+from fewtags.report.build import build_report, class_rows, difference, render
+from fewtags.report.gallery import SIDE, cards, over_epochs, read_picture
+from fewtags.report.load import RunData, load_run
+
+MakeRun = Callable[..., RunData]
+
+
+def text_of(page: str) -> str:
+    """What a reader sees, in one line."""
+    page = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+def test_page_needs_nothing_else(make_run: MakeRun) -> None:
+    page = render([make_run()])
+    sources = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert sources
+    assert all(s.startswith(("data:image/", "#")) for s in sources)
+    assert "<script" not in page
+
+
+def test_page_holds_the_numbers(make_run: MakeRun) -> None:
+    run = make_run()
+    e = run.evaluations["val"]
+    seen = text_of(render([run]))
+    low, high = e["mAP_interval"]
+    assert f"{100 * e['mAP']:.1f} mAP (95 % over images: {100 * low:.1f} to {100 * high:.1f})" in seen
+    assert f"{100 * e['CF1']:.1f} CF1 {100 * e['OF1']:.1f} OF1" in seen
+    assert "3 of 3 classes counted, 12 images, 36 known cells" in seen
+    for row in e["per_class"]:
+        low, high = row["interval"]
+        counts = f"{row['positives']} {row['negatives']} {row['unknown']} 0.500 fitted"
+        assert f"{row['name']} {100 * row['average_precision']:.1f} {100 * low:.1f} – {100 * high:.1f} {counts}" in seen
+    assert "expected_negative (positives_per_image 2, scl_weight 0.1)" in seen
+    assert "positives per image: 2.00, a guess" in seen
+
+
+def test_every_panel_is_told_with_probability_and_threshold(make_run: MakeRun) -> None:
+    run = make_run()
+    seen = text_of(render([run]))
+    for shown in run.gallery:
+        for panel in shown.panels:
+            sign, tick = ("≥", " ✓") if panel.prob >= 0.5 else ("<", "")
+            name = run.info.class_names[panel.class_]
+            assert f"{name} {panel.prob:.2f} {sign} 0.50{tick} {panel.role}" in seen
+
+
+@pytest.mark.parametrize("nasty", ['<b>&"', "<script>alert(1)</script>", "猫 و ☃", "$x_1$", "{{ 7 * 7 }}", "'"])
+def test_names_cannot_break_the_page(make_run: MakeRun, nasty: str) -> None:
+    page = render([make_run(nasty, (nasty, "dog", "owl"))])
+    assert "<script" not in page
+    assert '<b>&"' not in page
+    assert "<b>&0" not in page
+    seen = text_of(page)
+    assert f"{nasty} " in seen
+    assert "train/<b>&0.png" in seen
+
+
+def test_class_without_negatives_is_listed_with_the_reason(make_run: MakeRun) -> None:
+    run = make_run()
+    rows = [dict(row) for row in run.evaluations["val"]["per_class"]]
+    rows[1] |= {"average_precision": None, "interval": [None, None], "excluded": "no known negative"}
+    changed = replace(run, evaluations={"val": {**run.evaluations["val"], "per_class": rows, "classes_counted": 2}})
+    seen = text_of(render([changed]))
+    assert "2 of 3 classes counted" in seen
+    assert "dog no known negative – –" in seen
+    assert [row["name"] for row in class_rows([changed], "val")][-1] == "dog"
+
+
+def test_run_without_known_negatives_says_what_can_be_measured(make_run: MakeRun) -> None:
+    run = make_run(complete=False)
+    assert run.evaluations["val"]["mAP"] is None
+    seen = text_of(render([run]))
+    only = run.evaluations["val"]["positive_only"]
+    assert f"{100 * only['hit@1']:.1f} hit@1" in seen
+    assert "mAP, unknown counted as absent (pessimistic)" in seen
+    assert "average precision has no meaning" in seen
+    assert difference([run, run], "val") == {"why": ""}
+
+
+def test_two_hundred_classes_stay_below_5_mb(make_run: MakeRun) -> None:
+    names = tuple(f"class {i}" for i in range(200))
+    page = render([make_run("a", names, images=210), make_run("b", names, images=210)])
+    assert len(page.encode()) < 5_000_000
+    assert "all 200 classes" in page
+    assert all(name in page for name in names)
+
+
+def test_missing_photo_is_grey_and_named(make_run: MakeRun) -> None:
+    run = make_run()
+    assert run.tables["val"].root is not None
+    (run.tables["val"].root / "val" / "1.png").unlink()
+    seen = text_of(render([run]))
+    assert re.search(r"val/1\.png \S*val/1\.png.*?(does not exist|not found|no such|missing)", seen, re.IGNORECASE)
+    gone = read_picture(run.tables["val"], "val/1.png")
+    assert (gone.pixels == 128).all()
+    assert read_picture(run.tables["val"].with_root(None), "val/2.png").missing == "nobody says where the photos are"
+
+
+def test_photos_are_made_small_but_never_larger(make_run: MakeRun) -> None:
+    run = make_run()
+    assert read_picture(run.tables["val"], "val/2.png").pixels.shape == (30, 40, 3)
+    assert read_picture(run.tables["val"], "val/2.png", 20).pixels.shape == (15, 20, 3)
+    assert SIDE <= 400
+
+
+def test_maps_of_a_centre_crop_are_put_where_the_net_looked(make_run: MakeRun) -> None:
+    """Policy `imagenet` sees the centre of a photo only; the overlay of the same maps must differ."""
+    whole, centre = cards([make_run()]), cards([make_run(policy="imagenet")])
+    pairs = zip(whole, centre, strict=True)
+    assert all(a["rows"][0]["panels"][0]["picture"] != b["rows"][0]["panels"][0]["picture"] for a, b in pairs)
+
+
+def test_progress_follows_the_class_even_when_others_are_shown(make_run: MakeRun) -> None:
+    """In epoch 1 the photo's panels come in another order, and one class is missing."""
+    run = make_run()
+    first = run.gallery[0]
+    other = tuple(replace(s, panels=tuple(reversed(s.panels[1:]))) for s in run.gallery)
+    rows = over_epochs(replace(run, progress={0: other, 4: run.gallery}))
+    mine = [row for row in rows if row["key"] == first.key]
+    assert [[s["epoch"] for s in row["steps"]] for row in mine] == [[5], [1, 5], [1, 5]]
+    for row, panel in zip(mine, first.panels, strict=False):
+        assert {s["prob"] for s in row["steps"]} == {panel.prob}
+
+
+def test_difference_is_that_of_the_means_with_a_paired_interval(make_run: MakeRun) -> None:
+    """Against the plain way: resample the images, take both mAPs, subtract."""
+    runs = [make_run("a", images=40), make_run("b", images=40, quality=3.0)]
+    found = difference(runs, "val")
+    labels = runs[0].tables["val"].matrix.dense()
+    rng = np.random.default_rng(0)
+    draws = []
+    for _ in range(build.RESAMPLES):
+        rows = rng.integers(len(labels), size=len(labels))
+        means = [
+            np.nanmean(average_precision(run.logits["val"][rows].astype(np.float64), labels[rows])) for run in runs
+        ]
+        draws.append(means[1] - means[0])
+    assert found["value"] == pytest.approx(runs[1].evaluations["val"]["mAP"] - runs[0].evaluations["val"]["mAP"])
+    assert [found["low"], found["high"]] == pytest.approx(np.quantile(draws, [0.025, 0.975]).tolist(), abs=1e-9)
+    assert found["low"] < found["value"] < found["high"]
+    assert f"b − a: {100 * found['value']:+.1f} mAP on val" in text_of(render(runs))
+
+
+def test_different_validation_labels_have_no_difference(make_run: MakeRun) -> None:
+    seen = text_of(render([make_run("a"), make_run("b", seed=1)]))
+    assert "The runs were measured on different val labels, so their difference would say nothing." in seen
+    assert "paired" not in seen
+
+
+def test_runs_with_different_classes_are_refused(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {Path("a"): make_run("a"), Path("b"): make_run("b", ("cat", "dog"))}
+    monkeypatch.setattr(build, "load_run", runs.__getitem__)
+    with pytest.raises(ConfigError, match="runs with different classes cannot be shown side by side"):
+        build_report(list(runs), tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_runs_of_the_same_name_are_told_apart(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {Path(p): replace(make_run("first"), path=tmp_path / p) for p in ("a/first", "b/first")}
+    for place in runs:
+        (tmp_path / place).mkdir(parents=True)
+    monkeypatch.setattr(build, "load_run", runs.__getitem__)
+    page = build_report(list(runs), tmp_path / "page.html").read_text("utf-8")
+    assert f"{tmp_path / 'a/first'} / {tmp_path / 'b/first'}" in text_of(page)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"), [("", "is not a run folder."), ("run.toml", "`fewtags resume` it first.")]
+)
+def test_unfinished_run(tmp_path: Path, file: str, message: str) -> None:
+    if file:
+        (tmp_path / file).touch()
+    with pytest.raises(CheckpointError, match=message):
+        load_run(tmp_path)

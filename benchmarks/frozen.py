@@ -35,7 +35,7 @@ class Above(nn.Module):
 
     Args:
         net: a `SpatialNet` around timm's MobileNetV2.
-        blocks: how many, counted as `freezing.freeze` does: the last 1x1 convolution belongs to the last block. 0: none.
+        blocks: how many, counted as `freezing.freeze` does (the last 1x1 convolution belongs to the last block), or 0.
     """
 
     def __init__(self, net: SpatialNet, blocks: int) -> None:

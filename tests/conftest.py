@@ -1,4 +1,4 @@
-"""Settings for every test: one thread, derandomised hypothesis. Imports nothing of fewtags (the type hook comes first)."""
+"""Settings for every test: one thread, derandomised hypothesis. The type hook comes first, so nothing of fewtags here."""
 
 import os
 

@@ -47,8 +47,14 @@ class DataConfig(Settings):
     blank: Literal["unknown", "negative"] = Field("unknown", description="what an empty cell means")
     difficult: Literal["unknown", "positive", "negative"] = Field("unknown", description="VOC objects marked difficult")
     none_folder: str = Field("none", description="folder or tag that says: none of the classes")
-    tags_separator: str | None = None
-    columns: tuple[str, ...] | None = Field(None, description="which columns of a CSV are classes")
+    crowd: Literal["positive", "unknown"] = Field("positive", description="what a COCO annotation of a crowd means")
+    image_column: str | None = Field(None, description="CSV column with the image names; none: found out")
+    columns: tuple[str, ...] | None = Field(None, description="CSV columns that are classes, or the one with tags")
+    delimiter: str | None = Field(None, description="what separates the cells of a CSV; tab for a tabulator")
+    tags_separator: str | None = Field(None, description="what separates the tags in a cell; space for a blank")
+    positive_words: tuple[str, ...] = Field((), description="further words for positive in class columns")
+    negative_words: tuple[str, ...] = Field((), description="further words for negative")
+    unknown_words: tuple[str, ...] = Field((), description="further words for unknown")
 
 
 @final

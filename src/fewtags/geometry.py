@@ -62,7 +62,8 @@ class View:
         a, b, _, d, e, _ = self.matrix
         if abs(a * e - b * d) < 1e-12:
             raise ValueError(f"view {self.matrix} has no area and cannot be inverted")
-        return View._from_square(np.linalg.inv(self._square))
+        inverse = np.linalg.inv(self._square)
+        return View._from_square(inverse)
 
     def to_image(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Points [n, 2] (u, v) of the crop in image coordinates (x, y)."""
@@ -95,7 +96,7 @@ class View:
         return np.array([self.matrix[:3], self.matrix[3:], (0.0, 0.0, 1.0)])
 
     @classmethod
-    def _from_square(cls, square: NDArray[np.float64]) -> View:
+    def _from_square(cls, square: NDArray[np.floating]) -> View:
         a, b, c, d, e, f = (float(v) for v in square[:2].reshape(-1))
         return cls((a, b, c, d, e, f))
 

@@ -54,8 +54,8 @@ def tables(scenes):
     return Tables(scenes.train, scenes.val, scenes.test, scenes.train_truth)
 
 
-@pytest.fixture
-def tiny_config():
+@pytest.fixture(scope="session")
+def make_config():
     """Make a configuration that trains in a second or two; dotted keys change it."""
 
     def make(**changes):

@@ -1,8 +1,8 @@
 """The built-in demo set: scenes of several handwritten digits, one of which is annotated per training image.
 
-The handwriting is real (UCI Optical Recognition of Handwritten Digits, Alpaydin and Kaynak 1998, CC BY 4.0, see NOTICE);
-the scenes are made here. They fulfil the premise of learning from single positive labels: 2 to 4 classes an image, and
-objects small enough that random crops cut the annotated one away.
+The handwriting is real (UCI Optical Recognition of Handwritten Digits, Alpaydin and Kaynak 1998, CC BY 4.0, see
+NOTICE); the scenes are made here. They fulfil the premise of learning from single positive labels: 2 to 4 classes an
+image, and objects small enough that random crops cut the annotated one away.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -147,7 +146,8 @@ def _claim(folder: Path, settings: dict[str, int]) -> None:
             ) from error
         if found != settings:
             raise DataError(
-                f"{folder} holds a demo set made with {found}, not with {settings}. Delete the folder or choose another one."
+                f"{folder} holds a demo set made with {found}, not with {settings}. "
+                "Delete the folder or choose another one."
             )
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} is not empty and holds no demo set (no demo.json). Choose another folder.")
@@ -199,7 +199,7 @@ def _lay_out(rng: np.random.Generator, glyphs: Sequence[NDArray[np.uint8]], size
 
 
 def _overlap(places: NDArray[np.integer], taken: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Largest share [n] of the smaller of two boxes that lies in the other, over all taken boxes; 0 if there is none."""
+    """Largest share [n] of the smaller of two boxes that lies in the other, over all taken boxes; 0 without any."""
     a, b = places[:, None].astype(np.float64), taken[None]
     sides = (np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])).clip(0)
     areas = [(box[..., 2:] - box[..., :2]).prod(-1) for box in (a, b)]
@@ -208,7 +208,7 @@ def _overlap(places: NDArray[np.integer], taken: NDArray[np.float64]) -> NDArray
 
 
 def _enlarge(glyph: NDArray[np.uint8], side: float) -> Pixels:
-    """Ink [h, w] in 0..1 of an 8 x 8 digit whose strokes span `side` pixels: cut tight, enlarged smoothly, sharpened."""
+    """Ink [h, w] in 0..1 of an 8 x 8 digit whose strokes span `side` pixels: cut tight, enlarged, sharpened."""
     rows, columns = (np.flatnonzero((glyph >= 4).any(axis)) for axis in (1, 0))
     # One pixel around the strokes keeps their outer edge soft; `side` counts the strokes alone.
     cut = np.pad(glyph, 1)[rows[0] : rows[-1] + 3, columns[0] : columns[-1] + 3].astype(np.float32)
@@ -223,8 +223,8 @@ def _box(digit: _Digit) -> NDArray[np.float64]:
     """Tight box x0, y0, x1, y1 of a digit's ink, in pixels of the scene."""
     solid = digit.ink >= 0.5
     rows, columns = np.flatnonzero(solid.any(1)), np.flatnonzero(solid.any(0))
-    corners = np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], np.float64)
-    return corners + [digit.left, digit.top, digit.left, digit.top]
+    left, top = digit.left, digit.top
+    return np.array([left + columns[0], top + rows[0], left + columns[-1] + 1, top + rows[-1] + 1], np.float64)
 
 
 def _paint(rng: np.random.Generator, scene: _Scene, size: int) -> NDArray[np.uint8]:
@@ -239,7 +239,8 @@ def _paint(rng: np.random.Generator, scene: _Scene, size: int) -> NDArray[np.uin
         h, w = digit.ink.shape
         window = image[digit.top : digit.top + h, digit.left : digit.left + w]
         window += ink * (colour - window)
-    return (image.clip(0, 1) * 255).round().astype(np.uint8)
+    photo: NDArray[np.uint8] = (image.clip(0, 1) * 255).round().astype(np.uint8)
+    return photo
 
 
 def _texture(rng: np.random.Generator, size: int) -> Pixels:
@@ -256,7 +257,7 @@ def _texture(rng: np.random.Generator, size: int) -> Pixels:
         cells = int(rng.integers(3, 8) if kind == 2 else rng.integers(size // 4, size // 2))
         noise = Image.fromarray(rng.random((cells, cells), np.float32))
         field = np.asarray(noise.resize((size, size), Image.Resampling.BICUBIC), np.float32).clip(0, 1)
-    return field.astype(np.float32)
+    return np.asarray(field, np.float32)
 
 
 def _complete(keys: Sequence[str], scenes: Sequence[_Scene], root: Path) -> LabelTable:
@@ -299,4 +300,4 @@ def _write_new(path: Path, content: bytes) -> None:
     if not path.exists():
         part = path.with_name(path.name + ".part")
         part.write_bytes(content)
-        os.replace(part, path)
+        part.replace(path)

@@ -58,7 +58,7 @@ def settings_of(objective: Objective) -> ObjectiveConfig:
             values = {field.name: getattr(objective, field.name) for field in dataclasses.fields(objective)}
             return settings_models()[name](name=name, **values)
     known = ", ".join(method.__name__ for method in METHODS.values())
-    raise ConfigError(f"{type(objective).__name__} is not one of {known}; train it with fewtags.fit, which takes any.")
+    raise ConfigError(f"{type(objective).__name__} is not one of {known}; train it with fewtags.Fit, which takes any.")
 
 
 def method_class(name: str) -> type[Objective]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import final
 
@@ -105,15 +105,7 @@ class Plan:
 
 def read_options(data: DataConfig) -> ReadOptions:
     """The reading options of a configuration."""
-    return ReadOptions(
-        complete=data.complete,
-        uncertain=data.uncertain,
-        blank=data.blank,
-        difficult=data.difficult,
-        none_folder=data.none_folder,
-        tags_separator=data.tags_separator,
-        columns=data.columns,
-    )
+    return ReadOptions(**{field.name: getattr(data, field.name) for field in fields(ReadOptions)})
 
 
 def read_one(data: DataConfig, path: str | None = None, complete: bool | None = None) -> LabelTable:

@@ -279,7 +279,13 @@ def _refuse_changed_labels(config: Config, stored: Tables, out: Path) -> None:
     """Read the label files again where they still exist."""
     if config.data.train == IN_MEMORY or not Path(config.data.train).exists():
         return
-    if changed := changed_split(stored, read_tables(config.data, config.train.seed), out):
+    try:
+        now = read_tables(config.data, config.train.seed)
+    except FewtagsError as error:
+        raise CheckpointError(
+            f"the labels can no longer be read as they were when {out} began: {error} Restore them, or start a new run."
+        ) from None
+    if changed := changed_split(stored, now, out):
         raise CheckpointError(f"the {changed} labels have changed since {out} began; restore them, or start a new run.")
 
 

@@ -88,7 +88,8 @@ def curves(runs: Sequence[RunData]) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _tidy(axes)
         finish(axes)
-        axes.legend(fontsize=9, frameon=False)
+        axes.set_xlim(0.5, 0.5 + max(len(run.history) for run in runs))
+        axes.legend(fontsize=9, framealpha=0.85, edgecolor="none")
     return figure
 
 

@@ -197,15 +197,17 @@ def _entries(file: _File, images: Path | None) -> _Entries:
 
 def _file_name(record: _Record) -> str:
     """LVIS gives the address of the photo only, whose last two parts are folder and file."""
-    url = _text(record.get("coco_url"))
-    return _text(record.get("file_name")) or "/".join(url.rstrip("/").split("/")[-2:])
+    if name := _text(record.get("file_name")):
+        return name
+    return "/".join(_text(record.get("coco_url")).rstrip("/").split("/")[-2:])
 
 
 def _text(value: object) -> str:
     """A text without outer blanks; "" for anything else, and for what JSON can write but no file or table can hold."""
-    if not isinstance(value, str) or any("\ud800" <= character <= "\udfff" for character in value):
+    try:
+        return value.encode().decode().strip() if isinstance(value, str) else ""
+    except UnicodeEncodeError:
         return ""
-    return value.strip()
 
 
 def _number(value: object) -> float:

@@ -1,0 +1,131 @@
+"""What a model is worth: numbers derived by hand, unknown cells, and words for people and for programs."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+
+from fewtags.data.augment import WholeImage
+from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos
+from fewtags.engine.evaluate import epoch_metrics, evaluate_logits, predict_logits, sigmoid
+from fewtags.errors import DataError
+from fewtags.labels import ClassNames
+from fewtags.nets.backbones import create_net
+
+CLASSES = ClassNames(("1", "2", "3"), ("cat", "crane", "crane"))
+HALF = np.full(3, 0.5)
+# Four images, three classes. Cats: ranked +, -, +, unknown: AP = (1/1 + 2/3) / 2. First cranes: -, +: AP = 1/2. Of the
+# second ones only a positive is known.
+LOGITS = np.array([[3, -1, 0], [2, 1, 1], [1, 0, 0], [0, 0, 0]], np.float32)
+LABELS = np.array([[1, 1, 0], [-1, -1, 1], [1, 0, 0], [0, 0, 0]], np.int8)
+
+
+def evaluate(logits=LOGITS, labels=LABELS, thresholds=HALF):
+    return evaluate_logits(logits, labels, CLASSES, thresholds)
+
+
+def test_average_precision_by_hand():
+    found = evaluate()
+    assert found.ranking.average_precision[:2].tolist() == pytest.approx([5 / 6, 1 / 2])
+    assert math.isnan(found.ranking.average_precision[2])
+    assert found.mean_average_precision == pytest.approx((5 / 6 + 1 / 2) / 2)
+    assert found.positive_only is None
+
+
+def test_equal_to_scikit_learn_where_everything_is_known():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(40, 3)).astype(np.float32), rng.choice([-1, 1], size=(40, 3)).astype(np.int8)
+    expected = [average_precision_score(labels[:, c] == 1, logits[:, c]) for c in range(3)]
+    assert evaluate(logits, labels).ranking.average_precision == pytest.approx(expected, abs=1e-12)
+
+
+def test_for_programs():
+    """At 0.5 (logit 0): cats taken in all four images, two of three known ones rightly: F1 = 2 * 2 / (4 - 1 + 2)."""
+    found = evaluate().to_dict()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert (found["images"], found["classes_counted"], found["known_cells"]) == (4, 2, 6)
+    cat, crane, other = found["per_class"]
+    assert (cat["id"], cat["name"], crane["name"], other["name"]) == ("1", "cat", "crane [2]", "crane [3]")
+    assert (cat["positives"], cat["negatives"], cat["unknown"], cat["threshold"]) == (2, 1, 1, 0.5)
+    assert (cat["precision"], cat["recall"], cat["f1"]) == pytest.approx((2 / 3, 1.0, 0.8))
+    assert cat["excluded"] is None
+    assert (other["average_precision"], other["excluded"], other["f1"]) == (None, "no known negative", None)
+    assert 0 <= found["mAP_interval"][0] <= found["mAP"] <= found["mAP_interval"][1] <= 1
+    assert found["positive_only"] is None
+
+
+def test_intervals_do_not_change_from_call_to_call():
+    assert evaluate().to_dict() == evaluate().to_dict()
+
+
+def test_for_people():
+    text = str(evaluate())
+    assert text.splitlines()[0].startswith("mAP 66.7 (95 % interval over images ")
+    assert text.splitlines()[0].endswith("2 of 3 classes counted, 4 images, 6 known cells.")
+    assert text.splitlines()[1].startswith("At the thresholds: CF1 ")
+    rows = [line.split()[0] for line in text.splitlines()[3:]]
+    assert rows == ["cat", "crane", "crane"]
+    assert text.splitlines()[-1].endswith("no known negative")
+
+
+def test_without_known_negatives_the_ranks_are_told():
+    """Two labelled images: class 0 is first of three, class 1 last. One more has no label."""
+    logits = np.array([[3, 2, 1], [3, 1, 2], [0, 0, 0]], np.float32)
+    labels = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 0]], np.int8)
+    found = evaluate(logits, labels)
+    assert found.intervals is None
+    assert math.isnan(found.mean_average_precision)
+    only = found.to_dict()["positive_only"]
+    assert (only["images"], only["hit@1"], only["recall@3"], only["mean_rank"]) == (2, 0.5, 1.0, 2.0)
+    assert found.headline() == [
+        "3 images, no class has both known positives and known negatives, so AP has no meaning here. Of 2 images with "
+        "a known label: hit@1 50.0 %, recall@1 50.0 %, recall@3 100.0 %, recall@5 100.0 %, mean rank of the known label "
+        "2.00.",
+        f"mAP, unknown counted as absent (pessimistic): {100 * only['mAP, unknown counted as absent (pessimistic)']:.1f}.",
+    ]
+    assert str(found).startswith(found.headline()[0])
+
+
+@pytest.mark.parametrize("state", [-1, 0])
+def test_without_known_positives_there_is_nothing_to_find(state):
+    found = evaluate(LOGITS, np.full((4, 3), state, np.int8))
+    assert found.headline() == ["4 images, none with a known positive label: there is nothing to find."]
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["positive_only"]["hit@1"] is None
+    assert "nan" not in str(found)
+
+
+def test_no_image_is_refused():
+    with pytest.raises(DataError, match=r"there is no image to evaluate on\."):
+        evaluate(np.zeros((0, 3), np.float32), np.zeros((0, 3), np.int8))
+
+
+def test_metrics_of_an_epoch():
+    metrics = epoch_metrics(LOGITS, LABELS)
+    assert metrics.keys() == {"mAP", "predicted_positives"}
+    assert metrics["mAP"] == pytest.approx(2 / 3)
+    assert metrics["predicted_positives"] == pytest.approx((1 / (1 + np.exp(-LOGITS.astype(float)))).sum(1).mean())
+    blind = epoch_metrics(LOGITS, np.maximum(LABELS, 0))
+    assert blind.keys() == {"hit@1", "mean_rank", "pessimistic_mAP", "predicted_positives"}
+
+
+def test_probabilities_of_large_logits_do_not_tie():
+    prob = sigmoid(np.array([[20, 30, -800, 800]], np.float32))
+    assert prob.dtype == np.float64
+    assert prob[0, 0] < prob[0, 1] < 1
+    assert prob[0, 2:].tolist() == [0, 1]
+
+
+def test_logits_are_those_of_the_forward_pass(scenes):
+    """Pool first, then the head: to float32 rounding the same; in order, whatever the batches are."""
+    net, table = create_net("test_resnet", 10, weights="none", size=64), scenes.val
+    data = EvalSet(Photos(table.root, table.images), table.matrix, WholeImage(64))
+    collate = Collate(net.preprocessing.mean, net.preprocessing.std)
+    with torch.no_grad():
+        expected = torch.cat([net.eval()(batch.images).logits for batch in EvalLoader(data, 11, collate)]).numpy()
+    for size in (1, 4, 64):
+        found = predict_logits(net.train(), EvalLoader(data, size, collate), 11, torch.device("cpu"))
+        assert not net.training
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

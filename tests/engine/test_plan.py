@@ -1,0 +1,324 @@
+"""From settings to a plan: tables under one vocabulary, K, memory, and refusals before anything is trained."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from fewtags.config import DataConfig
+from fewtags.data.storage import save
+from fewtags.data.table import LabelTable
+from fewtags.engine import plan as planning
+from fewtags.engine.plan import (
+    Tables,
+    can_rank,
+    derive,
+    heatmap_memory,
+    heatmap_need,
+    hold_out,
+    make_plan,
+    positives_per_image,
+    read_named,
+    read_options,
+    read_tables,
+)
+from fewtags.errors import ConfigError, DataError
+from fewtags.labels import ClassNames, Label
+from fewtags.objectives.expected_negative import ExpectedNegative
+
+CLASSES = ClassNames.of(["a", "b", "c", "d"])
+
+
+def from_rows(rows, prefix="x", root=None):
+    """A table of dense rows; 1, -1 and 0."""
+    dense = np.array(rows, np.int8).reshape(-1, len(CLASSES))
+    image, class_ = np.nonzero(dense)
+    keys = [f"{prefix}{i}.jpg" for i in range(len(dense))]
+    return LabelTable.build(keys, CLASSES, image=image, class_=class_, state=dense[image, class_], root=root)
+
+
+SINGLE = [[1, 0, 0, 0], [0, 1, 0, 0]]
+COMPLETE = [[1, 1, 1, -1], [1, -1, -1, -1]]  # two positives per image on average
+
+
+# --- positives per image
+
+
+def test_k_from_complete_validation_images():
+    """Ten times a row with three positives and ten with one: 2. Incomplete rows do not count."""
+    tables = Tables(from_rows(SINGLE), from_rows(COMPLETE * 10 + SINGLE * 5))
+    assert positives_per_image(tables) == (
+        2.0,
+        "positives per image: 2.00, the mean of 20 completely labelled val images",
+    )
+
+
+def test_k_from_complete_training_images_where_validation_has_too_few():
+    train = from_rows(SINGLE * 3 + [[1, -1, -1, -1]] * 20)
+    assert positives_per_image(Tables(train, from_rows(COMPLETE * 9))) == (
+        1.0,
+        "positives per image: 1.00, the mean of 20 completely labelled train images",
+    )
+
+
+def test_k_is_a_guess_where_nothing_is_complete():
+    """One of four images has two annotated labels, two have one: (2 + 1 + 1) / 3 x 1.5 = 2."""
+    train = from_rows([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 1, -1], [0, 0, 0, -1]])
+    assert positives_per_image(Tables(train, from_rows(SINGLE))) == (
+        pytest.approx(2.0),
+        "positives per image: 2.00, a guess (1.5 x the 1.33 annotated), since no images are completely labelled. Count "
+        "the classes in twenty photos and set objective.positives_per_image.",
+    )
+
+
+def test_a_guess_is_never_more_than_there_are_classes():
+    rows = [[1, 1, 1, 0]] * 3
+    assert positives_per_image(Tables(from_rows(rows), from_rows(SINGLE)))[0] == 4.0
+    one = LabelTable.build(["x"], ClassNames.of(["a"]), image=[0], class_=[0], state=[1])
+    assert positives_per_image(Tables(one, one))[0] == 1.0
+
+
+def test_complete_images_without_a_positive_tell_nothing():
+    """Twenty empty photos have a mean of 0, which is no number of positives: the guess is taken."""
+    assert positives_per_image(Tables(from_rows(SINGLE), from_rows([[-1] * 4] * 20)))[0] == 1.5
+
+
+def test_what_can_be_ranked():
+    assert can_rank(from_rows(COMPLETE)) is True
+    assert can_rank(from_rows(SINGLE)) is False
+    # Positives of one class and negatives of another.
+    assert can_rank(from_rows([[1, -1, 0, 0]])) is False
+    assert can_rank(from_rows([[-1] * 4])) is False
+
+
+# --- memory
+
+
+@pytest.fixture
+def gigabyte(monkeypatch):
+    monkeypatch.setattr(planning, "free_memory", lambda device=None: 2 * 10**9)
+    monkeypatch.setattr(planning, "free_disk", lambda path: 3 * 10**9)
+
+
+def test_heatmaps_that_fit(gigabyte):
+    """1000 images x 10 classes x 28 x 28 cells, and 4 bytes of visits per image."""
+    needed = heatmap_memory(ExpectedNegative(scl_weight=1.0), 1000, 10, (14, 14), cpu=True)
+    assert needed == 1000 * (10 * 28 * 28 + 4)
+
+
+def test_heatmaps_that_do_not_fit_name_the_largest_k_that_does(gigabyte):
+    """50,000 images x (k x 784 + 2 k ids + 4) bytes fit into 1 GB for k up to 25: 50,000 x 19,654 = 0.98 GB."""
+    with pytest.raises(ConfigError) as error:
+        heatmap_memory(ExpectedNegative(scl_weight=1.0), 50_000, 80, (14, 14), cpu=True)
+    assert str(error.value) == (
+        "heatmaps of 50,000 images and 80 classes take 3.1 GB, and 1.0 GB may be used: objective.heatmap_top_k = 25 "
+        'fits; objective.heatmap_storage = "disk" needs no memory.'
+    )
+    assert heatmap_memory(ExpectedNegative(scl_weight=1.0, heatmap_top_k=25), 50_000, 80, (14, 14), cpu=True) < 10**9
+    with pytest.raises(ConfigError, match="heatmap_top_k = 25 fits"):
+        heatmap_memory(ExpectedNegative(scl_weight=1.0, heatmap_top_k=26), 50_000, 80, (14, 14), cpu=True)
+
+
+def test_no_k_below_the_annotated_positives_is_proposed(gigabyte):
+    with pytest.raises(ConfigError, match="not even the 30 heatmaps of annotated classes per image would fit"):
+        heatmap_memory(ExpectedNegative(scl_weight=1.0), 50_000, 80, (14, 14), most_positives=30, cpu=True)
+    with pytest.raises(ConfigError, match="not even one heatmap per image would fit"):
+        heatmap_memory(ExpectedNegative(scl_weight=1.0), 5_000_000, 80, (14, 14), cpu=True)
+
+
+def test_heatmaps_on_disk_need_room_for_two_checkpoints_as_well(gigabyte):
+    method = ExpectedNegative(scl_weight=1.0, heatmap_storage="disk")
+    assert heatmap_memory(method, 15_000, 80, (14, 14)) < 10**9
+    with pytest.raises(ConfigError) as error:
+        heatmap_memory(method, 50_000, 80, (14, 14))
+    assert str(error.value) == (
+        "heatmaps of 50,000 images and 80 classes take 3.1 GB, and 1.0 GB may be used: objective.heatmap_top_k = 25 "
+        "fits."
+    )
+
+
+def test_what_check_is_told(gigabyte):
+    need = heatmap_need((7, 7))
+    assert need.limit == 10**9
+    assert need.needed(100, 10, None) == 100 * (10 * 14 * 14 + 4)
+    assert need.needed(100, 10, 2) == 100 * (2 * 14 * 14 + 2 * 2 + 4)
+
+
+# --- tables
+
+
+def test_reading_options_come_from_the_configuration():
+    data = DataConfig(
+        train="x.csv", complete=True, uncertain="ones", blank="negative", difficult="positive", none_folder="nothing",
+        tags_separator=";", columns=("a", "b"),
+    )  # fmt: skip
+    options = read_options(data)
+    for name in ("complete", "uncertain", "blank", "difficult", "none_folder", "tags_separator", "columns"):
+        assert getattr(options, name) == getattr(data, name), name
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_validation_is_held_out_where_none_is_given(scenes):
+    data = DataConfig(
+        train=str(scenes.folder / "train_single.csv"), images=str(scenes.folder / "images"), val_share=0.25
+    )
+    tables = read_tables(data, seed=0)
+    assert (len(tables.train), len(tables.val), tables.test, tables.truth) == (18, 6, None, None)
+    assert not set(tables.train.images.to_pylist()) & set(tables.val.images.to_pylist())
+    assert "val: 6 of 24 images held out (seed 0), equal photos together" in tables.train.notes.messages
+    again = read_tables(data, seed=0)
+    assert (again.train.fingerprint, again.val.fingerprint) == (tables.train.fingerprint, tables.val.fingerprint)
+    assert read_tables(data, seed=1).val.fingerprint != tables.val.fingerprint
+
+
+def test_equal_photos_stay_on_one_side(scenes, tmp_path):
+    """Every photo three times, under other names."""
+    rows = ["image,tag"]
+    for n, key in enumerate(scenes.train.images.to_pylist()[:12]):
+        for copy in range(3):
+            name = f"{copy}-{n}.jpg"
+            (tmp_path / name).write_bytes((scenes.train.root / key).read_bytes())
+            rows.append(f"{name},{'ab'[n % 2]}")
+    data = DataConfig(train=write(tmp_path / "tags.csv", "\n".join(rows)), images=str(tmp_path), val_share=0.3)
+    tables = read_tables(data, seed=0)
+    photos = [{key.split("-")[1] for key in table.images.to_pylist()} for table in (tables.train, tables.val)]
+    assert all(photos)
+    assert not photos[0] & photos[1]
+    assert len(tables.train) + len(tables.val) == 36
+
+
+def test_groups_of_the_users_stay_together(scenes, tmp_path):
+    rows = ["image,tag", *(f"{key},{'ab'[n % 2]}" for n, key in enumerate(scenes.train.images.to_pylist()))]
+    data = DataConfig(
+        train=write(tmp_path / "tags.csv", "\n".join(rows)), images=str(scenes.train.root), val_share=0.4,
+        group_by=r"train/000(\d)",
+    )  # fmt: skip
+    tables = read_tables(data, seed=0)
+    groups = [{key[len("train/000")] for key in table.images.to_pylist()} for table in (tables.train, tables.val)]
+    assert not groups[0] & groups[1]
+    assert any("groups kept together" in message for message in tables.train.notes.messages)
+
+
+def test_files_of_their_own_and_complete_labels(scenes):
+    folder = scenes.folder
+    data = DataConfig(
+        train=str(folder / "train_single.csv"), images=str(folder / "images"), val=str(folder / "val.csv"),
+        test=str(folder / "test.csv"), truth=str(folder / "train_truth.csv"),
+    )  # fmt: skip
+    tables = read_tables(data, seed=0)
+    assert [len(table) for table in tables.splits().values()] == [24, 11, 5]
+    assert len({table.classes for table in (*tables.splits().values(), tables.truth)}) == 1
+    assert tables.truth.images.to_pylist() == tables.train.images.to_pylist()
+    known = tables.train.matrix.dense() == Label.POSITIVE
+    assert (tables.truth.matrix.dense()[known] == Label.POSITIVE).all()
+    assert not (tables.truth.matrix.dense() == Label.UNKNOWN).any()
+
+
+def test_splits_that_the_source_names(scenes, tmp_path):
+    train, val = scenes.train, scenes.val
+    both = LabelTable.build(
+        [*train.images.to_pylist(), *val.images.to_pylist()], train.classes,
+        image=np.arange(35), class_=np.zeros(35, int), state=np.ones(35, int), root=train.root,
+        split=["train"] * 24 + ["val"] * 11,
+    )  # fmt: skip
+    save(both, tmp_path / "labels.parquet", keep_root=True)
+    named = read_named(DataConfig(train=str(tmp_path / "labels.parquet")))
+    assert {name: len(table) for name, table in named.items()} == {"train": 24, "val": 11}
+
+
+def test_hold_out_needs_photos():
+    with pytest.raises(DataError, match="this table has no folder of photos to compare"):
+        hold_out(from_rows(SINGLE * 10))
+
+
+# --- the plan
+
+
+def test_a_plan_says_what_will_be_done(tables, make_config):
+    plan = make_plan(make_config(), tables=tables, cpu=True)
+    assert plan.grid == (2, 2)
+    assert plan.heatmap_bytes == 24 * (10 * 4 * 4 + 4)
+    # Eleven complete validation images are too few for K; the guess is 1.5 x 1.
+    assert plan.objective.positives_per_image == 1.5
+    lines = [*plan.lines()]
+    for line in (
+        "method: expected_negative (cl_weight 0.1, scl_weight 0.3)",
+        "net: test_resnet, weights none, 64 px, maps 2 x 2; preset cpu, seed 0",
+        "stage warmup: 1 epochs, lr 0.01 cosine, batch 8, trains the head",
+        "heatmaps: 0.0 MB in memory (4 x 4 per image and class)",
+    ):
+        assert line in lines
+    assert any(line.startswith("positives per image: 1.50, a guess") for line in lines)
+
+
+def test_what_the_user_says_about_k_is_taken(tables, make_config):
+    plan = make_plan(make_config(objective__positives_per_image=2.9), tables=tables, cpu=True)
+    assert plan.objective.positives_per_image == 2.9
+    assert not any("positives per image" in note for note in plan.notes)
+    prior = derive(make_config(objective__class_prior=[0.2] * 10), tables, None, cpu=True)
+    assert not any("positives per image" in note for note in prior.notes)
+
+
+def test_resuming_keeps_what_was_resolved(tables, make_config):
+    """On another machine the presets would say something else."""
+    config = make_config()
+    first = derive(config, tables, None, cpu=True)
+    other = first.resolved.model_copy(update={"batch_size": 3, "preset": "paper"})
+    assert derive(config, tables, None, cpu=True, resolved=other).resolved == other
+
+
+def test_the_same_seed_gives_the_same_net(tables, make_config):
+    nets = [derive(make_config(train__seed=seed), tables, None, cpu=True).net for seed in (0, 0, 1)]
+    assert nets[0].origin.fingerprint == nets[1].origin.fingerprint != nets[2].origin.fingerprint
+
+
+def test_labels_without_photos_are_refused(tables, make_config):
+    with pytest.raises(ConfigError) as error:
+        make_plan(make_config(), tables=Tables(tables.train, tables.val.with_root(None)), cpu=True)
+    assert str(error.value) == "the val labels do not say where the photos are; give --images FOLDER."
+
+
+def test_nothing_to_learn_is_refused(tables, make_config):
+    empty = LabelTable.build(
+        tables.train.images.to_pylist(), tables.train.classes, image=[0], class_=[0], state=[-1], root=tables.train.root
+    )
+    with pytest.raises(ConfigError) as error:
+        derive(make_config(), Tables(empty, tables.val), None, cpu=True)
+    assert str(error.value) == (
+        "no training image has a positive label, so there is nothing to learn; look at `fewtags check`."
+    )
+
+
+def test_the_best_epoch_needs_something_to_rank_before_training(tables, make_config):
+    single = tables.train.subset(np.arange(8))
+    with pytest.raises(ConfigError) as error:
+        derive(make_config(train__select="best"), Tables(tables.train, single), None, cpu=True)
+    assert str(error.value) == (
+        'train.select = "best" needs a class with known positives and known negatives in the validation images, and '
+        'there is none; use "auto" or "last".'
+    )
+
+
+def test_photos_that_cannot_be_read_are_left_out_of_every_table(scenes, make_config, tmp_path):
+    root = tmp_path / "images"
+    shutil.copytree(scenes.train.root, root)
+    broken = scenes.train.images[3].as_py()
+    (root / broken).write_bytes((root / broken).read_bytes()[:300])
+    (root / scenes.val.images[0].as_py()).unlink()
+    tables = Tables(*(t.with_root(root) for t in (scenes.train, scenes.val)), truth=scenes.train_truth.with_root(root))
+    plan = make_plan(make_config(), tables=tables, cpu=True)
+    assert (len(plan.tables.train), len(plan.tables.val), len(plan.tables.truth)) == (23, 10, 23)
+    assert broken not in plan.tables.train.images.to_pylist()
+    assert plan.tables.truth.images.to_pylist() == plan.tables.train.images.to_pylist()
+    assert "train: 1 image left out, without a readable photo; see excluded.csv" in plan.tables.train.notes.messages
+    assert {row.item for row in plan.report.excluded_rows()} == {broken, scenes.val.images[0].as_py()}
+
+
+def test_a_split_without_any_readable_photo_is_refused(tables, make_config, tmp_path):
+    gone = Tables(tables.train, tables.val.with_root(tmp_path))
+    with pytest.raises(DataError, match=r"val: no photo can be read, for example val/00000\.jpg: "):
+        make_plan(make_config(), tables=gone, cpu=True)

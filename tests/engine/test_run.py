@@ -1,0 +1,494 @@
+"""A run in its folder: what is written, what is chosen, what is refused, and going on after an interruption."""
+
+import csv
+import json
+import shutil
+from importlib.metadata import version
+
+import numpy as np
+import pytest
+import torch
+
+from fewtags.config import DataConfig, Resolved, load_toml, parse
+from fewtags.data.storage import load
+from fewtags.data.table import LabelTable
+from fewtags.engine import plan as planning
+from fewtags.engine.checkpoint import load_tensors
+from fewtags.engine.events import Ended, EpochEnded, Started, StepEnded
+from fewtags.engine.methods import settings_models
+from fewtags.engine.model import load_model, read_info
+from fewtags.engine.plan import Tables, make_plan
+from fewtags.engine.run import Run, changed_split, choose_thresholds, expected_share, open_run
+from fewtags.errors import CheckpointError, ConfigError, DataError
+from fewtags.labels import ClassNames, Label
+from fewtags.objectives.assume_negative import AssumeNegative
+from fewtags.objectives.expected_negative import ExpectedNegative
+
+FINETUNE = {
+    "train__stages": [
+        {"name": "warmup", "epochs": 1, "lr": 1e-2, "trainable": "head", "warmup": True},
+        {"name": "main", "epochs": 1, "lr": 1e-3, "trainable": 1},
+    ],
+    "train__cached_views": 0,
+    "train__weight_ema": 0.9,
+    "train__checkpoint_every_steps": 2,
+    "objective__heatmap_storage": "disk",
+}
+
+
+def train(config, tables, out, stop=None):
+    """Run in a folder, or leave after so many steps; the events."""
+    return take(Run(make_plan(config, tables=tables, cpu=True), out, cpu=True).start(), stop)
+
+
+def take(events, stop=None):
+    seen = []
+    for event in events:
+        seen.append(event)
+        if isinstance(event, StepEnded) and event.global_step == stop:
+            break
+    return seen
+
+
+def read_json(path):
+    return json.loads(path.read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def finished(scenes, tmp_path_factory, request):
+    """A finished run, and its events."""
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    make = request.getfixturevalue("make_config")
+    tables = Tables(scenes.train, scenes.val, scenes.test, scenes.train_truth)
+    return out, train(make(), tables, out)
+
+
+# --- what is written
+
+
+def test_the_folder_of_a_finished_run(finished):
+    out, _ = finished
+    files = {
+        str(path.relative_to(out)) for path in out.rglob("*") if path.is_file() and "checkpoints" not in path.parts
+    }
+    assert files == {
+        "run.toml", "resolved.toml", "environment.json", "vocabulary.json", "check.json", "excluded.csv",
+        "metrics.jsonl", "best.safetensors", "model.safetensors",
+        "tables/train.parquet", "tables/val.parquet", "tables/test.parquet", "tables/truth.parquet",
+        "evaluation/val.json", "evaluation/val.npy", "evaluation/test.json", "evaluation/test.npy",
+        "gallery/epoch-0000.npz", "gallery/epoch-0000.json", "gallery/epoch-0001.npz", "gallery/epoch-0001.json",
+        "gallery/epoch-0002.npz", "gallery/epoch-0002.json", "gallery/final.npz", "gallery/final.json",
+    }  # fmt: skip
+    assert [path.name for path in (out / "checkpoints").iterdir() if path.is_dir()] == ["step-000000009"]
+
+
+def test_the_record_says_what_ran(finished, scenes, make_config):
+    out, _ = finished
+    assert parse(load_toml(out / "run.toml"), settings_models()) == make_config()
+    resolved = Resolved.model_validate(load_toml(out / "resolved.toml"))
+    assert (resolved.backbone, resolved.size, resolved.batch_size, resolved.seed) == ("test_resnet", 64, 8, 0)
+    record = read_json(out / "environment.json")
+    assert record["fingerprints"] == {
+        "train": scenes.train.fingerprint, "val": scenes.val.fingerprint, "test": scenes.test.fingerprint,
+        "truth": scenes.train_truth.fingerprint,
+    }  # fmt: skip
+    assert record["method"]["name"] == "expected_negative"
+    assert record["method"]["positives_per_image"] == 1.5
+    assert (record["grid"], record["heatmap_bytes"]) == ([2, 2], 24 * (10 * 16 + 4))
+    assert any("a guess" in note for note in record["notes"])
+    assert record["packages"]["torch"] == version("torch")
+    assert read_json(out / "vocabulary.json")[0] == {"id": "zero", "name": "zero"}
+    assert load(out / "tables" / "train.parquet").fingerprint == scenes.train.fingerprint
+    assert load(out / "tables" / "train.parquet").root.is_absolute()
+
+
+def test_one_line_of_metrics_an_epoch(finished):
+    out, events = finished
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [event.record for event in events if isinstance(event, EpochEnded)]
+    assert [(line["epoch"], line["stage"]) for line in lines] == [(0, "warmup"), (1, "main"), (2, "main")]
+    assert {"val/mAP", "train/loss", "train/scl", "state/expected_positives_precision"} <= lines[2].keys()
+
+
+def test_thresholds_and_evaluation_belong_to_the_model(finished, scenes):
+    out, _ = finished
+    info = read_info(out / "model.safetensors")
+    found = read_json(out / "evaluation" / "val.json")
+    assert [entry["threshold"] for entry in found["per_class"]] == list(info.thresholds)
+    assert found["threshold_rules"] == list(info.threshold_rules)
+    assert set(info.threshold_rules) <= {"class_f1", "pooled_f1"}
+    assert (found["images"], found["known_cells"]) == (11, 110)
+    assert np.load(out / "evaluation" / "val.npy").shape == (11, 10)
+    tables = Tables(scenes.train, scenes.val)
+    assert choose_thresholds(np.load(out / "evaluation" / "val.npy"), tables).values.tolist() == list(info.thresholds)
+
+
+def test_the_metric_of_the_best_epoch_is_the_one_of_the_model(finished):
+    """Measured on cached features while training, and with the whole net in the end."""
+    out, events = finished
+    ended = events[-1]
+    assert isinstance(ended, Ended)
+    assert read_json(out / "evaluation" / "val.json")["mAP"] == pytest.approx(ended.best_value, abs=1e-6)
+
+
+# --- which epoch
+
+
+@pytest.mark.parametrize("select", ["auto", "best", "last"])
+def test_the_model_says_which_epoch_it_is(tables, make_config, tmp_path, select):
+    events = train(make_config(train__select=select), tables, tmp_path / "run")
+    best = events[-1].best_epoch
+    info = read_info(tmp_path / "run" / "model.safetensors")
+    net, _ = load_model(tmp_path / "run")
+    (path,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    last = torch.equal(net.head.weight, load_tensors(path / "net.safetensors")["head.weight"])
+    if select == "last":
+        assert info.selection == "the last epoch (3), chosen"
+        assert last
+    else:
+        assert info.selection == f"epoch {best + 1} of 3, the best by validation mAP"
+        weights = load_tensors(tmp_path / "run" / "best.safetensors")
+        assert torch.equal(net.head.weight, weights["head.weight"])
+        assert last == (best == 2)
+
+
+def test_validation_without_known_negatives(scenes, make_config, tmp_path):
+    """As a class folder tree gives it: one positive per image and nothing else."""
+    whole = scenes.train
+    tables = Tables(whole.subset(np.arange(16)), whole.subset(np.arange(16, 24)))
+    events = train(make_config(), tables, tmp_path / "run")
+    assert events[-1] == Ended(3, None, None)
+    records = [event.record for event in events if isinstance(event, EpochEnded)]
+    assert {"val/hit@1", "val/mean_rank", "val/pessimistic_mAP", "val/predicted_positives"} <= records[0].keys()
+    assert "val/mAP" not in records[0]
+    assert not any(event.best for event in events if isinstance(event, EpochEnded))
+    info = read_info(tmp_path / "run" / "model.safetensors")
+    assert info.selection == (
+        "the last epoch (3), since no validation class has both known positives and known negatives"
+    )
+    assert set(info.threshold_rules) == {"expected_count"}
+    found = read_json(tmp_path / "run" / "evaluation" / "val.json")
+    assert found["mAP"] is None
+    assert found["positive_only"].keys() == {
+        "images", "hit@1", "recall@1", "recall@3", "recall@5", "mean_rank",
+        "mAP, unknown counted as absent (pessimistic)",
+    }  # fmt: skip
+    assert found["positive_only"]["images"] == 8
+
+
+# --- thresholds by expected number
+
+
+def small(rows, names="abc"):
+    dense = np.array(rows, np.int8)
+    image, class_ = np.nonzero(dense)
+    keys = [f"{i}.jpg" for i in range(len(dense))]
+    return LabelTable.build(keys, ClassNames.of(names), image=image, class_=class_, state=dense[image, class_])
+
+
+def test_expected_shares():
+    """K = 1.5 of three classes, annotated 3 : 1 : 0. What the method was told about K or the classes comes first."""
+    tables = Tables(small([[1, 0, 0]] * 3 + [[0, 1, 0]]), small([[1, 0, 0]]))
+    assert expected_share(tables).tolist() == [1.0, 0.375, 0.0]
+    assert expected_share(tables, AssumeNegative()).tolist() == [1.0, 0.375, 0.0]
+    assert expected_share(tables, ExpectedNegative(positives_per_image=0.4)).tolist() == pytest.approx([0.3, 0.1, 0.0])
+    prior = ExpectedNegative(class_prior=(0.1, 0.2, 0.7), positives_per_image=9.0)
+    assert expected_share(tables, prior).tolist() == [0.1, 0.2, 0.7]
+
+
+def test_thresholds_take_as_many_as_expected():
+    """Ten images; shares .5, .2 and 0 of them: the five, two and no best scored ones."""
+    tables = Tables(small([[1, 0, 0]] * 5 + [[0, 1, 0]] * 2), small([[1, 0, 0]] * 10))
+    logits = np.linspace(-2, 2, 10, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
+    found = choose_thresholds(logits, tables, ExpectedNegative(positives_per_image=0.7))
+    prob = 1 / (1 + np.exp(-logits.astype(float)))
+    assert (prob >= found.values).sum(0).tolist() == [5, 2, 0]
+
+
+# --- refused
+
+
+def test_a_used_folder_is_refused(tables, make_config, finished, tmp_path):
+    out, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    plan = make_plan(make_config(), tables=tables, cpu=True)
+    with pytest.raises(ConfigError) as error:
+        next(Run(plan, out, cpu=True).start())
+    assert str(error.value) == f"{out} is not empty; choose another --out."
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match=r"is not empty; choose another --out\.$"):
+        next(Run(plan, tmp_path, cpu=True).start())
+    with pytest.raises(ConfigError, match=r"notes\.txt is a file; --out takes a folder for the run\."):
+        next(Run(plan, tmp_path / "notes.txt", cpu=True).start())
+
+
+def test_an_empty_folder_is_fine(tables, make_config, tmp_path):
+    assert isinstance(train(make_config(), tables, tmp_path, stop=1)[0], Started)
+
+
+def test_a_method_that_is_refused_leaves_the_folder_free(tables, make_config, tmp_path):
+    single = Tables(tables.train, tables.val)
+    with pytest.raises(ConfigError, match="objective 'bce' needs known negatives"):
+        train(make_config(objective={"name": "bce"}), single, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_interrupted_run(finished, tmp_path):
+    out, _ = finished
+    with pytest.raises(CheckpointError) as error:
+        open_run(out)
+    assert str(error.value) == f"{out} is finished; its model is {out / 'model.safetensors'}."
+    with pytest.raises(CheckpointError, match=r"is not a run folder \(it has no run\.toml\); start one with"):
+        open_run(tmp_path)
+
+
+# --- going on
+
+
+@pytest.fixture(scope="module")
+def pair(scenes, tmp_path_factory, request):
+    """A run that trains a block of the net, uninterrupted; and the same run left in the middle of its second epoch."""
+    folder = tmp_path_factory.mktemp("pair")
+    config = request.getfixturevalue("make_config")(**FINETUNE)
+    tables = Tables(scenes.train, scenes.val, scenes.test, scenes.train_truth)
+    train(config, tables, folder / "whole")
+    train(config, tables, folder / "left", stop=5)
+    return folder / "whole", folder / "left"
+
+
+@pytest.fixture
+def left(pair, tmp_path):
+    """A copy of the run that was left."""
+    return shutil.copytree(pair[1], tmp_path / "left")
+
+
+def outcome(out):
+    """All that a run ends with, by file; of records, what no clock says."""
+    files = {}
+    for path in out.rglob("*"):
+        if path.suffix in (".safetensors", ".npy", ".npz") or path.parent.name in ("evaluation", "gallery"):
+            files[str(path.relative_to(out))] = path.read_bytes()
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return files, [{k: v for k, v in line.items() if k not in ("seconds", "cpu_seconds")} for line in lines]
+
+
+def test_a_run_goes_on_with_the_same_bits(pair, left, monkeypatch, tmp_path):
+    """Also from another working directory, on a machine whose presets would be others."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    other = planning.facts(24, 10, cpu=True).model_copy(update={"device": "cuda", "cores": 77, "bf16": True})
+    monkeypatch.setattr(planning, "facts", lambda *_: other)
+    monkeypatch.setattr(planning, "free_memory", lambda device=None: 0)
+    events = take(open_run(left, cpu=True).resume())
+    assert events[0].resumed_from.name == "step-000000004"
+    assert outcome(left) == outcome(pair[0])
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint(pair, left):
+    shutil.rmtree(left / "checkpoints")
+    (left / "best.safetensors").unlink()
+    events = take(open_run(left, cpu=True).resume())
+    assert events[0].resumed_from is None
+    assert outcome(left) == outcome(pair[0])
+
+
+def test_a_run_that_was_killed_after_its_last_epoch(pair, tmp_path):
+    """Everything that comes after training is done again."""
+    again = shutil.copytree(pair[0], tmp_path / "again")
+    (again / "model.safetensors").unlink()
+    shutil.rmtree(again / "evaluation")
+    (again / "gallery" / "final.npz").unlink()
+    take(open_run(again, cpu=True).resume())
+    assert outcome(again) == outcome(pair[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("environment.json", "{"),
+        ("environment.json", "{}"),
+        ("environment.json", None),
+        ("resolved.toml", "x = 1"),
+        ("resolved.toml", "preset = "),
+        ("resolved.toml", None),
+        ("tables/train.parquet", "nonsense"),
+        ("tables/val.parquet", None),
+    ],
+)
+def test_a_damaged_record_is_refused(left, name, content):
+    if content is None:
+        (left / name).unlink()
+    else:
+        (left / name).write_text(content)
+    with pytest.raises(CheckpointError, match=r"the record of the run in .* is damaged \(.+\); start a new run\."):
+        open_run(left, cpu=True)
+
+
+def test_tables_of_another_run_are_refused(left):
+    shutil.copy(left / "tables" / "val.parquet", left / "tables" / "test.parquet")
+    with pytest.raises(CheckpointError, match=r"test\.parquet is not what the run began with; restore it, or start a"):
+        open_run(left, cpu=True)
+
+
+def test_other_initial_weights_are_refused(left):
+    record = read_json(left / "environment.json")
+    record["weights"]["fingerprint"] = "0" * 64
+    (left / "environment.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError) as error:
+        open_run(left, cpu=True)
+    assert str(error.value) == f"the initial weights none are not the ones that {left} began with; restore them."
+
+
+@pytest.fixture
+def files(scenes, tmp_path):
+    """A copy of the demo set's files that may be changed; the settings that read them."""
+    folder = shutil.copytree(scenes.folder, tmp_path / "files")
+    broken = folder / "images" / "train" / "00005.jpg"
+    broken.write_bytes(broken.read_bytes()[:200])
+    data = {
+        "train": str(folder / "train_single.csv"), "images": str(folder / "images"), "val": str(folder / "val.csv"),
+        "truth": str(folder / "train_truth.csv"),
+    }  # fmt: skip
+    return folder, data
+
+
+def test_an_unreadable_photo_is_left_out_with_a_line_and_training_goes_on(files, make_config, tmp_path):
+    _, data = files
+    plan = make_plan(make_config(data=data), cpu=True)
+    assert any("train: 1 image left out, without a readable photo" in m for m in plan.tables.train.notes.messages)
+    out = tmp_path / "run"
+    events = take(Run(plan, out, cpu=True).start())
+    assert isinstance(events[-1], Ended)
+    with (out / "excluded.csv").open(encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["item"], row["where"]) == ("train/00005.jpg", "train")
+    assert "truncated" in row["reason"].lower() or "cannot be read" in row["reason"].lower()
+    assert len(load(out / "tables" / "train.parquet")) == 23
+
+
+def test_changed_labels_are_refused_until_they_are_restored(files, make_config, tmp_path):
+    folder, data = files
+    out = tmp_path / "run"
+    train(make_config(data=data), None, out, stop=5)
+
+    def refused(message, **changes):
+        """With changed files, by stem; they are restored afterwards."""
+        paths = {folder / f"{name}.csv": change for name, change in changes.items()}
+        originals = {path: path.read_text() for path in paths}
+        for path, change in paths.items():
+            path.write_text(change(originals[path]))
+        with pytest.raises(CheckpointError) as error:
+            open_run(out, cpu=True)
+        assert str(error.value).startswith(message)
+        for path, text in originals.items():
+            path.write_text(text)
+
+    def last_cell(text):
+        return text[:-2] + ("0" if text[-2] == "1" else "1") + "\n"
+
+    first = (folder / "train_single.csv").read_text().splitlines()[1]
+    photo, tag = first.split(",")
+    changed = "the {} labels have changed since " + str(out) + " began; restore them, or start a new run."
+    other = f"{photo},{'nine' if tag != 'nine' else 'one'}"
+    refused(changed.format("train"), train_single=lambda text: text.replace(first, other))
+    more = {
+        "train_single": lambda text: text + "val/00001.jpg,one\n",
+        "train_truth": lambda text: text + "val/00001.jpg" + ",1" * 10 + "\n",
+    }
+    refused(changed.format("train"), **more)
+    refused(changed.format("train"), train_single=lambda text: "\n".join(text.splitlines()[:-1]))
+    refused(changed.format("val"), val=last_cell)
+    refused(changed.format("truth"), train_truth=last_cell)
+    gone = f"the labels can no longer be read as they were when {out} began: the complete labels lack 1 of 24 images"
+    refused(gone, train_truth=lambda text: "\n".join(text.splitlines()[:-1]))
+    take(open_run(out, cpu=True).resume())
+    assert (out / "model.safetensors").exists()
+
+
+def test_label_files_that_are_gone_do_not_matter(files, make_config, tmp_path):
+    """The run has its own copy of the labels."""
+    folder, data = files
+    out = tmp_path / "run"
+    train(make_config(data=data), None, out, stop=5)
+    (folder / "train_single.csv").unlink()
+    assert len(open_run(out, cpu=True).plan.tables.train) == 23
+
+
+def test_which_split_has_changed(tables, tmp_path):
+    assert changed_split(tables, tables, tmp_path) is None
+    assert changed_split(tables, Tables(tables.train, tables.val, tables.test), tmp_path) == "truth"
+    assert changed_split(Tables(tables.train, tables.val), tables, tmp_path) == "test"
+    fewer = Tables(tables.train.subset(np.arange(23)), tables.val, tables.test, tables.truth)
+    assert changed_split(fewer, tables, tmp_path) == "train"
+    key = tables.train.images[23].as_py()
+    (tmp_path / "excluded.csv").write_text(f"item,where,reason\n{key},train,broken\n")
+    truth = tables.truth.subset(np.arange(23))
+    assert changed_split(Tables(fewer.train, tables.val, tables.test, truth), tables, tmp_path) is None
+
+
+# --- sets of odd sizes and labels
+
+
+def with_labels(table, dense, names):
+    image, class_ = np.nonzero(dense)
+    return LabelTable.build(
+        table.images.to_pylist(), ClassNames.of(names), image=image, class_=class_, state=dense[image, class_],
+        root=table.root,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("train_rows", "val_rows", "names"),
+    [
+        pytest.param([[1]] * 5, [[1], [-1], [1]], "a", id="one class"),
+        pytest.param([[1, 0], [0, 1], [1, 0]], [[-1, -1], [-1, 0]], "ab", id="validation without positives"),
+        pytest.param([[1, 0], [0, 1], [1, 0]], [[0, 0], [0, 0]], "ab", id="validation without labels"),
+        pytest.param([[1, 0], [0, 0], [-1, 0]], [[1, 0]], "ab", id="a class and images without labels"),
+        pytest.param([[1, 1]], [[1, -1]], "ab", id="one image"),
+    ],
+)
+def test_small_and_one_sided_sets(scenes, make_config, tmp_path, train_rows, val_rows, names):
+    """With batches of 8: larger than the set. The run ends with a model whose numbers are numbers, or null."""
+    dense = [np.array(rows, np.int8) for rows in (train_rows, val_rows)]
+    tables = Tables(*(
+        with_labels(table.subset(np.arange(len(rows))), rows, names)
+        for table, rows in zip((scenes.train, scenes.val), dense, strict=True)
+    ))  # fmt: skip
+    train(make_config(), tables, tmp_path / "run")
+    info = read_info(tmp_path / "run" / "model.safetensors")
+    assert len(info.thresholds) == len(names)
+    assert np.isfinite(info.thresholds).all()
+    found = read_json(tmp_path / "run" / "evaluation" / "val.json")
+    assert found["images"] == len(val_rows)
+    assert np.isfinite(np.load(tmp_path / "run" / "evaluation" / "val.npy")).all()
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(name))
+
+
+def test_class_folders_from_end_to_end(scenes, make_config, tmp_path):
+    """A folder a class, the same photo in two of them: one image with two positives, on one side of the split."""
+    truth = scenes.train_truth.matrix.dense()
+    for n, key in enumerate(scenes.train.images.to_pylist()):
+        for c in np.flatnonzero(truth[n] == Label.POSITIVE)[:2]:
+            folder = tmp_path / "photos" / scenes.train.classes.ids[c]
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(scenes.train.root / key, folder / f"{n}-{c}.jpg")
+    config = make_config(data={"train": str(tmp_path / "photos"), "val_share": 0.25})
+    plan = make_plan(config, cpu=True)
+    assert len(plan.tables.train) + len(plan.tables.val) == 24
+    assert int(plan.tables.train.matrix.image_counts(Label.POSITIVE).min()) == 2
+    assert plan.objective.positives_per_image == 3.0
+    take(Run(plan, tmp_path / "run", cpu=True).start(), stop=4)
+    take(open_run(tmp_path / "run", cpu=True).resume())
+    assert read_info(tmp_path / "run" / "model.safetensors").class_ids == plan.tables.train.classes.ids
+
+
+def test_no_readable_photo_at_all(scenes, make_config, tmp_path):
+    data = DataConfig(train=str(scenes.folder / "train_single.csv"), images=str(scenes.folder / "images"))
+    config = make_config(data=data.model_dump(exclude_none=True) | {"val": str(scenes.folder / "val.csv")})
+    tables = planning.read_tables(config.data, 0)
+    moved = Tables(tables.train.with_root(tmp_path), tables.val)
+    with pytest.raises(DataError, match=r"train: no photo can be read, for example train/00000\.jpg: "):
+        train(config, moved, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

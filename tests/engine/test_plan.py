@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fewtags.config import DataConfig
+from fewtags.data.formats.common import ReadOptions
 from fewtags.data.storage import save
 from fewtags.data.table import LabelTable
 from fewtags.engine import plan as planning
@@ -148,13 +149,13 @@ def test_what_check_is_told(gigabyte):
 
 
 def test_reading_options_come_from_the_configuration():
-    data = DataConfig(
-        train="x.csv", complete=True, uncertain="ones", blank="negative", difficult="positive", none_folder="nothing",
-        tags_separator=";", columns=("a", "b"),
-    )  # fmt: skip
-    options = read_options(data)
-    for name in ("complete", "uncertain", "blank", "difficult", "none_folder", "tags_separator", "columns"):
-        assert getattr(options, name) == getattr(data, name), name
+    said = {
+        "complete": True, "uncertain": "ones", "blank": "negative", "difficult": "positive", "none_folder": "nothing",
+        "crowd": "unknown", "image_column": "file", "columns": ("a", "b"), "delimiter": ";", "tags_separator": "|",
+        "positive_words": ("oui",), "negative_words": ("non",), "unknown_words": ("peut-être",),
+    }  # fmt: skip
+    assert vars(read_options(DataConfig(train="x.csv", **said))) == said
+    assert read_options(DataConfig(train="x.csv")) == ReadOptions()
 
 
 def write(path, text):

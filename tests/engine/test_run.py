@@ -303,6 +303,22 @@ def test_a_run_that_was_killed_after_its_last_epoch(pair, tmp_path):
     assert outcome(again) == outcome(pair[0])
 
 
+def test_a_run_with_a_model_has_everything_else(tables, make_config, tmp_path, monkeypatch):
+    """The model counts as the end, so it comes last: a kill before it leaves a run to go on with."""
+
+    def die(path, net, info):
+        assert (path.parent / "gallery" / "final.json").exists()
+        assert (path.parent / "evaluation" / "test.json").exists()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fewtags.engine.run.save_model", die)
+        with pytest.raises(KeyboardInterrupt):
+            train(make_config(), tables, tmp_path / "run")
+    take(open_run(tmp_path / "run", cpu=True).resume())
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

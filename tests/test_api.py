@@ -1,0 +1,254 @@
+"""The Python interface: fit, evaluate, predict, heatmaps, save and load, and an interrupted fit that goes on."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import fewtags as ft
+from fewtags.data.demo import make_scenes
+from fewtags.engine.events import Ended, Started, StepEnded
+from fewtags.engine.predict import evaluate_table
+from fewtags.errors import CheckpointError, ConfigError, DataError
+
+SETTINGS = {
+    "train.batch_size": 8,
+    "train.workers": 0,
+    "train.cached_views": 2,
+    "train.checkpoint_every_steps": 1,
+    "train.stages": [{"name": "main", "epochs": 3, "lr": 1e-2, "trainable": "head"}],
+}
+
+
+def classifier(**options):
+    return ft.Classifier(
+        **{"backbone": "test_resnet", "weights": "none", "size": 64, "preset": "cpu", "device": "cpu"} | options
+    )
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    """24 scenes with one annotated digit, and 11 complete ones."""
+    return make_scenes(tmp_path_factory.mktemp("photos") / "scenes", train=24, val=11, test=1, size=64, seed=0)
+
+
+@pytest.fixture(scope="module")
+def fitted(scenes, tmp_path_factory):
+    """A trained classifier, its run folder, and the events."""
+    out, events = tmp_path_factory.mktemp("runs") / "first", []
+    method = ft.ExpectedNegative(positives_per_image=2.9, scl_weight=0.5)
+    clf = classifier(objective=method).fit(
+        scenes.train, scenes.val, out=out, truth=scenes.train_truth, on_event=events.append, settings=SETTINGS
+    )
+    return clf, out, events
+
+
+def photos(table, count=3):
+    return [table.root / key for key in table.images.to_pylist()[:count]]
+
+
+def test_fit_returns_itself_and_tells_what_happens(fitted, scenes):
+    clf, out, events = fitted
+    assert clf.fitted
+    assert clf.classes_ == scenes.train.classes
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], Ended)
+    assert (out / "model.safetensors").exists()
+    assert clf.info_.method["positives_per_image"] == 2.9
+    assert clf.thresholds_.tolist() == list(clf.info_.thresholds)
+
+
+def test_evaluate(fitted, scenes):
+    clf = fitted[0]
+    found = clf.evaluate(scenes.val)
+    assert found.to_dict() == evaluate_table(clf._net, clf.info_, scenes.val, cpu=True)[0].to_dict()
+    assert str(found).startswith("mAP ")
+
+
+def test_predictions(fitted, scenes):
+    clf = fitted[0]
+    prob = clf.predict_proba(photos(scenes.val))
+    assert (prob.shape, prob.dtype) == ((3, 10), np.float32)
+    assert ((prob > 0) & (prob < 1)).all()
+    # Each row on its own, in the order of the photos.
+    for row, path in zip(prob, photos(scenes.val), strict=True):
+        np.testing.assert_allclose(clf.predict_proba([str(path)])[0], row, atol=1e-6)
+    tags = clf.predict(photos(scenes.val))
+    for row, found in zip(prob, tags, strict=True):
+        present = [c for c in np.argsort(-row, kind="stable") if row[c] >= clf.thresholds_[c]]
+        assert found == [clf.classes_.ids[c] for c in present]
+    assert clf.predict(photos(scenes.val), max_tags=1) == [found[:1] for found in tags]
+    assert clf.predict_proba([]).shape == (0, 10)
+    assert clf.predict([]) == []
+
+
+def test_thresholds_decide_on_the_probabilities_they_were_made_of(fitted, scenes):
+    """Validation photos are decided as the run's evaluation decided them: rounding to float32 comes after."""
+    clf, out, _ = fitted
+    logits = np.load(out / "evaluation" / "val.npy").astype(float)
+    decided = 1 / (1 + np.exp(-logits)) >= clf.thresholds_
+    tags = clf.predict(photos(scenes.val, 11))
+    assert [sorted(found) for found in tags] == [sorted(np.array(clf.classes_.ids)[row].tolist()) for row in decided]
+
+
+def test_heatmaps(fitted, scenes):
+    maps = fitted[0].heatmaps(photos(scenes.val)[0])
+    assert (maps.shape, maps.dtype) == ((10, 2, 2), np.float32)
+    assert ((maps > 0) & (maps < 1)).all()
+
+
+def test_save_and_load(fitted, scenes, tmp_path):
+    clf, out, _ = fitted
+    clf.save(tmp_path / "new" / "folder" / "model.safetensors")
+    for place in (out, out / "model.safetensors", tmp_path / "new" / "folder"):
+        again = ft.Classifier.load(place, device="cpu")
+        assert again.fitted
+        assert again.info_ == clf.info_
+        assert (again.backbone, again.size) == ("test_resnet", 64)
+        assert (again.predict_proba(photos(scenes.val)) == clf.predict_proba(photos(scenes.val))).all()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors does not exist; give a run folder"):
+        ft.Classifier.load(tmp_path)
+
+
+# --- going on
+
+
+class LeftError(Exception):
+    """Somebody stopped the fit."""
+
+
+def stop_after(steps):
+    def look(event):
+        if isinstance(event, StepEnded) and event.global_step == steps:
+            raise LeftError
+
+    return look
+
+
+def interrupted(scenes, out, steps, **options):
+    with pytest.raises(LeftError):
+        classifier().fit(scenes.train, out=out, on_event=stop_after(steps), settings=SETTINGS, **options)
+
+
+@pytest.mark.parametrize("steps", [1, 5], ids=["before the first checkpoint", "in the second epoch"])
+def test_fitting_again_in_the_folder_of_an_interrupted_fit_goes_on(scenes, tmp_path, steps):
+    whole = classifier().fit(scenes.train, out=tmp_path / "whole", settings=SETTINGS)
+    interrupted(scenes, tmp_path / "left", steps)
+    events = []
+    again = classifier().fit(scenes.train, out=tmp_path / "left", on_event=events.append, settings=SETTINGS)
+    assert (events[0].resumed_from is not None) == (steps > 1)
+    assert (tmp_path / "left" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
+    assert again.info_ == whole.info_
+
+
+def test_a_fit_whose_photos_were_partly_unreadable_goes_on(scenes, tmp_path):
+    root = shutil.copytree(scenes.train.root, tmp_path / "images")
+    (root / scenes.train.images[4].as_py()).write_bytes(b"no photo")
+    train = scenes.train.with_root(root)
+    with pytest.raises(LeftError):
+        classifier().fit(train, scenes.val, out=tmp_path / "run", on_event=stop_after(5), settings=SETTINGS)
+    assert classifier().fit(train, scenes.val, out=tmp_path / "run", settings=SETTINGS).fitted
+
+
+def test_another_fit_may_not_go_on(scenes, tmp_path):
+    out = tmp_path / "run"
+    interrupted(scenes, out, 5)
+    message = f"{out} holds an interrupted run with other settings; fit with the ones in {out / 'run.toml'}, or take "
+    for other, options in (
+        (classifier(seed=1), {}),
+        (classifier(objective=ft.AssumeNegative()), {}),
+        (classifier(), {"settings": SETTINGS | {"train.batch_size": 4}}),
+    ):
+        with pytest.raises(ConfigError) as error:
+            other.fit(scenes.train, out=out, **{"settings": SETTINGS} | options)
+        assert str(error.value) == message + "another folder."
+    for tables, split in (((scenes.train.subset(np.arange(23)),), "train"), ((scenes.train, scenes.val), "train")):
+        with pytest.raises(ConfigError) as error:
+            classifier().fit(*tables, out=out, settings=SETTINGS)
+        assert str(error.value) == f"{out} holds an interrupted run on other {split} labels; take another folder."
+
+
+def test_a_finished_run_is_not_overwritten(fitted, scenes):
+    _, out, _ = fitted
+    before = (out / "model.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match=r"first is not empty; choose another --out\.$"):
+        classifier().fit(scenes.train, scenes.val, out=out, settings=SETTINGS)
+    assert (out / "model.safetensors").read_bytes() == before
+
+
+# --- refused
+
+
+def test_nothing_works_before_fit(scenes, tmp_path):
+    clf = classifier()
+    assert not clf.fitted
+    for use in (
+        lambda: clf.classes_,
+        lambda: clf.thresholds_,
+        lambda: clf.info_,
+        lambda: clf.evaluate(scenes.val),
+        lambda: clf.predict(photos(scenes.val)),
+        lambda: clf.predict_proba(photos(scenes.val)),
+        lambda: clf.heatmaps(photos(scenes.val)[0]),
+        lambda: clf.save(tmp_path / "m.safetensors"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            use()
+        assert str(error.value) == "this classifier is not trained yet; call fit, or Classifier.load(run)."
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_one_name_is_not_a_list_of_photos(fitted, scenes):
+    clf, path = fitted[0], photos(scenes.val)[0]
+    for use in (clf.predict, clf.predict_proba):
+        for photo in (path, str(path)):
+            with pytest.raises(DataError) as error:
+                use(photo)
+            assert str(error.value) == f"expected a list of photos, got one name: write [{str(path)!r}]."
+
+
+def test_an_unreadable_photo_is_named(fitted, scenes, tmp_path):
+    clf = fitted[0]
+    for use in (lambda p: clf.predict([photos(scenes.val)[0], p]), lambda p: clf.predict_proba([p]), clf.heatmaps):
+        with pytest.raises(DataError, match=r"missing\.jpg"):
+            use(tmp_path / "missing.jpg")
+
+
+def test_wrong_arguments_are_refused_before_anything_is_written(scenes, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(ConfigError) as error:
+        classifier().fit(scenes.train, out=out, settings={"train.batchsize": 8, "train.epochs": 0})
+    assert str(error.value).splitlines() == [
+        "2 problem(s) in the arguments:",
+        "  train.epochs = 0: input should be greater than or equal to 1",
+        "  unknown key 'train.batchsize'; did you mean 'train.batch_size'?",
+    ]
+    with pytest.raises(ConfigError, match="device is 'gpu'; give 'cpu', or None for the best there is"):
+        classifier(device="gpu").fit(scenes.train, out=out)
+    with pytest.raises(ConfigError, match=r"'resnot' is not a backbone that timm knows"):
+        classifier(backbone="resnot").fit(scenes.train, scenes.val, out=out)
+    with pytest.raises(DataError, match="the complete labels lack 24 of 24 images"):
+        classifier().fit(scenes.train, scenes.val, truth=scenes.val, out=out)
+    assert not out.exists()
+
+
+def test_an_objective_is_not_changed_by_fitting(fitted, scenes, tmp_path):
+    method = ft.ExpectedNegative()
+    with pytest.raises(LeftError):
+        classifier(objective=method).fit(scenes.train, out=tmp_path / "run", on_event=stop_after(1), settings=SETTINGS)
+    assert vars(method) == vars(ft.ExpectedNegative())
+
+
+def test_epochs_change_the_last_stage_of_the_preset(scenes, tmp_path):
+    clf, seen = classifier(), []
+
+    def look(event):
+        seen.append(event)
+        raise LeftError
+
+    fewer = {key: value for key, value in SETTINGS.items() if key != "train.stages"}
+    with pytest.raises(LeftError):
+        clf.fit(scenes.train, out=tmp_path / "run", epochs=7, on_event=look, settings=fewer)
+    assert seen[0].epochs == 5 + 7

@@ -126,9 +126,10 @@ def set_section(set_name: str, methods: Mapping[str, Seeds]) -> Iterator[str]:
     """Two tables: what was reached, and at what cost."""
     first = _any(methods)
     counts = sorted({len(seeds) for seeds in methods.values()})
+    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     yield f"### {set_name}\n"
     yield (
-        f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds, {first['epochs']} epochs, "
+        f"{seeds} seed{'s' * (counts[-1] > 1)}, {first['epochs']} epochs, "
         f"{len(first['scored'])} scored classes, {first['positives_per_image']:.2f} labels per image, "
         f"chance mAP {first['chance_mAP']:.1f}.\n"
     )
@@ -198,7 +199,7 @@ def _memory(method: str, seeds: Seeds, base: Seeds) -> str:
     if method == "an":
         return f"{statistics.fmean(peak.values()):.0f} MiB"
     more = paired(peak, _values(base, lambda r: r["peak_memory_mb"]))
-    return "" if more is None else f"{more.mean:+.0f} MiB"
+    return "" if more is None else f"{more.mean:+z.0f} MiB"
 
 
 def _reached(seeds: Seeds, moment: str) -> dict[int, float]:

@@ -3,6 +3,7 @@
 Tests import this file. As a script it takes JSON, folder -> arguments of `run_until_death`, and prints how each ended.
 """
 
+import gc
 import json
 import os
 import signal
@@ -160,5 +161,6 @@ def in_a_fork(function):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    gc.freeze()  # every stage collects garbage, and looking through all of torch takes longer than a stage
     for folder, job in json.loads(sys.argv[1]).items():
         print(in_a_fork(partial(run_until_death, Path(folder), **job)), flush=True)

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import gc
 import importlib.util
 import math
 import os
@@ -116,6 +117,7 @@ def runs(folder, shard):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    gc.freeze()  # every stage collects garbage, and looking through all of torch takes longer than a stage
     rank, here = int(sys.argv[1]), Path(sys.argv[2])
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     dist.init_process_group("gloo", store=dist.FileStore(str(here / "rendezvous"), 2), rank=rank, world_size=2)

@@ -42,5 +42,8 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
     Dropout and stochastic depth draw from nothing else.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        # Not torch.manual_seed: it formats stack traces for devices that are not there, at every step.
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         yield

@@ -93,6 +93,9 @@ def curves(runs: Sequence[RunData]) -> Figure:
     return figure
 
 
+LEGEND = 24
+"""Most characters of a run's name in a legend."""
+
 VALIDATION = {
     "val/mAP": "mAP",
     "val/hit@1": "hit@1",
@@ -114,8 +117,12 @@ def _names(runs: Sequence[RunData], prefix: str, skip: tuple[str, ...]) -> dict[
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib shows as it is: no mathematics, and no leading underscore, which would hide it."""
-    escaped = text.replace("$", r"\$")
+    """Text that matplotlib shows as it is: no mathematics, no leading underscore, which would hide it.
+
+    Of a long text only the end is shown, which tells paths apart; a legend as wide as the figure would leave no room.
+    """
+    end = text if len(text) <= LEGEND else f"…{text[1 - LEGEND :]}"
+    escaped = end.replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 

@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo test check fix setup clean
 
 demo: setup
-	OMP_NUM_THREADS=$$(nproc 2>/dev/null || echo 2) $(BIN)/fewtags demo
+	$(BIN)/fewtags demo
 
 test: setup
 	$(BIN)/python -m pytest tests src --doctest-modules -n 2 --dist loadfile --jaxtyping-packages=fewtags.losses,fewtags.stores,fewtags.metrics,fewtags.geometry,fewtags.nets,fewtags.objectives,beartype.beartype

@@ -1,4 +1,4 @@
-"""Settings for every test: one thread, derandomised hypothesis. The type hook comes first, so nothing of fewtags here."""
+"""Settings for every test: one thread, derandomised hypothesis. Nothing of fewtags: the type hook comes first."""
 
 import os
 

@@ -8,21 +8,21 @@ from fewtags.cli import demo
 
 
 def test_trains_both_methods_and_compares_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "SCENES", {"train": 16, "val": 12, "test": 12, "size": 64})
     stages = [{**stage, "epochs": 1} for stage in demo.RECIPE["train"]["stages"]]
     monkeypatch.setitem(demo.RECIPE["train"], "stages", stages)
     for _ in range(2):  # a second call replaces the runs and keeps the scenes
         demo.run_demo(tmp_path / "demo", seed=0)
-        out = capsys.readouterr()
+        out = capfd.readouterr()
         page = (tmp_path / "demo" / "report.html").read_text("utf-8")
         assert "assume_negative" in page
         assert "unannotated positive" in page
         assert out.out.count("test mAP") == 2
         assert "digits per scene" in out.out
         assert f"fewtags predict {tmp_path / 'demo' / 'en_scl'}" in out.out
-        assert "training en_scl" in out.err
+        assert "en_scl           epoch 2/2 main" in out.err
     for name in demo.METHODS:
         assert (tmp_path / "demo" / name / "model.safetensors").exists()
         assert (tmp_path / "demo" / name / "report.html").exists()

@@ -285,6 +285,15 @@ def test_a_run_goes_on_with_the_same_bits(pair, left, monkeypatch, tmp_path):
     assert outcome(left) == outcome(pair[0])
 
 
+def test_photos_in_a_relative_folder_are_found_from_elsewhere(tables, make_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tables.train.root)
+    here = Tables(tables.train.with_root("."), tables.val.with_root("."))
+    train(make_config(), here, tmp_path / "run", stop=4)
+    monkeypatch.chdir(tmp_path)
+    take(open_run(tmp_path / "run", cpu=True).resume())
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
 def test_a_run_that_was_killed_before_its_first_checkpoint(pair, left):
     shutil.rmtree(left / "checkpoints")
     (left / "best.safetensors").unlink()

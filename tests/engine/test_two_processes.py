@@ -149,6 +149,10 @@ def test_fewer_images_than_processes(results):
     assert torch.equal(first["one photo"], second["one photo"])
 
 
+def test_the_model_is_there_when_the_run_has_ended_on_every_process(results):
+    assert [one["model at once"] for one in results[1]] == [True, True]
+
+
 def test_a_run_goes_on_with_the_same_bits(results):
     folder, _ = results
     for name in ("model.safetensors", "best.safetensors", "evaluation/val.npy", "evaluation/test.json"):

@@ -18,7 +18,7 @@ from fewtags.config import parse
 from fewtags.data.demo import make_scenes
 from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos
 from fewtags.engine.evaluate import predict_logits
-from fewtags.engine.events import EpochEnded, StepEnded
+from fewtags.engine.events import Ended, EpochEnded, StepEnded
 from fewtags.engine.methods import settings_models
 from fewtags.engine.model import load_model, make_policy
 from fewtags.engine.plan import Tables, make_plan
@@ -102,17 +102,20 @@ def runs(folder, shard):
     scenes = make_scenes(folder / "scenes", train=24, val=11, test=5, size=64, seed=0)
     tables = Tables(scenes.train, scenes.val, scenes.test, scenes.train_truth)
     config = parse(CONFIG, settings_models(), "the test")
+    at_once = False
     for name, stop in (("run", None), ("left run", 3)):
         for event in Run(make_plan(config, tables=tables, cpu=True), folder / name, cpu=True).start():
+            at_once |= isinstance(event, Ended) and (folder / name / "model.safetensors").exists()
             if isinstance(event, StepEnded) and event.global_step == stop:
                 break
     for _ in open_run(folder / "left run", cpu=True).resume():
         pass
-    net, info = load_model(folder / "run")  # there as soon as the run has ended, on every process
+    net, info = load_model(folder / "run")
     one = scenes.val.subset([3])
     data = EvalSet(Photos(one.root, one.images), one.matrix, make_policy(info.policy, info.size))
     loader = EvalLoader(data, 4, Collate(info.mean, info.std), rank=shard.rank, world=shard.world)
-    return torch.from_numpy(predict_logits(net, loader, 1, torch.device("cpu"), shard))
+    logits = predict_logits(net, loader, 1, torch.device("cpu"), shard)
+    return {"one photo": torch.from_numpy(logits), "model at once": at_once}
 
 
 if __name__ == "__main__":
@@ -121,6 +124,6 @@ if __name__ == "__main__":
     rank, here = int(sys.argv[1]), Path(sys.argv[2])
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     dist.init_process_group("gloo", store=dist.FileStore(str(here / "rendezvous"), 2), rank=rank, world_size=2)
-    result = fits(here, Shard(rank, 2)) | {"one photo": runs(here, Shard(rank, 2))}
+    result = fits(here, Shard(rank, 2)) | runs(here, Shard(rank, 2))
     torch.save(result, here / f"{rank}.pt")
     dist.destroy_process_group()

@@ -67,8 +67,8 @@ def test_k_is_a_guess_where_nothing_is_complete():
     train = from_rows([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 1, -1], [0, 0, 0, -1]])
     assert positives_per_image(Tables(train, from_rows(SINGLE))) == (
         pytest.approx(2.0),
-        "positives per image: 2.00, a guess (1.5 x the 1.33 annotated), since no images are completely labelled. Count "
-        "the classes in twenty photos and set objective.positives_per_image.",
+        "positives per image: 2.00, a guess (1.5 x the 1.33 annotated), since fewer than 20 images are completely "
+        "labelled. Count the classes in twenty photos and set objective.positives_per_image.",
     )
 
 

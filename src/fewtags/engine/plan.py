@@ -311,8 +311,9 @@ def positives_per_image(tables: Tables) -> tuple[float, str]:
     annotated = float(observed[observed > 0].mean())
     guess = min(ASSUMED_POSITIVES * annotated, float(len(tables.train.classes)))
     return guess, (
-        f"positives per image: {guess:.2f}, a guess ({ASSUMED_POSITIVES} x the {annotated:.2f} annotated), since no "
-        "images are completely labelled. Count the classes in twenty photos and set objective.positives_per_image."
+        f"positives per image: {guess:.2f}, a guess ({ASSUMED_POSITIVES} x the {annotated:.2f} annotated), since fewer "
+        f"than {COMPLETE_IMAGES} images are completely labelled. Count the classes in twenty photos and set "
+        "objective.positives_per_image."
     )
 
 

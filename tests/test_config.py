@@ -20,8 +20,8 @@ from fewtags.config import (
 from fewtags.engine.methods import settings_models
 from fewtags.errors import ConfigError
 
-LAPTOP = Facts(samples=100, classes=5, device="cpu", cores=4, offline_weights=True)
-SERVER = Facts(samples=100, classes=5, device="cuda", cores=32, offline_weights=True, bf16=True)
+LAPTOP = Facts(samples=100, classes=5, device="cpu", cores=4, offline_backbone="tf_efficientnet_lite0")
+SERVER = Facts(samples=100, classes=5, device="cuda", cores=32, offline_backbone="tf_efficientnet_lite0", bf16=True)
 BARE = {"data": {"train": "photos"}}
 STAGE = {"name": "main", "epochs": 2, "lr": 1e-3}
 
@@ -224,7 +224,7 @@ def test_presets_by_machine():
     assert (laptop.precision, server.precision) == ("no", "bf16")
     assert (laptop.workers, server.workers) == (3, 8)
     assert resolve(read(), LAPTOP.model_copy(update={"device": "mps"})).preset == "cpu"
-    assert resolve(read(), LAPTOP.model_copy(update={"offline_weights": False})).weights == "hub"
+    assert resolve(read(), LAPTOP.model_copy(update={"offline_backbone": None})).weights == "hub"
 
 
 def test_the_papers_numbers():

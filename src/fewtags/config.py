@@ -35,20 +35,22 @@ class DataConfig(Settings):
 
     train: str = Field(description="folder, CSV, COCO JSON, VOC folder or Parquet table with the training labels")
     images: str | None = Field(None, description="folder that image names are relative to")
-    val: str | None = Field(None, description="the same for validation; none: a share of the training set is held out")
+    val: str | None = Field(
+        None, description="the same for validation; left out: a share of the training set is held out"
+    )
     test: str | None = Field(None, description="the same for a final test")
     truth: str | None = Field(None, description="complete labels of the training set, for diagnostics only")
     val_share: float = Field(0.1, gt=0, lt=1, description="share of images held out when no validation set is given")
     group_by: str | None = Field(None, description="regular expression; images whose first group agrees stay together")
     format: Literal["folder", "csv", "coco", "voc", "parquet"] | None = None
     complete: bool = Field(False, description="what is not named is known to be absent")
-    val_complete: bool | None = Field(None, description="the same for val and test; none: as `complete`")
+    val_complete: bool | None = Field(None, description="the same for val and test; left out: as `complete`")
     uncertain: Literal["ignore", "ones", "zeros"] = Field("ignore", description="what an uncertain cell (-1) means")
     blank: Literal["unknown", "negative"] = Field("unknown", description="what an empty cell means")
     difficult: Literal["unknown", "positive", "negative"] = Field("unknown", description="VOC objects marked difficult")
     none_folder: str = Field("none", description="folder or tag that says: none of the classes")
     crowd: Literal["positive", "unknown"] = Field("positive", description="what a COCO annotation of a crowd means")
-    image_column: str | None = Field(None, description="CSV column with the image names; none: found out")
+    image_column: str | None = Field(None, description="CSV column with the image names; left out: found out")
     columns: tuple[str, ...] | None = Field(None, description="CSV columns that are classes, or the one with tags")
     delimiter: str | None = Field(None, description="what separates the cells of a CSV; tab for a tabulator")
     tags_separator: str | None = Field(None, description="what separates the tags in a cell; space for a blank")
@@ -64,7 +66,9 @@ class ModelConfig(Settings):
     backbone: str | None = Field(None, description="any timm model with a spatial feature map")
     weights: str | None = Field(None, description="hub, offline, none, or a file")
     drop_path: float = Field(0.0, ge=0, lt=1)
-    output_stride: Literal[8, 16, 32] | None = Field(None, description="pixels per map cell; none: the backbone's own")
+    output_stride: Literal[8, 16, 32] | None = Field(
+        None, description="pixels per map cell; left out: the backbone's own"
+    )
 
 
 @final
@@ -76,7 +80,7 @@ class AugmentConfig(Settings):
     )
     size: int | None = Field(None, ge=32, description="input side in pixels")
     min_area: float | None = Field(
-        None, gt=0, le=1, description="smallest cropped share of the image; none: the policy's"
+        None, gt=0, le=1, description="smallest cropped share of the image; left out: the policy's"
     )
     flip: bool = True
 
@@ -307,7 +311,7 @@ class Facts(Settings):
     classes: int
     device: Literal["cpu", "cuda", "mps", "other"]
     cores: int
-    offline_weights: bool
+    offline_backbone: str | None = None
     bf16: bool = False
 
 
@@ -329,12 +333,10 @@ def _stages(
     return (head, main) if warmup else (main,)
 
 
-OFFLINE_BACKBONE = "tf_efficientnet_lite0"
-
 PRESETS: Mapping[str, _Preset] = {
     # A frozen trunk with cached views: a usable model in a minute or two on a laptop.
     "cpu": _Preset(
-        backbone=OFFLINE_BACKBONE,
+        backbone="tf_efficientnet_lite0",
         size=224,
         batch_size=16,
         weight_decay=0.0,
@@ -479,4 +481,4 @@ def _check_stages(stages: tuple[StageConfig, ...]) -> None:
 
 
 def _weights(backbone: str, facts: Facts) -> str:
-    return "offline" if backbone == OFFLINE_BACKBONE and facts.offline_weights else "hub"
+    return "offline" if backbone == facts.offline_backbone else "hub"

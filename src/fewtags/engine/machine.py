@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from fewtags.config import Facts
-from fewtags.nets.weights import OFFLINE_PACKAGE
+from fewtags.nets.weights import OFFLINE_BACKBONE, OFFLINE_PACKAGE
 
 PACKAGES = (
     "fewtags",
@@ -56,7 +56,7 @@ def facts(samples: int, classes: int, cpu: bool = False) -> Facts:
         classes=classes,
         device=kind,
         cores=cores(),
-        offline_weights=util.find_spec(OFFLINE_PACKAGE) is not None,
+        offline_backbone=OFFLINE_BACKBONE if util.find_spec(OFFLINE_PACKAGE) is not None else None,
         bf16=kind == "cuda" and torch.cuda.is_bf16_supported(),
     )
 

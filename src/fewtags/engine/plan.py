@@ -229,10 +229,11 @@ def derive(
     grid = net.grid((resolved.size, resolved.size))
     needed = 0
     if isinstance(objective, ExpectedNegative) and objective.scl_weight > 0:
-        needed = heatmap_bytes(len(train), len(train.classes), grid, objective.heatmap_plan())
-        if not going_on:
+        if going_on:  # they had room when the run began; the file on disk is theirs already
+            needed = heatmap_bytes(len(train), len(train.classes), grid, objective.heatmap_plan())
+        else:
             most = int(train.matrix.image_counts(Label.POSITIVE).max())
-            heatmap_memory(objective, len(train), len(train.classes), grid, most_positives=most, cpu=cpu)
+            needed = heatmap_memory(objective, len(train), len(train.classes), grid, most_positives=most, cpu=cpu)
         place = "on disk" if objective.heatmap_storage == "disk" else "in memory"
         notes.append(f"heatmaps: {needed / 1e6:,.1f} MB {place} ({2 * grid[0]} x {2 * grid[1]} per image and class)")
     return Plan(config, resolved, tables, report, objective, net, grid, needed, tuple(notes))

@@ -28,7 +28,7 @@ from fewtags.engine.machine import environment
 from fewtags.engine.methods import settings_models
 from fewtags.engine.model import ModelInfo, make_policy, save_model
 from fewtags.engine.plan import Plan, Tables, derive, positives_per_image, read_tables
-from fewtags.engine.sources import CachedViews, Tick, plan_cache, pooled_features
+from fewtags.engine.sources import StoredViews, Tick, fill_views, plan_cache, pooled_features
 from fewtags.errors import CheckpointError, ConfigError, FewtagsError
 from fewtags.labels import Label
 from fewtags.metrics.thresholds import Thresholds, fit_thresholds
@@ -88,7 +88,7 @@ class Run:
         net, tables = plan.net.to(device), plan.tables
         frozen = all(stage.trainable == "head" for stage in r.stages)
         source = self._source(cached=r.cached_views > 0)
-        cached = isinstance(source, CachedViews)
+        cached = isinstance(source, StoredViews)
         validate = self._validation(tables.val, frozen)
         config = FitConfig(
             r.stages, r.seed, r.weight_decay, r.accumulate, r.clip_norm, r.precision, r.weight_ema, r.batchnorm_eval,
@@ -126,9 +126,9 @@ class Run:
         cache = plan_cache(len(train), features, r.cached_views, int(plan.config.train.cache_gib * 2**30))
         freeze(plan.net, "head")
         loader = TrainLoader(self._train_set(cache.views), sampler, self.collate, self.workers)
-        return CachedViews(
-            plan.net, loader, train.matrix, cache, shard=self.shard, device=self.accelerator.device, tick=self.tick
-        )
+        device = self.accelerator.device
+        filled = fill_views(plan.net, loader, cache, shard=self.shard, device=device, tick=self.tick)
+        return StoredViews(filled, sampler, train.matrix, shard=self.shard)
 
     def _train_set(self, views_cycle: int | None) -> TrainSet:
         train = self.plan.tables.train

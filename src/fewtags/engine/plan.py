@@ -20,7 +20,7 @@ from fewtags.data.vocabulary import common_vocabulary, match_images
 from fewtags.engine.machine import facts, free_disk, free_memory, torch_device
 from fewtags.engine.methods import make_objective
 from fewtags.errors import ConfigError
-from fewtags.labels import Label
+from fewtags.labels import Label, LabelMatrix
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Objective
@@ -31,6 +31,8 @@ from fewtags.stores.heatmaps import HeatmapPlan, heatmap_bytes
 ASSUMED_POSITIVES = 1.5
 # So many completely labelled images are needed to take their mean.
 COMPLETE_IMAGES = 20
+# Known positives and negatives tell the frequency of classes only where at least this share of the cells is known.
+KNOWN_SHARE = 0.25
 # Photos are decoded before training, to find broken ones, up to this number; beyond it only headers are read.
 DECODE_UP_TO = 50_000
 
@@ -298,7 +300,7 @@ def heatmap_need(grid: tuple[int, int]) -> HeatmapNeed:
 
 
 def positives_per_image(tables: Tables) -> tuple[float, str]:
-    """K of SCL eq. (3), and where it comes from: complete validation images, complete training images, or a guess."""
+    """K of SCL eq. (3), and where it comes from: complete images, known positives and negatives, or a guess."""
     for name, table in (("val", tables.val), ("train", tables.train)):
         complete = np.flatnonzero(table.matrix.image_counts(Label.UNKNOWN) == 0)
         if len(complete) >= COMPLETE_IMAGES:
@@ -308,6 +310,11 @@ def positives_per_image(tables: Tables) -> tuple[float, str]:
                     mean,
                     f"positives per image: {mean:.2f}, the mean of {len(complete):,} completely labelled {name} images",
                 )
+    if (mean := _positives_among_known(tables.train.matrix)) > 0:
+        return mean, (
+            f"positives per image: {mean:.2f}, the sum over classes of positives / known training cells, taking cells "
+            "as blank at random. If blank cells are mostly negative, it is less: set objective.positives_per_image."
+        )
     observed = tables.train.matrix.image_counts(Label.POSITIVE)
     annotated = float(observed[observed > 0].mean())
     guess = min(ASSUMED_POSITIVES * annotated, float(len(tables.train.classes)))
@@ -316,6 +323,22 @@ def positives_per_image(tables: Tables) -> tuple[float, str]:
         f"than {COMPLETE_IMAGES} images are completely labelled. Count the classes in twenty photos and set "
         "objective.positives_per_image."
     )
+
+
+def _positives_among_known(labels: LabelMatrix) -> float:
+    """Sum over classes of positives / (positives + negatives); 0 where too little is known to say.
+
+    Sparse verified labels are not blank at random (somebody chose the cells to ask about), so `KNOWN_SHARE` of all
+    cells must be known. Classes with fewer than `COMPLETE_IMAGES` known cells are taken at the average ratio of the
+    others, which must hold most annotations.
+    """
+    positives, negatives = labels.counts(Label.POSITIVE), labels.counts(Label.NEGATIVE)
+    known = positives + negatives
+    judged = (known >= COMPLETE_IMAGES) & (negatives > 0)
+    covered = positives[judged].sum() / max(int(positives.sum()), 1)
+    if known.sum() < KNOWN_SHARE * labels.shape[0] * labels.shape[1] or covered < 0.9:
+        return 0.0
+    return min(float((positives[judged] / known[judged]).sum() / covered), float(labels.shape[1]))
 
 
 def _clean(tables: Tables, report: CheckReport) -> Tables:

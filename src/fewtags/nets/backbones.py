@@ -11,6 +11,7 @@ from typing import Any, final
 import numpy as np
 import timm
 import torch
+from timm.layers.pool2d_same import AvgPool2dSame
 from torch import Tensor, nn
 
 from fewtags.errors import CheckpointError, ConfigError
@@ -132,6 +133,7 @@ def create_backbone(
         options = {"drop_path_rate": drop_path, "output_stride": output_stride}
         chosen = {option: value for option, value in options.items() if value is not None}
         model = _create_model(name, height_width, chosen, fixed=fixed, pretrained=weights == "hub")
+    _centre_pools(model)
     detached = _remove_classifier(model, name)
     layout, features_dim = _inspect(model, name, height_width)
     match weights:
@@ -151,6 +153,18 @@ def create_backbone(
         Origin(name, str(weights), found.matched, found.dropped, fingerprint(model.state_dict())),
         found.classifier,
     )
+
+
+def _centre_pools(model: nn.Module) -> None:
+    """Take the 3 x 3 mean where timm's dilated shortcuts take the mean of a cell and its right and lower neighbours.
+
+    Nets that pool in their shortcuts (ResNet-D and its relatives) would look half a cell to the lower right in every
+    dilated stage, so that heatmaps lie too far up and left. Pools that keep their stride are as they were.
+    """
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, AvgPool2dSame) and tuple(child.stride) == (1, 1):
+                setattr(parent, name, nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False))
 
 
 @contextmanager

@@ -169,7 +169,7 @@ class ExpectedNegative(Objective):
             return {}
         ranked = epoch >= problem.warmup_epochs or self.warmup_loss == "expected_negative"
         samples, classes = problem.labels.shape
-        tally = torch.zeros(len(Tally._fields), dtype=torch.float64, device=problem.device)
+        tally = torch.zeros(len(Tally._fields), dtype=torch.float64)
         everyone = torch.arange(samples, device=problem.device)
         for first, last in class_blocks(samples, classes):
             labels = _columns(problem.labels, first, last, problem.device)
@@ -283,15 +283,15 @@ def _columns(labels: LabelMatrix, first: int, last: int, device: torch.device) -
 
 
 def _count(scores: Tensor, expected: Tensor, labels: Tensor, truth: Tensor | None) -> Tensor:
-    """A `Tally` of a block of classes, float64 [5]."""
-    cells = [scores.double(), expected]
+    """A `Tally` of a block of classes, float64 [5], on the CPU: not every accelerator has float64."""
+    cells = [scores.float(), expected]
     if truth is None:
         cells += [torch.zeros_like(expected)] * 3
     else:
         hidden = (labels == Label.UNKNOWN) & (truth != Label.UNKNOWN)
         positive = hidden & (truth == Label.POSITIVE)
         cells += [expected & hidden, expected & positive, positive]
-    return torch.stack([c.sum(dtype=torch.float64) for c in cells])
+    return torch.stack([c.sum(0).cpu().double().sum() for c in cells])
 
 
 def _diagnostics(tally: Tally, samples: int, ranked: bool, judged: bool) -> dict[str, float]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fewtags.errors import DataError
-from fewtags.labels import Batch, ClassNames, Label, LabelMatrix, suggest
+from fewtags.labels import Batch, ClassNames, Label, LabelMatrix, Locations, Places, suggest
 
 # --- ClassNames
 
@@ -173,8 +173,24 @@ def test_from_dense_is_the_inverse_of_dense(made):
     assert np.all(again.closed == -1)
 
 
+def test_locations_of_some_images():
+    """Image 0 has two, image 1 none, image 2 one; asked for 2, 1, 0."""
+    boxes = np.arange(12, dtype=np.float32).reshape(3, 4) / 12
+    locations = Locations(np.array([0, 2, 2, 3]), np.array([1, 0, 1], np.int32), boxes)
+    row, classes, found = locations.rows([2, 1, 0])
+    assert len(locations) == 3
+    assert row.tolist() == [0, 2, 2]
+    assert classes.tolist() == [1, 1, 0]
+    np.testing.assert_array_equal(found, boxes[[2, 0, 1]])
+    assert locations.rows([1])[2].shape == (0, 4)
+
+
 def test_batch_moves_everything():
-    batch = Batch(torch.zeros(2, 3, 4, 4), torch.zeros(2, 5, dtype=torch.int8), torch.arange(2), torch.zeros(2, 2, 3))
+    places = Places(torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4))
+    labels = torch.zeros(2, 5, dtype=torch.int8)
+    batch = Batch(torch.zeros(2, 3, 4, 4), labels, torch.arange(2), torch.zeros(2, 2, 3), places)
     moved = batch.to(torch.device("meta"))
-    assert {t.device.type for t in (moved.images, moved.labels, moved.index, moved.views)} == {"meta"}
+    everything = (moved.images, moved.labels, moved.index, moved.views, *moved.places)
+    assert {t.device.type for t in everything} == {"meta"}
     assert moved.labels.dtype == torch.int8
+    assert Batch(torch.zeros(2), labels, torch.arange(2), torch.zeros(2)).to(torch.device("meta")).places is None

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,7 +147,7 @@ class LabelMatrix:
         closed = self.closed[index]
         shut = closed >= 0
         out[shut] = np.where(self.covers[closed[shut]], np.int8(Label.NEGATIVE), np.int8(Label.UNKNOWN))
-        row, entry = self._entries_of(index)
+        row, entry = _gather(self.indptr, index)
         out[row, self.classes[entry]] = self.states[entry]
         return out
 
@@ -157,7 +157,7 @@ class LabelMatrix:
         covered = np.zeros((len(index), self.shape[1]), np.bool_)
         shut = self.closed[index] >= 0
         covered[shut] = self.covers[self.closed[index][shut]]
-        row, entry = self._entries_of(index)
+        row, entry = _gather(self.indptr, index)
         covered[row, self.classes[entry]] = False
         cells = np.argwhere(covered)
         return cells[:, 0], cells[:, 1]
@@ -219,15 +219,57 @@ class LabelMatrix:
     def subset(self, index: NDArray[np.integer]) -> LabelMatrix:
         """The same for the images in `index`, in that order."""
         index = np.asarray(index, np.int64)
-        row, entry = self._entries_of(index)
+        row, entry = _gather(self.indptr, index)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(index)))]).astype(np.int64)
         return LabelMatrix(indptr, self.classes[entry], self.states[entry], self.closed[index], self.covers)
 
-    def _entries_of(self, index: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All entries of the images in `index`: position in `index` and number of the entry, int64 [m] each."""
-        start, count = self.indptr[index], self.indptr[index + 1] - self.indptr[index]
-        row = np.repeat(np.arange(len(index)), count)
-        return row, np.repeat(start - np.cumsum(count) + count, count) + np.arange(count.sum())
+
+@final
+@dataclass(frozen=True, eq=False)
+class Locations:
+    """Where annotated objects are in N images: points and boxes, sorted by image. No entry does not mean no object.
+
+    Attributes:
+        indptr: int64 [N + 1].
+        classes: int32 [m].
+        boxes: float32 [m, 4], x0, y0, x1, y1 in 0..1 of the image; a point has x0 = x1 and y0 = y1.
+    """
+
+    indptr: NDArray[np.int64]
+    classes: NDArray[np.int32]
+    boxes: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def rows(
+        self, index: Sequence[int] | NDArray[np.integer]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+        """Those of the images in `index`: place in `index` int64 [k], classes int32 [k], boxes float32 [k, 4]."""
+        row, entry = _gather(self.indptr, np.asarray(index, np.int64))
+        return row, self.classes[entry], self.boxes[entry]
+
+
+def _gather(indptr: NDArray[np.int64], index: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All entries of rows `index` of a CSR structure: position in `index` and number of the entry, int64 [m] each."""
+    start, count = indptr[index], indptr[index + 1] - indptr[index]
+    row = np.repeat(np.arange(len(index)), count)
+    return row, np.repeat(start - np.cumsum(count) + count, count) + np.arange(count.sum())
+
+
+@final
+class Places(NamedTuple):
+    """Points and boxes of a batch, see `Locations`.
+
+    Attributes:
+        row: int64 [m], position of the image in the batch.
+        classes: int64 [m].
+        boxes: float32 [m, 4] in the image frame; `Batch.views` tells where that is in the crop.
+    """
+
+    row: Tensor
+    classes: Tensor
+    boxes: Tensor
 
 
 @final
@@ -240,17 +282,23 @@ class Batch:
         labels: int8 [b, C], values of `Label`.
         index: int64 [b], global sample index; no repeats within an epoch.
         views: float32 [b, 2, 3], affine map crop -> image (see `geometry`).
+        places: where annotated objects are; None where no training image has a point or box.
     """
 
     images: Tensor
     labels: Tensor
     index: Tensor
     views: Tensor
+    places: Places | None = None
 
     def to(self, where: device) -> Batch:
         """Copy to a device without blocking."""
-        return Batch(*(t.to(where, non_blocking=True) for t in (self.images, self.labels, self.index, self.views)))
+        return self._each(lambda tensor: tensor.to(where, non_blocking=True))
 
     def pin_memory(self) -> Batch:
         """Copy to page-locked memory; a `DataLoader` with `pin_memory` calls this."""
-        return Batch(*(t.pin_memory() for t in (self.images, self.labels, self.index, self.views)))
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, move: Callable[[Tensor], Tensor]) -> Batch:
+        places = None if self.places is None else Places(*map(move, self.places))
+        return Batch(move(self.images), move(self.labels), move(self.index), move(self.views), places)

@@ -28,7 +28,7 @@ from fewtags.data.loader import (
 )
 from fewtags.errors import ConfigError, DataError
 from fewtags.geometry import View, stack_views
-from fewtags.labels import Label, LabelMatrix
+from fewtags.labels import Label, LabelMatrix, Locations
 
 # Python 3.12 and later warn of every fork of a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -65,9 +65,10 @@ def data(photos, labels):
 
 def equal(first, second):
     """Bitwise."""
-    return all(
-        torch.equal(getattr(first, name), getattr(second, name)) for name in ("images", "labels", "index", "views")
-    )
+    fields = ("images", "labels", "index", "views")
+    pairs = [(getattr(first, name), getattr(second, name)) for name in fields]
+    pairs += list(zip(first.places or (), second.places or (), strict=True))
+    return all(torch.equal(*pair) for pair in pairs)
 
 
 def indices(loader_or_batches):
@@ -425,3 +426,22 @@ def test_impossible_settings(make, message):
 def test_impossible_evaluation_batches(photos, labels):
     with pytest.raises(ConfigError, match=r"batch size 0 must be 1 or more\."):
         EvalLoader(EvalSet(photos, labels, WholeImage(size=8)), 0, PLAIN)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_points_and_boxes_travel_with_their_images(photos, labels, count):
+    """In every batch: the places of its images, in the image frame, at their row; photo i has i mod 3 of them."""
+    many = np.arange(COUNT) % 3
+    boxes = np.random.default_rng(2).random((many.sum(), 4)).astype(np.float32)
+    classes = np.arange(many.sum(), dtype=np.int32)
+    locations = Locations(np.concatenate([[0], np.cumsum(many)]), classes, boxes)
+    data = TrainSet(photos, labels, SquareCrop(size=8), locations=locations)
+    loader = TrainLoader(data, EpochSampler(COUNT, 4), PLAIN, Workers(count))
+    seen = 0
+    for batch in loader.batches(0):
+        np.testing.assert_array_equal(np.bincount(batch.places.row, minlength=len(batch.index)), many[batch.index])
+        owner = np.searchsorted(locations.indptr, batch.places.classes.numpy(), side="right") - 1
+        np.testing.assert_array_equal(owner, batch.index[batch.places.row])
+        np.testing.assert_array_equal(batch.places.boxes, boxes[batch.places.classes])
+        seen += len(batch.places.row)
+    assert seen == len(locations)

@@ -157,6 +157,17 @@ def test_matrix_equals_the_reference(table):
 # --- fingerprint
 
 
+def test_locations_are_those_of_positives_sorted_by_image():
+    """A tag has no place, a negative's and a contradicted positive's place say nothing about where an object is."""
+    point, box = (0.5, 0.25, 0.5, 0.25), (0.0, 0.0, 0.5, 1.0)
+    facts = [(2, 0, 1, box), (0, 1, 1, point), (0, 1, 1), (0, 0, -1, box), (1, 2, 1, box), (1, 2, -1), (2, 0, 1, point)]
+    locations = facts_table(["a", "b", "c"], facts).locations
+    assert locations.indptr.tolist() == [0, 1, 1, 3]
+    assert locations.classes.tolist() == [1, 0, 0]
+    np.testing.assert_array_equal(locations.boxes, np.array([point, box, point], np.float32))
+    assert len(facts_table(["a"], [(0, 0, 1)]).locations) == 0
+
+
 def test_the_fingerprint_never_changes():
     """Runs on disk carry it: another value for the same table would refuse to resume them."""
     table = facts_table(

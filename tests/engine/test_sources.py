@@ -23,7 +23,7 @@ from fewtags.engine.sources import (
     pooled_features,
 )
 from fewtags.errors import CheckpointError, ConfigError
-from fewtags.labels import Label, LabelMatrix
+from fewtags.labels import Label, LabelMatrix, Locations
 from fewtags.nets.freezing import freeze
 from fewtags.nets.spatial import SpatialHead, SpatialNet
 from fewtags.objectives.base import Problem
@@ -234,3 +234,17 @@ def test_plan_cache():
         "cached features of one view of 10 images take 0.0 GiB, more than the limit of 0.0 GiB. Raise "
         "train.cache_gib, or set train.cached_views = 0 to train without a cache."
     )
+
+
+def test_cached_batches_hold_the_places_of_the_loader(scene):
+    counts = np.arange(SAMPLES) % 2
+    boxes = np.random.default_rng(0).random((counts.sum(), 4)).astype(np.float32)
+    locations = Locations(
+        np.concatenate([[0], np.cumsum(counts)]), np.arange(counts.sum(), dtype=np.int32) % CLASSES, boxes
+    )
+    data = TrainSet(scene.photos, scene.labels, SquareCrop(SIZE), locations=locations)
+    fresh = TrainLoader(data, EpochSampler(SAMPLES, 4), COLLATE)
+    cached = StoredViews(filled(scene), fresh.sampler, scene.labels, locations=locations)
+    for one, other in zip(fresh.batches(1), cached.batches(1), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one.places, other.places, strict=True))
+    assert next(cached_source(scene)(make_net()).batches(0)).places is None

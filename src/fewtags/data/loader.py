@@ -22,7 +22,7 @@ from fewtags.data.augment import Jitter, Policy
 from fewtags.data.images import PIXEL_LIMIT, open_photo
 from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.geometry import View, stack_views
-from fewtags.labels import Batch, LabelMatrix
+from fewtags.labels import Batch, LabelMatrix, Locations, Places
 
 AUGMENTATION, ORDER = 0, 1
 """Streams of `rng` used here."""
@@ -69,12 +69,23 @@ class Photos:
 @final
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One photo through one view: uint8 [h, w, 3] pixels, int8 [C] labels, its global index, and the view."""
+    """One photo through one view.
+
+    Attributes:
+        pixels: uint8 [h, w, 3].
+        labels: int8 [C].
+        index: global sample index.
+        view: where the pixels are in the photo.
+        classes: int32 [m], of the located objects; None where no photo has any.
+        boxes: float32 [m, 4], where they are in the photo.
+    """
 
     pixels: NDArray[np.uint8]
     labels: NDArray[np.int8]
     index: int
     view: View
+    classes: NDArray[np.int32] | None = None
+    boxes: NDArray[np.float32] | None = None
 
 
 @final
@@ -100,6 +111,7 @@ class TrainSet(Dataset[Sample | Failure]):
         seed: of the run.
         jitter: random colours; None is off.
         views_cycle: repeat the views of the first so many epochs for ever, as a cache of them does; None never repeats.
+        locations: points and boxes that go into the batches; None for none.
     """
 
     photos: Photos
@@ -108,6 +120,7 @@ class TrainSet(Dataset[Sample | Failure]):
     seed: int = 0
     jitter: Jitter | None = None
     views_cycle: int | None = None
+    locations: Locations | None = None
 
     def __post_init__(self) -> None:
         assert len(self.photos) == self.labels.shape[0], (len(self.photos), self.labels.shape)
@@ -123,8 +136,13 @@ class TrainSet(Dataset[Sample | Failure]):
         sample = _sample(
             self.photos, self.labels, index, lambda aspect: self.policy.sample(random, aspect), self.policy
         )
-        if self.jitter is not None and isinstance(sample, Sample):
-            return replace(sample, pixels=self.jitter(sample.pixels, random))
+        if isinstance(sample, Failure):
+            return sample
+        if self.jitter is not None:
+            sample = replace(sample, pixels=self.jitter(sample.pixels, random))
+        if self.locations is not None:
+            _, classes, boxes = self.locations.rows([index])
+            sample = replace(sample, classes=classes, boxes=boxes)
         return sample
 
 
@@ -255,6 +273,7 @@ class Collate:
             torch.from_numpy(np.stack([sample.labels for sample in good])),
             torch.tensor([sample.index for sample in good], dtype=torch.int64),
             stack_views([sample.view for sample in good]),
+            _places(good),
         )
 
     @property
@@ -263,6 +282,20 @@ class Collate:
         mean, std = np.array(self.mean)[:, None], np.array(self.std)[:, None]
         table: NDArray[np.float64] = (np.arange(256) / 255 - mean) / std
         return table.astype(np.float32)
+
+
+def _places(samples: Sequence[Sample]) -> Places | None:
+    classes = [sample.classes for sample in samples if sample.classes is not None]
+    boxes = [sample.boxes for sample in samples if sample.boxes is not None]
+    if not classes:
+        return None
+    row = np.repeat(np.arange(len(samples)), [len(c) for c in classes])
+    return make_places(row, np.concatenate(classes), np.concatenate(boxes))
+
+
+def make_places(row: NDArray[np.int64], classes: NDArray[np.int32], boxes: NDArray[np.float32]) -> Places:
+    """What `Locations.rows` found, as tensors of a batch."""
+    return Places(torch.from_numpy(row), torch.from_numpy(classes).long(), torch.from_numpy(boxes))
 
 
 @final

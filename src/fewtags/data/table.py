@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fewtags.data.split import Groups, split_table
 from fewtags.data.summary import Summary, summarise
 from fewtags.errors import DataError
-from fewtags.labels import ClassNames, Label, LabelMatrix
+from fewtags.labels import ClassNames, Label, LabelMatrix, Locations
 
 FACTS = pa.schema(
     [
@@ -208,6 +208,21 @@ class LabelTable:
         cells = cell[first]
         indptr = np.searchsorted(cells, np.arange(n + 1, dtype=np.int64) * c).astype(np.int64)
         return LabelMatrix(indptr, (cells % c if c else cells).astype(np.int32), merged, self.closed, self.covers)
+
+    @cached_property
+    def locations(self) -> Locations:
+        """Points and boxes of the positive cells, sorted by image; those of contradicted cells are left out."""
+        n, c = len(self), len(self.classes)
+        image, class_ = (self.facts[name].to_numpy() for name in ("image", "class"))
+        located = np.flatnonzero(~self.facts["x0"].is_null().to_numpy())
+        located = located[np.argsort(image[located], kind="stable")]
+        labels = self.matrix
+        owner = np.repeat(np.arange(n, dtype=np.int64), np.diff(labels.indptr))
+        positive = (owner * c + labels.classes)[labels.states == Label.POSITIVE]
+        located = located[np.isin(image[located].astype(np.int64) * c + class_[located], positive)]
+        boxes = np.stack([self.facts[name].to_numpy()[located] for name in ("x0", "y0", "x1", "y1")], 1)
+        indptr = np.searchsorted(image[located], np.arange(n + 1)).astype(np.int64)
+        return Locations(indptr, class_[located].astype(np.int32), boxes.astype(np.float32))
 
     @cached_property
     def fingerprint(self) -> str:

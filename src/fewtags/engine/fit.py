@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, final
@@ -254,9 +254,7 @@ class Fit:
         moved: list[Batch] = []
         for i, (batch, share) in enumerate(zip(group, shares, strict=True)):
             batch = batch.to(accelerator.device)
-            batch = Batch(
-                batch.images.contiguous(memory_format=torch.channels_last), batch.labels, batch.index, batch.views
-            )
+            batch = replace(batch, images=batch.images.contiguous(memory_format=torch.channels_last))
             at = Progress(state.epoch, state.step + i, self.source.steps_per_epoch, stage.warmup)
             with self._randomness(at), nullcontext() if i == len(group) - 1 else accelerator.no_sync(self.model):
                 out = self.objective.step(self.model, batch, at)

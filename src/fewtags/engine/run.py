@@ -30,7 +30,7 @@ from fewtags.engine.model import ModelInfo, make_policy, save_model
 from fewtags.engine.plan import Plan, Tables, derive, positives_per_image, read_tables
 from fewtags.engine.sources import StoredViews, Tick, fill_views, plan_cache, pooled_features
 from fewtags.errors import CheckpointError, ConfigError, FewtagsError
-from fewtags.labels import Label
+from fewtags.labels import Label, Locations
 from fewtags.metrics.thresholds import Thresholds, fit_thresholds
 from fewtags.nets.freezing import freeze
 from fewtags.nets.spatial import SpatialNet
@@ -128,11 +128,18 @@ class Run:
         loader = TrainLoader(self._train_set(cache.views), sampler, self.collate, self.workers)
         device = self.accelerator.device
         filled = fill_views(plan.net, loader, cache, shard=self.shard, device=device, tick=self.tick)
-        return StoredViews(filled, sampler, train.matrix, shard=self.shard)
+        return StoredViews(filled, sampler, train.matrix, locations=_locations(train), shard=self.shard)
 
     def _train_set(self, views_cycle: int | None) -> TrainSet:
         train = self.plan.tables.train
-        return TrainSet(_photos(train), train.matrix, self.policy, self.plan.resolved.seed, views_cycle=views_cycle)
+        return TrainSet(
+            _photos(train),
+            train.matrix,
+            self.policy,
+            self.plan.resolved.seed,
+            views_cycle=views_cycle,
+            locations=_locations(train),
+        )
 
     def eval_loader(self, table: LabelTable) -> EvalLoader:
         """This process's share of a table's photos through the test view."""
@@ -364,6 +371,10 @@ def _photos(table: LabelTable) -> Photos:
     if table.root is None:
         raise ConfigError("the labels do not say where the photos are; give --images FOLDER.")
     return Photos(table.root, table.images)
+
+
+def _locations(table: LabelTable) -> Locations | None:
+    return table.locations if len(table.locations) else None
 
 
 def _spatial(module: nn.Module) -> SpatialNet:

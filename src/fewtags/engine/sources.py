@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewtags.data.loader import EpochSampler, EvalLoader, TrainLoader
+from fewtags.data.loader import EpochSampler, EvalLoader, TrainLoader, make_places
 from fewtags.errors import CheckpointError, ConfigError
-from fewtags.labels import Batch, LabelMatrix
+from fewtags.labels import Batch, LabelMatrix, Locations
 from fewtags.nets.spatial import SpatialNet
 from fewtags.stores.shard import Shard
 
@@ -164,13 +164,20 @@ class StoredViews:
         filled: V views of the images of this process.
         sampler: which samples make up which batch.
         labels: N images by C classes.
+        locations: points and boxes of the images; None for none.
         shard: which images this process owns.
     """
 
     def __init__(
-        self, filled: ViewFeatures, sampler: EpochSampler, labels: LabelMatrix, *, shard: Shard | None = None
+        self,
+        filled: ViewFeatures,
+        sampler: EpochSampler,
+        labels: LabelMatrix,
+        *,
+        locations: Locations | None = None,
+        shard: Shard | None = None,
     ) -> None:
-        self.filled, self.sampler, self.labels = filled, sampler, labels
+        self.filled, self.sampler, self.labels, self.locations = filled, sampler, labels, locations
         self._shard = shard or Shard()
         rows = self._shard.rows(sampler.samples)
         assert filled.features.shape[1] == rows, (filled.features.shape, rows)
@@ -192,6 +199,7 @@ class StoredViews:
                 torch.from_numpy(self.labels.rows(index)),
                 torch.from_numpy(index),
                 self.filled.views[view][rows],
+                None if self.locations is None else make_places(*self.locations.rows(index)),
             )
 
 

@@ -163,7 +163,7 @@ def _centre_pools(model: nn.Module) -> None:
     """
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if isinstance(child, AvgPool2dSame) and tuple(child.stride) == (1, 1):
+            if isinstance(child, AvgPool2dSame) and child.stride == (1, 1):
                 setattr(parent, name, nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False))
 
 

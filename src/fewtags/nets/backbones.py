@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.labels import suggest
-from fewtags.nets.spatial import Layout, Preprocessing, SpatialHead, SpatialNet, probe, spatial_features
+from fewtags.nets.spatial import HeadPlan, Layout, Preprocessing, SpatialHead, SpatialNet, probe, spatial_features
 from fewtags.nets.weights import OFFLINE_BACKBONE, Classifier, Match, Origin, fingerprint, load_backbone, offline_file
 
 # No backbone has cells larger than this; one that seems to has pooled already.
@@ -58,6 +58,7 @@ def create_net(
     prior: Sequence[float] | Tensor | None = None,
     drop_path: float | None = None,
     output_stride: int | None = None,
+    head: HeadPlan | None = None,
 ) -> SpatialNet:
     """A `SpatialNet` with a fresh head. The same arguments give the same net, whatever the global generators hold.
 
@@ -71,6 +72,7 @@ def create_net(
         prior: expected share of positive images of each class, see `SpatialHead`.
         drop_path: stochastic depth rate in training; None leaves the architecture's own.
         output_stride: see `create_backbone`.
+        head: its kernel and pool; None for 1x1 and the mean.
 
     Raises:
         ConfigError: see `create_backbone`; or a prior that does not fit.
@@ -81,10 +83,10 @@ def create_net(
     )
     # A stream of its own, so that the head does not depend on how many numbers the backbone drew.
     key = int(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
-    head = SpatialHead(made.features_dim, classes, generator=torch.Generator().manual_seed(key), prior=prior)
+    generator = torch.Generator().manual_seed(key)
     return SpatialNet(
         made.module,
-        head,
+        SpatialHead(made.features_dim, classes, plan=head, generator=generator, prior=prior),
         layout=made.layout,
         prefix_tokens=made.prefix_tokens,
         preprocessing=made.preprocessing,

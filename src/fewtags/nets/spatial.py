@@ -1,13 +1,14 @@
-"""A backbone with a 1x1 head *before* pooling, so that every image logit is the mean of a map.
+"""A backbone with a convolutional head *before* pooling, so that every image logit is the pool of a map.
 
 SCL (WACV 2023, section 3.3): Z = conv1x1(features); the image logit is the mean of Z over the grid. A 1x1 convolution
-and average pooling commute, so that at inference the pool comes first and the maps cost nothing.
+and average pooling commute, so that at inference the pool comes first and the maps cost nothing. TS-CAM (Gao et al.,
+ICCV 2021) puts a 3x3 convolution on the tokens of a ViT instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar, final
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewtags.errors import ConfigError
+from fewtags.nets.pool import Pool
 from fewtags.nets.weights import Classifier, Origin
 
 T = TypeVar("T")
@@ -30,7 +32,7 @@ class Output(NamedTuple):
     """What a net says about a batch.
 
     Attributes:
-        logits: [b, C], mean of `maps` over the grid.
+        logits: [b, C], pool of `maps` over the grid.
         maps: [b, C, h, w], class logits per cell.
         features: [b, d, h, w], what the head saw.
     """
@@ -66,15 +68,43 @@ class Preprocessing:
 
 
 @final
-class SpatialHead(nn.Module):
-    """A linear classifier applied to every cell: a 1x1 convolution before the pool.
+@dataclass(frozen=True)
+class HeadPlan:
+    """What a head is made of.
 
-    It works in float32 even inside autocast (float64 stays float64): the losses read logits and maps, and the mean of
-    bfloat16 maps would not be their logit. Weights start as N(0, 0.01), biases at zero or at logit(prior).
+    Attributes:
+        kernel: side of its convolution: 1 (a linear classifier of every cell), or 3 (TS-CAM's).
+        pool: from maps to image logits.
+
+    Raises:
+        ConfigError: another kernel.
+    """
+
+    kernel: int = 1
+    pool: Pool = field(default_factory=Pool)
+
+    def __post_init__(self) -> None:
+        if self.kernel not in (1, 3):
+            raise ConfigError(f"the head's kernel must be 1 or 3, got {self.kernel}.")
+
+    @property
+    def commutes(self) -> bool:
+        """Whether the pool may come first, so that predictions need no maps."""
+        return self.kernel == 1 and self.pool.name == "mean"
+
+
+@final
+class SpatialHead(nn.Module):
+    """A convolution to one map per class, and the pool of each map.
+
+    It works in float32 even inside autocast (float64 stays float64): the losses read logits and maps, and the pool of
+    bfloat16 maps would not be their logit. Weights of a 1x1 kernel start as N(0, 0.01), those of a 3x3 kernel as
+    torch's convolutions do, as TS-CAM's; biases at zero or at logit(prior).
 
     Args:
         features_dim: d, channels of the features.
         classes: C.
+        plan: kernel and pool; None for 1x1 and the mean.
         generator: source of the initial weights; the global generator is left alone.
         prior: C expected shares of positive images in 0..1; the bias then starts at logit(prior), clamped to
             1e-4..1 - 1e-4 so that a class without positives starts low, not at minus infinity. None: zero bias.
@@ -88,12 +118,19 @@ class SpatialHead(nn.Module):
         features_dim: int,
         classes: int,
         *,
+        plan: HeadPlan | None = None,
         generator: torch.Generator | None = None,
         prior: Sequence[float] | Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.plan = plan = plan or HeadPlan()
         generator = torch.Generator().manual_seed(0) if generator is None else generator
-        weight = torch.empty(classes, features_dim, device=generator.device).normal_(0.0, 0.01, generator=generator)
+        shape = (classes, features_dim) if plan.kernel == 1 else (classes, features_dim, plan.kernel, plan.kernel)
+        weight = torch.empty(shape, device=generator.device)
+        if plan.kernel == 1:
+            weight.normal_(0.0, 0.01, generator=generator)
+        else:
+            nn.init.kaiming_uniform_(weight, a=5**0.5, generator=generator)
         bias = torch.zeros(classes) if prior is None else _prior_logits(prior, classes)
         self.weight = nn.Parameter(weight)
         self.bias = nn.Parameter(bias.to(weight.device))
@@ -119,14 +156,18 @@ class SpatialHead(nn.Module):
         return self.weight.shape[0]
 
     def forward(self, features: Float[Tensor, "b d h w"]) -> Output:
-        """Maps for every cell, and their mean as logits."""
+        """Maps for every cell, and their pool as logits."""
         with torch.autocast(features.device.type, enabled=False):
             precise, weight, bias = self._precise(features)
-            maps = F.conv2d(precise, weight[:, :, None, None], bias)
-            return Output(maps.mean((2, 3)), maps, features)
+            weight = weight if weight.dim() == 4 else weight[:, :, None, None]
+            maps = F.conv2d(precise, weight, bias, padding=self.plan.kernel // 2)
+            return Output(self.plan.pool(maps), maps, features)
 
     def predict_logits(self, features: Float[Tensor, "b d h w"]) -> Float[Tensor, "b C"]:
-        """The logits of `forward` to rounding, without maps: pool first, then one linear map of a vector."""
+        """The logits of `forward` to rounding; where `HeadPlan.commutes`, without maps: one linear map of a vector."""
+        if not self.plan.commutes:
+            output: Output = self(features)
+            return output.logits
         with torch.autocast(features.device.type, enabled=False):
             precise, weight, bias = self._precise(features)
             return F.linear(precise.mean((2, 3)), weight, bias)
@@ -137,7 +178,7 @@ class SpatialHead(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print(net)` shows of the head."""
-        return f"features_dim={self.features_dim}, classes={self.classes}"
+        return f"features_dim={self.features_dim}, classes={self.classes}, {self.plan}"
 
 
 @final
@@ -182,7 +223,7 @@ class SpatialNet(nn.Module):
         return output
 
     def predict_logits(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b C"]:
-        """The logits of `forward` to rounding, without maps: the way to predict when nobody looks at the maps."""
+        """The logits of `forward` to rounding, without maps if they can: for when nobody looks at the maps."""
         return self.head.predict_logits(self.features(images))
 
     def features(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b d h w"]:

@@ -1,0 +1,83 @@
+"""From class maps to image logits: the mean, and its rivals.
+
+With the mean, clean localisation and a high image score exclude each other: an object of 5 of 196 cells at logit 8 on
+a background of -3 gives the image a logit of -2.7, a probability of 0.06. The other pools do not average it away. They
+cost something at prediction: only the mean commutes with the 1x1 head, so only there the maps need not be made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, final, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fewtags.errors import ConfigError
+from fewtags.labels import suggest
+
+PoolName = Literal["mean", "mean_prob", "max", "lse", "softmax", "csra"]
+
+
+@final
+@dataclass(frozen=True)
+class Pool:
+    """Map logits S of n cells -> one logit per class.
+
+    Attributes:
+        name: "mean": mean S (TS-CAM; SCL). "mean_prob": logit of the mean of sigmoid(S), which is PatchML's equation
+            for the image score read literally. "max": the highest. "lse": log(mean exp(T S)) / T, between the mean
+            (T -> 0) and the maximum (T -> infinity). "softmax": the mean weighted by softmax(T S). "csra": mean +
+            `weight` x the softmax pool (Zhu and Wu, "Residual Attention", ICCV 2021; their head is normalised to unit
+            weights, ours is not).
+        temperature: T of lse, softmax and csra.
+        weight: of the softmax term in csra.
+
+    Raises:
+        ConfigError: an unknown name, or a temperature that is not above 0.
+    """
+
+    name: PoolName = "mean"
+    temperature: float = 1.0
+    weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.name not in (known := get_args(PoolName)):
+            raise ConfigError(f"pool must be one of {', '.join(known)}, got {self.name!r}{suggest(self.name, known)}.")
+        if not self.temperature > 0:
+            raise ConfigError(f"the pool's temperature must be above 0, got {self.temperature}.")
+
+    def __call__(self, maps: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c"]:
+        """Image logits.
+
+        >>> maps = torch.tensor([[[[8.0, -3.0, -3.0, -3.0]]]])
+        >>> [round(float(Pool(name)(maps)), 2) for name in ("mean", "max", "lse", "softmax")]
+        [-0.25, 8.0, 6.61, 8.0]
+        """
+        cells, hot = maps.flatten(2), self.temperature
+        match self.name:
+            case "mean":
+                # Over both dimensions: the sum is then taken in the order in which the maps lie in memory.
+                return maps.mean((2, 3))
+            case "mean_prob":
+                return _logit_of_mean(cells)
+            case "max":
+                return cells.amax(2)
+            case "lse":
+                return (torch.logsumexp(hot * cells, 2) - math.log(cells.shape[2])) / hot
+            case "softmax":
+                return _softmax_pool(cells, hot)
+            case "csra":
+                return cells.mean(2) + self.weight * _softmax_pool(cells, hot)
+
+
+def _softmax_pool(cells: Float[Tensor, "b c n"], hot: float) -> Float[Tensor, "b c"]:
+    return ((hot * cells).softmax(2) * cells).sum(2)
+
+
+def _logit_of_mean(cells: Float[Tensor, "b c n"]) -> Float[Tensor, "b c"]:
+    """log(mean p) - log(mean (1 - p)), from logarithms, so that it neither overflows nor loses small values."""
+    inside, outside = torch.nn.functional.logsigmoid(cells), torch.nn.functional.logsigmoid(-cells)
+    return torch.logsumexp(inside, 2) - torch.logsumexp(outside, 2)

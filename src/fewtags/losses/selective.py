@@ -1,0 +1,221 @@
+"""Class-aware selective loss: a focal loss with its own strength for positive, negative and unknown cells.
+
+"CSL" is Ben-Baruch et al., "Multi-label Classification with Partial Annotations Using Class-aware Selective Loss" (CVPR
+2022), which builds on the asymmetric loss (ASL; Ridnik et al., ICCV 2021). "PatchML" is "PatchML: Patch Based Learning
+for Multi-label Image Classification"; its eq. (1) is CSL on image scores and its eq. (2) the same on patches. Eq. (3)
+is a weighted sum of the two and left to the objective.
+
+Notation: f = sigmoid(logit), z the annotated label, F(t, g) = -(1 - t)^g log t. The factor (1 - t)^g is detached, as in
+CSL's code: it weighs the gradient of the logarithm and gets none itself. The papers forget the minus sign.
+
+Unknown cells are taken as negative or ignored, cell by cell: omega of eq. (1), which `selectivity` and
+`patch_selectivity` choose. Choosing reads the net's scores and gives them no gradient.
+
+Every loss is the *mean over all cells*, ignored ones included, as in `partial`; the papers write sums (multiply by the
+number of cells). An empty batch gives 0. Logarithms are exact and in float32 (float64 logits stay float64), inside
+autocast too; CSL's code takes log(max(t, 1e-8)), whose gradient vanishes in cells that are wrong by more than 18.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int8, Int64
+from torch import Tensor
+
+from fewtags.errors import ConfigError
+from fewtags.labels import Label
+
+
+@final
+class PerLabel(NamedTuple):
+    """One number for each kind of cell: focusing gammas (>= 0; 0 is plain cross-entropy), or weights (>= 0)."""
+
+    positive: float
+    negative: float
+    unknown: float
+
+
+EVEN = PerLabel(1.0, 1.0, 1.0)
+
+
+def selective_loss(
+    logits: Float[Tensor, "b c"],
+    labels: Int8[Tensor, "b c"],
+    omega: Bool[Tensor, "b c"] | Float[Tensor, "b c"],
+    *,
+    gammas: PerLabel,
+    weights: PerLabel = EVEN,
+    clip: float = 0.0,
+) -> Float[Tensor, ""]:
+    """Class-aware selective loss (CSL; PatchML eq. 1).
+
+    mean of: z positive -> w+ F(f, g+); z negative -> w- F(q, g-); z unknown -> omega wu F(q, gu),
+    with q = min(1, 1 - f + clip).
+
+    With gammas 0 it is `partial.bce` (omega 0) or `partial.assume_negative` (omega 1); with full labels it is ASL. CSL
+    uses the gammas (0, 1, 2), and in its tables (0, 1, 4) or (0, 3, 4).
+
+    Args:
+        logits: any range.
+        labels: values of `Label`.
+        omega: of unknown cells, 0 (ignored: no loss, no gradient) to 1 (taken as negative); elsewhere without effect.
+        gammas: g+, g-, gu.
+        weights: w+, w-, wu; the alphas of CSL.
+        clip: in 0..1; negative and unknown cells with f <= clip count as done, with no loss and no gradient. ASL: 0.05.
+
+    >>> logits, labels = torch.zeros(1, 2), torch.tensor([[Label.POSITIVE, Label.UNKNOWN]], dtype=torch.int8)
+    >>> omega = selectivity(logits, labels, "negative")
+    >>> round(float(selective_loss(logits, labels, omega, gammas=PerLabel(0.0, 1.0, 2.0))), 4)  # log(2) (1 + 1/4) / 2
+    0.4332
+    """
+    return _mean_focal(logits, labels, omega, gammas, weights, clip)
+
+
+def patch_loss(
+    maps: Float[Tensor, "b c h w"],
+    patch_labels: Int8[Tensor, "b c h w"],
+    omega: Bool[Tensor, "b c h w"] | Float[Tensor, "b c h w"],
+    *,
+    gammas: PerLabel,
+    weights: PerLabel = EVEN,
+) -> Float[Tensor, ""]:
+    """Focal loss of patches (PatchML eq. 2).
+
+    mean over b x c x h x w of: z positive -> w+ F(f, g+); z negative -> w- F(1 - f, g-); z unknown -> omega wu
+    F(1 - f, gu). Eq. (2) writes the set of positive patches under all three sums; the second and the third are read as
+    the negative and the unknown ones.
+
+    Scale: where the image logit is the mean of its map, the image loss gives every cell (f_image - z) / (b c h w), and
+    this loss with gammas 0 gives an annotated cell w (f - z) / (b c h w). Weights of 1 thus pull equally at one cell;
+    in the paper's sums that is w = 1 / (h w), near 1/196. A negative class is annotated in all h w cells and then pulls
+    as hard as its image label, a point in one: w+ between 1 and h w makes up for it.
+
+    Args:
+        maps: logits per patch, any range.
+        patch_labels: values of `Label`, see `patches.patch_labels`.
+        omega: of unknown patches, see `patch_selectivity`.
+        gammas: g+, g-, gu.
+        weights: w+, w-, wu.
+    """
+    return _mean_focal(maps, patch_labels, omega, gammas, weights, 0.0)
+
+
+def selectivity(
+    logits: Float[Tensor, "b c"],
+    labels: Int8[Tensor, "b c"],
+    mode: str,
+    *,
+    top_k: int = 0,
+    prior: Float[Tensor, "c"] | None = None,
+    prior_threshold: float = 1.0,
+    among: Bool[Tensor, "b"] | None = None,
+) -> Bool[Tensor, "b c"]:
+    """Which unknown cells are taken as negative: omega of PatchML eq. (1). False at known cells.
+
+    `ignore`: none. `negative`: all. `selective`: all except those of classes that are frequent (prior above
+    `prior_threshold`) and the `top_k` x b with the highest logits. As in CSL's code, the highest are sought among all
+    unknown cells of the batch at once, not per image or class, and those the prior has removed are counted among them.
+    Ties are broken arbitrarily. On several processes, the batch is each one's own.
+
+    Args:
+        logits: any range; only their order matters.
+        labels: values of `Label`.
+        mode: "ignore", "negative" or "selective", see above; the other arguments matter to "selective" alone.
+        top_k: likely positives per image, in the mean over the batch; 0 for none. CSL: 5.
+        prior: share of the images that show each class, 0..1; None (or the threshold 1) for no limit by class.
+        prior_threshold: in 0..1. CSL: 0.05 in the code, 0.5 in its tables.
+        among: images that take part; cells of the others are ignored in every mode, and b above counts those that do.
+            None for all. PatchML eq. (1) is about images with some label.
+
+    Raises:
+        ConfigError: an unknown mode.
+    """
+    unknown = labels == Label.UNKNOWN if among is None else (labels == Label.UNKNOWN) & among[:, None]
+    if mode != "selective":
+        return _all_or_none(unknown, mode)
+    limit = None if among is None else top_k * among.sum()
+    likely = _highest(logits.reshape(1, -1), unknown.reshape(1, -1), top_k * len(logits), limit)
+    kept = unknown & ~likely.view_as(unknown)
+    return kept if prior is None else kept & ~(prior > prior_threshold)
+
+
+def patch_selectivity(
+    maps: Float[Tensor, "b c h w"], patch_labels: Int8[Tensor, "b c h w"], mode: str, *, top_k: int = 0
+) -> Bool[Tensor, "b c h w"]:
+    """Which unknown patches are taken as negative: omega for PatchML eq. (2). False at known patches.
+
+    `ignore`: none. `negative`: all, those of classes that are unknown in the image too. `selective` (CSL-P): all of
+    those images and classes that have a located positive, except the `top_k` with the highest logits of each. The
+    paper says no more than "ignores the top k unknowns and treats the rest as negatives"; that the k are counted per
+    image and class, and that classes without a located positive stay ignored, is our reading.
+
+    Args:
+        maps: logits per patch; only their order matters. Ties are broken arbitrarily.
+        patch_labels: values of `Label`.
+        mode: "ignore", "negative" or "selective", see above.
+        top_k: patches that may still belong to the object, for "selective"; 0 for none.
+
+    Raises:
+        ConfigError: an unknown mode.
+    """
+    unknown = patch_labels == Label.UNKNOWN
+    if mode != "selective":
+        return _all_or_none(unknown, mode)
+    located = (patch_labels == Label.POSITIVE).flatten(2).any(2)[:, :, None, None]
+    likely = _highest(maps.flatten(2).flatten(0, 1), unknown.flatten(2).flatten(0, 1), top_k)
+    return unknown & located & ~likely.view_as(unknown)
+
+
+def _all_or_none(unknown: Bool[Tensor, "*cells"], mode: str) -> Bool[Tensor, "*cells"]:
+    match mode:
+        case "ignore":
+            return torch.zeros_like(unknown)
+        case "negative":
+            return unknown
+    raise ConfigError(f"mode {mode!r} is not one of ignore, negative, selective.")
+
+
+def _highest(
+    scores: Float[Tensor, "n m"], among: Bool[Tensor, "n m"], count: int, limit: Int64[Tensor, ""] | None = None
+) -> Bool[Tensor, "n m"]:
+    """The `count`, or fewer if `limit` says so, highest scores of each row among those allowed; all if they are fewer.
+
+    `count` is a number, so that nobody waits for the device to know how many they are.
+    """
+    allowed = scores.detach().masked_fill(~among, -math.inf)
+    count = min(count, allowed.shape[1])
+    best = allowed.topk(count, dim=1, sorted=limit is not None).indices
+    within = torch.ones_like(best, dtype=torch.bool)
+    if limit is not None:
+        within &= torch.arange(count, device=best.device) < limit
+    return torch.zeros_like(among).scatter(1, best, within) & among
+
+
+def _mean_focal(
+    logits: Float[Tensor, "*cells"],
+    labels: Int8[Tensor, "*cells"],
+    omega: Bool[Tensor, "*cells"] | Float[Tensor, "*cells"],
+    gammas: PerLabel,
+    weights: PerLabel,
+    clip: float,
+) -> Float[Tensor, ""]:
+    # Elementwise operations keep float32 inside autocast, so one cast at the door is enough.
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    # log q = log(1 - f + clip), at most 0; with clip = 0 that is log(1 - f) exactly, in value and gradient.
+    floor = logits.new_full((), math.log(clip) if clip else -math.inf)
+    log_f, log_q = F.logsigmoid(logits), torch.logaddexp(F.logsigmoid(-logits), floor).clamp(max=0.0)
+    positive = weights.positive * (labels == Label.POSITIVE).to(logits.dtype)
+    negative = weights.negative * (labels == Label.NEGATIVE).to(logits.dtype)
+    unknown = weights.unknown * (labels == Label.UNKNOWN).to(logits.dtype) * omega
+    loss = positive * _focal(log_f, gammas.positive)
+    loss = loss + negative * _focal(log_q, gammas.negative) + unknown * _focal(log_q, gammas.unknown)
+    return loss.sum() / max(logits.numel(), 1)
+
+
+def _focal(log_t: Float[Tensor, "*cells"], gamma: float) -> Float[Tensor, "*cells"]:
+    """F(t, g) of the module from log t <= 0; 1 - t = -expm1(log t) keeps its digits where t is close to 1."""
+    return -((-torch.expm1(log_t.detach())) ** gamma) * log_t

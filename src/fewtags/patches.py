@@ -1,0 +1,202 @@
+"""From points, boxes and masks to labels of patches: which cells of a net's output grid show an annotated object.
+
+The patch ground truth of "PatchML: Patch Based Learning for Multi-label Image Classification", section 3.1. Coordinates
+as in `geometry`: fractions, boxes x0, y0, x1, y1; a point has x0 = x1 and y0 = y1. Of a grid (h, w), cell (row, column)
+spans column / w .. (column + 1) / w and row / h .. (row + 1) / h of the crop. Everything is batched, works on any
+device without waiting for it, keeps float32 inside autocast, and takes no objects at all (m = 0).
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int8, Int64
+from torch import Tensor
+
+from fewtags.errors import ConfigError
+from fewtags.geometry import invert_views
+from fewtags.labels import Label, Places
+
+# Shares and places within this of a limit reach it: what coordinates and views of float32 can tell apart.
+SLACK = 1e-5
+
+
+def cells_of_boxes(boxes: Float[Tensor, "m 4"], grid: tuple[int, int], coverage: float = 0.5) -> Bool[Tensor, "m h w"]:
+    """Which cells each object fills.
+
+    A box fills the cells it covers to at least `coverage` of the *cell's* area. Where it does so with none, it fills
+    the one cell it covers most, the first in row-major order of several alike: at 14 x 14 cells many objects are
+    smaller than a cell. A point, or a box without area, fills the cell it lies in (of a box, its centre): row
+    min(floor(y h), h - 1), column likewise. Every object fills at least one cell.
+
+    The paper says "intersection of the box with the patches". Read as intersection over union, no box larger than two
+    cells would ever fill one; read as any overlap, three quarters of what a box of one cell's size labels would be
+    background (0.43 here).
+
+    Args:
+        boxes: x0, y0, x1, y1 in 0..1 of the crop.
+        grid: (h, w).
+        coverage: above 0, up to 1.
+
+    Raises:
+        ConfigError: `coverage` is out of range.
+
+    >>> cells_of_boxes(torch.tensor([[0.25, 0.0, 1.0, 1.0], [0.6, 0.1, 0.6, 0.1]]), (1, 3)).int().tolist()
+    [[[0, 1, 1]], [[0, 1, 0]]]
+    """
+    x0, y0, x1, y1 = boxes.unbind(1)
+    share = _overlaps(y0, y1, grid[0])[:, :, None] * _overlaps(x0, x1, grid[1])[:, None, :]
+    row, column = (
+        ((low + high) / 2 * cells).floor().clamp(0, cells - 1).long()
+        for low, high, cells in ((y0, y1, grid[0]), (x0, x1, grid[1]))
+    )
+    best = torch.where(share.flatten(1).amax(1) > 0, share.flatten(1).argmax(1), row * grid[1] + column)
+    return _filled(share, best, coverage)
+
+
+def cells_of_masks(
+    masks: Bool[Tensor, "m H W"] | Float[Tensor, "m H W"], grid: tuple[int, int], coverage: float = 0.5
+) -> Bool[Tensor, "m h w"]:
+    """Which cells each mask fills, by the rule of `cells_of_boxes`; an empty mask fills none.
+
+    Args:
+        masks: over the whole crop, of any resolution: True, or the share 0..1 of a pixel that belongs to the object.
+            Pixels on the border of two cells count for both, by area.
+        grid: (h, w).
+        coverage: above 0, up to 1.
+
+    Raises:
+        ConfigError: `coverage` is out of range.
+    """
+    # Autocast would multiply matrices in half precision.
+    with torch.autocast(masks.device.type, enabled=False):
+        pixels = masks.to(torch.float32)
+        rows, columns = (_pixels(side, cells, masks.device) for side, cells in zip(masks.shape[1:], grid, strict=True))
+        share = rows.T @ pixels @ columns
+    flat = share.flatten(1)
+    return _filled(share, flat.argmax(1), coverage) & (flat.amax(1) > 0)[:, None, None]
+
+
+def locations_to_crop(
+    boxes: Float[Tensor, "m 4"], views: Float[Tensor, "m 2 3"], min_visible: float
+) -> tuple[Float[Tensor, "m 4"], Bool[Tensor, "m"]]:
+    """Objects of the image in the crop frame, and which of them the crop still shows.
+
+    The same as `View.boxes_to_crop`, batched. A point is visible inside the crop and on its edges: the paper's points
+    are in 0..1 with both ends, and a flip turns 0 into 1. (Where half-open crops were meant to give every point to one
+    of several crops, two neighbouring crops here share the points on their border.) A box is clipped; it is visible if
+    any of it is inside, and at least `min_visible` of its own area. A box much larger than the crop can thus be dropped
+    although it fills the crop: keep `min_visible` below the smallest share of the image that crops show.
+
+    Args:
+        boxes: x0, y0, x1, y1 in 0..1 of the image.
+        views: crop -> image, one for each object.
+        min_visible: in 0..1.
+
+    Returns:
+        boxes x0, y0, x1, y1 in 0..1 of the crop (their axis-aligned hull in a turned view); without meaning where not
+        visible; and the visibility.
+
+    Raises:
+        ConfigError: `min_visible` is out of range.
+    """
+    if not 0 <= min_visible <= 1:
+        raise ConfigError(f"min_visible is a share of a box's area, 0 to 1; got {min_visible}.")
+    a, b, c, d, e, f = (entry[:, None] for entry in invert_views(views).flatten(1).unbind(1))
+    x0, y0, x1, y1 = boxes.unbind(1)
+    x, y = torch.stack([x0, x1, x1, x0], 1), torch.stack([y0, y0, y1, y1], 1)
+    # Not a matrix product: autocast would take it in half precision.
+    u, v = a * x + b * y + c, d * x + e * y + f
+    hull = torch.stack([u.amin(1), v.amin(1), u.amax(1), v.amax(1)], 1)
+    clipped = hull.clamp(0.0, 1.0)
+    whole, inside = _area(hull), _area(clipped)
+    share = inside / torch.where(whole > 0, whole, 1.0)
+    contained = ((hull >= -SLACK) & (hull <= 1 + SLACK)).all(1)
+    return clipped, torch.where(whole > 0, (share > SLACK) & (share >= min_visible - SLACK), contained)
+
+
+def patch_labels(
+    labels: Int8[Tensor, "b c"],
+    places: Places | None,
+    views: Float[Tensor, "b 2 3"],
+    grid: tuple[int, int],
+    *,
+    coverage: float,
+    min_visible: float,
+    cropped: str,
+) -> tuple[Int8[Tensor, "b c h w"], Int8[Tensor, "b c"]]:
+    """Labels of the patches of a batch, and the image labels that fit what the crops show.
+
+    A negative class is negative in every cell. A positive one is positive in the cells that its visible objects fill
+    (all objects together) and unknown in all others, as there may be more of it than was annotated. Unknown classes are
+    unknown in every cell. Objects of classes that are not labelled positive count for nothing.
+
+    Args:
+        labels: values of `Label`.
+        places: objects in the image frame; None for none.
+        views: crop -> image.
+        grid: (h, w) of the net's maps.
+        coverage: see `cells_of_boxes`.
+        min_visible: see `locations_to_crop`.
+        cropped: what becomes of a positive class whose every known object is cropped away. "unknown": the crop may show
+            another one or none. "keep": it stays positive. (The paper is silent; public code for such data takes it as
+            negative, which is wrong where an object was not annotated.) A positive class without known objects stays.
+
+    Returns:
+        patch labels, and image labels; values of `Label`.
+
+    Raises:
+        ConfigError: `coverage` or `min_visible` is out of range, or `cropped` is another word.
+    """
+    if cropped not in ("unknown", "keep"):
+        raise ConfigError(f"cropped {cropped!r} is not one of unknown, keep.")
+    positive, negative = labels == Label.POSITIVE, labels == Label.NEGATIVE
+    patches = labels.new_full((*labels.shape, *grid), Label.UNKNOWN)
+    patches = patches.masked_fill(negative[:, :, None, None], Label.NEGATIVE)
+    if places is None:
+        return patches, labels
+    boxes, visible = locations_to_crop(places.boxes, views[places.row], min_visible)
+    filled = cells_of_boxes(boxes, grid, coverage) & visible[:, None, None]
+    owner, count = places.row * labels.shape[1] + places.classes, labels.numel()
+    located = _union(filled.flatten(1), owner, count).view_as(patches)
+    patches = patches.masked_fill(positive[:, :, None, None] & located, Label.POSITIVE)
+    if cropped == "keep":
+        return patches, labels
+    known, shown = (
+        _union(those[:, None], owner, count).view_as(labels) for those in (torch.ones_like(visible), visible)
+    )
+    return patches, labels.masked_fill(positive & known & ~shown, Label.UNKNOWN)
+
+
+def _overlaps(low: Float[Tensor, "m"], high: Float[Tensor, "m"], cells: int) -> Float[Tensor, "m cells"]:
+    """Share of each of `cells` equal parts of 0..1 that lies in each interval low..high."""
+    first = torch.arange(cells, dtype=low.dtype, device=low.device)
+    left, right = torch.maximum(low[:, None] * cells, first), torch.minimum(high[:, None] * cells, first + 1)
+    return (right - left).clamp(min=0)
+
+
+def _pixels(side: int, cells: int, device: torch.device) -> Float[Tensor, "side cells"]:
+    """Share of each cell that lies in each pixel, along one side."""
+    edges = torch.linspace(0, 1, side + 1, device=device)
+    return _overlaps(edges[:-1], edges[1:], cells)
+
+
+def _filled(share: Float[Tensor, "m h w"], best: Int64[Tensor, "m"], coverage: float) -> Bool[Tensor, "m h w"]:
+    """The cells with enough of a share; the `best` one of each object that has none."""
+    if not 0 < coverage <= 1:
+        raise ConfigError(f"coverage is a share of a cell's area, above 0 and up to 1; got {coverage}.")
+    enough = share.flatten(1) >= coverage - SLACK
+    only = torch.arange(enough.shape[1], device=best.device) == best[:, None]
+    return torch.where(enough.any(1, keepdim=True), enough, only).view_as(share)
+
+
+def _area(boxes: Float[Tensor, "m 4"]) -> Float[Tensor, "m"]:
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+
+
+def _union(sets: Bool[Tensor, "m s"], owner: Int64[Tensor, "m"], count: int) -> Bool[Tensor, "count s"]:
+    """What the sets of each owner have together. All writes write True, so their order does not matter."""
+    size = sets.shape[1]
+    slots = owner[:, None] * size + torch.arange(size, device=owner.device)
+    nowhere = count * size
+    out = sets.new_zeros(nowhere + 1)
+    return out.index_fill_(0, torch.where(sets, slots, nowhere).flatten(), True)[:nowhere].view(count, size)

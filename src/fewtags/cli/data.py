@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+
+if TYPE_CHECKING:
+    from fewtags.data.budget import Mode, PointRule
+    from fewtags.data.table import LabelTable
 
 PROTOCOLS = ("single", "cole", "keep")
 
 
 def check(
-    data: Annotated[str, typer.Argument(help="Folder of class folders, CSV, COCO JSON, VOC folder or Parquet table.")],
+    data: Annotated[
+        str,
+        typer.Argument(help="Class folders, CSV, COCO, VOC, YOLO, OpenImages, Label Studio, CVAT, or a Parquet table."),
+    ],
     images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
     val: Annotated[str | None, typer.Option(help="Validation labels, to compare with.")] = None,
     test: Annotated[str | None, typer.Option(help="Test labels, to compare with.")] = None,
@@ -70,18 +78,52 @@ def check(
 
 
 def simulate(
-    data: Annotated[str, typer.Argument(help="Complete labels.")],
-    out: Annotated[Path, typer.Option(help="Where the partial labels go: .parquet, or .csv (image, class, state).")],
+    data: Annotated[str, typer.Argument(help="Complete labels; with boxes, where points or boxes are to be bought.")],
+    out: Annotated[
+        Path, typer.Option(help="Where the partial labels go: .parquet, or .csv (image, class, state, location).")
+    ],
     images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
     protocol: Annotated[
-        str, typer.Option(help="single (one positive per image), cole (the same, bit-exact with Cole et al.) or keep.")
-    ] = "single",
+        str | None,
+        typer.Option(
+            help="single (one positive per image; the default), cole (the same, bit-exact with Cole et al.) or keep."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Default 0; cole: 1200, as published.")] = None,
     positives: Annotated[
         float | None, typer.Option(min=0, max=1, help="With --protocol keep: share of the positives kept; default 1.")
     ] = None,
     negatives: Annotated[
         float | None, typer.Option(min=0, max=1, help="With --protocol keep: share of the negatives kept; default 0.")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of --protocol: buy labels for a time (12h, 30min, 900s), or for a share of the time that "
+            "tagging every class in every image takes (1%)."
+        ),
+    ] = None,
+    type_: Annotated[
+        str | None,
+        typer.Option(
+            "--type",
+            help="With --budget: tags (I), one-point (SP), one-box (SB), all-points (AP) or all-boxes (AB).",
+        ),
+    ] = None,
+    cost: Annotated[
+        str | None,
+        typer.Option(
+            help="With --budget: coco, objects365, or a TOML file with any of tag, point, extra_point, box (seconds), "
+            "classes, positives_per_image, instances_per_image; default: PatchML's seconds, averages of the labels."
+        ),
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="With --budget: flat (each pair costs the average; the default) or exact (what it takes)."),
+    ] = None,
+    points: Annotated[
+        str | None,
+        typer.Option(help="With --budget: uniform (anywhere in the box; the default) or centre (close to its centre)."),
     ] = None,
     complete: Annotated[bool, typer.Option("--complete", help="What is not named is known to be absent.")] = False,
     set_: Annotated[
@@ -96,21 +138,17 @@ def simulate(
     Examples:
       fewtags simulate full.csv --images photos/ --out single.csv
       fewtags simulate full.csv --images photos/ --protocol keep --positives 0.4 --negatives 0.1 --out part.parquet
+      fewtags simulate instances.json --complete --budget 1% --type one-point --out points.parquet
     """  # noqa: D301
     from fewtags.cli.progress import say
     from fewtags.cli.train import read_settings
-    from fewtags.data import simulate as make
     from fewtags.data.storage import save, write_csv
     from fewtags.engine.plan import read_one
     from fewtags.errors import ConfigError
-    from fewtags.labels import suggest
 
-    if protocol not in PROTOCOLS:
-        raise ConfigError(
-            f"--protocol {protocol!r} is not known{suggest(protocol, PROTOCOLS)}: {', '.join(PROTOCOLS)}."
-        )
-    if protocol != "keep" and (positives, negatives) != (None, None):
-        raise ConfigError(f"--positives and --negatives are for --protocol keep, not {protocol}.")
+    shares = {"positives": positives, "negatives": negatives}
+    purchase = {"type": type_, "cost": cost, "mode": mode, "points": points}
+    _refuse_mixed(protocol, shares, budget, purchase)
     if out.suffix.lower() not in (".parquet", ".csv"):
         raise ConfigError(f"--out {out}: expected a file that ends in .parquet or .csv.")
     flags = {
@@ -120,13 +158,10 @@ def simulate(
     }
     table = read_one(read_settings(None, {k: v for k, v in flags.items() if v is not None}, set_ or []).data)
     before = len(table.notes.messages)
-    if protocol == "single":
-        table = make.single_positive(table, seed=seed or 0, protocol="plain")
-    elif protocol == "cole":
-        table = make.single_positive(table, seed=make.COLE_SEED if seed is None else seed, protocol="cole")
+    if budget is None:
+        table = _thinned(table, protocol or "single", seed, shares)
     else:
-        kept = (1.0 if positives is None else positives, 0.0 if negatives is None else negatives)
-        table = make.keep(table, positives=kept[0], negatives=kept[1], seed=seed or 0)
+        table = _bought(table, budget, seed or 0, purchase)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix.lower() == ".parquet":
         save(table, out, keep_root=True)
@@ -135,3 +170,61 @@ def simulate(
     for message in table.notes.messages[before:]:
         say(message)
     typer.echo(out)
+
+
+def _refuse_mixed(
+    protocol: str | None, shares: Mapping[str, object], budget: str | None, purchase: Mapping[str, str | None]
+) -> None:
+    """Options that are unknown or do not go together."""
+    from fewtags.data.costs import Annotation
+    from fewtags.errors import ConfigError
+    from fewtags.labels import suggest
+
+    if protocol is not None and protocol not in PROTOCOLS:
+        raise ConfigError(
+            f"--protocol {protocol!r} is not known{suggest(protocol, PROTOCOLS)}: {', '.join(PROTOCOLS)}."
+        )
+    if budget is not None and protocol is not None:
+        raise ConfigError(f"--budget {budget} and --protocol {protocol} are two ways to thin labels; give one of them.")
+    if protocol != "keep" and any(share is not None for share in shares.values()):
+        instead = protocol or "single" if budget is None else f"--budget {budget}"
+        raise ConfigError(f"--positives and --negatives are for --protocol keep, not {instead}.")
+    if budget is None and (given := [name for name, value in purchase.items() if value is not None]):
+        raise ConfigError(f"--{given[0]} is for --budget; say how much to spend, for example --budget 1%.")
+    if budget is None:
+        return
+    if (type_ := purchase["type"]) is None:
+        known = ", ".join(kind.described() for kind in Annotation)
+        raise ConfigError(f"--budget {budget} needs --type, what to buy with it: {known}.")
+    if purchase["points"] is not None and not (kind := Annotation.of(type_)).pointed:
+        raise ConfigError(f"--points is for --type one-point or all-points, not {kind.described()}.")
+
+
+def _thinned(table: LabelTable, protocol: str, seed: int | None, shares: Mapping[str, float | None]) -> LabelTable:
+    from fewtags.data import simulate as make
+
+    if protocol == "single":
+        return make.single_positive(table, seed=seed or 0, protocol="plain")
+    if protocol == "cole":
+        return make.single_positive(table, seed=make.COLE_SEED if seed is None else seed, protocol="cole")
+    positives, negatives = shares["positives"], shares["negatives"]
+    return make.keep(
+        table,
+        positives=1.0 if positives is None else positives,
+        negatives=0.0 if negatives is None else negatives,
+        seed=seed or 0,
+    )
+
+
+def _bought(table: LabelTable, budget: str, seed: int, purchase: Mapping[str, str | None]) -> LabelTable:
+    from fewtags.data.budget import find_cost, simulate_budget
+
+    return simulate_budget(
+        table,
+        budget,
+        purchase["type"] or "",
+        seed,
+        find_cost(purchase["cost"], table),
+        cast("Mode", purchase["mode"] or "flat"),  # Other words are refused there.
+        cast("PointRule", purchase["points"] or "uniform"),
+    )

@@ -1,5 +1,6 @@
 """The Python interface: fit, evaluate, predict, heatmaps, save and load, and an interrupted fit that goes on."""
 
+import re
 import shutil
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import fewtags as ft
 from fewtags.data.demo import make_scenes
 from fewtags.engine.events import Ended, Started, StepEnded
+from fewtags.engine.plan import hold_out
 from fewtags.engine.predict import evaluate_table
 from fewtags.errors import CheckpointError, ConfigError, DataError
 
@@ -252,3 +254,29 @@ def test_epochs_change_the_last_stage_of_the_preset(scenes, tmp_path):
     with pytest.raises(LeftError):
         clf.fit(scenes.train, out=tmp_path / "run", epochs=7, on_event=look, settings=fewer)
     assert seen[0].epochs == 5 + 7
+
+
+def test_settings_come_before_the_objective_and_the_constructor():
+    method = ft.ExpectedNegative(positives_per_image=2.9, cl_weight=0.5)
+    config = classifier(objective=method, seed=3)._config(1, {"objective.scl_weight": 0.7, "train.seed": 4})
+    found = config.objective.model_dump()
+    assert (found["positives_per_image"], found["cl_weight"], found["scl_weight"]) == (2.9, 0.5, 0.7)
+    assert config.train.seed == 4
+    with pytest.raises(ConfigError, match=r"unknown key 'objective.scl_wieght'; did you mean 'objective.scl_weight'"):
+        classifier(objective=method)._config(1, {"objective.scl_wieght": 2})
+
+
+def test_the_held_out_share_is_the_one_that_is_set(scenes):
+    clf = classifier()
+    config = clf._config(1, {"data.val_share": 0.5, "data.group_by": r"(\d)\.jpg", "train.seed": 7})
+    tables = clf._tables(config, scenes.train, None, None)
+    train, val = hold_out(scenes.train, 0.5, 7, r"(\d)\.jpg")
+    assert tables.val.images.to_pylist() == val.images.to_pylist()
+    assert tables.train.images.to_pylist() == train.images.to_pylist()
+    assert len(tables.val) > 6
+
+
+def test_settings_about_label_files_are_refused():
+    message = "data.complete is about label files, and this is a table in memory; set it where the table is read."
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        classifier()._config(1, {"data.complete": True})

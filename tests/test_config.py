@@ -1,6 +1,7 @@
 """Settings: every problem at once, with the cure; overrides; and what is derived."""
 
 import tomllib
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from fewtags.config import (
     PRESETS,
     Facts,
+    ModelConfig,
     Resolved,
     StageConfig,
     apply_overrides,
@@ -19,6 +21,7 @@ from fewtags.config import (
 )
 from fewtags.engine.methods import settings_models
 from fewtags.errors import ConfigError
+from fewtags.nets.pool import PoolName
 
 LAPTOP = Facts(samples=100, classes=5, device="cpu", cores=4, offline_backbone="tf_efficientnet_lite0")
 SERVER = Facts(samples=100, classes=5, device="cuda", cores=32, offline_backbone="tf_efficientnet_lite0", bf16=True)
@@ -81,7 +84,8 @@ def test_all_problems_are_reported_at_once_with_their_cure():
     [
         ({}, "missing key 'data'"),
         (BARE | {"model": {"zzz": 1}},
-         "unknown key 'model.zzz'; known here: backbone, weights, drop_path, output_stride"),
+         "unknown key 'model.zzz'; known here: backbone, weights, drop_path, output_stride, head_kernel, pool, "
+         "pool_temperature, pool_weight"),
         (BARE | {"train": {"stages": [STAGE | {"eposch": 3}]}},
          "unknown key 'train.stages.0.eposch'; did you mean 'train.stages.0.epochs'?"),
         (BARE | {"train": {"stages": [STAGE, {"name": "x", "epochs": 1}]}}, "missing key 'train.stages.1.lr'"),
@@ -315,3 +319,9 @@ def test_settings_that_contradict_each_other(changes, message):
     with pytest.raises(ConfigError) as error:
         resolve(read(**changes), LAPTOP)
     assert str(error.value) == message
+
+
+def test_the_pools_are_those_of_the_nets():
+    """Written out twice, because nets and configuration do not know each other."""
+    for model in (ModelConfig, Resolved):
+        assert get_args(model.model_fields["pool"].annotation) == get_args(PoolName)

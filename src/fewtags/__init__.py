@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fewtags.objectives.assume_negative import BCE, AssumeNegative
     from fewtags.objectives.base import Objective
     from fewtags.objectives.expected_negative import ExpectedNegative
+    from fewtags.objectives.patchml import PatchML
 
 _HOMES = {
     "BCE": "fewtags.objectives.assume_negative",
@@ -30,6 +31,7 @@ _HOMES = {
     "Label": "fewtags.labels",
     "LabelTable": "fewtags.data.table",
     "Objective": "fewtags.objectives.base",
+    "PatchML": "fewtags.objectives.patchml",
     "merge": "fewtags.data.merge",
     "read": "fewtags.data.read",
 }
@@ -46,6 +48,7 @@ __all__ = [
     "Label",
     "LabelTable",
     "Objective",
+    "PatchML",
     "merge",
     "read",
 ]

@@ -26,6 +26,9 @@ from fewtags.labels import ClassNames
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Objective
 
+# What in the section [data] is not about files.
+SPLIT_SETTINGS = ("data.val_share", "data.group_by")
+
 
 @final
 class Classifier:
@@ -121,7 +124,8 @@ class Classifier:
             epochs: of the last stage; None: the preset's.
             truth: complete labels of the training images, for diagnostics only.
             on_event: called with every `fewtags.engine.events` event.
-            settings: further ones by dotted key, for example {"train.batch_size": 8}; `fewtags config` lists them.
+            settings: further ones by dotted key, for example {"train.batch_size": 8}; `fewtags config` lists them. They
+                come before what the constructor and the objective say.
 
         Raises:
             ConfigError: settings that do not fit; a folder with a finished run or with another one.
@@ -129,7 +133,8 @@ class Classifier:
             TrainingError: the loss is not finite.
         """
         out, cpu = Path(out), self._cpu
-        config, tables = self._config(epochs, settings or {}), self._tables(train, val, truth)
+        config = self._config(epochs, settings or {})
+        tables = self._tables(config, train, val, truth)
         if (out / "run.toml").exists() and not (out / "model.safetensors").exists():
             run = open_run(out, cpu=cpu)
             _refuse_other(run, config, tables)
@@ -214,14 +219,17 @@ class Classifier:
             "train.epochs": epochs,
             **settings,
         }
-        tree = apply_overrides({}, {k: v for k, v in chosen.items() if v is not None})
-        if self.objective is not None:
-            tree["objective"] = settings_of(self.objective).model_dump()
+        if meaningless := [key for key in settings if key.startswith("data.") and key not in SPLIT_SETTINGS]:
+            raise ConfigError(
+                f"{meaningless[0]} is about label files, and this is a table in memory; set it where the table is read."
+            )
+        tree = {} if self.objective is None else {"objective": settings_of(self.objective).model_dump()}
+        tree = apply_overrides(tree, {k: v for k, v in chosen.items() if v is not None})
         return parse(tree, settings_models(), "the arguments")
 
-    def _tables(self, train: LabelTable, val: LabelTable | None, truth: LabelTable | None) -> Tables:
+    def _tables(self, config: Config, train: LabelTable, val: LabelTable | None, truth: LabelTable | None) -> Tables:
         if val is None:
-            train, val = hold_out(train, seed=self.seed)
+            train, val = hold_out(train, config.data.val_share, config.train.seed, config.data.group_by)
         tables = common_vocabulary({"train": train, "val": val})
         return Tables(
             tables["train"], tables["val"], None, None if truth is None else match_images(truth, tables["train"])

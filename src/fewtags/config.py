@@ -65,10 +65,16 @@ class ModelConfig(Settings):
 
     backbone: str | None = Field(None, description="any timm model with a spatial feature map")
     weights: str | None = Field(None, description="hub, offline, none, or a file")
-    drop_path: float = Field(0.0, ge=0, lt=1)
+    drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth rate in training")
     output_stride: Literal[8, 16, 32] | None = Field(
         None, description="pixels per map cell; left out: the backbone's own"
     )
+    head_kernel: Literal[1, 3] = Field(1, description="side of the head's convolution; TS-CAM's is 3")
+    pool: Literal["mean", "mean_prob", "max", "lse", "softmax", "csra"] = Field(
+        "mean", description="from maps to image logits"
+    )
+    pool_temperature: float = Field(1.0, gt=0, description="of the pools lse, softmax and csra")
+    pool_weight: float = Field(0.1, ge=0, description="of the softmax pool in csra")
 
 
 @final
@@ -394,6 +400,10 @@ class Resolved(Settings):
     weights: str
     drop_path: float
     output_stride: int
+    head_kernel: int
+    pool: Literal["mean", "mean_prob", "max", "lse", "softmax", "csra"]
+    pool_temperature: float
+    pool_weight: float
     policy: Literal["coco", "imagenet", "none"]
     size: int
     min_area: float
@@ -450,6 +460,10 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         weights=weights,
         drop_path=model.drop_path,
         output_stride=model.output_stride or 0,
+        head_kernel=model.head_kernel,
+        pool=model.pool,
+        pool_temperature=model.pool_temperature,
+        pool_weight=model.pool_weight,
         policy=policy,
         size=augment.size or preset.size,
         min_area=augment.min_area or (0.08 if policy == "imagenet" else 0.25),

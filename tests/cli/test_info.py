@@ -35,7 +35,7 @@ def test_config_names_every_setting_and_its_choices(run: Run) -> None:
 def test_methods_lists_all(run: Run) -> None:
     result = run("methods")
     assert [line.split(":")[0] for line in result.stdout.splitlines() if ": " in line][: len(METHODS)] == list(METHODS)
-    assert "  scl_weight = 0.0" in result.stdout
+    assert "  scl_weight = 0.1" in result.stdout
     assert list(json.loads(run("methods", "--json").stdout)) == list(METHODS)
 
 

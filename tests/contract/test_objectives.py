@@ -15,18 +15,19 @@ import torch
 from torch import nn
 
 from fewtags.geometry import View, maps_to_crop, stack_views
-from fewtags.labels import Batch, Label, LabelMatrix
+from fewtags.labels import Batch, Label, LabelMatrix, Places
 from fewtags.nets.spatial import Output
 from fewtags.objectives.assume_negative import BCE, AssumeNegative
 from fewtags.objectives.base import Part, Problem, Progress
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.objectives.patchml import PatchML
 
 SAMPLES, CLASSES, SIZE, BATCH, EPOCHS = 24, 5, 12, 8, 4
 STEPS = SAMPLES // BATCH
 
 
 def expected_negative(**options):
-    return lambda: ExpectedNegative(**{"positives_per_image": 1.8} | options)
+    return lambda: ExpectedNegative(**{"positives_per_image": 1.8, "scl_weight": 0.0} | options)
 
 
 # name -> (how to make it, warm-up epochs)
@@ -49,6 +50,34 @@ METHODS = {
             cl_weight=0.3, scl_weight=1.0, warmup_loss="expected_negative", corrected_averages=True, ramp_epochs=2
         ),
         2,
+    ),
+    "patchml": (PatchML, 0),
+    "patchml-selective": (
+        lambda: PatchML(
+            image_unknown="selective",
+            patch_unknown="selective",
+            image_top_k=1,
+            patch_top_k=2,
+            prior_threshold=0.9,
+            patch_weights=(9.0, 1.0, 0.5),
+        ),
+        1,
+    ),
+    "patchml-cluster": (lambda: PatchML(pseudo_weight=1.0, pseudo_from=2, near=0.4, pseudo_fill="unknown"), 1),
+    "patchml-image-cluster": (
+        lambda: PatchML(
+            image_unknown="negative",
+            pseudo_weight=0.5,
+            pseudo_from=1,
+            prototypes_of="images",
+            near=0.02,
+            prototype_momentum=0.5,
+            negative_below=0.3,
+            min_count=2,
+            cropped="keep",
+            pseudo_fill="unknown",
+        ),
+        0,
     ),
 }
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -80,11 +109,13 @@ class Scenes:
         images: float32 [N, 3, 12, 12].
         labels: int8 [N, C], what is told.
         truth: int8 [N, C], complete.
+        boxes: float32 [N, 4], where the told positive is: in turn not said, a box, a point.
     """
 
     images: torch.Tensor
     labels: torch.Tensor
     truth: torch.Tensor
+    boxes: torch.Tensor
 
     @classmethod
     def make(cls):
@@ -94,14 +125,20 @@ class Scenes:
         present[np.arange(SAMPLES), rng.integers(CLASSES, size=SAMPLES)] = True
         images = 0.3 * rng.normal(size=(SAMPLES, 3, SIZE, SIZE))
         labels = np.full((SAMPLES, CLASSES), Label.UNKNOWN, np.int8)
+        boxes = np.full((SAMPLES, 4), np.nan)
         for n in range(SAMPLES):
+            corners = {}
             for c in np.flatnonzero(present[n]):
-                y, x = half * rng.integers(2, size=2)
+                corners[c] = y, x = half * rng.integers(2, size=2)
                 images[n, :, y : y + half, x : x + half] += textures[c]
-            labels[n, rng.choice(np.flatnonzero(present[n]))] = Label.POSITIVE
+            labels[n, told := rng.choice(np.flatnonzero(present[n]))] = Label.POSITIVE
+            y, x = corners[told] / SIZE
+            if n % 3:
+                boxes[n] = (x, y, x + 0.5, y + 0.5) if n % 3 == 1 else (x + 0.25, y + 0.25) * 2
         labels[~present & (rng.random(present.shape) < 0.1)] = Label.NEGATIVE
         truth = np.where(present, Label.POSITIVE, Label.NEGATIVE).astype(np.int8)
-        return cls(torch.from_numpy(images).float(), torch.from_numpy(labels), torch.from_numpy(truth))
+        arrays = (torch.from_numpy(values) for values in (labels, truth))
+        return cls(torch.from_numpy(images).float(), *arrays, torch.from_numpy(boxes).float())
 
     def batch(self, epoch, step):
         """Crops and flips: a function of (epoch, step) alone."""
@@ -113,7 +150,9 @@ class Scenes:
             view = View.crop(left, top, left + side, top + side)
             views.append(view.then(View.flip()) if rng.random() < 0.5 else view)
         index, views = torch.from_numpy(index), stack_views(views)
-        return Batch(maps_to_crop(self.images[index], views, (SIZE, SIZE)), self.labels[index], index, views)
+        row = (self.boxes[index, 0] >= 0).nonzero()[:, 0]
+        places = Places(row, (self.labels[index] == Label.POSITIVE).int().argmax(1)[row], self.boxes[index[row]])
+        return Batch(maps_to_crop(self.images[index], views, (SIZE, SIZE)), self.labels[index], index, views, places)
 
 
 DATA = Scenes.make()
@@ -133,6 +172,7 @@ class Fit:
             seed=3,
             state_dir=folder,
             truth=LabelMatrix.from_dense(data.truth.numpy()),
+            features_dim=12,
         )
         self.parts = self.method.setup(self.net, self.problem)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.3, momentum=0.9)
@@ -210,7 +250,8 @@ def assert_same(one, two):
 @every_method
 def test_trained_beats_fresh_on_a_fixed_batch(name, tmp_path):
     fit = Fit(name, tmp_path, epochs=8).run()
-    batch, at = DATA.batch(0, 0), Progress(7, 0, STEPS)
+    # Pseudo-labels follow from a net's own features, so that two nets would be measured against different ones.
+    batch, at = DATA.batch(0, 0), Progress(0 if "cluster" in name else 7, 0, STEPS)
     trained, fresh = (fit.method.step(net, batch, at).loss.item() for net in (fit.net, Net(1)))
     assert trained < fresh
 
@@ -240,8 +281,9 @@ def test_step_changes_no_part_and_repeats_itself(name, tmp_path):
     assert_same(dict(one.logs), dict(two.logs))
     assert_same(fit.parts_now(), before)
     fit.method.commit(fit.net, batch, one)
-    for field in dataclasses.fields(Batch):
-        assert torch.equal(getattr(batch, field.name), getattr(inputs, field.name)), field.name
+    for name in ("images", "labels", "index", "views"):
+        assert torch.equal(getattr(batch, name), getattr(inputs, name)), name
+    assert all(torch.equal(now, then) for now, then in zip(batch.places, inputs.places, strict=True))
 
 
 @every_method
@@ -289,7 +331,7 @@ def test_the_global_generator_is_left_alone(name, tmp_path):
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "en-scl-stochastic"])
 def test_classes_permute(name, tmp_path):
     order = torch.tensor([3, 0, 4, 1, 2])
-    other = Scenes(DATA.images, DATA.labels[:, order], DATA.truth[:, order])
+    other = Scenes(DATA.images, DATA.labels[:, order], DATA.truth[:, order], DATA.boxes)
     net = Net(0)
     with torch.no_grad():
         for parameter in net.head.parameters():

@@ -277,6 +277,52 @@ def test_a_loss_that_is_not_a_number_stops_with_the_step_named_and_changes_nothi
     assert_same_run(second, tmp_path / "broken", whole, tmp_path / "whole")
 
 
+class BrokenGradient(torch.autograd.Function):
+    """The loss as it is, with a gradient that is no number."""
+
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * math.nan
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+def test_a_gradient_that_is_not_a_number_stops_before_it_is_applied(tiny, tmp_path, monkeypatch, clip_norm):
+    """The loss is fine; applied, the step would make every weight NaN, and the next checkpoint would keep that."""
+    fit = tiny.make_fit(tmp_path / "broken", checkpoint_every_steps=2, clip_norm=clip_norm)
+    step = fit.objective.step
+
+    def broken(net, batch, at):
+        out = step(net, batch, at)
+        return dataclasses.replace(out, loss=BrokenGradient.apply(out.loss)) if (at.epoch, at.step) == (1, 3) else out
+
+    monkeypatch.setattr(fit.objective, "step", broken)
+    with pytest.raises(
+        TrainingError, match=r"the loss is \d\.\d+, with a gradient that is no number, at epoch 1, step 3;"
+    ):
+        take(fit)
+    assert all(value.isfinite().all() for key, value in state(fit).items() if key[1] != "cut_score")
+    whole, second = (
+        tiny.make_fit(tmp_path / "whole", checkpoint_every_steps=2, clip_norm=clip_norm),
+        tiny.make_fit(tmp_path / "broken", checkpoint_every_steps=2, clip_norm=clip_norm),
+    )
+    take(whole)
+    take(second, resume=True)
+    assert_same_state(state(second), state(whole))
+
+
+def test_the_objective_must_be_told_what_will_be_trained(tiny):
+    fit = tiny.make_fit(None)
+    problem = dataclasses.replace(fit.problem, warmup_epochs=fit.config.warmup_epochs + 1)
+    with pytest.raises(
+        ConfigError, match=r"^the objective is told of \d warm-up epochs of \d, but \d of \d come; make"
+    ):
+        Fit(fit.net, fit.objective, fit.source, fit.config, problem, accelerator=fit.accelerator)
+
+
 def test_every_loss_of_an_accumulated_step_is_named(tiny):
     fit = tiny.make_fit(None, accumulate=2, validate=False)
     fit.source = Broken(fit.source, (0, 3))

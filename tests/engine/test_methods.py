@@ -10,6 +10,7 @@ from fewtags.errors import ConfigError
 from fewtags.objectives.assume_negative import BCE, AssumeNegative
 from fewtags.objectives.base import Objective
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.objectives.patchml import PatchML
 
 EXAMPLES = [
     BCE(),
@@ -19,6 +20,7 @@ EXAMPLES = [
     AssumeNegative(negative_weight=0.25),
     ExpectedNegative(positives_per_image=2.9, scl_weight=1.0, heatmap_top_k=3, heatmap_storage="disk", ramp_epochs=2),
     ExpectedNegative(class_prior=(0.1, 0.2), warmup_loss="expected_negative", corrected_averages=True, distance="jsd"),
+    PatchML(image_gammas=(0.0, 1.0, 4.0), patch_unknown="selective", pseudo_weight=0.5, near=0.2),
 ]
 
 
@@ -63,7 +65,7 @@ def test_an_objective_of_ones_own_cannot_be_written_down():
     with pytest.raises(ConfigError) as error:
         settings_of(Mine())
     assert str(error.value) == (
-        "Mine is not one of BCE, AssumeNegative, ExpectedNegative; train it with fewtags.Fit, which takes any."
+        "Mine is not one of BCE, AssumeNegative, ExpectedNegative, PatchML; train it with fewtags.Fit, which takes any."
     )
 
 
@@ -72,5 +74,5 @@ def test_names():
     with pytest.raises(ConfigError) as error:
         method_class("bec")
     assert str(error.value) == (
-        "'bec' is not a method (did you mean 'bce'?). Known: bce, assume_negative, expected_negative."
+        "'bec' is not a method (did you mean 'bce'?). Known: bce, assume_negative, expected_negative, patchml."
     )

@@ -1,7 +1,7 @@
 """The model file: everything comes back, and nothing else is taken for one."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -11,10 +11,13 @@ from fewtags.data.augment import ResizedCrop, SquareCrop, WholeImage
 from fewtags.engine.model import ModelInfo, load_model, make_policy, model_path, read_info, save_model
 from fewtags.errors import CheckpointError
 from fewtags.nets.backbones import create_net
+from fewtags.nets.pool import Pool
+from fewtags.nets.spatial import HeadPlan
 
 INFO = ModelInfo(
     backbone="test_resnet",
     output_stride=0,
+    head=HeadPlan(),
     size=64,
     policy="coco",
     class_ids=("n01", "n02", "größe"),
@@ -67,6 +70,17 @@ def test_the_output_stride_is_part_of_the_model(tmp_path):
     assert load_model(tmp_path / "m.safetensors")[0].grid((64, 64)) == net.grid((64, 64)) == (4, 4)
 
 
+def test_the_head_is_part_of_the_model(tmp_path):
+    plan = HeadPlan(3, Pool("csra", 2.0, 0.3))
+    net = create_net("test_resnet", 3, weights="none", size=64, head=plan).eval()
+    save_model(tmp_path / "m.safetensors", net, replace(INFO, head=plan))
+    loaded, info = load_model(tmp_path / "m.safetensors")
+    assert loaded.head.plan == info.head == plan
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(loaded(images).logits, net(images).logits)
+
+
 def test_the_policies_of_a_name():
     assert make_policy("coco", 64) == SquareCrop(64, (0.25, 1.0))
     assert make_policy("coco", 64, 0.5, False) == SquareCrop(64, (0.5, 1.0), False)
@@ -105,7 +119,7 @@ def test_what_is_no_model(tmp_path, path):
 
 def test_damaged_and_foreign_metadata(tmp_path):
     file = tmp_path / "a.safetensors"
-    good = {"format": 1, **vars(INFO)}
+    good = {"format": 1, **asdict(INFO)}
     assert with_metadata(file, {"fewtags": "{"}).startswith(f"{file} has damaged metadata: Invalid JSON")
     assert with_metadata(file, {"fewtags": json.dumps(good | {"format": 2})}) == (
         f"{file} was written by another version of fewtags (0.1.0)."

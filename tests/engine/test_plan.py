@@ -296,6 +296,23 @@ def test_a_plan_says_what_will_be_done(tables, make_config):
     assert any(line.startswith("positives per image: 1.50, a guess") for line in lines)
 
 
+def test_a_stage_that_cannot_begin_is_refused_before_the_first_is_trained(tables, make_config):
+    stage = {"name": "main", "epochs": 1, "lr": 0.01, "trainable": 99}
+    with pytest.raises(ConfigError, match="99"):
+        make_plan(make_config(train__stages=[stage], train__cached_views=0), tables=tables, cpu=True)
+    plan = make_plan(make_config(), tables=tables, cpu=True)
+    assert all(parameter.requires_grad for parameter in plan.net.parameters())
+
+
+def test_views_that_do_not_fit_the_cache_are_said(tables, make_config):
+    """24 images x 8 views x 2 x 2 cells x d channels do not fit into so many bytes in float32."""
+    roomy = make_plan(make_config(train__cached_views=8), tables=tables, cpu=True)
+    assert not any(line.startswith("cached views") for line in roomy.notes)
+    half = 24 * 8 * 4 * roomy.net.head.features_dim * 2 / 2**30
+    tight = make_plan(make_config(train__cached_views=8, train__cache_gib=half), tables=tables, cpu=True)
+    assert f"cached views: 8 of 8 per image, in float16, since train.cache_gib allows {half:g} GiB" in tight.notes
+
+
 def test_what_the_user_says_about_k_is_taken(tables, make_config):
     plan = make_plan(make_config(objective__positives_per_image=2.9), tables=tables, cpu=True)
     assert plan.objective.positives_per_image == 2.9

@@ -19,6 +19,7 @@ from fewtags.errors import DataError
 from fewtags.labels import ClassNames
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.backbones import create_net
+from fewtags.nets.spatial import HeadPlan
 
 CPU = torch.device("cpu")
 
@@ -31,7 +32,7 @@ def model(scenes):
     with torch.no_grad():
         net.head.weight.mul_(50)
     info = ModelInfo(
-        "test_resnet", 0, 64, "coco", ids, ids, (0.5,) * 10, ("half",) * 10, net.preprocessing.mean,
+        "test_resnet", 0, HeadPlan(), 64, "coco", ids, ids, (0.5,) * 10, ("half",) * 10, net.preprocessing.mean,
         net.preprocessing.std, "bicubic", {}, "", "",
     )  # fmt: skip
     return net, info

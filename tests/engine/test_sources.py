@@ -19,13 +19,14 @@ from fewtags.engine.sources import (
     StoredViews,
     ViewFeatures,
     fill_views,
+    head_inputs,
     plan_cache,
-    pooled_features,
 )
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.labels import Label, LabelMatrix, Locations
 from fewtags.nets.freezing import freeze
-from fewtags.nets.spatial import SpatialHead, SpatialNet
+from fewtags.nets.pool import Pool
+from fewtags.nets.spatial import HeadPlan, SpatialHead, SpatialNet
 from fewtags.objectives.base import Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.stores.shard import Shard
@@ -212,14 +213,32 @@ def test_tick_counts_every_view_of_every_image(scene):
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
 
-def test_pooled_features_give_the_logits(scene):
-    net = make_net()
+@pytest.mark.parametrize(
+    ("plan", "shape"),
+    [
+        pytest.param(HeadPlan(), (SAMPLES, DIM, 1, 1), id="pooled first"),
+        pytest.param(HeadPlan(kernel=3), (SAMPLES, DIM, SIZE // 4, SIZE // 4), id="a 3x3 kernel needs all cells"),
+        pytest.param(HeadPlan(pool=Pool("max")), (SAMPLES, DIM, SIZE // 4, SIZE // 4), id="so does the maximum"),
+    ],
+)
+def test_head_inputs_give_the_logits(scene, plan, shape):
+    net = SpatialNet(make_net().backbone, SpatialHead(DIM, CLASSES, plan=plan))
     loader = EvalLoader(EvalSet(scene.photos, scene.labels, SquareCrop(SIZE)), 4, COLLATE)
-    pooled = pooled_features(net, loader, torch.device("cpu"))
-    assert pooled.shape == (SAMPLES, DIM, 1, 1)
+    inputs = head_inputs(net, loader, torch.device("cpu"))
+    assert inputs.shape == shape
     with torch.no_grad():
         expected = torch.cat([net(batch.images).logits for batch in loader])
-        torch.testing.assert_close(net.head.predict_logits(pooled), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(net.head.predict_logits(inputs), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_process_without_a_photo_has_no_logits(scene, kernel):
+    net = SpatialNet(make_net().backbone, SpatialHead(DIM, CLASSES, plan=HeadPlan(kernel)))
+    one = EvalSet(
+        Photos(scene.photos.root, scene.photos.keys[:1]), scene.labels.subset(np.array([0])), SquareCrop(SIZE)
+    )
+    inputs = head_inputs(net, EvalLoader(one, 4, COLLATE, rank=1, world=2), torch.device("cpu"))
+    assert net.head.predict_logits(inputs).shape == (0, CLASSES)
 
 
 def test_plan_cache():

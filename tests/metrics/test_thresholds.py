@@ -67,28 +67,27 @@ def rules_of(fitted):
 def test_each_class_gets_the_best_rule_that_its_labels_allow():
     """Class 0 has 2 positives and a negative; class 1 one positive only; class 2 no negative; class 3 nothing.
 
-    All known cells, ranked: .9 + (c0), .85 + (c1), .8 + (c0), .7 - (c1), .6 + (c2), .5 - (c0). F1 with 4 positives:
-    2/5, 4/6, 6/7, 6/8, 8/9, 8/10. Five are taken: midway of .6 and .5.
+    Known cells of classes 0 and 1, ranked: .9 + (c0), .85 + (c1), .8 + (c0), .7 - (c1), .5 - (c0). F1 with 3 positives:
+    2/4, 4/5, 6/6, 6/7, 6/8. Three are taken: midway of .8 and .7.
     """
     prob = np.array([[0.9, 0.85, 0.6, 0.3], [0.8, 0.7, 0.9, 0.2], [0.5, 0.1, 0.2, 0.1]])
     labels = int8([[P, P, P, U], [P, N, U, U], [N, U, U, U]])
     fitted = fit_thresholds(prob, labels, minimum_positives=2)
-    np.testing.assert_allclose(fitted.values, [0.65, 0.55, 0.55, 0.55], rtol=1e-12)
+    np.testing.assert_allclose(fitted.values, [0.65, 0.75, 0.75, 0.75], rtol=1e-12)
     assert rules_of(fitted) == ["class_f1", "pooled_f1", "pooled_f1", "pooled_f1"]
 
     fitted = fit_thresholds(prob, labels, minimum_positives=2, expected_count=np.array([3.0, 3.0, 1.0, 2.0]))
-    np.testing.assert_allclose(fitted.values, [0.65, 0.55, 0.75, 0.15], rtol=1e-12)
+    np.testing.assert_allclose(fitted.values, [0.65, 0.75, 0.75, 0.15], rtol=1e-12)
     assert rules_of(fitted) == ["class_f1", "pooled_f1", "expected_count", "expected_count"]
 
 
 def test_positives_without_a_negative_do_not_make_a_threshold_of_their_own():
-    """Class 1 has two positives and no negative: its own best F1 would take everything as present.
-
-    All known cells, ranked: .9 +, .8 +, .7 -, .3 + (c1), .2 + (c1): F1 with 4 positives 2/5, 4/6, 4/7, 6/8, 8/9.
+    """Class 1 has two positives and no negative: its own best F1 would take everything as present, and so would the
+    common one if its cells had a say. Of class 0: .9 +, .8 +, .7 -, two are taken.
     """
     prob, labels = np.array([[0.9, 0.3], [0.8, 0.2], [0.7, 0.0]]), int8([[P, P], [P, P], [N, U]])
     fitted = fit_thresholds(prob, labels, minimum_positives=2)
-    np.testing.assert_allclose(fitted.values, [0.75, 0.1], rtol=1e-12)
+    np.testing.assert_allclose(fitted.values, [0.75, 0.75], rtol=1e-12)
     assert rules_of(fitted) == ["class_f1", "pooled_f1"]
 
 

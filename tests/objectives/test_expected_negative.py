@@ -74,7 +74,7 @@ def visit(method, batch, epoch):
 def test_golden_epochs_0_and_1(which, reading, treatment, loss):
     """Epoch 0 is AN; its forward moves s; epoch 1 ranks by s and gives EN or EP, at the same logits."""
     labels = golden_labels(which)
-    method = ExpectedNegative(positives_per_image=SCL["K"], reading=reading, expected_positives=treatment)
+    method = ExpectedNegative(positives_per_image=SCL["K"], reading=reading, expected_positives=treatment, scl_weight=0.0)
     method.setup(NET, problem_of(labels))
     batch, golden = batch_of(SCL["logits"], labels), SCL["losses_per_image"]
     method.on_epoch_start(0)
@@ -87,7 +87,7 @@ def test_golden_epochs_0_and_1(which, reading, treatment, loss):
 
 def test_golden_consistency_with_the_start_values():
     labels = golden_labels("single_positive")
-    method = ExpectedNegative(positives_per_image=SCL["K"], cl_weight=1.0)
+    method = ExpectedNegative(positives_per_image=SCL["K"], cl_weight=1.0, scl_weight=0.0)
     method.setup(NET, problem_of(labels))
     out = method.step(NET, batch_of(SCL["logits"], labels), at(0))
     golden = np.mean(SCL["losses_per_image"]["CL_mean_l1_against_scores_init"])
@@ -120,7 +120,7 @@ def test_golden_spatial(case):
 def test_losses_read_the_averages_from_before_the_step():
     """s = 1 for the annotated class, f = 1/2 at logit 0: CL is 1/2 before and |.5 - .9| = .4 after the commit."""
     labels = int8([[P, U]])
-    method = ExpectedNegative(positives_per_image=1.0, cl_weight=1.0)
+    method = ExpectedNegative(positives_per_image=1.0, cl_weight=1.0, scl_weight=0.0)
     method.setup(NET, problem_of(labels))
     batch = batch_of([[0.0, -99.0]], labels)
     assert visit(method, batch, 0).logs["cl"].item() == pytest.approx(0.25)
@@ -134,7 +134,7 @@ WARMUP = {"assume_negative": [False, False, False, True, True], "expected_negati
 def test_expected_negatives_start_after_the_warmup_or_in_its_second_epoch(warmup_loss):
     """One image of two is annotated, and K = 1 expects the class in both: EN is below AN as soon as it acts."""
     labels = int8([[P], [U]])
-    method = ExpectedNegative(positives_per_image=1.0, warmup_loss=warmup_loss)
+    method = ExpectedNegative(positives_per_image=1.0, warmup_loss=warmup_loss, scl_weight=0.0)
     method.setup(NET, problem_of(labels, warmup_epochs=3))
     batch, acting = batch_of([[2.0], [2.0]], labels), []
     for epoch in range(5):
@@ -268,7 +268,7 @@ def test_everything_is_float32_when_the_net_computes_in_bfloat16():
 
 
 def test_scores_may_be_float16():
-    method = ExpectedNegative(positives_per_image=1.0, score_dtype="float16")
+    method = ExpectedNegative(positives_per_image=1.0, score_dtype="float16", scl_weight=0.0)
     assert method.setup(NET, problem_of(int8([[P, U]])))["scores"].values.dtype == torch.float16
 
 
@@ -290,7 +290,7 @@ def test_diagnostics_by_hand():
     known, 3 yes, 4 no. Expected and judged: 1, rightly; truly positive: 1 and 3.
     """
     labels, truth = int8([[P], [U], [U], [U], [U]]), np.array([[P], [P], [U], [P], [N]], np.int8)
-    method = ExpectedNegative(positives_per_image=0.6, momentum=0.0)
+    method = ExpectedNegative(positives_per_image=0.6, momentum=0.0, scl_weight=0.0)
     method.setup(NET, problem_of(labels, truth=LabelMatrix.from_dense(truth)))
     assert method.on_epoch_start(0) == {}
     third = np.log(3)
@@ -309,7 +309,7 @@ def test_diagnostics_count_right_guesses_and_leave_out_what_is_annotated():
     """Two of three expected cells are unannotated, one of them right; two unannotated cells are truly positive."""
     labels = int8([[P, U], [U, U], [U, P]])
     truth = LabelMatrix.from_dense(np.array([[P, P], [P, N], [N, P]], np.int8))
-    method = ExpectedNegative(class_prior=(2 / 3, 2 / 3), momentum=0.0)
+    method = ExpectedNegative(class_prior=(2 / 3, 2 / 3), momentum=0.0, scl_weight=0.0)
     method.setup(NET, problem_of(labels, truth=truth))
     visit(method, batch_of([[2.0, -3.0], [1.0, 2.0], [-3.0, 3.0]], labels), 0)
     found = method.on_epoch_start(1)
@@ -320,7 +320,7 @@ def test_diagnostics_count_right_guesses_and_leave_out_what_is_annotated():
 
 def test_without_truth_or_ranking_there_is_less_to_report():
     labels = int8([[P, U], [U, P]])
-    method = ExpectedNegative(positives_per_image=1.0)
+    method = ExpectedNegative(positives_per_image=1.0, scl_weight=0.0)
     method.setup(NET, problem_of(labels, warmup_epochs=2))
     assert set(method.on_epoch_start(1)) == {"predicted_positives_per_image"}
     assert set(method.on_epoch_start(2)) == {"predicted_positives_per_image", "expected_positives_per_image"}
@@ -329,7 +329,7 @@ def test_without_truth_or_ranking_there_is_less_to_report():
 def test_ratios_without_a_denominator_are_left_out():
     """Everything is annotated: no unannotated cell is expected, none is positive."""
     labels = int8([[P, N], [N, P]])
-    method = ExpectedNegative(positives_per_image=1.0)
+    method = ExpectedNegative(positives_per_image=1.0, scl_weight=0.0)
     method.setup(NET, problem_of(labels, truth=LabelMatrix.from_dense(labels.numpy())))
     assert set(method.on_epoch_start(1)) == {"predicted_positives_per_image", "expected_positives_per_image"}
 
@@ -345,7 +345,7 @@ def test_blocks_of_classes_give_the_same_epoch_start(monkeypatch):
     whole = module.class_blocks
     for blocks in (whole, lambda n, c: whole(n, c, cells=9)):
         monkeypatch.setattr(module, "class_blocks", blocks)
-        method = ExpectedNegative(positives_per_image=2.0)
+        method = ExpectedNegative(positives_per_image=2.0, scl_weight=0.0)
         parts = method.setup(NET, problem_of(labels, truth=truth))
         visit(method, batch, 0)
         found = method.on_epoch_start(1)
@@ -433,7 +433,7 @@ def test_settings_out_of_range_are_refused(settings, message):
 )
 def test_words_outside_the_vocabulary_are_refused(name, value, message):
     """Set afterwards, because the type checker of the tests refuses them at the door, which users do not have."""
-    method = ExpectedNegative(positives_per_image=1.0)
+    method = ExpectedNegative(positives_per_image=1.0, scl_weight=0.0)
     setattr(method, name, value)
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         method.__post_init__()

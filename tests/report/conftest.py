@@ -15,6 +15,7 @@ from fewtags.engine.evaluate import evaluate_logits
 from fewtags.engine.gallery import Panel, Shown, choose_roles
 from fewtags.engine.model import ModelInfo
 from fewtags.labels import ClassNames, Label
+from fewtags.nets.spatial import HeadPlan
 from fewtags.report.load import RunData
 
 MakeRun = Callable[..., RunData]
@@ -68,6 +69,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         info = ModelInfo(
             backbone="test_resnet",
             output_stride=0,
+            head=HeadPlan(),
             size=64,
             policy=policy,
             class_ids=classes.ids,

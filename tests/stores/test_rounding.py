@@ -62,3 +62,10 @@ def test_stochastic_depends_on_seed_sample_and_visit_and_on_nothing_else():
 def test_no_rows_are_no_trouble():
     empty = torch.zeros(0, dtype=torch.int64)
     assert round_stochastic(torch.zeros(0, 2, 3), sample_key(0, empty, empty)).shape == (0, 2, 3)
+
+
+def test_stochastic_leaves_whole_levels_alone_for_the_largest_draw(monkeypatch):
+    """137 + (1 - 2^-24) is 138 in float32."""
+    monkeypatch.setattr("fewtags.stores.rounding._scramble", lambda word: torch.full_like(word, 0xFFFFFFFF))
+    level = torch.tensor([[0.0, 137.0, 137.25, 255.0]])
+    assert round_stochastic(level, torch.zeros(1, dtype=torch.int64)).tolist() == [[0, 137, 138, 255]]

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from fewtags.config import StageConfig
@@ -140,6 +141,7 @@ class Fit:
         TrainingError: the loss is not finite (parts and weights are as before that step, BatchNorm's running
             statistics excepted).
         CheckpointError: resuming from something that does not fit.
+        ConfigError: `config` and `problem` disagree about the epochs.
     """
 
     def __init__(
@@ -155,6 +157,12 @@ class Fit:
         out: Path | None = None,
         validate: Callable[[nn.Module], Metrics] | None = None,
     ) -> None:
+        told, planned = ((p.warmup_epochs, p.epochs) for p in (problem, config))
+        if told != planned:
+            raise ConfigError(
+                f"the objective is told of {told[0]} warm-up epochs of {told[1]}, but {planned[0]} of {planned[1]} come; "
+                "make the Problem with config.warmup_epochs and config.epochs."
+            )
         self.net, self.objective, self.source, self.config, self.problem = net, objective, source, config, problem
         self.accelerator, self.out, self.validate = accelerator, out, validate
         self.base = net if model is None else model
@@ -261,14 +269,19 @@ class Fit:
                 accelerator.backward(out.loss * share / len(group))
             outs.append(out)
             moved.append(batch)
+        self._reduce_parts()
         finite = torch.stack([out.loss.detach() for out in outs]).isfinite().all()
+        if accelerator.scaler is None:  # a scaler skips such steps, and lowers its scale
+            finite &= get_total_norm([p.grad for p in self._parameters() if p.grad is not None]).isfinite()
+        # The one time in a step that the device is waited for: a step that is applied cannot be taken back.
         if not bool(accelerator.reduce(finite.float(), "sum") == accelerator.num_processes):
             losses = ", ".join(f"{out.loss.item():g}" for out in outs)
+            bad_loss = not all(math.isfinite(out.loss.item()) for out in outs)
             raise TrainingError(
-                f"the loss is {losses} at epoch {state.epoch}, step {state.step}; weights and stores are as before it. "
+                f"the loss is {losses}{'' if bad_loss else ', with a gradient that is no number,'} at epoch "
+                f"{state.epoch}, step {state.step}; weights and stores are as before it. "
                 'Lower the learning rate, set train.clip_norm = 1.0, or use train.precision = "no", and start again.'
             )
-        self._reduce_parts()
         if self.config.clip_norm:
             accelerator.clip_grad_norm_(self._parameters(), self.config.clip_norm)
         self.optimizer.step()

@@ -16,11 +16,13 @@ from fewtags.labels import suggest
 from fewtags.objectives.assume_negative import BCE, AssumeNegative
 from fewtags.objectives.base import Objective
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.objectives.patchml import PatchML
 
 METHODS: Mapping[str, type[Objective]] = {
     "bce": BCE,
     "assume_negative": AssumeNegative,
     "expected_negative": ExpectedNegative,
+    "patchml": PatchML,
 }
 
 

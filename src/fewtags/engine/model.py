@@ -15,7 +15,7 @@ from fewtags.engine.checkpoint import load_tensors, save_tensors
 from fewtags.errors import CheckpointError
 from fewtags.labels import ClassNames
 from fewtags.nets.backbones import create_net
-from fewtags.nets.spatial import Preprocessing, SpatialNet
+from fewtags.nets.spatial import HeadPlan, Preprocessing, SpatialNet
 
 MODEL_FORMAT = 1
 
@@ -28,6 +28,7 @@ class ModelInfo:
     Attributes:
         backbone: timm's name.
         output_stride: pixels per map cell; 0: the backbone's own.
+        head: kernel and pool.
         size: side of the input in pixels.
         policy: which test view it expects.
         class_ids: C ids.
@@ -44,6 +45,7 @@ class ModelInfo:
 
     backbone: str
     output_stride: int
+    head: HeadPlan
     size: int
     policy: Literal["coco", "imagenet", "none"]
     class_ids: tuple[str, ...]
@@ -120,7 +122,9 @@ def load_model(place: Path | str) -> tuple[SpatialNet, ModelInfo]:
     path = model_path(place)
     info = read_info(path)
     stride = info.output_stride or None
-    net = create_net(info.backbone, len(info.class_ids), weights="none", size=info.size, output_stride=stride)
+    net = create_net(
+        info.backbone, len(info.class_ids), weights="none", size=info.size, output_stride=stride, head=info.head
+    )
     net.preprocessing = Preprocessing(info.mean, info.std, info.interpolation)
     try:
         net.load_state_dict(load_tensors(path))

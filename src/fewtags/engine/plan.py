@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import final
 
 import numpy as np
+import torch
 
 from fewtags.config import Config, DataConfig, Resolved, resolve
 from fewtags.data.check import CheckReport, HeatmapNeed, check
@@ -19,10 +20,13 @@ from fewtags.data.table import LabelTable
 from fewtags.data.vocabulary import common_vocabulary, match_images
 from fewtags.engine.machine import facts, free_disk, free_memory, torch_device
 from fewtags.engine.methods import make_objective
+from fewtags.engine.sources import plan_cache
 from fewtags.errors import ConfigError
 from fewtags.labels import Label, LabelMatrix
 from fewtags.nets.backbones import create_net
-from fewtags.nets.spatial import SpatialNet
+from fewtags.nets.freezing import freeze
+from fewtags.nets.pool import Pool
+from fewtags.nets.spatial import HeadPlan, SpatialNet
 from fewtags.objectives.base import Objective
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.stores.heatmaps import HeatmapPlan, heatmap_bytes
@@ -226,9 +230,14 @@ def derive(
         notes += [why] if config.objective.model_dump()["positives_per_image"] is None else []
     net = create_net(
         resolved.backbone, len(train.classes), weights=resolved.weights, size=resolved.size, seed=resolved.seed,
-        drop_path=resolved.drop_path or None, output_stride=resolved.output_stride or None,
+        drop_path=resolved.drop_path or None, output_stride=resolved.output_stride or None, head=head_plan(resolved),
     )  # fmt: skip
     grid = net.grid((resolved.size, resolved.size))
+    for stage in resolved.stages:  # so that a stage that cannot begin is refused before the first one is trained
+        freeze(net, stage.trainable)
+    freeze(net, "all")
+    if resolved.cached_views:
+        notes += _cache_note(config, resolved, (net.head.features_dim, *grid), len(train))
     needed = 0
     if isinstance(objective, ExpectedNegative) and objective.scl_weight > 0:
         if going_on:  # they had room when the run began; the file on disk is theirs already
@@ -239,6 +248,23 @@ def derive(
         place = "on disk" if objective.heatmap_storage == "disk" else "in memory"
         notes.append(f"heatmaps: {needed / 1e6:,.1f} MB {place} ({2 * grid[0]} x {2 * grid[1]} per image and class)")
     return Plan(config, resolved, tables, report, objective, net, grid, needed, tuple(notes))
+
+
+def _cache_note(config: Config, resolved: Resolved, features: tuple[int, int, int], samples: int) -> list[str]:
+    """What is cached, if it is not all that was asked for."""
+    plan = plan_cache(samples, features, resolved.cached_views, int(config.train.cache_gib * 2**30))
+    if plan.views == resolved.cached_views and plan.dtype == torch.float32:
+        return []
+    kind = str(plan.dtype).removeprefix("torch.")
+    return [
+        f"cached views: {plan.views} of {resolved.cached_views} per image, in {kind}, since train.cache_gib allows "
+        f"{config.train.cache_gib:g} GiB"
+    ]
+
+
+def head_plan(resolved: Resolved) -> HeadPlan:
+    """Kernel and pool of the head."""
+    return HeadPlan(resolved.head_kernel, Pool(resolved.pool, resolved.pool_temperature, resolved.pool_weight))
 
 
 def can_rank(table: LabelTable) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from pydantic import ValidationError
@@ -27,8 +28,8 @@ from fewtags.engine.gallery import Gallery, save_gallery
 from fewtags.engine.machine import environment
 from fewtags.engine.methods import settings_models
 from fewtags.engine.model import ModelInfo, make_policy, save_model
-from fewtags.engine.plan import Plan, Tables, derive, positives_per_image, read_tables
-from fewtags.engine.sources import StoredViews, Tick, fill_views, plan_cache, pooled_features
+from fewtags.engine.plan import Plan, Tables, derive, head_plan, positives_per_image, read_tables
+from fewtags.engine.sources import StoredViews, Tick, fill_views, head_inputs, plan_cache
 from fewtags.errors import CheckpointError, ConfigError, FewtagsError
 from fewtags.labels import Label, Locations
 from fewtags.metrics.thresholds import Thresholds, fit_thresholds
@@ -96,7 +97,7 @@ class Run:
         )  # fmt: skip
         problem = Problem(
             tables.train.matrix, plan.grid, config.warmup_epochs, config.epochs, r.seed, self.shard, device,
-            self.out / "state", None if tables.truth is None else tables.truth.matrix,
+            self.out / "state", None if tables.truth is None else tables.truth.matrix, plan.net.head.features_dim,
         )  # fmt: skip
         fit = Fit(
             net, plan.objective, source, config, problem,
@@ -148,15 +149,15 @@ class Run:
 
     def _validation(self, table: LabelTable, frozen: bool) -> Callable[[nn.Module], Mapping[str, float]]:
         labels, device = table.matrix.dense(), self.accelerator.device
-        pooled = pooled_features(self.plan.net, self.eval_loader(table), device) if frozen else None
+        inputs = head_inputs(self.plan.net, self.eval_loader(table), device) if frozen else None
 
         def validate(module: nn.Module) -> Mapping[str, float]:
             net = _spatial(module)
-            if pooled is None:
+            if inputs is None:
                 logits = predict_logits(net, self.eval_loader(table), len(table), device, self.shard)
             else:
-                # The trunk never changes, so that its pooled features are computed once.
-                local = net.head.predict_logits(pooled.to(device)).float()
+                # The trunk never changes, so that what the head sees is computed once.
+                local = torch.cat([net.head.predict_logits(part.to(device)) for part in inputs.split(EVAL_BATCH)])
                 logits = self.shard.gather(local, len(table)).cpu().numpy()
             return epoch_metrics(logits, labels)
 
@@ -193,7 +194,7 @@ class Run:
     def _info(self, thresholds: Thresholds, selection: str) -> ModelInfo:
         r, pre, classes = self.plan.resolved, self.plan.net.preprocessing, self.plan.tables.train.classes
         return ModelInfo(
-            r.backbone, r.output_stride, r.size, r.policy, classes.ids, classes.names,
+            r.backbone, r.output_stride, head_plan(r), r.size, r.policy, classes.ids, classes.names,
             tuple(float(v) for v in thresholds.values), tuple(str(rule) for rule in thresholds.rules),
             pre.mean, pre.std, pre.interpolation, method_record(self.plan), selection, version("fewtags"),
         )  # fmt: skip

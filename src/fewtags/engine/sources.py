@@ -203,14 +203,20 @@ class StoredViews:
             )
 
 
-def pooled_features(net: SpatialNet, loader: EvalLoader, device: torch.device, tick: Tick | None = None) -> Tensor:
-    """float32 [n, d, 1, 1]: mean features of this process's photos, in order. All that pooled logits need."""
+def head_inputs(net: SpatialNet, loader: EvalLoader, device: torch.device, tick: Tick | None = None) -> Tensor:
+    """What the head needs of this process's photos to predict, in order.
+
+    Returns:
+        float32 [n, d, 1, 1], mean features, where the pool may come first; else float32 [n, d, h, w].
+    """
     net.eval()
     pieces: list[Tensor] = []
     with torch.no_grad():
         for batch in loader:
             images = batch.images.to(device, memory_format=torch.channels_last)
-            pieces.append(net.features(images).float().mean((2, 3), keepdim=True).cpu())
+            features = net.features(images).float()
+            pieces.append((features.mean((2, 3), keepdim=True) if net.head.plan.commutes else features).cpu())
             if tick is not None:
                 tick(sum(map(len, pieces)), 0)
-    return torch.cat(pieces)
+    # A process may have no photo at all.
+    return torch.cat(pieces) if pieces else torch.zeros(0, net.head.features_dim, 1, 1)

@@ -55,9 +55,10 @@ def fit_thresholds(
     1. At least `minimum_positives` known positives and one known negative: the highest F1 of the class.
     2. No known negative, and `expected_count` given: as many positives as expected (`count_thresholds`). Without known
        negatives F1 would take everything as present.
-    3. Else: the one threshold with the highest F1 over the known cells of all classes together. With a handful of
-       positives a threshold of one's own is mostly noise.
-    4. No negative, or no positive, is known of any class: 0.5.
+    3. Else: the one threshold with the highest F1 over the known cells of all classes that have known negatives,
+       together. With a handful of positives a threshold of one's own is mostly noise; classes without known negatives
+       would pull the common one down to where everything is present.
+    4. No negative is known of any class, or no positive of those that have negatives: 0.5.
 
     Args:
         prob: the model's probabilities, float64 where they come from float64, so that they tie as they will in use.
@@ -76,8 +77,9 @@ def fit_thresholds(
     own = (positives >= max(minimum_positives, 1)) & (negatives > 0)
     counted = np.zeros_like(own) if expected_count is None else negatives == 0
     common, rule = 0.5, ThresholdRule.HALF
-    if positives.any() and negatives.any() and not (own | counted).all():
-        common, rule = best_f1_threshold(prob.ravel(), labels.ravel()), ThresholdRule.POOLED_F1
+    pooled = negatives > 0
+    if positives[pooled].any() and not (own | counted).all():
+        common, rule = best_f1_threshold(prob[:, pooled].ravel(), labels[:, pooled].ravel()), ThresholdRule.POOLED_F1
     values = np.full(prob.shape[1], common)
     rules = [rule] * prob.shape[1]
     for c in np.flatnonzero(own).tolist():

@@ -34,6 +34,7 @@ class Problem:
         device: where the net lives.
         state_dir: folder for memory-mapped state; None keeps everything in memory.
         truth: complete labels where they are known. For diagnostics only: a loss never depends on it.
+        features_dim: d, channels of the net's features; 0 where nobody said.
     """
 
     labels: LabelMatrix
@@ -45,6 +46,7 @@ class Problem:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     state_dir: Path | None = None
     truth: LabelMatrix | None = None
+    features_dim: int = 0
 
 
 @final

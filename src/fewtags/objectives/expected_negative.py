@@ -82,7 +82,7 @@ class ExpectedNegative(Objective):
     positives_per_image: float | None = None
     class_prior: tuple[float, ...] | None = None
     cl_weight: float = 0.0
-    scl_weight: float = 0.0
+    scl_weight: float = 0.1
     distance: Distance = "l1"
     momentum: float = 0.8
     expected_positives: Treatment = "ignore"

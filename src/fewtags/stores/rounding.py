@@ -26,9 +26,10 @@ def round_stochastic(level: Float[Tensor, "b *s"], key: Int64[Tensor, "b"]) -> U
     """
     cells = torch.arange(level[0].numel() if len(level) else 0, device=level.device)
     draw = _scramble(_scramble(key)[:, None] ^ cells).view(level.shape)
-    # 24 bits are exact in float32 and leave the draw below 1, so that a whole level stays what it is.
+    # 24 bits are exact in float32. The draw is not added to the level: near 1 the sum would round up to the next one.
     uniform = (draw >> 8).float() / 2**24
-    return (level + uniform).floor().clamp(0, 255).to(torch.uint8)
+    whole = level.floor()
+    return (whole + (uniform >= 1 - (level - whole))).clamp(0, 255).to(torch.uint8)
 
 
 def sample_key(seed: int, index: Int64[Tensor, "b"], visit: Int64[Tensor, "b"]) -> Int64[Tensor, "b"]:

@@ -53,5 +53,13 @@ class Shard:
         dist.all_gather(pieces, padded)
         return torch.stack(pieces, 1).flatten(0, 1)[:samples]
 
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of every process's `tensor`, on all of them. Collective: every rank must call it."""
+        if self.world == 1:
+            return tensor
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
 
 SINGLE_PROCESS: Final = Shard()

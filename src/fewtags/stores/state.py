@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fewtags.errors import CheckpointError
 
-NUMPY = {torch.uint8: np.uint8, torch.float16: np.float16, torch.float32: np.float32}
+NUMPY = {torch.int8: np.int8, torch.uint8: np.uint8, torch.float16: np.float16, torch.float32: np.float32}
 
 
 def lazy_zeros(
@@ -21,7 +21,7 @@ def lazy_zeros(
 
     Args:
         shape: of the tensor.
-        dtype: uint8, float16 or float32.
+        dtype: int8, uint8, float16 or float32.
         device: where; None for the CPU.
         path: a new file to map, sparse, in the place of memory; only on the CPU.
     """

@@ -1,0 +1,124 @@
+"""What each class looks like in feature space: PatchCluster of "PatchML", section 3.3.
+
+A prototype is the mean of unit features of annotated positive patches; the paper says "an average of the features",
+and unit features keep a few loud patches from deciding it. Patches near a prototype (cosine distance <= d+) make their
+image a pseudo-positive of its class; an image whose patches are all far from it (> d-) a pseudo-negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int8
+from torch import Tensor
+
+from fewtags.labels import Label
+from fewtags.stores.shard import SINGLE_PROCESS, Shard
+from fewtags.stores.state import copy_state
+
+
+@final
+class PatchSum(NamedTuple):
+    """Annotated patches of a batch, for `Prototypes.add`.
+
+    Attributes:
+        features: float32 [C, d], sum of their unit features by class.
+        patches: float32 [C], how many.
+    """
+
+    features: Tensor
+    patches: Tensor
+
+
+@final
+class Prototypes:
+    """One unit vector per class that enough annotated patches were seen of; the others have no prototype.
+
+    What training sees is summed up, and `refresh` turns the sums into prototypes: no extra pass over the images. A
+    class that was not seen since the last `refresh` keeps its prototype.
+
+    Args:
+        classes: C.
+        dim: d, channels of the features.
+        min_count: patches that a prototype needs.
+        momentum: of the old prototype in `refresh`, 0..1: 0 replaces it, 1 keeps the first one for ever.
+        shard: this process among its peers, whose sums are added in `refresh`.
+        device: where they live.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        dim: int,
+        *,
+        min_count: int = 1,
+        momentum: float = 0.0,
+        shard: Shard = SINGLE_PROCESS,
+        device: torch.device | None = None,
+    ) -> None:
+        self.min_count, self.momentum, self.shard = min_count, momentum, shard
+        self.vectors = torch.zeros(classes, dim, device=device)
+        self.known = torch.zeros(classes, dtype=torch.bool, device=device)
+        self.sums = torch.zeros(classes, dim, device=device)
+        self.counts = torch.zeros(classes, device=device)
+
+    def add(self, seen: PatchSum) -> None:
+        """Count the annotated patches of a batch in."""
+        self.sums += seen.features
+        self.counts += seen.patches
+
+    def refresh(self) -> None:
+        """Make prototypes of what was added since the last time. Collective: every rank must call it."""
+        sums, counts = self.shard.sum(self.sums), self.shard.sum(self.counts)
+        enough = counts >= self.min_count
+        fresh = F.normalize(sums, dim=1)
+        momentum = torch.where(self.known, self.momentum, 0.0)[:, None]
+        mixed = F.normalize(momentum * self.vectors + (1 - momentum) * fresh, dim=1)
+        self.vectors.copy_(torch.where(enough[:, None], mixed, self.vectors))
+        self.known |= enough
+        self.sums.zero_()
+        self.counts.zero_()
+
+    def distance(self, features: Float[Tensor, "b d h w"]) -> Float[Tensor, "b c"]:
+        """Cosine distance 0..2 of the nearest patch of each image to each prototype; without meaning if unknown."""
+        with torch.autocast(features.device.type, enabled=False):
+            similarity = torch.einsum("cd,bdhw->bchw", self.vectors, unit(features))
+        return 1 - similarity.flatten(2).amax(2)
+
+    def pseudo_labels(self, features: Float[Tensor, "b d h w"], near: float, far: float) -> Int8[Tensor, "b c"]:
+        """Positive where the nearest patch is at most `near` (d+) away, negative where it is more than `far` (d-) away.
+
+        Everything between, and every class without a prototype, is unknown.
+        """
+        distance = self.distance(features)
+        labels = torch.full_like(distance, Label.UNKNOWN, dtype=torch.int8)
+        labels.masked_fill_(self.known & (distance <= near), Label.POSITIVE)
+        return labels.masked_fill_(self.known & (distance > far), Label.NEGATIVE)
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """The tensors themselves, not copies."""
+        return {"vectors": self.vectors, "known": self.known, "sums": self.sums, "counts": self.counts}
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
+        """Take a state back, in place.
+
+        Raises:
+            CheckpointError: the state has other names, shapes or dtypes.
+        """
+        copy_state(self.state_dict(), state_dict, "prototypes")
+
+
+def unit(features: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d h w"]:
+    """Features of length 1 in every cell, float32 (float64 stays float64)."""
+    return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=1)
+
+
+def sum_patches(features: Float[Tensor, "b d h w"], positive: Bool[Tensor, "b c h w"]) -> PatchSum:
+    """Sums over the patches that are annotated positive for each class."""
+    with torch.autocast(features.device.type, enabled=False):
+        chosen = positive.flatten(2).to(torch.float32)
+        sums = torch.einsum("bcn,bdn->cd", chosen, unit(features).flatten(2).float())
+    return PatchSum(sums, chosen.sum((0, 2)))

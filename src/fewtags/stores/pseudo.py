@@ -1,0 +1,85 @@
+"""Labels that a method made up: kept beside the label table, never in it, and open to inspection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Int8, Int64
+from torch import Tensor
+
+from fewtags.labels import Label, LabelMatrix
+from fewtags.stores.shard import SINGLE_PROCESS, Shard
+from fewtags.stores.state import copy_state, lazy_zeros
+
+ROWS_AT_ONCE = 4096
+
+
+@final
+class PseudoCount(NamedTuple):
+    """What `PseudoLabels.judge` counts, over all processes.
+
+    Attributes:
+        positive: pseudo-positives.
+        judged_positive: those whose truth is known.
+        right_positive: those that are true.
+        negative: pseudo-negatives.
+        judged_negative: those whose truth is known.
+        right_negative: those that are true.
+    """
+
+    positive: int
+    judged_positive: int
+    right_positive: int
+    negative: int
+    judged_negative: int
+    right_negative: int
+
+
+@final
+class PseudoLabels:
+    """The last pseudo-label of every (sample, class), int8 [rows, C], values of `Label`; UNKNOWN where there is none.
+
+    Args:
+        samples: N, over all processes.
+        classes: C.
+        shard: the rows kept here are those this process owns.
+        device: where they live.
+    """
+
+    def __init__(
+        self, samples: int, classes: int, *, shard: Shard = SINGLE_PROCESS, device: torch.device | None = None
+    ) -> None:
+        self.samples, self.shard = samples, shard
+        self.values = lazy_zeros((shard.rows(samples), classes), torch.int8, device)
+
+    def write(self, index: Int64[Tensor, "b"], labels: Int8[Tensor, "b c"]) -> None:
+        """Put the labels of samples `index` (global, owned by this process) in the place of the old ones."""
+        self.values[self.shard.local(index).to(self.values.device)] = labels.to(self.values.device)
+
+    def judge(self, truth: LabelMatrix | None) -> PseudoCount:
+        """Count, and compare with complete labels where they are known. Collective: every rank must call it."""
+        owned = self.shard.owned(self.samples)
+        total = torch.zeros(len(PseudoCount._fields), dtype=torch.int64)
+        for first in range(0, len(owned), ROWS_AT_ONCE):
+            rows = slice(first, first + ROWS_AT_ONCE)
+            values = self.values[rows].cpu()
+            true = torch.zeros_like(values) if truth is None else torch.from_numpy(truth.rows(owned[rows].numpy()))
+            for i, state in enumerate((Label.POSITIVE, Label.NEGATIVE)):
+                given = values == state
+                counts = [given.sum(), (given & (true != Label.UNKNOWN)).sum(), (given & (true == state)).sum()]
+                total[3 * i : 3 * i + 3] += torch.stack(counts)
+        return PseudoCount(*self.shard.sum(total.to(self.values.device)).tolist())
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """The tensor itself, not a copy."""
+        return {"values": self.values}
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
+        """Take a state back, in place.
+
+        Raises:
+            CheckpointError: the state has other names, shapes or dtypes.
+        """
+        copy_state(self.state_dict(), state_dict, "pseudo-labels")

@@ -318,7 +318,7 @@ def test_the_objective_must_be_told_what_will_be_trained(tiny):
     fit = tiny.make_fit(None)
     problem = dataclasses.replace(fit.problem, warmup_epochs=fit.config.warmup_epochs + 1)
     with pytest.raises(
-        ConfigError, match=r"^the objective is told of \d warm-up epochs of \d, but \d of \d come; make"
+        ConfigError, match=r"^the objective is told \d warm-up epochs of \d, but \d of \d come: make"
     ):
         Fit(fit.net, fit.objective, fit.source, fit.config, problem, accelerator=fit.accelerator)
 

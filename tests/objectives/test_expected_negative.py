@@ -74,7 +74,9 @@ def visit(method, batch, epoch):
 def test_golden_epochs_0_and_1(which, reading, treatment, loss):
     """Epoch 0 is AN; its forward moves s; epoch 1 ranks by s and gives EN or EP, at the same logits."""
     labels = golden_labels(which)
-    method = ExpectedNegative(positives_per_image=SCL["K"], reading=reading, expected_positives=treatment, scl_weight=0.0)
+    method = ExpectedNegative(
+        positives_per_image=SCL["K"], reading=reading, expected_positives=treatment, scl_weight=0.0
+    )
     method.setup(NET, problem_of(labels))
     batch, golden = batch_of(SCL["logits"], labels), SCL["losses_per_image"]
     method.on_epoch_start(0)

@@ -29,13 +29,13 @@ RECIPE: dict[str, Any] = {
         "stages": [
             {
                 "name": "assume negative",
-                "epochs": 15,
+                "epochs": 14,
                 "lr": 5e-3,
                 "trainable": "all",
                 "schedule": "constant",
                 "warmup": True,
             },
-            {"name": "main", "epochs": 13, "lr": 5e-3, "trainable": "all"},
+            {"name": "main", "epochs": 12, "lr": 5e-3, "trainable": "all"},
         ],
     },
 }

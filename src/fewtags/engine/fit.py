@@ -160,7 +160,7 @@ class Fit:
         told, planned = ((p.warmup_epochs, p.epochs) for p in (problem, config))
         if told != planned:
             raise ConfigError(
-                f"the objective is told of {told[0]} warm-up epochs of {told[1]}, but {planned[0]} of {planned[1]} come; "
+                f"the objective is told {told[0]} warm-up epochs of {told[1]}, but {planned[0]} of {planned[1]} come: "
                 "make the Problem with config.warmup_epochs and config.epochs."
             )
         self.net, self.objective, self.source, self.config, self.problem = net, objective, source, config, problem

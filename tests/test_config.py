@@ -94,10 +94,10 @@ def test_all_problems_are_reported_at_once_with_their_cure():
          "unable to parse string as an integer"),
         (BARE | {"objective": {"name": "expected_negatives"}},
          "objective.name = 'expected_negatives' is not a method (did you mean 'expected_negative'?); known: "
-         "assume_negative, bce, expected_negative"),
+         "assume_negative, bce, expected_negative, patchml"),
         (BARE | {"objective": {"name": ["bce"]}},
          "objective.name = ['bce'] is not a method (did you mean 'bce'?); known: assume_negative, bce, "
-         "expected_negative"),
+         "expected_negative, patchml"),
         (BARE | {"objective": "bce"},
          "objective = 'bce' is a value, not a section; write objective.name = \"expected_negative\""),
         (BARE | {"objective": {"class_prior": [0.1, "x"]}},

@@ -33,7 +33,7 @@ class Settings(BaseModel):
 class DataConfig(Settings):
     """Where the labels and photos are, and how to read them."""
 
-    train: str = Field(description="folder, CSV, COCO JSON, VOC folder or Parquet table with the training labels")
+    train: str = Field(description="folder of class folders, or any other form of labels (see `format`), for training")
     images: str | None = Field(None, description="folder that image names are relative to")
     val: str | None = Field(
         None, description="the same for validation; left out: a share of the training set is held out"
@@ -42,16 +42,23 @@ class DataConfig(Settings):
     truth: str | None = Field(None, description="complete labels of the training set, for diagnostics only")
     val_share: float = Field(0.1, gt=0, lt=1, description="share of images held out when no validation set is given")
     group_by: str | None = Field(None, description="regular expression; images whose first group agrees stay together")
-    format: Literal["folder", "csv", "coco", "voc", "parquet"] | None = None
+    format: Literal["folder", "csv", "coco", "voc", "yolo", "openimages", "labelstudio", "cvat", "parquet"] | None = (
+        Field(None, description="what the labels are; left out: told from the path, and said")
+    )
     complete: bool = Field(False, description="what is not named is known to be absent")
     val_complete: bool | None = Field(None, description="the same for val and test; left out: as `complete`")
     uncertain: Literal["ignore", "ones", "zeros"] = Field("ignore", description="what an uncertain cell (-1) means")
     blank: Literal["unknown", "negative"] = Field("unknown", description="what an empty cell means")
     difficult: Literal["unknown", "positive", "negative"] = Field("unknown", description="VOC objects marked difficult")
     none_folder: str = Field("none", description="folder or tag that says: none of the classes")
-    crowd: Literal["positive", "unknown"] = Field("positive", description="what a COCO annotation of a crowd means")
-    image_column: str | None = Field(None, description="CSV column with the image names; left out: found out")
-    columns: tuple[str, ...] | None = Field(None, description="CSV columns that are classes, or the one with tags")
+    crowd: Literal["positive", "unknown"] = Field("positive", description="what COCO crowds and OpenImages groups mean")
+    image_column: str | None = Field(
+        None, description="CSV column or Label Studio key with the image names; left out: found out"
+    )
+    columns: tuple[str, ...] | None = Field(
+        None, description="CSV columns that are classes, or the one with tags; Label Studio controls to read"
+    )
+    points: Literal["pixels", "fractions"] | None = Field(None, description="what the columns x and y of a CSV count")
     delimiter: str | None = Field(None, description="what separates the cells of a CSV; tab for a tabulator")
     tags_separator: str | None = Field(None, description="what separates the tags in a cell; space for a blank")
     positive_words: tuple[str, ...] = Field((), description="further words for positive in class columns")

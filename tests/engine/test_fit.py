@@ -317,9 +317,7 @@ def test_a_gradient_that_is_not_a_number_stops_before_it_is_applied(tiny, tmp_pa
 def test_the_objective_must_be_told_what_will_be_trained(tiny):
     fit = tiny.make_fit(None)
     problem = dataclasses.replace(fit.problem, warmup_epochs=fit.config.warmup_epochs + 1)
-    with pytest.raises(
-        ConfigError, match=r"^the objective is told \d warm-up epochs of \d, but \d of \d come: make"
-    ):
+    with pytest.raises(ConfigError, match=r"^the objective is told \d warm-up epochs of \d, but \d of \d come: make"):
         Fit(fit.net, fit.objective, fit.source, fit.config, problem, accelerator=fit.accelerator)
 
 

@@ -26,7 +26,8 @@ Set = Annotated[
 
 def train(
     data: Annotated[
-        str | None, typer.Argument(help="Folder of class folders, CSV, COCO JSON, VOC folder or Parquet table.")
+        str | None,
+        typer.Argument(help="Class folders, CSV, COCO, VOC, YOLO, OpenImages, Label Studio, CVAT, or a Parquet table."),
     ] = None,
     images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
     val: Annotated[

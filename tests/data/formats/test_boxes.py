@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewtags.data.formats.boxes import FAULTS, box_fractions, declared_frame, place_boxes
+from fewtags.data.formats.boxes import FAULTS, box_fractions, declared_frame, fault_text, place_boxes, place_fractions
 from fewtags.data.formats.photos import Located
 from fewtags.data.images import ImageInfo
 from fewtags.data.table import Notes
@@ -69,6 +69,38 @@ def test_usable_boxes_are_in_the_photo_and_agree_with_a_plain_loop(rows, size):
         else:
             assert fault == OK
             np.testing.assert_allclose(location, clipped, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("point", "location", "fault"),
+    [
+        ((50, 25), (0.25, 0.25), OK),  # of 200 x 100
+        ((0, 100), (0, 1), OK),
+        ((200.9, -1), (1, 0), OK),  # a pixel beyond is rounding
+        ((201.1, 25), None, OUTSIDE),
+        ((50, -2), None, OUTSIDE),
+        ((X, 25), None, NOT_NUMBERS),
+    ],
+)
+def test_points_have_no_size_to_lose(point, location, fault):
+    got, code, cut = box_fractions(boxes(point * 2), np.array([[200.0, 100.0]]), np.array([True]))
+    np.testing.assert_allclose(got, [(location or (X, X)) * 2])
+    assert (code.tolist(), cut) == ([fault], 0)
+
+
+def test_boxes_and_points_side_by_side():
+    """The same corners are no box, but a point."""
+    got, code, _ = box_fractions(boxes((5, 5, 5, 5), (5, 5, 5, 5)), np.full((2, 2), 10.0), np.array([False, True]))
+    assert code.tolist() == [NO_SIZE, OK]
+    np.testing.assert_allclose(got, [(X,) * 4, (0.5,) * 4])
+
+
+def test_faults_name_what_they_are_of():
+    assert fault_text(OUTSIDE, False) == "its box lies outside the photo"
+    assert fault_text(OUTSIDE, True) == "its point lies outside the photo"
+    assert fault_text(UNKNOWN_SIZE, True) == (
+        "its point cannot be placed: the width and height of the photo are not known"
+    )
 
 
 def header(stored, orientation):
@@ -147,6 +179,29 @@ def test_the_displayed_size_stands_in_for_one_that_is_not_declared(tmp_path, mak
     make_photo("a", size=(40, 20), orientation=6)
     placed = place(tmp_path, "a", [0], [(4, 2, 8, 6)], [(X, X)])
     np.testing.assert_allclose(placed.locations, [(0.2, 0.05, 0.4, 0.15)])
+    assert placed.messages == (
+        "1 photos are turned or mirrored by EXIF; their boxes are taken to be so already, nothing tells",
+    )
+
+
+def test_fractions_are_turned_like_pixels(tmp_path, make_photo):
+    """As in `test_boxes_of_turned_photos`: "a" declares the stored size, "b" the displayed one, "c" nothing."""
+    for key in "abc":
+        make_photo(key, size=(40, 20), orientation=6)
+    photos = Located([*"abc"], np.arange(3), tmp_path, Notes())
+    fractions = boxes(*[(0.1, 0.1, 0.2, 0.3)] * 3, (0.1, 0.2, 0.1, 0.2), (0, 0, 1.0015, 1.01))
+    image, point = np.array([0, 1, 2, 0, 1]), np.array([False, False, False, True, False])
+    sizes = np.array([(40, 20), (20, 40), (X, X)])
+    placed = place_fractions(fractions, np.ones(5, bool), image, sizes, photos, point)
+    expected = [(0.7, 0.1, 0.9, 0.2), (0.1, 0.1, 0.2, 0.3), (0.1, 0.1, 0.2, 0.3), (0.8, 0.1, 0.8, 0.1), (0, 0, 1, 1)]
+    np.testing.assert_allclose(placed.locations, expected, atol=1e-12)
+    turned = "photos are turned by EXIF, and their boxes and points were"
+    assert placed.messages == (
+        "1 boxes reached beyond their photo and were cut at its edge",
+        f"1 {turned} turned with them",
+        f"1 {turned} so already",
+        "1 photos are turned or mirrored by EXIF; their boxes and points are taken to be so already, nothing tells",
+    )
 
 
 def test_without_photos_declared_sizes_are_taken_as_they_are(tmp_path):

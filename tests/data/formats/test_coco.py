@@ -229,6 +229,43 @@ def test_half_characters_are_no_names(write):
         read_coco(write([], [], [{"id": 1, "name": "\ud800"}]))
 
 
+OBJECTS365 = ("images/v1/patch8/objects365_v1_00420917.jpg", "images/v2/patch16/objects365_v2_00908726.jpg")
+
+
+@pytest.mark.parametrize("parts", [4, 2, 1])
+@pytest.mark.parametrize("where", ["train", "images/train"])
+def test_objects365(tmp_path, make_photo, parts, where):
+    """Its names have folders that its archives unpack without; some tools leave out the others too."""
+    keys = ["/".join(name.split("/")[-parts:]) for name in OBJECTS365]
+    for i, key in enumerate(keys):
+        make_photo(f"{where}/{key}", i, size=(200, 100))
+    images = [image(420917, OBJECTS365[0], license=5, url=""), image(908726, OBJECTS365[1], license=5, url="")]
+    flags = {"isfake": 0, "isreflected": 0, "area": 800.0}
+    annotations = [
+        annotation(51, 420917, 365, **flags),
+        annotation(52, 908726, 1, **{**flags, "isfake": 1}),
+        annotation(53, 908726, 1, **{**flags, "isreflected": 1}),
+    ]
+    names = [{"id": 1, "name": "Person"}, {"id": 365, "name": "Wild Bird "}]
+    file = tmp_path / "annotations/zhiyuan_objv2_train.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"images": images, "annotations": annotations, "categories": names}))
+    table = read_coco(file)
+    assert (table.root, table.images.to_pylist()) == (tmp_path / where, keys)
+    assert table.classes.ids == ("Person", "Wild Bird")
+    assert labels(table) == {keys[0]: {"Wild Bird": P}, keys[1]: {"Person": P}}
+    assert facts(table)[0] == (keys[0], "Wild Bird", P, (0.1, 0.1, 0.3, 0.3))
+    assert readings(table)["annotation with isfake"] == ("positive (a picture of the object)", 1)
+    assert readings(table)["annotation with isreflected"] == ("positive (a reflection of the object)", 1)
+    assert read_coco(file, tmp_path / where).images.to_pylist() == keys
+
+
+def test_only_names_of_objects365_are_shortened(write, make_photo, tmp_path):
+    make_photo("a.jpg")
+    with pytest.raises(DataError, match=r"Cut 'images/v1/patch8' off the paths in the file"):
+        read_coco(write([image(1, "images/v1/patch8/a.jpg")], [annotation(1, 1, 17)]), tmp_path)
+
+
 def test_present_and_absent_at_once_is_unknown(write):
     table = read_coco(write([image(1, "a.jpg", neg_category_ids=[17])], [annotation(1, 1, 17)]))
     assert labels(table) == {"a.jpg": {}}

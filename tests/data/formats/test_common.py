@@ -3,7 +3,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewtags.data.formats.common import ReadOptions, close_images, distinct, distinct_facts, some, split_name
+from fewtags.data.formats.common import (
+    ReadOptions,
+    close_images,
+    distinct,
+    distinct_facts,
+    named_classes,
+    plain_text,
+    read_json,
+    some,
+    split_name,
+)
 from fewtags.data.table import LabelTable
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames, Label
@@ -94,6 +104,28 @@ def test_options_refuse_what_is_not_known():
     assert str(error.value) == "uncertain = 'one' (did you mean 'ones'?): expected one of ignore, ones, zeros."
     with pytest.raises(ConfigError, match=r"blank = 'absent': expected one of unknown, negative\."):
         ReadOptions(blank="absent")
+
+
+def test_points_are_pixels_fractions_or_not_said():
+    assert [ReadOptions(points=p).points for p in (None, "pixels", "fractions")] == [None, "pixels", "fractions"]
+    with pytest.raises(ConfigError) as error:
+        ReadOptions(points="pixel")
+    assert str(error.value) == "points = 'pixel' (did you mean 'pixels'?): expected one of pixels, fractions."
+
+
+def test_classes_of_one_name_stay_apart():
+    classes = named_classes({3: "crane", 0: "cup", 9: "crane"})
+    assert (classes.ids, classes.names) == (("crane#3", "cup", "crane#9"), ("crane", "cup", "crane"))
+
+
+def test_json_is_read_with_a_hook(tmp_path):
+    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf[{"a": 1}]')
+    assert read_json(tmp_path / "a.json") == [{"a": 1}]
+    assert read_json(tmp_path / "a.json", len) == [1]
+
+
+def test_texts_that_no_file_can_hold_are_empty():
+    assert [plain_text(value) for value in (" a ", "\ud800", 3, None)] == ["a", "", "", ""]
 
 
 def test_options_refuse_a_word_with_two_meanings():

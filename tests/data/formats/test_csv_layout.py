@@ -118,3 +118,100 @@ def test_a_zero_or_one_label_column_is_read_when_told_how(layout):
 def test_a_class_column_with_a_wrong_value_stays_a_class(layout):
     """So that the value is an error and not the end of the class."""
     assert layout("image,cat,dog\na.jpg,1,0\nb.jpg,maybe,1\nc.jpg,0,0\n")[2] == ["cat", "dog"]
+
+
+POINTS = "image,class,x,y,width,height\na.jpg,cat,3,4,20,10\n"
+
+
+@pytest.fixture
+def points(tmp_path):
+    """(form, label columns, point columns, unit, size columns) of a text."""
+
+    def points(text, **options):
+        (tmp_path / "a.csv").write_text(text)
+        sheet = read_sheet(tmp_path / "a.csv")
+        found = find_layout(sheet, ReadOptions(**options))
+        names = [[sheet.header[j] for j in part or ()] for part in (found.labels, found.point, found.size)]
+        return found.form, names[0], names[1], found.unit, names[2]
+
+    return points
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        (POINTS, {"points": "pixels"}, ("facts", ["class"], ["x", "y"], "pixels", ["width", "height"])),
+        (POINTS, {"points": "fractions"}, ("facts", ["class"], ["x", "y"], "fractions", [])),
+        (
+            "image,Label,Y_px,X_px\na.jpg,cat,3,4\n",
+            {},
+            ("facts", ["Label"], ["X_px", "Y_px"], "pixels", []),
+        ),
+        (
+            "image,class,state,x,y\na.jpg,cat,1,3,4\n",
+            {"points": "pixels"},
+            ("facts", ["class", "state"], ["x", "y"], "pixels", []),
+        ),
+        # The class column has a name of its own.
+        (
+            "image,species,x_px,y_px\na.jpg,cat,3,4\n",
+            {"columns": ("species",)},
+            ("facts", ["species"], ["x_px", "y_px"], "pixels", []),
+        ),
+        # Whoever says which columns are labels says that x and y are none.
+        (POINTS, {"columns": ("class",)}, ("tags", ["class"], [], None, [])),
+        # x and y beside class columns, or one alone, are no points.
+        ("image,x,y,cat\na.jpg,300,4,1\n", {}, ("classes", ["cat"], [], None, [])),
+        ("image,class,x\na.jpg,cat,3\n", {}, ("tags", ["class"], [], None, [])),
+    ],
+)
+def test_points(points, text, options, expected):
+    assert points(text, **options) == expected
+
+
+def test_points_are_said(layout):
+    assert layout(POINTS, points="pixels")[4] == (
+        "a.csv: 1 rows, cells separated by ','; images in 'image', one label a row, points in pixels in 'x' and 'y'",
+    )
+    assert layout(POINTS, points="fractions")[4][1:] == (
+        "a.csv: column 'width' ignored, it holds '20'",
+        "a.csv: column 'height' ignored, it holds '10'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (
+            POINTS,
+            {},
+            "are the columns 'x' and 'y' points in pixels or in fractions of the photo? Pass points (--set "
+            "data.points=pixels, or fractions), or call them x_px and y_px; if they are no points, pass as columns "
+            "those that hold labels.",
+        ),
+        (
+            "image,class,x_px,y_px\na.jpg,cat,3,4\n",
+            {"points": "fractions"},
+            "the columns x_px and y_px are pixels, but points says fractions.",
+        ),
+        (
+            "image,tags\na.jpg,cat\n",
+            {"points": "pixels"},
+            "points is 'pixels', but there are no columns x and y; there are 'image', 'tags'.",
+        ),
+        (
+            "image,label,category,x_px,y_px\na.jpg,cat,pet,3,4\n",
+            {},
+            "'label', 'category' may all hold the class of each point; pass as columns the one that does.",
+        ),
+        (
+            "image,species,x_px,y_px\na.jpg,cat,3,4\n",
+            {},
+            "no column is called 'class' with the class of each point; pass as columns the one that does.",
+        ),
+    ],
+)
+def test_points_are_never_guessed(points, tmp_path, text, options, message):
+    with pytest.raises(DataError) as error:
+        points(text, **options)
+    assert str(error.value) == f"{tmp_path}/a.csv: {message}"

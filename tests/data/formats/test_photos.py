@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewtags.data.formats.photos import extension, is_photo, key_of, locate
+from fewtags.data.formats.photos import extension, is_photo, key_of, locate, spelling
 from fewtags.data.table import Excluded
 from fewtags.errors import DataError
 
@@ -158,3 +158,21 @@ def test_names_that_no_file_can_have_are_missing(tmp_path, make_photo, name):
     make_photo("p/a.jpg")
     found = locate(["a.jpg", name], file=tmp_path / "x.csv", images=tmp_path / "p")
     assert found.image.tolist() == [0, -1]
+
+
+def test_the_spelling_under_which_photos_are_there(tmp_path, make_photo):
+    make_photo("p/cat.jpg")
+    make_photo("q/up/x-cat.jpg")
+    variants = [["up/x-cat.jpg"], ["x-cat.jpg"], ["cat.jpg"]]
+    file = tmp_path / "a.json"
+    assert spelling(variants, file=file, images=tmp_path / "p") == ["cat.jpg"]
+    assert spelling(variants, file=file, images=tmp_path / "q") == ["up/x-cat.jpg"]
+    assert spelling(variants, file=file, images=tmp_path / "q/up", beside=[tmp_path / "p"]) == ["x-cat.jpg"]
+    assert spelling(variants, file=file, beside=[tmp_path / "p", tmp_path / "q"]) == ["up/x-cat.jpg"]
+    assert spelling(variants, file=file) == ["up/x-cat.jpg"]
+
+
+def test_a_spelling_that_makes_two_photos_one_is_not_taken(tmp_path, make_photo):
+    make_photo("a.jpg")
+    for variants in ([["1/a.jpg", "2/a.jpg"], ["a.jpg"] * 2], [["a.jpg"] * 2, ["1/a.jpg", "2/a.jpg"]]):
+        assert spelling(variants, file=tmp_path / "x", images=tmp_path) == ["1/a.jpg", "2/a.jpg"]

@@ -1,4 +1,4 @@
-"""From boxes in pixels to fractions of the displayed photo: clipping, faults, and EXIF orientation."""
+"""From boxes and points to fractions of the displayed photo: clipping, faults, and EXIF orientation."""
 
 from __future__ import annotations
 
@@ -26,15 +26,23 @@ FAULTS = (
 )
 """What is wrong with a box; the position in this list is its code."""
 
+# Fractions are written with few digits, and sums of them reach a little beyond 1.
+_ROUNDING = 2e-3
+
+
+def fault_text(fault: int, point: bool) -> str:
+    """What is wrong with a box or point."""
+    return FAULTS[fault].replace("its box", "its point") if point else FAULTS[fault]
+
 
 @final
 @dataclass(frozen=True)
 class Placed:
-    """Boxes in the frame of the label table.
+    """Boxes and points in the frame of the label table.
 
     Attributes:
         locations: float64 [F, 4] x0, y0, x1, y1 in 0..1 of the displayed photo; NaN where there is no usable box.
-        fault: int8 [F], position in `FAULTS`; 0 also where no box was given.
+        fault: int8 [F], see `fault_text`; 0 also where no box was given.
         messages: what was done, with counts.
     """
 
@@ -49,6 +57,7 @@ def place_boxes(
     image: NDArray[np.int64],
     sizes: NDArray[np.float64],
     photos: Located,
+    points: NDArray[np.bool_] | None = None,
 ) -> Placed:
     """Turn boxes in pixels of the size that the annotations declare into fractions of the displayed photo.
 
@@ -63,49 +72,61 @@ def place_boxes(
         image: int [F], position of each box's photo in `photos.keys`.
         sizes: float [N, 2] declared width and height of each photo, NaN where unknown; then the displayed size counts.
         photos: the photos.
+        points: bool [F], which of them are points (x0 = x1, y0 = y1); None for none.
     """
-    wanted = np.unique(image[given])
-    headers = _headers(photos, wanted)
-    sizes = sizes.copy()
+    headers = _headers(photos, np.unique(image[given]))
+    scale = sizes.copy()
     for i, header in headers.items():
-        if not (sizes[i] > 0).all():
-            sizes[i] = header.width, header.height
-    locations, fault, cut = box_fractions(np.where(given[:, None], pixels, np.nan), sizes[image])
-    fault[~given] = 0
-    frames = {i: declared_frame(header, *sizes[i]) for i, header in headers.items()}
-    rows = np.argsort(image, kind="stable")
-    for i in (i for i, frame in frames.items() if frame == "stored"):
-        own = rows[np.searchsorted(image, i, "left", rows) : np.searchsorted(image, i, "right", rows)]
-        own = own[~np.isnan(locations[own, 0])]
-        locations[own] = boxes_to_displayed(locations[own], headers[i].orientation)
-    messages = (f"{cut:,} boxes reached beyond their photo and were cut at its edge",) if cut else ()
-    unread = len(wanted) - len(headers) if photos.root else 0
-    return Placed(locations, fault, messages + _frame_messages(frames, headers, unread, photos))
+        if not (scale[i] > 0).all():
+            scale[i] = header.width, header.height
+    found = box_fractions(np.where(given[:, None], pixels, np.nan), scale[image], points)
+    return _displayed(found, given, image, sizes, headers, photos, _word(given, points))
+
+
+def place_fractions(
+    fractions: NDArray[np.float64],
+    given: NDArray[np.bool_],
+    image: NDArray[np.int64],
+    sizes: NDArray[np.float64],
+    photos: Located,
+    points: NDArray[np.bool_] | None = None,
+) -> Placed:
+    """The same as `place_boxes` for boxes [F, 4] in fractions of the photo; `sizes` tell no more than the frame."""
+    headers = _headers(photos, np.unique(image[given]))
+    whole = np.ones((len(image), 2))
+    found = box_fractions(np.where(given[:, None], fractions, np.nan), whole, points, _ROUNDING)
+    return _displayed(found, given, image, sizes, headers, photos, _word(given, points))
 
 
 def box_fractions(
-    pixels: NDArray[np.float64], sizes: NDArray[np.float64]
+    pixels: NDArray[np.float64],
+    sizes: NDArray[np.float64],
+    points: NDArray[np.bool_] | None = None,
+    slack: float = 1.0,
 ) -> tuple[NDArray[np.float64], NDArray[np.int8], int]:
-    """Boxes as fractions, clipped to the photo.
+    """Boxes as fractions, clipped to the photo. A point has no size to lose: it lies inside or outside.
 
     Args:
         pixels: float [F, 4] x0, y0, x1, y1.
         sizes: float [F, 2] width and height of the photo of each box, NaN or not positive where unknown.
+        points: bool [F], which of them are points; None for none.
+        slack: how far a box or point may lie beyond its photo and still be in it; a pixel, since tools round.
 
     Returns:
         locations float64 [F, 4], NaN where there is a fault; int8 [F] the fault, see `FAULTS`; and how many boxes
-        reached beyond their photo by more than a pixel.
+        reached beyond their photo by more than `slack`.
     """
+    point = np.zeros(len(pixels), np.bool_) if points is None else points
     known: NDArray[np.bool_] = np.all((sizes > 0) & np.isfinite(sizes), 1)
     scale = np.tile(np.where(known[:, None], sizes, 1.0), 2)
     finite: NDArray[np.bool_] = np.all(np.isfinite(pixels), 1)
     whole = np.where(finite[:, None], pixels, 0.0)
     clipped = whole.clip(0.0, scale)
-    empty = np.any(whole[:, 2:] <= whole[:, :2], 1)
-    outside = np.any(clipped[:, 2:] <= clipped[:, :2], 1)
+    beyond = np.any(np.abs(whole - clipped) > slack, 1)
+    empty = ~point & np.any(whole[:, 2:] <= whole[:, :2], 1)
+    outside = (point & beyond) | (~point & np.any(clipped[:, 2:] <= clipped[:, :2], 1))
     fault = np.select([~finite, empty, ~known, outside], [1, 2, 4, 3], 0).astype(np.int8)
-    cut = int(((np.abs(whole - clipped) > 1.0).any(1) & (fault == 0)).sum())
-    return np.where((fault == 0)[:, None], clipped / scale, np.nan), fault, cut
+    return np.where((fault == 0)[:, None], clipped / scale, np.nan), fault, int((beyond & (fault == 0)).sum())
 
 
 Frame = Literal["displayed", "stored", "unclear", "neither"]
@@ -130,6 +151,41 @@ def declared_frame(header: ImageInfo, width: float, height: float) -> Frame:
     return "stored" if abs(declared - stored) < abs(declared - displayed) else "displayed"
 
 
+def _displayed(
+    found: tuple[NDArray[np.float64], NDArray[np.int8], int],
+    given: NDArray[np.bool_],
+    image: NDArray[np.int64],
+    sizes: NDArray[np.float64],
+    headers: Mapping[int, ImageInfo],
+    photos: Located,
+    what: str,
+) -> Placed:
+    """Turn what `box_fractions` found with the photos that EXIF turns."""
+    locations, fault, cut = found
+    fault[~given] = 0
+    frames = {i: _frame(header, sizes[i]) for i, header in headers.items()}
+    rows = np.argsort(image, kind="stable")
+    for i in (i for i, frame in frames.items() if frame == "stored"):
+        own = rows[np.searchsorted(image, i, "left", rows) : np.searchsorted(image, i, "right", rows)]
+        own = own[~np.isnan(locations[own, 0])]
+        locations[own] = boxes_to_displayed(locations[own], headers[i].orientation)
+    messages = (f"{cut:,} boxes reached beyond their photo and were cut at its edge",) if cut else ()
+    unread = len(np.unique(image[given])) - len(headers) if photos.root else 0
+    return Placed(locations, fault, messages + _frame_messages(frames, headers, unread, photos, what))
+
+
+def _word(given: NDArray[np.bool_], points: NDArray[np.bool_] | None) -> str:
+    if points is None or not points[given].any():
+        return "boxes"
+    return "points" if points[given].all() else "boxes and points"
+
+
+def _frame(header: ImageInfo, size: NDArray[np.float64]) -> Frame:
+    if (size > 0).all():
+        return declared_frame(header, *size)
+    return "displayed" if header.orientation == 1 else "unclear"
+
+
 def _headers(photos: Located, wanted: NDArray[np.int64]) -> dict[int, ImageInfo]:
     """Headers of the photos that are there and can be read."""
     root = photos.root
@@ -147,18 +203,21 @@ def _header(path: str) -> ImageInfo | None:
 
 
 def _frame_messages(
-    frames: Mapping[int, Frame], headers: Mapping[int, ImageInfo], unread: int, photos: Located
+    frames: Mapping[int, Frame], headers: Mapping[int, ImageInfo], unread: int, photos: Located, what: str
 ) -> tuple[str, ...]:
     turned = Counter(frame for i, frame in frames.items() if headers[i].orientation != 1)
     others = [photos.keys[i] for i, frame in frames.items() if frame == "neither"]
     said = (
-        (turned["stored"], "photos are turned by EXIF, and their boxes were turned with them"),
-        (turned["displayed"], "photos are turned by EXIF, and their boxes were so already"),
+        (turned["stored"], f"photos are turned by EXIF, and their {what} were turned with them"),
+        (turned["displayed"], f"photos are turned by EXIF, and their {what} were so already"),
         (
             turned["unclear"],
-            "photos are turned or mirrored by EXIF; their boxes are taken to be so already, nothing tells",
+            f"photos are turned or mirrored by EXIF; their {what} are taken to be so already, nothing tells",
         ),
-        (len(others), f"photos have another shape than the file says, boxes may be off, for example {some(others, 1)}"),
-        (unread, "photos have a header that cannot be read; their boxes are taken as they are"),
+        (
+            len(others),
+            f"photos have another shape than the file says, {what} may be off, for example {some(others, 1)}",
+        ),
+        (unread, f"photos have a header that cannot be read; their {what} are taken as they are"),
     )
     return tuple(f"{count:,} {text}" for count, text in said if count)

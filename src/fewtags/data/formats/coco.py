@@ -1,9 +1,9 @@
-"""COCO JSON: `images`, `annotations` and `categories`, with LVIS's `neg_category_ids`."""
+"""COCO JSON: `images`, `annotations` and `categories`, with what LVIS and Objects365 add."""
 
 from __future__ import annotations
 
-import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.data.formats.boxes import FAULTS, place_boxes
-from fewtags.data.formats.common import ReadOptions, close_images, distinct, some, split_name
-from fewtags.data.formats.photos import Located, folder_of, locate
+from fewtags.data.formats.common import (
+    ReadOptions,
+    close_images,
+    distinct,
+    named_classes,
+    plain_text,
+    read_json,
+    some,
+    split_name,
+)
+from fewtags.data.formats.photos import Located, folder_of, locate, spelling
 from fewtags.data.table import Excluded, LabelTable, Notes, ValueReading
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
 
 _Record = dict[str, Any]
+
+_OBJECTS365 = re.compile(r"images/v\d/patch\d+/objects365_v\d_\d+\.jpg")
+_FLAGS = {"isfake": "positive (a picture of the object)", "isreflected": "positive (a reflection of the object)"}
 
 
 def read_coco(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
@@ -32,6 +44,8 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
       may differ from those of the photo file. A box that cannot be used is left out; its label is kept.
     - Images without annotations stay. What is not annotated is unknown, or absent if `complete`.
     - LVIS: `neg_category_ids` are known to be absent; `not_exhaustive_category_ids` says nothing about presence.
+    - Objects365: `isfake` and `isreflected` change nothing. Its names, images/v1/patch8/objects365_v1_00420917.jpg, are
+      also found as patch8/objects365_v1_00420917.jpg, as its archives unpack, and without folders.
     - An entry `split` of the images is taken.
 
     Args:
@@ -68,7 +82,9 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
     class_ = np.concatenate([facts.class_, absent[:, 1]])
     named = distinct(np.concatenate([objects.image * c + objects.class_, absent @ [c, 1]]))
     notes = Notes(
-        _readings(path, objects, options, len(absent), n, n * c - len(named)) + _split_readings(path, entries),
+        _readings(path, objects, options, len(absent), n, n * c - len(named))
+        + _flag_readings(file)
+        + _split_readings(path, entries),
         (*entries.excluded, *objects.excluded, *bad, *faults),
         placed.messages + _messages(file, entries, objects, len(faults)),
     )
@@ -98,16 +114,7 @@ class _File:
 
 
 def _load(path: Path) -> _File:
-    try:
-        data = json.loads(path.read_bytes().decode("utf-8-sig"), object_hook=_without_polygons)
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path} line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}); is the file complete?"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start:,}); save it as UTF-8.") from None
-    except (RecursionError, ValueError) as error:
-        raise DataError(f"{path}: not JSON that annotations are made of ({error}).") from None
+    data = read_json(path, _without_polygons)
     if isinstance(data, list):
         raise DataError(
             f"{path}: a list, as detectors write their results; pass the file with images, annotations and categories."
@@ -134,7 +141,7 @@ def _classes(file: _File) -> tuple[ClassNames, dict[Any, int]]:
     """The vocabulary, and the class of each category id."""
     names: dict[int | str, str] = {}
     for i, record in enumerate(file.categories):
-        key, name = record.get("id"), _text(record.get("name"))
+        key, name = record.get("id"), plain_text(record.get("name"))
         if not isinstance(key, int | str) or not name:
             raise DataError(
                 f"{file.path}: categories[{i}] has id {key!r} and name {record.get('name')!r}; both must be given."
@@ -147,9 +154,7 @@ def _classes(file: _File) -> tuple[ClassNames, dict[Any, int]]:
     if not names:
         raise DataError(f"{file.path}: there are no categories, so there is nothing to learn.")
     order = sorted(names, key=lambda key: (isinstance(key, str), key if isinstance(key, int) else 0, str(key)))
-    uses = Counter(names.values())
-    ids = [names[key] if uses[names[key]] == 1 else f"{names[key]}#{key}" for key in order]
-    return ClassNames.of(ids, [names[key] for key in order]), {key: i for i, key in enumerate(order)}
+    return named_classes({key: names[key] for key in order}), {key: i for i, key in enumerate(order)}
 
 
 @final
@@ -180,16 +185,20 @@ def _entries(file: _File, images: Path | None) -> _Entries:
             excluded.append(Excluded(f"image {key}", "has no file_name", str(path)))
     present = [key for key, name in named.items() if name]
     above = folder_of(path)
-    beside = [above, above / "images", above / path.stem.split("_")[-1]]
-    beside += [above.parent, above.parent / "images", above.parent / path.stem.split("_")[-1]]
-    photos = locate([named[key] for key in present], file=path, images=images, beside=beside)
+    split = path.stem.split("_")[-1]
+    beside = [near / part for near in (above, above.parent) for part in ("", "images", split, f"images/{split}")]
+    names: Sequence[str] = [named[key] for key in present]
+    if names and all(map(_OBJECTS365.fullmatch, names)):
+        variants = [["/".join(name.split("/")[-last:]) for name in names] for last in (4, 2, 1)]
+        names = spelling(variants, file=path, images=images, beside=beside)
+    photos = locate(names, file=path, images=images, beside=beside)
     row = dict.fromkeys(named, -1) | dict(zip(present, photos.image.tolist(), strict=True))
     sizes = np.full((len(photos.keys), 2), np.nan)
     splits, words = [""] * len(photos.keys), Counter[str]()
     for record in file.images:
         if (i := row[record["id"]]) >= 0:
             sizes[i] = _number(record.get("width")), _number(record.get("height"))
-            if word := _text(record.get("split")):
+            if word := plain_text(record.get("split")):
                 splits[i] = split_name(word)
                 words[word] += 1
     return _Entries(row, photos, sizes, splits if words else None, words, tuple(excluded))
@@ -197,17 +206,9 @@ def _entries(file: _File, images: Path | None) -> _Entries:
 
 def _file_name(record: _Record) -> str:
     """LVIS gives the address of the photo only, whose last two parts are folder and file."""
-    if name := _text(record.get("file_name")):
+    if name := plain_text(record.get("file_name")):
         return name
-    return "/".join(_text(record.get("coco_url")).rstrip("/").split("/")[-2:])
-
-
-def _text(value: object) -> str:
-    """A text without outer blanks; "" for anything else, and for what JSON can write but no file or table can hold."""
-    try:
-        return value.encode().decode().strip() if isinstance(value, str) else ""
-    except UnicodeEncodeError:
-        return ""
+    return "/".join(plain_text(record.get("coco_url")).rstrip("/").split("/")[-2:])
 
 
 def _number(value: object) -> float:
@@ -326,6 +327,12 @@ def _readings(
         ("image without annotation", "kept", silent),
     )
     return tuple(ValueReading(path.name, value, meaning, count) for value, meaning, count in kinds if count)
+
+
+def _flag_readings(file: _File) -> tuple[ValueReading, ...]:
+    counts = {flag: sum(bool(record.get(flag)) for record in file.annotations) for flag in _FLAGS}
+    where = file.path.name
+    return tuple(ValueReading(where, f"annotation with {flag}", _FLAGS[flag], n) for flag, n in counts.items() if n)
 
 
 def _split_readings(path: Path, entries: _Entries) -> tuple[ValueReading, ...]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, final, get_args
+from pathlib import Path
+from typing import Any, Literal, final, get_args
+from xml.etree.ElementTree import ParseError
 
 import numpy as np
+from defusedxml.common import DefusedXmlException
 from numpy.typing import NDArray
 
 from fewtags.errors import ConfigError, DataError
-from fewtags.labels import suggest
+from fewtags.labels import ClassNames, suggest
 
 Blank = Literal["unknown", "negative"]
 Uncertain = Literal["ignore", "ones", "zeros"]
 Difficult = Literal["unknown", "positive", "negative"]
 Crowd = Literal["positive", "unknown"]
+Points = Literal["pixels", "fractions"]
 
 
 @final
@@ -30,10 +35,11 @@ class ReadOptions:
         uncertain: what -1 or "u" in a class column means: unknown, positive or negative (CheXpert's U-Ignore, U-Ones,
             U-Zeros).
         difficult: what a VOC object marked difficult means.
-        crowd: what a COCO annotation with `iscrowd` means.
+        crowd: what a COCO annotation with `iscrowd` and an OpenImages box with `IsGroupOf` mean.
         none_folder: the folder or tag that says "none of the classes is here"; "" for no such name.
-        image_column: the CSV column with the image paths.
-        columns: the CSV columns that are classes, or the one that holds tags.
+        image_column: the CSV column, or the key of a Label Studio task, with the image paths.
+        columns: the CSV columns that are classes, or the one that holds tags; the Label Studio controls that are read.
+        points: what the columns x and y of a CSV count.
         delimiter: what separates the cells of a CSV ("tab" for a tabulator).
         tags_separator: what separates the tags in a cell ("space" for a blank).
         positive_words: further words for positive in class columns; case does not matter.
@@ -52,6 +58,7 @@ class ReadOptions:
     none_folder: str = "none"
     image_column: str | None = None
     columns: tuple[str, ...] | None = None
+    points: Points | None = None
     delimiter: str | None = None
     tags_separator: str | None = None
     positive_words: tuple[str, ...] = ()
@@ -60,6 +67,8 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         choices = {"blank": Blank, "uncertain": Uncertain, "difficult": Difficult, "crowd": Crowd}
+        if self.points is not None:
+            choices["points"] = Points
         for name, choice in choices.items():
             value, allowed = getattr(self, name), get_args(choice)
             if value not in allowed:
@@ -95,6 +104,56 @@ def split_name(text: str) -> str:
     known = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
     folded = fold(text)
     return known.get(folded, folded if folded in {"train", "val", "test"} else text.strip())
+
+
+def named_classes(names: Mapping[int, str] | Mapping[int | str, str]) -> ClassNames:
+    """The vocabulary of a file that numbers its classes; classes that share a name stay apart.
+
+    Args:
+        names: name of each number, in the order of the classes.
+
+    >>> named_classes({0: "crane", 1: "cup", 5: "crane"}).ids
+    ('crane#0', 'cup', 'crane#5')
+    """
+    uses = Counter(names.values())
+    return ClassNames.of((name if uses[name] == 1 else f"{name}#{key}" for key, name in names.items()), names.values())
+
+
+def read_json(path: Path, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """The contents of a JSON file that is not trusted.
+
+    Args:
+        path: the file, UTF-8 with or without byte order mark.
+        hook: called with every object while it is parsed, so that what is not needed never fills the memory.
+
+    Raises:
+        DataError: not JSON, or not UTF-8.
+    """
+    try:
+        return json.loads(path.read_bytes().decode("utf-8-sig"), object_hook=hook)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path} line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}); is the file complete?"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start:,}); save it as UTF-8.") from None
+    except (RecursionError, ValueError) as error:
+        raise DataError(f"{path}: not JSON that annotations are made of ({error}).") from None
+
+
+def plain_text(value: object) -> str:
+    """A text without outer blanks; "" for anything else, and for what JSON can write but no file or table can hold."""
+    try:
+        return value.encode().decode().strip() if isinstance(value, str) else ""
+    except UnicodeEncodeError:
+        return ""
+
+
+def xml_trouble(error: Exception) -> str:
+    """What is wrong with an XML file, to be put after its name."""
+    if isinstance(error, DefusedXmlException):
+        return "defines XML entities, which annotations have no use for and attacks are made of"
+    return f"is not valid XML ({error})" if isinstance(error, ParseError) else str(error)
 
 
 def some(items: Sequence[str], limit: int = 5) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
-from fewtags.data.formats.common import ReadOptions, fold, some
+from fewtags.data.formats.common import Points, ReadOptions, fold, some
 from fewtags.data.formats.delimited import Sheet
 from fewtags.data.formats.photos import is_photo
 from fewtags.data.formats.words import Words
@@ -32,9 +32,12 @@ class Layout:
     Attributes:
         form: "classes", one column per class; "tags", one column of tags; "facts", one label a row, as we write them.
         image: the column with image names.
-        labels: the class columns, the tags column, or the columns class and state.
+        labels: the class columns, the tags column, or the column of the class and that of the state if there is one.
         split: the column with split names; None: there is none.
         messages: how this was found out, and what is ignored.
+        point: the columns with x and y of a point; None: there are none.
+        unit: what they count.
+        size: the columns with the width and height that pixels are of; None: there are none.
     """
 
     form: Form
@@ -42,6 +45,9 @@ class Layout:
     labels: tuple[int, ...]
     split: int | None
     messages: tuple[str, ...]
+    point: tuple[int, int] | None = None
+    unit: Points | None = None
+    size: tuple[int, int] | None = None
 
 
 def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
@@ -61,21 +67,66 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
         split = None
     rest = [j for j in _others(sheet, image) if j != split]
     names = {fold(sheet.header[j]): j for j in rest}
+    point, unit = _point_columns(sheet, names, options)
     if chosen is not None:
         form: Form = "tags" if len(chosen) == 1 and _holds_tags(sheet, chosen[0], words, options) else "classes"
         labels = chosen
     elif {"class", "state"} <= names.keys():
         form, labels = "facts", (names["class"], names["state"])
+    elif point:
+        form, labels = "facts", (_class_column(sheet, names),)
     else:
         form, labels = _label_columns(sheet, rest, words, options)
-    used = {*labels, *(names.get(corner, -1) for corner in ("x0", "y0", "x1", "y1") if form == "facts")}
+    if form == "tags" and point and chosen is not None:
+        form, labels = "facts", (*labels, *([names["state"]] if "state" in names else []))
+    if form != "facts":
+        point, unit = None, None
+    sized = unit == "pixels" and {"width", "height"} <= names.keys()
+    size = (names["width"], names["height"]) if sized else None
+    used = {*labels, *(point or ()), *(size or ())}
+    used |= {names[corner] for corner in ("x0", "y0", "x1", "y1") if form == "facts" and corner in names}
     ignored = [_ignored(sheet, j) for j in rest if j not in used]
     head = (
         f"{sheet.path.name}: {len(sheet):,} rows, cells separated by {sheet.delimiter!r}; images in \
 {sheet.header[image]!r}, {_label_text(sheet, form, labels)}"
+        + (f", points in {unit} in {' and '.join(repr(sheet.header[j]) for j in point)}" if point else "")
         + (f", split in {sheet.header[split]!r}" if split else "")
     )
-    return Layout(form, image, labels, split, (head, *ignored))
+    return Layout(form, image, labels, split, (head, *ignored), point, unit, size)
+
+
+def _point_columns(
+    sheet: Sheet, names: Mapping[str, int], options: ReadOptions
+) -> tuple[tuple[int, int] | None, Points | None]:
+    """The columns of points and what they count: said by the header (x_px, y_px) or the option, never guessed."""
+    if {"x_px", "y_px"} <= names.keys():
+        if options.points == "fractions":
+            raise DataError(f"{sheet.path}: the columns x_px and y_px are pixels, but points says fractions.")
+        return (names["x_px"], names["y_px"]), "pixels"
+    if {"x", "y"} <= names.keys():
+        if options.points is not None:
+            return (names["x"], names["y"]), options.points
+        if options.columns is None and _TAGS & names.keys():
+            raise DataError(
+                f"{sheet.path}: are the columns 'x' and 'y' points in pixels or in fractions of the photo? Pass points "
+                "(--set data.points=pixels, or fractions), or call them x_px and y_px; if they are no points, pass as "
+                "columns those that hold labels."
+            )
+    elif options.points is not None:
+        raise DataError(
+            f"{sheet.path}: points is {options.points!r}, but there are no columns x and y; there are "
+            f"{some(sheet.header, 12)}."
+        )
+    return None, None
+
+
+def _class_column(sheet: Sheet, names: Mapping[str, int]) -> int:
+    """The column that names the class of each point."""
+    found = [names["class"]] if "class" in names else [j for name, j in names.items() if name in _TAGS]
+    if len(found) != 1:
+        what = f"{some([sheet.header[j] for j in found])} may all hold" if found else "no column is called 'class' with"
+        raise DataError(f"{sheet.path}: {what} the class of each point; pass as columns the one that does.")
+    return found[0]
 
 
 def _others(sheet: Sheet, image: int) -> list[int]:

@@ -82,6 +82,28 @@ def locate(names: Sequence[str], *, file: Path, images: Path | None = None, besi
     return Located(list(position), image, root, Notes((), tuple(excluded), tuple(messages)))
 
 
+def spelling(
+    variants: Sequence[Sequence[str]], *, file: Path, images: Path | None = None, beside: Sequence[Path] = ()
+) -> Sequence[str]:
+    """The way to write image names under which the photos are there, for tools that prefix or shorten their names.
+
+    Args:
+        variants: ways to write the same R names, the likeliest first. One that makes equal what another keeps apart is
+            not taken: equal file names in different folders are different photos.
+        file: see `locate`.
+        images: see `locate`.
+        beside: see `locate`.
+
+    Returns:
+        the first variant of which most of a sample is there; the first of all where there is none.
+    """
+    apart = [list(dict.fromkeys(names)) for names in variants]
+    whole = max(map(len, apart))
+    usable = [i for i, distinct in enumerate(apart) if len(distinct) == whole]
+    roots = beside if images is None else [images]
+    return variants[next((i for i in usable if _guess_root(apart[i], file, roots) is not None), usable[0])]
+
+
 def folder_of(file: Path) -> Path:
     """The folder a file is in, absolute and without `..`, so that it can be shown and gone up from."""
     return Path(os.path.normpath(file.absolute())).parent

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.data.formats.common import ReadOptions, close_images, distinct, distinct_facts, fold, some, split_name
 from fewtags.data.formats.csv_layout import Layout, find_layout
+from fewtags.data.formats.csv_rows import label_rows, place_points
+from fewtags.data.formats.csv_stated import CsvStated, check_words
 from fewtags.data.formats.delimited import Sheet, read_sheet
 from fewtags.data.formats.photos import folder_of, locate
 from fewtags.data.formats.words import Meaning, Words
@@ -22,7 +22,6 @@ from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
 
 _SEPARATORS = ("|", ";", ",")
-_CORNERS = ("x0", "y0", "x1", "y1")
 
 
 def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
@@ -34,6 +33,7 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
     - A column of tags. Classes are sorted by name. A tag that is not there is unknown; an empty cell says nothing, and
       the tag `none_folder` says that none of the classes is there.
     - One label a row, in the columns image, class, state, and x0, y0, x1, y1 for a location: what `write_csv` writes.
+      Or image, class, and x, y of a point, in what `points` says; the names x_px, y_px say pixels.
 
     Rows of the same image are joined. Where they contradict each other, both facts are kept, which the table takes as
     unknown. A column `split` (subset, partition) names the split.
@@ -55,13 +55,14 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
     names = sheet.columns[layout.image]
     if (empty := next((i for i, name in enumerate(names) if not name.strip()), None)) is not None:
         raise DataError(f"{sheet.at(empty, layout.image)}: there is no image name; fill it in, or remove the row.")
-    stated = {"classes": _class_columns, "tags": _tags, "facts": _label_rows}[layout.form](sheet, layout, options)
+    stated = {"classes": _class_columns, "tags": _tags, "facts": label_rows}[layout.form](sheet, layout, options)
     if not len(stated.classes):
         raise DataError(f"{path}: no row names a class, so there is nothing to learn.")
     above = folder_of(path)
     photos = locate(names, file=path, images=images, beside=[above, above / "images", above.parent / "images"])
     n, c = len(photos.keys), len(stated.classes)
-    image, class_, state, locations = _facts(stated, photos.image)
+    locations, placed = place_points(sheet, layout, stated, photos)
+    image, class_, state, locations = _facts(replace(stated, locations=locations), photos.image)
     closed, covers = np.full(n, -1, np.int16), np.ones((1, c), np.bool_)
     if (shut := _images(stated.closes, photos.image)).size:
         open_image, open_class = photos.image[stated.open[:, 0]], stated.open[:, 1]
@@ -81,44 +82,14 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
         covers=covers,
         root=photos.root,
         split=splits,
-        notes=photos.notes + Notes(stated.readings + split_readings, (), messages),
+        notes=photos.notes + Notes(stated.readings + split_readings, (), messages) + placed,
     )
 
 
-@final
-@dataclass(frozen=True)
-class _Stated:
-    """What the rows of a sheet say.
-
-    Attributes:
-        classes: the vocabulary.
-        row: int64 [F], row of each fact.
-        class_: int64 [F].
-        state: int8 [F], positive or negative.
-        locations: float64 [F, 4] in 0..1, NaN for none.
-        open: int64 [K, 2] row and class of cells that are said to be unknown.
-        closes: bool [R], rows that say all there is to say about their image.
-        nothing: bool [R], rows that say that none of the classes is in their image.
-        readings: what each value was taken for.
-        messages: how that was found out.
-    """
-
-    classes: ClassNames
-    row: NDArray[np.int64]
-    class_: NDArray[np.int64]
-    state: NDArray[np.int8]
-    locations: NDArray[np.float64]
-    open: NDArray[np.int64]
-    closes: NDArray[np.bool_]
-    nothing: NDArray[np.bool_]
-    readings: tuple[ValueReading, ...]
-    messages: tuple[str, ...] = ()
-
-
-def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> _Stated:
+def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> CsvStated:
     words = Words(options)
     classes = ClassNames.of(sheet.header[j] for j in layout.labels)
-    _check_words(sheet, layout.labels, words)
+    check_words(sheet, layout.labels, words)
     found: dict[Meaning, list[NDArray[np.int64]]] = {meaning: [] for meaning in Meaning}
     for k, j in enumerate(layout.labels):
         number = {value: list(Meaning).index(words.needed(value)) for value in sheet.values[j]}
@@ -134,7 +105,7 @@ def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> _State
     absent = options.complete or options.blank == "negative"
     where = f"{sheet.path.name}, class columns"
     readings = words.readings(where, [sheet.values[j] for j in layout.labels], "negative" if absent else "unknown")
-    return _Stated(
+    return CsvStated(
         classes,
         both[order, 0],
         both[order, 1],
@@ -148,18 +119,6 @@ def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> _State
     )
 
 
-def _check_words(sheet: Sheet, columns: Sequence[int], words: Words) -> None:
-    """Raises for the first value, row by row, that is none of the words."""
-    wrong = {(j, value): n for j in columns for value, n in sheet.values[j].items() if words.meaning(value) is None}
-    if wrong:
-        row, j, value = min((sheet.columns[j].index(value), j, value) for j, value in wrong)
-        more = f" ({sum(wrong.values()) - 1:,} more such cells)" if sum(wrong.values()) > 1 else ""
-        raise DataError(
-            f"{sheet.at(row, j)}: {value!r} says neither present (1, yes) nor absent (0, no){more}. Mend the cell, add "
-            "the word to positive_words, negative_words or unknown_words, or pass as columns those that are classes."
-        )
-
-
 def _first_row(sheet: Sheet, layout: Layout, positive: NDArray[np.int64], negative: NDArray[np.int64]) -> str:
     said = [
         f"{text} {some([sheet.header[layout.labels[k]] for k in cells[cells[:, 0] == 0, 1]], 3)}"
@@ -169,7 +128,7 @@ def _first_row(sheet: Sheet, layout: Layout, positive: NDArray[np.int64], negati
     return f"{sheet.path.name}: {sheet.columns[layout.image][0]!r} {'; '.join(said) or 'is unknown'}"
 
 
-def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> _Stated:
+def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> CsvStated:
     (column,) = layout.labels
     values = sheet.values[column]
     blank = {value for value in values if fold(value) in {"", "nan"}}
@@ -203,7 +162,7 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> _Stated:
         ("(blank)", "none of the classes" if absent else "nothing known", int(empty.sum())),
     )
     total = int(count.sum())
-    return _Stated(
+    return CsvStated(
         classes,
         np.repeat(np.arange(len(sheet)), count),
         np.fromiter((c for classes_ in per_row for c in classes_), np.int64, total),
@@ -246,75 +205,6 @@ def _cut(value: str, separator: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
-def _label_rows(sheet: Sheet, layout: Layout, options: ReadOptions) -> _Stated:
-    column, state_column = layout.labels
-    words = Words(options)
-    names = [name.strip() for name in sheet.columns[column]]
-    classes = ClassNames.of(sorted({*names} - {""}))
-    _check_words(sheet, [state_column], words)
-    meanings = {value: words.needed(value) for value in sheet.values[state_column]}
-    said = [meanings[value] for value in sheet.columns[state_column]]
-    for i, (name, meaning) in enumerate(zip(names, said, strict=True)):
-        if bool(name) == (meaning is Meaning.BLANK):
-            raise DataError(
-                f"{sheet.at(i)}: the class is {name!r} and the state {sheet.columns[state_column][i]!r}; give both, or "
-                "neither for an image with nothing known."
-            )
-    label = np.fromiter((meaning.label for meaning in said), np.int8, len(sheet))
-    class_ = np.fromiter((classes.index(name) if name else -1 for name in names), np.int64, len(sheet))
-    facts = np.flatnonzero(label != Label.UNKNOWN)
-    open_ = np.flatnonzero(np.fromiter((meaning is Meaning.OPEN for meaning in said), np.bool_, len(sheet)))
-    where = f"{sheet.path.name}, column {sheet.header[state_column]!r}"
-    return _Stated(
-        classes,
-        facts,
-        class_[facts],
-        label[facts],
-        _corners(sheet)[facts],
-        np.stack([open_, class_[open_]], 1),
-        np.full(len(sheet), options.complete),
-        np.zeros(len(sheet), np.bool_),
-        words.readings(where, [sheet.values[state_column]], "nothing known"),
-    )
-
-
-def _corners(sheet: Sheet) -> NDArray[np.float64]:
-    """Locations [R, 4] of a sheet with one label a row, NaN where there is none."""
-    names = {fold(name): j for j, name in enumerate(sheet.header)}
-    columns = [names[corner] for corner in _CORNERS if corner in names]
-    if not columns:
-        return np.full((len(sheet), 4), np.nan)
-    if len(columns) < 4:
-        missing = [corner for corner in _CORNERS if corner not in names]
-        raise DataError(f"{sheet.path}: a location needs the columns x0, y0, x1 and y1, but {missing[0]!r} is missing.")
-    found = np.full((len(sheet), 4), np.nan)
-    for k, j in enumerate(columns):
-        for i, text in enumerate(sheet.columns[j]):
-            if text.strip():
-                found[i, k] = _fraction(text, sheet, i, j)
-    given = ~np.isnan(found)
-    wrong = (given.any(1) & ~given.all(1)) | (found[:, 0] > found[:, 2]) | (found[:, 1] > found[:, 3])
-    if wrong.any():
-        i = int(np.argmax(wrong))
-        corners = ", ".join(sheet.columns[j][i] or "(blank)" for j in columns)
-        raise DataError(
-            f"{sheet.at(i)}: the location {corners} is not x0 <= x1, y0 <= y1; give all four corners, or none."
-        )
-    return found
-
-
-def _fraction(text: str, sheet: Sheet, row: int, column: int) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value <= 1.0:
-        raise DataError(
-            f"{sheet.at(row, column)}: {text!r} is not in 0..1; divide pixels by the width or height of the photo."
-        )
-    return value
-
-
 def _images(rows: NDArray[np.bool_], image: NDArray[np.int64]) -> NDArray[np.int64]:
     """The images of some rows, those that were left out excepted."""
     found = distinct(image[rows])
@@ -322,7 +212,7 @@ def _images(rows: NDArray[np.bool_], image: NDArray[np.int64]) -> NDArray[np.int
 
 
 def _facts(
-    stated: _Stated, image_of_row: NDArray[np.int64]
+    stated: CsvStated, image_of_row: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8], NDArray[np.float64]]:
     """Facts about images: image, class, state, locations."""
     image = image_of_row[stated.row]
@@ -362,7 +252,7 @@ def _splits(
     return [split or "" for split in splits], readings
 
 
-def _row_messages(sheet: Sheet, layout: Layout, stated: _Stated, image: NDArray[np.int64]) -> tuple[str, ...]:
+def _row_messages(sheet: Sheet, layout: Layout, stated: CsvStated, image: NDArray[np.int64]) -> tuple[str, ...]:
     """What joining rows of the same image did; in the form with one label a row, that is what they are for."""
     known = image[stated.row] >= 0
     cell = image[stated.row] * np.int64(len(stated.classes)) + stated.class_

@@ -17,7 +17,7 @@ from defusedxml.common import DefusedXmlException
 from numpy.typing import NDArray
 
 from fewtags.data.formats.boxes import FAULTS, Placed, place_boxes
-from fewtags.data.formats.common import ReadOptions, close_images, distinct_facts
+from fewtags.data.formats.common import ReadOptions, close_images, distinct_facts, xml_trouble
 from fewtags.data.formats.photos import Located, extension, is_photo, locate
 from fewtags.data.table import Excluded, LabelTable, Notes, ValueReading
 from fewtags.errors import DataError
@@ -153,7 +153,7 @@ def _read(path: Path) -> _Source:
         try:
             pages[file.relative_to(folder).with_suffix("").as_posix()] = _page(file)
         except (ParseError, DefusedXmlException, ValueError, LookupError) as error:
-            broken.append(f"{file}: {_trouble(error)}")
+            broken.append(f"{file}: {xml_trouble(error)}")
     if broken:
         more = f" ({len(broken) - 1:,} other XML files cannot be read either)" if len(broken) > 1 else ""
         raise DataError(f"{broken[0]}{more}; mend or remove it.")
@@ -202,12 +202,6 @@ def _number(text: str | None, otherwise: float = math.nan) -> float:
     except ValueError:
         return otherwise
     return number if math.isfinite(number) else otherwise
-
-
-def _trouble(error: Exception) -> str:
-    if isinstance(error, DefusedXmlException):
-        return "defines XML entities, which annotations have no use for and attacks are made of"
-    return f"is not valid XML ({error})" if isinstance(error, ParseError) else str(error)
 
 
 def _text_lines(file: Path) -> list[str]:

@@ -1,0 +1,90 @@
+import numpy as np
+import pytest
+
+from fewtags.data.formats.openimages_files import describe, find_files, is_openimages, kind_of, read_rows
+from fewtags.errors import DataError
+from fewtags.labels import Label
+
+LABELS = "ImageID,Source,LabelName,Confidence\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [
+        ("ImageID,Source,LabelName,Confidence", "labels"),
+        ("\ufeffImageID,LabelName,Confidence", "labels"),
+        ("ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax", "boxes"),
+        ("ImageID,Subset,OriginalURL", "images"),
+        ("LabelName,DisplayName", "classes"),
+        ("/m/011k07,Tortoise", "classes"),
+        ('/g/11b5l7,"Cat, wild"', "classes"),
+        ("/m/011k07,Tortoise,more", "others"),
+        ("MaskPath,ImageID,LabelName,BoxID", "others"),
+        ("image,label", "others"),
+        ("ImageID,LabelName,\rConfidence", "others"),
+        ("", "others"),
+    ],
+)
+def test_kinds(tmp_path, header, kind):
+    file = tmp_path / "a.csv"
+    file.write_text(f"{header}\n")
+    assert kind_of(file) == kind
+    assert is_openimages(file) == (kind in ("labels", "boxes"))
+    file.rename(tmp_path / "a.txt")
+    assert kind_of(tmp_path / "a.txt") == "others"
+
+
+def test_files_beside_and_below(tmp_path):
+    for name in ("metadata/classes", "labels/x", "y", "deep/labels/z"):
+        file = tmp_path / f"{name}.csv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("/m/1,a\n" if "classes" in name else LABELS)
+    found = find_files(tmp_path)
+    assert [file.relative_to(tmp_path).as_posix() for file in found["labels"]] == ["y.csv", "labels/x.csv"]
+    assert [file.name for file in found["classes"]] == ["classes.csv"]
+    one = find_files(tmp_path / "y.csv")
+    assert ([file.name for file in one["labels"]], len(one["classes"])) == (["y.csv"], 1)
+
+
+def test_rows(tmp_path):
+    """Columns may come in any order, and those that are not needed may hold anything."""
+    file = tmp_path / "a.csv"
+    file.write_text("Confidence,Note,LabelName,ImageID\n1.0,?,/m/1,b\n0,,/m/2,a\n0.5,,/m/1,b\n")
+    rows = read_rows(file)
+    assert (rows.image[0], rows.image[1].tolist()) == (["b", "a"], [0, 1, 0])
+    assert rows.class_[1].tolist() == [0, 1, 0]
+    assert rows.state.tolist() == [Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN]
+    assert (list(rows.sources), rows.source.tolist(), rows.boxed, len(rows)) == ([""], [0, 0, 0], False, 3)
+    assert np.isnan(rows.corners).all()
+
+
+def test_a_box_is_no_negative(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("ImageID,LabelName,Confidence,XMin,XMax,YMin,YMax\na,/m/1,0,0,1,0,1\na,/m/1,1,0,.5,0,.25\n")
+    rows = read_rows(file)
+    assert rows.state.tolist() == [Label.UNKNOWN, Label.POSITIVE]
+    assert rows.corners.tolist() == [[0, 0, 1, 1], [0, 0, 0.5, 0.25]]
+
+
+def test_descriptions(tmp_path):
+    """With and without a header; the first file that names an id counts."""
+    one, other = tmp_path / "a.csv", tmp_path / "b.csv"
+    one.write_text('/m/1,Cat\n\n/m/2,"Cat, wild"\n')
+    other.write_text("DisplayName,LabelName\nDog,/m/3\nPuss,/m/1\n")
+    assert describe([one, other]) == {"/m/1": "Cat", "/m/2": "Cat, wild", "/m/3": "Dog"}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"/m/1,Cat\n/m/2\n", "'/m/2' is not an id and a name, such as '/m/011k07,Tortoise'."),
+        (b"/m/1, \n", "'/m/1, ' is not an id and a name, such as '/m/011k07,Tortoise'."),
+        (b"/m/1,\xff\n", "not UTF-8 text (byte 5); save it as UTF-8."),
+        (b'/m/1,"Cat"x\n', "broken quotes (',' expected after '\"')."),
+    ],
+)
+def test_broken_descriptions(tmp_path, data, message):
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(DataError) as error:
+        describe([tmp_path / "a.csv"])
+    assert str(error.value) == f"{tmp_path}/a.csv: {message}"

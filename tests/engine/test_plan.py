@@ -193,6 +193,7 @@ def test_reading_options_come_from_the_configuration():
         "complete": True, "uncertain": "ones", "blank": "negative", "difficult": "positive", "none_folder": "nothing",
         "crowd": "unknown", "image_column": "file", "columns": ("a", "b"), "delimiter": ";", "tags_separator": "|",
         "positive_words": ("oui",), "negative_words": ("non",), "unknown_words": ("peut-être",),
+        "points": "pixels",
     }  # fmt: skip
     assert vars(read_options(DataConfig(train="x.csv", **said))) == said
     assert read_options(DataConfig(train="x.csv")) == ReadOptions()

@@ -67,7 +67,7 @@ def test_golden_residual_attention(case):
     maps = torch.einsum("bdhw,cd->bchw", x, w / w.norm(dim=1, keepdim=True))
     logits = Pool("mean")(maps) + case["lam"] * Pool("max")(maps)
     if case["T"] != 99:
-        logits = Pool("csra", case["T"], case["lam"])(maps)
+        logits = Pool("csra", float(case["T"]), float(case["lam"]))(maps)
     np.testing.assert_allclose(logits.detach(), case["logits"], atol=1e-6)
     logits.sum().backward()
     np.testing.assert_allclose(x.grad, case["grad_x"], atol=1e-5)
@@ -132,11 +132,18 @@ def test_a_3x3_head_starts_as_a_torch_convolution_does():
     assert weight.abs().max().item() <= 1 / math.sqrt(9 * 768)
 
 
+def renamed(name):
+    """A pool of a name that the type checker of the tests would not let through."""
+    pool = Pool()
+    object.__setattr__(pool, "name", name)
+    pool.__post_init__()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Pool("sum"), "pool must be one of mean, mean_prob, max, lse, softmax, csra, got 'sum'."),
-        (lambda: Pool("lse", 0), "the pool's temperature must be above 0, got 0."),
+        (lambda: renamed("sum"), "pool must be one of mean, mean_prob, max, lse, softmax, csra, got 'sum'."),
+        (lambda: Pool("lse", 0.0), "the pool's temperature must be above 0, got 0.0."),
         (lambda: HeadPlan(2), "the head's kernel must be 1 or 3, got 2."),
     ],
 )

@@ -19,11 +19,14 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden/patchml_nets.json").rea
 
 @pytest.fixture
 def tiny():
-    """The golden file's net: 12 pixels, patches of 4, width 4, 2 blocks of 2 heads, 2 classes."""
+    """The golden file's net: 12 pixels, patches of 4, width 4, 2 blocks of 2 heads, 2 classes.
+
+    Its one input channel is the first of three here; the others have zero weights.
+    """
     backbone = VisionTransformer(
         img_size=12,
         patch_size=4,
-        in_chans=1,
+        in_chans=3,
         embed_dim=4,
         depth=2,
         num_heads=2,
@@ -33,6 +36,8 @@ def tiny():
     )
     net = SpatialNet(backbone, SpatialHead(4, 2, plan=HeadPlan(kernel=3)), layout="NLC", prefix_tokens=1)
     params = {name: torch.tensor(value) for name, value in GOLDEN["params"].items()}
+    embed = params["patch_embed.proj.weight"]
+    params["patch_embed.proj.weight"] = torch.cat([embed, torch.zeros_like(embed), torch.zeros_like(embed)], 1)
     heads = {name: value for name, value in params.items() if name.startswith("head.")}
     backbone.load_state_dict({name: value for name, value in params.items() if name not in heads})
     net.load_state_dict(heads, strict=False)
@@ -41,8 +46,9 @@ def tiny():
 
 @pytest.fixture
 def images():
-    """round(sin(0.37 i), 3), i row-major over (2, 1, 12, 12)."""
-    return torch.from_numpy(np.round(np.sin(0.37 * np.arange(288)), 3).reshape(2, 1, 12, 12)).float()
+    """round(sin(0.37 i), 3), i row-major over (2, 1, 12, 12), in the first of three channels."""
+    grey = torch.from_numpy(np.round(np.sin(0.37 * np.arange(288)), 3).reshape(2, 1, 12, 12)).float()
+    return torch.cat([grey, torch.ones_like(grey), torch.ones_like(grey)], 1)
 
 
 def test_golden_values(tiny, images):

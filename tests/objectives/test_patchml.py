@@ -81,7 +81,7 @@ def test_a_negative_tag_is_negative_in_every_patch():
 def test_a_crop_that_shows_no_known_object(cropped, expected):
     """The point lies left, the view shows the right half: is the class there? Unknown, unless told to keep it."""
     point = (0, 0, (0.1, 0.5, 0.1, 0.5))
-    data = batch([[[[0, 2]]]], [[P]], [point], [View.crop(0.5, 0, 1, 1)])
+    data = batch([[[[0, 2]]]], [[P]], [point], [View.crop(0.5, 0.0, 1.0, 1.0)])
     out, _ = step(PatchML(image_gammas=PLAIN, cropped=cropped), data)
     assert out.logs["image"].item() == pytest.approx(expected)
     assert out.logs["patch"].item() == 0
@@ -90,16 +90,16 @@ def test_a_crop_that_shows_no_known_object(cropped, expected):
 def test_gammas_and_weights_arrive():
     data = batch([[[[0, 2]], [[1, -1]], [[3, 1]]]], [[P, N, U]], [(0, 0, (0.75, 0.5, 0.75, 0.5))])
     method = PatchML(
-        image_unknown="negative", patch_unknown="negative", image_gammas=(1, 2, 3), patch_gammas=(3, 2, 1),
-        patch_weights=(5, 4, 3),
+        image_unknown="negative", patch_unknown="negative", image_gammas=(1.0, 2.0, 3.0), patch_gammas=(3.0, 2.0, 1.0),
+        patch_weights=(5.0, 4.0, 3.0),
     )  # fmt: skip
     out, _ = step(method, data)
     everywhere = torch.ones(1, 3, dtype=torch.bool)
-    image = selective_loss(data.images.mean((2, 3)), data.labels, everywhere, gammas=PerLabel(1, 2, 3))
+    image = selective_loss(data.images.mean((2, 3)), data.labels, everywhere, gammas=PerLabel(1.0, 2.0, 3.0))
     patches = torch.tensor([[[[U, P]], [[N, N]], [[U, U]]]], dtype=torch.int8)
     patch = patch_loss(
-        data.images, patches, torch.ones_like(patches, dtype=torch.bool), gammas=PerLabel(3, 2, 1),
-        weights=PerLabel(5, 4, 3),
+        data.images, patches, torch.ones_like(patches, dtype=torch.bool), gammas=PerLabel(3.0, 2.0, 1.0),
+        weights=PerLabel(5.0, 4.0, 3.0),
     )  # fmt: skip
     assert out.logs["image"].item() == pytest.approx(image.item())
     assert out.logs["patch"].item() == pytest.approx(patch.item())
@@ -209,11 +209,14 @@ def test_no_pseudo_labels_before_their_time():
          "you mean 'selective'?)."),
         ({"patch_gammas": (1.0, 2.0)}, "patch_gammas must be three numbers of at least 0, for positive, negative and "
          "unknown; got (1.0, 2.0)."),
-        ({"coverage": 0}, "coverage must be in 1e-06..1, got 0."),
+        ({"coverage": 0.0}, "coverage must be in 1e-06..1, got 0.0."),
         ({"pseudo_from": 0}, "pseudo_from must be in 1..inf, got 0."),
         ({"near": 0.9, "far": 0.3}, "near must be below far, got 0.9 and 0.3."),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense(options, message):
+    """Set afterwards: the type checker of the tests would not let some of them through the constructor."""
+    method = PatchML()
+    vars(method).update(options)
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
-        PatchML(**options)
+        method.__post_init__()

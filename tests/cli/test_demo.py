@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fewtags.cli import demo
+from fewtags.errors import ConfigError
 
 
 def test_trains_both_methods_and_compares_them(
@@ -26,3 +27,13 @@ def test_trains_both_methods_and_compares_them(
     for name in demo.METHODS:
         assert (tmp_path / "demo" / name / "model.safetensors").exists()
         assert (tmp_path / "demo" / name / "report.html").exists()
+
+
+def test_runs_that_are_not_of_a_demo_are_left_alone(tmp_path: Path) -> None:
+    model = tmp_path / "runs" / "assume_negative" / "model.safetensors"
+    model.parent.mkdir(parents=True)
+    model.write_text("mine")
+    with pytest.raises(ConfigError, match=r"assume_negative is not of a demo, which would replace it; choose another"):
+        demo.run_demo(tmp_path / "runs", seed=0)
+    assert model.read_text() == "mine"
+    assert [entry.name for entry in (tmp_path / "runs").iterdir()] == ["assume_negative"]

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from fewtags.config import apply_overrides
+from fewtags.errors import ConfigError
 
 # A small net from scratch, since the demo must work without any download. Crops of 48 pixels keep digits about as
 # big as they were written; no flips: digits have a handedness. Both methods start with the same assume-negative epochs:
@@ -51,6 +52,9 @@ def run_demo(out: Path, seed: int) -> None:
     from fewtags.data.demo import make_scenes
     from fewtags.report.build import build_report
 
+    runs = [out / name for name in METHODS]
+    if foreign := next((run for run in runs if run.exists() and not (out / "scenes/demo.json").exists()), None):
+        raise ConfigError(f"{foreign} is not of a demo, which would replace it; choose another --out.")
     began = time.perf_counter()
     say("Scenes of handwritten digits: 2 to 4 digits each, one of them labelled in the training set.")
     scenes = make_scenes(out / "scenes", **SCENES, seed=seed)
@@ -58,7 +62,6 @@ def run_demo(out: Path, seed: int) -> None:
         f"{len(scenes.train):,} training, {len(scenes.val):,} validation, {len(scenes.test):,} test scenes "
         f"in {out / 'scenes'}"
     )
-    runs = [out / name for name in METHODS]
     for run in runs:
         shutil.rmtree(run, ignore_errors=True)
     # One process and one thread each: a net this small gains nothing from more threads.

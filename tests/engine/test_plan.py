@@ -272,6 +272,55 @@ def test_splits_that_the_source_names(scenes, tmp_path):
     assert {name: len(table) for name, table in named.items()} == {"train": 24, "val": 11}
 
 
+def split_file(scenes, tmp_path, names):
+    """A table of the 24 training scenes whose split names are `names` in turn."""
+    keys = scenes.train.images.to_pylist()
+    split = [names[i % len(names)] for i in range(len(keys))]
+    index = np.arange(len(keys))
+    table = LabelTable.build(
+        keys, scenes.train.classes, image=index, class_=index * 0, state=index * 0 + 1,
+        root=scenes.train.root, split=split,
+    )  # fmt: skip
+    save(table, tmp_path / "labels.parquet", keep_root=True)
+    return str(tmp_path / "labels.parquet")
+
+
+@pytest.mark.parametrize("other", ["trainval", ""])
+def test_without_a_split_called_train_the_rest_is_learned_from_and_never_the_test_images(scenes, tmp_path, other):
+    tables = read_named(DataConfig(train=split_file(scenes, tmp_path, [other, other, "test"])))
+    assert {name: len(table) for name, table in tables.items()} == {"train": 16, "test": 8}
+    assert not set(tables["train"].images.to_pylist()) & set(tables["test"].images.to_pylist())
+    message = f"no split is called 'train': the 16 images of {other!r} are learned from"
+    assert message in tables["train"].notes.messages
+
+
+def test_splits_that_leave_nothing_to_learn_from_are_refused(scenes, tmp_path):
+    with pytest.raises(DataError, match=r"^the labels name the splits test and val, so that no image is left to learn"):
+        read_named(DataConfig(train=split_file(scenes, tmp_path, ["val", "test"])))
+
+
+def test_images_of_further_splits_are_left_out_with_a_line_each(scenes, tmp_path):
+    train = read_named(DataConfig(train=split_file(scenes, tmp_path, ["train", "val", "foo"])))["train"]
+    assert len(train) == 8
+    assert "split 'foo': 8 images left out" in train.notes.messages
+    assert len([e for e in train.notes.excluded if e.reason == "split 'foo' is none of train, val, test"]) == 8
+
+
+def test_fold_numbers_are_no_splits_to_keep_apart(scenes, tmp_path):
+    tables = read_named(DataConfig(train=split_file(scenes, tmp_path, ["1", "2", "3"])))
+    assert {name: len(table) for name, table in tables.items()} == {"train": 24}
+
+
+def test_a_val_file_in_the_place_of_the_named_split_is_said(scenes, tmp_path):
+    path = split_file(scenes, tmp_path, ["train", "val"])
+    tables = read_named(
+        DataConfig(train=path, val=str(scenes.folder / "val.csv"), images=str(scenes.folder / "images"))
+    )
+    assert len(tables["val"]) == 11
+    said = f"val: {scenes.folder / 'val.csv'} is used, and not the 12 images of split 'val'"
+    assert said in tables["train"].notes.messages
+
+
 def test_hold_out_needs_photos():
     with pytest.raises(DataError, match="this table has no folder of photos to compare"):
         hold_out(from_rows(SINGLE * 10))

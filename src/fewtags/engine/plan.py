@@ -16,12 +16,12 @@ from fewtags.data.content import content_groups
 from fewtags.data.formats.common import ReadOptions
 from fewtags.data.read import read
 from fewtags.data.scan import Progress as ScanProgress
-from fewtags.data.table import LabelTable
+from fewtags.data.table import Excluded, LabelTable, Notes
 from fewtags.data.vocabulary import common_vocabulary, match_images
 from fewtags.engine.machine import facts, free_disk, free_memory, torch_device
 from fewtags.engine.methods import make_objective
 from fewtags.engine.sources import plan_cache
-from fewtags.errors import ConfigError
+from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label, LabelMatrix
 from fewtags.nets.backbones import create_net
 from fewtags.nets.freezing import freeze
@@ -128,16 +128,51 @@ def read_one(data: DataConfig, path: str | None = None, complete: bool | None = 
 
 
 def read_named(data: DataConfig) -> dict[str, LabelTable]:
-    """What there is of train, val and test: from files of their own, or from the splits that the source names."""
+    """What there is of train, val and test: from files of their own, or from the splits that the source names.
+
+    Raises:
+        DataError: a file is not what it should be, or names splits but no training images.
+    """
     whole = read_one(data)
     named = {} if whole.split_names is None else whole.named_splits()
-    tables = {"train": named.get("train", whole)}
+    tables = {"train": _training_part(whole, named)}
     for split, path in (("val", data.val), ("test", data.test)):
         if path:
             tables[split] = read_one(data, path, data.val_complete)
-        elif "train" in named and split in named:
+            if split in named:
+                said = f"{split}: {path} is used, and not the {len(named[split]):,} images of split {split!r}"
+                tables["train"] = tables["train"].noting(said)
+        elif split in named:
             tables[split] = named[split]
     return tables
+
+
+def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelTable:
+    """The images to learn from: split "train"; or, of a source without one, all that are not for val or test.
+
+    Images of further splits beside "train" are left out with a line each.
+    """
+    others = [name for name in named if name not in ("train", "val", "test")]
+    if "train" in named:
+        rest = {name: named[name] for name in others}
+        excluded = [
+            Excluded(str(key), f"split {name!r} is none of train, val, test", "train")
+            for name, table in rest.items()
+            for key in table.images.to_pylist()
+        ]
+        notes = Notes((), tuple(excluded), tuple(f"split {n!r}: {len(t):,} images left out" for n, t in rest.items()))
+        return replace(named["train"], notes=named["train"].notes + notes)
+    if not {"val", "test"} & set(named):
+        return whole
+    if not others:
+        raise DataError(
+            f"the labels name the splits {' and '.join(sorted(named))}, so that no image is left to learn from; call "
+            "the split of those images 'train', or leave it empty."
+        )
+    names = np.array([str(name) for name in (whole.split_names or ())])
+    kept = whole.subset(~np.isin(names, ("val", "test")))
+    said = " and ".join(repr(name) for name in others)
+    return kept.noting(f"no split is called 'train': the {len(kept):,} images of {said} are learned from")
 
 
 def read_tables(data: DataConfig, seed: int) -> Tables:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
-from fewtags.data.budget import CostModel, simulate_budget
+from fewtags.data.budget import simulate_budget
+from fewtags.data.costs import CostModel
 from fewtags.data.read import read
 from fewtags.data.storage import load, save
 from fewtags.data.table import LabelTable

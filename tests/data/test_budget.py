@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fewtags.data.budget
-from fewtags.data.budget import CENTRE_SIGMA, PROFILES, CostModel, simulate_budget
+from fewtags.data.budget import CENTRE_SIGMA, simulate_budget
+from fewtags.data.costs import PROFILES, CostModel
 from fewtags.data.keyed import content_hashes, mixed, seeded
 from fewtags.data.simulate import keep
 from fewtags.data.storage import load, save

@@ -179,7 +179,7 @@ def test_a_size_that_does_not_fit():
 def test_offline_is_one_backbone():
     message = (
         "--weights offline holds tf_efficientnet_lite0 only, not 'resnet50'. "
-        "Use --backbone tf_efficientnet_lite0, or --weights hub, none or the path of a file."
+        "Use model.backbone = tf_efficientnet_lite0, or --weights hub, none or the path of a file."
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         create_net("resnet50", 3, weights="offline", size=64)

@@ -182,7 +182,7 @@ def test_old_files_without_counters_load_whole(tmp_path):
     assert equal(target.state_dict(), small().state_dict())
 
 
-END = "Name the architecture that the file is of with --backbone."
+END = "Name the architecture that the file is of as model.backbone."
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ END = "Name the architecture that the file is of with --backbone."
             lambda s: {**s, "conv.weight": torch.zeros(8, 3, 1, 1)},
             "f: 1 tensors have another shape than the backbone's, first 'conv.weight': [8, 3, 1, 1] in the file, "
             "[4, 3, 1, 1] expected. The file is of another size of the architecture or of another image size; name the "
-            "right one with --backbone.",
+            "right one as model.backbone.",
         ),
         (
             lambda s: {name: tensor for name, tensor in s.items() if name != "bn.bias"},

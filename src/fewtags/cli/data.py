@@ -217,7 +217,8 @@ def _thinned(table: LabelTable, protocol: str, seed: int | None, shares: Mapping
 
 
 def _bought(table: LabelTable, budget: str, seed: int, purchase: Mapping[str, str | None]) -> LabelTable:
-    from fewtags.data.budget import find_cost, simulate_budget
+    from fewtags.data.budget import simulate_budget
+    from fewtags.data.costs import find_cost
 
     return simulate_budget(
         table,

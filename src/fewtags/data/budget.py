@@ -14,14 +14,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fewtags.data.costs import PROFILES, Annotation, CostModel, budget_seconds, find_cost
+from fewtags.data.costs import Annotation, CostModel, budget_seconds
 from fewtags.data.keyed import content_hashes, mixed, seeded, uniform
 from fewtags.data.simulate import MOST_CELLS
 from fewtags.data.table import BLANKET_SOURCE, FACTS, LabelTable, fact_table
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label, suggest
-
-__all__ = ["PROFILES", "Annotation", "CostModel", "budget_seconds", "find_cost", "simulate_budget"]
 
 Mode = Literal["flat", "exact"]
 PointRule = Literal["uniform", "centre"]
@@ -62,7 +60,7 @@ def simulate_budget(
         budget: see `budget_seconds`; a share is one of all N x C pairs, unknown ones included.
         annotation: see `Annotation.of`.
         seed: another seed, another order.
-        cost: seconds and averages, see `PROFILES` and `CostModel.measured`.
+        cost: seconds and averages, see `costs.PROFILES` and `CostModel.measured`.
         mode: "flat": the same for each pair, positive or not, as in PatchML. "exact": what each pair really takes, as
             far as the budget goes.
         points: "uniform": anywhere in the box (PatchML on COCO: in the mask, which tables do not hold). "centre":

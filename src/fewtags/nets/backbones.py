@@ -129,7 +129,7 @@ def create_backbone(
     if weights == "offline" and timm.models.get_arch_name(name) != OFFLINE_BACKBONE:
         raise ConfigError(
             f"--weights offline holds {OFFLINE_BACKBONE} only, not {name!r}. "
-            f"Use --backbone {OFFLINE_BACKBONE}, or --weights hub, none or the path of a file."
+            f"Use model.backbone = {OFFLINE_BACKBONE}, or --weights hub, none or the path of a file."
         )
     with _seeded(seed):
         options = {"drop_path_rate": drop_path, "output_stride": output_stride}

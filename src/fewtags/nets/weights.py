@@ -168,7 +168,7 @@ def match_weights(file: Mapping[str, Tensor], target: Mapping[str, Tensor], wher
         if surplus and classifier is None:
             raise CheckpointError(
                 f"{where}: {len(surplus)} tensors have no place in the backbone and are not its classifier: "
-                f"{_few(surplus)}. Name the architecture that the file is of with --backbone."
+                f"{_few(surplus)}. Name the architecture that the file is of as model.backbone."
             )
         return Match({name: found[name] for name in wanted}, "names", tuple(surplus), classifier)
     names, tail = list(found)[: len(wanted)], {n: found[n] for n in list(found)[len(wanted) :]}
@@ -178,7 +178,7 @@ def match_weights(file: Mapping[str, Tensor], target: Mapping[str, Tensor], wher
         raise CheckpointError(
             f"{where}: the file is not of this backbone. By name it lacks {len(missing)} of {len(wanted)} tensors "
             f"({_few(missing)}) and has {len(unexpected)} others ({_few(unexpected)}); in order {difference}. "
-            "Name the architecture that the file is of with --backbone."
+            "Name the architecture that the file is of as model.backbone."
         )
     tensors = {ours: found[theirs] for theirs, ours in zip(names, wanted, strict=True)}
     return Match(tensors, "order", tuple(tail), classifier)
@@ -228,7 +228,7 @@ def _check_shapes(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], whe
         raise CheckpointError(
             f"{where}: {len(wrong)} tensors have another shape than the backbone's, first {first!r}: "
             f"{list(found[first].shape)} in the file, {list(wanted[first].shape)} expected. The file is of another "
-            "size of the architecture or of another image size; name the right one with --backbone."
+            "size of the architecture or of another image size; name the right one as model.backbone."
         )
 
 

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+from seen import facts, labels, readings
 
 from fewtags.data.formats.coco import read_coco
 from fewtags.data.formats.common import ReadOptions
@@ -31,32 +32,6 @@ def write(tmp_path):
         return file
 
     return write
-
-
-def labels(table):
-    dense = table.matrix.dense()
-    return {
-        key: {c: Label(s) for c, s in zip(table.classes.ids, row, strict=True) if s != U}
-        for key, row in zip(table.images.to_pylist(), dense, strict=True)
-    }
-
-
-def facts(table):
-    """(image, class, state, corners) of each fact."""
-    names = ("x0", "y0", "x1", "y1")
-    return [
-        (
-            table.images[f["image"]].as_py(),
-            table.classes.ids[f["class"]],
-            f["state"],
-            None if f["x0"] is None else tuple(round(f[n], 6) for n in names),
-        )
-        for f in table.facts.to_pylist()
-    ]
-
-
-def readings(table):
-    return {r.value: (r.meaning, r.count) for r in table.notes.readings}
 
 
 def test_classes_boxes_and_silent_images(write):

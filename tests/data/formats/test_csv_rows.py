@@ -1,6 +1,7 @@
 """Points in text tables; labels and boxes, one a row, are tested through `read_csv` in test_table_csv."""
 
 import pytest
+from seen import labels
 
 from fewtags.data.formats.common import ReadOptions
 from fewtags.data.formats.table_csv import read_csv
@@ -18,14 +19,6 @@ def read(tmp_path):
         return read_csv(file, images, ReadOptions(**options))
 
     return read
-
-
-def labels(table):
-    dense = table.matrix.dense()
-    return {
-        key: {c: Label(s) for c, s in zip(table.classes.ids, row, strict=True) if s != U}
-        for key, row in zip(table.images.to_pylist(), dense, strict=True)
-    }
 
 
 def points(table):

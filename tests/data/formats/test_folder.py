@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from seen import labels
 
 from fewtags.data.formats.common import ReadOptions
 from fewtags.data.formats.folder import read_folder
@@ -11,15 +12,6 @@ from fewtags.errors import DataError
 from fewtags.labels import Label
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
-
-
-def labels(table):
-    """{key: {class: state}} of what is known."""
-    dense = table.matrix.dense()
-    return {
-        key: {c: Label(s) for c, s in zip(table.classes.ids, row, strict=True) if s != U}
-        for key, row in zip(table.images.to_pylist(), dense, strict=True)
-    }
 
 
 def readings(table):

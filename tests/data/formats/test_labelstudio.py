@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from seen import facts, labels, readings
 
 from fewtags.data.formats.common import ReadOptions
 from fewtags.data.formats.labelstudio import read_labelstudio
@@ -40,30 +41,6 @@ def write(tmp_path):
         return file
 
     return write
-
-
-def labels(table):
-    dense = table.matrix.dense()
-    return {
-        key: {c: Label(s) for c, s in zip(table.classes.ids, row, strict=True) if s != U}
-        for key, row in zip(table.images.to_pylist(), dense, strict=True)
-    }
-
-
-def facts(table):
-    return [
-        (
-            table.images[f["image"]].as_py(),
-            table.classes.ids[f["class"]],
-            f["state"],
-            None if f["x0"] is None else tuple(round(f[n], 6) for n in ("x0", "y0", "x1", "y1")),
-        )
-        for f in table.facts.to_pylist()
-    ]
-
-
-def readings(table):
-    return {r.value: (r.meaning, r.count) for r in table.notes.readings}
 
 
 def test_regions_and_choices(write):

@@ -1,6 +1,7 @@
 import re
 
 import pytest
+from seen import labels
 
 from fewtags.data.formats.common import ReadOptions
 from fewtags.data.formats.openimages import read_openimages
@@ -24,14 +25,6 @@ def write(tmp_path):
         return tmp_path
 
     return write
-
-
-def labels(table):
-    dense = table.matrix.dense()
-    return {
-        key: {c: Label(s) for c, s in zip(table.classes.ids, row, strict=True) if s != U}
-        for key, row in zip(table.images.to_pylist(), dense, strict=True)
-    }
 
 
 def facts(table):

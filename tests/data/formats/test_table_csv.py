@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from seen import labels
 
 from fewtags.data.formats.common import ReadOptions
 from fewtags.data.formats.table_csv import read_csv
@@ -21,14 +22,6 @@ def read(tmp_path):
         return read_csv(file, images, ReadOptions(**options))
 
     return read
-
-
-def labels(table):
-    dense = table.matrix.dense()
-    return {
-        key: {c: Label(s) for c, s in zip(table.classes.ids, row, strict=True) if s != U}
-        for key, row in zip(table.images.to_pylist(), dense, strict=True)
-    }
 
 
 def readings(table):

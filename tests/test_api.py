@@ -8,6 +8,7 @@ import pytest
 
 import fewtags as ft
 from fewtags.data.demo import make_scenes
+from fewtags.data.storage import save
 from fewtags.engine.events import Ended, Started, StepEnded
 from fewtags.engine.plan import hold_out
 from fewtags.engine.predict import evaluate_table
@@ -280,3 +281,20 @@ def test_settings_about_label_files_are_refused():
     message = "data.complete is about label files, and this is a table in memory; set it where the table is read."
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         classifier()._config(1, {"data.complete": True})
+
+
+def test_paths_are_read_as_tables(fitted, scenes, tmp_path):
+    """The same labels as a Parquet file: the same evaluation; and a path that is not there says so."""
+    clf, _, _ = fitted
+    save(scenes.val, tmp_path / "val.parquet", keep_root=True)
+    assert clf.evaluate(tmp_path / "val.parquet").to_dict() == clf.evaluate(scenes.val).to_dict()
+    with pytest.raises(DataError, match=r"nowhere"):
+        classifier().fit(str(tmp_path / "nowhere"), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_reading_options_are_public(tmp_path):
+    """A blank cell read as absent, from Python."""
+    (tmp_path / "tags.csv").write_text("image,cat\na.jpg,1\nb.jpg,\n")
+    table = ft.read(tmp_path / "tags.csv", options=ft.ReadOptions(blank="negative"))
+    assert table.matrix.dense().tolist() == [[ft.Label.POSITIVE], [ft.Label.NEGATIVE]]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fewtags.api import Classifier
+    from fewtags.data.formats.common import ReadOptions
     from fewtags.data.merge import merge
     from fewtags.data.read import read
     from fewtags.data.table import LabelTable
@@ -32,6 +33,7 @@ _HOMES = {
     "LabelTable": "fewtags.data.table",
     "Objective": "fewtags.objectives.base",
     "PatchML": "fewtags.objectives.patchml",
+    "ReadOptions": "fewtags.data.formats.common",
     "merge": "fewtags.data.merge",
     "read": "fewtags.data.read",
 }
@@ -49,6 +51,7 @@ __all__ = [
     "LabelTable",
     "Objective",
     "PatchML",
+    "ReadOptions",
     "merge",
     "read",
 ]

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fewtags.config import Config, apply_overrides, parse
+from fewtags.data.read import read
 from fewtags.data.table import LabelTable
 from fewtags.data.vocabulary import common_vocabulary, match_images
 from fewtags.engine.evaluate import Evaluation
@@ -28,6 +29,9 @@ from fewtags.objectives.base import Objective
 
 # What in the section [data] is not about files.
 SPLIT_SETTINGS = ("data.val_share", "data.group_by")
+
+Labels = LabelTable | Path | str
+"""A table, or where to read one."""
 
 
 @final
@@ -106,19 +110,19 @@ class Classifier:
 
     def fit(
         self,
-        train: LabelTable,
-        val: LabelTable | None = None,
+        train: Labels,
+        val: Labels | None = None,
         *,
         out: Path | str,
         epochs: int | None = None,
-        truth: LabelTable | None = None,
+        truth: Labels | None = None,
         on_event: Callable[[Event], None] | None = None,
         settings: dict[str, Any] | None = None,
     ) -> Self:
         """Train in a run folder. With the folder of an interrupted fit, the same fit goes on where it was.
 
         Args:
-            train: the labels; photos are found below its root.
+            train: the labels, or a path that `fewtags.read` reads with its defaults; photos are found below its root.
             val: chooses the epoch and the thresholds; None: a tenth of `train`, by seed, equal photos together.
             out: the run folder: record, checkpoints, model, evaluation.
             epochs: of the last stage; None: the preset's.
@@ -134,7 +138,8 @@ class Classifier:
         """
         out, cpu = Path(out), self._cpu
         config = self._config(epochs, settings or {})
-        tables = self._tables(config, train, val, truth)
+        given = (None if labels is None else _table(labels) for labels in (val, truth))
+        tables = self._tables(config, _table(train), *given)
         if (out / "run.toml").exists() and not (out / "model.safetensors").exists():
             run = open_run(out, cpu=cpu)
             _refuse_other(run, config, tables)
@@ -148,14 +153,14 @@ class Classifier:
         self._net, self._info = load_model(out)
         return self
 
-    def evaluate(self, table: LabelTable) -> Evaluation:
-        """Measure on a table; unknown cells are left out. `print` the result.
+    def evaluate(self, table: Labels) -> Evaluation:
+        """Measure on a table, or what a path holds; unknown cells are left out. `print` the result.
 
         Raises:
             DataError: the table has no photos or no class that the model knows.
         """
         net, info = self._trained()
-        return evaluate_table(net, info, table, cpu=self._cpu)[0]
+        return evaluate_table(net, info, _table(table), cpu=self._cpu)[0]
 
     def predict_proba(self, photos: Sequence[Path | str]) -> NDArray[np.float32]:
         """float32 [n, C]: the probability of every class in every photo.
@@ -234,6 +239,10 @@ class Classifier:
         return Tables(
             tables["train"], tables["val"], None, None if truth is None else match_images(truth, tables["train"])
         )
+
+
+def _table(labels: Labels) -> LabelTable:
+    return labels if isinstance(labels, LabelTable) else read(labels)
 
 
 def _refuse_other(run: Run, config: Config, tables: Tables) -> None:

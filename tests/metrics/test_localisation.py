@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fewtags.errors import DataError
-from fewtags.metrics.localisation import boxes_to_mask, ioa_p, localisation_report, pointing, resize_map
+from fewtags.metrics.localisation import (
+    boxes_to_mask,
+    ioa_p,
+    localisation_report,
+    normalise_map,
+    pointing,
+    reaches,
+    resize_map,
+    summarise_pairs,
+)
 
 
 def region(*rows):
@@ -87,6 +96,32 @@ def test_normalisation_by_hand():
     got = ioa_p(heatmap, region("..x"), thresholds=[0.2, 0.6], normalise="none")
     assert got[0] == 0.5
     assert math.isnan(got[1])
+
+
+def test_division_by_the_highest_value_by_hand():
+    """.1 .2 .25 become .4 .8 1: at .6 two pixels of which one is inside. With "minmax" they become 0 .67 1: the same.
+
+    At .7 "minmax" has the last one only.
+    """
+    heatmap = np.array([[0.1, 0.2, 0.25]])
+    assert ioa_p(heatmap, region("..x"), thresholds=[0.6, 0.7], normalise="max").tolist() == [0.5, 0.5]
+    assert ioa_p(heatmap, region("..x"), thresholds=[0.6, 0.7]).tolist() == [0.5, 1.0]
+
+
+def test_what_cannot_be_scaled_becomes_0():
+    for heatmap, how in (([[-2.0, -1.0]], "max"), ([[0.0, 0.0]], "max"), ([[0.4, 0.4]], "minmax")):
+        assert normalise_map(np.array(heatmap), how).tolist() == [[0.0, 0.0]]
+    assert normalise_map(np.array([[-2.0, 3.0]]), "none").tolist() == [[-2.0, 3.0]]
+
+
+def test_exactly_half_is_a_hit_unless_strict_and_nothing_never_is():
+    ioa = np.array([[0.4, 0.5], [0.6, np.nan]])
+    assert reaches(ioa).tolist() == [[False, True], [True, False]]
+    assert reaches(ioa, strict=True).tolist() == [[False, False], [True, False]]
+    assert reaches(ioa, 0.4).tolist() == [[True, True], [True, False]]
+    report = summarise_pairs(np.ones(2), np.array([0.5, 0.9]), ioa, (0.6, 0.7), strict=True)
+    assert (report.ioa_hits.tolist(), report.ioa_hits_chance) == ([0.5, 0.0], 0.5)
+    np.testing.assert_allclose(report.ioa, [0.5, 0.25])
 
 
 def test_a_flat_map_localises_nothing():

@@ -18,7 +18,7 @@ from numpy import ndarray as Array
 
 from fewtags.errors import DataError
 
-Normalise = Literal["minmax", "none"]
+Normalise = Literal["minmax", "max", "none"]
 
 IOA_THRESHOLDS = (0.6, 0.7, 0.8, 0.9)  # PatchML section 4: the thresholds that cut a map into inside and outside
 IOA_HIT = 0.5  # and the IoA-P from which a cut map counts as localised
@@ -64,6 +64,24 @@ def _stretch(values: Float[Array, "old k"], new: int) -> Float[Array, "new k"]:
     return stretched
 
 
+def normalise_map(heatmap: Float[Array, "h w"], how: Normalise) -> Float[Array, "h w"]:
+    """Bring one map to a common scale before it is cut.
+
+    Args:
+        heatmap: finite.
+        how: "minmax" stretches it to 0..1, "max" divides it by its highest value, "none" leaves it as it is. A flat map
+            becomes 0 everywhere under "minmax", and so does one without a value above 0 under "max".
+
+    >>> normalise_map(np.array([[1.0, 2.0, 4.0]]), "max").tolist()
+    [[0.25, 0.5, 1.0]]
+    """
+    if how == "none":
+        return heatmap
+    low, high = heatmap.min() if how == "minmax" else 0.0, heatmap.max()
+    scaled: Float[Array, "h w"] = (heatmap - low) / (high - low) if high > low else np.zeros_like(heatmap)
+    return scaled
+
+
 def pointing(heatmap: Float[Array, "h w"], region: Bool[Array, "H W"]) -> float:
     """Pointing game (Zhang et al., ECCV 2016): 1 if the map, resized to the region, is highest inside the region.
 
@@ -92,8 +110,8 @@ def ioa_p(
         heatmap: probabilities; resized to the region first.
         region: union of all instances of the class.
         thresholds: of the map.
-        normalise: "minmax" stretches each map to 0..1 before it is cut (the paper is silent; without it most maps never
-            reach 0.6; a flat map becomes 0 everywhere), "none" cuts it as it is.
+        normalise: as in `normalise_map`, of the resized map. The paper is silent; without "minmax" most maps never
+            reach 0.6.
 
     Returns:
         float64 [t] in 0..1; nan where no pixel reaches the threshold.
@@ -105,13 +123,19 @@ def ioa_p(
     >>> ioa_p(np.array([[0.0, 0.5, 1.0, 0.9]]), region, thresholds=[0.7, 0.95]).tolist()
     [0.5, 1.0]
     """
-    resized = _resized(heatmap, region)
-    if normalise == "minmax":
-        low, high = resized.min(), resized.max()
-        resized = (resized - low) / (high - low) if high > low else np.zeros_like(resized)
+    resized = normalise_map(_resized(heatmap, region), normalise)
     cut = resized >= np.asarray(thresholds, np.float64)[:, None, None]
     area = cut.sum((1, 2))
     return np.where(area > 0, (cut & region).sum((1, 2)) / np.maximum(area, 1), np.nan)
+
+
+def reaches(ioa: Float[Array, "*any"], hit: float = IOA_HIT, *, strict: bool = False) -> Bool[Array, "*any"]:
+    """Where an IoA-P counts as localised: `hit` or more (`strict`: more); nan never does.
+
+    PatchML does not say whether exactly 0.5 counts.
+    """
+    reached: Bool[Array, "*any"] = np.greater(ioa, hit) if strict else np.greater_equal(ioa, hit)
+    return reached
 
 
 @final
@@ -125,8 +149,8 @@ class LocalisationReport:
         chance: mean share of the image that the regions take: what a flat map reaches in `pointing` and in `ioa`.
         thresholds: of the maps, t of them.
         ioa: float64 [t], mean IoA-P; a map that never reaches the threshold counts as 0.
-        ioa_hits: float64 [t], share of the pairs with IoA-P >= 0.5.
-        ioa_hits_chance: share of the pairs whose region takes at least half of the image: what a flat map reaches.
+        ioa_hits: float64 [t], share of the pairs that are localised, by default those with IoA-P >= 0.5.
+        ioa_hits_chance: share of the pairs whose region takes that share of the image: what a flat map reaches.
     """
 
     pairs: int
@@ -149,24 +173,45 @@ def localisation_report(
     Raises:
         DataError: no pair, an empty region, or a NaN in a map.
     """
-    hits, shares, inside = [], [], []
+    peaks, shares, inside = [], [], []
     for n, (heatmap, region) in enumerate(pairs):
         if not region.any():
             raise DataError(f"the region of pair {n} is empty; give only classes that are present and located.")
-        hits.append(pointing(heatmap, region))
+        peaks.append(pointing(heatmap, region))
         shares.append(float(region.mean()))
         inside.append(ioa_p(heatmap, region, thresholds=thresholds, normalise=normalise))
-    if not hits:
+    if not peaks:
         raise DataError("no located object to measure against; localisation needs boxes, points or masks.")
-    ioa = np.nan_to_num(np.stack(inside), nan=0.0)
+    return summarise_pairs(np.array(peaks), np.array(shares), np.stack(inside), thresholds)
+
+
+def summarise_pairs(
+    peaks: Float[Array, " p"],
+    shares: Float[Array, " p"],
+    ioa: Float[Array, "p t"],
+    thresholds: Sequence[float],
+    *,
+    hit: float = IOA_HIT,
+    strict: bool = False,
+) -> LocalisationReport:
+    """The report of at least one pair that was measured already.
+
+    Args:
+        peaks: `pointing` of each pair.
+        shares: of the image that each region takes.
+        ioa: `ioa_p` of each pair.
+        thresholds: of the maps, t of them.
+        hit: as in `reaches`.
+        strict: as in `reaches`.
+    """
     return LocalisationReport(
-        pairs=len(hits),
-        pointing=float(np.mean(hits)),
-        chance=float(np.mean(shares)),
+        pairs=len(peaks),
+        pointing=float(peaks.mean()),
+        chance=float(shares.mean()),
         thresholds=tuple(thresholds),
-        ioa=ioa.mean(0),
-        ioa_hits=(ioa >= IOA_HIT).mean(0),
-        ioa_hits_chance=float((np.array(shares) >= IOA_HIT).mean()),
+        ioa=np.nan_to_num(ioa, nan=0.0).mean(0),
+        ioa_hits=reaches(ioa, hit, strict=strict).mean(0),
+        ioa_hits_chance=float(reaches(shares, hit, strict=strict).mean()),
     )
 
 

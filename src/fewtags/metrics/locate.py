@@ -1,0 +1,323 @@
+"""All localisation metrics of one model on one set of images, in one pass over the maps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+import numpy as np
+from jaxtyping import Bool, Float, Int8, Int64
+from numpy import ndarray as Array
+
+from fewtags.errors import DataError
+from fewtags.metrics.localisation import (
+    IOA_HIT,
+    IOA_THRESHOLDS,
+    LocalisationReport,
+    Normalise,
+    boxes_to_mask,
+    ioa_p,
+    pointing,
+    summarise_pairs,
+)
+from fewtags.metrics.map_loc import MapLocReport, check_places, map_loc_report
+from fewtags.metrics.wsol import (
+    BOX_CUTS,
+    BOX_OVERLAPS,
+    PIXEL_BINS,
+    SIZE,
+    BoxReport,
+    BoxRule,
+    Mask,
+    Parts,
+    PixelReport,
+    best_overlaps,
+    component_boxes,
+    inside_and_known,
+    pixel_counts,
+    prepare_map,
+    whole_image_overlap,
+)
+
+_Item = TypeVar("_Item")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where the instances of one class are in one image.
+
+    Attributes:
+        boxes: x0, y0, x1, y1 in 0..1 of the image, all instances. A point has x0 = x1 and y0 = y1.
+        mask: the union of all instances, bool or int8 values of `Label` (an unknown pixel, of a crowd for example, is
+            never counted); None: the union of the boxes. It covers the image at any resolution.
+
+    Raises:
+        DataError: no box, or one that is not ordered or not inside 0..1.
+    """
+
+    boxes: Float[Array, "n 4"]
+    mask: Bool[Array, "h w"] | Int8[Array, "h w"] | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.boxes):
+            raise DataError("a place needs at least one box; give no place where a class is absent or not located.")
+        first, last = self.boxes[:, :2], self.boxes[:, 2:]
+        # Written so that a nan is refused, too.
+        good = (first >= 0).all(1) & (last <= 1).all(1) & (first <= last).all(1)
+        if not good.all():
+            bad = self.boxes[np.argmin(good)].tolist()
+            raise DataError(f"a box is x0 <= x1, y0 <= y1 in 0..1 of the image, got {bad}; divide by width and height.")
+
+    @classmethod
+    def of_mask(cls, mask: Mask) -> Place:
+        """A place from a mask; its boxes are those of its connected parts.
+
+        Raises:
+            DataError: no pixel belongs to the object.
+        """
+        inside, _ = inside_and_known(mask)
+        if not inside.any():
+            raise DataError("a mask without any pixel is no place; give no place where a class is absent.")
+        height, width = inside.shape
+        boxes = component_boxes(inside, parts="outer") / np.array([width, height, width, height])
+        return cls(boxes, mask)
+
+    @property
+    def has_extent(self) -> bool:
+        """False where an instance is known by a point only."""
+        return self.mask is not None or bool((self.boxes[:, :2] < self.boxes[:, 2:]).all())
+
+
+@final
+@dataclass(frozen=True)
+class LocateOptions:
+    """How maps are judged; the defaults are the readings of the papers that the modules name.
+
+    Attributes:
+        thresholds: of the maps, for IoA-P and mAP-loc.
+        hit: IoA-P from which a map is a hit.
+        strict: IoA-P has to exceed `hit`.
+        normalise: what every map goes through before it is cut, see `normalise_map`.
+        size: height and width of the maps from which boxes are read off, and of the masks that true boxes become.
+        overlaps: intersections over union from which a box is right.
+        cuts: thresholds of the maps from which boxes are read off; most of the time goes into these.
+        parts: which boxes a cut map gives, see `component_boxes`.
+        rule: how these are compared, see `best_overlaps`.
+        bins: of the PxAP histogram.
+    """
+
+    thresholds: tuple[float, ...] = IOA_THRESHOLDS
+    hit: float = IOA_HIT
+    strict: bool = False
+    normalise: Normalise = "minmax"
+    size: tuple[int, int] = SIZE
+    overlaps: tuple[float, ...] = BOX_OVERLAPS
+    cuts: tuple[float, ...] = BOX_CUTS
+    parts: Parts = "all"
+    rule: BoxRule = "exact"
+    bins: int = PIXEL_BINS
+
+
+DEFAULT = LocateOptions()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LocateReport:
+    """Everything that is measured on maps, each with the level that chance reaches.
+
+    Attributes:
+        images: how many were looked at.
+        present: pointing game and IoA-P over the located (image, class) pairs.
+        ranked: mAP-loc, and which classes it leaves out.
+        ranked_chance: mAP-loc of flat maps with the same scores; nan if no class is counted.
+        boxes: MaxBoxAccV2.
+        pixels: PxAP.
+    """
+
+    images: int
+    present: LocalisationReport
+    ranked: MapLocReport
+    ranked_chance: float
+    boxes: BoxReport
+    pixels: PixelReport
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, fractions in 0..1; nan becomes None."""
+        present, ranked, boxes, pixels = self.present, self.ranked, self.boxes, self.pixels
+        return {
+            "images": self.images,
+            "located": present.pairs,
+            "not_located": int(ranked.unlocated.sum()),
+            "pointing": _value(present.pointing),
+            "pointing_chance": _value(present.chance),
+            "IoA-P": _value(float(present.ioa.mean())),
+            "IoA-P_chance": _value(present.chance),
+            "IoA-P_hits": _value(float(present.ioa_hits.mean())),
+            "IoA-P_hits_chance": _value(present.ioa_hits_chance),
+            "mAP-loc": _value(ranked.map_loc),
+            "mAP-loc_chance": _value(self.ranked_chance),
+            "mAP-loc_best_threshold": _value(ranked.best),
+            "mAP-cl_same_cells": _value(ranked.map_cl),
+            "MaxBoxAccV2": _value(boxes.max_box_acc),
+            "MaxBoxAccV2_chance": _value(boxes.chance),
+            "PxAP": _value(pixels.pxap),
+            "PxAP_chance": _value(pixels.chance),
+            "mean_PxAP": _value(pixels.mean_pxap),
+            "by_threshold": [
+                {"threshold": t, "IoA-P": _value(a), "IoA-P_hits": _value(b), "mAP-loc": _value(c)}
+                for t, a, b, c in zip(
+                    present.thresholds, present.ioa, present.ioa_hits, ranked.by_threshold, strict=True
+                )
+            ],
+            "by_overlap": [
+                {"overlap": o, "accuracy": _value(a), "best_cut": _value(c)}
+                for o, a, c in zip(boxes.overlaps, boxes.accuracy, boxes.best_cuts, strict=True)
+            ],
+            "per_class": self._per_class(),
+        }
+
+    def _per_class(self) -> list[dict[str, Any]]:
+        ranked, excluded, pxap = self.ranked, self.ranked.excluded, self.pixels.per_class
+        return [
+            {
+                "mAP-loc": _value(float(ranked.localised[c].mean())),
+                "mAP-cl_same_cells": _value(ranked.classified[c]),
+                "PxAP": _value(pxap[c]),
+                "located": int(ranked.positives[c]),
+                "not_located": int(ranked.unlocated[c]),
+                "negatives": int(ranked.negatives[c]),
+                "excluded": excluded.get(c),
+            }
+            for c in range(len(pxap))
+        ]
+
+
+def _value(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def locate_report(
+    maps: Iterable[Float[Array, "_ _ _"]],
+    logits: Float[Array, "_ _"],
+    labels: Int8[Array, "n c"],
+    places: Iterable[Mapping[int, Place]],
+    *,
+    options: LocateOptions = DEFAULT,
+) -> LocateReport:
+    """Pointing game, IoA-P, mAP-loc, MaxBoxAccV2 and PxAP of the maps of n images and c classes.
+
+    Maps and places may be generators: one image is looked at, at a time. Positive cells without a place, and those with
+    an instance that is known by a point only, are left out and counted; so are unknown cells. Pixel metrics and boxes
+    see only classes that are present; how well presence is ranked enters mAP-loc alone. In mAP-loc, chance is a map
+    without any place: what the same scores reach when every cut is the whole image.
+
+    Args:
+        maps: [c, h, w] of each image, probabilities in the image frame; an array [n, c, h, w] does.
+        logits: [n, c], anything of which more means likelier.
+        labels: values of `Label`.
+        places: of each image, by class number. Where the maps show a crop, in the frame of the crop.
+        options: how maps are judged.
+
+    Raises:
+        DataError: maps, logits, labels and places are not of the same images and classes; a place of a class that is
+            not positive; no place at all; a value that is not finite.
+    """
+    if logits.shape != labels.shape:
+        raise DataError(
+            f"logits are {logits.shape} and labels {labels.shape}; give one row an image, a column a class."
+        )
+    where: list[tuple[int, int]] = []
+    pairs: list[_Pair] = []
+    counts = np.zeros((labels.shape[1], 2, options.bins + 1))
+    both = zip(_all(maps, len(labels), "maps"), _all(places, len(labels), "places"), strict=True)
+    for n, (own, located) in enumerate(both):
+        _check_image(own, located, n, labels)
+        for c, place in located.items():
+            if place.has_extent:
+                pair, pixels = _measure(own[c], place, options, f"the heatmap of image {n}, class {c}")
+                where.append((n, c))
+                pairs.append(pair)
+                counts[c] += pixels
+    if not pairs:
+        raise DataError("no located object to measure against; localisation needs boxes or masks of positive classes.")
+    return _report(logits, labels, np.array(where, np.int64), pairs, PixelReport(counts[:, 0], counts[:, 1]), options)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    """What is kept of one located class of one image."""
+
+    peak: float
+    share: float
+    ioa: Float[Array, " t"]
+    correct: Bool[Array, "d k"]
+    whole_image: Bool[Array, " d"]
+
+
+def _measure(
+    heatmap: Float[Array, "h w"], place: Place, options: LocateOptions, name: str
+) -> tuple[_Pair, Float[Array, "2 b"]]:
+    mask = boxes_to_mask(place.boxes, options.size) if place.mask is None else place.mask
+    inside, known = inside_and_known(mask)
+    height, width = mask.shape
+    resized = prepare_map(heatmap, (height, width), options.normalise, name)
+    coarse = resized if place.mask is None else prepare_map(heatmap, options.size, options.normalise, name)
+    overlaps = best_overlaps(coarse, place.boxes, cuts=options.cuts, parts=options.parts, rule=options.rule)
+    level = np.asarray(options.overlaps, np.float64)
+    # Normalised over the whole image; what is unknown is left out of the comparison only.
+    values, truth = resized[known][None], inside[known][None]
+    pair = _Pair(
+        pointing(values, truth),
+        float(truth.mean()),
+        ioa_p(values, truth, thresholds=options.thresholds, normalise="none"),
+        overlaps >= level[:, None],
+        whole_image_overlap(place.boxes, options.size, rule=options.rule) >= level,
+    )
+    return pair, pixel_counts(resized, mask, bins=options.bins)
+
+
+def _report(
+    logits: Float[Array, "n c"],
+    labels: Int8[Array, "n c"],
+    where: Int64[Array, "p 2"],
+    pairs: Sequence[_Pair],
+    pixels: PixelReport,
+    options: LocateOptions,
+) -> LocateReport:
+    ioa, shares = np.stack([p.ioa for p in pairs]), np.array([p.share for p in pairs])
+    hit, strict = options.hit, options.strict
+    flat = map_loc_report(logits, labels, where, shares[:, None], thresholds=(0.0,), hit=hit, strict=strict)
+    correct, whole = np.stack([p.correct for p in pairs]).sum(0), np.stack([p.whole_image for p in pairs]).sum(0)
+    return LocateReport(
+        len(labels),
+        summarise_pairs(np.array([p.peak for p in pairs]), shares, ioa, options.thresholds, hit=hit, strict=strict),
+        map_loc_report(logits, labels, where, ioa, thresholds=options.thresholds, hit=hit, strict=strict),
+        flat.map_loc,
+        BoxReport(len(pairs), options.overlaps, options.cuts, correct, whole),
+        pixels,
+    )
+
+
+def _check_image(maps: Float[Array, "_ _ _"], places: Mapping[int, Place], n: int, labels: Int8[Array, "_ _"]) -> None:
+    if len(maps) != labels.shape[1]:
+        raise DataError(f"image {n} has {len(maps)} maps for {labels.shape[1]} classes; give one map a class.")
+    check_places(labels, np.array([(n, c) for c in places], np.int64).reshape(-1, 2))
+
+
+def _all(items: Iterable[_Item], expected: int, name: str) -> Iterator[_Item]:
+    """The items, of which there have to be as many as expected."""
+    n = 0
+    for n, item in enumerate(items, 1):
+        if n > expected:
+            break
+        yield item
+    if n != expected:
+        many = f"more than {expected}" if n > expected else str(n)
+        raise DataError(
+            f"there are {name} of {many} images, but labels of {expected}; give one entry an image, in order."
+        )

@@ -1,0 +1,162 @@
+"""mAP-loc: average precision in which a positive counts only if its heatmap points at the object (PatchML section 4).
+
+Each image has one prediction per class: its score, and its heatmap cut at a threshold. It is right if the class is
+present and at least half of the cut lies on the object (IoA-P, see `localisation.ioa_p`); every other prediction is
+wrong. Nothing but the hits differs from average precision, so mAP-loc never exceeds the mAP of the same cells.
+
+PatchML gives no formula; this is the reading in which that bound holds, as it does in all of its tables. Scores are
+[n, c] and labels [n, c] (values of `Label`) of n images and c classes; located cells are listed as p pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from jaxtyping import Bool, Float, Int8, Int64
+from numpy import ndarray as Array
+
+from fewtags.errors import DataError
+from fewtags.labels import Label
+from fewtags.metrics.localisation import IOA_HIT, IOA_THRESHOLDS, reaches
+from fewtags.metrics.ranking import average_precision, mean_of_known, refuse_nan
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MapLocReport:
+    """Localised average precision with what it stands on.
+
+    Attributes:
+        thresholds: of the maps, t of them.
+        localised: float64 [c, t], AP with located hits only; nan for a class that is not counted.
+        classified: float64 [c], AP of the same cells without regard to the maps: the most that `localised` can reach.
+        positives: int64 [c], positive cells whose place is known.
+        negatives: int64 [c], known negative cells.
+        unlocated: int64 [c], positive cells whose place is unknown; they are left out.
+        unknown: int64 [c], unknown cells; they are left out, too.
+    """
+
+    thresholds: tuple[float, ...]
+    localised: Float[Array, "c t"]
+    classified: Float[Array, " c"]
+    positives: Int64[Array, " c"]
+    negatives: Int64[Array, " c"]
+    unlocated: Int64[Array, " c"]
+    unknown: Int64[Array, " c"]
+
+    @property
+    def map_loc(self) -> float:
+        """mAP-loc: the mean over the counted classes and all thresholds; nan if there are no such classes."""
+        return mean_of_known(self.localised.reshape(-1))
+
+    @property
+    def by_threshold(self) -> Float[Array, " t"]:
+        """mAP-loc at each threshold."""
+        return np.array([mean_of_known(column) for column in self.localised.T], np.float64)
+
+    @property
+    def best(self) -> float:
+        """mAP-loc at the threshold that suits it best, the other reading of PatchML; chosen on these very images."""
+        return float(self.by_threshold.max())
+
+    @property
+    def map_cl(self) -> float:
+        """The mAP of the same cells without regard to the maps; nan if no class is counted."""
+        return mean_of_known(self.classified)
+
+    @property
+    def excluded(self) -> dict[int, str]:
+        """Which classes are not in the means, and why."""
+        return {c: self._why(c) for c in np.flatnonzero(np.isnan(self.classified)).tolist()}
+
+    def _why(self, c: int) -> str:
+        if not self.positives[c] and self.unlocated[c]:
+            return "no located positive"
+        if not self.positives[c]:
+            return "no known positive" if self.negatives[c] else "nothing known"
+        return "no known negative"
+
+
+def map_loc_report(
+    scores: Float[Array, "n c"],
+    labels: Int8[Array, "n c"],
+    places: Int64[Array, "p 2"],
+    ioa: Float[Array, "p t"],
+    *,
+    thresholds: Sequence[float] = IOA_THRESHOLDS,
+    hit: float = IOA_HIT,
+    strict: bool = False,
+) -> MapLocReport:
+    """mAP-loc from scores and from the IoA-P of the located cells.
+
+    AP of a class and a threshold: the sum, over its hits, of (hits scored at least as high) / (known cells scored at
+    least as high), divided by its located positives. Cells of equal score enter together. As in `ranking_report`, a
+    class needs a positive, here one whose place is known, and a known negative to be counted.
+
+    Args:
+        scores: higher means more likely present.
+        labels: values of `Label`; unknown cells are left out, and positive cells that `places` does not list.
+        places: image and class of each positive cell whose place is known.
+        ioa: `ioa_p` of each of them; nan, an empty cut, is a miss.
+        thresholds: of the maps, t of them; only reported.
+        hit: IoA-P from which a map is a hit.
+        strict: IoA-P has to exceed `hit`.
+
+    Raises:
+        DataError: a score is NaN, or `places` fails `check_places`.
+    """
+    refuse_nan(scores)
+    check_places(labels, places)
+    hits = reaches(ioa, hit, strict=strict)
+    located = np.zeros(labels.shape, np.bool_)
+    located[places[:, 0], places[:, 1]] = True
+    positive, negative = labels == Label.POSITIVE, labels == Label.NEGATIVE
+    cells = np.where(positive & ~located, np.int8(Label.UNKNOWN), labels)
+    counted = located.any(0) & negative.any(0)
+    localised = np.full((labels.shape[1], hits.shape[1]), np.nan)
+    for c in np.flatnonzero(counted).tolist():
+        own = places[:, 1] == c
+        localised[c] = _localised_precision(scores[:, c], cells[:, c], places[own, 0], hits[own])
+    return MapLocReport(
+        tuple(thresholds),
+        localised,
+        np.where(counted, average_precision(scores, cells), np.nan),
+        located.sum(0),
+        negative.sum(0),
+        (positive & ~located).sum(0),
+        (labels == Label.UNKNOWN).sum(0),
+    )
+
+
+def _localised_precision(
+    score: Float[Array, " n"], cell: Int8[Array, " n"], image: Int64[Array, " q"], hits: Bool[Array, "q t"]
+) -> Float[Array, " t"]:
+    """AP of one class at each threshold; its q positives stand in these images."""
+    known = np.sort(score[cell != Label.UNKNOWN])
+    result = np.zeros(hits.shape[1])
+    for t, hit in enumerate(hits.T):
+        found = np.sort(score[image[hit]])
+        right = found.size - np.searchsorted(found, found)
+        result[t] = np.sum(right / (known.size - np.searchsorted(known, found))) / len(image)
+    return result
+
+
+def check_places(labels: Int8[Array, "n c"], places: Int64[Array, "p 2"]) -> None:
+    """Raise DataError where `places` lists a cell that does not exist or is not positive, or one twice."""
+    n, classes = labels.shape
+    for image, c in places[((places < 0) | (places >= [n, classes])).any(1)].tolist():
+        raise DataError(
+            f"class number {c} has a place in image number {image}, but there are {classes} classes and {n} images, "
+            "counted from 0."
+        )
+    for image, c in places[labels[places[:, 0], places[:, 1]] != Label.POSITIVE].tolist():
+        raise DataError(
+            f"class {c} has a place in image {image}, but its label there is not positive; drop the place or set the "
+            "label."
+        )
+    cells, counts = np.unique(places, axis=0, return_counts=True)
+    for image, c in cells[counts > 1].tolist():
+        raise DataError(f"class {c} is listed more than once in image {image}; unite the places of a class first.")

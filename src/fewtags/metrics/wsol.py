@@ -1,0 +1,372 @@
+"""The metrics of weakly supervised object localisation: MaxBoxAccV2 and PxAP (Choe et al., CVPR 2020).
+
+Both judge the map of a class that is present, on its own, at every threshold: MaxBoxAccV2 by the boxes around what is
+above the threshold, PxAP by its pixels. Maps [h, w] and what they are held against cover the whole image; boxes are
+x0, y0, x1, y1 in 0..1. Deviation from the public code: maps are resized bilinearly instead of bicubically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import numpy as np
+from jaxtyping import Bool, Float, Int8, Int32, Int64
+from numpy import ndarray as Array
+from scipy import ndimage
+
+from fewtags.errors import DataError
+from fewtags.labels import Label
+from fewtags.metrics.localisation import Normalise, normalise_map, resize_map
+from fewtags.metrics.ranking import mean_of_known
+
+Parts = Literal["all", "outer", "largest"]
+BoxRule = Literal["exact", "wsol"]
+Mask = Bool[Array, "_ _"] | Int8[Array, "_ _"]
+
+BOX_OVERLAPS = (0.3, 0.5, 0.7)  # MaxBoxAccV2: the intersections over union from which a box is right
+BOX_CUTS = tuple(k / 100 for k in range(100))  # the thresholds among which it takes the best
+PIXEL_BINS = 1000
+SIZE = (224, 224)
+
+
+# --- boxes
+
+
+def component_boxes(cut: Bool[Array, "h w"], *, parts: Parts = "all") -> Int64[Array, "n 4"]:
+    """Boxes x0, y0, x1, y1 (pixel edges: x1 and y1 are one past the last pixel) around what is True.
+
+    Args:
+        cut: a map that was cut at a threshold; diagonal neighbours belong together.
+        parts: "outer": every connected part. "all": the outline of every hole, too, as in the public code. "largest":
+            the part whose outline, drawn through pixel centres, encloses most; a line encloses nothing. Of equals, the
+            one whose first pixel in reading order comes last.
+
+    Returns:
+        int64 [n, 4]; n = 0 where nothing is True.
+
+    >>> component_boxes(np.array([[True, False, False], [False, False, True]])).tolist()
+    [[0, 0, 1, 1], [2, 1, 3, 2]]
+    """
+    labelled, _ = ndimage.label(cut, np.ones((3, 3)))
+    found = ndimage.find_objects(labelled)
+    if parts == "largest":
+        return _edges([found[_largest(labelled, found)]] if found else [])
+    if parts == "outer":
+        return _edges(found)
+    # The first part of the frame-padded background is what surrounds everything; an outline is a pixel wider.
+    background, _ = ndimage.label(np.pad(~cut, 1, constant_values=True))
+    holes = _edges(ndimage.find_objects(background)[1:]) + np.array([-2, -2, 0, 0])
+    return np.concatenate([_edges(found), holes])
+
+
+def _edges(parts: Sequence[tuple[slice, slice]]) -> Int64[Array, "n 4"]:
+    boxes = [(columns.start, rows.start, columns.stop, rows.stop) for rows, columns in parts]
+    return np.array(boxes, np.int64).reshape(-1, 4)
+
+
+def _largest(labelled: Int32[Array, "h w"], found: Sequence[tuple[slice, slice]]) -> int:
+    most = np.array([(rows.stop - rows.start - 1) * (columns.stop - columns.start - 1) for rows, columns in found])
+    best, area = 0, -1.0
+    for k in np.argsort(-most, kind="stable").tolist():
+        if most[k] < area:
+            break
+        own = _outline_area(labelled[found[k]] == k + 1)
+        if (own, k) > (area, best):
+            best, area = k, own
+    return best
+
+
+def _outline_area(part: Bool[Array, "h w"]) -> float:
+    """Area inside the outline through the pixel centres: four neighbours enclose 1, three a half, fewer nothing."""
+    full = ndimage.binary_fill_holes(part).astype(np.int8)
+    corners = full[:-1, :-1] + full[1:, :-1] + full[:-1, 1:] + full[1:, 1:]
+    return float((corners == 4).sum() + (corners == 3).sum() / 2)
+
+
+def box_iou(a: Float[Array, "m 4"], b: Float[Array, "n 4"], *, last: float = 0.0) -> Float[Array, "m n"]:
+    """Intersection over union of boxes x0, y0, x1, y1.
+
+    Args:
+        a: boxes.
+        b: boxes.
+        last: added to every width and height: 1 takes x1 and y1 for the numbers of the last pixels.
+
+    Returns:
+        float64 [m, n]; 0 where both boxes have no area.
+    """
+    a, b = a[:, None], b[None]
+    sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]) + last
+    common = sides.clip(0).prod(-1)
+    union = (a[..., 2:] - a[..., :2] + last).prod(-1) + (b[..., 2:] - b[..., :2] + last).prod(-1) - common
+    overlap: Float[Array, "m n"] = common / np.where(union > 0, union, 1.0)
+    return overlap
+
+
+def best_overlaps(
+    heatmap: Float[Array, "h w"],
+    boxes: Float[Array, "n 4"],
+    *,
+    cuts: Sequence[float] = BOX_CUTS,
+    parts: Parts = "all",
+    rule: BoxRule = "exact",
+) -> Float[Array, " t"]:
+    """The best intersection over union of any box around {map > cut x highest} with any true box, for each cut.
+
+    Args:
+        heatmap: normalised already, at the resolution at which boxes are read off.
+        boxes: of all instances of the class, at least one, in 0..1.
+        cuts: thresholds, as shares of the highest value.
+        parts: which boxes a cut map gives, see `component_boxes`.
+        rule: "exact": boxes end at pixel edges. "wsol" repeats the public code: the map is cut in 256 levels, true
+            boxes are rounded down to pixels, boxes of the map are pulled in to the last pixel at the right and bottom
+            edge, x1 and y1 are counted as pixels that belong to the box, and a cut without any pixel gives the box of
+            the first pixel.
+
+    Returns:
+        float64 [t].
+    """
+    height, width = heatmap.shape
+    truth = _in_pixels(boxes, heatmap.shape, rule)
+    if rule == "wsol":
+        levels = (heatmap * 255).clip(0, 255).astype(np.uint8).astype(np.float64)
+        cut = np.trunc(np.asarray(cuts) * levels.max())
+    else:
+        levels, cut = heatmap, np.asarray(cuts) * heatmap.max()
+    distinct, place = np.unique(cut, return_inverse=True)
+    best = np.zeros(len(distinct))
+    for k, level in enumerate(distinct):
+        found = component_boxes(levels > level, parts=parts).astype(np.float64)
+        if rule == "wsol":
+            found = np.minimum(found, [width, height, width - 1, height - 1]) if len(found) else np.zeros((1, 4))
+        best[k] = box_iou(found, truth, last=_last(rule)).max(initial=0.0)
+    return best[place]
+
+
+def whole_image_overlap(boxes: Float[Array, "n 4"], size: tuple[int, int], *, rule: BoxRule = "exact") -> float:
+    """The best intersection over union of the whole image with any true box: what a map without any place reaches."""
+    whole = np.array([[0.0, 0.0, size[1] - _last(rule), size[0] - _last(rule)]])
+    return float(box_iou(whole, _in_pixels(boxes, size, rule), last=_last(rule)).max())
+
+
+def _in_pixels(boxes: Float[Array, "n 4"], size: tuple[int, ...], rule: BoxRule) -> Float[Array, "n 4"]:
+    pixels: Float[Array, "n 4"] = boxes.astype(np.float64) * np.array([size[1], size[0], size[1], size[0]])
+    # 3 / 7 * 7 may lie a hair below 3.
+    return np.floor(pixels + 1e-9) if rule == "wsol" else pixels
+
+
+def _last(rule: BoxRule) -> float:
+    return 1.0 if rule == "wsol" else 0.0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BoxReport:
+    """How often boxes read off the maps are right.
+
+    Attributes:
+        pairs: (image, class) pairs in which the class is present and has boxes.
+        overlaps: intersections over union from which a box is right, d of them.
+        cuts: thresholds of the maps, t of them.
+        correct: int64 [d, t], pairs with a right box.
+        whole_image: int64 [d], pairs in which the whole image is a right box.
+    """
+
+    pairs: int
+    overlaps: tuple[float, ...]
+    cuts: tuple[float, ...]
+    correct: Int64[Array, "d t"]
+    whole_image: Int64[Array, " d"]
+
+    @property
+    def accuracy(self) -> Float[Array, " d"]:
+        """MaxBoxAcc at each overlap: the share of right pairs at the cut that suits it best, chosen on these images."""
+        share: Float[Array, " d"] = self.correct.max(1) / self.pairs
+        return share
+
+    @property
+    def max_box_acc(self) -> float:
+        """MaxBoxAccV2: the mean over the overlaps."""
+        return float(self.accuracy.mean())
+
+    @property
+    def best_cuts(self) -> Float[Array, " d"]:
+        """The cut behind each accuracy; the first of several."""
+        best: Float[Array, " d"] = np.asarray(self.cuts, np.float64)[self.correct.argmax(1)]
+        return best
+
+    @property
+    def chance(self) -> float:
+        """MaxBoxAccV2 of the box of the whole image."""
+        return float(self.whole_image.mean() / self.pairs)
+
+
+def box_report(
+    pairs: Iterable[tuple[Float[Array, "_ _"], Float[Array, "_ 4"]]],
+    *,
+    size: tuple[int, int] | None = SIZE,
+    overlaps: Sequence[float] = BOX_OVERLAPS,
+    cuts: Sequence[float] = BOX_CUTS,
+    parts: Parts = "all",
+    rule: BoxRule = "exact",
+    normalise: Normalise = "minmax",
+) -> BoxReport:
+    """MaxBoxAccV2 of (heatmap, boxes) pairs, one at a time; nothing is kept but the counts.
+
+    MaxBoxAcc, the first version, is `overlaps=(0.5,), parts="largest"`.
+
+    Args:
+        pairs: heatmaps, and the boxes in 0..1 of all instances of the class.
+        size: height and width to which maps are resized first; None leaves them as they are.
+        overlaps: intersections over union from which a box is right.
+        cuts: as in `best_overlaps`.
+        parts: as in `component_boxes`.
+        rule: as in `best_overlaps`.
+        normalise: as in `normalise_map`.
+
+    Raises:
+        DataError: no pair, a pair without boxes, or a map with a value that is not finite.
+    """
+    level = np.asarray(overlaps, np.float64)
+    correct, whole = np.zeros((len(level), len(cuts)), np.int64), np.zeros(len(level), np.int64)
+    seen = 0
+    for n, (heatmap, boxes) in enumerate(pairs):
+        if not len(boxes):
+            raise DataError(f"pair {n} has no box; give only classes that are present and located.")
+        resized = prepare_map(heatmap, size or heatmap.shape, normalise, f"the heatmap of pair {n}")
+        best = best_overlaps(resized, boxes, cuts=cuts, parts=parts, rule=rule)
+        correct += best >= level[:, None]
+        whole += whole_image_overlap(boxes, size or heatmap.shape, rule=rule) >= level
+        seen += 1
+    if not seen:
+        raise DataError("no located object to measure against; MaxBoxAccV2 needs boxes or masks.")
+    return BoxReport(seen, tuple(overlaps), tuple(cuts), correct, whole)
+
+
+def prepare_map(
+    heatmap: Float[Array, "_ _"], size: tuple[int, ...], normalise: Normalise, name: str
+) -> Float[Array, "h w"]:
+    """A map resized to `size` (height, width), then normalised; float64.
+
+    Raises:
+        DataError: a value is not finite; `name` says which map.
+    """
+    if not np.isfinite(heatmap).all():
+        raise DataError(f"{name} holds a value that is not finite; the model or its input is broken.")
+    return normalise_map(resize_map(heatmap, (size[0], size[1])), normalise)
+
+
+# --- pixels
+
+
+def inside_and_known(mask: Mask) -> tuple[Bool[Array, "h w"], Bool[Array, "h w"]]:
+    """Which pixels belong to the object, and of which that is known.
+
+    Args:
+        mask: bool, or int8 values of `Label`.
+    """
+    if mask.dtype == np.bool_:
+        return mask, np.ones_like(mask)
+    return mask == Label.POSITIVE, mask != Label.UNKNOWN
+
+
+def pixel_counts(
+    heatmap: Float[Array, "h w"], mask: Bool[Array, "h w"] | Int8[Array, "h w"], *, bins: int = PIXEL_BINS
+) -> Float[Array, "2 b"]:
+    """Histograms of a map's values inside and outside of the object, as shares of the image.
+
+    Args:
+        heatmap: of the mask's size, 0..1; what is below or above counts as 0 or 1.
+        mask: see `inside_and_known`; unknown pixels are left out.
+        bins: equal parts of 0..1; exactly 1 has a further bin, so b = bins + 1.
+    """
+    inside, known = inside_and_known(mask)
+    place = (heatmap * bins).astype(np.int64).clip(0, bins)
+    both = [np.bincount(place[which & known], minlength=bins + 1) for which in (inside, ~inside)]
+    return np.stack(both) / mask.size
+
+
+def average_precision_of_counts(inside: Float[Array, " b"], outside: Float[Array, " b"]) -> float:
+    """Area under the precision-recall curve over pixels, from their counts in bins of rising value.
+
+    The sum over bins of (recall gained) x precision; pixels of one bin enter together. nan where nothing is inside.
+    """
+    found, right = np.cumsum((inside + outside)[::-1]), np.cumsum(inside[::-1])
+    if not len(right) or right[-1] <= 0:
+        return np.nan
+    some = found > 0
+    return float(np.sum(inside[::-1][some] * right[some] / found[some]) / right[-1])
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PixelReport:
+    """PxAP from histograms, which add up over images and processes.
+
+    Attributes:
+        inside: float64 [c, b], pixels of each class's objects by the value of the map, as shares of an image.
+        outside: float64 [c, b], the other pixels of the same maps.
+    """
+
+    inside: Float[Array, "c b"]
+    outside: Float[Array, "c b"]
+
+    @property
+    def pxap(self) -> float:
+        """PxAP: all pixels of all classes on one curve; nan if there are none."""
+        return average_precision_of_counts(self.inside.sum(0), self.outside.sum(0))
+
+    @property
+    def per_class(self) -> Float[Array, " c"]:
+        """PxAP of each class on a curve of its own; nan without a pixel of it."""
+        return np.array([average_precision_of_counts(a, b) for a, b in zip(self.inside, self.outside, strict=True)])
+
+    @property
+    def mean_pxap(self) -> float:
+        """Mean of `per_class` over the classes that have one; nan if there are none."""
+        return mean_of_known(self.per_class)
+
+    @property
+    def chance(self) -> float:
+        """PxAP of flat maps: the share of the pixels that belong to objects; nan if there are no pixels."""
+        total = self.inside.sum() + self.outside.sum()
+        return float(self.inside.sum() / total) if total > 0 else np.nan
+
+
+def pxap(
+    pairs: Iterable[tuple[Float[Array, "_ _"], Mask]],
+    *,
+    bins: int | None = PIXEL_BINS,
+    normalise: Normalise = "minmax",
+) -> float:
+    """PxAP of (heatmap, mask) pairs; each map is resized to its mask.
+
+    Deviation: every image has the same weight, whatever the size of its mask; the public code resizes all to 224 x 224.
+
+    Args:
+        pairs: heatmaps, and masks of the union of all instances of the class, see `inside_and_known`.
+        bins: as in `pixel_counts`; nothing but the counts is kept. None keeps all values in memory and is exact.
+        normalise: as in `normalise_map`.
+
+    Raises:
+        DataError: no pixel belongs to an object, or a map with a value that is not finite.
+    """
+    counts = np.zeros((2, (bins or 0) + 1))
+    values: list[Float[Array, " k"]] = []
+    weights: list[Float[Array, "2 k"]] = []
+    for n, (heatmap, mask) in enumerate(pairs):
+        resized = prepare_map(heatmap, mask.shape, normalise, f"the heatmap of pair {n}")
+        if bins is not None:
+            counts += pixel_counts(resized, mask, bins=bins)
+        else:
+            inside, known = inside_and_known(mask)
+            values.append(resized[known])
+            weights.append(np.stack([inside[known], ~inside[known]]) / mask.size)
+    if values:
+        _, place = np.unique(np.concatenate(values), return_inverse=True)
+        counts = np.stack([np.bincount(place, weight) for weight in np.concatenate(weights, 1)])
+    result = average_precision_of_counts(*counts)
+    if np.isnan(result):
+        raise DataError("no pixel belongs to an object; PxAP needs boxes or masks of classes that are present.")
+    return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from datasets import REPOSITORY, BenchmarkSet
 from fewtags.data.augment import SquareCrop
 from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
+from fewtags.data.strong import Strong
 from fewtags.data.table import LabelTable
 from fewtags.engine.sources import CachePlan, ViewFeatures, fill_views
 from fewtags.labels import Label
 from fewtags.nets.backbones import create_net
-from fewtags.nets.spatial import Output, SpatialHead, SpatialNet
-from protocol import Benchmark, digest
+from fewtags.nets.spatial import HeadPlan, Output, SpatialHead, SpatialNet
+from protocol import Setup, digest
 
 FEATURES = "features"  # in the cache folder
 LOCATED_IMAGES = 200  # localisation is measured on so many test images
@@ -87,13 +88,13 @@ class Material:
     without_region: int
 
 
-def make_net(benchmark: Benchmark, classes: int, seed: int) -> SpatialNet:
+def make_net(benchmark: Setup, classes: int, seed: int, head: HeadPlan | None = None) -> SpatialNet:
     """The pretrained net; its head starts from the seed."""
     weights = (REPOSITORY / benchmark.weights).resolve()
-    return create_net(benchmark.backbone, classes, weights=weights, size=benchmark.size, seed=seed)
+    return create_net(benchmark.backbone, classes, weights=weights, size=benchmark.size, seed=seed, head=head)
 
 
-def features_folder(benchmark: Benchmark, data: BenchmarkSet, cache: Path) -> Path:
+def features_folder(benchmark: Setup, data: BenchmarkSet, cache: Path) -> Path:
     """Where the features of a set lie; another folder for every other way of making them."""
     chosen = {"backbone", "size", "min_area", "views", "view_seed"}
     origin = make_net(benchmark, 1, 0).origin
@@ -102,17 +103,22 @@ def features_folder(benchmark: Benchmark, data: BenchmarkSet, cache: Path) -> Pa
         benchmark.model_dump(mode="json", include=chosen), benchmark.trained_blocks, origin.fingerprint,
         [table.fingerprint for table in data.splits.values()],
     ]  # fmt: skip
+    if benchmark.needs_strong:
+        content.append(asdict(Strong()))
     return cache / FEATURES / f"{data.name}-{digest(content)}"
 
 
-def fill(benchmark: Benchmark, data: BenchmarkSet, folder: Path) -> None:
+def fill(benchmark: Setup, data: BenchmarkSet, folder: Path) -> None:
     """Push all views of a set, and its validation and test images, through the frozen part."""
     trunk = below(make_net(benchmark, 1, 0), benchmark.trained_blocks)
     trunk.requires_grad_(False).to(memory_format=torch.channels_last).eval()
     policy = SquareCrop(benchmark.size, (benchmark.min_area, 1.0))
     collate = Collate(trunk.preprocessing.mean, trunk.preprocessing.std)
     train = data.train_truth
-    views = TrainSet(_photos(train), train.matrix, policy, benchmark.view_seed, views_cycle=benchmark.views)
+    strong = Strong() if benchmark.needs_strong else None
+    views = TrainSet(
+        _photos(train), train.matrix, policy, benchmark.view_seed, views_cycle=benchmark.views, strong=strong
+    )
     loader = TrainLoader(views, EpochSampler(len(train), benchmark.batch_size, benchmark.view_seed), collate)
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -141,9 +147,12 @@ def open_material(data: BenchmarkSet, folder: Path) -> Material:
             else:
                 empty += 1
     val, test = (torch.from_numpy(np.load(folder / f"{name}.npy")).permute(0, 3, 1, 2) for name in ("val", "test"))
-    mapped = ViewFeatures.load(folder)
-    views = ViewFeatures(mapped.features.clone(), mapped.views.clone())
-    return Material(data, views, val, test, tuple(regions), empty)
+    return Material(data, _in_memory(ViewFeatures.load(folder)), val, test, tuple(regions), empty)
+
+
+def _in_memory(mapped: ViewFeatures) -> ViewFeatures:
+    strong = None if mapped.strong is None else _in_memory(mapped.strong)
+    return ViewFeatures(mapped.features.clone(), mapped.views.clone(), strong)
 
 
 def _photos(table: LabelTable) -> Photos:

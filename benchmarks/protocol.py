@@ -1,4 +1,4 @@
-"""What a single-positive benchmark is: its file, its runs, and which of them are done."""
+"""What a benchmark on cached views is: its file, its runs, and which of them are done."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import hashlib
 import json
 import sys
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeVar, final
 
 from pydantic import ValidationError
 
@@ -28,9 +29,8 @@ class Method(Settings):
     labels: Literal["single", "complete"] = "single"
 
 
-@final
-class Benchmark(Settings):
-    """A benchmark file. `stages[].trainable` is "head" or how many of the last blocks; what is below stays frozen."""
+class Setup(Settings):
+    """What every benchmark file says: `stages[].trainable` is "head" or how many of the last blocks are trained."""
 
     name: str
     sets: tuple[Name, ...]
@@ -43,12 +43,26 @@ class Benchmark(Settings):
     views: int
     view_seed: int
     stages: tuple[StageConfig, ...]
-    methods: dict[str, Method]
 
     @property
     def trained_blocks(self) -> int:
         """How many of the last blocks some stage trains."""
         return max(stage.trainable if isinstance(stage.trainable, int) else 0 for stage in self.stages)
+
+    @property
+    def needs_strong(self) -> bool:
+        """Whether some method wants a strongly changed view beside each view."""
+        return False
+
+
+AnySetup = TypeVar("AnySetup", bound=Setup)
+
+
+@final
+class Benchmark(Setup):
+    """A file of single-positive runs."""
+
+    methods: dict[str, Method]
 
     def protocol(self, method: str) -> str:
         """A digest of everything that decides a run beside set, method name and seed."""
@@ -75,16 +89,34 @@ def read_benchmark(path: Path) -> Benchmark:
     Raises:
         ConfigError: it holds something else than `Benchmark`, or settings that a method does not know.
     """
+    benchmark = read_setup(path, Benchmark)
+    for method in benchmark.methods.values():
+        check_objective(path, method.objective)
+    return benchmark
+
+
+def read_setup(path: Path, kind: type[AnySetup]) -> AnySetup:
+    """Read a benchmark file of some kind; the settings of its methods are not looked at.
+
+    Raises:
+        ConfigError: it holds something else, or its stages train other blocks than the views are cached for.
+    """
     try:
-        benchmark = Benchmark.model_validate(tomllib.loads(path.read_text("utf-8")))
-        for method in benchmark.methods.values():
-            method_class(method.objective["name"])
-            settings_models()[method.objective["name"]].model_validate(method.objective)
+        benchmark = kind.model_validate(tomllib.loads(path.read_text("utf-8")))
     except (tomllib.TOMLDecodeError, ValidationError) as error:
         raise ConfigError(f"{path}: {error}") from None
     if any(stage.trainable not in ("head", benchmark.trained_blocks) for stage in benchmark.stages):
         raise ConfigError(f"{path}: stages train the head, or the same number of last blocks.")
     return benchmark
+
+
+def check_objective(path: Path, objective: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a benchmark file holds a method, or a setting of one, that does not exist."""
+    method_class(objective["name"])
+    try:
+        settings_models()[objective["name"]].model_validate(objective)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def choose_jobs(benchmark: Benchmark, only: str | None, seeds: str | None) -> list[Job]:
@@ -106,11 +138,20 @@ def choose_jobs(benchmark: Benchmark, only: str | None, seeds: str | None) -> li
                 raise ConfigError(f"--only {item}: {name!r} is not in {benchmark.name}{suggest(name, known)}.")
         sets = [set_name] if set_name else benchmark.sets
         wanted |= {(s, m) for s in sets for m in ([method] if method else benchmark.methods)}
+    numbers = seed_numbers(seeds, benchmark.seeds)
+    return [Job(s, m, seed) for seed in numbers for s in benchmark.sets for m in benchmark.methods if (s, m) in wanted]
+
+
+def seed_numbers(seeds: str | None, default: int) -> list[int]:
+    """The seeds that "0-9" or "0,3,5" stands for; None for the first `default` ones.
+
+    Raises:
+        ConfigError: other text.
+    """
     try:
-        numbers = _numbers(seeds) if seeds else list(range(benchmark.seeds))
+        return _numbers(seeds) if seeds else list(range(default))
     except ValueError:
         raise ConfigError(f"--seeds {seeds}: give numbers like 0-9 or 0,3,5.") from None
-    return [Job(s, m, seed) for seed in numbers for s in benchmark.sets for m in benchmark.methods if (s, m) in wanted]
 
 
 def read_done(path: Path, benchmark: Benchmark) -> set[Job]:
@@ -119,8 +160,21 @@ def read_done(path: Path, benchmark: Benchmark) -> set[Job]:
     Raises:
         DataError: a line that is none of ours, or was made with other settings.
     """
+    done = set()
+    for number, record in enumerate(read_lines(path), 1):
+        job = Job(record["set"], record["method"], record["seed"])
+        if record["benchmark"] != benchmark.name or (
+            job.method in benchmark.methods and record["protocol"] != benchmark.protocol(job.method)
+        ):
+            raise other_settings(path, number, job)
+        done.add(job)
+    return done
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a result file, none if there is no file; an unfinished last line is cut off."""
     if not path.exists():
-        return set()
+        return []
     text = path.read_text("utf-8")
     if not text.endswith("\n") and text:
         print(f"{path}: the last line is unfinished and is done again", file=sys.stderr)
@@ -128,16 +182,12 @@ def read_done(path: Path, benchmark: Benchmark) -> set[Job]:
         temporary = path.with_name(f".{path.name}.tmp")
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
-    done = set()
-    for number, line in enumerate(text.splitlines(), 1):
-        record = json.loads(line)
-        job = Job(record["set"], record["method"], record["seed"])
-        if record["benchmark"] != benchmark.name or (
-            job.method in benchmark.methods and record["protocol"] != benchmark.protocol(job.method)
-        ):
-            raise DataError(f"{path} line {number} ({job}) was made with other settings; use another --out.")
-        done.add(job)
-    return done
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def other_settings(path: Path, number: int, job: object) -> DataError:
+    """The refusal to add to a file that holds runs of another kind."""
+    return DataError(f"{path} line {number} ({job}) was made with other settings; use another --out.")
 
 
 def digest(content: Any) -> str:

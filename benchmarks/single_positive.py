@@ -26,18 +26,18 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from datasets import CACHE, DATA, REPOSITORY, BenchmarkSet, chance, load
+from datasets import CACHE, DATA, REPOSITORY, BenchmarkSet, Name, chance, load
 from fewtags.data.loader import EpochSampler
 from fewtags.data.simulate import single_positive
 from fewtags.data.table import LabelTable
@@ -53,11 +53,23 @@ from fewtags.metrics.localisation import localisation_report
 from fewtags.metrics.ranking import ranking_report
 from fewtags.objectives.base import Problem
 from frozen import EVAL_BATCH, Above, Material, features_folder, fill, make_net, open_material
-from protocol import Benchmark, Job, choose_jobs, read_benchmark, read_done
+from protocol import Benchmark, Job, Setup, choose_jobs, read_benchmark, read_done
 
 UNSEEN = "Seq05VD"  # CamVid's sequence that occurs in the test part only; reported apart
 
 Record = dict[str, Any]
+
+
+class HasSet(Protocol):
+    """What `execute` must know of a run; its text says which run it is."""
+
+    @property
+    def set_name(self) -> Name:
+        """The data it is on."""
+        ...
+
+
+AnyJob = TypeVar("AnyJob", bound=HasSet)
 
 
 def run(benchmark: Benchmark, job: Job, material: Material) -> Record:
@@ -231,31 +243,51 @@ def _send(function: Callable[[], Record], sender: Connection) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("benchmark", type=Path, help="quick.toml or long.toml")
-    parser.add_argument("--out", type=Path, required=True, help="file of JSON lines; what is in it is not done again")
-    parser.add_argument("--processes", type=int, default=2, help="runs at a time, each with one thread (default 2)")
-    parser.add_argument("--only", help="comma-separated SET, SET:METHOD or :METHOD")
-    parser.add_argument("--seeds", help="0-9, or 0,3,5")
-    parser.add_argument("--max-minutes", type=float, default=float("inf"), help="begin no run after so many minutes")
-    parser.add_argument("--data", type=Path, default=REPOSITORY / DATA, help=f"folder of the photos (default {DATA})")
-    parser.add_argument(
-        "--cache", type=Path, default=REPOSITORY / CACHE, help=f"for what is made once (default {CACHE})"
-    )
-    options = parser.parse_args()
+    options = arguments(__doc__, "quick.toml or long.toml", "comma-separated SET, SET:METHOD or :METHOD").parse_args()
     try:
         _all_runs(options)
     except FewtagsError as error:
         sys.exit(str(error))
 
 
+def arguments(description: str | None, files: str, only: str) -> argparse.ArgumentParser:
+    """What a benchmark asks for on the command line; `files` and `only` say which there are."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("benchmark", type=Path, help=files)
+    parser.add_argument("--out", type=Path, required=True, help="file of JSON lines; what is in it is not done again")
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time, each with one thread (default 2)")
+    parser.add_argument("--only", help=only)
+    parser.add_argument("--seeds", help="0-9, or 0,3,5")
+    parser.add_argument("--max-minutes", type=float, default=float("inf"), help="begin no run after so many minutes")
+    parser.add_argument("--data", type=Path, default=REPOSITORY / DATA, help=f"folder of the photos (default {DATA})")
+    parser.add_argument(
+        "--cache", type=Path, default=REPOSITORY / CACHE, help=f"for what is made once (default {CACHE})"
+    )
+    return parser
+
+
 def _all_runs(options: argparse.Namespace) -> None:
+    benchmark = read_benchmark(options.benchmark)
+    done = read_done(options.out, benchmark)
+    jobs = choose_jobs(benchmark, options.only, options.seeds)
+    execute(options, benchmark, jobs, done, lambda job, material: run(benchmark, job, material))
+
+
+def execute(
+    options: argparse.Namespace,
+    benchmark: Setup,
+    jobs: Sequence[AnyJob],
+    done: Collection[AnyJob],
+    train: Callable[[AnyJob, Material], Record],
+) -> None:
+    """Do the jobs that are not done, a few at a time, and add a line for each to `options.out`.
+
+    Exits with 1 where some are left: the time was over, or they failed.
+    """
     torch.set_num_threads(1)
     started = time.monotonic()
     deadline = started + 60 * options.max_minutes
-    benchmark = read_benchmark(options.benchmark)
-    done = read_done(options.out, benchmark)
-    jobs = [j for j in choose_jobs(benchmark, options.only, options.seeds) if j not in done]
+    jobs = [job for job in jobs if job not in done]
     sets = {name: load(name, options.data, options.cache) for name in dict.fromkeys(j.set_name for j in jobs)}
     folders = {name: features_folder(benchmark, data, options.cache) for name, data in sets.items()}
     fills = [(f"features of {n}", _filling(benchmark, sets[n], folders[n])) for n in sets if not folders[n].exists()]
@@ -263,7 +295,7 @@ def _all_runs(options: argparse.Namespace) -> None:
         _report(name, result, started)
     make_accelerator(cpu=True)  # what it imports on first use is then imported once, and not in every run
     materials = {n: open_material(sets[n], f) for n, f in folders.items() if f.exists()}
-    runs = [(str(j), _running(benchmark, j, materials[j.set_name])) for j in jobs if j.set_name in materials]
+    runs = [(str(j), _running(train, j, materials[j.set_name])) for j in jobs if j.set_name in materials]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     gc.freeze()  # no run goes through the objects of this process
     good = 0
@@ -280,7 +312,7 @@ def _all_runs(options: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def _filling(benchmark: Benchmark, data: BenchmarkSet, folder: Path) -> Callable[[], Record]:
+def _filling(benchmark: Setup, data: BenchmarkSet, folder: Path) -> Callable[[], Record]:
     def task() -> Record:
         fill(benchmark, data, folder)
         return {}
@@ -288,8 +320,8 @@ def _filling(benchmark: Benchmark, data: BenchmarkSet, folder: Path) -> Callable
     return task
 
 
-def _running(benchmark: Benchmark, job: Job, material: Material) -> Callable[[], Record]:
-    return lambda: run(benchmark, job, material)
+def _running(train: Callable[[AnyJob, Material], Record], job: AnyJob, material: Material) -> Callable[[], Record]:
+    return lambda: train(job, material)
 
 
 def _report(name: str, result: Record | str, started: float) -> None:

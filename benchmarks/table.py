@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from scipy.stats import t as student  # type: ignore[import-untyped]
+from scipy.stats import t as student
 
 from fewtags.errors import DataError, FewtagsError
 
@@ -77,27 +77,32 @@ def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> Diffe
     return Difference(statistics.fmean(differences), half, n)
 
 
-def read_results(paths: Sequence[Path]) -> list[Record]:
+def read_results(paths: Sequence[Path], names: Sequence[str] = ("method",)) -> list[Record]:
     """All lines of all files.
+
+    Args:
+        paths: files of JSON lines.
+        names: what tells the runs on one set with one seed apart.
 
     Raises:
         DataError: a line that is not JSON, a run that occurs twice, or a method with two protocols.
     """
     records: list[Record] = []
-    seen: dict[tuple[str, str, str, int], str] = {}
-    protocols: dict[tuple[str, str], tuple[str, str]] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    protocols: dict[tuple[Any, ...], tuple[str, str]] = {}
     for path in paths:
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
             where = f"{path} line {number}"
             try:
                 record: Record = json.loads(line)
             except json.JSONDecodeError as error:
-                raise DataError(f"{where} is not JSON ({error}); let single_positive.py finish the file.") from None
-            run = (record["benchmark"], record["set"], record["method"], record["seed"])
+                raise DataError(f"{where} is not JSON ({error}); let the benchmark finish the file.") from None
+            kind = tuple(record[name] for name in names)
+            run = (record["benchmark"], record["set"], *kind, record["seed"])
             if run in seen:
                 raise DataError(f"{where}: {' '.join(map(str, run))} was there already, in {seen[run]}; remove one.")
             seen[run] = where
-            other, protocol = protocols.setdefault(run[:1] + run[2:3], (where, record["protocol"]))
+            other, protocol = protocols.setdefault((run[0], *kind), (where, record["protocol"]))
             if protocol != record["protocol"]:
                 raise DataError(f"{where} was made with other settings than {other}; they cannot share a table.")
             records.append(record)
@@ -147,17 +152,17 @@ def accuracy_table(methods: Mapping[str, Seeds]) -> Iterator[str]:
     header = ["method"]
     for moment in moments:
         header += [f"{moment}: test mAP", *(f"- {_label(methods[r])}" for r in references)]
-    yield from _header([*header, *(f"last: {name}" for name in apart)])
+    yield from table_head([*header, *(f"last: {name}" for name in apart)])
     for method, seeds in methods.items():
         cells = [_label(seeds)]
         for moment in moments:
             reached = _reached(seeds, moment)
-            cells.append(_mean_and_sd(list(reached.values())))
+            cells.append(mean_and_sd(list(reached.values())))
             for reference in references:
                 difference = paired(reached, _reached(methods[reference], moment))
                 cells.append("" if reference == method or difference is None else str(difference))
-        cells += [_mean_and_sd([r["last"][name] for r in seeds.values()]) for name in apart]
-        yield _row(cells)
+        cells += [mean_and_sd([r["last"][name] for r in seeds.values()]) for name in apart]
+        yield table_row(cells)
 
 
 def cost_table(methods: Mapping[str, Seeds]) -> Iterator[str]:
@@ -169,13 +174,13 @@ def cost_table(methods: Mapping[str, Seeds]) -> Iterator[str]:
     )
     columns += ["CPU", "memory"] if base else []
     columns += [f"pointing (chance {place['chance']:.1f})", f"IoA-P (chance {place['chance']:.1f})"]
-    yield from _header(columns)
+    yield from table_head(columns)
     for method, seeds in methods.items():
         cells = [_label(seeds), f"{_mean(seeds, lambda r: r['last']['predicted_positives']):.2f}", _expected(seeds)]
         if base:
             cells += [_cost(method, seeds, base), _memory(method, seeds, base)]
-        cells += [_mean_and_sd([r["localisation"][k] for r in seeds.values()]) for k in ("pointing", "ioa_p")]
-        yield _row(cells)
+        cells += [mean_and_sd([r["localisation"][k] for r in seeds.values()]) for k in ("pointing", "ioa_p")]
+        yield table_row(cells)
 
 
 def _expected(seeds: Seeds) -> str:
@@ -214,7 +219,8 @@ def _mean(seeds: Seeds, of: Callable[[Record], float]) -> float:
     return statistics.fmean(_values(seeds, of).values())
 
 
-def _mean_and_sd(values: Sequence[float]) -> str:
+def mean_and_sd(values: Sequence[float]) -> str:
+    """Mean and standard deviation; the mean alone of a single value."""
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.1f}{spread}"
 
@@ -227,12 +233,14 @@ def _any(methods: Mapping[str, Seeds]) -> Record:
     return next(iter(next(iter(methods.values())).values()))
 
 
-def _header(columns: Sequence[str]) -> Iterator[str]:
-    yield _row(columns)
-    yield _row(["---", *["---:"] * (len(columns) - 1)])
+def table_head(columns: Sequence[str]) -> Iterator[str]:
+    """The first two lines of a table; numbers stand at the right."""
+    yield table_row(columns)
+    yield table_row(["---", *["---:"] * (len(columns) - 1)])
 
 
-def _row(cells: Sequence[str]) -> str:
+def table_row(cells: Sequence[str]) -> str:
+    """One line of a table."""
     return f"| {' | '.join(cells)} |"
 
 

@@ -1,5 +1,6 @@
 """The Python interface: fit, evaluate, predict, heatmaps, save and load, and an interrupted fit that goes on."""
 
+import json
 import re
 import shutil
 
@@ -171,6 +172,15 @@ def test_another_fit_may_not_go_on(scenes, tmp_path):
         with pytest.raises(ConfigError) as error:
             classifier().fit(*tables, out=out, settings=SETTINGS)
         assert str(error.value) == f"{out} holds an interrupted run on other {split} labels; take another folder."
+
+
+def test_photos_need_not_be_decoded_beforehand(scenes, tmp_path):
+    """The one setting of [data] beside the split's that is not about label files."""
+    with pytest.raises(LeftError):
+        classifier().fit(
+            scenes.train, out=tmp_path / "run", on_event=stop_after(1), settings=SETTINGS | {"data.decode": False}
+        )
+    assert json.loads((tmp_path / "run" / "check.json").read_text("utf-8"))["photos"]["decoded"] is False
 
 
 def test_a_finished_run_is_not_overwritten(fitted, scenes):

@@ -1,30 +1,31 @@
-"""Settings: every problem at once, with the cure; overrides; and what is derived."""
+"""Settings: every problem at once, with the cure; overrides; files."""
 
-import tomllib
 from typing import get_args
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fewtags.config import (
-    PRESETS,
-    Facts,
-    ModelConfig,
-    Resolved,
+    MOST_SEED,
+    AugmentConfig,
+    Config,
+    DataConfig,
+    ObjectiveConfig,
+    Settings,
     StageConfig,
     apply_overrides,
     dump_toml,
     load_toml,
     parse,
-    resolve,
+    validated,
 )
+from fewtags.data.loader import rng
 from fewtags.engine.methods import settings_models
 from fewtags.errors import ConfigError
-from fewtags.nets.pool import PoolName
 
-LAPTOP = Facts(samples=100, classes=5, device="cpu", cores=4, offline_backbone="tf_efficientnet_lite0")
-SERVER = Facts(samples=100, classes=5, device="cuda", cores=32, offline_backbone="tf_efficientnet_lite0", bf16=True)
 BARE = {"data": {"train": "photos"}}
 STAGE = {"name": "main", "epochs": 2, "lr": 1e-3}
 
@@ -94,10 +95,10 @@ def test_all_problems_are_reported_at_once_with_their_cure():
          "unable to parse string as an integer"),
         (BARE | {"objective": {"name": "expected_negatives"}},
          "objective.name = 'expected_negatives' is not a method (did you mean 'expected_negative'?); known: "
-         "assume_negative, bce, expected_negative, patchml"),
+         "assume_negative, bce, expected_negative, fixmatch, patchml"),
         (BARE | {"objective": {"name": ["bce"]}},
          "objective.name = ['bce'] is not a method (did you mean 'bce'?); known: assume_negative, bce, "
-         "expected_negative, patchml"),
+         "expected_negative, fixmatch, patchml"),
         (BARE | {"objective": "bce"},
          "objective = 'bce' is a value, not a section; write objective.name = \"expected_negative\""),
         (BARE | {"objective": {"class_prior": [0.1, "x"]}},
@@ -107,6 +108,110 @@ def test_all_problems_are_reported_at_once_with_their_cure():
 )  # fmt: skip
 def test_one_problem(tree, line):
     assert problems(tree) == [line]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize(
+    "key", ["train.lr", "train.cache_gib", "augment.min_area", "model.pool_weight", "objective.scl_weight"]
+)
+def test_numbers_are_finite(key, value):
+    assert problems(apply_overrides(BARE, {key: value})) == [f"{key} = {value}: input should be a finite number"]
+
+
+def test_numbers_in_lists_are_finite():
+    tree = BARE | {"objective": {"class_prior": [0.1, float("inf")]}, "train": {"stages": [STAGE | {"lr": 1e999}]}}
+    assert problems(tree) == [
+        "objective.class_prior.1 = inf: input should be a finite number",
+        "train.stages.0.lr = inf: input should be a finite number",
+    ]
+
+
+def test_the_largest_seed_is_one_that_every_generator_takes():
+    assert read(train__seed=MOST_SEED).train.seed == MOST_SEED == 2**32 - 1
+    assert problems(apply_overrides(BARE, {"train.seed": MOST_SEED + 1})) == [
+        "train.seed = 4294967296: input should be less than or equal to 4294967295"
+    ]
+    np.random.RandomState(MOST_SEED)
+    rng(MOST_SEED, 1, 1)
+    torch.Generator().manual_seed(MOST_SEED)
+    with pytest.raises(ValueError, match="Seed must be between 0 and"):
+        np.random.RandomState(MOST_SEED + 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("data.columns=cat,dog", ("cat", "dog")),
+        ("data.columns= cat , big dog,", ("cat", "big dog")),
+        ("data.columns=cat", ("cat",)),
+        ("data.columns=1,2", ("1", "2")),
+        ('data.columns=["a, b", "c"]', ("a, b", "c")),
+    ],
+)
+def test_several_words_may_be_written_with_commas(text, columns):
+    assert parse(apply_overrides(BARE, [text]), settings_models()).data.columns == columns
+
+
+def test_further_words_with_commas():
+    assert read(data__positive_words="oui, si").data.positive_words == ("oui", "si")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("data.columns=3",
+         "data.columns = 3: input should be a valid tuple; a list in TOML looks like "
+         'data.columns = ["first", "second"]'),
+        ("objective.class_prior=0.1,0.2",
+         "objective.class_prior = '0.1,0.2': input should be a valid tuple; a list in TOML looks like "
+         "objective.class_prior = [0.5, 1.0]"),
+        ("train.stages=head",
+         "train.stages = 'head': input should be a valid tuple; a list in TOML looks like train.stages = "
+         '[{ name = "main", epochs = 10, lr = 0.001 }]'),
+    ],
+)  # fmt: skip
+def test_what_should_be_a_list_is_told_with_an_example_that_works(text, line):
+    assert problems(apply_overrides(BARE, [text])) == [line]
+    parse(apply_overrides(BARE, [line.split("looks like ")[1]]), settings_models())
+
+
+def test_a_list_of_three_is_told_with_three():
+    tree = apply_overrides(BARE, ["objective.name=patchml", "objective.image_gammas=1"])
+    assert problems(tree) == [
+        "objective.image_gammas = 1: input should be a valid tuple; a list in TOML looks like "
+        "objective.image_gammas = [0.5, 1.0, 2.0]"
+    ]
+
+
+def sections(model):
+    """A section, and all that its fields hold, optional and repeated ones."""
+    found = {model}
+    todo = [field.annotation for field in model.model_fields.values()]
+    while todo:
+        kind = todo.pop()
+        if isinstance(kind, type) and issubclass(kind, Settings):
+            found |= sections(kind)
+        todo += get_args(kind)
+    return found
+
+
+def test_every_setting_says_what_it_is():
+    found = sections(Config)
+    assert {DataConfig, AugmentConfig, StageConfig, ObjectiveConfig} < found
+    for section in found - {Config}:
+        assert section.__doc__
+        for name, field in section.model_fields.items():
+            assert field.description, f"{section.__name__}.{name}"
+
+
+def test_one_section_alone():
+    assert validated(AugmentConfig, {"size": 64}, "here") == AugmentConfig(size=64)
+    with pytest.raises(ConfigError) as error:
+        validated(AugmentConfig, {"size": 1, "flop": True}, "here")
+    assert str(error.value) == (
+        "2 problem(s) in here:\n  size = 1: input should be greater than or equal to 32\n"
+        "  unknown key 'flop'; did you mean 'flip'?"
+    )
 
 
 def test_settings_cannot_be_changed():
@@ -128,11 +233,6 @@ def test_toml_brings_every_setting_back(tmp_path, changes):
     config = read(**changes)
     (tmp_path / "run.toml").write_text(dump_toml(config), encoding="utf-8")
     assert parse(load_toml(tmp_path / "run.toml"), settings_models()) == config
-
-
-def test_toml_brings_what_was_resolved_back():
-    resolved = resolve(read(train__preset="paper"), SERVER)
-    assert Resolved.model_validate(tomllib.loads(dump_toml(resolved))) == resolved
 
 
 # --- files and overrides
@@ -215,113 +315,3 @@ def test_overrides_leave_the_tree_alone():
 def test_the_last_override_wins():
     assert apply_overrides({}, ["a.b=1", "a.b=2"]) == {"a": {"b": 2}}
     assert apply_overrides({}, {"a.b": 1}) == {"a": {"b": 1}}
-
-
-# --- resolve
-
-
-def test_presets_by_machine():
-    laptop, server = resolve(read(), LAPTOP), resolve(read(), SERVER)
-    assert (laptop.preset, laptop.backbone, laptop.weights) == ("cpu", "tf_efficientnet_lite0", "offline")
-    assert (server.preset, server.backbone, server.weights) == ("finetune", "resnet50", "hub")
-    assert (laptop.cached_views, server.cached_views) == (8, 0)
-    assert (laptop.precision, server.precision) == ("no", "bf16")
-    assert (laptop.workers, server.workers) == (3, 8)
-    assert resolve(read(), LAPTOP.model_copy(update={"device": "mps"})).preset == "cpu"
-    assert resolve(read(), LAPTOP.model_copy(update={"offline_backbone": None})).weights == "hub"
-
-
-def test_the_papers_numbers():
-    """Section 4.1: head 5 epochs at 1e-3, then all for 25 at 1e-5, cosine, Adam, batch 8, 448 px; from scratch 100 at
-    1e-4. Section 4.3 (ImageNet): 1e-4 and weight decay 1e-4 at 224 px."""
-    paper = resolve(read(train__preset="paper"), SERVER)
-    assert [(s.epochs, s.lr, s.trainable, s.schedule, s.warmup) for s in paper.stages] == [
-        (5, 1e-3, "head", "constant", True),
-        (25, 1e-5, "all", "cosine", False),
-    ]
-    assert (paper.batch_size, paper.size, paper.weight_decay, paper.policy, paper.min_area) == (8, 448, 0, "coco", 0.25)
-    scratch = resolve(read(train__preset="paper_scratch"), SERVER)
-    assert [(s.epochs, s.lr, s.warmup) for s in scratch.stages] == [(100, 1e-4, False)]
-    imagenet = resolve(read(train__preset="paper_imagenet"), SERVER)
-    assert [(s.epochs, s.lr) for s in imagenet.stages] == [(5, 1e-4), (25, 1e-4)]
-    assert (imagenet.size, imagenet.weight_decay, imagenet.policy, imagenet.min_area) == (224, 1e-4, "imagenet", 0.08)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_resolves_and_is_pure(preset):
-    config = read(train__preset=preset)
-    assert resolve(config, LAPTOP) == resolve(config, LAPTOP)
-    assert not any(value is None for value in resolve(config, LAPTOP).model_dump().values())
-
-
-def test_what_is_said_beats_the_preset():
-    chosen = {
-        "model__backbone": "resnet18", "model__weights": "none", "augment__size": 96, "augment__min_area": 0.5,
-        "augment__flip": False, "train__batch_size": 3, "train__weight_decay": 0.5, "train__batchnorm_eval": False,
-        "train__workers": 0, "train__clip_norm": 2.0, "train__weight_ema": 0.9, "train__checkpoint_every_steps": 7,
-        "train__select": "last", "train__accumulate": 2, "train__cached_views": 0, "train__precision": "bf16",
-        "model__drop_path": 0.1, "train__seed": 4,
-    }  # fmt: skip
-    resolved = resolve(read(**chosen), LAPTOP)
-    for key, value in chosen.items():
-        assert getattr(resolved, key.split("__")[1]) == value, key
-
-
-@pytest.mark.parametrize(
-    ("policy", "preset", "found", "area"),
-    [
-        (None, "paper", "coco", 0.25),
-        ("imagenet", "paper", "imagenet", 0.08),
-        (None, "paper_imagenet", "imagenet", 0.08),
-        ("coco", "paper_imagenet", "coco", 0.25),
-        ("none", "paper_imagenet", "none", 0.25),
-    ],
-)
-def test_the_policy_of_a_preset_is_a_default(policy, preset, found, area):
-    resolved = resolve(read(augment__policy=policy, train__preset=preset), SERVER)
-    assert (resolved.policy, resolved.min_area) == (found, area)
-
-
-def test_epochs_and_lr_change_the_last_stage_of_the_preset():
-    stages = resolve(read(train__preset="paper", train__epochs=2, train__lr=0.5), SERVER).stages
-    assert [(s.epochs, s.lr) for s in stages] == [(5, 1e-3), (2, 0.5)]
-
-
-def test_stages_replace_those_of_the_preset():
-    stages = resolve(read(train__stages=[STAGE | {"trainable": 2}]), LAPTOP).stages
-    assert stages == (StageConfig(name="main", epochs=2, lr=1e-3, trainable=2),)
-
-
-def test_views_are_cached_where_every_stage_trains_the_head():
-    head = STAGE | {"trainable": "head"}
-    assert resolve(read(train__stages=[head]), LAPTOP).cached_views == 8
-    assert resolve(read(train__stages=[head, STAGE]), LAPTOP).cached_views == 0
-    assert resolve(read(train__stages=[head], train__preset="paper"), LAPTOP).cached_views == 0
-    assert resolve(read(train__stages=[head], train__preset="paper", train__cached_views=3), LAPTOP).cached_views == 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"train__stages": [STAGE], "train__epochs": 3},
-         "train.epochs and train.lr change the preset's last stage; with train.stages set them there."),
-        ({"train__stages": [STAGE], "train__cached_views": 2},
-         'train.cached_views needs a frozen trunk: give every stage trainable = "head", or set it to 0.'),
-        ({"train__precision": "fp16"}, 'train.precision = "fp16" needs a GPU; use bf16 or no.'),
-        ({"train__stages": []}, "train.stages have no epoch in all; give at least one stage epochs above 0."),
-        ({"train__stages": [STAGE | {"epochs": 0}]},
-         "train.stages have no epoch in all; give at least one stage epochs above 0."),
-        ({"train__stages": [STAGE, STAGE | {"name": "late", "warmup": True}]},
-         "stage 'late' has warmup = true but comes after a stage without; warm-up stages come first."),
-    ],
-)  # fmt: skip
-def test_settings_that_contradict_each_other(changes, message):
-    with pytest.raises(ConfigError) as error:
-        resolve(read(**changes), LAPTOP)
-    assert str(error.value) == message
-
-
-def test_the_pools_are_those_of_the_nets():
-    """Written out twice, because nets and configuration do not know each other."""
-    for model in (ModelConfig, Resolved):
-        assert get_args(model.model_fields["pool"].annotation) == get_args(PoolName)

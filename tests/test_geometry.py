@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fewtags import geometry
 from fewtags.geometry import View, invert_views, maps_to_crop, maps_to_image, stack_views
 
 SPATIAL = json.loads((Path(__file__).parent / "golden/scl.json").read_text())["spatial"]
@@ -244,6 +245,24 @@ def test_reading_back_a_constant_gives_the_constant(view):
     expected = clear <= 0
     sure = np.abs(clear) > 1e-5
     np.testing.assert_array_equal(visible[0, 0].numpy().reshape(-1)[sure], expected[sure])
+
+
+@pytest.mark.parametrize("size", [(3, 5), (14, 14)])
+def test_a_device_without_border_padding_gets_the_same_bits_and_gradients(monkeypatch, size):
+    """Views that reach beyond the maps on every side, so that the border counts."""
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.rand(4, 2, *size, generator=generator).requires_grad_()
+    views = stack_views([View((1.5, 0.2, -0.3, -0.1, 1.4, -0.2)), View.flip(), View.crop(-0.5, -0.5, 0.4, 0.2)] * 2)[:4]
+
+    def resampled():
+        back, visible = maps_to_image(maps, views, (6, 7))
+        through = maps_to_crop(maps, views, (9, 4))
+        (gradient,) = torch.autograd.grad(back.square().sum() + through.square().sum(), maps)
+        return back.detach(), visible, through.detach(), gradient
+
+    expected = resampled()
+    monkeypatch.setattr(geometry, "WITHOUT_BORDER", ("cpu",))
+    assert all(torch.equal(*pair) for pair in zip(resampled(), expected, strict=True))
 
 
 def test_stacked_views():

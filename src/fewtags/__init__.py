@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fewtags.objectives.assume_negative import BCE, AssumeNegative
     from fewtags.objectives.base import Objective
     from fewtags.objectives.expected_negative import ExpectedNegative
+    from fewtags.objectives.fixmatch import FixMatch
     from fewtags.objectives.patchml import PatchML
 
 _HOMES = {
@@ -29,6 +30,7 @@ _HOMES = {
     "ExpectedNegative": "fewtags.objectives.expected_negative",
     "Fit": "fewtags.engine.fit",
     "FitConfig": "fewtags.engine.fit",
+    "FixMatch": "fewtags.objectives.fixmatch",
     "Label": "fewtags.labels",
     "LabelTable": "fewtags.data.table",
     "Objective": "fewtags.objectives.base",
@@ -47,6 +49,7 @@ __all__ = [
     "ExpectedNegative",
     "Fit",
     "FitConfig",
+    "FixMatch",
     "Label",
     "LabelTable",
     "Objective",

@@ -21,14 +21,15 @@ from fewtags.engine.methods import settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
 from fewtags.engine.plan import Tables, hold_out, make_plan
 from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
-from fewtags.engine.run import IN_MEMORY, Run, changed_split, open_run, refuse_used_folder
+from fewtags.engine.record import IN_MEMORY, changed_split, refuse_used_folder
+from fewtags.engine.run import Run, open_run
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Objective
 
 # What in the section [data] is not about files.
-SPLIT_SETTINGS = ("data.val_share", "data.group_by")
+SPLIT_SETTINGS = ("data.val_share", "data.group_by", "data.decode")
 
 Labels = LabelTable | Path | str
 """A table, or where to read one."""
@@ -146,7 +147,7 @@ class Classifier:
             events = run.resume()
         else:
             refuse_used_folder(out)
-            events = Run(make_plan(config, tables=tables, cpu=cpu), out, cpu=cpu).start()
+            events = Run(make_plan(config, tables=tables, out=out, cpu=cpu), out, cpu=cpu).start()
         for event in events:
             if on_event is not None:
                 on_event(event)

@@ -1,6 +1,6 @@
-"""Configuration: frozen models, one TOML file, `--set a.b=c`, and a pure `resolve`.
+"""Configuration: frozen models, one TOML file, and `--set a.b=c`.
 
-`None` means "derive": `resolve(config, facts)` fills it from the preset and from what is known about data and machine.
+`None` means "derive": `presets.resolve` fills it from the preset and from what is known about data and machine.
 Objectives bring their own settings (the signature of the class is the one place for their defaults); the wiring layer
 passes their models in.
 """
@@ -12,21 +12,33 @@ import datetime
 import difflib
 import tomllib
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, final, get_args
+from typing import Annotated, Any, Literal, TypeVar, final, get_args, get_origin
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from fewtags.errors import ConfigError
 from fewtags.labels import suggest
 
 
 class Settings(BaseModel):
-    """Base of every section: frozen, and an unknown key is an error."""
+    """Base of every section: frozen; an unknown key is an error, and so is a number that is not finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+Section = TypeVar("Section", bound=Settings)
+
+
+def _several(given: Any) -> Any:
+    """Words with commas between them, as people write them on a command line: "a, b" is ("a", "b")."""
+    return tuple(word.strip() for word in given.split(",") if word.strip()) if isinstance(given, str) else given
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_several)]
+MOST_SEED = 2**32 - 1
+"""The largest seed that every generator takes; `numpy.random.RandomState` takes the fewest."""
 
 
 @final
@@ -55,15 +67,20 @@ class DataConfig(Settings):
     image_column: str | None = Field(
         None, description="CSV column or Label Studio key with the image names; left out: found out"
     )
-    columns: tuple[str, ...] | None = Field(
+    columns: Words | None = Field(
         None, description="CSV columns that are classes, or the one with tags; Label Studio controls to read"
     )
     points: Literal["pixels", "fractions"] | None = Field(None, description="what the columns x and y of a CSV count")
     delimiter: str | None = Field(None, description="what separates the cells of a CSV; tab for a tabulator")
     tags_separator: str | None = Field(None, description="what separates the tags in a cell; space for a blank")
-    positive_words: tuple[str, ...] = Field((), description="further words for positive in class columns")
-    negative_words: tuple[str, ...] = Field((), description="further words for negative")
-    unknown_words: tuple[str, ...] = Field((), description="further words for unknown")
+    positive_words: Words = Field((), description="further words for positive in class columns")
+    negative_words: Words = Field((), description="further words for negative")
+    unknown_words: Words = Field((), description="further words for unknown")
+    decode: bool = Field(
+        True,
+        description="decode every photo before training, which finds broken ones (0.6 ms for one of 320 x 240 pixels); "
+        "false reads headers only (0.1 ms), and a broken photo stops training",
+    )
 
 
 @final
@@ -95,18 +112,23 @@ class AugmentConfig(Settings):
     min_area: float | None = Field(
         None, gt=0, le=1, description="smallest cropped share of the image; left out: the policy's"
     )
-    flip: bool = True
+    flip: bool | None = Field(
+        None, description="exchange left and right in half of the views; left out: true, but for policy none"
+    )
+    jitter: float = Field(
+        0.0, ge=0, le=1, description="strength of random brightness, contrast and saturation of the views; 0: none"
+    )
 
 
 @final
 class StageConfig(Settings):
     """One stage of training."""
 
-    name: str
-    epochs: int = Field(ge=0)
-    lr: float = Field(gt=0)
+    name: str = Field(description="what progress and metrics call it")
+    epochs: int = Field(ge=0, description="how many times every image is seen; 0 skips the stage")
+    lr: float = Field(gt=0, description="learning rate of Adam, at the start")
     trainable: Literal["head", "all"] | int = Field("all", description="head, all, or how many of the last blocks")
-    schedule: Literal["constant", "cosine"] = "cosine"
+    schedule: Literal["constant", "cosine"] = Field("cosine", description="of the learning rate; cosine ends at 0")
     warmup: bool = Field(False, description="assume-negative only; heatmaps start after it")
 
 
@@ -114,23 +136,33 @@ class StageConfig(Settings):
 class TrainConfig(Settings):
     """Optimisation."""
 
-    preset: Literal["cpu", "finetune", "paper", "paper_scratch", "paper_imagenet"] | None = None
-    stages: tuple[StageConfig, ...] | None = None
+    preset: Literal["cpu", "finetune", "paper", "paper_scratch", "paper_imagenet"] | None = Field(
+        None, description="what stands where nothing is said; left out: finetune with a GPU, else cpu"
+    )
+    stages: tuple[StageConfig, ...] | None = Field(
+        None, description="one after the other, as [[train.stages]]; left out: the preset's"
+    )
     epochs: int | None = Field(None, ge=1, description="epochs of the last stage; the preset gives the rest")
     lr: float | None = Field(None, gt=0, description="learning rate of the last stage")
     batch_size: int | None = Field(None, ge=1, description="per process")
-    weight_decay: float | None = Field(None, ge=0)
+    weight_decay: float | None = Field(None, ge=0, description="of Adam, added to the gradient")
     accumulate: int = Field(1, ge=1, description="batches per optimiser step")
-    clip_norm: float | None = Field(None, gt=0)
-    precision: Literal["no", "bf16", "fp16"] | None = None
-    weight_ema: float | None = Field(None, gt=0, lt=1)
+    clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient; left out: any")
+    precision: Literal["no", "bf16", "fp16"] | None = Field(
+        None, description="of the net's arithmetic, no: float32; left out: bf16 on a GPU that has it"
+    )
+    weight_ema: float | None = Field(
+        None, gt=0, lt=1, description="decay of averaged weights, which are then evaluated and kept; left out: none"
+    )
     batchnorm_eval: bool | None = Field(None, description="hold BatchNorm statistics fixed while fine-tuning")
     cached_views: int | None = Field(
         None, ge=0, description="random views cached per image when the trunk is frozen; 0: no cache"
     )
-    cache_gib: float = Field(4.0, gt=0)
-    workers: int | None = Field(None, ge=0)
-    seed: int = Field(0, ge=0)
+    cache_gib: float = Field(4.0, gt=0, description="memory for cached views in GiB, of all processes together")
+    workers: int | None = Field(
+        None, ge=0, description="processes that read photos, per training process; 0: none of their own"
+    )
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="decides everything random")
     checkpoint_every_steps: int | None = Field(None, ge=1, description="beside the one at every epoch's end")
     select: Literal["auto", "best", "last"] = Field("auto", description="which epoch's weights become the model")
 
@@ -138,7 +170,7 @@ class TrainConfig(Settings):
 class ObjectiveConfig(Settings):
     """The method; each has its own settings, see `fewtags methods`."""
 
-    name: str
+    name: str = Field(description="which method")
 
 
 @final
@@ -208,6 +240,18 @@ def _assignment(text: str) -> tuple[str, Any]:
     return key, value if len(read) > 1 or isinstance(read["v"], dates) else read["v"]
 
 
+def validated(model: type[Section], values: Mapping[str, Any], where: str) -> Section:
+    """One section from plain values.
+
+    Raises:
+        ConfigError: one line a problem, as `parse` says it.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise _refusal(_lines(error, model, ""), where) from None
+
+
 def parse(
     tree: Mapping[str, Any], objectives: Mapping[str, type[ObjectiveConfig]], where: str = "configuration"
 ) -> Config:
@@ -228,9 +272,13 @@ def parse(
     except ValidationError as error:
         problems += _lines(error, Config, "")
     if problems:
-        raise ConfigError(f"{len(problems)} problem(s) in {where}:\n" + "\n".join(f"  {p}" for p in problems))
+        raise _refusal(problems, where)
     assert parsed is not None
     return base.model_copy(update={"objective": parsed})
+
+
+def _refusal(problems: list[str], where: str) -> ConfigError:
+    return ConfigError(f"{len(problems)} problem(s) in {where}:\n" + "\n".join(f"  {p}" for p in problems))
 
 
 def _parse_objective(
@@ -268,6 +316,8 @@ def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[
             lines[key] = f"unknown key {key!r}{hint}"
         else:
             said = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
+            if problem["type"] == "tuple_type":
+                said += f"; a list in TOML looks like {key} = {_example(model, path)}"
             lines[key] = f"{lines[key]}, or {said}" if key in lines else f"{key} = {problem['input']!r}: {said}"
     return list(lines.values())
 
@@ -292,6 +342,27 @@ def _model_at(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None
     return found
 
 
+_EXAMPLES = {str: ('"first"', '"second"'), float: ("0.5", "1.0", "2.0")}
+
+
+def _example(model: type[BaseModel], path: list[str]) -> str:
+    """A list of what the field at a path takes."""
+    parent = _model_at(model, path[:-1])
+    assert parent is not None
+    members = _members(parent.model_fields[path[-1]].annotation)
+    if _section(members[0]) is not None:
+        return '[{ name = "main", epochs = 10, lr = 0.001 }]'
+    words = _EXAMPLES[members[0]]
+    return f"[{', '.join(words[: 2 if members[1] is ... else len(members)])}]"
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The types in a tuple's annotation, through optional ones and validators."""
+    if get_origin(annotation) is tuple:
+        return get_args(annotation)
+    return next((found for inner in get_args(annotation) if (found := _members(inner))), ())
+
+
 def _section(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
@@ -314,192 +385,3 @@ def _without_none(tree: Any) -> Any:
     if isinstance(tree, list):
         return [_without_none(v) for v in tree]
     return tree
-
-
-@final
-class Facts(Settings):
-    """What `resolve` may know about data and machine."""
-
-    samples: int
-    classes: int
-    device: Literal["cpu", "cuda", "mps", "other"]
-    cores: int
-    offline_backbone: str | None = None
-    bf16: bool = False
-
-
-class _Preset(Settings):
-    backbone: str
-    size: int
-    batch_size: int
-    weight_decay: float
-    batchnorm_eval: bool
-    cached_views: int
-    stages: tuple[StageConfig, ...]
-
-
-def _stages(
-    warmup: int, warmup_lr: float, epochs: int, lr: float, trainable: Literal["head", "all"] | int
-) -> tuple[StageConfig, ...]:
-    head = StageConfig(name="warmup", epochs=warmup, lr=warmup_lr, trainable="head", schedule="constant", warmup=True)
-    main = StageConfig(name="main", epochs=epochs, lr=lr, trainable=trainable)
-    return (head, main) if warmup else (main,)
-
-
-PRESETS: Mapping[str, _Preset] = {
-    # A frozen trunk with cached views: a usable model in a minute or two on a laptop.
-    "cpu": _Preset(
-        backbone="tf_efficientnet_lite0",
-        size=224,
-        batch_size=16,
-        weight_decay=0.0,
-        batchnorm_eval=True,
-        cached_views=8,
-        stages=_stages(5, 3e-3, 12, 1e-3, "head"),
-    ),
-    "finetune": _Preset(
-        backbone="resnet50",
-        size=320,
-        batch_size=16,
-        weight_decay=0.0,
-        batchnorm_eval=True,
-        cached_views=0,
-        stages=_stages(5, 3e-3, 12, 1e-4, "all"),
-    ),
-    # Section 4.1: linear layer for 5 epochs at 1e-3, then everything for 25 epochs at 1e-5, cosine, Adam, batch 8.
-    "paper": _Preset(
-        backbone="resnet50",
-        size=448,
-        batch_size=8,
-        weight_decay=0.0,
-        batchnorm_eval=False,
-        cached_views=0,
-        stages=_stages(5, 1e-3, 25, 1e-5, "all"),
-    ),
-    "paper_scratch": _Preset(
-        backbone="resnet50",
-        size=448,
-        batch_size=8,
-        weight_decay=0.0,
-        batchnorm_eval=False,
-        cached_views=0,
-        stages=_stages(0, 1e-3, 100, 1e-4, "all"),
-    ),
-    # Section 4.3.
-    "paper_imagenet": _Preset(
-        backbone="resnet50",
-        size=224,
-        batch_size=64,
-        weight_decay=1e-4,
-        batchnorm_eval=False,
-        cached_views=0,
-        stages=_stages(5, 1e-4, 25, 1e-4, "all"),
-    ),
-}
-
-
-@final
-class Resolved(Settings):
-    """Every setting of a run with nothing left to derive; printed, and stored beside the run."""
-
-    preset: str
-    backbone: str
-    weights: str
-    drop_path: float
-    output_stride: int
-    head_kernel: int
-    pool: Literal["mean", "mean_prob", "max", "lse", "softmax", "csra"]
-    pool_temperature: float
-    pool_weight: float
-    policy: Literal["coco", "imagenet", "none"]
-    size: int
-    min_area: float
-    flip: bool
-    stages: tuple[StageConfig, ...]
-    batch_size: int
-    weight_decay: float
-    accumulate: int
-    clip_norm: float
-    precision: Literal["no", "bf16", "fp16"]
-    weight_ema: float
-    batchnorm_eval: bool
-    cached_views: int
-    workers: int
-    seed: int
-    checkpoint_every_steps: int
-    select: Literal["auto", "best", "last"]
-
-
-def resolve(config: Config, facts: Facts) -> Resolved:
-    """Fill everything that was left to derive. Pure: the same config and facts give the same answer.
-
-    A zero means: not used, in `clip_norm`, `weight_ema` and `checkpoint_every_steps`; the backbone's own, in
-    `output_stride`.
-
-    Raises:
-        ConfigError: settings that contradict each other.
-    """
-    train, model, augment = config.train, config.model, config.augment
-    name = train.preset or ("finetune" if facts.device == "cuda" else "cpu")
-    preset = PRESETS[name]
-    stages = preset.stages if train.stages is None else train.stages
-    _check_stages(stages)
-    last = stages[-1].model_copy(
-        update={k: v for k, v in (("epochs", train.epochs), ("lr", train.lr)) if v is not None}
-    )
-    if train.stages and (train.epochs or train.lr):
-        raise ConfigError("train.epochs and train.lr change the preset's last stage; with train.stages set them there.")
-    stages = (*stages[:-1], last)
-    weights = model.weights or _weights(model.backbone or preset.backbone, facts)
-    frozen = all(stage.trainable == "head" for stage in stages)
-    cached = train.cached_views if train.cached_views is not None else (preset.cached_views if frozen else 0)
-    if cached and not frozen:
-        raise ConfigError(
-            'train.cached_views needs a frozen trunk: give every stage trainable = "head", or set it to 0.'
-        )
-    policy = augment.policy or ("imagenet" if name == "paper_imagenet" else "coco")
-    precision = train.precision or ("bf16" if facts.device == "cuda" and facts.bf16 else "no")
-    if precision == "fp16" and facts.device == "cpu":
-        raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')
-    return Resolved(
-        preset=name,
-        backbone=model.backbone or preset.backbone,
-        weights=weights,
-        drop_path=model.drop_path,
-        output_stride=model.output_stride or 0,
-        head_kernel=model.head_kernel,
-        pool=model.pool,
-        pool_temperature=model.pool_temperature,
-        pool_weight=model.pool_weight,
-        policy=policy,
-        size=augment.size or preset.size,
-        min_area=augment.min_area or (0.08 if policy == "imagenet" else 0.25),
-        flip=augment.flip,
-        stages=stages,
-        batch_size=train.batch_size or preset.batch_size,
-        weight_decay=preset.weight_decay if train.weight_decay is None else train.weight_decay,
-        accumulate=train.accumulate,
-        clip_norm=train.clip_norm or 0.0,
-        precision=precision,
-        weight_ema=train.weight_ema or 0.0,
-        batchnorm_eval=preset.batchnorm_eval if train.batchnorm_eval is None else train.batchnorm_eval,
-        cached_views=cached,
-        workers=min(8, max(0, facts.cores - 1)) if train.workers is None else train.workers,
-        seed=train.seed,
-        checkpoint_every_steps=train.checkpoint_every_steps or 0,
-        select=train.select,
-    )
-
-
-def _check_stages(stages: tuple[StageConfig, ...]) -> None:
-    if not any(stage.epochs for stage in stages):
-        raise ConfigError("train.stages have no epoch in all; give at least one stage epochs above 0.")
-    later = [stage.name for before, stage in pairwise(stages) if stage.warmup and not before.warmup]
-    if later:
-        raise ConfigError(
-            f"stage {later[0]!r} has warmup = true but comes after a stage without; warm-up stages come first."
-        )
-
-
-def _weights(backbone: str, facts: Facts) -> str:
-    return "offline" if backbone == facts.offline_backbone else "hub"

@@ -4,20 +4,26 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from PIL import Image
 from typer.testing import Result
 
 from fewtags.data.budget import simulate_budget
-from fewtags.data.costs import CostModel
+from fewtags.data.costs import CostModel, find_cost
 from fewtags.data.read import read
+from fewtags.data.simulate import keep, single_positive
 from fewtags.data.storage import load, save
 from fewtags.data.table import LabelTable
+from fewtags.data.vocabulary import with_classes
 from fewtags.labels import ClassNames, Label
 
 Run = Callable[..., Result]
+Thin = Callable[[LabelTable], LabelTable]
 
 
 def test_check_tells_what_there_is(run: Run, dataset: Path) -> None:
@@ -69,12 +75,65 @@ def test_check_json_stays_json_on_errors(run: Run, dataset: Path, broken: Path) 
     assert {row["item"] for row in told["excluded"]} == {"train/3.png", "train/5.png"}
 
 
+COCO = {
+    "images": [{"id": n, "file_name": f"{n}.png", "width": 8, "height": 8} for n in range(3)],
+    "annotations": [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 4, 4]} for n in range(3)],
+    "categories": [{"id": 1, "name": "cat"}],
+}
+STRANGER = {"id": 9, "image_id": 0, "category_id": 7}
+FLAT = {"id": 9, "image_id": 0, "category_id": 1, "bbox": [1, 1, 0, 4]}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        ("a.csv", "image,tags\n0.png,cat\n1.png,dog\n2.png,cat\n", ""),
+        ("a.csv", "image,tags\n0.png,cat\n1.png,dog\n2.png,cat\n5.png,cat\n", "missing"),
+        ("a.csv", "image,tags\n0.png,cat\n1.png,dog\nempty.png,cat\n", "unreadable"),
+        ("a.csv", "image,cat\n0.png,1\n1.png,0\n1.png,1\n2.png,1\n", "contradiction"),
+        ("a.json", json.dumps(COCO), ""),
+        ("a.json", json.dumps(COCO | {"annotations": [*COCO["annotations"], STRANGER]}), "unusable"),
+        ("a.json", json.dumps(COCO | {"annotations": [*COCO["annotations"], FLAT]}), "bad-place"),
+    ],
+)
+def test_check_ends_with_1_where_data_would_be_lost(run: Run, tmp_path: Path, name: str, text: str, code: str) -> None:
+    for n in range(3):
+        Image.new("L", (8, 8), n).save(tmp_path / f"{n}.png")
+    (tmp_path / "empty.png").touch()
+    (tmp_path / name).write_text(text)
+    result = run("check", tmp_path / name, "--json")
+    errors = [f for f in json.loads(result.stdout)["findings"] if f["level"] == "error"]
+    assert [f["code"] for f in errors] == ([code] if code else [])
+    assert result.exit_code == (1 if code else 0)
+    assert all(f["items"] for f in errors)
+
+
+def test_check_ends_with_1_on_photos_of_train_in_val(run: Run, tmp_path: Path) -> None:
+    for n in range(3):
+        Image.new("L", (8, 8), n).save(tmp_path / f"{n}.png")
+    (tmp_path / "train.csv").write_text("image,cat\n0.png,1\n1.png,0\n")
+    (tmp_path / "val.csv").write_text("image,cat\n1.png,0\n2.png,1\n")
+    result = run("check", tmp_path / "train.csv", "--val", tmp_path / "val.csv")
+    assert result.exit_code == 1
+    assert "error: 1 photo is in more than one split (1 of 2 in val)" in result.stdout
+
+
+@pytest.mark.parametrize("option", ["--size", "--stride"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_check_refuses_maps_without_extent(run: Run, dataset: Path, option: str, value: int) -> None:
+    result = run("check", dataset / "val.parquet", option, value)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.stderr
+
+
 @pytest.mark.parametrize("protocol", ["single", "cole"])
 def test_simulate_keeps_one_positive_per_image(run: Run, dataset: Path, tmp_path: Path, protocol: str) -> None:
     out = tmp_path / "new" / "part.parquet"
     result = run("simulate", dataset / "val.parquet", "--protocol", protocol, "--out", out)
     assert (result.exit_code, result.stdout) == (0, f"{out}\n"), result.stderr
-    assert result.stderr.startswith(f"simulated one positive per image ({'plain' if protocol == 'single' else 'cole'}")
+    told, simulated = result.stderr.splitlines()
+    assert told == "note: val.parquet: read as parquet, by its ending"
+    assert simulated.startswith(f"simulated one positive per image ({'plain' if protocol == 'single' else 'cole'}")
     full, part = load(dataset / "val.parquet").matrix, load(out).matrix
     assert part.image_counts(Label.POSITIVE).tolist() == [1] * 12
     assert not part.counts(Label.NEGATIVE).any()
@@ -99,6 +158,129 @@ def test_simulate_keep_to_csv(run: Run, dataset: Path, tmp_path: Path) -> None:
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["state"] for row in rows] == ["positive"] * 18
+
+
+SPLITS = ("train", "val", "test", "", "train", "extra", *["train"] * 6)
+
+
+def with_splits(dataset: Path, folder: Path, names: tuple[str, ...]) -> Path:
+    """The complete labels of `val.parquet`, 12 images, with splits."""
+    table = replace(load(dataset / "val.parquet"), split_names=pa.array(names, pa.string()))
+    save(table, folder / "full.parquet", keep_root=True)
+    return folder / "full.parquet"
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+@pytest.mark.parametrize(
+    ("words", "thin"),
+    [
+        ((), lambda table: single_positive(table, 0)),
+        (("--protocol", "cole"), lambda table: single_positive(table, 1200, "cole")),
+        (
+            ("--protocol", "keep", "--positives", 0.5, "--negatives", 0.5),
+            lambda table: keep(table, positives=0.5, negatives=0.5, seed=0),
+        ),
+        (
+            ("--budget", "20%", "--type", "tags"),
+            lambda table: simulate_budget(table, "20%", "tags", 0, find_cost(None, table)),
+        ),
+    ],
+)
+def test_only_training_images_are_thinned(
+    run: Run, dataset: Path, tmp_path: Path, ending: str, words: tuple[object, ...], thin: Thin
+) -> None:
+    """As if they were alone; all others are written as they are, in their place, and all keep their split."""
+    full, out = load(with_splits(dataset, tmp_path, SPLITS)), tmp_path / f"part.{ending}"
+    result = run("simulate", tmp_path / "full.parquet", "--out", out, *words)
+    assert result.exit_code == 0, result.stderr
+    assert (
+        "thinned: 8 images of split 'train'; as they were: 1 image of split 'val', 1 image of split 'test', 1 image of "
+        "no split, 1 image of split 'extra'"
+    ) in result.stderr.splitlines()
+    part = with_classes(read(out, images=dataset / "images"), full.classes)
+    assert part.split_names is not None
+    assert part.split_names.to_pylist() == list(SPLITS)
+    assert part.images.equals(full.images)
+    training = np.array(SPLITS) == "train"
+    np.testing.assert_array_equal(part.subset(~training).matrix.dense(), full.subset(~training).matrix.dense())
+    expected = thin(full.subset(training)).matrix.dense()
+    np.testing.assert_array_equal(part.subset(training).matrix.dense(), expected)
+    assert (expected != full.subset(training).matrix.dense()).any()
+
+
+def test_closed_images_of_other_splits_stay_closed(run: Run, boxes: Path, tmp_path: Path) -> None:
+    full = replace(load(boxes), split_names=pa.array(["train", "val"] * 6))
+    save(full, tmp_path / "full.parquet", keep_root=True)
+    run("simulate", tmp_path / "full.parquet", "--out", tmp_path / "part.parquet")
+    part = load(tmp_path / "part.parquet")
+    assert part.named_splits()["val"].fingerprint == full.named_splits()["val"].fingerprint
+    assert (part.named_splits()["train"].closed == -1).all()
+
+
+def test_without_a_split_called_train_all_but_val_and_test_are_thinned(run: Run, dataset: Path, tmp_path: Path) -> None:
+    source = with_splits(dataset, tmp_path, ("a", "", "val", *["a"] * 9))
+    result = run("simulate", source, "--out", tmp_path / "part.parquet")
+    last = "thinned: 10 images of split 'a', 1 image of no split; as they were: 1 image of split 'val'"
+    assert result.stderr.splitlines()[-1] == last
+    part = load(tmp_path / "part.parquet")
+    assert (part.matrix.image_counts(Label.UNKNOWN) == 0).tolist() == [i == 2 for i in range(12)]
+
+
+def test_without_training_images_nothing_is_thinned(run: Run, dataset: Path, tmp_path: Path) -> None:
+    source = with_splits(dataset, tmp_path, ("val",) * 5 + ("test",) * 7)
+    result = run("simulate", source, "--out", tmp_path / "part.parquet")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        1,
+        "error: there are no training images to thin, only 5 images of split 'val', 7 images of split 'test'; call the "
+        "split of those images 'train', or leave it empty.",
+    )
+    assert not (tmp_path / "part.parquet").exists()
+
+
+def test_classes_without_a_label_are_not_in_a_csv(run: Run, dataset: Path, tmp_path: Path) -> None:
+    """One image with all three classes: one of them keeps its label."""
+    rows = ["image,red,green,blue", "val/0.png,1,1,1"]
+    (tmp_path / "full.csv").write_text("\n".join(rows))
+    words = ("simulate", tmp_path / "full.csv", "--images", dataset / "images", "--out")
+    lines = run(*words, tmp_path / "part.csv").stderr.splitlines()
+    (kept,) = read(tmp_path / "part.csv", images=dataset / "images").classes.ids
+    lost = [name for name in ("red", "green", "blue") if name != kept]
+    assert lines[-1] == (
+        f"warning: 2 of 3 classes are not in part.csv, since no label of them is left ('{lost[0]}', '{lost[1]}'); a "
+        ".parquet file keeps them."
+    )
+    assert "part.parquet" not in run(*words, tmp_path / "part.parquet").stderr
+    assert load(tmp_path / "part.parquet").classes.ids == ("red", "green", "blue")
+
+
+def test_simulate_says_how_it_read_and_what_was_unknown_before(run: Run, dataset: Path, tmp_path: Path) -> None:
+    """Of two images and two classes three cells are known, and one photo is not there."""
+    rows = ["image,red,green", "val/0.png,1,", "val/1.png,1,0", "val/gone.png,1,1"]
+    (tmp_path / "full.csv").write_text("\n".join(rows))
+    words = ("simulate", tmp_path / "full.csv", "--images", dataset / "images", "--out", tmp_path / "part.parquet")
+    lines = run(*words).stderr.splitlines()
+    assert "read: full.csv, class columns: 1 -> positive (4)" in lines
+    assert "read: full.csv, class columns: (blank) -> unknown (1)" in lines
+    assert (
+        f"warning: 1 item left out while reading; `fewtags check {tmp_path / 'full.csv'} --images {dataset / 'images'} "
+        "--excluded FILE` lists them."
+    ) in lines
+    assert lines[-1] == (
+        "warning: 1 of 4 cells of the training images (25.0%) were unknown before, so fewer labels are left than the "
+        "protocol says; pass --complete if what is not named is known to be absent."
+    )
+    assert "unknown before" not in run(*words, "--complete").stderr
+
+
+def test_simulate_refuses_a_place_that_cannot_be_written_before_it_reads(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "part.csv"
+    result = run("simulate", tmp_path / "nowhere.csv", "--out", out)
+    assert (result.exit_code, result.stdout, result.stderr) == (
+        1,
+        "",
+        f"error: --out {out} cannot be written: {tmp_path / 'file'} is no folder; give another place.\n",
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,14 +336,17 @@ def test_simulate_a_budget(run: Run, dataset: Path, boxes: Path, kind: str, endi
     source = load(boxes)
     expected = simulate_budget(source, "30s", kind, 3, CostModel(3, 1.5, 2.0), mode="exact")
     assert read(out, images=dataset / "images").fingerprint == expected.fingerprint
-    assert result.stderr.splitlines() == list(expected.notes.messages)
+    assert result.stderr.splitlines() == [
+        "note: boxes.parquet: read as parquet, by its ending",
+        *expected.notes.messages,
+    ]
     assert len(expected.locations) > 0 or kind == "tags"
 
 
 def test_simulate_a_budget_tells_what_was_bought(run: Run, boxes: Path, tmp_path: Path) -> None:
     """25 % of 36 tags are 9 s; of 3 classes 1.5 are positive: a pair costs (1.5 + 1.5 x 2.4) / 3 = 1.7 s; 5 pairs."""
     result = run("simulate", boxes, "--budget", "25%", "--type", "sp", "--out", tmp_path / "a.parquet")
-    receipt, costs = result.stderr.splitlines()
+    _, receipt, costs = result.stderr.splitlines()
     assert receipt.startswith("simulated a budget of 25% (one point (SP), flat costs, seed 0): 5 pairs (")
     assert receipt.endswith("of 12 images for 8 s (0.00 h), 1.7 s a pair")
     assert costs == (
@@ -227,5 +412,5 @@ def test_simulate_with_other_costs_and_points(run: Run, boxes: Path, tmp_path: P
 def test_simulate_refuses_budgets(run: Run, boxes: Path, words: tuple[str, ...], message: str) -> None:
     out = boxes.parent / "part.csv"
     result = run("simulate", boxes, *words, "--out", out)
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"error: {message}\n")
+    assert (result.exit_code, result.stdout, result.stderr.splitlines()[-1]) == (1, "", f"error: {message}")
     assert not out.exists()

@@ -1,8 +1,10 @@
 """The demo, in small: everything it does but the length of the training."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 from fewtags.cli import demo
 from fewtags.errors import ConfigError
@@ -37,3 +39,10 @@ def test_runs_that_are_not_of_a_demo_are_left_alone(tmp_path: Path) -> None:
         demo.run_demo(tmp_path / "runs", seed=0)
     assert model.read_text() == "mine"
     assert [entry.name for entry in (tmp_path / "runs").iterdir()] == ["assume_negative"]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_no_generator_takes(run: Callable[..., Result], seed: int) -> None:
+    result = run("demo", "--seed", seed)
+    assert result.exit_code == 2
+    assert "Invalid value for '--seed'" in result.stderr

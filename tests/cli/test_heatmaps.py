@@ -1,13 +1,14 @@
 """Names of files."""
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewtags.cli.heatmaps import class_position, file_names, output_names
-from fewtags.errors import DataError
+from fewtags.cli.heatmaps import NameKey, class_position, file_names, output_names
+from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames
 
 
@@ -28,6 +29,58 @@ def test_names_of_photos(tmp_path: Path) -> None:
 def test_names_that_differ_in_case_only(tmp_path: Path) -> None:
     names, _ = output_names([], [tmp_path / "a" / "Cat.jpg", tmp_path / "b" / "cat.jpg"])
     assert [str(n) for n in names.values()] == ["Cat", "cat-2"]
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    """Below a folder whose name is Latin-1."""
+    folder, plain = tmp_path / os.fsdecode(b"\xe9"), tmp_path / "b.jpg"
+    names, notes = output_names([tmp_path], [folder / "a.jpg", plain])
+    assert [str(n) for n in names.values()] == ["\\xe9/a", "b"]
+    assert notes == [
+        "1 photo has a name that is not UTF-8, written with \\xNN for such bytes and \\\\ for a backslash: \\xe9/a"
+    ]
+
+
+def test_the_key_has_only_names_that_had_to_be_changed(tmp_path: Path) -> None:
+    """Two photos named "a", one of them numbered; class "cat/dog" cannot be part of a file name, "cat" can."""
+    key = NameKey(tmp_path)
+    key.add(
+        Path("x/a.jpg"),
+        Path("a"),
+        {tmp_path / "a.npy": None, tmp_path / "a.cat.png": "cat", tmp_path / "a.cat_dog.png": "cat/dog"},
+    )
+    key.add(Path("y/a.jpg"), Path("a-2"), {tmp_path / "a-2.npy": None, tmp_path / "a-2.cat.png": "cat"})
+    assert key.write() == f"3 files could not be called PHOTO.CLASS; {tmp_path / 'names.csv'} says what they show"
+    assert (tmp_path / "names.csv").read_text("utf-8") == (
+        "file,image,class\na.cat_dog.png,x/a.jpg,cat/dog\na-2.npy,y/a.jpg,\na-2.cat.png,y/a.jpg,cat\n"
+    )
+
+
+def test_no_key_where_every_name_says_what_it_is(tmp_path: Path) -> None:
+    key = NameKey(tmp_path)
+    key.add(Path("x/sub/a.jpg"), Path("sub/a"), {tmp_path / "sub" / "a.cat.png": "cat"})
+    assert key.write() == ""
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_key_of_an_earlier_call_stays_as_long_as_its_files(tmp_path: Path) -> None:
+    """Then "a-2.cat.png" is overwritten by a photo that is really called so."""
+    (tmp_path / "names.csv").write_text("file,image,class\na-2.cat.png,y/a.jpg,cat\nb-2.cat.png,y/b.jpg,cat\n")
+    key = NameKey(tmp_path)
+    key.add(Path("z/a-2.jpg"), Path("a-2"), {tmp_path / "a-2.cat.png": "cat"})
+    assert key.write() == ""
+    assert (tmp_path / "names.csv").read_text("utf-8") == "file,image,class\nb-2.cat.png,y/b.jpg,cat\n"
+
+
+@pytest.mark.parametrize("content", ["", "name,born\nann,1990\n", "file,image,class\na,b\n", "\xff\xfe"])
+def test_another_file_in_the_place_of_the_key_is_not_replaced(tmp_path: Path, content: str) -> None:
+    (tmp_path / "names.csv").write_text(content, "latin-1")
+    with pytest.raises(ConfigError) as error:
+        NameKey(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path / 'names.csv'} is not a key of heatmap names, and one would be written there; move it, or give "
+        "another --out."
+    )
 
 
 @given(st.lists(st.text(max_size=8), max_size=12, unique=True))

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 from typer.testing import Result
 
-from fewtags.config import PRESETS, parse
+from fewtags.config import parse
 from fewtags.engine.methods import METHODS, settings_models
+from fewtags.presets import PRESETS
 
 Run = Callable[..., Result]
 

@@ -49,6 +49,27 @@ def test_long_waits_say_how_far_they_are_when_piped(
     assert capsys.readouterr().err == "looking at photos: 1,200 of 5,000\n"
 
 
+def test_very_long_waits_are_foretold_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 of 300,000 in 6 s: 900 s in all, which is 15 min."""
+    clock = iter([0.0, 1.0, 6.0, 6.0, 7.0])
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    with progress.counting("looking at photos", faster="headers alone are faster") as tick:
+        tick(1_999, 300_000)
+        tick(2_000, 300_000)
+        tick(4_000, 300_000)
+    said = "looking at photos: 300,000 will take about 15 min; headers alone are faster\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(("total", "faster"), [(200_000, "headers"), (300_000, "")])
+def test_what_is_quick_or_cannot_be_faster_is_not_foretold(
+    capsys: pytest.CaptureFixture[str], total: int, faster: str
+) -> None:
+    with progress.counting("looking at photos", faster=faster) as tick:
+        tick(5_000, total)
+    assert capsys.readouterr().err == ""
+
+
 def test_only_one_of_many_processes_speaks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     progress.say("hello")

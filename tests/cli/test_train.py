@@ -1,6 +1,7 @@
 """train, resume, report."""
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import Result
 
+from fewtags.cli.train import what_next
 from fewtags.config import load_toml
 from fewtags.engine.events import Event, Saved
 from fewtags.engine.run import Run as EngineRun
@@ -44,14 +46,14 @@ def test_flags_reach_the_settings(trained: tuple[Path, Result]) -> None:
 
 
 def test_flags_win_over_the_file_and_set_over_both(run: Run, dataset: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text('[train]\nseed = 5\nlr = 0.5\n[objective]\nname = "bce"\n')
+    (tmp_path / "run.toml").write_text('[train]\nseed = 5\nlr = 0.5\n[objective]\nname = "assume_negative"\n')
     result = run(
         *("train", dataset / "train.parquet", "--val", dataset / "val.parquet", "--config", tmp_path / "run.toml"),
         *("--cpu", "--weights", "none", "--seed", "6", "--set", "train.lr=0.25", "--set", "model.backbone=test_resnet"),
         *("--set", "augment.size=64", "--dry-run"),
     )
     assert result.exit_code == 0, result.stderr
-    assert "method: bce" in result.stderr
+    assert "method: assume_negative" in result.stderr
     assert "seed 6" in result.stderr
     assert "lr 0.25" in result.stderr
 
@@ -84,6 +86,140 @@ def test_finished_run_is_neither_overwritten_nor_resumed(
     resumed = run("resume", out)
     assert resumed.exit_code == 1
     assert "is finished" in resumed.stderr
+
+
+def test_resume_of_a_finished_run_writes_its_missing_report(
+    run: Run, trained: tuple[Path, Result], tmp_path: Path
+) -> None:
+    """As after a kill between the model and the report."""
+    out = shutil.copytree(trained[0], tmp_path / "killed")
+    (out / "report.html").unlink()
+    (out / "curves.png").unlink()
+    result = run("resume", out)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.startswith(f"{out} is finished, but its report is missing; it is written now.\n")
+    assert result.stdout.splitlines() == [trained[1].stdout.splitlines()[0], f"report: {out / 'report.html'}"]
+    assert (out / "report.html").stat().st_size > 0
+    assert (out / "curves.png").stat().st_size > 0
+    assert "is finished; its model is" in run("resume", out).stderr
+
+
+def test_what_an_interrupted_run_can_do_next(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    resume = f"`fewtags resume {out}`"
+    assert what_next(out) == "nothing was written yet; the same command starts again"
+    (out / "checkpoints").mkdir(parents=True)
+    assert what_next(out) == "nothing was written yet; the same command starts again"
+    (out / "run.toml").touch()
+    assert what_next(out) == f"{resume} begins again, since no checkpoint was complete"
+    (out / "checkpoints" / "LAST").touch()
+    assert what_next(out) == f"{resume} goes on from the last checkpoint"
+    (out / "model.safetensors").touch()
+    assert what_next(out) == f"the model is complete, and {resume} writes the report"
+    (out / "report.html").touch()
+    assert what_next(out) == "the run is complete"
+
+
+def test_interrupted_before_anything_was_written(
+    run: Run, train_command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While views are cached; the same command then really starts."""
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fewtags.engine.run.write_record", stopped)
+        first = run(*train_command, "--out", tmp_path / "run")
+    assert first.exit_code == 130
+    assert first.stderr.endswith("interrupted; nothing was written yet; the same command starts again.\n")
+    assert run(*train_command, "--out", tmp_path / "run").exit_code == 0
+
+
+def test_interrupted_while_the_report_is_written(
+    run: Run, train_command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fewtags.report.build.build_report", stopped)
+        first = run(*train_command, "--out", tmp_path / "run")
+    assert first.exit_code == 130
+    resume = f"`fewtags resume {tmp_path / 'run'}`"
+    assert first.stderr.endswith(f"interrupted; the model is complete, and {resume} writes the report.\n")
+    assert run("resume", tmp_path / "run").exit_code == 0
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_resume_says_what_it_could_not_look_at(
+    run: Run, train_command: tuple[str, ...], dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(dataset / "train.parquet", tmp_path / "train.parquet")
+    whole = EngineRun.start
+
+    def stopped(self: EngineRun) -> Iterator[Event]:
+        yield next(whole(self))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineRun, "start", stopped)
+        run("train", tmp_path / "train.parquet", *train_command[2:], "--out", tmp_path / "run")
+    (tmp_path / "train.parquet").unlink()
+    result = run("resume", tmp_path / "run", "--cpu")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.startswith(
+        f"labels: {tmp_path / 'train.parquet'} is no longer there, so the run's own copy is used without a look at "
+        f"what has changed\n{tmp_path / 'run'} has no complete checkpoint: training BEGINS AGAIN with epoch 1\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["train", "report"])
+def test_a_place_that_cannot_be_written_is_noticed_first(
+    run: Run,
+    train_command: tuple[str, ...],
+    trained: tuple[Path, Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    (tmp_path / "notes.txt").touch()
+    monkeypatch.setattr("fewtags.engine.plan.make_plan", lambda *_, **__: pytest.fail("looked at the data"))
+    monkeypatch.setattr("fewtags.report.build.load_run", lambda *_: pytest.fail("read the run"))
+    words = train_command if command == "train" else ("report", str(trained[0]))
+    place = tmp_path / "notes.txt" / "deep" / "out"
+    result = run(*words, "--out", place)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: {place} cannot be made, since {tmp_path / 'notes.txt'} is a file; choose another --out.\n"
+    )
+
+
+def test_a_report_is_no_folder(run: Run, trained: tuple[Path, Result], tmp_path: Path) -> None:
+    result = run("report", trained[0], "--out", tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: {tmp_path} is a folder; --out takes a file, for example {tmp_path / 'report.html'}.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--set", "objective.positives_per_image=4"), "positives_per_image is 4.0, but there are 3 classes."),
+        (("--set", "objective.class_prior=[0.1, 0.2]"), "class_prior holds 2 shares, but there are 3 classes."),
+        (("--set", "train.lr=inf"), "train.lr = inf: input should be a finite number"),
+        (("--seed", "4294967296"), "train.seed = 4294967296: input should be less than or equal to 4294967295"),
+        (("--set", "augment.policy=none", "--set", "augment.min_area=0.5"), "augment.min_area = 0.5 would do nothing"),
+        (("--method", "bce"), "or, where what is not named is absent, read the labels with --complete."),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would(
+    run: Run, train_command: tuple[str, ...], words: tuple[str, ...], message: str
+) -> None:
+    result = run(*train_command, *words, "--dry-run")
+    assert result.exit_code == 1
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize(

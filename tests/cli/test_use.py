@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,7 +42,7 @@ def read(path: Path) -> list[dict[str, object]]:
 def test_evaluate_tells_headline_and_classes(run: Run, model: Path, dataset: Path) -> None:
     result = run("evaluate", model, dataset / "val.parquet", "--cpu")
     assert result.exit_code == 0, result.stderr
-    assert result.stderr == "measuring on 12 images\n"
+    assert result.stderr == "note: val.parquet: read as parquet, by its ending\nmeasuring on 12 images\n"
     lines = result.stdout.splitlines()
     assert lines[0].startswith("mAP ")
     assert lines[0].endswith("3 of 3 classes counted, 12 images, 36 known cells.")
@@ -68,6 +70,132 @@ def test_evaluate_with_something_that_is_no_model(run: Run, dataset: Path) -> No
     assert "model.safetensors does not exist; give a run folder" in result.stderr
 
 
+def test_evaluate_on_a_run_that_is_not_finished(run: Run, dataset: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").touch()
+    for command in ("evaluate", "predict", "heatmap"):
+        result = run(command, tmp_path, dataset / ("val.parquet" if command == "evaluate" else "images"))
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.splitlines()[-1] == (
+            f"error: {tmp_path} is a run that is not finished, so it has no model yet; go on with `fewtags resume "
+            f"{tmp_path}`."
+        )
+
+
+@pytest.fixture
+def labels(dataset: Path, tmp_path: Path) -> Path:
+    """Images 0 and 1 of the validation photos are for training, 2 to 4 for val, 5 for test, 6 for none.
+
+    One more row, with blanks, names a photo that is not there.
+    """
+    rows = ["image,red,green,blue,split"]
+    for i, split in enumerate(["train", "train", "Validation", "val", "val", "test", ""]):
+        present = [i % 3] if i % 2 else [i % 3, (i + 1) % 3]
+        rows.append(f"val/{i}.png,{','.join('01'[c in present] for c in range(3))},{split}")
+    rows += ["val/gone.png,1,,,test"]
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    return tmp_path / "labels.csv"
+
+
+@pytest.mark.parametrize(
+    ("words", "images", "said"),
+    [
+        (
+            (),
+            1,
+            "measuring on 1 image of split 'test'; not measured: 2 images of split 'train', 3 images of split 'val', "
+            "1 image of no split",
+        ),
+        (
+            ("--split", "val"),
+            3,
+            "measuring on 3 images of split 'val'; not measured: 2 images of split 'train', 1 image of split 'test', "
+            "1 image of no split",
+        ),
+        (
+            ("--split", "Training"),
+            2,
+            "measuring on 2 images of split 'train'; not measured: 3 images of split 'val', 1 image of split 'test', "
+            "1 image of no split",
+        ),
+    ],
+)
+def test_evaluate_one_split(
+    run: Run, model: Path, dataset: Path, labels: Path, words: tuple[str, ...], images: int, said: str
+) -> None:
+    result = run("evaluate", model, labels, "--images", dataset / "images", "--json", "--cpu", *words)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["images"] == images
+    assert result.stderr.splitlines()[-1] == said
+
+
+@pytest.mark.parametrize(
+    ("rows", "images", "said"),
+    [
+        (
+            ["0.png,1,0,val", "1.png,0,1,train"],
+            1,
+            "measuring on 1 image of split 'val'; not measured: 1 image of split 'train'",
+        ),
+        (["0.png,1,0,val", "1.png,0,1,val"], 2, "measuring on 2 images of split 'val', which is all"),
+        (
+            ["0.png,1,0,train", "1.png,0,1,", "2.png,1,0,train"],
+            3,
+            "measuring on all 3 images, since none is for test or val: 2 images of split 'train', 1 image of no split",
+        ),
+    ],
+)
+def test_which_images_are_measured_by_default(
+    run: Run, model: Path, photos: Path, tmp_path: Path, rows: list[str], images: int, said: str
+) -> None:
+    (tmp_path / "labels.csv").write_text("\n".join(["image,red,green,split", *rows]))
+    result = run("evaluate", model, tmp_path / "labels.csv", "--images", photos, "--json", "--cpu")
+    assert json.loads(result.stdout)["images"] == images
+    assert result.stderr.splitlines()[-1] == said
+
+
+def test_a_split_that_is_not_there(run: Run, model: Path, dataset: Path, labels: Path) -> None:
+    result = run("evaluate", model, labels, "--images", dataset / "images", "--split", "tset", "--cpu")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1] == (
+        "error: --split tset is no split of these labels (did you mean 'test'?); there are 2 images of split 'train', "
+        "3 images of split 'val', 1 image of split 'test', 1 image of no split."
+    )
+    result = run("evaluate", model, dataset / "val.parquet", "--split", "val", "--cpu")
+    assert result.stderr.splitlines()[-1] == (
+        "error: --split val: these labels name no splits; leave it out to measure on all of them."
+    )
+
+
+def test_evaluate_says_how_it_read(run: Run, model: Path, dataset: Path, labels: Path) -> None:
+    """In the words of `check`, and how to see the list of what is missing."""
+    images = dataset / "images"
+    said = run("evaluate", model, labels, "--images", images, "--cpu").stderr.splitlines()
+    checked = run("check", labels, "--images", images, "--headers-only").stdout.splitlines()
+    for start in ("read: ", "note: "):
+        found = [line for line in said if line.startswith(start)]
+        assert found
+        assert found == [line for line in checked if line.startswith(start) and ("labels.csv" in line)]
+    assert "read: labels.csv, class columns: (blank) -> unknown (2)" in said
+    listed = f"`fewtags check {labels} --images {images} --excluded FILE` lists them."
+    assert f"warning: 1 item left out while reading; {listed}" in said
+
+
+def test_evaluate_goes_on_without_photos_that_cannot_be_read(
+    run: Run, model: Path, dataset: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(dataset / "images" / "val", tmp_path / "val")
+    (tmp_path / "val" / "3.png").write_bytes(b"no photo")
+    (tmp_path / "val" / "4.png").unlink()
+    result = run("evaluate", model, dataset / "val.parquet", "--images", tmp_path, "--json", "--cpu")
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert (told["images"], told["unreadable"]) == (10, 2)
+    *_, first, second, last = result.stderr.splitlines()
+    assert first.startswith(f"{tmp_path / 'val' / '3.png'}: ")
+    assert second.startswith(f"{tmp_path / 'val' / '4.png'}: ")
+    assert last == "2 of 12 photos could not be read; the others are measured."
+
+
 # predict
 
 
@@ -77,7 +205,8 @@ def test_predict_writes_every_form(
     run: Run, model: Path, photos: Path, tmp_path: Path, ending: str, wide: bool
 ) -> None:
     out = tmp_path / "new" / f"tags{ending}"
-    result = run("predict", model, photos, "--threshold", 0, "--out", out, "--cpu", *(["--wide"] if wide else []))
+    words = ["--wide"] if wide else ["--threshold", 0]
+    result = run("predict", model, photos, "--out", out, "--cpu", *words)
     assert (result.exit_code, result.stdout) == (0, f"{out}\n"), result.stderr
     assert [p.name for p in out.parent.iterdir()] == [out.name]
     rows = read(out if ending != ".CSV" else out.rename(out.with_suffix(".csv")))
@@ -94,8 +223,8 @@ def test_predict_writes_every_form(
 
 
 def test_long_and_wide_agree(run: Run, model: Path, photos: Path) -> None:
-    words = ("predict", model, photos / "0.png", "--threshold", 0, "--cpu")
-    long = list(csv.DictReader(io.StringIO(run(*words).stdout)))
+    words = ("predict", model, photos / "0.png", "--cpu")
+    long = list(csv.DictReader(io.StringIO(run(*words, "--threshold", 0).stdout)))
     wide = next(csv.DictReader(io.StringIO(run(*words, "--wide").stdout)))
     assert {row["class"]: row["probability"] for row in long} == {k: v for k, v in wide.items() if k != "image"}
 
@@ -138,6 +267,14 @@ def test_unreadable_photo_is_named_and_the_others_are_done(run: Run, model: Path
         (("--out", "tags.xlsx"), "error: --out tags.xlsx: expected a file ending in .csv, .parquet, .jsonl.\n"),
         (("--out", "."), "error: --out .: expected a file ending in .csv, .parquet, .jsonl.\n"),
         (("nowhere.jpg",), "error: nowhere.jpg does not exist; give photos or folders of photos.\n"),
+        (
+            ("--wide", "--threshold", "0.5"),
+            "error: --wide writes the probabilities of all classes, so --threshold has no effect; leave one out.\n",
+        ),
+        (
+            ("--wide", "--max-tags", "2"),
+            "error: --wide writes the probabilities of all classes, so --max-tags has no effect; leave one out.\n",
+        ),
     ],
 )
 def test_predict_refuses(run: Run, model: Path, photos: Path, words: tuple[str, ...], message: str) -> None:
@@ -147,6 +284,84 @@ def test_predict_refuses(run: Run, model: Path, photos: Path, words: tuple[str, 
 
 def test_threshold_outside_0_to_1_is_a_usage_error(run: Run, model: Path, photos: Path) -> None:
     assert run("predict", model, photos, "--threshold", 1.5).exit_code == 2
+
+
+def no_looking(*_: object) -> None:
+    raise AssertionError("photos are looked at before the place for results")
+
+
+@pytest.mark.parametrize(("command", "name"), [("predict", "tags.csv"), ("heatmap", "maps")])
+def test_a_place_that_cannot_be_written_is_noticed_before_photos_are_read(
+    run: Run,
+    model: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    name: str,
+) -> None:
+    """Below a file; and in a folder that may not be written in (root may, so the system's answer is given here)."""
+    monkeypatch.setattr("fewtags.engine.predict.find_photos", no_looking)
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / name
+    result = run(command, model, photos, "--out", out, "--cpu")
+    assert (result.exit_code, result.stdout, result.stderr) == (
+        1,
+        "",
+        f"error: --out {out} cannot be written: {tmp_path / 'file'} is no folder; give another place.\n",
+    )
+    monkeypatch.setattr("os.access", lambda place, _: place != tmp_path)
+    out = tmp_path / "new" / name
+    result = run(command, model, photos, "--out", out, "--cpu")
+    assert (result.exit_code, result.stdout, result.stderr) == (
+        1,
+        "",
+        f"error: --out {out} cannot be written: no permission to write in {tmp_path}; give another place.\n",
+    )
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_predict_skips_what_train_skips(run: Run, model: Path, photos: Path, tmp_path: Path) -> None:
+    shutil.copy(photos / "0.png", tmp_path / "0.png")
+    (tmp_path / "._0.png").write_bytes(b"what macOS leaves on other disks")
+    result = run("predict", model, tmp_path, "--wide", "--cpu")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == f"skipped in {tmp_path}, since they are no photos: (hidden) 1\n"
+    assert len(result.stdout.splitlines()) == 2
+
+
+@pytest.fixture
+def odd(photos: Path, tmp_path: Path) -> Path:
+    """A folder with two photos; the name of one is Latin-1, and the other spells it."""
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    try:
+        shutil.copy(photos / "0.png", folder / os.fsdecode(b"caf\xe9.png"))
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
+    shutil.copy(photos / "1.png", folder / "caf\\xe9.png")
+    return folder
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet", ".jsonl"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_names_that_are_no_text_are_written_so_that_they_can_be_told_apart(
+    run: Run, model: Path, odd: Path, tmp_path: Path, ending: str, wide: bool
+) -> None:
+    out = tmp_path / f"tags{ending}"
+    result = run("predict", model, odd, "--out", out, "--cpu", *(["--wide"] if wide else ["--threshold", 0]))
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    assert {row["image"] for row in read(out)} == {f"{odd}/caf\\xe9.png", f"{odd}/caf\\\\xe9.png"}
+    assert result.stderr == (
+        "2 photos have a name that is not UTF-8, written with \\xNN for such bytes and \\\\ for a backslash: "
+        f"{odd}/caf\\\\xe9.png, ...\n"
+    )
+
+
+def test_names_that_are_no_text_on_stdout(run: Run, model: Path, odd: Path) -> None:
+    result = run("predict", model, odd / os.fsdecode(b"caf\xe9.png"), "--wide", "--cpu")
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    assert result.stdout.splitlines()[1].startswith(f"{odd}/caf\\xe9.png,")
 
 
 # heatmap
@@ -169,8 +384,26 @@ def test_heatmaps_of_a_folder_keep_their_place(run: Run, model: Path, dataset: P
 def test_photos_with_the_same_name_are_numbered(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None:
     first, second = dataset / "images" / "train" / "0.png", dataset / "images" / "val" / "0.png"
     result = run("heatmap", model, first, second, "--class", "red", "--out", tmp_path, "--cpu")
-    assert {p.name for p in tmp_path.iterdir()} == {"0.red.png", "0-2.red.png"}
-    assert f"{second} is written as 0-2, since 0 is taken\n" in result.stderr
+    assert {p.name for p in tmp_path.iterdir()} == {"0.red.png", "0-2.red.png", "names.csv"}
+    assert result.stderr.splitlines() == [
+        f"{second} is written as 0-2, since 0 is taken",
+        "2 overlays of 2 photos",
+        f"1 file could not be called PHOTO.CLASS; {tmp_path / 'names.csv'} says what it shows",
+    ]
+    assert (tmp_path / "names.csv").read_text("utf-8") == f"file,image,class\n0-2.red.png,{second},red\n"
+
+
+def test_heatmaps_of_names_that_are_no_text(run: Run, model: Path, odd: Path, tmp_path: Path) -> None:
+    result = run("heatmap", model, odd, "--class", "red", "--arrays", "--out", tmp_path / "maps", "--cpu")
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    names = {row["file"]: (row["image"], row["class"]) for row in read(tmp_path / "maps" / "names.csv")}
+    assert names == {
+        "caf\\xe9.red.png": (f"{odd}/caf\\xe9.png", "red"),
+        "caf\\xe9.npy": (f"{odd}/caf\\xe9.png", ""),
+        "caf\\\\xe9.red.png": (f"{odd}/caf\\\\xe9.png", "red"),
+        "caf\\\\xe9.npy": (f"{odd}/caf\\\\xe9.png", ""),
+    }
+    assert {p.name for p in (tmp_path / "maps").iterdir()} == {*names, "names.csv"}
 
 
 def test_predicted_classes_are_drawn_by_default(run: Run, model: Path, photos: Path, tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ import torch
 from torch import nn
 
 from fewtags.geometry import View, maps_to_crop, stack_views
-from fewtags.labels import Batch, Label, LabelMatrix, Places
+from fewtags.labels import Batch, Label, LabelMatrix, Places, StrongView
 from fewtags.nets.spatial import Output
 from fewtags.objectives.assume_negative import BCE, AssumeNegative
 from fewtags.objectives.base import Part, Problem, Progress
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.objectives.fixmatch import FixMatch
 from fewtags.objectives.patchml import PatchML
 
 SAMPLES, CLASSES, SIZE, BATCH, EPOCHS = 24, 5, 12, 8, 4
@@ -76,6 +77,25 @@ METHODS = {
             min_count=2,
             cropped="keep",
             pseudo_fill="unknown",
+        ),
+        0,
+    ),
+    "fixmatch": (
+        lambda: FixMatch(pseudo_weight=0.2, pseudo_from=1, pseudo_fill="unknown", positive_from=0.55, negative_to=0.5),
+        1,
+    ),
+    "fixmatch-uncertain": (
+        lambda: FixMatch(
+            pseudo_weight=0.2,
+            pseudo_from=1,
+            pseudo_fill="unknown",
+            patch_unknown="selective",
+            positive_from=0.55,
+            negative_to=0.5,
+            per_selected=True,
+            uncertainty_views=3,
+            uncertain_positive=0.2,
+            uncertain_negative=0.2,
         ),
         0,
     ),
@@ -141,18 +161,24 @@ class Scenes:
         return cls(torch.from_numpy(images).float(), *arrays, torch.from_numpy(boxes).float())
 
     def batch(self, epoch, step):
-        """Crops and flips: a function of (epoch, step) alone."""
+        """Crops and flips, and stronger contrast in the second ones: a function of (epoch, step) alone."""
         index = np.random.default_rng([1, epoch]).permutation(SAMPLES)[step * BATCH : (step + 1) * BATCH]
-        rng, views = np.random.default_rng([2, epoch, step]), []
-        for _ in index:
-            side = rng.uniform(0.6, 1)
-            left, top = rng.uniform(0, 1 - side, 2)
-            view = View.crop(left, top, left + side, top + side)
-            views.append(view.then(View.flip()) if rng.random() < 0.5 else view)
-        index, views = torch.from_numpy(index), stack_views(views)
+        (views, strong), index = (crops([k, epoch, step], len(index)) for k in (2, 3)), torch.from_numpy(index)
         row = (self.boxes[index, 0] >= 0).nonzero()[:, 0]
         places = Places(row, (self.labels[index] == Label.POSITIVE).int().argmax(1)[row], self.boxes[index[row]])
-        return Batch(maps_to_crop(self.images[index], views, (SIZE, SIZE)), self.labels[index], index, views, places)
+        seen, changed = (maps_to_crop(self.images[index], those, (SIZE, SIZE)) for those in (views, strong))
+        return Batch(seen, self.labels[index], index, views, places, StrongView(1.5 * changed, strong))
+
+
+def crops(key, count):
+    """Random views, float32 [count, 2, 3]."""
+    rng, views = np.random.default_rng(key), []
+    for _ in range(count):
+        side = rng.uniform(0.6, 1)
+        left, top = rng.uniform(0, 1 - side, 2)
+        view = View.crop(left, top, left + side, top + side)
+        views.append(view.then(View.flip()) if rng.random() < 0.5 else view)
+    return stack_views(views)
 
 
 DATA = Scenes.make()
@@ -180,7 +206,7 @@ class Fit:
         self.losses, self.diagnostics = [], []
 
     def at(self):
-        return Progress(self.epoch, self.step, STEPS, warmup=self.epoch < self.warmup)
+        return Progress(self.epoch, self.step, STEPS)
 
     def run(self, stop_after=None):
         """Train to the end, or for so many steps; the losses so far are in `losses`."""
@@ -250,8 +276,9 @@ def assert_same(one, two):
 @every_method
 def test_trained_beats_fresh_on_a_fixed_batch(name, tmp_path):
     fit = Fit(name, tmp_path, epochs=8).run()
-    # Pseudo-labels follow from a net's own features, so that two nets would be measured against different ones.
-    batch, at = DATA.batch(0, 0), Progress(0 if "cluster" in name else 7, 0, STEPS)
+    # Pseudo-labels follow from a net's own opinion, so that two nets would be measured against different ones.
+    own = "cluster" in name or "fixmatch" in name
+    batch, at = DATA.batch(0, 0), Progress(0 if own else 7, 0, STEPS)
     trained, fresh = (fit.method.step(net, batch, at).loss.item() for net in (fit.net, Net(1)))
     assert trained < fresh
 
@@ -283,7 +310,8 @@ def test_step_changes_no_part_and_repeats_itself(name, tmp_path):
     fit.method.commit(fit.net, batch, one)
     for name in ("images", "labels", "index", "views"):
         assert torch.equal(getattr(batch, name), getattr(inputs, name)), name
-    assert all(torch.equal(now, then) for now, then in zip(batch.places, inputs.places, strict=True))
+    for now, then in ((batch.places, inputs.places), (batch.strong, inputs.strong)):
+        assert all(torch.equal(a, b) for a, b in zip(now, then, strict=True))
 
 
 @every_method

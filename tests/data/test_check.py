@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from PIL import Image
 
 from fewtags.data.check import CheckReport, HeatmapNeed, check
 from fewtags.data.findings import Finding
-from fewtags.data.table import Excluded, LabelTable, Notes, ValueReading
+from fewtags.data.merge import merge
+from fewtags.data.table import Excluded, Kind, LabelTable, Notes, ValueReading
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
 
@@ -99,12 +101,40 @@ def test_contradicting_sources_are_named() -> None:
         ["x"], ClassNames.of("ab"), image=np.array([0, 0, 0]), class_=np.array([0, 0, 1]), state=np.array([P, N, P])
     )
     finding = _only(check({"train": table}), "contradiction")
-    assert (
-        finding.message
-        == "train: 1 label is both positive and negative and taken as unknown. Decide which source is right."
+    assert finding.level == "error"
+    assert finding.message == (
+        "train: 1 label is both positive and negative in one source, and taken as unknown. Mend it."
     )
-    assert finding.items == tuple(map(str, table.summary().contradicting))
-    assert finding.items[0].startswith("x: a is both positive and negative")
+    assert finding.items == ("x: a is both positive and negative ()",)
+
+
+def test_contradictions_between_sources_are_what_unknown_is_for() -> None:
+    tables = {name: _table({"x": [state, P, P]}) for name, state in (("ours", P), ("theirs", N))}
+    finding = _only(check({"train": merge(tables)}), "contradiction")
+    assert str(finding) == (
+        "warning: train: 1 label is both positive and negative and taken as unknown. Decide which source is right. "
+        "(x: a is both positive and negative (ours, theirs))"
+    )
+
+
+def test_contradictions_are_told_where_nothing_else_is_known() -> None:
+    table = LabelTable.build(
+        ["x"], ClassNames.of("a"), image=np.array([0, 0]), class_=np.array([0, 0]), state=np.array([P, N])
+    )
+    assert [f.code for f in check({"train": table}).errors] == ["contradiction", "unlabelled"]
+
+
+def test_classes_that_are_never_known_to_be_absent_are_named_where_others_are() -> None:
+    """a: positive only; b: both; c: negative only. Where no class has a negative, nothing is said."""
+    train = _table({**_many(5, [P, P, N]), "last": [U, N, U]})
+    report = check({"train": train, "val": _table({"v": [P, P, N]})})
+    assert str(_only(report, "only-positives")) == (
+        "warning: train: 1 class is never known to be absent, while others are: with bce, all that can be learnt is "
+        "that they are always there. Take a method that counts unknown as absent (expected_negative, "
+        "assume_negative), or say where they are absent. (a)"
+    )
+    assert not _found(check({"train": _table(_many(5, [P, P, U]))}), "only-positives")
+    assert not _found(check({"train": _table({**_many(5, [P, P, P]), "n": [N, N, N]})}), "only-positives")
 
 
 def test_scarce_classes_are_named_by_what_they_cannot_do() -> None:
@@ -201,7 +231,7 @@ def test_missing_and_unreadable_photos_are_errors_and_clean_leaves_them_out(tmp_
     cells = {"cut.png": [P, N, N], "gone.png": [N, P, N], "good.png": [N, N, P]}
     tables = {"train": _table(cells, root=tmp_path), "val": _table({"good.png": [N, N, P]}, root=tmp_path)}
     report = check(tables)
-    assert [f.code for f in report.errors] == ["missing", "unreadable"]
+    assert [f.code for f in report.errors] == ["missing", "unreadable", "leak"]
     assert _only(report, "missing").message == (
         "1 photo is not there; such images are left out of training, with a line each in excluded.csv. Check the "
         "folder of the images."
@@ -210,17 +240,18 @@ def test_missing_and_unreadable_photos_are_errors_and_clean_leaves_them_out(tmp_
     assert _only(report, "unreadable").items[0].startswith("train cut.png: ")
     reason = report.unusable["train"]["cut.png"]
     assert report.excluded_rows() == (
-        Excluded("cut.png", reason, "train"),
-        Excluded("gone.png", f"no such file: {tmp_path / 'gone.png'}", "train"),
+        Excluded("cut.png", reason, "train", "unreadable"),
+        Excluded("gone.png", f"no such file: {tmp_path / 'gone.png'}", "train", "unreadable"),
     )
 
     clean = report.clean(tables)
     assert clean["train"].images.to_pylist() == ["good.png"]
     assert clean["train"].matrix.dense().tolist() == [[N, N, P]]
-    assert clean["train"].notes.excluded == report.excluded_rows()
+    # Whoever cleans wants it so; looking again finds nothing new.
+    assert clean["train"].notes.excluded == tuple(replace(row, kind="excluded") for row in report.excluded_rows())
     assert clean["train"].notes.messages == ("train: 2 images left out, without a readable photo; see excluded.csv",)
     assert clean["val"] is tables["val"]
-    assert not check(clean, threads=1).errors
+    assert [f.code for f in check(clean, threads=1).errors] == ["leak"]
 
 
 def test_headers_alone_do_not_find_a_truncated_photo(tmp_path: Path) -> None:
@@ -268,11 +299,11 @@ def test_copies_inside_a_split_across_splits_and_contradicting(tmp_path: Path) -
     leak = _only(report, "leak")
     assert leak.items == ("train 2.png = val 3.png", "train 4.png = val 4.png")
     assert leak.message == (
-        "2 photos are in more than one split (2 of 3 in val): scores there are too good. Remove them from one split, "
-        "or split by content: table.split(groups=content_groups(table))."
+        "2 photos are in more than one split (2 of 3 in val): scores there are too good. Remove them from one split; "
+        "or leave --val out, so that equal photos stay on one side."
     )
     assert _only(report, "contradicting-copies").items == ("a: train 2.png positive, val 3.png negative",)
-    assert not report.errors
+    assert report.errors == (leak,)
 
 
 def test_what_is_unusual_about_photos_is_counted_and_is_no_warning(tmp_path: Path) -> None:
@@ -317,7 +348,7 @@ def test_small_photos_are_measured_against_the_input(
 def test_a_table_without_a_photo_folder_says_so() -> None:
     report = check({"train": _table(_many(5, [P, P, P]))})
     assert str(_only(report, "no-photos")) == (
-        "warning: train: the folder of the photos is not known, so they were not looked at; pass it as images."
+        "warning: train: the folder of the photos is not known, so they were not looked at; give --images FOLDER."
     )
     assert report.photos == 0
 
@@ -334,12 +365,12 @@ def _need(limit: int) -> HeatmapNeed:
     ("limit", "end"),
     [
         (300, None),  # 5 images x 6 classes x 10 bytes fit
-        (299, "Keep those of the 5 best classes of each image (top-k): 250 bytes."),
-        (149, "Keep those of the 2 best classes of each image (top-k): 100 bytes."),
+        (299, "Keep those of the 5 best classes of each image (objective.heatmap_top_k = 5): 250 bytes."),
+        (149, "Keep those of the 2 best classes of each image (objective.heatmap_top_k = 2): 100 bytes."),
         (
             99,  # less than the 2 positives of an image need
-            "Even one heatmap for each of the 2 positives that an image may have does not fit: raise the limit, or "
-            "take a smaller input size.",
+            "Even one heatmap for each of the 2 positives that an image may have does not fit: take a smaller "
+            'input (augment.size), objective.heatmap_storage = "disk", or objective.scl_weight = 0, which needs none.',
         ),
     ],
 )
@@ -347,7 +378,7 @@ def test_heatmap_memory_suggests_the_largest_top_k_that_fits(limit: int, end: st
     table = _table(_many(5, [P, P, N, N, N, N]), "abcdef")
     report = check({"train": table, "val": table.subset([0])}, heatmaps=_need(limit))
     assert report.heatmap_bytes == 300
-    start = f"heatmaps of 5 images and 6 classes need 300 bytes, the limit is {limit} bytes. "
+    start = f"heatmaps of 5 images and 6 classes need 300 bytes; half of the free memory is {limit} bytes. "
     assert [f.message for f in _found(report, "heatmap-memory")] == ([start + end] if end else [])
 
 
@@ -360,9 +391,56 @@ def test_the_readers_notes_are_said_once_for_all_splits_of_a_table() -> None:
     table = _table(_many(6, [P, N, P]), notes=notes)
     report = check({"train": table.subset([0, 1, 2]), "val": table.subset([3, 4, 5])})
     assert [str(f) for f in _found(report, "reader")] == ["note: separator ';'"]
-    assert _only(report, "excluded").items == ("labels.csv, row 3: no such photo",)
+    assert str(_only(report, "excluded")) == (
+        "note: 1 item is left out as asked for; see excluded.csv. Nothing is to be done. "
+        "(labels.csv, row 3: no such photo)"
+    )
     assert report.readings == notes.readings
     assert "read: labels.csv: 0 -> absent (12,300)" in list(report.lines())
+
+
+@pytest.mark.parametrize(
+    ("kind", "level", "message"),
+    [
+        ("missing", "error", "2 photos that the labels name are not there; see excluded.csv. Check the folder of"),
+        (
+            "unreadable",
+            "error",
+            "2 files or folders cannot be read and are left out; see excluded.csv. Mend, rename or",
+        ),
+        (
+            "unusable",
+            "error",
+            "2 items of the labels cannot be used and are left out; see excluded.csv. Mend or remove",
+        ),
+        ("splits", "error", "2 images are in several splits or in none of them; see excluded.csv. Decide on one split"),
+        ("bad-place", "error", "2 boxes or points cannot be used and are left out; see excluded.csv. Mend them, or"),
+        ("unread-place", "warning", "2 places are of a kind that is not read; see excluded.csv. The labels are kept;"),
+        (
+            "partial",
+            "warning",
+            "2 sets of images have labels but no photos here; see excluded.csv. Download the photos",
+        ),
+        ("excluded", "note", "2 items are left out as asked for; see excluded.csv. Nothing is to be done."),
+    ],
+)
+def test_what_is_left_out_counts_by_why(kind: Kind, level: str, message: str) -> None:
+    """Data that is lost is an error; what cannot be read or was never there a warning; what was asked for a note."""
+    rows = tuple(Excluded(f"row {n}", "why", "labels.csv", kind) for n in (1, 2))
+    report = check({"train": _table(_many(5, [P, N, P]), notes=Notes(excluded=rows))})
+    finding = _only(report, kind)
+    assert (finding.level, finding.message[: len(message)]) == (level, message)
+    assert finding.items == ("labels.csv, row 1: why", "labels.csv, row 2: why")
+    assert bool(report.errors) == (level == "error")
+    told = [f for f in json.loads(report.to_json())["findings"] if f["code"] == kind]
+    assert told == [{"level": level, "code": kind, "message": finding.message, "items": [*finding.items]}]
+
+
+def test_what_readers_doubt_is_a_warning() -> None:
+    notes = Notes(warnings=("-1 may mean absent",)) + Notes(warnings=("boxes may be off",))
+    table = _table(_many(6, [P, N, P]), notes=notes)
+    report = check({"train": table.subset([0, 1, 2]), "val": table.subset([3, 4, 5])})
+    assert [str(f) for f in _found(report, "misread")] == ["warning: -1 may mean absent", "warning: boxes may be off"]
 
 
 def test_errors_come_before_warnings_before_notes(tmp_path: Path) -> None:

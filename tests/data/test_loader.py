@@ -1,5 +1,6 @@
 """From photos and labels to batches: random numbers, order, workers, errors."""
 
+import multiprocessing
 import pickle
 from dataclasses import replace
 
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fewtags.data.augment import Jitter, ResizedCrop, SquareCrop, WholeImage, render
-from fewtags.data.images import read_image
+from fewtags.data.augment import Jitter, ResizedCrop, SquareCrop, WholeImage
+from fewtags.data.images import open_photo, read_image
 from fewtags.data.loader import (
+    STRONG,
     Collate,
     EpochSampler,
     EvalLoader,
@@ -24,8 +26,10 @@ from fewtags.data.loader import (
     TrainLoader,
     TrainSet,
     Workers,
+    read_through,
     rng,
 )
+from fewtags.data.strong import Strong
 from fewtags.errors import ConfigError, DataError
 from fewtags.geometry import View, stack_views
 from fewtags.labels import Label, LabelMatrix, Locations
@@ -35,6 +39,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 PLAIN = Collate((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 COUNT = 11
+
+
+def pixels_of(path, view, size):
+    with open_photo(path) as photo:
+        return photo.read(view, (size, size))
 
 
 @pytest.fixture(scope="module")
@@ -161,14 +170,6 @@ def test_starting_later_gives_the_rest(case, epoch, start):
     assert list(sampler.batches(epoch, start)) == list(sampler.batches(epoch))[start:]
 
 
-@given(samplers, st.integers(0, 1000))
-def test_one_process_can_see_what_several_see_together(case, epoch):
-    world, samples, size, seed = case
-    several = [list(EpochSampler(samples, size, seed, rank=rank, world=world).batches(epoch)) for rank in range(world)]
-    together = [[pair for batch in step for pair in batch] for step in zip(*several, strict=True)]
-    assert list(EpochSampler(samples, size, seed, shards=world).batches(epoch)) == together
-
-
 def test_epochs_and_seeds_have_their_own_order():
     orders = {
         tuple(index for batch in EpochSampler(20, 3, seed).batches(epoch) for _, index in batch)
@@ -187,9 +188,20 @@ def test_a_sample_is_the_photo_through_its_view(data, photos, labels):
         turned = read_image(photos.path(index))
         aspect = turned.shape[1] / turned.shape[0]
         assert sample.view == SquareCrop(size=12).sample(rng(7, 3, index), aspect)
-        np.testing.assert_array_equal(sample.pixels, render(photos.path(index), sample.view, 12))
+        np.testing.assert_array_equal(sample.pixels, pixels_of(photos.path(index), sample.view, 12))
         np.testing.assert_array_equal(sample.labels, labels.dense()[index])
         assert sample.index == index
+
+
+def test_reading_through_a_view(photos):
+    """The view is asked for with the displayed aspect: photo 4 is stored 36 x 24 and displayed 24 x 36."""
+    asked = []
+    pixels, view = read_through(
+        photos.path(4), lambda aspect: asked.append(aspect) or View.crop(0.25, 0.0, 1.0, 0.5), 8
+    )
+    assert asked == [24 / 36]
+    assert view == View.crop(0.25, 0.0, 1.0, 0.5)
+    np.testing.assert_array_equal(pixels, pixels_of(photos.path(4), view, 8))
 
 
 def test_the_policy_is_told_the_displayed_aspect(photos, labels):
@@ -211,6 +223,43 @@ def test_jitter_changes_colours_not_views(data):
     assert jittered[0, 2].view == data[0, 2].view
     assert (jittered[0, 2].pixels != data[0, 2].pixels).any()
     np.testing.assert_array_equal(jittered[0, 2].pixels, jittered[0, 2].pixels)
+
+
+def test_a_strong_view_is_a_crop_of_its_own_with_other_pixels(data, photos):
+    """Beside the view that is drawn without it, and drawn from the same arguments: seed, epoch, index, stream."""
+    plain, both = data[2, 5], replace(data, strong=Strong())[2, 5]
+    assert both.view == plain.view
+    np.testing.assert_array_equal(both.pixels, plain.pixels)
+    random = rng(data.seed, 2, 5, STRONG)
+    assert both.strong.view == data.policy.sample(random, 1.0) != both.view
+    crop = pixels_of(photos.path(5), both.strong.view, data.policy.size)
+    np.testing.assert_array_equal(both.strong.pixels, Strong()(crop, random))
+    assert (both.strong.pixels != crop).any()
+
+
+def test_strong_views_repeat_after_the_cycle(data):
+    samples = [replace(data, strong=Strong(), views_cycle=2)[epoch, 5].strong for epoch in range(4)]
+    np.testing.assert_array_equal(samples[1].pixels, samples[3].pixels)
+    assert samples[0].view == samples[2].view != samples[1].view
+
+
+def test_batches_with_strong_views_are_the_same_for_any_number_of_workers(data):
+    sampler = EpochSampler(COUNT, 4, seed=3)
+    strong = replace(data, strong=Strong())
+    alone, helped = (list(TrainLoader(strong, sampler, PLAIN, Workers(count)).batches(1)) for count in (0, 2))
+    plain = list(TrainLoader(data, sampler, PLAIN).batches(1))
+    assert len(alone) == len(helped) == len(plain) > 1
+    for one, other, weak in zip(alone, helped, plain, strict=True):
+        assert weak.strong is None
+        for mine in (one, other):
+            assert torch.equal(mine.images, weak.images)
+            assert torch.equal(mine.views, weak.views)
+        for name in ("images", "views"):
+            assert torch.equal(getattr(one.strong, name), getattr(other.strong, name)), name
+        samples = [strong[1, int(i)].strong for i in one.index]
+        expected = PLAIN(samples)
+        assert torch.equal(one.strong.images, expected.images)
+        assert torch.equal(one.strong.views, expected.views)
 
 
 def test_evaluation_sees_the_whole_photo(photos, labels):
@@ -294,10 +343,20 @@ def test_resume_equals_the_uninterrupted_epoch(data):
     assert all(equal(*pair) for pair in zip(whole[1:], rest, strict=True))
 
 
+@pytest.fixture
+def spawning():
+    """New processes begin with nothing, as they do on macOS and Windows."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("spawning")
 def test_spawned_workers_change_nothing(data, photos, labels):
     sampler = EpochSampler(COUNT, 6, seed=7)
-    spawned = TrainLoader(data, sampler, PLAIN, Workers(1, context="spawn"))
+    spawned = TrainLoader(data, sampler, PLAIN, Workers(1))
     for pair in zip(spawned.batches(0), TrainLoader(data, sampler, PLAIN).batches(0), strict=True):
         assert equal(*pair)
 
@@ -384,8 +443,9 @@ def test_a_data_set_gives_a_failure_in_place_of_a_sample(broken, labels):
     assert PLAIN([EvalSet(broken, labels, WholeImage(size=8))[1], failure]) is failure
 
 
-def test_pixel_limit_is_passed_on(photos, labels):
-    failure = EvalSet(replace(photos, pixel_limit=100), labels, WholeImage(size=8))[0]
+def test_the_pixel_limit_holds(photos, labels, monkeypatch):
+    monkeypatch.setenv("FEWTAGS_PIXEL_LIMIT", "100")
+    failure = EvalSet(photos, labels, WholeImage(size=8))[0]
     assert isinstance(failure, Failure)
     assert "more than the limit of 0.0 million" in failure.message
 

@@ -83,10 +83,12 @@ def test_a_name_that_no_file_can_have_is_missing() -> None:
     assert scan(["a\0.jpg"]).missing == {0}
 
 
-def test_the_pixel_limit_is_kept(tmp_path: Path) -> None:
+def test_the_pixel_limit_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.png").write_bytes(_encoded("PNG"))
-    assert list(scan([str(tmp_path / "a.png")], pixel_limit=90 * 60 - 1, decode=False).unreadable) == [0]
-    assert not scan([str(tmp_path / "a.png")], pixel_limit=90 * 60).unreadable
+    monkeypatch.setenv("FEWTAGS_PIXEL_LIMIT", str(90 * 60 - 1))
+    assert list(scan([str(tmp_path / "a.png")], decode=False).unreadable) == [0]
+    monkeypatch.setenv("FEWTAGS_PIXEL_LIMIT", str(90 * 60))
+    assert not scan([str(tmp_path / "a.png")]).unreadable
 
 
 @pytest.mark.parametrize(

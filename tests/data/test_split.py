@@ -291,14 +291,14 @@ def test_a_class_in_one_big_group_goes_to_training():
         (
             r"0000([12])",
             DataError,
-            "regular expression '0000([12])' does not match 2 of 4 image keys (the first: '00000.jpg'). Every "
+            "data.group_by = '0000([12])' does not match 2 of 4 image keys (the first: '00000.jpg'). Every "
             "image needs "
             "a group: an image that belongs with no other needs one of its own.",
         ),
         (
             "(",
             ConfigError,
-            "'(' is not a regular expression: missing ), unterminated subpattern at position 0.",
+            "data.group_by = '(' is not a regular expression: missing ), unterminated subpattern at position 0.",
         ),
     ],
 )
@@ -331,14 +331,15 @@ def test_a_part_without_images_is_refused():
     with pytest.raises(DataError) as error:
         one_label_each([1, 1, 1, 1, 1]).split(val=0.2)
     assert str(error.value) == (
-        "5 images leave nothing for 'val' with its share of 0.2; give it a larger share or label more images, or do "
-        "without stratification (which keeps one image of every class for the first part)."
+        "5 images leave nothing for 'val' with its share of 0.2; give it a larger share (data.val_share), label "
+        "more images, or name the images yourself (--val LABELS). The first part keeps one image of every class, so "
+        "that few images of many classes cannot be split."
     )
     with pytest.raises(DataError) as error:
         one_label_each([5]).split(val=0.5, groups=[1] * 5, stratify=False)
     assert str(error.value) == (
-        "5 images in 1 groups leave nothing for 'val' with its share of 0.5; give it a larger share or label "
-        "more images."
+        "5 images in 1 groups leave nothing for 'val' with its share of 0.5; give it a larger share (data.val_share), "
+        "label more images, or name the images yourself (--val LABELS)."
     )
 
 

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fewtags.data.storage
+from fewtags.data.formats import table_csv
 from fewtags.data.merge import merge
-from fewtags.data.storage import load, replacing, save, write_csv
+from fewtags.data.storage import load, replacing, save, unwritten_classes, write_csv
 from fewtags.data.table import FACTS, LabelTable
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
@@ -280,7 +281,7 @@ def test_other_files_are_told_apart(tmp_path):
     with pytest.raises(DataError) as error:
         load(tmp_path / "frame.parquet")
     assert str(error.value) == (
-        "frame.parquet is a Parquet file but no label table (its metadata has no 'fewtags'); write it with save."
+        "frame.parquet is a Parquet file but no label table (its metadata has no 'fewtags'); give a CSV instead."
     )
 
 
@@ -351,7 +352,7 @@ def test_csv_by_hand(tmp_path):
     """ "a.jpg" is closed for both classes and silent, "e.jpg" for cat, which it has; "c, d.jpg" says nothing at all."""
     write_csv(example(), tmp_path / "table.csv")
     rows = read_csv(tmp_path / "table.csv")
-    assert list(rows[0]) == ["image", "class", "state", "x0", "y0", "x1", "y1", "source"]
+    assert list(rows[0]) == ["image", "class", "state", "x0", "y0", "x1", "y1", "source", "split"]
     assert [(r["image"], r["class"], r["state"], r["source"]) for r in rows] == [
         ("ü/b.jpg", "cat", "positive", "one"),
         ("ü/b.jpg", "cat", "positive", "one"),
@@ -363,6 +364,42 @@ def test_csv_by_hand(tmp_path):
         ("e.jpg", "dog", "positive", "two"),
     ]
     assert [r["x0"] for r in rows] == ["0.1", "0.5", "", "", "", "", "", ""]
+    assert [r["split"] for r in rows] == ["train", "train", "val", "val", "", "train", "train", "train"]
+
+
+def test_csv_without_splits_has_no_column_of_them(tmp_path):
+    write_csv(replace(example(), split_names=None), tmp_path / "table.csv")
+    assert list(read_csv(tmp_path / "table.csv")[0])[-2:] == ["y1", "source"]
+
+
+def test_the_reader_of_csv_finds_the_splits_again(tmp_path):
+    """One image of each split, one of them without a label, and one of no split."""
+    keys = ["a.jpg", "b.jpg", "c.jpg", "d.jpg"]
+    for key in keys:
+        (tmp_path / key).touch()
+    table = table_of(
+        keys,
+        [(0, 0, 1, (0.25, 0.25, 0.5, 0.75)), (1, 1, -1, NOWHERE), (3, 0, 1, NOWHERE)],
+        split=["train", "val", "extra set", ""],
+    )
+    write_csv(table, tmp_path / "table.csv")
+    back = table_csv.read_csv(tmp_path / "table.csv")
+    assert back.split_names.to_pylist() == ["train", "val", "extra set", ""]
+    assert back.fingerprint == table.fingerprint
+
+
+def test_classes_that_a_csv_does_not_name():
+    """Cat is named by a fact, dog by a blanket alone; emu by a blanket that closes no image, and fox not at all."""
+    table = table_of(
+        ["a.jpg", "b.jpg"],
+        [(0, 0, 1, NOWHERE)],
+        classes=("cat", "dog", "emu", "fox"),
+        closed=np.array([-1, 1]),
+        covers=np.array([[False, False, True, False], [False, True, False, False]]),
+    )
+    assert unwritten_classes(table) == ["emu", "fox"]
+    assert unwritten_classes(replace(table, closed=np.full(2, -1, np.int16))) == ["dog", "emu", "fox"]
+    assert unwritten_classes(table.subset([])) == ["cat", "dog", "emu", "fox"]
 
 
 @given(tables(), st.integers(1, 7))
@@ -393,8 +430,8 @@ def test_too_many_blanket_negatives_for_a_csv(tmp_path, monkeypatch):
     with pytest.raises(DataError) as error:
         write_csv(example(), tmp_path / "table.csv")
     assert str(error.value) == (
-        "3 negatives of completely annotated images are too many for a CSV (at most 2); save the table as Parquet, or "
-        "leave them out with blanket=False."
+        "3 negatives of completely annotated images are too many for a CSV (at most 2); give a name that ends in "
+        ".parquet, or in Python blanket=False."
     )
     write_csv(replace(example(), closed=np.full(4, -1, np.int16)), tmp_path / "table.csv")
     assert len(read_csv(tmp_path / "table.csv")) == 7

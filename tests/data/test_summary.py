@@ -94,6 +94,19 @@ def test_only_the_first_contradictions_are_listed_but_all_are_counted():
     assert [c.image for c in found.contradicting] == [f"{i}.jpg" for i in range(20)]
 
 
+def test_contradictions_inside_one_source_are_told_apart_and_come_first():
+    """Image 0: "tags" and "boxes" disagree. Image 1: "boxes" alone says both. Image 2: both kinds at once."""
+    boxes = table_of([(0, 0, 1), (1, 0, 1), (1, 0, -1), (2, 0, 1), (2, 0, -1)])
+    found = merge({"boxes": boxes, "tags": table_of([(0, 0, -1), (2, 0, 1), (2, 1, 1)])}).summary()
+    assert (found.contradictions, found.contradictions_inside) == (3, 2)
+    assert [(c.image, c.inside, c.sources) for c in found.contradicting] == [
+        ("1.jpg", True, ("boxes",)),
+        ("2.jpg", True, ("boxes", "tags")),
+        ("0.jpg", False, ("boxes", "tags")),
+    ]
+    assert table_of([(0, 0, 1), (1, 0, -1)]).summary().contradictions_inside == 0
+
+
 def test_a_summary_goes_into_json():
     found = json.loads(json.dumps(dataclasses.asdict(table_of([(0, 0, 1)]).summary())))
     assert found["positives"] == [1, 0]

@@ -1,10 +1,10 @@
 """Tiny photos, nets and runs; nothing here is downloaded."""
 
 import gc
-import importlib.util
 from pathlib import Path
 
 import pytest
+from two_processes import load
 
 from fewtags.config import apply_overrides, parse
 from fewtags.data.demo import make_scenes
@@ -12,13 +12,6 @@ from fewtags.engine.methods import settings_models
 from fewtags.engine.plan import Tables
 
 HERE = Path(__file__).parent
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,13 +26,13 @@ def _no_old_garbage():
 @pytest.fixture(scope="session")
 def tiny():
     """The functions of `fit_worker.py`."""
-    return load("fit_worker")
+    return load(HERE / "fit_worker.py")
 
 
 @pytest.fixture(scope="session")
 def duo():
     """The functions of `two_processes_worker.py`."""
-    return load("two_processes_worker")
+    return load(HERE / "two_processes_worker.py")
 
 
 @pytest.fixture(scope="session")

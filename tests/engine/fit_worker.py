@@ -23,8 +23,9 @@ from fewtags.engine.events import StepEnded
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.geometry import View, maps_to_crop, stack_views
 from fewtags.labels import Batch, Label, LabelMatrix
+from fewtags.losses.partial import assume_negative
 from fewtags.nets.spatial import SpatialHead, SpatialNet
-from fewtags.objectives.base import Problem
+from fewtags.objectives.base import Objective, Problem, Step
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.stores.shard import Shard
 
@@ -64,6 +65,18 @@ def make_scenes(samples, seed=0):
     return torch.from_numpy(images).float(), labels, truth
 
 
+class Together:
+    """Batches of several processes as one sees them: theirs in a row, one rank after the other."""
+
+    def __init__(self, samples, batch_size, seed, world):
+        self.ranks = [EpochSampler(samples, batch_size, seed, rank, world) for rank in range(world)]
+        self.steps = self.ranks[0].steps
+
+    def batches(self, epoch, start):
+        for step in zip(*(rank.batches(epoch, start) for rank in self.ranks), strict=True):
+            yield [pair for batch in step for pair in batch]
+
+
 class Crops:
     """Batches of random crops, a function of (epoch, step); a `BatchSource`."""
 
@@ -87,6 +100,22 @@ class Crops:
             yield Batch(maps_to_crop(self.images[index], views, (SIZE, SIZE)), self.labels[index], index, views)
 
 
+class OwnLayer(Objective):
+    """AN behind a layer of its own, which starts from a seed."""
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def setup(self, net, problem):
+        self.layer = nn.Linear(CLASSES, CLASSES, device=problem.device)
+        for parameter in self.layer.parameters():
+            nn.init.normal_(parameter, 0, 0.5, generator=torch.Generator().manual_seed(self.seed))
+        return {"layer": self.layer}
+
+    def step(self, net, batch, at):
+        return Step(assume_negative(self.layer(net(batch.images).logits), batch.labels), {})
+
+
 def make_fit(
     out,
     *,
@@ -94,17 +123,22 @@ def make_fit(
     dropout=0.2,
     samples=SAMPLES,
     shard=None,
-    shards=None,
+    seen_as=None,
     method=None,
     objective=None,
     stages=STAGES,
     validate=True,
     **config,
 ):
-    """A `Fit` on random scenes: EN + CL + SCL unless told otherwise."""
+    """A `Fit` on random scenes: EN + CL + SCL unless told otherwise.
+
+    `seen_as`: how many processes' batches one process sees together.
+    """
     shard = shard or Shard()
     images, labels, truth = make_scenes(samples)
-    sampler = EpochSampler(samples, BATCH, 3, shard.rank, shard.world, shards)
+    sampler = EpochSampler(samples, BATCH, 3, shard.rank, shard.world)
+    if seen_as is not None:
+        sampler = Together(samples, BATCH, 3, seen_as)
     settings = FitConfig(tuple(stages), seed=3, **config)
     problem = Problem(
         LabelMatrix.from_dense(labels), (3, 3), settings.warmup_epochs, settings.epochs, 3, shard,

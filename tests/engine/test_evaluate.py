@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,6 +56,14 @@ def test_for_programs():
     assert (other["average_precision"], other["excluded"], other["f1"]) == (None, "no known negative", None)
     assert 0 <= found["mAP_interval"][0] <= found["mAP"] <= found["mAP_interval"][1] <= 1
     assert found["positive_only"] is None
+
+
+def test_photos_that_could_not_be_read_are_told():
+    """Not among the images; said below the numbers, and to programs."""
+    found = replace(evaluate(), unreadable=1)
+    assert (found.to_dict()["images"], found.to_dict()["unreadable"]) == (4, 1)
+    assert str(found).splitlines()[2] == "Left out: 1 photo that cannot be read."
+    assert evaluate().to_dict()["unreadable"] == 0
 
 
 def test_intervals_do_not_change_from_call_to_call():

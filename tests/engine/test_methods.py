@@ -10,6 +10,7 @@ from fewtags.errors import ConfigError
 from fewtags.objectives.assume_negative import BCE, AssumeNegative
 from fewtags.objectives.base import Objective
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.objectives.fixmatch import FixMatch
 from fewtags.objectives.patchml import PatchML
 
 EXAMPLES = [
@@ -21,6 +22,7 @@ EXAMPLES = [
     ExpectedNegative(positives_per_image=2.9, scl_weight=1.0, heatmap_top_k=3, heatmap_storage="disk", ramp_epochs=2),
     ExpectedNegative(class_prior=(0.1, 0.2), warmup_loss="expected_negative", corrected_averages=True, distance="jsd"),
     PatchML(image_gammas=(0.0, 1.0, 4.0), patch_unknown="selective", pseudo_weight=0.5, near=0.2),
+    FixMatch(positive_from=(0.9, 0.8), negative_to=0.1, uncertainty_views=4, pseudo_fill="unknown"),
 ]
 
 
@@ -57,6 +59,14 @@ def test_the_methods_own_checks_hold():
         make_objective(settings_models()["expected_negative"](name="expected_negative", momentum=2.0))
 
 
+def test_a_setting_that_cannot_be_written_down():
+    with pytest.raises(ConfigError) as error:
+        settings_of(ExpectedNegative(scl_weight=float("inf")))
+    assert str(error.value) == (
+        "1 problem(s) in ExpectedNegative:\n  scl_weight = inf: input should be a finite number"
+    )
+
+
 def test_an_objective_of_ones_own_cannot_be_written_down():
     class Mine(Objective):
         def step(self, net, batch, at):
@@ -65,7 +75,8 @@ def test_an_objective_of_ones_own_cannot_be_written_down():
     with pytest.raises(ConfigError) as error:
         settings_of(Mine())
     assert str(error.value) == (
-        "Mine is not one of BCE, AssumeNegative, ExpectedNegative, PatchML; train it with fewtags.Fit, which takes any."
+        "Mine is not one of BCE, AssumeNegative, ExpectedNegative, PatchML, FixMatch; train it with "
+        "fewtags.Fit, which takes any."
     )
 
 
@@ -74,5 +85,6 @@ def test_names():
     with pytest.raises(ConfigError) as error:
         method_class("bec")
     assert str(error.value) == (
-        "'bec' is not a method (did you mean 'bce'?). Known: bce, assume_negative, expected_negative, patchml."
+        "'bec' is not a method (did you mean 'bce'?). Known: bce, assume_negative, expected_negative, patchml, "
+        "fixmatch."
     )

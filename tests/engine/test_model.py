@@ -1,6 +1,9 @@
 """The model file: everything comes back, and nothing else is taken for one."""
 
+import errno
 import json
+import os
+import stat
 from dataclasses import asdict, replace
 
 import pytest
@@ -26,7 +29,6 @@ INFO = ModelInfo(
     threshold_rules=("class_f1", "pooled_f1", "half"),
     mean=(0.1, 0.2, 0.3),
     std=(0.9, 0.8, 0.7),
-    interpolation="bilinear",
     method={"name": "expected_negative", "scl_weight": 0.1, "class_prior": [0.1, 0.2, 0.3]},
     selection="epoch 2 of 3, the best by validation mAP",
     version="0.1.0",
@@ -51,7 +53,6 @@ def test_everything_comes_back(net, path):
     assert info.classes.display == ("鳥", "crane 🏗 [n02]", "crane 🏗 [größe]")
     assert not loaded.training
     assert (loaded.preprocessing.mean, loaded.preprocessing.std) == (INFO.mean, INFO.std)
-    assert loaded.preprocessing.interpolation == "bilinear"
     for key, value in net.state_dict().items():
         assert torch.equal(loaded.state_dict()[key], value), key
     images = torch.rand(2, 3, 64, 64)
@@ -115,6 +116,52 @@ def test_what_is_no_model(tmp_path, path):
     other = tmp_path / "b.safetensors"
     message = f"{other} has weights but no fewtags metadata; use the model.safetensors of a run."
     assert with_metadata(other, None) == with_metadata(other, {"format": "pt"}) == message
+
+
+def test_a_run_that_is_not_finished(tmp_path):
+    (tmp_path / "run.toml").touch()
+    message = (
+        f"{tmp_path} is a run that is not finished, so it has no model yet; go on with `fewtags resume {tmp_path}`."
+    )
+    assert refusal(tmp_path) == refusal(tmp_path / "model.safetensors") == message
+    other = tmp_path / "other.safetensors"
+    assert refusal(other) == f"{other} does not exist; give a run folder or its model.safetensors."
+
+
+def test_a_model_that_may_not_be_read(path, monkeypatch):
+    """Who runs the tests as root may read everything, so the system's answer is given here."""
+    plain = type(path).open
+
+    def refusing(self, *arguments, **options):
+        if self == path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return plain(self, *arguments, **options)
+
+    monkeypatch.setattr(type(path), "open", refusing)
+    assert refusal(path) == f"{path} cannot be read: Permission denied; ask its owner for permission."
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_the_file_may_be_read_by_whom_the_umask_lets(net, tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        save_model(tmp_path / "m.safetensors", net, INFO)
+        save_model(tmp_path / "m.safetensors", net, INFO)  # over one that is there
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "m.safetensors").stat().st_mode) == 0o666 & ~mask
+    assert [file.name for file in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_a_model_that_cannot_be_written_leaves_the_old_one(net, path, monkeypatch):
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("fewtags.engine.model.save_tensors", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_model(path, net, replace(INFO, size=96))
+    assert read_info(path) == INFO
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_damaged_and_foreign_metadata(tmp_path):

@@ -14,8 +14,6 @@ from fewtags.engine.plan import (
     Tables,
     can_rank,
     derive,
-    heatmap_memory,
-    heatmap_need,
     hold_out,
     make_plan,
     positives_per_image,
@@ -130,59 +128,6 @@ def test_what_can_be_ranked():
     # Positives of one class and negatives of another.
     assert can_rank(from_rows([[1, -1, 0, 0]])) is False
     assert can_rank(from_rows([[-1] * 4])) is False
-
-
-# --- memory
-
-
-@pytest.fixture
-def gigabyte(monkeypatch):
-    monkeypatch.setattr(planning, "free_memory", lambda device=None: 2 * 10**9)
-    monkeypatch.setattr(planning, "free_disk", lambda path: 3 * 10**9)
-
-
-def test_heatmaps_that_fit(gigabyte):
-    """1000 images x 10 classes x 28 x 28 cells, and 4 bytes of visits per image."""
-    needed = heatmap_memory(ExpectedNegative(scl_weight=1.0), 1000, 10, (14, 14), cpu=True)
-    assert needed == 1000 * (10 * 28 * 28 + 4)
-
-
-def test_heatmaps_that_do_not_fit_name_the_largest_k_that_does(gigabyte):
-    """50,000 images x (k x 784 + 2 k ids + 4) bytes fit into 1 GB for k up to 25: 50,000 x 19,654 = 0.98 GB."""
-    with pytest.raises(ConfigError) as error:
-        heatmap_memory(ExpectedNegative(scl_weight=1.0), 50_000, 80, (14, 14), cpu=True)
-    assert str(error.value) == (
-        "heatmaps of 50,000 images and 80 classes take 3.1 GB, and 1.0 GB may be used: objective.heatmap_top_k = 25 "
-        'fits; objective.heatmap_storage = "disk" needs no memory.'
-    )
-    assert heatmap_memory(ExpectedNegative(scl_weight=1.0, heatmap_top_k=25), 50_000, 80, (14, 14), cpu=True) < 10**9
-    with pytest.raises(ConfigError, match="heatmap_top_k = 25 fits"):
-        heatmap_memory(ExpectedNegative(scl_weight=1.0, heatmap_top_k=26), 50_000, 80, (14, 14), cpu=True)
-
-
-def test_no_k_below_the_annotated_positives_is_proposed(gigabyte):
-    with pytest.raises(ConfigError, match="not even the 30 heatmaps of annotated classes per image would fit"):
-        heatmap_memory(ExpectedNegative(scl_weight=1.0), 50_000, 80, (14, 14), most_positives=30, cpu=True)
-    with pytest.raises(ConfigError, match="not even one heatmap per image would fit"):
-        heatmap_memory(ExpectedNegative(scl_weight=1.0), 5_000_000, 80, (14, 14), cpu=True)
-
-
-def test_heatmaps_on_disk_need_room_for_two_checkpoints_as_well(gigabyte):
-    method = ExpectedNegative(scl_weight=1.0, heatmap_storage="disk")
-    assert heatmap_memory(method, 15_000, 80, (14, 14)) < 10**9
-    with pytest.raises(ConfigError) as error:
-        heatmap_memory(method, 50_000, 80, (14, 14))
-    assert str(error.value) == (
-        "heatmaps of 50,000 images and 80 classes take 3.1 GB, and 1.0 GB may be used: objective.heatmap_top_k = 25 "
-        "fits."
-    )
-
-
-def test_what_check_is_told(gigabyte):
-    need = heatmap_need((7, 7))
-    assert need.limit == 10**9
-    assert need.needed(100, 10, None) == 100 * (10 * 14 * 14 + 4)
-    assert need.needed(100, 10, 2) == 100 * (2 * 14 * 14 + 2 * 2 + 4)
 
 
 # --- tables
@@ -321,8 +266,48 @@ def test_a_val_file_in_the_place_of_the_named_split_is_said(scenes, tmp_path):
     assert said in tables["train"].notes.messages
 
 
+def test_a_val_file_that_names_splits_itself_is_used_for_its_own_rows_only(scenes, tmp_path):
+    """24 images: 8 each of train, val and of no split. The other 16 are listed, and none of them is validated on."""
+    path = split_file(scenes, tmp_path, ["train", "val", ""])
+    named = read_named(
+        DataConfig(train=str(scenes.folder / "train_single.csv"), images=str(scenes.train.root), val=path)
+    )
+    val = named["val"]
+    assert val.images.to_pylist() == scenes.train.images.to_pylist()[1::3]
+    sizes = "train 8, val 8, no split 8"
+    said = f"val: of {path}, which names splits itself ({sizes}), only the images of split 'val' are used"
+    assert said in val.notes.messages
+    left_out = [row for row in val.notes.excluded if row.where == "val"]
+    assert [row.item for row in left_out] == [
+        key for first in (0, 2) for key in scenes.train.images.to_pylist()[first::3]
+    ]
+    assert {row.reason for row in left_out} == {
+        f"split 'train' of {path} is not val", f"split '' of {path} is not val"
+    }  # fmt: skip
+
+
+def test_a_val_file_that_names_only_its_own_split_is_used_without_a_word(scenes, tmp_path):
+    path = split_file(scenes, tmp_path, ["val"])
+    data = DataConfig(train=str(scenes.folder / "train_single.csv"), images=str(scenes.train.root), val=path)
+    val = read_named(data)["val"]
+    assert len(val) == 24
+    assert not any("names splits itself" in message for message in val.notes.messages)
+    empty = data.model_copy(update={"val": split_file(scenes, tmp_path, [""])})
+    assert len(read_named(empty)["val"]) == 24
+
+
+def test_a_test_file_that_names_other_splits_is_refused(scenes, tmp_path):
+    path = split_file(scenes, tmp_path, ["train", "val"])
+    with pytest.raises(DataError) as error:
+        read_named(DataConfig(train=str(scenes.folder / "train_single.csv"), images=str(scenes.train.root), test=path))
+    assert str(error.value) == (
+        f"{path} is given as --test and names splits itself (train 12, val 12), but none of them is 'test'. Call the "
+        "split of the images that are meant 'test', or take the split names out of the file."
+    )
+
+
 def test_hold_out_needs_photos():
-    with pytest.raises(DataError, match="this table has no folder of photos to compare"):
+    with pytest.raises(DataError, match="the labels do not say where the photos are"):
         hold_out(from_rows(SINGLE * 10))
 
 
@@ -409,6 +394,74 @@ def test_the_best_epoch_needs_something_to_rank_before_training(tables, make_con
         'train.select = "best" needs a class with known positives and known negatives in the validation images, and '
         'there is none; use "auto" or "last".'
     )
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ({"positives_per_image": 20.0}, "positives_per_image is 20.0, but there are 10 classes."),
+        ({"class_prior": [0.5]}, "class_prior holds 1 shares, but there are 10 classes."),
+        ({"name": "bce"}, "objective 'bce' needs known negatives, and no training image has one"),
+        ({"scl_weight": -1.0}, "scl_weight must be at least 0, got -1.0."),
+    ],
+)  # fmt: skip
+def test_what_the_method_refuses_is_refused_by_the_plan(tables, make_config, objective, message):
+    config = make_config(objective={"name": "expected_negative"} | objective)
+    with pytest.raises(ConfigError) as error:
+        make_plan(config, tables=tables, cpu=True)
+    assert message in str(error.value)
+
+
+def test_top_k_below_the_annotated_positives_is_refused_by_the_plan(scenes, make_config):
+    """The complete labels have images with two positives and more."""
+    tables = Tables(scenes.train_truth, scenes.val)
+    with pytest.raises(ConfigError, match=r"heatmap_top_k=1 is less than the \d annotated positives of training image"):
+        make_plan(make_config(objective__heatmap_top_k=1), tables=tables, cpu=True)
+
+
+def test_the_rehearsal_of_a_method_allocates_nothing(tables, make_config, monkeypatch):
+    """Stores are made on a device without memory, and nothing is mapped to the disk."""
+    seen = []
+    setup = ExpectedNegative.setup
+
+    def watched(self, net, problem):
+        parts = setup(self, net, problem)
+        seen.extend(tensor.device.type for part in parts.values() for tensor in part.state_dict().values())
+        return parts
+
+    monkeypatch.setattr(ExpectedNegative, "setup", watched)
+    plan = make_plan(make_config(objective__heatmap_storage="disk"), tables=tables, cpu=True)
+    assert len(seen) >= 4
+    assert set(seen) == {"meta"}
+    assert plan.objective.heatmap_storage == "disk"
+
+
+def test_settings_are_refused_before_photos_are_looked_at(tables, make_config, monkeypatch):
+    monkeypatch.setattr(planning, "check", lambda *_, **__: pytest.fail("looked at photos"))
+    with pytest.raises(ConfigError, match=r"momentum must be in 0\.\.1, got 2\.0"):
+        make_plan(make_config(objective__momentum=2.0), tables=tables, cpu=True)
+    with pytest.raises(ConfigError, match="would do nothing"):
+        make_plan(make_config(augment__policy="none", augment__flip=True), tables=tables, cpu=True)
+
+
+def test_the_disk_of_the_run_folder_is_asked(tables, make_config, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("fewtags.engine.memory.free_disk", lambda path: asked.append(path) or 10**12)
+    make_plan(make_config(objective__heatmap_storage="disk"), tables=tables, out=tmp_path / "run", cpu=True)
+    assert asked == [tmp_path / "run"]
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_photos_are_decoded_unless_headers_are_enough(scenes, make_config, tmp_path, decode):
+    """The header of a truncated photo is whole."""
+    root = tmp_path / "images"
+    shutil.copytree(scenes.train.root, root)
+    broken = root / scenes.train.images[3].as_py()
+    broken.write_bytes(broken.read_bytes()[:-200])
+    tables = Tables(*(t.with_root(root) for t in (scenes.train, scenes.val)))
+    plan = make_plan(make_config(data__decode=decode), tables=tables, cpu=True)
+    assert plan.report.decoded is decode
+    assert len(plan.tables.train) == (23 if decode else 24)
 
 
 def test_photos_that_cannot_be_read_are_left_out_of_every_table(scenes, make_config, tmp_path):

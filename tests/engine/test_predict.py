@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fewtags.data.augment import WholeImage
+from fewtags.data.formats.folder import read_folder
 from fewtags.data.images import open_photo
 from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos
 from fewtags.data.table import LabelTable
@@ -15,7 +16,7 @@ from fewtags.data.vocabulary import with_classes
 from fewtags.engine.evaluate import predict_logits, sigmoid
 from fewtags.engine.model import ModelInfo
 from fewtags.engine.predict import decide, evaluate_table, find_photos, heatmaps, predict_photos
-from fewtags.errors import DataError
+from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.backbones import create_net
@@ -33,7 +34,7 @@ def model(scenes):
         net.head.weight.mul_(50)
     info = ModelInfo(
         "test_resnet", 0, HeadPlan(), 64, "coco", ids, ids, (0.5,) * 10, ("half",) * 10, net.preprocessing.mean,
-        net.preprocessing.std, "bicubic", {}, "", "",
+        net.preprocessing.std, {}, "", "",
     )  # fmt: skip
     return net, info
 
@@ -96,19 +97,60 @@ def test_names_that_are_no_text(scenes, model, tmp_path):
     assert (found[0].prob == found[1].prob).all()
 
 
+def made(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+
+
 def test_finding_photos(tmp_path):
-    for name in ("b/2.jpg", "b/1.PNG", "b/notes.txt", "a.jpg"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+    made(tmp_path, "b/2.jpg", "b/1.PNG", "b/notes.txt", "a.jpg")
     a, b = tmp_path / "a.jpg", tmp_path / "b"
-    assert find_photos([b, a, b / "2.jpg"]) == [b / "1.PNG", b / "2.jpg", a]
+    assert find_photos([b, a, b / "2.jpg"]) == (
+        [b / "1.PNG", b / "2.jpg", a],
+        [f"skipped in {b}, since they are no photos: *.txt 1"],
+    )
     # A file that was named is taken at its word; reading it will tell.
-    assert find_photos([b / "notes.txt"]) == [b / "notes.txt"]
+    assert find_photos([b / "notes.txt"]) == ([b / "notes.txt"], [])
     with pytest.raises(DataError, match=r"missing does not exist; give photos or folders of photos\."):
         find_photos([a, tmp_path / "missing"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"there is no photo in .*empty\."):
         find_photos([tmp_path / "empty"])
+
+
+def test_photos_are_found_as_the_reader_of_class_folders_finds_them(tmp_path):
+    """Hidden files and what macOS leaves behind are skipped, links to folders are followed, though not in circles."""
+    root = tmp_path / "root"
+    made(root, "cat/a.jpg", "cat/._a.jpg", "__MACOSX/cat/b.jpg", ".cache/c.jpg", "cat/notes.txt")
+    made(tmp_path, "store/d.jpg")
+    (root / "dog").symlink_to(tmp_path / "store")
+    (tmp_path / "store" / "again").symlink_to(root)
+    found, notes = find_photos([root])
+    assert found == [root / "cat/a.jpg", root / "dog/d.jpg"]
+    assert [str(path.relative_to(root)) for path in found] == read_folder(root).images.to_pylist()
+    assert notes == [
+        f"skipped in {root}, since they are no photos: (hidden) 3, *.txt 1",
+        f"skipped {root / 'dog/again'}: a link to a folder that contains it",
+    ]
+    # By name, all of them are taken.
+    named = [root / "cat/._a.jpg", root / ".cache/c.jpg"]
+    assert find_photos(named) == (named, [])
+    assert find_photos([root / ".cache"]) == ([root / ".cache/c.jpg"], [])
+    made(root, "only/.a.jpg")
+    with pytest.raises(DataError) as error:
+        find_photos([root / "only"])
+    assert str(error.value) == (
+        f"there is no photo in {root / 'only'}; skipped in {root / 'only'}, since they are no photos: (hidden) 1."
+    )
+
+
+def test_photos_that_cannot_be_read_are_found(tmp_path):
+    """So that they are named as errors: an empty file, and a link to nothing."""
+    made(tmp_path, "a.jpg")
+    (tmp_path / "b.jpg").touch()
+    (tmp_path / "c.jpg").symlink_to(tmp_path / "gone.jpg")
+    assert find_photos([tmp_path]) == ([tmp_path / name for name in ("a.jpg", "b.jpg", "c.jpg")], [])
 
 
 def test_decisions():
@@ -117,6 +159,13 @@ def test_decisions():
     assert decide(prob, thresholds).tolist() == [3, 4, 0, 2]
     assert decide(prob, thresholds, 2).tolist() == [3, 4]
     assert decide(prob, np.ones(5)).tolist() == []
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_no_tags_at_all_is_no_wish(most):
+    with pytest.raises(ConfigError) as error:
+        decide(np.ones(2), np.zeros(2), most)
+    assert str(error.value) == f"max_tags is {most}; expected 1 or more, or None for all tags."
 
 
 # --- tables
@@ -138,9 +187,61 @@ def test_classes_are_matched_by_id(scenes, model):
     order = ClassNames.of(["dragon", *reversed(scenes.val.classes.ids)])
     found, notes = evaluate_table(*model, with_classes(scenes.val, order), cpu=True)
     plain, _ = evaluate_table(*model, scenes.val, cpu=True)
-    assert notes == ["left out: 'dragon', which the model does not know"]
+    assert notes == ["left out: 1 class that the model does not know ('dragon')"]
     assert found.classes == model[1].classes
     np.testing.assert_array_equal(found.ranking.average_precision, plain.ranking.average_precision)
+
+
+def test_many_foreign_classes_are_one_line(scenes, model):
+    order = ClassNames.of([*scenes.val.classes.ids, *"abcdefg"])
+    _, notes = evaluate_table(*model, with_classes(scenes.val, order), cpu=True)
+    assert notes == ["left out: 7 classes that the model does not know ('a', 'b', 'c', 'd', 'e', ...)"]
+
+
+def damaged(scenes, folder, keys):
+    """The validation labels over a copy of their photos in which some are cut short or gone."""
+    table = scenes.val.with_root(folder)
+    for key in table.images.to_pylist():
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(scenes.val.root / key, folder / key)
+    for i, key in enumerate(keys):
+        if i % 2:
+            (folder / key).unlink()
+        else:
+            (folder / key).write_bytes(b"no photo")
+    return table
+
+
+def test_unreadable_photos_are_named_and_the_others_measured(scenes, model, tmp_path):
+    """The result is that of the table without them."""
+    keys = scenes.val.images.to_pylist()
+    found, notes = evaluate_table(*model, damaged(scenes, tmp_path, [keys[0], keys[7]]), cpu=True)
+    assert (found.images, found.unreadable) == (9, 2)
+    assert [note.split(": ")[0] for note in notes] == [str(tmp_path / keys[0]), str(tmp_path / keys[7])]
+    kept = np.ones(11, bool)
+    kept[[0, 7]] = False
+    plain, _ = evaluate_table(*model, scenes.val.subset(kept), cpu=True)
+    assert found.to_dict() == plain.to_dict() | {"unreadable": 2}
+    assert "Left out: 2 photos that cannot be read." in str(found).splitlines()
+    assert "cannot be read" not in str(plain)
+
+
+def test_many_unreadable_photos_are_counted(scenes, model, tmp_path, monkeypatch):
+    """Three of five are named."""
+    monkeypatch.setattr("fewtags.engine.predict.MOST_NAMED", 3)
+    keys = scenes.val.images.to_pylist()
+    _, notes = evaluate_table(*model, damaged(scenes, tmp_path, keys[2:7]), cpu=True)
+    assert len(notes) == 4
+    assert notes[2].startswith(f"{tmp_path / keys[4]}: ")
+    assert notes[3] == "and 2 more photos that cannot be read"
+
+
+def test_nothing_can_be_measured_without_a_readable_photo(scenes, model, tmp_path):
+    table = scenes.val.with_root(tmp_path)
+    with pytest.raises(DataError) as error:
+        evaluate_table(*model, table, cpu=True)
+    first = tmp_path / table.images[0].as_py()
+    assert str(error.value).startswith(f"none of the 11 photos can be read, for example {first}: ")
 
 
 def test_classes_that_the_table_does_not_have_are_unknown(scenes, model):

@@ -3,26 +3,33 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 from importlib.metadata import version
 
 import numpy as np
 import pytest
 import torch
 
-from fewtags.config import DataConfig, Resolved, load_toml, parse
+from fewtags.config import DataConfig, StageConfig, load_toml, parse
 from fewtags.data.storage import load
 from fewtags.data.table import LabelTable
 from fewtags.engine import plan as planning
-from fewtags.engine.checkpoint import load_tensors
+from fewtags.engine import record as recording
+from fewtags.engine import run as running
+from fewtags.engine.checkpoint import load_tensors, save_tensors
 from fewtags.engine.events import Ended, EpochEnded, Started, StepEnded
+from fewtags.engine.fit import FitConfig
 from fewtags.engine.methods import settings_models
 from fewtags.engine.model import load_model, read_info
 from fewtags.engine.plan import Tables, make_plan
-from fewtags.engine.run import Run, changed_split, choose_thresholds, expected_share, open_run
+from fewtags.engine.record import changed_split
+from fewtags.engine.run import Run, choose_thresholds, expected_share, open_run
+from fewtags.engine.sources import CachePlan
 from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.labels import ClassNames, Label
 from fewtags.objectives.assume_negative import AssumeNegative
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.presets import Resolved
 
 FINETUNE = {
     "train__stages": [
@@ -75,6 +82,7 @@ def test_the_folder_of_a_finished_run(finished):
         "run.toml", "resolved.toml", "environment.json", "vocabulary.json", "check.json", "excluded.csv",
         "metrics.jsonl", "best.safetensors", "model.safetensors",
         "tables/train.parquet", "tables/val.parquet", "tables/test.parquet", "tables/truth.parquet",
+        "tables/train-sizes.npy", "tables/val-sizes.npy", "tables/test-sizes.npy",
         "evaluation/val.json", "evaluation/val.npy", "evaluation/test.json", "evaluation/test.npy",
         "gallery/epoch-0000.npz", "gallery/epoch-0000.json", "gallery/epoch-0001.npz", "gallery/epoch-0001.json",
         "gallery/epoch-0002.npz", "gallery/epoch-0002.json", "gallery/final.npz", "gallery/final.json",
@@ -129,6 +137,53 @@ def test_the_metric_of_the_best_epoch_is_the_one_of_the_model(finished):
     ended = events[-1]
     assert isinstance(ended, Ended)
     assert read_json(out / "evaluation" / "val.json")["mAP"] == pytest.approx(ended.best_value, abs=1e-6)
+
+
+# --- what reaches the loop
+
+
+class ReachedError(Exception):
+    """The loop would begin now."""
+
+
+def test_every_training_setting_reaches_the_loop(tables, make_config, tmp_path, monkeypatch):
+    seen = {}
+
+    def caught(net, objective, source, config, problem, **rest):
+        seen.update(config=config, problem=problem)
+        raise ReachedError
+
+    monkeypatch.setattr(running, "Fit", caught)
+    stages = [
+        {"name": "first", "epochs": 2, "lr": 3e-3, "trainable": "head", "schedule": "constant", "warmup": True},
+        {"name": "second", "epochs": 3, "lr": 2e-4, "trainable": 1},
+    ]
+    asked = {
+        "seed": 5, "weight_decay": 0.011, "accumulate": 3, "clip_norm": 1.25, "precision": "bf16", "weight_ema": 0.875,
+        "batchnorm_eval": True, "checkpoint_every_steps": 7,
+    }  # fmt: skip
+    changes = asked | {"stages": stages, "cached_views": 0}
+    config = make_config(**{f"train__{key}": value for key, value in changes.items()})
+    with pytest.raises(ReachedError):
+        train(config, tables, tmp_path / "run")
+    assert seen["config"] == FitConfig(tuple(StageConfig(**stage) for stage in stages), **asked)
+    problem = seen["problem"]
+    assert (problem.warmup_epochs, problem.epochs, problem.seed, problem.grid) == (2, 5, 5, (2, 2))
+    assert np.array_equal(problem.truth.dense(), tables.truth.matrix.dense())
+
+
+@pytest.mark.parametrize("cached", [None, 2])
+def test_jitter_changes_the_colours_that_are_trained_on(tables, make_config, tmp_path, cached):
+    """Not where the crops are; measuring sees the photos as they are."""
+    plain, jittered = (
+        Run(make_plan(make_config(augment__jitter=strength), tables=tables, cpu=True), tmp_path, cpu=True)
+        for strength in (0.0, 0.5)
+    )
+    (one, other) = (run._train_set(cached)[3, 1] for run in (plain, jittered))
+    assert one.view == other.view
+    assert (one.pixels != other.pixels).mean() > 0.5
+    (one, other) = (next(iter(run.eval_loader(tables.val))).images for run in (plain, jittered))
+    assert torch.equal(one, other)
 
 
 # --- which epoch
@@ -234,6 +289,30 @@ def test_a_method_that_is_refused_leaves_the_folder_free(tables, make_config, tm
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("made", [True, False])
+@pytest.mark.parametrize("written", [True, False])
+def test_an_interrupted_start_leaves_the_folder_free(tables, make_config, tmp_path, monkeypatch, written, made):
+    """With heatmaps on disk, whose file is there before the record is complete."""
+    out = tmp_path / "run"
+    if not made:
+        out.mkdir()
+    config = make_config(**FINETUNE)
+
+    def stopped(plan, folder):
+        assert [path.name for path in folder.rglob("*.bin")] == ["heatmaps-0.bin"]
+        if written:
+            recording.write_record(plan, folder)
+            (folder / "run.toml").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "write_record", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tables, out)
+    assert out.exists() is not made
+    assert isinstance(train(config, tables, out, stop=1)[0], Started)
+
+
 def test_what_is_no_interrupted_run(finished, tmp_path):
     out, _ = finished
     with pytest.raises(CheckpointError) as error:
@@ -279,10 +358,52 @@ def test_a_run_goes_on_with_the_same_bits(pair, left, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path / "elsewhere")
     other = planning.facts(24, 10, cpu=True).model_copy(update={"device": "cuda", "cores": 77, "bf16": True})
     monkeypatch.setattr(planning, "facts", lambda *_: other)
-    monkeypatch.setattr(planning, "free_memory", lambda device=None: 0)
+    monkeypatch.setattr("fewtags.engine.memory.free_memory", lambda device=None: 0)
     events = take(open_run(left, cpu=True).resume())
     assert events[0].resumed_from.name == "step-000000004"
     assert outcome(left) == outcome(pair[0])
+
+
+def test_relative_paths_are_those_of_where_the_run_was_started(scenes, make_config, tmp_path, monkeypatch):
+    """Labels are compared and initial weights are found from another working directory."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("train_single.csv", "val.csv"):
+        shutil.copy(scenes.folder / name, home / name)
+    shutil.copytree(scenes.folder / "images", home / "images")
+    save_tensors(
+        home / "weights.safetensors", make_plan(make_config(), tables=_pair(scenes), cpu=True).net.state_dict()
+    )
+    data = {"train": "train_single.csv", "images": "images", "val": "val.csv"}
+    monkeypatch.chdir(home)
+    config = make_config(data=data, model__weights="weights.safetensors")
+    train(config, None, tmp_path / "run", stop=5)
+    monkeypatch.chdir(tmp_path)
+    opened = open_run(tmp_path / "run", cpu=True)
+    assert (opened.plan.config, opened.notes) == (config, ())
+    text = (home / "val.csv").read_text()
+    (home / "val.csv").write_text(text[:-2] + ("0" if text[-2] == "1" else "1") + "\n")
+    with pytest.raises(CheckpointError, match="the val labels have changed since"):
+        open_run(tmp_path / "run", cpu=True)
+    (home / "val.csv").write_text(text)
+    take(opened.resume())
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def _pair(scenes):
+    return Tables(scenes.train, scenes.val)
+
+
+def test_the_cache_is_the_planned_one(tables, make_config, tmp_path):
+    """Two views were asked for; the plan has the last word."""
+    plan = make_plan(make_config(), tables=tables, cpu=True)
+    assert (plan.cache.views, plan.cache.dtype) == (2, torch.float32)
+    other = replace(plan, cache=CachePlan(1, torch.float16, 0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "StoredViews", lambda filled, *_, **__: filled)
+        filled = Run(other, tmp_path / "run", cpu=True)._source()
+    assert (filled.count, filled.features.dtype) == (1, torch.float16)
+    assert make_plan(make_config(train__cached_views=0), tables=tables, cpu=True).cache is None
 
 
 def test_photos_in_a_relative_folder_are_found_from_elsewhere(tables, make_config, tmp_path, monkeypatch):
@@ -297,9 +418,19 @@ def test_photos_in_a_relative_folder_are_found_from_elsewhere(tables, make_confi
 def test_a_run_that_was_killed_before_its_first_checkpoint(pair, left):
     shutil.rmtree(left / "checkpoints")
     (left / "best.safetensors").unlink()
-    events = take(open_run(left, cpu=True).resume())
+    opened = open_run(left, cpu=True)
+    assert opened.notes == (f"{left} has no complete checkpoint: training BEGINS AGAIN with epoch 1",)
+    events = take(opened.resume())
     assert events[0].resumed_from is None
     assert outcome(left) == outcome(pair[0])
+
+
+def test_a_run_whose_checkpoints_are_gone_is_refused(pair, tmp_path):
+    again = shutil.copytree(pair[0], tmp_path / "again")
+    (again / "model.safetensors").unlink()
+    shutil.rmtree(again / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"has trained 2 epochs \(metrics\.jsonl\), but .*LAST is gone"):
+        open_run(again, cpu=True)
 
 
 def test_a_run_that_was_killed_after_its_last_epoch(pair, tmp_path):
@@ -308,6 +439,35 @@ def test_a_run_that_was_killed_after_its_last_epoch(pair, tmp_path):
     (again / "model.safetensors").unlink()
     shutil.rmtree(again / "evaluation")
     (again / "gallery" / "final.npz").unlink()
+    take(open_run(again, cpu=True).resume())
+    assert outcome(again) == outcome(pair[0])
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 4])
+def test_a_kill_between_the_files_of_the_end_leaves_a_run_to_go_on_with(
+    tables, make_config, tmp_path, monkeypatch, pair, calls
+):
+    """Before the evaluation of val or test, the gallery, or the model: done again, with the same bits."""
+    again = shutil.copytree(pair[0], tmp_path / "again")
+    for path in (*(again / "evaluation").iterdir(), *(again / "gallery").glob("final.*"), again / "model.safetensors"):
+        path.unlink()
+    done = []
+
+    def counted(function):
+        def call(*arguments, **named):
+            done.append(function)
+            if len(done) == calls:
+                raise KeyboardInterrupt
+            return function(*arguments, **named)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("write_evaluation", "save_gallery", "save_model"):
+            patch.setattr(running, name, counted(getattr(running, name)))
+        with pytest.raises(KeyboardInterrupt):
+            take(open_run(again, cpu=True).resume())
+    assert not (again / "model.safetensors").exists()
     take(open_run(again, cpu=True).resume())
     assert outcome(again) == outcome(pair[0])
 
@@ -392,6 +552,60 @@ def test_an_unreadable_photo_is_left_out_with_a_line_and_training_goes_on(files,
     assert len(load(out / "tables" / "train.parquet")) == 23
 
 
+def test_a_photo_that_breaks_training_says_what_to_do_and_may_be_mended(files, make_config, tmp_path):
+    """Headers only: the truncated photo is found when it is read."""
+    folder, data = files
+    config, out = make_config(data=data | {"decode": False}, **FINETUNE), tmp_path / "run"
+    path = folder / "images" / "train" / "00007.jpg"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-300])
+    plan = make_plan(config, cpu=True)
+    with pytest.raises(DataError) as error:
+        take(Run(plan, out, cpu=True).start())
+    assert str(error.value).startswith(f"{path}: truncated")
+    assert str(error.value).endswith(
+        f" With a readable photo in its place, go on with `fewtags resume {out}`; to do without it, remove the file "
+        "and start a new run with data.decode = true, which leaves it out."
+    )
+    with pytest.raises(DataError, match="With a readable photo in its place, go on"):
+        take(open_run(out, cpu=True).resume())
+    path.write_bytes(whole)
+    take(open_run(out, cpu=True).resume())
+    assert (out / "model.safetensors").exists()
+
+
+def test_a_photo_that_breaks_a_cached_run_leaves_the_folder_free(files, make_config, tmp_path):
+    """Views are cached before anything is written."""
+    folder, data = files
+    path = folder / "images" / "train" / "00007.jpg"
+    path.write_bytes(path.read_bytes()[:-300])
+    plan = make_plan(make_config(data=data | {"decode": False}), cpu=True)
+    with pytest.raises(DataError, match=r"00007\.jpg: truncated.* Then start again; nothing was written yet\.$"):
+        take(Run(plan, tmp_path / "run", cpu=True).start())
+    assert not (tmp_path / "run").exists()
+
+
+def test_changed_photos_are_refused(files, make_config, tmp_path):
+    folder, data = files
+    train(make_config(data=data), None, tmp_path / "run", stop=5)
+    path = folder / "images" / "train" / "00007.jpg"
+    path.write_bytes(path.read_bytes() + bytes(10))
+    with pytest.raises(CheckpointError, match=r"00007\.jpg has [\d,]+ bytes, and had [\d,]+ when .*run began; restore"):
+        open_run(tmp_path / "run", cpu=True)
+
+
+def test_another_seed_is_called_another_seed(files, make_config, tmp_path):
+    """It would hold out other images, which is not what has changed."""
+    _, data = files
+    data = {k: v for k, v in data.items() if k in ("train", "images")}
+    out = tmp_path / "run"
+    train(make_config(data=data), None, out, stop=5)
+    text = (out / "run.toml").read_text()
+    (out / "run.toml").write_text(text.replace("seed = 0", "seed = 5"))
+    with pytest.raises(CheckpointError, match=r"run\.toml was edited since the run began: train\.seed 0 -> 5; restore"):
+        open_run(out, cpu=True)
+
+
 def test_changed_labels_are_refused_until_they_are_restored(files, make_config, tmp_path):
     folder, data = files
     out = tmp_path / "run"
@@ -437,7 +651,12 @@ def test_label_files_that_are_gone_do_not_matter(files, make_config, tmp_path):
     out = tmp_path / "run"
     train(make_config(data=data), None, out, stop=5)
     (folder / "train_single.csv").unlink()
-    assert len(open_run(out, cpu=True).plan.tables.train) == 23
+    opened = open_run(out, cpu=True)
+    assert len(opened.plan.tables.train) == 23
+    assert opened.notes == (
+        f"labels: {folder / 'train_single.csv'} is no longer there, so the run's own copy is used without a look at "
+        "what has changed",
+    )
 
 
 def test_which_split_has_changed(tables, tmp_path):

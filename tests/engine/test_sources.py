@@ -12,6 +12,7 @@ from torch import nn
 from fewtags.config import StageConfig
 from fewtags.data.augment import SquareCrop
 from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
+from fewtags.data.strong import Strong
 from fewtags.engine.events import EpochEnded
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.sources import (
@@ -29,6 +30,7 @@ from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import HeadPlan, SpatialHead, SpatialNet
 from fewtags.objectives.base import Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.objectives.fixmatch import FixMatch
 from fewtags.stores.shard import Shard
 
 SAMPLES, CLASSES, SIZE, VIEWS, DIM = 11, 3, 16, 2, 6
@@ -51,9 +53,9 @@ class Scene:
     photos: Photos
     labels: LabelMatrix
 
-    def loader(self, views_cycle=VIEWS, *, view_seed=0, order_seed=0, shard=None):
+    def loader(self, views_cycle=VIEWS, *, view_seed=0, order_seed=0, shard=None, strong=None):
         shard = shard or Shard()
-        data = TrainSet(self.photos, self.labels, SquareCrop(SIZE), view_seed, views_cycle=views_cycle)
+        data = TrainSet(self.photos, self.labels, SquareCrop(SIZE), view_seed, views_cycle=views_cycle, strong=strong)
         return TrainLoader(data, EpochSampler(SAMPLES, 4, order_seed, shard.rank, shard.world), COLLATE)
 
 
@@ -75,8 +77,8 @@ def filled(scene, dtype=torch.float32, shard=None):
     return fill_views(net, loader, CachePlan(VIEWS, dtype, 0), shard=shard)
 
 
-def train(scene, make_source, *, cached):
-    """Losses of every epoch, weights and stores of a frozen-trunk run of EN + SCL."""
+def train(scene, make_source, *, cached, objective=None):
+    """Losses of every epoch, weights and stores of a frozen-trunk run, of EN + SCL unless another one is given."""
     net = make_net()
     freeze(net, "head")
     stages = (
@@ -84,7 +86,7 @@ def train(scene, make_source, *, cached):
         StageConfig(name="main", epochs=3, lr=0.02, trainable="head"),
     )
     config = FitConfig(stages, batchnorm_eval=True)
-    objective = ExpectedNegative(positives_per_image=1.5, cl_weight=0.5, scl_weight=1.0)
+    objective = objective or ExpectedNegative(positives_per_image=1.5, cl_weight=0.5, scl_weight=1.0)
     problem = Problem(scene.labels, (SIZE // 4, SIZE // 4), config.warmup_epochs, config.epochs)
     accelerator = make_accelerator(cpu=True)
     model = net.head if cached else net
@@ -93,9 +95,9 @@ def train(scene, make_source, *, cached):
     return losses, net.state_dict(), {name: dict(part.state_dict()) for name, part in fit.parts.items()}
 
 
-def cached_source(scene):
+def cached_source(scene, strong=None):
     def source(net):
-        loader = scene.loader()
+        loader = scene.loader(strong=strong)
         return StoredViews(fill_views(net, loader, CachePlan(VIEWS, torch.float32, 0)), loader.sampler, scene.labels)
 
     return source
@@ -116,6 +118,48 @@ def test_cached_run_equals_uncached_run(scene):
     levels = [p["heatmaps"]["values"].int() for p in (parts, expected_parts)]
     assert (levels[0] - levels[1]).abs().max() <= 1  # a rounding error may lie on the border of two of the 256 levels
     assert len(set(losses)) == 5
+
+
+def fixmatch():
+    return FixMatch(pseudo_from=1, pseudo_fill="unknown", positive_from=0.5, negative_to=0.49, uncertainty_views=2,
+                    uncertain_positive=1.0, uncertain_negative=1.0)  # fmt: skip
+
+
+def test_cached_run_with_strong_views_equals_an_uncached_one(scene):
+    """Weak view v goes with strong view v in both; to rounding, as above.
+
+    A cell whose mean probability is within 1e-6 of a limit could be chosen in one run and not in the other. None is.
+    """
+    strong = Strong()
+    losses, weights, parts = train(scene, cached_source(scene, strong), cached=True, objective=fixmatch())
+    source = scene.loader(strong=strong)
+    expected_losses, expected_weights, expected_parts = train(
+        scene, lambda _: source, cached=False, objective=fixmatch()
+    )
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for name, value in weights.items():
+        torch.testing.assert_close(value, expected_weights[name], rtol=1e-5, atol=1e-6)
+    assert torch.equal(parts["pseudo_labels"]["values"], expected_parts["pseudo_labels"]["values"])
+    assert (parts["pseudo_labels"]["values"] != Label.UNKNOWN).any()
+    assert len(set(losses)) == 5
+
+
+def test_strong_views_are_cached_beside_the_others(scene, tmp_path):
+    """Row i of strong view v is what the trunk makes of the strong view of sample i in epoch v; from disk, too."""
+    net, loader = make_net().eval(), scene.loader(strong=Strong())
+    cache = fill_views(net, loader, CachePlan(VIEWS, torch.float32, 0))
+    torch.testing.assert_close(cache.features, filled(scene).features, rtol=1e-6, atol=1e-6)
+    cache.save(tmp_path)
+    for kept in (cache, ViewFeatures.load(tmp_path)):
+        source = StoredViews(kept, EpochSampler(SAMPLES, 4), scene.labels)
+        for epoch in range(3):
+            for stored, batch in zip(source.batches(epoch), loader.batches(epoch), strict=True):
+                with torch.no_grad():
+                    expected = net.features(batch.strong.images)
+                torch.testing.assert_close(stored.strong.images, expected, rtol=1e-6, atol=1e-6)
+                assert torch.equal(stored.strong.views, batch.strong.views)
+                assert not torch.equal(stored.strong.views, stored.views)
+    assert filled(scene).strong is None
 
 
 def test_uncached_run_without_cycle_differs(scene):
@@ -242,11 +286,19 @@ def test_a_process_without_a_photo_has_no_logits(scene, kernel):
 
 
 def test_plan_cache():
-    """10 images x 3 views x 2 x 2 x 5 = 600 numbers: 2400 bytes in float32, 1200 in float16, 400 per view."""
+    """10 images x 3 views x 2 x 2 x 5 = 600 numbers: 2400 bytes in float32, 1200 in float16, 400 per view.
+
+    Twice as much with strong views.
+    """
     features = (5, 2, 2)
     assert plan_cache(10, features, 3, 2400) == CachePlan(3, torch.float32, 2400)
     assert plan_cache(10, features, 3, 2399) == CachePlan(3, torch.float16, 1200)
     assert plan_cache(10, features, 3, 1199) == CachePlan(2, torch.float16, 800)
+    assert plan_cache(10, features, 3, 4800, strong=True) == CachePlan(3, torch.float32, 4800)
+    assert plan_cache(10, features, 3, 4799, strong=True) == CachePlan(3, torch.float16, 2400)
+    assert plan_cache(10, features, 3, 2399, strong=True) == CachePlan(2, torch.float16, 1600)
+    with pytest.raises(ConfigError, match=r"^cached features of one weak and one strong view of 10 images take"):
+        plan_cache(10, features, 3, 799, strong=True)
     with pytest.raises(ConfigError) as error:
         plan_cache(10, features, 3, 399)
     assert str(error.value) == (

@@ -2,15 +2,12 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from two_processes import both
 
 from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos
 from fewtags.engine.evaluate import predict_logits
@@ -25,30 +22,13 @@ def results(scenes, tmp_path_factory):
     """The folder of the two processes, and what each of them ended with."""
     folder = tmp_path_factory.mktemp("two")
     (folder / "scenes").symlink_to(scenes.folder)
-    with ExitStack() as stack:
-        logs = [stack.enter_context((folder / f"{rank}.log").open("w")) for rank in range(2)]
-        workers = [
-            subprocess.Popen(
-                [sys.executable, "-W", "error", str(WORKER), str(rank), str(folder)],
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-                stderr=log,
-            )
-            for rank, log in enumerate(logs)
-        ]
-        try:
-            codes = [worker.wait(timeout=250) for worker in workers]
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
-    assert codes == [0, 0], [(folder / f"{rank}.log").read_text()[-3000:] for rank in range(2)]
-    return folder, [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    return folder, both(WORKER, folder)
 
 
 @pytest.fixture(scope="module")
 def one(tiny, duo):
     """What one process ends with that sees the batches of both."""
-    return duo.end_of(tiny.make_fit(None, shards=2, **duo.EQUAL)), duo.SAMPLES
+    return duo.end_of(tiny.make_fit(None, seen_as=2, **duo.EQUAL)), duo.SAMPLES
 
 
 def assert_equal(one, two):
@@ -94,6 +74,16 @@ def test_records_are_means_over_all_images(results, one):
     for record, expected in zip(together, alone, strict=True):
         assert record.pop("stage") == expected.pop("stage")
         assert record == pytest.approx(expected, rel=1e-4)
+
+
+def test_modules_of_the_objective_are_those_of_one_process(results, tiny, duo):
+    """Their gradients are averaged by the loop, for they are outside of the net."""
+    _, two = results
+    single = duo.end_of(tiny.make_fit(None, seen_as=2, objective=tiny.OwnLayer(0), **duo.EQUAL))["state"]["layer"]
+    first, second = (one["layer"]["state"]["layer"] for one in two)
+    for key, value in single.items():
+        torch.testing.assert_close(first[key], value, rtol=1e-4, atol=1e-5)
+        assert torch.equal(first[key], second[key]), key
 
 
 def test_resume_is_bitwise_equal(results):

@@ -4,15 +4,11 @@
 """
 
 import dataclasses
-import gc
-import importlib.util
 import math
-import os
-import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from two_processes import load, main
 
 from fewtags.config import parse
 from fewtags.data.demo import make_scenes
@@ -24,7 +20,6 @@ from fewtags.engine.model import load_model, make_policy
 from fewtags.engine.plan import Tables, make_plan
 from fewtags.engine.run import Run, open_run
 from fewtags.errors import TrainingError
-from fewtags.stores.shard import Shard
 
 SAMPLES = 23  # 12 of one process, 11 of the other: batches of different sizes
 EQUAL = {"samples": SAMPLES, "batchnorm_eval": True, "dropout": 0.0, "weight_ema": 0.9, "checkpoint_every_steps": 2}
@@ -39,13 +34,6 @@ CONFIG = {
         "stages": [{"name": "main", "epochs": 2, "lr": 1e-2, "trainable": "head"}],
     },
 }  # fmt: skip
-
-
-def neighbour(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def end_of(fit, *, resume=False, stop=None):
@@ -78,14 +66,17 @@ class BrokenOnOne:
 
 
 def fits(folder, shard):
-    """The loop: whole, left and resumed, with BatchNorm in training mode, and with a loss that is not a number."""
-    tiny = neighbour("fit_worker")
+    """The loop: whole, left and resumed, with BatchNorm in training mode, with a layer of the objective's, and with a
+    loss that is not a number.
+    """
+    tiny = load(Path(__file__).with_name("fit_worker.py"))
     whole = end_of(tiny.make_fit(folder / "whole", shard=shard, **EQUAL))
     end_of(tiny.make_fit(folder / "left", shard=shard, **EQUAL), stop=9)
     resumed = end_of(tiny.make_fit(folder / "left", shard=shard, net_seed=5, **EQUAL), resume=True)
     trained = end_of(tiny.make_fit(folder / "trained", shard=shard, **TRAINED))
     end_of(tiny.make_fit(folder / "trained and left", shard=shard, **TRAINED), stop=5)
     back = end_of(tiny.make_fit(folder / "trained and left", shard=shard, net_seed=5, **TRAINED), resume=True)
+    layer = end_of(tiny.make_fit(None, shard=shard, objective=tiny.OwnLayer(0), **EQUAL))
     broken = tiny.make_fit(None, shard=shard, validate=False, **TRAINED)
     broken.source = BrokenOnOne(broken.source, shard.rank)
     try:
@@ -94,6 +85,7 @@ def fits(folder, shard):
         stopped = str(error)
     return {
         "whole": whole, "resumed": resumed, "trained": trained, "trained and resumed": back, "stopped": stopped,
+        "layer": layer,
     }  # fmt: skip
 
 
@@ -119,11 +111,4 @@ def runs(folder, shard):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    gc.freeze()  # every stage collects garbage, and looking through all of torch takes longer than a stage
-    rank, here = int(sys.argv[1]), Path(sys.argv[2])
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    dist.init_process_group("gloo", store=dist.FileStore(str(here / "rendezvous"), 2), rank=rank, world_size=2)
-    result = fits(here, Shard(rank, 2)) | runs(here, Shard(rank, 2))
-    torch.save(result, here / f"{rank}.pt")
-    dist.destroy_process_group()
+    main(lambda folder, shard: fits(folder, shard) | runs(folder, shard))

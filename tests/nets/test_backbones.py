@@ -119,11 +119,9 @@ def test_dilated_cells_look_at_their_own_place(name, output_stride):
 
 def test_preprocessing_is_that_of_the_weights():
     half = (0.5, 0.5, 0.5)
-    assert create_net("tf_efficientnet_lite0", 3, weights="none", size=64).preprocessing == Preprocessing(
-        half, half, "bicubic"
-    )
+    assert create_net("tf_efficientnet_lite0", 3, weights="none", size=64).preprocessing == Preprocessing(half, half)
     assert create_net("mobilenetv2_100", 3, weights="none", size=64).preprocessing == Preprocessing(
-        (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bicubic"
+        (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     )
 
 

@@ -1,5 +1,4 @@
 import copy
-import re
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fewtags.errors import ConfigError
 from fewtags.nets.backbones import create_net
-from fewtags.nets.spatial import Preprocessing, SpatialHead, SpatialNet, spatial_features
-from fewtags.nets.weights import Classifier
+from fewtags.nets.spatial import SpatialHead, SpatialNet, spatial_features
 
 CNN, VIT, NHWC = "test_resnet", "test_vit", "test_mambaout"
 
@@ -38,20 +36,14 @@ def test_head_by_hand():
 
     Maps: 2*1 + .5*10 + 1 = 8 and 2*2 + .5*20 + 1 = 15. Logit: (8 + 15) / 2 = 11.5.
     """
-    head = SpatialHead.from_classifier(Classifier(torch.tensor([[2.0, 0.5]]), torch.tensor([1.0])))
+    head = SpatialHead(2, 1)
+    head.load_state_dict({"weight": torch.tensor([[2.0, 0.5]]), "bias": torch.tensor([1.0])})
     features = torch.tensor([[[[1.0, 2.0]], [[10.0, 20.0]]]])
     out = head(features)
     assert out.maps.tolist() == [[[[8.0, 15.0]]]]
     assert out.logits.tolist() == [[11.5]]
     assert out.features is features
     assert head.predict_logits(features).tolist() == [[11.5]]
-
-
-def test_normalise_by_hand():
-    """(0.75 - 0.5) / 0.25 = 1; (0 - 0.5) / 0.5 = -1; (1 - 0) / 2 = 0.5."""
-    made = Preprocessing(mean=(0.5, 0.5, 0.0), std=(0.25, 0.5, 2.0))
-    images = torch.tensor([0.75, 0.0, 1.0]).view(1, 3, 1, 1)
-    assert made.normalise(images).flatten().tolist() == [1.0, -1.0, 0.5]
 
 
 def test_tokens_are_row_major_behind_the_prefix():
@@ -68,7 +60,8 @@ def test_tokens_are_row_major_behind_the_prefix():
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1), (2, 3, 1, 1, 5), (3, 1, 4, 5, 1), (2, 7, 5, 3, 4)])
 def test_head_against_loops(shape):
     b, d, classes, h, w = shape
-    head = SpatialHead(d, classes, generator=generator(), prior=torch.linspace(0.1, 0.9, classes))
+    head = SpatialHead(d, classes, generator=generator())
+    torch.nn.init.normal_(head.bias, generator=generator(2))
     features = randn(b, d, h, w, seed=1)
     weight, bias, x = (t.detach().double().numpy() for t in (head.weight, head.bias, features))
     maps = np.zeros((b, classes, h, w))
@@ -127,7 +120,8 @@ def test_a_cell_sees_its_own_place(backbone, size, slack):
 def test_class_permutation_permutes_the_result():
     head = SpatialHead(5, 4, generator=generator())
     features, order = randn(2, 5, 3, 3), torch.tensor([2, 0, 3, 1])
-    permuted = SpatialHead.from_classifier(Classifier(head.weight[order], head.bias[order]))
+    permuted = SpatialHead(5, 4)
+    permuted.load_state_dict({"weight": head.weight[order], "bias": head.bias[order]})
     torch.testing.assert_close(permuted(features).logits, head(features).logits[:, order], rtol=1e-6, atol=1e-7)
 
 
@@ -177,15 +171,13 @@ def test_channels_last_changes_nothing(backbone):
 # Grid
 
 
-def test_grid_and_stride_of_any_size():
+def test_grid_of_any_size():
     net = net_of(CNN, size=64)
     assert net.grid((64, 64)) == (2, 2)
     assert net.grid((96, 160)) == (3, 5)
-    assert net.stride((96, 160)) == (32.0, 32.0)
     assert net.grid((100, 64)) == (4, 2)
-    assert net.stride((100, 64)) == (25.0, 32.0)
     vit = net_of(VIT, size=64)
-    assert (vit.grid((64, 64)), vit.grid((32, 96)), vit.stride((32, 96))) == ((4, 4), (2, 6), (16.0, 16.0))
+    assert (vit.grid((64, 64)), vit.grid((32, 96))) == ((4, 4), (2, 6))
 
 
 def test_grid_leaves_no_trace():
@@ -223,26 +215,6 @@ def test_head_draws_from_its_generator_only():
     assert not torch.equal(one.weight, other.weight)
     assert one.weight.std().item() == pytest.approx(0.01, rel=0.1)
     assert one.bias.tolist() == [0.0] * 50
-
-
-def test_prior_is_where_the_probabilities_start():
-    """logit(.25) = -ln 3 = -1.0986; a share of 0 is taken as 1e-4, logit -9.2102; of 1 as 1 - 1e-4."""
-    head = SpatialHead(2, 4, prior=[0.25, 0.5, 0.0, 1.0])
-    assert head.bias.tolist() == pytest.approx([-1.0986123, 0.0, -9.2102404, 9.2102404], abs=1e-5)
-    assert head(torch.zeros(1, 2, 3, 3)).logits.sigmoid()[0, 0].item() == pytest.approx(0.25)
-
-
-@pytest.mark.parametrize(
-    ("prior", "message"),
-    [
-        ([0.1], "the prior has 1 values for 2 classes; give one share per class."),
-        ([0.1, 1.5], "the prior of class 1 is 1.5; give a share of images in 0..1."),
-        ([float("nan"), 0.5], "the prior of class 0 is nan; give a share of images in 0..1."),
-    ],
-)
-def test_a_prior_that_does_not_fit(prior, message):
-    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
-        SpatialHead(3, 2, prior=prior)
 
 
 def test_tokens_without_a_map():

@@ -93,8 +93,8 @@ def test_losses_are_float32_whatever_the_net_computes_in():
 def test_bce_without_any_known_negative_is_refused():
     message = (
         "objective 'bce' needs known negatives, and no training image has one: it would learn to predict every class "
-        "everywhere. Use 'expected_negative' or 'assume_negative', or say that absent means negative when reading the "
-        "labels."
+        "everywhere. Use 'expected_negative' or 'assume_negative'; or, where what is not named is absent, read the "
+        "labels with --complete."
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
         BCE().setup(Pass(), problem([[P, U], [U, P]]))

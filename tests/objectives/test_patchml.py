@@ -1,6 +1,8 @@
 """PatchML: what each part of the loss adds, and what is kept for pseudo-labels."""
 
+import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from fewtags.nets.spatial import Output
 from fewtags.objectives.base import Problem, Progress
 from fewtags.objectives.patchml import PatchML
 
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "patch_losses.json").read_text())["asl"]
 P, U, N = Label.POSITIVE, Label.UNKNOWN, Label.NEGATIVE
 AT = Progress(0, 0, 1)
 PLAIN = (0.0, 0.0, 0.0)
@@ -103,6 +106,33 @@ def test_gammas_and_weights_arrive():
     )  # fmt: skip
     assert out.logs["image"].item() == pytest.approx(image.item())
     assert out.logs["patch"].item() == pytest.approx(patch.item())
+
+
+def test_clip_by_hand():
+    """Known negatives with f = .02, .2 and .5, gammas 0, clip .05: q = min(1, 1.05 - f) = 1, .85 and .55.
+
+    The first counts as done: no loss and no gradient. The positive class keeps -log .5. Patches know no clip.
+    """
+    logits = [float(np.log(f / (1 - f))) for f in (0.02, 0.2, 0.5, 0.5)]
+    data = batch([[[[x, x]] for x in logits]], [[N, N, N, P]])
+    method = PatchML(image_gammas=PLAIN, patch_gammas=PLAIN, image_clip=0.05, patch_weight=0.0)
+    out, _ = step(method, data)
+    assert out.logs["image"].item() == pytest.approx(-np.log([0.85, 0.55, 0.5]).sum() / 4, rel=1e-6)
+    assert out.logs["patch"].item() == pytest.approx(-np.log([0.98, 0.8, 0.5]).sum() / 4, rel=1e-6)
+    out.loss.backward()
+    assert data.images.grad[0, :, 0, 0].ne(0).tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in GOLDEN["cases"] if case["kw"]["clip"]], ids=lambda case: str(case["kw"])
+)
+def test_it_is_the_asymmetric_loss_on_full_labels(case):
+    """ASL's own code, which sums; golden labels are 1 and 0."""
+    labels = np.where(np.array(GOLDEN["targets"]) == 1, P, N).astype(int)
+    data = batch(np.array(GOLDEN["logits"])[:, :, None, None], labels)
+    gammas = (float(case["kw"]["gamma_pos"]), float(case["kw"]["gamma_neg"]), 0.0)
+    out, _ = step(PatchML(image_gammas=gammas, image_clip=case["kw"]["clip"], patch_weight=0.0), data)
+    assert out.loss.item() == pytest.approx(case["loss"] / labels.size, rel=1e-5)
 
 
 def test_selective_modes_ignore_the_likely_ones():

@@ -52,8 +52,9 @@ def make_run(tmp_path: Path) -> MakeRun:
         complete: bool = True,
         policy: Literal["coco", "imagenet", "none"] = "coco",
         quality: float = 1.0,
+        ids: tuple[str, ...] | None = None,
     ) -> RunData:
-        classes = ClassNames.of([f"c{i}" for i in range(len(names))], names)
+        classes = ClassNames.of(ids or [f"c{i}" for i in range(len(names))], names)
         folder = tmp_path / "photos"
         train = make_table(folder, "train", classes, images=images, complete=False, seed=1)
         val = make_table(folder, "val", classes, images=images + seed, complete=complete, seed=2)
@@ -78,7 +79,6 @@ def make_run(tmp_path: Path) -> MakeRun:
             threshold_rules=rules,
             mean=(0.5, 0.5, 0.5),
             std=(0.5, 0.5, 0.5),
-            interpolation="bilinear",
             method={"name": "bce"},
             selection="the last epoch (2), chosen",
             version="0.1.0",

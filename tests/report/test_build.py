@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fewtags.data.table import LabelTable
 from fewtags.errors import CheckpointError, ConfigError
+from fewtags.labels import ClassNames, Label
 from fewtags.metrics.ranking import average_precision
 from fewtags.report import build
-from fewtags.report.build import build_report, class_rows, difference, render
+from fewtags.report.build import alone, build_report, class_rows, difference, render
 from fewtags.report.gallery import SIDE, cards, over_epochs, read_picture
 from fewtags.report.load import RunData, load_run
 
@@ -162,14 +164,87 @@ def test_different_validation_labels_have_no_difference(make_run: MakeRun) -> No
     assert "paired" not in seen
 
 
-def test_runs_with_different_classes_are_refused(
+def test_runs_without_a_common_class_are_refused(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = {Path("a"): make_run("a"), Path("b"): make_run("b", ("cat", "dog"))}
+    runs = {Path("a"): make_run("a"), Path("b"): make_run("b", ("x", "y"), ids=("x", "y"))}
     monkeypatch.setattr(build, "load_run", runs.__getitem__)
-    with pytest.raises(ConfigError, match="runs with different classes cannot be shown side by side"):
+    with pytest.raises(ConfigError) as error:
         build_report(list(runs), tmp_path / "page.html")
+    assert str(error.value) == (
+        "a (cat, dog, owl, ...) and b (x, y, ...) have no class in common; report each on its own."
+    )
     assert not (tmp_path / "page.html").exists()
+
+
+def permuted(run: RunData, order: list[int]) -> RunData:
+    """The same run with its classes in another order, or without some of them."""
+    classes = ClassNames([run.info.class_ids[c] for c in order], [run.info.class_names[c] for c in order])
+    found = run.evaluations["val"]
+    table = run.tables["val"]
+    dense = table.matrix.dense()[:, order]
+    image, class_ = np.nonzero(dense)
+    moved = LabelTable.build(
+        table.images.to_pylist(), classes, image=image, class_=class_, state=dense[image, class_], root=table.root
+    )
+    per_class = {k: [found[k][c] for c in order] for k in ("per_class", "threshold_rules")}
+    info = replace(
+        run.info,
+        class_ids=classes.ids,
+        class_names=classes.names,
+        thresholds=tuple(run.info.thresholds[c] for c in order),
+        threshold_rules=tuple(run.info.threshold_rules[c] for c in order),
+    )
+    place = {c: n for n, c in enumerate(order)}
+    gallery = tuple(
+        replace(s, panels=tuple(replace(p, class_=place[p.class_]) for p in s.panels if p.class_ in place))
+        for s in run.gallery
+    )
+    return replace(
+        run,
+        info=info,
+        evaluations={"val": {**found, **per_class}},
+        logits={"val": run.logits["val"][:, order]},
+        tables={**run.tables, "val": moved},
+        gallery=gallery,
+        progress={0: gallery},
+    )
+
+
+def test_classes_are_matched_by_id_whatever_their_order(make_run: MakeRun) -> None:
+    """A permutation of the second run changes no number of the comparison."""
+    runs = [make_run("a", images=40), make_run("b", images=40, quality=3.0)]
+    other = [runs[0], permuted(runs[1], [2, 0, 1])]
+    assert class_rows(other, "val") == class_rows(runs, "val")
+    # The mean over classes in another order rounds otherwise.
+    assert difference(other, "val") == pytest.approx(difference(runs, "val"), abs=1e-12)
+    assert alone(other) == []
+    assert "Only" not in text_of(render(other))
+
+
+def test_classes_that_only_one_run_knows_are_listed_and_left_out(make_run: MakeRun) -> None:
+    """The second run never heard of `dog`: the difference is that of the mean APs of the others."""
+    runs = [make_run("a", images=40), make_run("b", images=40, quality=3.0)]
+    fewer = [runs[0], permuted(runs[1], [2, 0])]
+    assert sorted(row["name"] for row in class_rows(fewer, "val")) == ["cat", "owl"]
+    assert alone(fewer) == [("a", ["dog"])]
+    aps = [
+        [row["average_precision"] for row in run.evaluations["val"]["per_class"] if row["name"] != "dog"]
+        for run in fewer
+    ]
+    assert difference(fewer, "val")["value"] == pytest.approx(np.mean(aps[1]) - np.mean(aps[0]))
+    seen = text_of(render(fewer))
+    assert "Only a knows 1 of its classes: dog. They count in its own results above, not in the comparison" in seen
+    assert "val: all 2 classes" in seen
+
+
+def test_no_common_class_can_be_measured(make_run: MakeRun) -> None:
+    run = make_run("a")
+    table = run.tables["val"]
+    keep = np.flatnonzero(table.matrix.dense()[:, 0] == Label.POSITIVE)
+    short = replace(run, tables={"val": table.subset(keep)}, logits={"val": run.logits["val"][keep]})
+    found = difference([short, permuted(short, [0])], "val")
+    assert found == {"why": "No class that both runs know has known positives and known negatives in val."}
 
 
 def test_runs_of_the_same_name_are_told_apart(

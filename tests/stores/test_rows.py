@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fewtags.errors import CheckpointError
-from fewtags.labels import Label
+from fewtags.labels import Label, LabelMatrix
 from fewtags.stores.rows import ScoreStore
 from fewtags.stores.shard import Shard
 
@@ -127,9 +127,12 @@ def test_columns_hold_start_values_of_rows_never_updated():
     labels, index = random_labels(rng, 6, 5), torch.tensor([1, 4])
     store = ScoreStore(6, 5)
     store.update(index, torch.from_numpy(rng.random((2, 5), np.float32)), labels[index])
-    everything = store.read(torch.arange(6), labels)
-    assert torch.equal(store.columns(0, 5, labels), everything)
-    assert torch.equal(store.columns(2, 4, labels[:, 2:4]), everything[:, 2:4])
+    everything, matrix = store.read(torch.arange(6), labels), LabelMatrix.from_dense(labels.numpy())
+    assert torch.equal(store.columns(0, 5, matrix), everything)
+    assert torch.equal(store.columns(2, 4, matrix), everything[:, 2:4])
+    rest = torch.tensor([0, 2, 3, 5])
+    store.update(rest, torch.from_numpy(rng.random((4, 5), np.float32)), labels[rest])
+    assert torch.equal(store.columns(2, 4, matrix), store.values[:, 2:4])
 
 
 @pytest.mark.parametrize("samples", [5, 6])

@@ -22,3 +22,4 @@ def test_a_row_of_another_rank_is_our_own_bug():
 def test_gather_of_one_process_copies_nothing():
     rows = torch.arange(6.0).view(3, 2)
     assert SINGLE_PROCESS.gather(rows, 3) is rows
+    assert SINGLE_PROCESS.collect(rows, 3, 0) is rows

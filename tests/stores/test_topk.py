@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from fewtags.errors import CheckpointError
 from fewtags.labels import Label, LabelMatrix
+from fewtags.stores import topk
 from fewtags.stores.rows import ScoreStore
+from fewtags.stores.shard import SINGLE_PROCESS
 from fewtags.stores.topk import ExpectedPositives, class_blocks, expected_counts
 
 SCL = json.loads((Path(__file__).parents[1] / "golden" / "scl.json").read_text())
@@ -48,6 +50,24 @@ def reference(scores, labels, counts, reading):
         order = sorted(np.flatnonzero(candidates), key=lambda n, c=c: (-scores[n, c], n))
         mask[order[: max(take, 0)], c] = True
     return mask | (labels == P)
+
+
+def sorted_cuts(scores, labels, counts, reading):
+    """Score and index of the last one taken of each class, by sorting all images."""
+    cuts = []
+    for c in range(labels.shape[1]):
+        candidates = np.flatnonzero(labels[:, c] != N if reading == "all_then_or" else labels[:, c] == U)
+        order = candidates[np.lexsort((candidates, -scores[candidates, c]))]
+        take = min(counts[c] - ((labels[:, c] == P).sum() if reading == "fill" else 0), len(order))
+        cuts.append((scores[order[take - 1], c], order[take - 1]) if take > 0 else (np.inf, -1))
+    return cuts
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def selection(request, monkeypatch):
+    """What selects: numpy on the CPU, torch on other devices."""
+    if request.param == "torch":
+        monkeypatch.setattr(topk, "_on_cpu", lambda tensor: False)
 
 
 # --- expected counts
@@ -156,6 +176,33 @@ def test_equals_double_argsort(samples, classes, levels, reading):
         assert np.array_equal(mask_of(scores, labels, counts, reading).numpy(), expected)
 
 
+@pytest.mark.usefixtures("selection")
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("levels", [1, 2, 7, 10**6])
+def test_cuts_are_those_of_a_full_sort_bit_for_bit(levels, reading):
+    """Also where more is expected than there is; and the number of expected positives is that of the mask."""
+    rng = np.random.default_rng(levels)
+    for _ in range(60):
+        samples, classes = int(rng.integers(1, 40)), int(rng.integers(1, 5))
+        scores = (rng.integers(levels, size=(samples, classes)) / levels).astype(np.float32)
+        labels = rng.choice(np.array([P, U, U, U, N], np.int8), size=(samples, classes))
+        counts = rng.integers(0, samples + 3, size=classes)
+        expected, index = ExpectedPositives(classes, reading), torch.arange(samples)
+        given = torch.from_numpy(scores), torch.from_numpy(labels)
+        number = expected.refresh(0, *given, torch.from_numpy(counts))
+        found = zip(expected.cut_score.numpy(), expected.cut_index.numpy(), strict=True)
+        assert [*found] == sorted_cuts(scores, labels, counts, reading)
+        assert number == expected.mask(*given, index).sum()
+
+
+def test_sharing_with_nobody_changes_nothing():
+    expected, labels = ExpectedPositives(3), torch.zeros(2, 3, dtype=torch.int8)
+    expected.refresh(0, torch.tensor([[0.5, 0.25, 0.0]] * 2), labels, torch.tensor([1, 0, 2]))
+    before = {key: value.clone() for key, value in expected.state_dict().items()}
+    expected.share(SINGLE_PROCESS, torch.ones(3, dtype=torch.bool))
+    assert all(torch.equal(value, before[key]) for key, value in expected.state_dict().items())
+
+
 @given(st.integers(0, 2**32 - 1), st.sampled_from(READINGS))
 def test_blocks_of_classes_change_nothing_and_classes_permute(seed, reading):
     rng = np.random.default_rng(seed)
@@ -188,7 +235,7 @@ def test_mask_during_an_epoch_is_the_mask_at_its_start(dtype, seed, reading):
     scores.update(everyone, coarse[0], labels)
     expected = ExpectedPositives(3, reading)
     counts = torch.from_numpy(expected_counts(LabelMatrix.from_dense(labels.numpy()), 1.7))
-    expected.refresh(0, scores.columns(0, 3, labels), labels, counts)
+    expected.refresh(0, scores.columns(0, 3, LabelMatrix.from_dense(labels.numpy())), labels, counts)
     at_start = expected.mask(scores.read(everyone, labels), labels, everyone)
     for index in torch.from_numpy(rng.permutation(11)).split(4):
         asked = expected.mask(scores.read(index, labels[index]), labels[index], index)

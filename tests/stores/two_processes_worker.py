@@ -1,19 +1,20 @@
 """One of two processes: fills its shard of the stores, ranks over both, and saves what it holds."""
 
-import sys
-from pathlib import Path
+from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import torch
-import torch.distributed as dist
+from two_processes import main
 
 from fewtags.geometry import View, stack_views
 from fewtags.labels import Batch, LabelMatrix
+from fewtags.objectives import expected_negative
 from fewtags.objectives.base import Problem, Step
 from fewtags.objectives.expected_negative import ExpectedNegative, Predictions
-from fewtags.stores.shard import Shard
+from fewtags.stores.topk import ExpectedPositives, class_blocks
 
-SAMPLES, CLASSES, GRID = 13, 4, (2, 3)
+SAMPLES, CLASSES, GRID = 13, 5, (2, 3)
 
 
 def labels():
@@ -25,11 +26,15 @@ def truth():
     return LabelMatrix.from_dense(np.random.default_rng(1).choice(np.array([1, -1], np.int8), size=(SAMPLES, CLASSES)))
 
 
+@patch.object(expected_negative, "class_blocks", partial(class_blocks, cells=SAMPLES))
 def run(shard):
-    """Two epochs of random predictions for the rows of `shard`; the state of every part, and the diagnostics."""
+    """Two epochs of random predictions for the rows of `shard`; the state of every part, and the diagnostics.
+
+    Each class is a block of its own, so that one process ranks three of them and the other two.
+    """
     problem = Problem(labels=labels(), grid=GRID, warmup_epochs=1, epochs=3, shard=shard, truth=truth())
     method = ExpectedNegative(
-        positives_per_image=1.8, scl_weight=1.0, heatmap_top_k=3, heatmap_rounding="stochastic", corrected_averages=True
+        positives_per_image=1.8, scl_weight=1.0, heatmap_top_k=4, heatmap_rounding="stochastic", corrected_averages=True
     )
     net = torch.nn.Identity()
     parts, found = method.setup(net, problem), []
@@ -50,10 +55,18 @@ def run(shard):
     return {name: dict(part.state_dict()) for name, part in parts.items()}, found
 
 
+def held(folder, shard):
+    """The same, by name, with the classes that were ranked here."""
+    ranked, refresh = [], ExpectedPositives.refresh
+
+    def noted(self, first, *rest):
+        ranked.append(first)
+        return refresh(self, first, *rest)
+
+    with patch.object(ExpectedPositives, "refresh", noted):
+        state, found = run(shard)
+    return {"state": state, "found": found, "ranked": ranked}
+
+
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "rendezvous"), 2), rank=rank, world_size=2)
-    state, found = run(Shard(rank, 2))
-    torch.save({"state": state, "found": found}, folder / f"{rank}.pt")
-    dist.destroy_process_group()
+    main(held)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fewtags.data.budget import Mode, PointRule
     from fewtags.data.table import LabelTable
 
@@ -28,8 +31,8 @@ def check(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")
     ] = None,
     headers_only: Annotated[bool, typer.Option("--headers-only", help="Do not decode every photo.")] = False,
-    size: Annotated[int, typer.Option(help="Input side in pixels, for the heatmap memory.")] = 224,
-    stride: Annotated[int, typer.Option(help="Pixels per map cell, for the heatmap memory.")] = 32,
+    size: Annotated[int, typer.Option(min=1, help="Input side in pixels, for the heatmap memory.")] = 224,
+    stride: Annotated[int, typer.Option(min=1, help="Pixels per map cell, for the heatmap memory.")] = 32,
     excluded: Annotated[
         Path | None, typer.Option(help="Write what would be left out, with reasons, to this CSV.")
     ] = None,
@@ -50,7 +53,8 @@ def check(
     from fewtags.cli.train import read_settings
     from fewtags.data.check import check as look
     from fewtags.data.vocabulary import common_vocabulary
-    from fewtags.engine.plan import heatmap_need, read_named
+    from fewtags.engine.memory import heatmap_need
+    from fewtags.engine.plan import read_named
 
     flags = {"data.train": data, "data.val": val, "data.test": test, "data.complete": complete or None}
     flags["data.images"] = None if images is None else str(images)
@@ -132,7 +136,8 @@ def simulate(
 ) -> None:
     """Make partial labels out of complete ones.
 
-    Shows what a method would do with fewer labels. What was kept is told on stderr, the file on stdout.
+    Shows what a method would do with fewer labels. What was kept is told on stderr, the file on stdout. Where the
+    labels name splits, those of the training images are thinned, and all others are written as they are.
 
     \b
     Examples:
@@ -141,9 +146,9 @@ def simulate(
       fewtags simulate instances.json --complete --budget 1% --type one-point --out points.parquet
     """  # noqa: D301
     from fewtags.cli.progress import say
-    from fewtags.cli.train import read_settings
-    from fewtags.data.storage import save, write_csv
-    from fewtags.engine.plan import read_one
+    from fewtags.cli.reading import read_labels
+    from fewtags.cli.writing import refuse_file
+    from fewtags.data.storage import save, unwritten_classes, write_csv
     from fewtags.errors import ConfigError
 
     shares = {"positives": positives, "negatives": negatives}
@@ -151,25 +156,89 @@ def simulate(
     _refuse_mixed(protocol, shares, budget, purchase)
     if out.suffix.lower() not in (".parquet", ".csv"):
         raise ConfigError(f"--out {out}: expected a file that ends in .parquet or .csv.")
-    flags = {
-        "data.train": data,
-        "data.complete": complete or None,
-        "data.images": None if images is None else str(images),
-    }
-    table = read_one(read_settings(None, {k: v for k, v in flags.items() if v is not None}, set_ or []).data)
-    before = len(table.notes.messages)
-    if budget is None:
-        table = _thinned(table, protocol or "single", seed, shares)
-    else:
-        table = _bought(table, budget, seed or 0, purchase)
+    refuse_file(out)
+
+    def thin(table: LabelTable) -> LabelTable:
+        if budget is None:
+            return _thinned(table, protocol or "single", seed, shares)
+        return _bought(table, budget, seed or 0, purchase)
+
+    whole = read_labels(data, images, complete, set_)
+    table = _training_thinned(whole, thin)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix.lower() == ".parquet":
         save(table, out, keep_root=True)
     else:
         write_csv(table, out)
-    for message in table.notes.messages[before:]:
+    for message in table.notes.messages[len(whole.notes.messages) :]:
         say(message)
+    if out.suffix.lower() == ".csv" and (silent := unwritten_classes(table)):
+        named = ", ".join(map(repr, silent[:5])) + (", ..." if len(silent) > 5 else "")
+        say(
+            f"warning: {len(silent):,} of {len(table.classes):,} classes are not in {out.name}, since no label of them "
+            f"is left ({named}); a .parquet file keeps them."
+        )
     typer.echo(out)
+
+
+def _training_thinned(whole: LabelTable, thin: Callable[[LabelTable], LabelTable]) -> LabelTable:
+    """The labels of the training images thinned; where splits are named, all other images as they are.
+
+    Raises:
+        DataError: the labels name splits, but none to train on.
+    """
+    from dataclasses import replace
+
+    import numpy as np
+
+    from fewtags.cli.reading import split_sizes
+    from fewtags.data.merge import merge
+
+    training = _training_images(whole)
+    train, rest = whole.subset(training), whole.subset(~training)
+    said = _incomplete(train)
+    thinned = thin(train)
+    if len(rest):
+        order = np.argsort(np.concatenate([np.flatnonzero(training), np.flatnonzero(~training)]))
+        said = [
+            f"thinned: {split_sizes(train.named_splits())}; as they were: {split_sizes(rest.named_splits())}",
+            *said,
+        ]
+        # Notes of the parts are those of the whole, which would come twice.
+        thinned = replace(merge([thinned, rest]).subset(order), notes=thinned.notes)
+    return thinned.noting(*said)
+
+
+def _training_images(table: LabelTable) -> NDArray[np.bool_]:
+    """Bool [N]: split "train"; or, without one, all that are not for val or test, as `train` takes them."""
+    import numpy as np
+
+    from fewtags.cli.reading import split_sizes
+    from fewtags.errors import DataError
+
+    if table.split_names is None:
+        return np.ones(len(table), np.bool_)
+    names = np.array([name or "" for name in table.split_names.to_pylist()], str)
+    training = names == "train" if "train" in names else ~np.isin(names, ("val", "test"))
+    if not training.any():
+        raise DataError(
+            f"there are no training images to thin, only {split_sizes(table.named_splits())}; call the split of those "
+            "images 'train', or leave it empty."
+        )
+    return training
+
+
+def _incomplete(table: LabelTable) -> list[str]:
+    """A warning if labels are missing before any are taken away."""
+    from fewtags.labels import Label
+
+    cells = len(table) * len(table.classes)
+    if not (unknown := int(table.matrix.counts(Label.UNKNOWN).sum())):
+        return []
+    return [
+        f"warning: {unknown:,} of {cells:,} cells of the training images ({unknown / cells:.1%}) were unknown before, "
+        "so fewer labels are left than the protocol says; pass --complete if what is not named is known to be absent."
+    ]
 
 
 def _refuse_mixed(

@@ -60,8 +60,9 @@ def config(
     """  # noqa: D301
     import json
 
-    from fewtags.config import PRESETS, Config
+    from fewtags.config import Config
     from fewtags.engine.methods import settings_models
+    from fewtags.presets import PRESETS
 
     if as_json:
         typer.echo(json.dumps(Config.model_json_schema()))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Without a bar, a long wait says how far it is this often, in seconds.
 PLAIN_EVERY = 30.0
+# Of more things than this, it is said how long they will take, once so many are done.
+MANY, SAMPLE = 200_000, 2_000
 
 
 def leading() -> bool:
@@ -88,21 +90,28 @@ def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool)
 
 
 @contextmanager
-def counting(label: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+def counting(label: str, quiet: bool = False, faster: str = "") -> Iterator[Callable[[int, int], None]]:
     """Show (done, total) calls: a bar on a terminal; when piped, a plain line now and then if it takes long.
 
     Args:
         label: what is counted, for example "looking at photos".
         quiet: show nothing; for results that scroll over the same terminal.
+        faster: what would make it faster; then it is also said how long very many will take.
     """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    live, said = _live() and not quiet, time.perf_counter()
+    live, began = _live() and not quiet, time.perf_counter()
+    said, foretold = began, False
     with _bar(*columns, live=live) as bar:
         task = bar.add_task(label, total=None)
 
         def tick(done: int, total: int) -> None:
-            nonlocal said
+            nonlocal said, foretold
             bar.update(task, completed=done, total=total or None)
+            if faster and not foretold and total > MANY and done >= SAMPLE:
+                foretold = True
+                minutes = (time.perf_counter() - began) * total / done / 60
+                line = bar.console.print if live else say
+                line(f"{label}: {total:,} will take about {max(1, round(minutes)):,} min; {faster}")
             if not live and not quiet and time.perf_counter() - said >= PLAIN_EVERY:
                 said = time.perf_counter()
                 say(f"{label}: {done:,}" + (f" of {total:,}" if total else ""))

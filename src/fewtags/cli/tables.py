@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO, final
@@ -13,12 +16,37 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fewtags.data.findings import counted
 from fewtags.engine.model import ModelInfo
 from fewtags.engine.predict import Prediction, decide
 from fewtags.errors import ConfigError
 
 FORMATS = (".csv", ".parquet", ".jsonl")
 ROWS_PER_GROUP = 50_000
+_ESCAPE = re.compile(r"\\x[0-9a-f]{2}")
+
+
+def text_name(path: Path) -> str:
+    r"""A path as text in UTF-8: as it is, or with bytes that are no UTF-8 as `\xNN` and backslashes doubled.
+
+    No two paths give the same text: one that spells `\xNN` itself has its backslashes doubled, too.
+
+    >>> print(text_name(Path("caf\udce9.jpg")), text_name(Path(r"caf\xe9.jpg")), text_name(Path("café.jpg")))
+    caf\xe9.jpg caf\\xe9.jpg café.jpg
+    """
+    raw = os.fsencode(path)
+    name = raw.decode("utf-8", "surrogateescape")
+    if not _ESCAPE.search(name) and not any("\udc80" <= ch <= "\udcff" for ch in name):
+        return name
+    return raw.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+
+
+def escaped_names(names: Sequence[str]) -> str:
+    """One line about photos whose names `text_name` had to change."""
+    return (
+        f"{counted(len(names), 'photo has', 'photos have')} a name that is not UTF-8, written with \\xNN for such "
+        f"bytes and \\\\ for a backslash: {names[0]}{', ...' if len(names) > 1 else ''}"
+    )
 
 
 @final
@@ -38,9 +66,11 @@ class PredictionWriter:
     Attributes:
         failed: photos that could not be read.
         untagged: photos without a row in the long form.
+        escaped: names as written of photos whose names are no UTF-8, see `text_name`.
 
     Raises:
-        ConfigError: an ending that is not known, or a wide form with a class that is called "image".
+        ConfigError: an ending that is not known; or a wide form, which has all probabilities, with a threshold, with
+            `max_tags`, or with a class that is called "image".
     """
 
     def __init__(
@@ -49,8 +79,11 @@ class PredictionWriter:
         self._format = ".csv" if out is None else out.suffix.lower()
         if self._format not in FORMATS:
             raise ConfigError(f"--out {out}: expected a file ending in {', '.join(FORMATS)}.")
-        if out is not None and out.is_dir():
-            raise ConfigError(f"--out {out} is a folder; give a file in it, for example {out / 'tags.csv'}.")
+        if wide and (threshold is not None or max_tags is not None):
+            chosen = "--threshold" if threshold is not None else "--max-tags"
+            raise ConfigError(
+                f"--wide writes the probabilities of all classes, so {chosen} has no effect; leave one out."
+            )
         if wide and "image" in info.class_ids:
             raise ConfigError("a class is called 'image', like the column of the photos; leave out --wide.")
         self.out, self.info, self.wide, self.max_tags = out, info, wide, max_tags
@@ -58,6 +91,7 @@ class PredictionWriter:
         self.thresholds = values
         self.failed: list[Prediction] = []
         self.untagged = 0
+        self.escaped: list[str] = []
         fields = [("image", pa.string())]
         if wide:
             fields += [(class_id, pa.float64()) for class_id in info.class_ids]
@@ -93,14 +127,17 @@ class PredictionWriter:
             self.failed.append(found)
             return
         ids, names, prob = self.info.class_ids, self.info.classes.display, found.prob
+        image = text_name(found.path)
+        if image != str(found.path):
+            self.escaped.append(image)
         if self.wide:
-            self._rows.append({"image": str(found.path), **dict(zip(ids, prob.round(6).tolist(), strict=True))})
+            self._rows.append({"image": image, **dict(zip(ids, prob.round(6).tolist(), strict=True))})
         else:
             tags = decide(prob, self.thresholds, self.max_tags)
             self.untagged += not len(tags)
             self._rows += [
                 {
-                    "image": str(found.path),
+                    "image": image,
                     "class": ids[c],
                     "name": names[c],
                     "probability": round(float(prob[c]), 6),

@@ -72,7 +72,8 @@ def train(
     """  # noqa: D301
     from fewtags.cli.progress import counting, leading, say
     from fewtags.engine.plan import make_plan
-    from fewtags.engine.run import Run, refuse_used_folder
+    from fewtags.engine.record import refuse_used_folder
+    from fewtags.engine.run import Run
 
     flags = {
         "data.train": data,
@@ -88,8 +89,9 @@ def train(
     settings = read_settings(config, {k: v for k, v in flags.items() if v is not None}, set_ or [])
     if leading() and not dry_run:
         refuse_used_folder(out)  # before minutes are spent on looking at photos
-    with counting("looking at photos") as tick:
-        plan = make_plan(settings, cpu=cpu, progress=tick)
+    faster = "--set data.decode=false reads headers only, and a broken photo then stops training"
+    with counting("looking at photos", faster=faster if settings.data.decode else "") as tick:
+        plan = make_plan(settings, out=out, cpu=cpu, progress=tick)
     for line in plan.lines():
         say(line)
     if dry_run:
@@ -104,11 +106,25 @@ def resume(
 ) -> None:
     """Go on with an interrupted run.
 
-    The result is the same, bit for bit, as without the interruption. All settings are those of the run.
+    The result is the same, bit for bit, as without the interruption. All settings are those of the run. Of a finished
+    run whose report is missing, the report is written.
     """
+    from fewtags.cli.progress import leading, say
     from fewtags.engine.run import open_run
 
-    follow(lambda tick: open_run(run, cpu=cpu, tick=tick).resume(), run)
+    if (run / "model.safetensors").exists() and not (run / "report.html").exists():
+        say(f"{run} is finished, but its report is missing; it is written now.")
+        if leading():
+            finish(run)
+        return
+
+    def begin(tick: Tick) -> Iterator[Event]:
+        opened = open_run(run, cpu=cpu, tick=tick)
+        for note in opened.notes:
+            say(note)
+        return opened.resume()
+
+    follow(begin, run)
 
 
 def report(
@@ -134,7 +150,9 @@ def report(
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for photos, runs and the report; made if need be.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Another seed, other scenes and another training.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Another seed, other scenes and another training.")
+    ] = 0,
 ) -> None:
     """See it work: handwritten digits, two methods, a report.
 
@@ -177,13 +195,24 @@ def follow(start: Callable[[Tick], Iterator[Event]], out: Path) -> None:
             events = start(tick)
             first = next(events)  # the views are cached before the first event
         show(chain([first], events))
+        if leading():
+            finish(out)
     except KeyboardInterrupt:
-        saved = (out / "checkpoints" / "LAST").exists()
-        since = "goes on from the last checkpoint" if saved else "begins again, since no checkpoint was complete"
-        say(f"interrupted; `fewtags resume {out}` {since}.")
+        say(f"interrupted; {what_next(out)}.")
         raise typer.Exit(130) from None
-    if leading():
-        finish(out)
+
+
+def what_next(out: Path) -> str:
+    """How an interrupted run goes on; only what its folder really allows."""
+    resume = f"`fewtags resume {out}`"
+    if (out / "model.safetensors").exists():
+        missing = not (out / "report.html").exists()
+        return f"the model is complete, and {resume} writes the report" if missing else "the run is complete"
+    if not (out / "run.toml").exists():
+        return "nothing was written yet; the same command starts again"
+    if (out / "checkpoints" / "LAST").exists():
+        return f"{resume} goes on from the last checkpoint"
+    return f"{resume} begins again, since no checkpoint was complete"
 
 
 def finish(run: Path) -> None:

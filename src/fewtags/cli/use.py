@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtags.errors import DataError
+from fewtags.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from fewtags.data.table import LabelTable
 
 Model = Annotated[Path, typer.Argument(help="Run folder, or its model.safetensors.")]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")]
@@ -17,6 +20,10 @@ def evaluate(
     model: Model,
     data: Annotated[str, typer.Argument(help="Labels to measure on; unknown cells are left out.")],
     images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Which images, where the labels name splits; default: test, or else val, or else all."),
+    ] = None,
     complete: Annotated[bool, typer.Option("--complete", help="What is not named is known to be absent.")] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")
@@ -27,33 +34,64 @@ def evaluate(
     """Measure a model on labels.
 
     AP per class with intervals and counts, mAP, and CF1 and OF1 at the stored thresholds. Unknown cells are left out.
-    Where no negative is known AP has no meaning: hit@1, recall@k and mean rank are told instead.
+    Where no negative is known AP has no meaning: hit@1, recall@k and mean rank are told instead. Photos that cannot be
+    read are named, the others are measured, and the exit code is 1.
 
     \b
     Examples:
       fewtags evaluate runs/first test.csv --images photos/
       fewtags evaluate runs/first instances.json --images photos/ --complete --json
+      fewtags evaluate runs/first tags.csv --images photos/ --split val
     """  # noqa: D301
     import json
 
     from fewtags.cli.progress import say
-    from fewtags.cli.train import read_settings
+    from fewtags.cli.reading import read_labels
     from fewtags.engine.model import load_model
-    from fewtags.engine.plan import read_one
     from fewtags.engine.predict import evaluate_table
 
-    flags = {
-        "data.train": data,
-        "data.complete": complete or None,
-        "data.images": None if images is None else str(images),
-    }
-    table = read_one(read_settings(None, {k: v for k, v in flags.items() if v is not None}, set_ or []).data)
     net, info = load_model(model)
-    say(f"measuring on {len(table):,} images")
+    table, which = choose_split(read_labels(data, images, complete, set_), split)
+    say(which)
     result, notes = evaluate_table(net, info, table, cpu=cpu)
     for note in notes:
         say(note)
     typer.echo(json.dumps(result.to_dict()) if as_json else str(result))
+    if result.unreadable:
+        say(f"{result.unreadable:,} of {len(table):,} photos could not be read; the others are measured.")
+        raise typer.Exit(1)
+
+
+def choose_split(whole: LabelTable, asked: str | None) -> tuple[LabelTable, str]:
+    """The images to measure on, and which they are, in words.
+
+    Args:
+        whole: the labels.
+        asked: name of a split, in any of its common spellings; None: test, or else val, or else all images.
+
+    Raises:
+        ConfigError: no split of that name.
+    """
+    from fewtags.cli.reading import split_sizes
+    from fewtags.data.findings import counted
+    from fewtags.data.formats.common import split_name
+    from fewtags.labels import suggest
+
+    named = {} if whole.split_names is None else whole.named_splits()
+    if not any(named):
+        if asked is not None:
+            raise ConfigError(f"--split {asked}: these labels name no splits; leave it out to measure on all of them.")
+        return whole, f"measuring on {counted(len(whole), 'image')}"
+    usual = next((name for name in ("test", "val") if name in named), None)
+    name = usual if asked is None else asked if asked in named else split_name(asked)
+    if name is None:
+        return whole, f"measuring on all {len(whole):,} images, since none is for test or val: {split_sizes(named)}"
+    if name not in named:
+        hint = suggest(name, list(named))
+        raise ConfigError(f"--split {asked} is no split of these labels{hint}; there are {split_sizes(named)}.")
+    rest = {other: table for other, table in named.items() if other != name}
+    which = f"measuring on {split_sizes({name: named[name]})}"
+    return named[name], f"{which}; not measured: {split_sizes(rest)}" if rest else f"{which}, which is all"
 
 
 def predict(
@@ -85,14 +123,19 @@ def predict(
       fewtags predict runs/first a.jpg b.jpg --threshold 0.5 --max-tags 5
     """  # noqa: D301
     from fewtags.cli.progress import counting, say
-    from fewtags.cli.tables import PredictionWriter
+    from fewtags.cli.tables import PredictionWriter, escaped_names
+    from fewtags.cli.writing import refuse_file
     from fewtags.engine.machine import torch_device
     from fewtags.engine.model import load_model
     from fewtags.engine.predict import find_photos, predict_photos
 
-    paths = find_photos(photos)
     net, info = load_model(model)
     writer = PredictionWriter(out, info, wide, threshold, max_tags)
+    if out is not None:
+        refuse_file(out)
+    paths, notes = find_photos(photos)
+    for note in notes:
+        say(note)
     with counting("tagging photos", quiet=out is None) as tick, writer:
         for done, found in enumerate(
             predict_photos(net, info, paths, torch_device(cpu), batch_size=batch_size, workers=workers), 1
@@ -101,6 +144,8 @@ def predict(
             tick(done, len(paths))
     if writer.untagged:
         say(f"{writer.untagged:,} of {len(paths):,} photos got no tag and have no row; --wide lists all photos.")
+    if writer.escaped:
+        say(escaped_names(writer.escaped))
     for failed in writer.failed:
         say(f"error: {failed.error}")
     if out is not None:
@@ -125,34 +170,45 @@ def heatmap(
 ) -> None:
     """Draw where a model sees each class.
 
-    One PNG per photo and class, `PHOTO.CLASS.png`; photos of a folder keep their place below it. Photos that cannot be
-    read are named, the others are done, and the exit code is 1.
+    One PNG per photo and class, `PHOTO.CLASS.png`; photos of a folder keep their place below it. Where a name cannot be
+    used as it is, names.csv says which photo and class a file shows. Photos that cannot be read are named, the others
+    are done, and the exit code is 1.
 
     \b
     Examples:
       fewtags heatmap runs/first a.jpg
       fewtags heatmap runs/first photos/ --class cat --class dog --out heatmaps/ --arrays
     """  # noqa: D301
-    from fewtags.cli.heatmaps import class_position, output_names, write_heatmaps
+    from fewtags.cli.heatmaps import NameKey, class_position, output_names, write_heatmaps
     from fewtags.cli.progress import counting, say
+    from fewtags.cli.writing import refuse_folder
     from fewtags.engine.machine import torch_device
     from fewtags.engine.model import load_model
     from fewtags.engine.predict import find_photos
 
-    names, notes = output_names(photos, find_photos(photos))
+    refuse_folder(out)
+    key = NameKey(out)
+    found, skipped = find_photos(photos)
+    names, notes = output_names(photos, found)
     net, info = load_model(model)
     chosen = [class_position(info.classes, name) for name in classes or []]
+    for note in [*skipped, *notes]:
+        say(note)
     device, written = torch_device(cpu), 0
     errors: list[str] = []
     with counting("drawing heatmaps") as tick:
         for done, (path, name) in enumerate(names.items(), 1):
             try:
-                written += write_heatmaps(net, info, path, out / name, chosen, arrays, device)
+                files = write_heatmaps(net, info, path, out / name, chosen, arrays, device)
             except DataError as error:
                 errors.append(str(error))
+            else:
+                key.add(path, name, files)
+                written += sum(class_id is not None for class_id in files.values())
             tick(done, len(names))
-    for note in [*notes, f"{written:,} overlays of {len(names) - len(errors):,} photos"]:
-        say(note)
+    say(f"{written:,} overlays of {len(names) - len(errors):,} photos")
+    if changed := key.write():
+        say(changed)
     for message in errors:
         say(f"error: {message}")
     typer.echo(out)

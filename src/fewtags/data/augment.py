@@ -12,13 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.data.images import PIXEL_LIMIT, open_photo
 from fewtags.errors import ConfigError
 from fewtags.geometry import View
 
@@ -168,18 +166,6 @@ class WholeImage:
 
 def _centred(width: float, height: float) -> View:
     return View.crop((1 - width) / 2, (1 - height) / 2, (1 + width) / 2, (1 + height) / 2)
-
-
-def render(path: Path | str, view: View, size: int, *, pixel_limit: int = PIXEL_LIMIT) -> Pixels:
-    """What a photo looks like through a view: uint8 [size, size, 3], RGB, decoded and resampled in one pass.
-
-    Raises:
-        DataError: the file cannot be read.
-        ValueError: the view reaches outside the photo.
-        NotImplementedError: the view is not axis-aligned.
-    """
-    with open_photo(path, pixel_limit=pixel_limit) as photo:
-        return photo.read(view, (size, size))
 
 
 @final

@@ -78,7 +78,11 @@ class CheckReport:
 
     def excluded_rows(self) -> tuple[Excluded, ...]:
         """Everything that is left out: by the readers, and images without a readable photo."""
-        rows = [Excluded(key, why, split) for split, images in self.unusable.items() for key, why in images.items()]
+        rows = [
+            Excluded(key, why, split, "unreadable")
+            for split, images in self.unusable.items()
+            for key, why in images.items()
+        ]
         return (*self.excluded, *rows)
 
     def write_excluded_csv(self, path: Path) -> None:
@@ -178,8 +182,8 @@ def _heatmap_findings(train: LabelTable, need: HeatmapNeed) -> Iterator[Finding]
     if (dense := need.needed(images, classes, None)) <= need.limit:
         return
     start = (
-        f"heatmaps of {counted(images, 'image')} and {counted(classes, 'class', 'classes')} need {_size(dense)}, the "
-        f"limit is {_size(need.limit)}."
+        f"heatmaps of {counted(images, 'image')} and {counted(classes, 'class', 'classes')} need {_size(dense)}; "
+        f"half of the free memory is {_size(need.limit)}."
     )
     # Annotated classes are always kept, so k cannot be smaller than the positives of any image.
     least = int(train.matrix.image_counts(Label.POSITIVE).max(initial=1))
@@ -190,11 +194,11 @@ def _heatmap_findings(train: LabelTable, need: HeatmapNeed) -> Iterator[Finding]
         below, above = (middle, above) if fits else (below, middle)
     if below >= least:
         size = _size(need.needed(images, classes, below))
-        cure = f"Keep those of the {below:,} best classes of each image (top-k): {size}."
+        cure = f"Keep those of the {below:,} best classes of each image (objective.heatmap_top_k = {below}): {size}."
     else:
         cure = (
-            f"Even one heatmap for each of the {least:,} positives that an image may have does not fit: raise the "
-            "limit, or take a smaller input size."
+            f"Even one heatmap for each of the {least:,} positives that an image may have does not fit: take a smaller "
+            'input (augment.size), objective.heatmap_storage = "disk", or objective.scl_weight = 0, which needs none.'
         )
     yield Finding("warning", "heatmap-memory", f"{start} {cure}")
 

@@ -69,7 +69,7 @@ def content_groups(table: LabelTable, *, threads: int | None = None) -> NDArray[
         DataError: the table has no folder of photos.
     """
     if table.root is None:
-        raise DataError("this table has no folder of photos to compare; give it one with with_root(folder).")
+        raise DataError("the labels do not say where the photos are, which are compared; give --images FOLDER.")
     out = np.arange(len(table))
     for same in same_content(photo_paths(table), threads=threads):
         out[list(same)] = same[0]

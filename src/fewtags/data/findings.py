@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.data.summary import Summary
-from fewtags.data.table import LabelTable
+from fewtags.data.table import Excluded, Kind, LabelTable
 
 Level = Literal["error", "warning", "note"]
 
@@ -22,6 +22,40 @@ SHARE_COUNT = 5
 """... where at least so many positives are there or should be: smaller counts differ by chance."""
 FEW = 5
 """A class with fewer training positives is named."""
+
+
+_LEFT_OUT: Mapping[Kind, tuple[Level, str, str, str]] = {
+    "missing": (
+        *("error", "photo that the labels name is not there", "photos that the labels name are not there"),
+        "Check the folder of the images, or take the names out of the labels.",
+    ),
+    "unreadable": (
+        *("error", "file or folder cannot be read and is left out", "files or folders cannot be read and are left out"),
+        "Mend, rename or remove them.",
+    ),
+    "unusable": (
+        *("error", "item of the labels cannot be used and is left out"),
+        *("items of the labels cannot be used and are left out", "Mend or remove them in the file."),
+    ),
+    "splits": (
+        *("error", "image is in several splits or in none of them", "images are in several splits or in none of them"),
+        "Decide on one split for each, or take them out.",
+    ),
+    "bad-place": (
+        *("error", "box or point cannot be used and is left out", "boxes or points cannot be used and are left out"),
+        "Mend them, or remove them where the label is all that counts.",
+    ),
+    "unread-place": (
+        *("warning", "place is of a kind that is not read", "places are of a kind that is not read"),
+        "The labels are kept; draw the places otherwise if they are to be used.",
+    ),
+    "partial": (
+        *("warning", "set of images has labels but no photos here", "sets of images have labels but no photos here"),
+        "Download the photos if they are to be used.",
+    ),
+    "excluded": ("note", "item is left out as asked for", "items are left out as asked for", "Nothing is to be done."),
+}
+"""Of each kind of `Excluded`: level, what it is for one and for several, and what to do."""
 
 
 @final
@@ -70,10 +104,15 @@ def reader_findings(tables: Mapping[str, LabelTable]) -> Iterator[Finding]:
     """What the readers had to say; splits of one table carry the same notes, which are said once."""
     for message in dict.fromkeys(m for t in tables.values() for m in t.notes.messages):
         yield Finding("note", "reader", message)
-    if excluded := dict.fromkeys(e for t in tables.values() for e in t.notes.excluded):
-        items = tuple(f"{e.where + ', ' if e.where else ''}{e.item}: {e.reason}" for e in excluded)
-        message = f"{counted(len(items), 'item')} left out while reading; see excluded.csv, and mend the files."
-        yield Finding("warning", "excluded", message, items)
+    for message in dict.fromkeys(m for t in tables.values() for m in t.notes.warnings):
+        yield Finding("warning", "misread", message)
+    kinds: dict[Kind, list[Excluded]] = defaultdict(list)
+    for row in dict.fromkeys(e for t in tables.values() for e in t.notes.excluded):
+        kinds[row.kind].append(row)
+    for kind, rows in kinds.items():
+        level, one, many, cure = _LEFT_OUT[kind]
+        items = tuple(f"{e.where + ', ' if e.where else ''}{e.item}: {e.reason}" for e in rows)
+        yield Finding(level, kind, f"{counted(len(rows), one, many)}; see excluded.csv. {cure}", items)
 
 
 def counted(number: int, thing: str, many: str = "") -> str:
@@ -89,6 +128,7 @@ def _split_findings(name: str, summary: Summary, trained_on: bool) -> Iterator[F
     if not summary.images:
         yield Finding("error", "empty", f"{name}: there are no images.")
         return
+    yield from _contradictions(name, summary)
     if summary.kind == "unlabelled":
         message = f"{name}: no image has a label. Check that labels and photos belong together."
         yield Finding("error" if trained_on else "warning", "unlabelled", message)
@@ -99,12 +139,6 @@ def _split_findings(name: str, summary: Summary, trained_on: bool) -> Iterator[F
             "image shows none of the classes, say so (a `none` folder or tag, zeros in a table, --complete)."
         )
         yield Finding("warning", "unlabelled", message)
-    if summary.contradictions:
-        message = (
-            f"{name}: {counted(summary.contradictions, 'label is', 'labels are')} both positive and negative and taken "
-            "as unknown. Decide which source is right."
-        )
-        yield Finding("warning", "contradiction", message, tuple(map(str, summary.contradicting)))
     if not trained_on and not sum(summary.negatives):
         message = (
             f"{name}: no negative is known, so average precision has no meaning here; hit@1, recall@k and mean rank "
@@ -112,6 +146,35 @@ def _split_findings(name: str, summary: Summary, trained_on: bool) -> Iterator[F
         )
         yield Finding("warning", "no-negatives", message)
     yield from _scarce(name, summary, trained_on)
+    if trained_on:
+        yield from _one_sided(name, summary)
+
+
+def _contradictions(name: str, summary: Summary) -> Iterator[Finding]:
+    """Labels that are lost because both states are claimed; between sources, that is what unknown is for."""
+    inside = summary.contradictions_inside
+    levels: tuple[tuple[Level, bool, int, str], ...] = (
+        ("error", True, inside, "in one source, and taken as unknown. Mend it"),
+        ("warning", False, summary.contradictions - inside, "and taken as unknown. Decide which source is right"),
+    )
+    for level, alone, count, end in levels:
+        if count:
+            items = tuple(str(c) for c in summary.contradicting if c.inside == alone)
+            message = f"{name}: {counted(count, 'label is', 'labels are')} both positive and negative {end}."
+            yield Finding(level, "contradiction", message, items)
+
+
+def _one_sided(name: str, summary: Summary) -> Iterator[Finding]:
+    """Classes that are never known to be absent, where others are."""
+    positives, negatives = np.array(summary.positives), np.array(summary.negatives)
+    classes = np.flatnonzero((positives > 0) & (negatives == 0))
+    if negatives.any() and len(classes):
+        message = (
+            f"{name}: {counted(len(classes), 'class is', 'classes are')} never known to be absent, while others are: "
+            "with bce, all that can be learnt is that they are always there. Take a method that counts unknown as "
+            "absent (expected_negative, assume_negative), or say where they are absent."
+        )
+        yield Finding("warning", "only-positives", message, tuple(summary.classes.display[c] for c in classes))
 
 
 def _scarce(name: str, summary: Summary, trained_on: bool) -> Iterator[Finding]:

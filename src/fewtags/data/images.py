@@ -51,11 +51,13 @@ from PIL import (
 
 from fewtags.data.orientation import orientation_view, swaps_axes
 from fewtags.data.pixels import eight_bit
-from fewtags.errors import DataError
+from fewtags.errors import ConfigError, DataError
 from fewtags.geometry import View
 
 PIXEL_LIMIT = 100_000_000
 """Default for the most pixels a photo may have: 10,000 x 10,000, about 400 MB once decoded."""
+PIXEL_LIMIT_VARIABLE = "FEWTAGS_PIXEL_LIMIT"
+"""Environment variable with another one, for all commands and processes."""
 
 EXTENSIONS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"), "JPEG"),
@@ -69,7 +71,7 @@ EXTENSIONS = {
     ".webp": "WEBP",
     ".avif": "AVIF",
 }
-"""Lower-case file name extension -> format, of everything that can be read (HEIF with the extra `fast`)."""
+"""Lower-case file name extension -> format, of everything that can be read (HEIF with the extra `heif`)."""
 
 _PLUGINS: dict[str, Callable[[BinaryIO, str], ImageFile.ImageFile]] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
@@ -242,13 +244,13 @@ class Photo:
 
 
 @contextmanager
-def open_photo(path: Path | str, *, pixel_limit: int = PIXEL_LIMIT) -> Iterator[Photo]:
+def open_photo(path: Path | str, *, pixel_limit: int | None = None) -> Iterator[Photo]:
     """Open a photo file: the header is read and checked, the pixels only when asked for.
 
     Args:
         path: the file.
-        pixel_limit: the most pixels to decode; Pillow's own global limit is neither used nor changed (except that
-            Pillow refuses TIFF and WebP above twice `Image.MAX_IMAGE_PIXELS`).
+        pixel_limit: the most pixels to decode; None: `most_pixels`. Pillow's own global limit is neither used nor
+            changed (except that Pillow refuses TIFF and WebP above twice `Image.MAX_IMAGE_PIXELS`).
 
     Raises:
         DataError: no such file, not a photo, a damaged header, or more pixels than the limit.
@@ -257,12 +259,25 @@ def open_photo(path: Path | str, *, pixel_limit: int = PIXEL_LIMIT) -> Iterator[
     with _open_file(Path(path), shown) as file:
         image, info = _read_header(file, Path(path), shown)
         width, height = info.stored
-        if width * height > pixel_limit:
+        if width * height > (limit := most_pixels() if pixel_limit is None else pixel_limit):
             raise DataError(
                 f"{shown}: has {width:,} x {height:,} = {width * height / 1e6:,.1f} million pixels, more than the "
-                f"limit of {pixel_limit / 1e6:,.1f} million; shrink the photo, or raise the limit if that is its size."
+                f"limit of {limit / 1e6:,.1f} million; shrink the photo, or set the environment variable "
+                f"{PIXEL_LIMIT_VARIABLE}={width * height} if that is its size."
             )
         yield Photo(shown, info, image)
+
+
+def most_pixels() -> int:
+    """The most pixels a photo may have: what FEWTAGS_PIXEL_LIMIT says, else `PIXEL_LIMIT`.
+
+    Raises:
+        ConfigError: the variable is no number above 0.
+    """
+    text = os.environ.get(PIXEL_LIMIT_VARIABLE, str(PIXEL_LIMIT))
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"{PIXEL_LIMIT_VARIABLE}={text!r}: expected a number of pixels, for example 200000000.")
+    return int(text)
 
 
 def probe(path: Path | str) -> ImageInfo:
@@ -281,7 +296,7 @@ def read_image(
     *,
     box: tuple[float, float, float, float] | None = None,
     size: tuple[int, int] | None = None,
-    pixel_limit: int = PIXEL_LIMIT,
+    pixel_limit: int | None = None,
 ) -> NDArray[np.uint8]:
     """Read a photo, or a box of it, at a size.
 
@@ -289,7 +304,7 @@ def read_image(
         path: the file.
         box: x0, y0, x1, y1 in 0..1 of the displayed frame; None is everything.
         size: (height, width) of the result; None keeps the scale.
-        pixel_limit: the most pixels to decode.
+        pixel_limit: the most pixels to decode; None: `most_pixels`.
 
     Returns:
         uint8 [h, w, 3], RGB, in the displayed frame.

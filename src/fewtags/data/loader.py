@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from fewtags.data.augment import Jitter, Policy
-from fewtags.data.images import PIXEL_LIMIT, open_photo
+from fewtags.data.images import open_photo
+from fewtags.data.strong import Strong
 from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.geometry import View, stack_views
-from fewtags.labels import Batch, LabelMatrix, Locations, Places
+from fewtags.labels import Batch, LabelMatrix, Locations, Places, StrongView
 
-AUGMENTATION, ORDER = 0, 1
+AUGMENTATION, ORDER, STRONG = 0, 1, 2
 """Streams of `rng` used here."""
 
 
@@ -50,12 +51,10 @@ class Photos:
     Attributes:
         root: folder that the keys are relative to.
         keys: pyarrow string [N]. Not a list: worker processes would slowly copy all of its objects.
-        pixel_limit: the most pixels a photo may have.
     """
 
     root: Path
     keys: pa.Array
-    pixel_limit: int = PIXEL_LIMIT
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -78,6 +77,7 @@ class Sample:
         view: where the pixels are in the photo.
         classes: int32 [m], of the located objects; None where no photo has any.
         boxes: float32 [m, 4], where they are in the photo.
+        strong: the photo through another view, and strongly changed; None where nobody asks for it.
     """
 
     pixels: NDArray[np.uint8]
@@ -86,6 +86,7 @@ class Sample:
     view: View
     classes: NDArray[np.int32] | None = None
     boxes: NDArray[np.float32] | None = None
+    strong: Sample | None = None
 
 
 @final
@@ -112,6 +113,7 @@ class TrainSet(Dataset[Sample | Failure]):
         jitter: random colours; None is off.
         views_cycle: repeat the views of the first so many epochs for ever, as a cache of them does; None never repeats.
         locations: points and boxes that go into the batches; None for none.
+        strong: how the pixels of a second view of every photo are changed, a crop of its own; None: no second view.
     """
 
     photos: Photos
@@ -121,6 +123,7 @@ class TrainSet(Dataset[Sample | Failure]):
     jitter: Jitter | None = None
     views_cycle: int | None = None
     locations: Locations | None = None
+    strong: Strong | None = None
 
     def __post_init__(self) -> None:
         assert len(self.photos) == self.labels.shape[0], (len(self.photos), self.labels.shape)
@@ -131,19 +134,27 @@ class TrainSet(Dataset[Sample | Failure]):
 
     def __getitem__(self, at: tuple[int, int]) -> Sample | Failure:
         """The sample of (epoch, index)."""
+        sample = self._drawn(at, AUGMENTATION, self.jitter)
+        if isinstance(sample, Failure):
+            return sample
+        if self.locations is not None:
+            _, classes, boxes = self.locations.rows([sample.index])
+            sample = replace(sample, classes=classes, boxes=boxes)
+        if self.strong is None:
+            return sample
+        strong = self._drawn(at, STRONG, self.strong)
+        return strong if isinstance(strong, Failure) else replace(sample, strong=strong)
+
+    def _drawn(self, at: tuple[int, int], stream: int, change: Jitter | Strong | None) -> Sample | Failure:
+        """The photo through a view of its own, changed; all that is random comes from one stream."""
         epoch, index = at
-        random = rng(self.seed, epoch % self.views_cycle if self.views_cycle else epoch, index, AUGMENTATION)
+        random = rng(self.seed, epoch % self.views_cycle if self.views_cycle else epoch, index, stream)
         sample = _sample(
             self.photos, self.labels, index, lambda aspect: self.policy.sample(random, aspect), self.policy
         )
-        if isinstance(sample, Failure):
+        if isinstance(sample, Failure) or change is None:
             return sample
-        if self.jitter is not None:
-            sample = replace(sample, pixels=self.jitter(sample.pixels, random))
-        if self.locations is not None:
-            _, classes, boxes = self.locations.rows([index])
-            sample = replace(sample, classes=classes, boxes=boxes)
-        return sample
+        return replace(sample, pixels=change(sample.pixels, random))
 
 
 @final
@@ -176,11 +187,26 @@ def _sample(
     photos: Photos, labels: LabelMatrix, index: int, view_of: Callable[[float], View], policy: Policy
 ) -> Sample | Failure:
     try:
-        with open_photo(photos.path(index), pixel_limit=photos.pixel_limit) as photo:
-            view = view_of(photo.info.aspect)
-            return Sample(photo.read(view, (policy.size, policy.size)), labels.rows([index])[0], index, view)
+        pixels, view = read_through(photos.path(index), view_of, policy.size)
     except FewtagsError as error:
         return Failure(str(error))
+    return Sample(pixels, labels.rows([index])[0], index, view)
+
+
+def read_through(path: Path, view_of: Callable[[float], View], size: int) -> tuple[NDArray[np.uint8], View]:
+    """A photo through a view, uint8 [size, size, 3], and that view.
+
+    Args:
+        path: the file.
+        view_of: aspect (displayed width / height) -> view, for example a policy's `test_view`.
+        size: side of the square in pixels.
+
+    Raises:
+        DataError: the photo cannot be read.
+    """
+    with open_photo(path) as photo:
+        view = view_of(photo.info.aspect)
+        return photo.read(view, (size, size)), view
 
 
 @final
@@ -200,8 +226,6 @@ class EpochSampler:
         seed: of the run.
         rank: this process among `world`.
         world: number of processes.
-        shards: let one process see what this many processes would see together: its batch is theirs, one rank after
-            the other, so up to `shards` x `batch_size` samples.
 
     Raises:
         ConfigError: no samples, a batch size below 1, or more processes than samples.
@@ -212,35 +236,28 @@ class EpochSampler:
     seed: int = 0
     rank: int = 0
     world: int = 1
-    shards: int | None = None
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.world, (self.rank, self.world)
-        assert self.shards is None or self.world == 1, "shards stand in for processes, they do not multiply them"
         if self.batch_size < 1:
             raise ConfigError(f"batch size {self.batch_size} must be 1 or more.")
-        if self.samples < self._parts:
+        if self.samples < self.world:
             raise ConfigError(
-                f"{self.samples} training images cannot be shared by {self._parts} processes; add images or use fewer."
+                f"{self.samples} training images cannot be shared by {self.world} processes; add images or use fewer."
             )
-
-    @property
-    def _parts(self) -> int:
-        return self.shards or self.world
 
     @property
     def steps(self) -> int:
         """Batches per epoch, the same on every rank and in every epoch."""
-        fewest, most = self.samples // self._parts, -(-self.samples // self._parts)
+        fewest, most = self.samples // self.world, -(-self.samples // self.world)
         return min(-(-most // self.batch_size), fewest)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[list[tuple[int, int]]]:
         """The (epoch, index) pairs of each batch of an epoch, from batch number `start` on."""
         order = rng(self.seed, epoch, 0, ORDER).permutation(self.samples)
-        ranks = [self.rank] if self.shards is None else range(self.shards)
-        cut = [np.array_split(order[order % self._parts == rank], self.steps) for rank in ranks]
+        cut = np.array_split(order[order % self.world == self.rank], self.steps)
         for step in range(start, self.steps):
-            yield [(epoch, int(index)) for part in cut for index in part[step]]
+            yield [(epoch, int(index)) for index in cut[step]]
 
 
 @final
@@ -262,19 +279,24 @@ class Collate:
             if isinstance(sample, Failure):
                 return sample
         good = cast("Sequence[Sample]", samples)
-        height, width, _ = good[0].pixels.shape
-        images = np.empty((len(good), 3, height, width), np.float32)
-        table = self._table
-        for i, sample in enumerate(good):
-            for channel in range(3):
-                np.take(table[channel], sample.pixels[:, :, channel], out=images[i, channel], mode="clip")
+        strong = [sample.strong for sample in good if sample.strong is not None]
         return Batch(
-            torch.from_numpy(images),
+            self._images(good),
             torch.from_numpy(np.stack([sample.labels for sample in good])),
             torch.tensor([sample.index for sample in good], dtype=torch.int64),
             stack_views([sample.view for sample in good]),
             _places(good),
+            StrongView(self._images(strong), stack_views([s.view for s in strong])) if strong else None,
         )
+
+    def _images(self, samples: Sequence[Sample]) -> torch.Tensor:
+        height, width, _ = samples[0].pixels.shape
+        images = np.empty((len(samples), 3, height, width), np.float32)
+        table = self._table
+        for i, sample in enumerate(samples):
+            for channel in range(3):
+                np.take(table[channel], sample.pixels[:, :, channel], out=images[i, channel], mode="clip")
+        return torch.from_numpy(images)
 
     @property
     def _table(self) -> NDArray[np.float32]:
@@ -307,13 +329,11 @@ class Workers:
         count: worker processes; 0 works in this one.
         prefetch: batches each worker prepares ahead.
         pin_memory: put batches into page-locked memory, for faster copies to a GPU.
-        context: "fork", "spawn" or "forkserver"; None is Python's default on this system.
     """
 
     count: int = 0
     prefetch: int = 2
     pin_memory: bool = False
-    context: str | None = None
 
 
 @final
@@ -441,7 +461,6 @@ def make_loader(
         prefetch_factor=workers.prefetch if busy else None,
         persistent_workers=persistent and busy,
         pin_memory=workers.pin_memory,
-        multiprocessing_context=workers.context if busy else None,
         # Workers get a seed that nobody uses; drawing it must not advance the global generator.
         generator=torch.Generator(),
     )

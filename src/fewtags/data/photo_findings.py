@@ -87,7 +87,7 @@ class Photos:
         for split, table in tables.items():
             if table.root is None:
                 message = (
-                    f"{split}: the folder of the photos is not known, so they were not looked at; pass it as images."
+                    f"{split}: the folder of the photos is not known, so they were not looked at; give --images FOLDER."
                 )
                 yield Finding("warning", "no-photos", message)
         yield from self._unusable_findings(tables)
@@ -184,10 +184,10 @@ def _across(tables: Mapping[str, LabelTable], groups: Sequence[Sequence[tuple[st
     )
     message = (
         f"{counted(len(leaks), 'photo is', 'photos are')} in more than one split ({shares}): scores there are too "
-        "good. Remove them from one split, or split by content: table.split(groups=content_groups(table))."
+        "good. Remove them from one split; or leave --val out, so that equal photos stay on one side."
     )
     items = tuple(" = ".join(_name(tables, owner) for owner in group) for group in leaks)
-    yield Finding("warning", "leak", message, items)
+    yield Finding("error", "leak", message, items)
 
 
 def _contradictions(tables: Mapping[str, LabelTable], group: Sequence[tuple[str, int]]) -> Iterator[str]:

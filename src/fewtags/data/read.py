@@ -64,8 +64,8 @@ def read(
     kind, why = detect(path, format)
     if kind == "folder" and folder is not None and folder.resolve() != path.resolve():
         raise DataError(
-            f"{path} is read as class folders, which hold the photos themselves: leave images out, or pass the file "
-            "with the labels."
+            f"{path} is read as class folders, which hold the photos themselves: leave --images out, or name the file "
+            "with the labels in its place."
         )
     table = _read(path, folder, kind, options)
     if format is None:

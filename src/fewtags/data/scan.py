@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.data.content import each
-from fewtags.data.images import PIXEL_LIMIT, ImageInfo, open_photo
+from fewtags.data.images import ImageInfo, open_photo
 from fewtags.errors import DataError
 
 Progress = Callable[[int, int], None]
@@ -73,7 +73,6 @@ def scan(
     paths: Sequence[str],
     *,
     decode: bool = True,
-    pixel_limit: int = PIXEL_LIMIT,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Scan:
@@ -82,12 +81,11 @@ def scan(
     Args:
         paths: the files.
         decode: decode all pixels, which finds truncated files; False reads headers only.
-        pixel_limit: the most pixels a photo may have.
         threads: how many files are read at a time; None for one per core, at most 8.
         progress: called now and then, from this thread.
     """
     looks = []
-    for look in each(partial(_look, decode=decode, pixel_limit=pixel_limit), paths, threads=threads):
+    for look in each(partial(_look, decode=decode), paths, threads=threads):
         looks.append(look)
         if progress and (len(looks) % _REPORTED == 0 or len(looks) == len(paths)):
             progress(len(looks), len(paths))
@@ -101,10 +99,10 @@ def scan(
     )
 
 
-def _look(path: str, decode: bool, pixel_limit: int) -> _Look:
+def _look(path: str, decode: bool) -> _Look:
     seen = _Look()
     try:
-        with open_photo(path, pixel_limit=pixel_limit) as photo:
+        with open_photo(path) as photo:
             seen = _Look(photo.info.width, photo.info.height, _traits(photo.info))
             if decode:
                 photo.read(size=_SMALL)

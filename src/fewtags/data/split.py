@@ -95,7 +95,7 @@ def group_ids(table: LabelTable, groups: Groups) -> tuple[NDArray[np.int64], lis
         raise DataError(f"group ids must be all text or all whole numbers ({error}).") from error
     if encoded.null_count:
         first = keys[int(np.argmax(encoded.is_null().to_numpy(zero_copy_only=False)))]
-        what = f"regular expression {groups!r} does not match" if isinstance(groups, str) else "there is no group for"
+        what = f"data.group_by = {groups!r} does not match" if isinstance(groups, str) else "there is no group for"
         raise DataError(
             f"{what} {encoded.null_count:,} of {len(keys):,} image keys (the first: {first!r}). "
             "Every image needs a group: an image that belongs with no other needs one of its own."
@@ -107,7 +107,7 @@ def _matches(pattern: str, keys: list[str]) -> list[str | None]:
     try:
         search = re.compile(pattern).search
     except re.error as error:
-        raise ConfigError(f"{pattern!r} is not a regular expression: {error}.") from error
+        raise ConfigError(f"data.group_by = {pattern!r} is not a regular expression: {error}.") from error
 
     def name(key: str) -> str | None:
         if (match := search(key)) is None:
@@ -129,9 +129,9 @@ def _check(fractions: Mapping[str, float]) -> None:
 
 def _empty(name: str, share: float, images: int, units: int, grouped: bool, stratify: bool) -> str:
     what = f"{images:,} images" + (f" in {units:,} groups" if grouped else "")
-    cure = "give it a larger share or label more images"
+    cure = "give it a larger share (data.val_share), label more images, or name the images yourself (--val LABELS)"
     if stratify:
-        cure += ", or do without stratification (which keeps one image of every class for the first part)"
+        cure += ". The first part keeps one image of every class, so that few images of many classes cannot be split"
     return f"{what} leave nothing for {name!r} with its share of {share:g}; {cure}."
 
 

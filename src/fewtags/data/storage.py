@@ -41,7 +41,6 @@ _COLUMNS = {
     "split": _WORDS,
     "closed": pa.int16(),
 }
-_CSV_SCHEMA = pa.schema([(name, pa.string() if t in (_WORDS, pa.int8()) else t) for name, t in _COLUMNS.items()][:-2])
 _MOST_CSV_ROWS = 100_000_000
 _CSV_BLOCK = 2_000_000
 
@@ -162,7 +161,7 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
 def _read_header(metadata: dict[bytes, bytes], name: str) -> _Header:
     if _KEY not in metadata:
         raise DataError(
-            f"{name} is a Parquet file but no label table (its metadata has no 'fewtags'); write it with save."
+            f"{name} is a Parquet file but no label table (its metadata has no 'fewtags'); give a CSV instead."
         )
     try:
         found = json.loads(metadata[_KEY])
@@ -263,7 +262,8 @@ def write_csv(table: LabelTable, path: Path | str, *, blanket: bool = True) -> N
     """Write a table as CSV for people and other tools: one row per label, atomically.
 
     Columns: image, class (its id), state ("positive" or "negative"), x0, y0, x1, y1 (fractions of the displayed image,
-    empty without a location), source. An image without labels has one row with nothing but its name.
+    empty without a location), source; and split, where the table names splits. An image without labels has one row with
+    nothing but its name and split. Classes without any label are not in it, see `unwritten_classes`.
 
     Args:
         table: what to write.
@@ -278,14 +278,22 @@ def write_csv(table: LabelTable, path: Path | str, *, blanket: bool = True) -> N
     if covered > _MOST_CSV_ROWS:
         raise DataError(
             f"{covered:,} negatives of completely annotated images are too many for a CSV (at most "
-            f"{_MOST_CSV_ROWS:,}); save the table as Parquet, or leave them out with blanket=False."
+            f"{_MOST_CSV_ROWS:,}); give a name that ends in .parquet, or in Python blanket=False."
         )
     facts = table.facts.take(pa.array(np.argsort(table.facts["image"].to_numpy(), kind="stable")))
     step = max(1, _CSV_BLOCK // max(1, len(table.classes)))
     blocks = (np.arange(i, min(i + step, len(table)), dtype=np.int32) for i in range(0, len(table), step))
-    with replacing(Path(path)) as temporary, pyarrow.csv.CSVWriter(temporary, _CSV_SCHEMA) as writer:
+    with replacing(Path(path)) as temporary, pyarrow.csv.CSVWriter(temporary, _csv_schema(table)) as writer:
         for block in blocks:
             writer.write_table(_csv_block(table, facts, block, blanket))
+
+
+def unwritten_classes(table: LabelTable) -> list[str]:
+    """Ids of the classes of which nothing is known in any image: a CSV of `write_csv` does not name them."""
+    named = np.zeros(len(table.classes), np.bool_)
+    named[table.facts["class"].to_numpy()] = True
+    named |= table.covers[np.unique(table.closed[table.closed >= 0])].any(0)
+    return [class_id for class_id, there in zip(table.classes.ids, named.tolist(), strict=True) if not there]
 
 
 def _csv_block(table: LabelTable, facts: pa.Table, block: NDArray[np.int32], blanket: bool) -> pa.Table:
@@ -304,7 +312,15 @@ def _csv_block(table: LabelTable, facts: pa.Table, block: NDArray[np.int32], bla
         "state": pc.if_else(positive, "positive", "negative"),
         "source": taken["source"].cast(pa.string()),
     }
-    return pa.table(columns, schema=_CSV_SCHEMA)
+    if table.split_names is not None:
+        columns["split"] = pc.fill_null(table.split_names, "").take(pa.array(image))
+    return pa.table(columns, schema=_csv_schema(table))
+
+
+def _csv_schema(table: LabelTable) -> pa.Schema:
+    unwritten = ("closed",) if table.split_names is not None else ("closed", "split")
+    kinds = {name: kind for name, kind in _COLUMNS.items() if name not in unwritten}
+    return pa.schema([(name, pa.string() if kind in (_WORDS, pa.int8()) else kind) for name, kind in kinds.items()])
 
 
 def _rows_by_image(image: NDArray[np.int32], images: NDArray[np.int32]) -> tuple[NDArray[np.int32], pa.Array]:

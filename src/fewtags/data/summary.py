@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 import numpy as np
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from fewtags.labels import ClassNames, Label
 
@@ -23,11 +24,19 @@ _LISTED = 20
 @final
 @dataclass(frozen=True)
 class Contradiction:
-    """One cell that is positive in one place and negative in another, and is therefore taken as unknown."""
+    """One cell that is positive in one place and negative in another, and is therefore taken as unknown.
+
+    Attributes:
+        image: key of the image.
+        class_id: the class.
+        sources: who says so.
+        inside: whether one source alone says both.
+    """
 
     image: str
     class_id: str
     sources: tuple[str, ...]
+    inside: bool
 
     def __str__(self) -> str:
         return f"{self.image}: {self.class_id} is both positive and negative ({', '.join(self.sources)})"
@@ -52,7 +61,8 @@ class Summary:
         boxes: located facts with an extent.
         sources: facts per source.
         contradictions: cells that are positive in one place and negative in another; they count as unknown.
-        contradicting: the first 20 of them.
+        contradictions_inside: those of which one source alone says both.
+        contradicting: the first 20 of them, those inside one source before the others.
     """
 
     images: int
@@ -67,6 +77,7 @@ class Summary:
     boxes: int
     sources: Mapping[str, int]
     contradictions: int
+    contradictions_inside: int
     contradicting: tuple[Contradiction, ...]
 
     @property
@@ -118,6 +129,7 @@ def summarise(table: LabelTable) -> Summary:
     positive_images, unknown_cells = labels.image_counts(Label.POSITIVE), labels.image_counts(Label.UNKNOWN)
     x0, y0, x1, y1 = (table.facts[c].drop_null().to_numpy() for c in ("x0", "y0", "x1", "y1"))
     points = int(((x0 == x1) & (y0 == y1)).sum())
+    contradicting, inside = _contradicting(table)
     return Summary(
         images=len(table),
         classes=table.classes,
@@ -131,7 +143,8 @@ def summarise(table: LabelTable) -> Summary:
         boxes=len(x0) - points,
         sources=_sources(table),
         contradictions=int((labels.states == Label.UNKNOWN).sum()),
-        contradicting=_contradicting(table),
+        contradictions_inside=inside,
+        contradicting=contradicting,
     )
 
 
@@ -151,16 +164,31 @@ def _sources(table: LabelTable) -> dict[str, int]:
     return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
 
 
-def _contradicting(table: LabelTable) -> tuple[Contradiction, ...]:
+def _contradicting(table: LabelTable) -> tuple[tuple[Contradiction, ...], int]:
+    """The first contradictions, and how many there are inside one source."""
     labels = table.matrix
-    entries = np.flatnonzero(labels.states == Label.UNKNOWN)[:_LISTED]
+    entries = np.flatnonzero(labels.states == Label.UNKNOWN)
+    owner = np.searchsorted(labels.indptr, entries, side="right") - 1
+    cells = owner.astype(np.int64) * len(table.classes) + labels.classes[entries]
+    inside = np.isin(cells, _inside(table, cells))
     found = []
-    for image, class_ in zip(
-        np.searchsorted(labels.indptr, entries, side="right") - 1, labels.classes[entries], strict=True
-    ):
-        cell = pc.and_(pc.equal(table.facts["image"], int(image)), pc.equal(table.facts["class"], int(class_)))
-        sources = table.facts["source"].filter(cell).to_pylist()
-        found.append(
-            Contradiction(table.images[int(image)].as_py(), table.classes.ids[class_], tuple(dict.fromkeys(sources)))
-        )
-    return tuple(found)
+    for n in np.argsort(~inside, kind="stable")[:_LISTED]:
+        image, class_ = int(owner[n]), int(labels.classes[entries[n]])
+        cell = pc.and_(pc.equal(table.facts["image"], image), pc.equal(table.facts["class"], class_))
+        sources = tuple(dict.fromkeys(table.facts["source"].filter(cell).to_pylist()))
+        found.append(Contradiction(table.images[image].as_py(), table.classes.ids[class_], sources, bool(inside[n])))
+    return tuple(found), int(inside.sum())
+
+
+def _inside(table: LabelTable, cells: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those of some cells (image * C + class) that one source alone calls both positive and negative."""
+    cell = table.facts["image"].to_numpy().astype(np.int64) * len(table.classes) + table.facts["class"].to_numpy()
+    rows = np.flatnonzero(np.isin(cell, cells))
+    source = table.facts["source"].unify_dictionaries().combine_chunks()
+    if not len(rows):
+        return cells[:0]
+    said = cell[rows] * len(source.dictionary) + source.indices.to_numpy()[rows]
+    positive = table.facts["state"].to_numpy()[rows] == Label.POSITIVE
+    both: NDArray[np.bool_] = np.isin(said, said[positive]) & np.isin(said, said[~positive])
+    found: NDArray[np.int64] = cell[rows[both]]
+    return found

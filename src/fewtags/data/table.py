@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +60,12 @@ class ValueReading:
         return f"{self.where}: {self.value} -> {self.meaning} ({self.count:,})"
 
 
+Kind = Literal["missing", "unreadable", "unusable", "splits", "bad-place", "unread-place", "partial", "excluded"]
+"""Why something is left out: a photo is not there, or cannot be read; a row or annotation says nothing that can be
+used; an image is in several splits or in none; a box or point is broken, or of a kind that is not read, and its label
+is kept; photos were never downloaded; or the user wants it so. `check` makes a finding with that code of each."""
+
+
 @final
 @dataclass(frozen=True)
 class Excluded:
@@ -68,19 +74,33 @@ class Excluded:
     item: str
     reason: str
     where: str = ""
+    kind: Kind = "excluded"
 
 
 @final
 @dataclass(frozen=True)
 class Notes:
-    """What a reader has to say about how it read; travels with the table, not part of its content or fingerprint."""
+    """What a reader has to say about how it read; travels with the table, not part of its content or fingerprint.
+
+    Attributes:
+        readings: how each distinct value was understood.
+        excluded: what was left out.
+        messages: how the files were understood.
+        warnings: where they may have been misunderstood, with the setting that reads them otherwise.
+    """
 
     readings: tuple[ValueReading, ...] = ()
     excluded: tuple[Excluded, ...] = ()
     messages: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def __add__(self, other: Notes) -> Notes:
-        return Notes(self.readings + other.readings, self.excluded + other.excluded, self.messages + other.messages)
+        return Notes(
+            self.readings + other.readings,
+            self.excluded + other.excluded,
+            self.messages + other.messages,
+            self.warnings + other.warnings,
+        )
 
 
 @final

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -34,6 +35,14 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_array(path: Path, values: NDArray[Any]) -> None:
+    """Write a .npy file atomically."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        np.save(file, values)
     temporary.replace(path)
 
 
@@ -104,16 +113,14 @@ def load_part(folder: Path, name: str) -> dict[str, Any]:
 
 
 class CheckpointFolder:
-    """The `checkpoints` folder of a run.
+    """The `checkpoints` folder of a run, which holds the newest complete checkpoint.
 
     Args:
         root: the folder; made on the first save.
-        keep: how many complete checkpoints stay on disk.
     """
 
-    def __init__(self, root: Path, keep: int = 1) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.keep = keep
 
     def last(self) -> Path | None:
         """The newest complete checkpoint, None if there is none yet.
@@ -142,7 +149,7 @@ class CheckpointFolder:
         return temporary
 
     def finish(self, step: int, progress: Mapping[str, Any]) -> Path:
-        """Complete the checkpoint: progress last, rename, point LAST at it, then drop the oldest."""
+        """Complete the checkpoint: progress last, rename, point LAST at it, then drop the others."""
         temporary, final = self.root / f".step-{step:09d}.tmp", self.root / f"step-{step:09d}"
         _flush(temporary)
         write_text(temporary / "progress.json", json.dumps({"format": FORMAT, **progress}, indent=1))
@@ -150,7 +157,7 @@ class CheckpointFolder:
             shutil.rmtree(final)
         temporary.rename(final)
         write_text(self.root / "LAST", final.name)
-        for old in sorted(self.root.glob("step-*"))[: -self.keep]:
+        for old in self.root.glob("step-*"):
             if old != final:
                 shutil.rmtree(old)
         return final

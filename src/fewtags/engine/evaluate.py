@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fewtags.data.findings import counted
 from fewtags.data.loader import EvalLoader
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
@@ -64,6 +65,7 @@ class Evaluation:
         cardinality: labels per image.
         thresholds: float64 [C].
         positive_only: hit@1 and the like where no class is counted; None elsewhere.
+        unreadable: photos that could not be read; they are not among the N.
     """
 
     classes: ClassNames
@@ -74,6 +76,7 @@ class Evaluation:
     cardinality: LabelCardinality
     thresholds: NDArray[np.float64]
     positive_only: PositiveOnlyReport | None
+    unreadable: int = 0
 
     @property
     def mean_average_precision(self) -> float:
@@ -105,6 +108,7 @@ class Evaluation:
         only = self.positive_only
         return {
             "images": self.images,
+            "unreadable": self.unreadable,
             "mAP": _number(self.mean_average_precision),
             "mAP_interval": None
             if self.intervals is None
@@ -129,6 +133,8 @@ class Evaluation:
     def __str__(self) -> str:
         """The headline numbers, and the classes sorted by AP."""
         lines = [*self.headline()]
+        if self.unreadable:
+            lines.append(f"Left out: {counted(self.unreadable, 'photo')} that cannot be read.")
         width = max([5, *(len(n) for n in self.classes.display)])
         lines.append(f"{'class':<{width}}      AP   interval        positives  known")
         ap = self.ranking.average_precision

@@ -41,7 +41,13 @@ class EpochStarted:
 @final
 @dataclass(frozen=True)
 class StepEnded:
-    """An optimiser step is done (`applied`: false when mixed precision skipped it) and the objective has committed."""
+    """An optimiser step is done, and the objective has committed.
+
+    Attributes:
+        at: the batches done of the epoch.
+        global_step: optimiser steps done since training began, those that were skipped included.
+        applied: false when mixed precision skipped the step; nothing was committed then.
+    """
 
     at: Progress
     global_step: int

@@ -21,7 +21,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from fewtags.config import StageConfig
-from fewtags.engine.autocast import Autocast, seeded
+from fewtags.engine.autocast import Autocast, repeatable, seeded
 from fewtags.engine.checkpoint import (
     CheckpointFolder,
     load_part,
@@ -126,6 +126,9 @@ def make_accelerator(precision: str = "no", cpu: bool = False) -> Accelerator:
 class Fit:
     """One run of the loop. `run()` yields events; stop it early by leaving the iteration.
 
+    Resuming gives the same bits. For that a CUDA device takes deterministic kernels while the loop works, and what it
+    was told otherwise between events (`autocast.repeatable`).
+
     Args:
         net: what is saved and evaluated; each stage freezes its own part of it.
         model: what the objective calls on `batch.images`: `net`, or its head where features are cached.
@@ -211,7 +214,8 @@ class Fit:
         state, started, cpu = self.state, time.perf_counter(), time.process_time()
         if state.step == 0:
             state.sums = {}
-            state.diagnostics = dict(self.objective.on_epoch_start(state.epoch))
+            with repeatable(self.accelerator.device):
+                state.diagnostics = dict(self.objective.on_epoch_start(state.epoch))
         yield EpochStarted(state.epoch, stage.name, state.diagnostics)
         self.net.train()
         # Sums stay on the device, so that logging waits for nothing.
@@ -223,13 +227,14 @@ class Fit:
         while group := list(islice(batches, self.config.accumulate)):
             self._set_lr(stage, first)
             shares = self._shares(group)
-            outs, applied = self._optimise(group, shares, stage)
+            with repeatable(device):
+                outs, applied = self._optimise(group, shares)
             for out, share in zip(outs, shares, strict=True):
                 for key, value in {"loss": out.loss, **out.logs}.items():
                     totals[key] = totals.get(key, zero) + value.detach() * share
             state.step += len(group)
             state.global_step += 1
-            yield StepEnded(Progress(state.epoch, state.step, steps, stage.warmup), state.global_step, applied)
+            yield StepEnded(Progress(state.epoch, state.step, steps), state.global_step, applied)
             every = self.config.checkpoint_every_steps
             if self.folder is not None and every and state.global_step % every == 0 and state.step < steps:
                 state.sums = self._over_processes(totals)
@@ -252,9 +257,7 @@ class Fit:
     def _over_processes(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         return {key: float(self.accelerator.reduce(value, "mean")) for key, value in totals.items()}
 
-    def _optimise(
-        self, group: list[Batch], shares: list[Tensor | float], stage: StageConfig
-    ) -> tuple[list[Step], bool]:
+    def _optimise(self, group: list[Batch], shares: list[Tensor | float]) -> tuple[list[Step], bool]:
         """One optimiser step over the batches of `group`; commits what really happened."""
         state, accelerator = self.state, self.accelerator
         self.optimizer.zero_grad(set_to_none=True)
@@ -262,8 +265,8 @@ class Fit:
         moved: list[Batch] = []
         for i, (batch, share) in enumerate(zip(group, shares, strict=True)):
             batch = batch.to(accelerator.device)
-            batch = replace(batch, images=batch.images.contiguous(memory_format=torch.channels_last))
-            at = Progress(state.epoch, state.step + i, self.source.steps_per_epoch, stage.warmup)
+            batch = _channels_last(batch)
+            at = Progress(state.epoch, state.step + i, self.source.steps_per_epoch)
             with self._randomness(at), nullcontext() if i == len(group) - 1 else accelerator.no_sync(self.model):
                 out = self.objective.step(self.model, batch, at)
                 accelerator.backward(out.loss * share / len(group))
@@ -348,7 +351,7 @@ class Fit:
         if self.validate is not None:
             net = self.evaluated
             net.eval()
-            with torch.no_grad():
+            with torch.no_grad(), repeatable(self.accelerator.device):
                 metrics = self.validate(net)
             net.train()
         record: dict[str, float | int | str] = {
@@ -438,6 +441,14 @@ class Fit:
             self.optimizer.load_state_dict(extra["optimizer"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(extra["scaler"])
+
+
+def _channels_last(batch: Batch) -> Batch:
+    """Images as convolutions want them in memory."""
+    strong = batch.strong
+    if strong is not None:
+        strong = strong._replace(images=strong.images.contiguous(memory_format=torch.channels_last))
+    return replace(batch, images=batch.images.contiguous(memory_format=torch.channels_last), strong=strong)
 
 
 def _load_weights(module: nn.Module, path: Path) -> None:

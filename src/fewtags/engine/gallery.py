@@ -13,11 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from fewtags.data.augment import Policy
-from fewtags.data.images import open_photo
-from fewtags.data.loader import Collate, Sample
+from fewtags.data.loader import Collate, Sample, read_through
 from fewtags.data.table import LabelTable
 from fewtags.engine.checkpoint import write_text
-from fewtags.geometry import View
 from fewtags.labels import Batch, Label
 from fewtags.nets.spatial import SpatialNet
 
@@ -113,9 +111,7 @@ def class_maps(
     net: SpatialNet, path: Path, policy: Policy, collate: Collate, device: torch.device
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Probabilities [C] and probability maps [C, h, w] of one photo through the test view."""
-    with open_photo(path) as photo:
-        view: View = policy.test_view(photo.info.aspect)
-        pixels = photo.read(view, (policy.size, policy.size))
+    pixels, view = read_through(path, policy.test_view, policy.size)
     batch = collate([Sample(pixels, np.full(net.head.classes, Label.UNKNOWN, np.int8), 0, view)])
     assert isinstance(batch, Batch)
     with torch.no_grad():

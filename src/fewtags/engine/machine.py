@@ -13,8 +13,8 @@ from typing import Any, Literal
 import psutil
 import torch
 
-from fewtags.config import Facts
 from fewtags.nets.weights import OFFLINE_BACKBONE, OFFLINE_PACKAGE
+from fewtags.presets import Facts
 
 PACKAGES = (
     "fewtags",
@@ -62,17 +62,30 @@ def facts(samples: int, classes: int, cpu: bool = False) -> Facts:
 
 
 def free_memory(device: torch.device | None = None) -> int:
-    """Bytes of memory that are available: main memory, or a GPU's own."""
+    """Bytes of memory that are available: main memory, or of "cuda" the memory of this process's GPU."""
     if device is not None and device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        own = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        return int(torch.cuda.mem_get_info(own)[0])
     return int(psutil.virtual_memory().available)
 
 
 def free_disk(path: Path) -> int:
     """Bytes that are free where `path` is or will be."""
+    path = path.absolute()  # the parent of a relative path ends at the working directory, whatever `..` says
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
+
+
+def share_of_images(device: torch.device) -> float:
+    """The share of the training images whose running state lies in one memory.
+
+    Sample i belongs to process i mod world (`stores.shard`). Each process has a GPU of its own; main memory holds the
+    state of all processes on this machine. Read from what `torchrun` and `accelerate launch` tell their processes.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    here = 1 if device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    return here / world
 
 
 def versions() -> dict[str, str | None]:

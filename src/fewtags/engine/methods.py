@@ -10,12 +10,13 @@ from typing import Any, get_type_hints
 
 from pydantic import create_model
 
-from fewtags.config import ObjectiveConfig
+from fewtags.config import ObjectiveConfig, validated
 from fewtags.errors import ConfigError
 from fewtags.labels import suggest
 from fewtags.objectives.assume_negative import BCE, AssumeNegative
 from fewtags.objectives.base import Objective
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.objectives.fixmatch import FixMatch
 from fewtags.objectives.patchml import PatchML
 
 METHODS: Mapping[str, type[Objective]] = {
@@ -23,6 +24,7 @@ METHODS: Mapping[str, type[Objective]] = {
     "assume_negative": AssumeNegative,
     "expected_negative": ExpectedNegative,
     "patchml": PatchML,
+    "fixmatch": FixMatch,
 }
 
 
@@ -52,13 +54,14 @@ def settings_of(objective: Objective) -> ObjectiveConfig:
     """The settings that describe an objective of the table.
 
     Raises:
-        ConfigError: an objective that is not in the table cannot be written into a run folder.
+        ConfigError: an objective that is not in the table cannot be written into a run folder; or a setting that
+            cannot be written down, such as one that is not finite.
     """
     for name, method in METHODS.items():
         if type(objective) is method:
             assert dataclasses.is_dataclass(objective)
             values = {field.name: getattr(objective, field.name) for field in dataclasses.fields(objective)}
-            return settings_models()[name](name=name, **values)
+            return validated(settings_models()[name], {"name": name, **values}, type(objective).__name__)
     known = ", ".join(method.__name__ for method in METHODS.values())
     raise ConfigError(f"{type(objective).__name__} is not one of {known}; train it with fewtags.Fit, which takes any.")
 

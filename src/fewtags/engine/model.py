@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -18,6 +20,7 @@ from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan, Preprocessing, SpatialNet
 
 MODEL_FORMAT = 1
+MODEL_FILE = "model.safetensors"
 
 
 @final
@@ -37,7 +40,6 @@ class ModelInfo:
         threshold_rules: C rules that they come from.
         mean: of the input, per channel.
         std: of the input, per channel.
-        interpolation: of the backbone's weights.
         method: name and settings of the objective.
         selection: which epoch's weights these are, and why, in words.
         version: of fewtags.
@@ -54,7 +56,6 @@ class ModelInfo:
     threshold_rules: tuple[str, ...]
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    interpolation: str
     method: dict[str, Any]
     selection: str
     version: str
@@ -76,20 +77,37 @@ def make_policy(name: str, size: int, min_area: float | None = None, flip: bool 
 
 def save_model(path: Path, net: SpatialNet, info: ModelInfo) -> None:
     """Write the weights with `info` as metadata, atomically."""
-    save_tensors(path, net.state_dict(), {"fewtags": json.dumps({"format": MODEL_FORMAT, **asdict(info)})})
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        temporary.touch()
+        mode = stat.S_IMODE(temporary.stat().st_mode)  # what the umask leaves; safetensors writes for the owner alone
+        metadata = {"fewtags": json.dumps({"format": MODEL_FORMAT, **asdict(info)})}
+        save_tensors(temporary, net.state_dict(), metadata)
+        temporary.chmod(mode)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_info(path: Path) -> ModelInfo:
     """The metadata of a model file, without its weights.
 
     Raises:
-        CheckpointError: no such file, or not a model of this library.
+        CheckpointError: no such file, a run that is not finished, no permission, or not a model of this library.
     """
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist; give a run folder or its model.safetensors.")
+        if path.name == MODEL_FILE and (path.parent / "run.toml").exists():
+            raise CheckpointError(
+                f"{path.parent} is a run that is not finished, so it has no model yet; go on with "
+                f"`fewtags resume {path.parent}`."
+            )
+        raise CheckpointError(f"{path} does not exist; give a run folder or its {MODEL_FILE}.")
     try:
+        path.open("rb").close()  # safetensors says "no such file" of one that may not be read
         with safe_open(path, "pt") as file:
             text = (file.metadata() or {}).get("fewtags")
+    except PermissionError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; ask its owner for permission.") from None
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is not a safetensors file ({error}).") from None
     if text is None:
@@ -110,7 +128,7 @@ def read_info(path: Path) -> ModelInfo:
 def model_path(place: Path | str) -> Path:
     """The model file of a run folder, or the file itself."""
     place = Path(place)
-    return place / "model.safetensors" if place.is_dir() else place
+    return place / MODEL_FILE if place.is_dir() else place
 
 
 def load_model(place: Path | str) -> tuple[SpatialNet, ModelInfo]:
@@ -125,7 +143,7 @@ def load_model(place: Path | str) -> tuple[SpatialNet, ModelInfo]:
     net = create_net(
         info.backbone, len(info.class_ids), weights="none", size=info.size, output_stride=stride, head=info.head
     )
-    net.preprocessing = Preprocessing(info.mean, info.std, info.interpolation)
+    net.preprocessing = Preprocessing(info.mean, info.std)
     try:
         net.load_state_dict(load_tensors(path))
     except RuntimeError as error:

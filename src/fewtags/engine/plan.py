@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import final
 
 import numpy as np
 import torch
 
-from fewtags.config import Config, DataConfig, Resolved, resolve
-from fewtags.data.check import CheckReport, HeatmapNeed, check
+from fewtags.config import Config, DataConfig
+from fewtags.data.check import CheckReport, check
 from fewtags.data.content import content_groups
 from fewtags.data.formats.common import ReadOptions
 from fewtags.data.read import read
 from fewtags.data.scan import Progress as ScanProgress
 from fewtags.data.table import Excluded, LabelTable, Notes
 from fewtags.data.vocabulary import common_vocabulary, match_images
-from fewtags.engine.machine import facts, free_disk, free_memory, torch_device
+from fewtags.engine.machine import facts
+from fewtags.engine.memory import heatmap_memory
 from fewtags.engine.methods import make_objective
-from fewtags.engine.sources import plan_cache
+from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label, LabelMatrix
 from fewtags.nets.backbones import create_net
 from fewtags.nets.freezing import freeze
 from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import HeadPlan, SpatialNet
-from fewtags.objectives.base import Objective
+from fewtags.objectives.base import Objective, Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
-from fewtags.stores.heatmaps import HeatmapPlan, heatmap_bytes
+from fewtags.presets import Resolved, resolve
+from fewtags.stores.heatmaps import heatmap_bytes
 
 # Without a complete label list nobody knows how many classes an image holds. ImageNet 1.2, VOC 1.5, COCO 2.9.
 ASSUMED_POSITIVES = 1.5
@@ -37,8 +39,6 @@ ASSUMED_POSITIVES = 1.5
 COMPLETE_IMAGES = 20
 # Known positives and negatives tell the frequency of classes only where at least this share of the cells is known.
 KNOWN_SHARE = 0.25
-# Photos are decoded before training, to find broken ones, up to this number; beyond it only headers are read.
-DECODE_UP_TO = 50_000
 
 
 @final
@@ -78,6 +78,7 @@ class Plan:
         net: the net, with its initial weights.
         grid: (height, width) of its maps.
         heatmap_bytes: what heatmaps take; 0 for methods without.
+        cache: how views of the frozen trunk are cached; None where they are not.
         notes: what was derived, in words.
     """
 
@@ -89,6 +90,7 @@ class Plan:
     net: SpatialNet
     grid: tuple[int, int]
     heatmap_bytes: int
+    cache: CachePlan | None
     notes: tuple[str, ...]
 
     def lines(self) -> Iterator[str]:
@@ -138,7 +140,7 @@ def read_named(data: DataConfig) -> dict[str, LabelTable]:
     tables = {"train": _training_part(whole, named)}
     for split, path in (("val", data.val), ("test", data.test)):
         if path:
-            tables[split] = read_one(data, path, data.val_complete)
+            tables[split] = _part_of(read_one(data, path, data.val_complete), split, path)
             if split in named:
                 said = f"{split}: {path} is used, and not the {len(named[split]):,} images of split {split!r}"
                 tables["train"] = tables["train"].noting(said)
@@ -155,13 +157,8 @@ def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelT
     others = [name for name in named if name not in ("train", "val", "test")]
     if "train" in named:
         rest = {name: named[name] for name in others}
-        excluded = [
-            Excluded(str(key), f"split {name!r} is none of train, val, test", "train")
-            for name, table in rest.items()
-            for key in table.images.to_pylist()
-        ]
-        notes = Notes((), tuple(excluded), tuple(f"split {n!r}: {len(t):,} images left out" for n, t in rest.items()))
-        return replace(named["train"], notes=named["train"].notes + notes)
+        lines = tuple(f"split {name!r}: {len(table):,} images left out" for name, table in rest.items())
+        return _noting_rest(named["train"], rest, "is none of train, val, test", "train", lines)
     if not {"val", "test"} & set(named):
         return whole
     if not others:
@@ -173,6 +170,38 @@ def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelT
     kept = whole.subset(~np.isin(names, ("val", "test")))
     said = " and ".join(repr(name) for name in others)
     return kept.noting(f"no split is called 'train': the {len(kept):,} images of {said} are learned from")
+
+
+def _part_of(table: LabelTable, split: str, path: str) -> LabelTable:
+    """The images that a file of labels for `split` has for it: all, unless the file itself names splits.
+
+    Raises:
+        DataError: it names splits, and this is none of them.
+    """
+    named = {} if table.split_names is None else table.named_splits()
+    if not any(named):
+        return table
+    sizes = ", ".join(f"{name or 'no split'} {len(part):,}" for name, part in named.items())
+    if split not in named:
+        raise DataError(
+            f"{path} is given as --{split} and names splits itself ({sizes}), but none of them is {split!r}. Call the "
+            f"split of the images that are meant {split!r}, or take the split names out of the file."
+        )
+    rest = {name: part for name, part in named.items() if name != split}
+    said = f"{split}: of {path}, which names splits itself ({sizes}), only the images of split {split!r} are used"
+    return _noting_rest(named[split], rest, f"of {path} is not {split}", split, (said,) if rest else ())
+
+
+def _noting_rest(
+    table: LabelTable, rest: Mapping[str, LabelTable], why: str, where: str, messages: tuple[str, ...]
+) -> LabelTable:
+    """The table with a line for each image of the other splits, which are left out."""
+    excluded = [
+        Excluded(str(key), f"split {name!r} {why}", where, "splits" if where == "train" else "excluded")
+        for name, part in rest.items()
+        for key in part.images.to_pylist()
+    ]
+    return replace(table, notes=table.notes + Notes((), tuple(excluded), messages))
 
 
 def read_tables(data: DataConfig, seed: int) -> Tables:
@@ -214,13 +243,19 @@ def hold_out(
 
 
 def make_plan(
-    config: Config, *, tables: Tables | None = None, cpu: bool = False, progress: ScanProgress | None = None
+    config: Config,
+    *,
+    tables: Tables | None = None,
+    out: Path | None = None,
+    cpu: bool = False,
+    progress: ScanProgress | None = None,
 ) -> Plan:
     """Read, check and resolve.
 
     Args:
         config: the settings.
         tables: label tables that are there already (Python interface); None reads them.
+        out: the run folder, whose disk must hold what is kept there; None: the working directory's.
         cpu: ignore GPUs.
         progress: told how many photos have been looked at.
 
@@ -228,21 +263,30 @@ def make_plan(
         DataError: labels or photos that cannot be used.
         ConfigError: settings that do not fit the data or the machine.
     """
+    make_objective(config.objective)  # so that a value out of range is refused before anything is read
     tables = tables or read_tables(config.data, config.train.seed)
+    resolve(config, facts(len(tables.train), len(tables.train.classes), cpu))  # likewise, before photos are looked at
     for split, table in tables.splits().items():
         if table.root is None:
             raise ConfigError(f"the {split} labels do not say where the photos are; give --images FOLDER.")
-    found = check(tables.splits(), decode=sum(map(len, tables.splits().values())) <= DECODE_UP_TO, progress=progress)
+    found = check(tables.splits(), decode=config.data.decode, progress=progress)
     cleaned = _clean(tables, found)
-    return derive(config, cleaned, found, cpu=cpu)
+    return derive(config, cleaned, found, out=out, cpu=cpu)
 
 
 def derive(
-    config: Config, tables: Tables, report: CheckReport | None, *, cpu: bool = False, resolved: Resolved | None = None
+    config: Config,
+    tables: Tables,
+    report: CheckReport | None,
+    *,
+    out: Path | None = None,
+    cpu: bool = False,
+    resolved: Resolved | None = None,
 ) -> Plan:
     """The part of `make_plan` that follows from the tables.
 
-    A run that is resumed enters here with its own `resolved`: another machine must not change it.
+    A run that is resumed enters here with its own `resolved`: another machine must not change it. Its heatmaps had room
+    when it began, and the file on disk is its own already.
 
     Raises:
         ConfigError: settings that do not fit the data or the machine.
@@ -271,30 +315,54 @@ def derive(
     for stage in resolved.stages:  # so that a stage that cannot begin is refused before the first one is trained
         freeze(net, stage.trainable)
     freeze(net, "all")
+    _rehearse(objective, net, tables, grid, resolved)
+    cache = None
     if resolved.cached_views:
-        notes += _cache_note(config, resolved, (net.head.features_dim, *grid), len(train))
+        limit = int(config.train.cache_gib * 2**30)
+        cache = plan_cache(
+            len(train), (net.head.features_dim, *grid), resolved.cached_views, limit, strong=objective.needs_strong
+        )
+        notes += _cache_note(cache, resolved.cached_views, config.train.cache_gib)
     needed = 0
-    if isinstance(objective, ExpectedNegative) and objective.scl_weight > 0:
-        if going_on:  # they had room when the run began; the file on disk is theirs already
-            needed = heatmap_bytes(len(train), len(train.classes), grid, objective.heatmap_plan())
+    if isinstance(objective, ExpectedNegative):
+        if going_on:
+            plan, kept = objective.heatmap_plan(), objective.scl_weight > 0
+            needed = heatmap_bytes(len(train), len(train.classes), grid, plan) if kept else 0
         else:
             most = int(train.matrix.image_counts(Label.POSITIVE).max())
-            needed = heatmap_memory(objective, len(train), len(train.classes), grid, most_positives=most, cpu=cpu)
-        place = "on disk" if objective.heatmap_storage == "disk" else "in memory"
-        notes.append(f"heatmaps: {needed / 1e6:,.1f} MB {place} ({2 * grid[0]} x {2 * grid[1]} per image and class)")
-    return Plan(config, resolved, tables, report, objective, net, grid, needed, tuple(notes))
+            needed = heatmap_memory(
+                objective, len(train), len(train.classes), grid, out=out, most_positives=most, cpu=cpu
+            )
+        if needed:
+            place = "on disk" if objective.heatmap_storage == "disk" else "in memory"
+            size = f"{2 * grid[0]} x {2 * grid[1]} per image and class"
+            notes.append(f"heatmaps: {needed / 1e6:,.1f} MB {place} ({size})")
+    return Plan(config, resolved, tables, report, objective, net, grid, needed, cache, tuple(notes))
 
 
-def _cache_note(config: Config, resolved: Resolved, features: tuple[int, int, int], samples: int) -> list[str]:
+def _rehearse(objective: Objective, net: SpatialNet, tables: Tables, grid: tuple[int, int], resolved: Resolved) -> None:
+    """Let a copy of the method set itself up on a device without memory, so that it refuses now what it cannot do.
+
+    Raises:
+        ConfigError: settings of the method that do not fit the labels.
+    """
+    assert is_dataclass(objective)
+    assert not isinstance(objective, type)
+    copy = (
+        replace(objective, heatmap_storage="memory") if isinstance(objective, ExpectedNegative) else replace(objective)
+    )
+    warmup = sum(stage.epochs for stage in resolved.stages if stage.warmup)
+    epochs = sum(stage.epochs for stage in resolved.stages)
+    nowhere, dim = torch.device("meta"), net.head.features_dim
+    copy.setup(net, Problem(tables.train.matrix, grid, warmup, epochs, resolved.seed, device=nowhere, features_dim=dim))
+
+
+def _cache_note(plan: CachePlan, wanted: int, gib: float) -> list[str]:
     """What is cached, if it is not all that was asked for."""
-    plan = plan_cache(samples, features, resolved.cached_views, int(config.train.cache_gib * 2**30))
-    if plan.views == resolved.cached_views and plan.dtype == torch.float32:
+    if plan.views == wanted and plan.dtype == torch.float32:
         return []
     kind = str(plan.dtype).removeprefix("torch.")
-    return [
-        f"cached views: {plan.views} of {resolved.cached_views} per image, in {kind}, since train.cache_gib allows "
-        f"{config.train.cache_gib:g} GiB"
-    ]
+    return [f"cached views: {plan.views} of {wanted} per image, in {kind}, since train.cache_gib allows {gib:g} GiB"]
 
 
 def head_plan(resolved: Resolved) -> HeadPlan:
@@ -306,58 +374,6 @@ def can_rank(table: LabelTable) -> bool:
     """Whether a class has known positives and known negatives, so that AP has a meaning."""
     counts = (table.matrix.counts(state) > 0 for state in (Label.POSITIVE, Label.NEGATIVE))
     return bool(np.logical_and(*counts).any())
-
-
-def heatmap_memory(
-    objective: ExpectedNegative,
-    samples: int,
-    classes: int,
-    grid: tuple[int, int],
-    *,
-    most_positives: int = 1,
-    cpu: bool = False,
-) -> int:
-    """Bytes of the heatmaps.
-
-    Args:
-        objective: says how they are kept.
-        samples: N training images.
-        classes: C.
-        grid: (height, width) of the net's maps.
-        most_positives: annotated positives of one image, at most; the least that top-k can be.
-        cpu: ignore GPUs.
-
-    Raises:
-        ConfigError: more than half of the free memory of the device, or, on disk, more than a third of the free space
-            (while a checkpoint is written, the one before is still there); the top-k that fits is proposed.
-    """
-    plan = objective.heatmap_plan()
-    needed = heatmap_bytes(samples, classes, grid, plan)
-    on_disk = objective.heatmap_storage == "disk"
-    free = free_disk(Path.cwd()) // 3 if on_disk else free_memory(torch_device(cpu)) // 2
-    if needed <= free:
-        return needed
-    fitting = [
-        k
-        for k in range(max(1, most_positives), plan.kept(classes))
-        if heatmap_bytes(samples, classes, grid, replace(plan, top_k=k)) <= free
-    ]
-    least = "one heatmap" if most_positives <= 1 else f"the {most_positives} heatmaps of annotated classes"
-    top = f"objective.heatmap_top_k = {fitting[-1]} fits" if fitting else f"not even {least} per image would fit"
-    disk = "" if on_disk else '; objective.heatmap_storage = "disk" needs no memory'
-    raise ConfigError(
-        f"heatmaps of {samples:,} images and {classes:,} classes take {needed / 1e9:.1f} GB, and "
-        f"{free / 1e9:.1f} GB may be used: {top}{disk}."
-    )
-
-
-def heatmap_need(grid: tuple[int, int]) -> HeatmapNeed:
-    """For `check`: what dense or top-k heatmaps take, against half of the free memory."""
-
-    def needed(samples: int, classes: int, top_k: int | None) -> int:
-        return heatmap_bytes(samples, classes, grid, HeatmapPlan(top_k=top_k))
-
-    return HeatmapNeed(needed, free_memory() // 2)
 
 
 def positives_per_image(tables: Tables) -> tuple[float, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -14,34 +14,53 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from fewtags.data.findings import counted
+from fewtags.data.formats.folder import walk
 from fewtags.data.formats.photos import is_photo
-from fewtags.data.images import open_photo
-from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos, Sample, Workers
+from fewtags.data.loader import Collate, Sample, read_through
 from fewtags.data.table import LabelTable
-from fewtags.engine.evaluate import Evaluation, evaluate_logits, predict_logits, sigmoid
+from fewtags.engine.evaluate import Evaluation, Logits, evaluate_logits, sigmoid
 from fewtags.engine.gallery import class_maps
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import ModelInfo, make_policy
-from fewtags.errors import DataError, FewtagsError
+from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.labels import Batch, Label
 from fewtags.nets.spatial import SpatialNet
 
+MOST_NAMED = 20
+"""So many unreadable photos are named one by one; the others are counted."""
+_NAMED_CLASSES = 5
 
-def find_photos(places: Sequence[Path | str]) -> list[Path]:
-    """All photos among files and folders (searched through), in order, each once.
+
+def find_photos(places: Sequence[Path | str]) -> tuple[list[Path], list[str]]:
+    """All photos among files and folders, in order, each once. A file that is named is always taken.
+
+    Folders are searched through as the reader of class folders does it: links are followed, hidden files are skipped.
+
+    Returns:
+        the photos, and what was skipped, in words. Photos that cannot be read are not skipped: reading them will tell.
 
     Raises:
         DataError: a place does not exist, or there is no photo.
     """
     found: dict[Path, None] = {}
+    notes: list[str] = []
     for place in map(Path, places):
         if not place.exists():
             raise DataError(f"{place} does not exist; give photos or folders of photos.")
-        inside = sorted(p for p in place.rglob("*") if p.is_file() and is_photo(p.name)) if place.is_dir() else [place]
-        found |= dict.fromkeys(inside)
+        if not place.is_dir():
+            found[place] = None
+            continue
+        inside = walk(place, any_name=True)
+        damaged = [e.item for e in inside.notes.excluded if is_photo(e.item)]
+        found |= dict.fromkeys(place / key for key in sorted([*inside.photos, *damaged]))
+        if others := inside.others:
+            kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(others.items()))
+            notes.append(f"skipped in {place}, since they are no photos: {kinds}")
+        notes += [f"skipped {place / e.item}: {e.reason}" for e in inside.notes.excluded if not is_photo(e.item)]
     if not found:
-        raise DataError(f"there is no photo in {', '.join(map(str, places))}.")
-    return list(found)
+        raise DataError("; ".join([f"there is no photo in {', '.join(map(str, places))}", *notes]) + ".")
+    return list(found), notes
 
 
 @final
@@ -69,9 +88,8 @@ class _Files(Dataset[Sample | str]):
 
     def __getitem__(self, index: int) -> Sample | str:
         try:
-            with open_photo(Path(os.fsdecode(self.paths[index].as_py()))) as photo:
-                view = self.policy.test_view(photo.info.aspect)
-                pixels = photo.read(view, (self.policy.size, self.policy.size))
+            path = Path(os.fsdecode(self.paths[index].as_py()))
+            pixels, view = read_through(path, self.policy.test_view, self.policy.size)
         except FewtagsError as error:
             return str(error)
         return Sample(pixels, np.full(self.classes, Label.UNKNOWN, np.int8), index, view)
@@ -91,28 +109,30 @@ def predict_photos(
     workers: int = 0,
 ) -> Iterator[Prediction]:
     """Probabilities of every photo, in order; an unreadable photo yields its error and the rest goes on."""
+    found = _logits(net, info, paths, device, batch_size, workers)
+    for path, logits in zip(paths, found, strict=True):
+        yield Prediction(path, None, logits) if isinstance(logits, str) else Prediction(path, sigmoid(logits))
+
+
+def _logits(
+    net: SpatialNet, info: ModelInfo, paths: Sequence[Path], device: torch.device, batch_size: int, workers: int
+) -> Iterator[Logits | str]:
+    """float32 [C] of every photo, in order, or why it cannot be read."""
     collate = Collate(info.mean, info.std)
     net.to(device).eval()
     loader = DataLoader(
         _Files(paths, info), batch_size, num_workers=workers, collate_fn=_as_list, generator=torch.Generator()
     )
-    done = 0
     for samples in loader:
         good = [s for s in samples if isinstance(s, Sample)]
-        prob: Iterator[NDArray[np.float64]] = iter(())
+        rows: Iterator[Logits] = iter(())
         if good:
             batch = collate(good)
             assert isinstance(batch, Batch)
             with torch.no_grad():
                 logits = net.predict_logits(batch.images.to(device, memory_format=torch.channels_last))
-            prob = iter(sigmoid(logits.float().cpu().numpy()))
-        for sample in samples:
-            yield (
-                Prediction(paths[done], next(prob))
-                if isinstance(sample, Sample)
-                else Prediction(paths[done], None, sample)
-            )
-            done += 1
+            rows = iter(logits.float().cpu().numpy())
+        yield from (next(rows) if isinstance(sample, Sample) else sample for sample in samples)
 
 
 def evaluate_table(
@@ -121,10 +141,11 @@ def evaluate_table(
     """Measure a model on a table; classes are matched by id.
 
     Returns:
-        the evaluation, and what was left out, in words: classes that the model does not know.
+        the evaluation, on the photos that can be read; and what was left out, in words: classes that the model does not
+        know, and photos that cannot be read.
 
     Raises:
-        DataError: no class of the table is known to the model, or the table has no photos.
+        DataError: no class of the table is known to the model, the table has no photos, or none can be read.
     """
     device = torch_device(cpu)
     known = [i for i in table.classes.ids if i in info.classes]
@@ -135,15 +156,37 @@ def evaluate_table(
         )
     if table.root is None:
         raise DataError("the labels do not say where the photos are; give --images FOLDER.")
-    notes = [f"left out: {i!r}, which the model does not know" for i in table.classes.ids if i not in info.classes]
     labels = np.full((len(table), len(info.class_ids)), Label.UNKNOWN, np.int8)
     dense = table.matrix.dense()
     for class_id in known:
         labels[:, info.classes.index(class_id)] = dense[:, table.classes.index(class_id)]
-    data = EvalSet(Photos(table.root, table.images), table.matrix, make_policy(info.policy, info.size))
-    loader = EvalLoader(data, 64, Collate(info.mean, info.std), Workers(workers))
-    logits = predict_logits(net.to(device), loader, len(table), device)
-    return evaluate_logits(logits, labels, info.classes, np.array(info.thresholds)), notes
+    logits, errors = np.zeros(labels.shape, np.float32), {}
+    paths = [table.root / key for key in table.images.to_pylist()]
+    for i, found in enumerate(_logits(net, info, paths, device, 64, workers)):
+        if isinstance(found, str):
+            errors[i] = found
+        else:
+            logits[i] = found
+    if paths and len(errors) == len(paths):
+        raise DataError(f"none of the {len(paths):,} photos can be read, for example {errors[0]}")
+    read = np.delete(np.arange(len(paths)), list(errors))
+    result = evaluate_logits(logits[read], labels[read], info.classes, np.array(info.thresholds))
+    notes = [*_foreign([i for i in table.classes.ids if i not in info.classes]), *_unreadable([*errors.values()])]
+    return replace(result, unreadable=len(errors)), notes
+
+
+def _foreign(ids: Sequence[str]) -> list[str]:
+    """One line about the classes that a model does not know."""
+    if not ids:
+        return []
+    more = ", ..." if len(ids) > _NAMED_CLASSES else ""
+    named = ", ".join(map(repr, ids[:_NAMED_CLASSES])) + more
+    return [f"left out: {counted(len(ids), 'class', 'classes')} that the model does not know ({named})"]
+
+
+def _unreadable(errors: Sequence[str]) -> list[str]:
+    rest = len(errors) - MOST_NAMED
+    return [*errors[:MOST_NAMED], *([f"and {rest:,} more photos that cannot be read"] if rest > 0 else [])]
 
 
 def decide(
@@ -151,9 +194,14 @@ def decide(
 ) -> NDArray[np.int64]:
     """Classes that are present, best first: at or above their threshold, at most `max_tags`.
 
+    Raises:
+        ConfigError: `max_tags` below 1.
+
     >>> decide(np.array([0.2, 0.9, 0.6]), np.array([0.5, 0.5, 0.5])).tolist()
     [1, 2]
     """
+    if max_tags is not None and max_tags < 1:
+        raise ConfigError(f"max_tags is {max_tags}; expected 1 or more, or None for all tags.")
     order = np.argsort(-prob, kind="stable")
     present = order[prob[order] >= thresholds[order]]
     return present if max_tags is None else present[:max_tags]

@@ -1,7 +1,8 @@
 """Views of a frozen trunk, pushed through it once and cached: a frozen-trunk epoch then takes a second or less.
 
 Exact because a frozen trunk stays in eval mode: the features of a view are the same in every epoch. Epoch e trains on
-view number e mod V of every image, the view that `TrainSet(views_cycle=V)` would crop and push through anew.
+view number e mod V of every image, the view that `TrainSet(views_cycle=V)` would crop and push through anew. Where an
+objective needs strong views, there are V of them as well, and number e mod V goes with its weak one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from fewtags.data.loader import EpochSampler, EvalLoader, TrainLoader, make_places
 from fewtags.errors import CheckpointError, ConfigError
-from fewtags.labels import Batch, LabelMatrix, Locations
+from fewtags.labels import Batch, LabelMatrix, Locations, StrongView
 from fewtags.nets.spatial import SpatialNet
 from fewtags.stores.shard import Shard
 
@@ -36,7 +37,7 @@ class CachePlan:
     Attributes:
         views: random views per image.
         dtype: float32 (exact), or float16 where that would not fit.
-        bytes: what they take, over all processes.
+        bytes: what they take, over all processes, strong views included.
     """
 
     views: int
@@ -44,7 +45,9 @@ class CachePlan:
     bytes: int
 
 
-def plan_cache(samples: int, features: tuple[int, int, int], views: int, limit: int) -> CachePlan:
+def plan_cache(
+    samples: int, features: tuple[int, int, int], views: int, limit: int, *, strong: bool = False
+) -> CachePlan:
     """Fit a cache into `limit` bytes: float32 if it fits, else float16, else fewer views.
 
     Args:
@@ -52,6 +55,7 @@ def plan_cache(samples: int, features: tuple[int, int, int], views: int, limit: 
         features: (d, h, w) of one view.
         views: as many as wanted.
         limit: bytes.
+        strong: beside each view, a strong one is cached.
 
     Raises:
         ConfigError: not even one view fits.
@@ -59,14 +63,15 @@ def plan_cache(samples: int, features: tuple[int, int, int], views: int, limit: 
     >>> plan_cache(1000, (1280, 7, 7), 8, 2 * 10**9).dtype
     torch.float16
     """
-    one = samples * int(np.prod(features))
+    one = samples * int(np.prod(features)) * (2 if strong else 1)
     for dtype in (torch.float32, torch.float16):
         if views * one * dtype.itemsize <= limit:
             return CachePlan(views, dtype, views * one * dtype.itemsize)
     fitting = limit // (one * torch.float16.itemsize)
     if not fitting:
+        what = "one weak and one strong view" if strong else "one view"
         raise ConfigError(
-            f"cached features of one view of {samples:,} images take {one * 2 / 2**30:.1f} GiB, more than the limit of "
+            f"cached features of {what} of {samples:,} images take {one * 2 / 2**30:.1f} GiB, more than the limit of "
             f"{limit / 2**30:.1f} GiB. Raise train.cache_gib, or set train.cached_views = 0 to train without a cache."
         )
     return CachePlan(int(fitting), torch.float16, int(fitting) * one * torch.float16.itemsize)
@@ -80,10 +85,12 @@ class ViewFeatures:
     Attributes:
         features: [V, n, d, h, w], float32 or float16, channels last in memory. n images: those of one process.
         views: float32 [V, n, 2, 3].
+        strong: the same of the strong view that belongs to each view; None where there is none.
     """
 
     features: Tensor
     views: Tensor
+    strong: ViewFeatures | None = None
 
     @property
     def count(self) -> int:
@@ -91,13 +98,15 @@ class ViewFeatures:
         return len(self.features)
 
     def save(self, folder: Path) -> None:
-        """Write `features.npy` and `views.npy`; the folder is made if need be."""
+        """Write `features.npy` and `views.npy`, strong ones into `strong/`; the folder is made if need be."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, values in (("features", self.features.permute(*CHANNELS_LAST)), ("views", self.views)):
             temporary = folder / f".{name}.npy.tmp"
             with temporary.open("wb") as file:
                 np.save(file, values.numpy())
             temporary.replace(folder / f"{name}.npy")
+        if self.strong is not None:
+            self.strong.save(folder / "strong")
 
     @classmethod
     def load(cls, folder: Path) -> ViewFeatures:
@@ -112,7 +121,8 @@ class ViewFeatures:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cached views in {folder} cannot be read ({error}); delete the folder.") from None
         features, views = (torch.from_numpy(values) for values in files)
-        return cls(features.permute(*CHANNELS_FIRST), views)
+        strong = cls.load(folder / "strong") if (folder / "strong").exists() else None
+        return cls(features.permute(*CHANNELS_FIRST), views, strong)
 
 
 @torch.no_grad()
@@ -125,7 +135,7 @@ def fill_views(
     device: torch.device | None = None,
     tick: Tick | None = None,
 ) -> ViewFeatures:
-    """Push every view through a trunk once.
+    """Push every view through a trunk once, strong ones, too, where the loader draws any.
 
     Args:
         net: its trunk must be frozen.
@@ -137,23 +147,38 @@ def fill_views(
     """
     shard, device = shard or Shard(), device or torch.device("cpu")
     rows = shard.rows(loader.sampler.samples)
-    features, views = torch.empty(0), torch.empty(plan.views, rows, 2, 3)
+    weak, strong = _Filling(plan, rows), _Filling(plan, rows)
     net.eval()
     done = 0
     for view in range(plan.views):
         for batch in loader.batches(view):
-            images = batch.images.to(device, memory_format=torch.channels_last)
-            values = net.features(images).to("cpu", plan.dtype)
-            if not features.numel():
-                d, h, w = values.shape[1:]
-                features = torch.empty(plan.views, rows, h, w, d, dtype=plan.dtype).permute(*CHANNELS_FIRST)
             local = shard.local(batch.index)
-            features[view, local] = values
-            views[view, local] = batch.views
+            for filling, seen in ((weak, StrongView(batch.images, batch.views)), (strong, batch.strong)):
+                if seen is not None:
+                    images = seen.images.to(device, memory_format=torch.channels_last)
+                    filling.put(view, local, net.features(images), seen.views)
             done += len(local)
             if tick is not None:
                 tick(done, plan.views * rows)
-    return ViewFeatures(features, views)
+    second = ViewFeatures(strong.features, strong.views) if strong.features.numel() else None
+    return ViewFeatures(weak.features, weak.views, second)
+
+
+class _Filling:
+    """Features and views of some images of one kind, as far as they are known."""
+
+    def __init__(self, plan: CachePlan, rows: int) -> None:
+        self.plan, self.rows = plan, rows
+        self.features, self.views = torch.empty(0), torch.empty(plan.views, rows, 2, 3)
+
+    def put(self, view: int, rows: Tensor, features: Tensor, views: Tensor) -> None:
+        """Keep what view number `view` of the images `rows` gave."""
+        if not self.features.numel():
+            d, h, w = features.shape[1:]
+            shape = (self.plan.views, self.rows, h, w, d)
+            self.features = torch.empty(shape, dtype=self.plan.dtype).permute(*CHANNELS_FIRST)
+        self.features[view, rows] = features.to("cpu", self.plan.dtype)
+        self.views[view, rows] = views
 
 
 @final
@@ -190,7 +215,7 @@ class StoredViews:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from number `start` on."""
-        view = epoch % self.filled.count
+        view, strong = epoch % self.filled.count, self.filled.strong
         for pairs in self.sampler.batches(epoch, start):
             index = np.array([i for _, i in pairs], np.int64)
             rows = self._shard.local(torch.from_numpy(index))
@@ -200,6 +225,7 @@ class StoredViews:
                 torch.from_numpy(index),
                 self.filled.views[view][rows],
                 None if self.locations is None else make_places(*self.locations.rows(index)),
+                None if strong is None else StrongView(strong.features[view][rows].float(), strong.views[view][rows]),
             )
 
 

@@ -10,7 +10,7 @@ Multi-Label Classifiers from Single-Label Annotations" (WACV 2023); "Cole" is Co
 Single Positive Labels" (CVPR 2021).
 
 `log_eps` is for parity with Cole's code, which takes log(f + 1e-5): it caps the loss of a cell at 11.5 and lets the
-gradient of confidently wrong cells vanish. The default 0 is the exact logarithm.
+gradient of confidently wrong cells vanish. No method uses it, golden values do. The default 0 is the exact logarithm.
 """
 
 from __future__ import annotations

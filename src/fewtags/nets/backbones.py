@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,6 @@ def create_net(
     weights: str | Path,
     size: int | tuple[int, int],
     seed: int = 0,
-    prior: Sequence[float] | Tensor | None = None,
     drop_path: float | None = None,
     output_stride: int | None = None,
     head: HeadPlan | None = None,
@@ -69,13 +68,12 @@ def create_net(
         size: of the training images, one number or (height, width); the net is checked with it. Backbones that can
             (CNNs, ViTs, Swin) take other sizes as well.
         seed: of the initial weights.
-        prior: expected share of positive images of each class, see `SpatialHead`.
         drop_path: stochastic depth rate in training; None leaves the architecture's own.
         output_stride: see `create_backbone`.
         head: its kernel and pool; None for 1x1 and the mean.
 
     Raises:
-        ConfigError: see `create_backbone`; or a prior that does not fit.
+        ConfigError: see `create_backbone`.
         CheckpointError: see `create_backbone`.
     """
     made = create_backbone(
@@ -86,7 +84,7 @@ def create_net(
     generator = torch.Generator().manual_seed(key)
     return SpatialNet(
         made.module,
-        SpatialHead(made.features_dim, classes, plan=head, generator=generator, prior=prior),
+        SpatialHead(made.features_dim, classes, plan=head, generator=generator),
         layout=made.layout,
         prefix_tokens=made.prefix_tokens,
         preprocessing=made.preprocessing,
@@ -151,7 +149,7 @@ def create_backbone(
         features_dim,
         layout,
         _prefix_tokens(model),
-        Preprocessing(tuple(config["mean"]), tuple(config["std"]), config["interpolation"]),
+        Preprocessing(tuple(config["mean"]), tuple(config["std"])),
         Origin(name, str(weights), found.matched, found.dropped, fingerprint(model.state_dict())),
         found.classifier,
     )

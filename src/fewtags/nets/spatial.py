@@ -7,7 +7,7 @@ ICCV 2021) puts a 3x3 convolution on the tokens of a ViT instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar, final
 
@@ -19,13 +19,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewtags.errors import ConfigError
 from fewtags.nets.pool import Pool
-from fewtags.nets.weights import Classifier, Origin
+from fewtags.nets.weights import Origin
 
 T = TypeVar("T")
 Layout = Literal["NCHW", "NHWC", "NLC"]
-
-# A class that no image has still starts with a finite bias: logit(1e-4) = -9.2.
-PRIOR_FLOOR = 1e-4
 
 
 class Output(NamedTuple):
@@ -45,26 +42,15 @@ class Output(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a backbone wants its images: RGB in 0..1, then (image - mean) / std per channel.
+    """How a backbone wants its images: RGB in 0..1, then (image - mean) / std per channel (`data.loader.Collate`).
 
     Attributes:
         mean: per channel, in 0..1.
         std: per channel, in 0..1.
-        interpolation: the resampling its weights were trained with, as timm names it.
     """
 
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    interpolation: str = "bicubic"
-
-    def normalise(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b 3 H W"]:
-        """RGB in 0..1 -> what the backbone takes.
-
-        >>> Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)).normalise(torch.ones(1, 3, 1, 1)).flatten()
-        tensor([1., 1., 1.])
-        """
-        mean, std = (images.new_tensor(v).view(3, 1, 1) for v in (self.mean, self.std))
-        return (images - mean) / std
 
 
 @final
@@ -99,18 +85,13 @@ class SpatialHead(nn.Module):
 
     It works in float32 even inside autocast (float64 stays float64): the losses read logits and maps, and the pool of
     bfloat16 maps would not be their logit. Weights of a 1x1 kernel start as N(0, 0.01), those of a 3x3 kernel as
-    torch's convolutions do, as TS-CAM's; biases at zero or at logit(prior).
+    torch's convolutions do, as TS-CAM's; biases at zero.
 
     Args:
         features_dim: d, channels of the features.
         classes: C.
         plan: kernel and pool; None for 1x1 and the mean.
         generator: source of the initial weights; the global generator is left alone.
-        prior: C expected shares of positive images in 0..1; the bias then starts at logit(prior), clamped to
-            1e-4..1 - 1e-4 so that a class without positives starts low, not at minus infinity. None: zero bias.
-
-    Raises:
-        ConfigError: `prior` has another length than `classes`, or a value that is not a share.
     """
 
     def __init__(
@@ -120,7 +101,6 @@ class SpatialHead(nn.Module):
         *,
         plan: HeadPlan | None = None,
         generator: torch.Generator | None = None,
-        prior: Sequence[float] | Tensor | None = None,
     ) -> None:
         super().__init__()
         self.plan = plan = plan or HeadPlan()
@@ -131,19 +111,8 @@ class SpatialHead(nn.Module):
             weight.normal_(0.0, 0.01, generator=generator)
         else:
             nn.init.kaiming_uniform_(weight, a=5**0.5, generator=generator)
-        bias = torch.zeros(classes) if prior is None else _prior_logits(prior, classes)
         self.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(bias.to(weight.device))
-
-    @classmethod
-    def from_classifier(cls, classifier: Classifier) -> SpatialHead:
-        """The head that a backbone's own linear classifier is: weight [C, d], bias [C]."""
-        classes, features_dim = classifier.weight.shape
-        head = cls(features_dim, classes)
-        with torch.no_grad():
-            head.weight.copy_(classifier.weight)
-            head.bias.copy_(classifier.bias)
-        return head
+        self.bias = nn.Parameter(torch.zeros(classes, device=weight.device))
 
     @property
     def features_dim(self) -> int:
@@ -243,11 +212,6 @@ class SpatialNet(nn.Module):
         features = probe(self.features, self, size)
         return features.shape[2], features.shape[3]
 
-    def stride(self, size: tuple[int, int]) -> tuple[float, float]:
-        """Pixels per cell (vertical, horizontal) for images of `size` (height, width)."""
-        rows, columns = self.grid(size)
-        return size[0] / rows, size[1] / columns
-
     def train(self, mode: bool = True) -> SpatialNet:
         """Put what is trained into training mode; what is frozen stays in eval mode."""
         super().train(mode)
@@ -321,17 +285,6 @@ def _token_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int]:
             "has no spatial map. Choose another, for example resnet50, convnext_tiny or vit_small_patch16_224."
         )
     return rows, columns
-
-
-def _prior_logits(prior: Sequence[float] | Tensor, classes: int) -> Tensor:
-    shares = torch.as_tensor(prior, dtype=torch.float64, device="cpu").flatten()
-    if len(shares) != classes:
-        raise ConfigError(f"the prior has {len(shares)} values for {classes} classes; give one share per class.")
-    wrong = ~((shares >= 0) & (shares <= 1))
-    if wrong.any():
-        first = int(wrong.nonzero()[0])
-        raise ConfigError(f"the prior of class {first} is {float(shares[first])}; give a share of images in 0..1.")
-    return torch.logit(shares, eps=PRIOR_FLOOR).float()
 
 
 def _hold_frozen(module: nn.Module, *, inherited: bool) -> None:

@@ -33,8 +33,8 @@ class BCE(Objective):
         if not problem.labels.counts(Label.NEGATIVE).any():
             raise ConfigError(
                 "objective 'bce' needs known negatives, and no training image has one: it would learn to predict every "
-                "class everywhere. Use 'expected_negative' or 'assume_negative', or say that absent means negative "
-                "when reading the labels."
+                "class everywhere. Use 'expected_negative' or 'assume_negative'; or, where what is not named is "
+                "absent, read the labels with --complete."
             )
         return {}
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, ClassVar, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,8 @@ class Problem:
         labels: the training labels, N images by C classes.
         grid: (height, width) of the net's maps.
         warmup_epochs: how many of the first epochs train the head alone.
-        epochs: all epochs, warm-up included.
+        epochs: all epochs, warm-up included; for schedules over a whole run, which together with `Progress` they need.
+            `Fit` refuses a number that is not what it will train.
         seed: the run's seed.
         shard: which rows this process owns.
         device: where the net lives.
@@ -52,23 +53,26 @@ class Problem:
 @final
 @dataclass(frozen=True)
 class Progress:
-    """Where training is.
+    """Where training is, counted in batches of this process (of which an optimiser step may take several).
 
     Attributes:
         epoch: counted over all stages, from 0.
-        step: batch within the epoch, from 0.
+        step: batches of the epoch that came before. In `Objective.step` that is the number of its batch, from 0; in
+            the event `StepEnded` the batches done, up to `steps_per_epoch`.
         steps_per_epoch: batches in an epoch.
-        warmup: whether only the head is trained.
     """
 
     epoch: int
     step: int
     steps_per_epoch: int
-    warmup: bool = False
 
     @property
     def exact_epoch(self) -> float:
-        """Epochs done, with the fraction of the running one."""
+        """Epochs done, with the fraction of the running one.
+
+        >>> Progress(epoch=2, step=3, steps_per_epoch=6).exact_epoch
+        2.5
+        """
         return self.epoch + self.step / self.steps_per_epoch
 
 
@@ -96,7 +100,13 @@ class Part(Protocol):
 
 
 class Objective(ABC):
-    """Turns a batch into a loss. Subclasses are final and hold hyper-parameters and parts; nothing else changes."""
+    """Turns a batch into a loss. Subclasses are final and hold hyper-parameters and parts; nothing else changes.
+
+    Attributes:
+        needs_strong: whether every batch must hold a strongly changed view of each image beside the other one.
+    """
+
+    needs_strong: ClassVar[bool] = False
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make stores and heads for a problem. What is returned is checkpointed; its modules are optimised."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, final, get_args
@@ -169,17 +169,18 @@ class ExpectedNegative(Objective):
             return {}
         ranked = epoch >= problem.warmup_epochs or self.warmup_loss == "expected_negative"
         samples, classes = problem.labels.shape
-        tally = torch.zeros(len(Tally._fields), dtype=torch.float64)
-        everyone = torch.arange(samples, device=problem.device)
-        for first, last in class_blocks(samples, classes):
-            labels = _columns(problem.labels, first, last, problem.device)
-            scores = self._scores.columns(first, last, labels)
-            if ranked:
-                self._expected.refresh(first, scores, labels, self._counts[first:last])
-            expected = self._expected.mask(scores, labels, everyone, first)
-            truth = None if problem.truth is None else _columns(problem.truth, first, last, problem.device)
-            tally += _count(scores, expected, labels, truth)
-        return _diagnostics(Tally(*tally.tolist()), samples, ranked, problem.truth is not None)
+        blocks = [*class_blocks(samples, classes)]
+        tallies = torch.zeros(len(blocks), len(Tally._fields), dtype=torch.float64)
+        own = torch.zeros(classes, dtype=torch.bool, device=problem.device)
+        for number, scores in self._own_blocks(blocks):
+            own[slice(*blocks[number])] = True
+            tallies[number] = self._take_stock(*blocks[number], scores, ranked)
+        if ranked:
+            self._expected.share(problem.shard, own)
+        if problem.shard.world > 1:
+            tallies = problem.shard.sum(tallies.to(problem.device)).cpu()
+        tally = Tally(*sum(tallies.unbind(), torch.zeros_like(tallies[0])).tolist())
+        return _diagnostics(tally, samples, ranked, problem.truth is not None)
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
         """Eq. (8). Everything is read as it was before this batch."""
@@ -215,6 +216,34 @@ class ExpectedNegative(Objective):
         self._scores.update(batch.index, seen.prob, batch.labels)
         if self._heatmaps is not None and seen.prob_maps is not None:
             self._heatmaps.update(batch.index, batch.labels, batch.views, seen.prob_maps)
+
+    def _own_blocks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Tensor]]:
+        """This rank's blocks of classes: number, and the scores of all images. Collective.
+
+        Blocks go round the ranks, so that all of them rank at the same time, each a class that nobody else ranks.
+        """
+        shard = self._problem.shard
+        for turn in range(0, len(blocks), shard.world):
+            these = enumerate(blocks[turn : turn + shard.world])
+            columns = [self._scores.columns(*block, self._problem.labels, to=rank) for rank, block in these]
+            scores = columns[shard.rank] if shard.rank < len(columns) else None
+            if scores is not None:
+                yield turn + shard.rank, scores
+
+    def _take_stock(self, first: int, last: int, scores: Tensor, ranked: bool) -> Tensor:
+        """Rank the classes of a block, if it is time; a `Tally` of them, float64 [5]."""
+        predicted = float(scores.sum(0).cpu().double().sum())  # not every accelerator has float64
+        if not ranked:
+            return torch.tensor(Tally(predicted), dtype=torch.float64)
+        problem = self._problem
+        labels = _columns(problem.labels, first, last, problem.device)
+        expected = self._expected.refresh(first, scores, labels, self._counts[first:last])
+        if problem.truth is None:
+            return torch.tensor(Tally(predicted, expected), dtype=torch.float64)
+        truth = _columns(problem.truth, first, last, problem.device)
+        index = torch.arange(len(scores), device=scores.device)
+        judged = _judge(self._expected.mask(scores, labels, index, first), labels, truth)
+        return torch.tensor(Tally(predicted, expected, *judged), dtype=torch.float64)
 
     @property
     def _first_scl_epoch(self) -> int:
@@ -272,26 +301,24 @@ class Tally(NamedTuple):
     """Sums over cells: scores and expected positives; among unannotated cells expected, rightly expected, positive."""
 
     scores: float
-    expected: float
-    judged: float
-    correct: float
-    positive: float
+    expected: float = 0.0
+    judged: float = 0.0
+    correct: float = 0.0
+    positive: float = 0.0
 
 
 def _columns(labels: LabelMatrix, first: int, last: int, device: torch.device) -> Tensor:
     return torch.from_numpy(labels.columns(first, last)).to(device)
 
 
-def _count(scores: Tensor, expected: Tensor, labels: Tensor, truth: Tensor | None) -> Tensor:
-    """A `Tally` of a block of classes, float64 [5], on the CPU: not every accelerator has float64."""
-    cells = [scores.float(), expected]
-    if truth is None:
-        cells += [torch.zeros_like(expected)] * 3
-    else:
-        hidden = (labels == Label.UNKNOWN) & (truth != Label.UNKNOWN)
-        positive = hidden & (truth == Label.POSITIVE)
-        cells += [expected & hidden, expected & positive, positive]
-    return torch.stack([c.sum(0).cpu().double().sum() for c in cells])
+def _judge(expected: Tensor, labels: Tensor, truth: Tensor) -> tuple[int, int, int]:
+    """Among unannotated cells whose truth is known: expected positives, those that are right, and positives."""
+    hidden = (labels == Label.UNKNOWN) & (truth != Label.UNKNOWN)
+    positive = hidden & (truth == Label.POSITIVE)
+    judged, correct, there = (
+        int(torch.count_nonzero(cells)) for cells in (expected & hidden, expected & positive, positive)
+    )
+    return judged, correct, there
 
 
 def _diagnostics(tally: Tally, samples: int, ranked: bool, judged: bool) -> dict[str, float]:

@@ -10,19 +10,28 @@ import torch
 from torch import Tensor, nn
 
 from fewtags.errors import ConfigError
-from fewtags.labels import Batch, Label, LabelMatrix, suggest
-from fewtags.losses.selective import PerLabel, patch_loss, patch_selectivity, selective_loss, selectivity
+from fewtags.labels import Batch, Label
+from fewtags.losses.selective import PerLabel, selective_loss
 from fewtags.nets.spatial import Output
 from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
-from fewtags.patches import patch_labels
+from fewtags.objectives.supervised import (
+    CHOICES,
+    INFINITY,
+    RANGES,
+    Cropped,
+    Fill,
+    Triple,
+    Unknown,
+    check_settings,
+    class_shares,
+    only_fillable,
+    pseudo_diagnostics,
+    supervised_loss,
+)
 from fewtags.stores.prototypes import PatchSum, Prototypes, sum_patches
-from fewtags.stores.pseudo import PseudoCount, PseudoLabels
+from fewtags.stores.pseudo import PseudoLabels
 
-Unknown = Literal["ignore", "negative", "selective"]
-Cropped = Literal["unknown", "keep"]
 Examples = Literal["patches", "images"]
-Fill = Literal["unlabelled", "unknown"]
-Triple = tuple[float, float, float]
 
 
 class Seen(NamedTuple):
@@ -55,6 +64,8 @@ class PatchML(Objective):
         prior_threshold: "selective": classes in more than this share of the images asked about stay ignored; 1: none.
         image_gammas: focus on positive, negative and unknown classes.
         patch_gammas: likewise, of patches.
+        image_clip: negative and unknown classes with a probability up to this count as done, with no loss and no
+            gradient (not in the paper; ASL, Ridnik et al., ICCV 2021, takes 0.05); 0: none.
         image_weight: w_image.
         patch_weight: w_patch.
         patch_weights: of positive, negative and unknown patches; see `patch_loss` on their scale.
@@ -82,6 +93,7 @@ class PatchML(Objective):
     prior_threshold: float = 1.0
     image_gammas: Triple = (0.0, 1.0, 2.0)
     patch_gammas: Triple = (0.0, 1.0, 2.0)
+    image_clip: float = 0.0
     image_weight: float = 1.0
     patch_weight: float = 1.0
     patch_weights: Triple = (1.0, 1.0, 1.0)
@@ -99,20 +111,7 @@ class PatchML(Objective):
     prototype_momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, options in CHOICES.items():
-            if (value := getattr(self, name)) not in options:
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(options)}, got {value!r}{suggest(value, options)}."
-                )
-        for name in ("image_gammas", "patch_gammas", "patch_weights"):
-            setattr(self, name, tuple(float(v) for v in getattr(self, name)))
-            if len(value := getattr(self, name)) != 3 or not all(v >= 0 for v in value):
-                raise ConfigError(
-                    f"{name} must be three numbers of at least 0, for positive, negative and unknown; got {value}."
-                )
-        for name, (low, high) in RANGES.items():
-            if not low <= (value := getattr(self, name)) <= high:
-                raise ConfigError(f"{name} must be in {low:g}..{high:g}, got {value}.")
+        check_settings(self, OWN_CHOICES, OWN_RANGES)
         if not self.near < self.far:
             raise ConfigError(f"near must be below far, got {self.near} and {self.far}.")
 
@@ -120,7 +119,7 @@ class PatchML(Objective):
         """Allocate prototypes and pseudo-labels, if there are to be any."""
         self._problem = problem
         samples, classes = problem.labels.shape
-        self._prior = _shares(problem.labels).to(problem.device)
+        self._prior = class_shares(problem.labels).to(problem.device)
         self._prototypes: Prototypes | None = None
         if self.pseudo_weight == 0:
             return {}
@@ -147,35 +146,23 @@ class PatchML(Objective):
         self._prototypes.refresh()
         found = {"classes_with_prototype": float(self._prototypes.known.sum())}
         if epoch > self.pseudo_from:
-            found |= _diagnostics(self._pseudo.judge(self._problem.truth), self._problem.labels.shape[0])
+            found |= pseudo_diagnostics(self._pseudo.judge(self._problem.truth), self._problem.labels.shape[0])
         return found
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
         """Eq. (3), and eq. (4) from `pseudo_from` on. Everything is read as it was before this batch."""
         out: Output = net(batch.images)
-        logits, maps = out.logits.float(), out.maps.float()
-        patches, labels = patch_labels(
-            batch.labels,
-            batch.places,
-            batch.views,
-            (maps.shape[2], maps.shape[3]),
-            coverage=self.coverage,
-            min_visible=self.min_visible,
-            cropped=self.cropped,
-        )
-        labelled = (batch.labels != Label.UNKNOWN).any(1)
-        image, patch = self._image_loss(logits, labels, labelled), self._patch_loss(maps, patches, labelled)
-        loss = self.image_weight * image + self.patch_weight * patch
-        logs = {"image": image.detach(), "patch": patch.detach()}
+        known = supervised_loss(self, out, batch, self._prior)
+        loss, logs = known.loss, known.logs
         if self._prototypes is None:
             return Step(loss, logs)
         pseudo = None
         if at.epoch >= self.pseudo_from:
-            pseudo = self._pseudo_labels(out, batch.labels, labelled)
+            pseudo = self._pseudo_labels(out, batch.labels)
             nothing = torch.zeros_like(pseudo, dtype=torch.bool)
-            extra = selective_loss(logits, pseudo, nothing, gammas=PerLabel(*self.image_gammas))
+            extra = selective_loss(out.logits.float(), pseudo, nothing, gammas=PerLabel(*self.image_gammas))
             loss, logs["pseudo"] = loss + self.pseudo_weight * extra, extra.detach()
-        return Step(loss, logs, Seen(self._examples(out, patches, labels), pseudo))
+        return Step(loss, logs, Seen(self._examples(out, known.patches, known.labels), pseudo))
 
     @torch.no_grad()
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
@@ -187,30 +174,6 @@ class PatchML(Objective):
         if seen.pseudo is not None:
             self._pseudo.write(batch.index, seen.pseudo)
 
-    def _image_loss(self, logits: Tensor, labels: Tensor, labelled: Tensor) -> Tensor:
-        """Eq. (1), of labelled images."""
-        omega = selectivity(
-            logits,
-            labels,
-            self.image_unknown,
-            top_k=self.image_top_k,
-            prior=self._prior,
-            prior_threshold=self.prior_threshold,
-            among=labelled,
-        )
-        return selective_loss(logits, labels, omega, gammas=PerLabel(*self.image_gammas))
-
-    def _patch_loss(self, maps: Tensor, patches: Tensor, labelled: Tensor) -> Tensor:
-        """Eq. (2), of labelled images."""
-        omega = patch_selectivity(maps, patches, self.patch_unknown, top_k=self.patch_top_k)
-        return patch_loss(
-            maps,
-            patches,
-            omega & labelled[:, None, None, None],
-            gammas=PerLabel(*self.patch_gammas),
-            weights=PerLabel(*self.patch_weights),
-        )
-
     def _examples(self, out: Output, patches: Tensor, labels: Tensor) -> PatchSum:
         """Annotated patches, or with I + PC the mean features of images that hold a class, summed by class."""
         if self.prototypes_of == "patches":
@@ -218,7 +181,7 @@ class PatchML(Objective):
         return sum_patches(_whole(out.features.detach()), (labels == Label.POSITIVE)[:, :, None, None])
 
     @torch.no_grad()
-    def _pseudo_labels(self, out: Output, labels: Tensor, labelled: Tensor) -> Tensor:
+    def _pseudo_labels(self, out: Output, labels: Tensor) -> Tensor:
         """What PatchCluster says about the cells it may fill, int8 [b, C]."""
         assert self._prototypes is not None
         features = out.features if self.prototypes_of == "patches" else _whole(out.features)
@@ -226,59 +189,21 @@ class PatchML(Objective):
         if self.negative_below < 1:
             doubtful = (pseudo == Label.NEGATIVE) & (out.logits.float().sigmoid() > self.negative_below)
             pseudo = pseudo.masked_fill(doubtful, Label.UNKNOWN)
-        taken = labels != Label.UNKNOWN if self.pseudo_fill == "unknown" else labelled[:, None].expand_as(labels)
-        return pseudo.masked_fill(taken, Label.UNKNOWN)
+        return only_fillable(pseudo, labels, self.pseudo_fill)
 
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "image_unknown": get_args(Unknown),
-    "patch_unknown": get_args(Unknown),
-    "cropped": get_args(Cropped),
-    "pseudo_fill": get_args(Fill),
-    "prototypes_of": get_args(Examples),
-}
-
-INFINITY = float("inf")
-RANGES: Mapping[str, tuple[float, float]] = {
-    "image_top_k": (0, INFINITY),
-    "patch_top_k": (0, INFINITY),
-    "prior_threshold": (0, 1),
-    "image_weight": (0, INFINITY),
-    "patch_weight": (0, INFINITY),
-    "coverage": (1e-6, 1),
-    "min_visible": (0, 1),
-    "pseudo_weight": (0, INFINITY),
-    "pseudo_from": (1, INFINITY),
-    "near": (0, 2),
-    "far": (0, 2),
-    "negative_below": (0, 1),
-    "min_count": (1, INFINITY),
-    "prototype_momentum": (0, 1),
+OWN_CHOICES: Mapping[str, tuple[str, ...]] = {**CHOICES, "prototypes_of": get_args(Examples)}
+OWN_RANGES: Mapping[str, tuple[float, float]] = {
+    **RANGES,
+    "pseudo_from": (1.0, INFINITY),
+    "near": (0.0, 2.0),
+    "far": (0.0, 2.0),
+    "negative_below": (0.0, 1.0),
+    "min_count": (1.0, INFINITY),
+    "prototype_momentum": (0.0, 1.0),
 }
 
 
 def _whole(features: Tensor) -> Tensor:
     """Mean features of each image, as a grid of one cell."""
     return features.mean((2, 3), keepdim=True)
-
-
-def _shares(labels: LabelMatrix) -> Tensor:
-    """float32 [C]: positives / (positives + negatives) of each class; 0 where nothing is known.
-
-    Cells that are asked about at random make it unbiased; the public code of CSL trains a net to estimate it.
-    """
-    positives, negatives = (torch.from_numpy(labels.counts(s)).float() for s in (Label.POSITIVE, Label.NEGATIVE))
-    return positives / (positives + negatives).clamp(min=1)
-
-
-def _diagnostics(count: PseudoCount, samples: int) -> dict[str, float]:
-    """What to log; ratios without a denominator are left out."""
-    found = {
-        "pseudo_positives_per_image": count.positive / samples,
-        "pseudo_negatives_per_image": count.negative / samples,
-    }
-    if count.judged_positive:
-        found["pseudo_positive_precision"] = count.right_positive / count.judged_positive
-    if count.judged_negative:
-        found["pseudo_negative_precision"] = count.right_negative / count.judged_negative
-    return found

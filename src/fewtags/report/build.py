@@ -12,8 +12,9 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 
 from fewtags.engine.checkpoint import write_text
+from fewtags.engine.record import refuse_unwritable
 from fewtags.errors import ConfigError
-from fewtags.metrics.ranking import resampled_means
+from fewtags.metrics.ranking import ranking_report, resampled_means
 from fewtags.report.figures import COLOURS, curves, png, png_pixels, save_png, score_distributions
 from fewtags.report.gallery import cards, over_epochs
 from fewtags.report.load import RunData, load_run
@@ -26,7 +27,7 @@ def build_report(runs: Sequence[Path], out: Path | None) -> Path:
     """Write the report of one run, or of several beside each other, and `curves.png` of each.
 
     Args:
-        runs: finished run folders. Several must have the same classes.
+        runs: finished run folders. Of several, classes are matched by id, and those that not all have are listed.
         out: the HTML file; None: `report.html` in the first folder, `compare.html` there for several.
 
     Returns:
@@ -34,16 +35,20 @@ def build_report(runs: Sequence[Path], out: Path | None) -> Path:
 
     Raises:
         CheckpointError: a run is not finished.
-        ConfigError: runs that cannot be compared.
+        ConfigError: runs without a common class; a file that cannot be written.
     """
+    page = out or runs[0] / ("report.html" if len(runs) == 1 else "compare.html")
+    if page.is_dir():
+        raise ConfigError(f"{page} is a folder; --out takes a file, for example {page / 'report.html'}.")
+    refuse_unwritable(page)
     loaded = [load_run(path) for path in runs]
     if len({run.name for run in loaded}) < len(loaded):
         loaded = [replace(run, name=str(run.path)) for run in loaded]
-    if any(run.info.class_ids != loaded[0].info.class_ids for run in loaded):
-        raise ConfigError("runs with different classes cannot be shown side by side; report each on its own.")
+    if not common_classes(loaded):
+        some = " and ".join(f"{run.name} ({', '.join(run.info.classes.display[:3])}, ...)" for run in loaded)
+        raise ConfigError(f"{some} have no class in common; report each on its own.")
     for run in loaded:
         save_png(curves([run]), run.path / "curves.png")
-    page = out or runs[0] / ("report.html" if len(runs) == 1 else "compare.html")
     page.parent.mkdir(parents=True, exist_ok=True)
     write_text(page, render(loaded))
     return page
@@ -63,6 +68,7 @@ def render(runs: Sequence[RunData]) -> str:
         splits=shared,
         curves=png(curves(runs)),
         classes={split: class_rows(runs, split) for split in shared},
+        alone=alone(runs),
         colours=COLOURS,
         scores=png(score_distributions(runs, shared[0])),
         difference=difference(runs, shared[-1]) if len(runs) == 2 else None,
@@ -72,42 +78,69 @@ def render(runs: Sequence[RunData]) -> str:
     )
 
 
+def common_classes(runs: Sequence[RunData]) -> list[str]:
+    """Ids of the classes that all runs know, in the order of the first."""
+    return [i for i in runs[0].info.class_ids if all(i in run.info.classes for run in runs)]
+
+
+def alone(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
+    """Name of each run that knows classes which not all know, and what people call those."""
+    common = set(common_classes(runs))
+    found = []
+    for run in runs:
+        classes = run.info.classes
+        own = [name for i, name in zip(classes.ids, classes.display, strict=True) if i not in common]
+        found += [(run.name, own)] if own else []
+    return found
+
+
+def _columns(run: RunData, classes: Sequence[str]) -> list[int]:
+    """Where these classes stand in a run."""
+    return [run.info.classes.index(i) for i in classes]
+
+
 def _has_classes(run: RunData, split: str) -> bool:
     return run.evaluations[split]["mAP"] is not None
 
 
 def class_rows(runs: Sequence[RunData], split: str) -> list[dict[str, Any]]:
-    """Per class, best AP of the first run first: what each run's evaluation says, and its threshold's rule.
+    """Per class that all runs know, best AP of the first run first: what each evaluation and each threshold say.
 
-    Classes without an AP come last, in the order of the vocabulary.
+    Classes without an AP come last, in the order of the first run's vocabulary.
     """
+    common = common_classes(runs)
     rows = []
-    for c, first in enumerate(runs[0].evaluations[split]["per_class"]):
+    for places in zip(*(_columns(run, common) for run in runs), strict=True):
         each = [
             {**run.evaluations[split]["per_class"][c], "rule": run.evaluations[split]["threshold_rules"][c]}
-            for run in runs
+            for run, c in zip(runs, places, strict=True)
         ]
-        rows.append({"name": first["name"], "runs": each})
+        rows.append({"name": each[0]["name"], "runs": each})
     return sorted(rows, key=lambda row: -(row["runs"][0]["average_precision"] or -1.0))
 
 
 def difference(runs: Sequence[RunData], split: str) -> dict[str, Any]:
     """Mean AP of the second run less that of the first, with an interval from paired resamples of the images.
 
+    Over the classes that both know.
+
     Returns:
         `value`, `low`, `high` and `split`; or `why` there is none, in words.
     """
-    tables = [run.tables[split] for run in runs]
-    if tables[0].fingerprint != tables[1].fingerprint:
+    common = common_classes(runs)
+    tables, columns = [run.tables[split] for run in runs], [_columns(run, common) for run in runs]
+    labels, others = (table.matrix.dense()[:, own] for table, own in zip(tables, columns, strict=True))
+    if not tables[0].images.equals(tables[1].images) or not np.array_equal(labels, others):
         return {"why": f"The runs were measured on different {split} labels, so their difference would say nothing."}
     if not _has_classes(runs[0], split):
         return {"why": ""}
-    labels = tables[0].matrix.dense()
+    logits = [run.logits[split][:, own].astype(np.float64) for run, own in zip(runs, columns, strict=True)]
+    means = [ranking_report(scores, labels).mean_average_precision for scores in logits]
+    if np.isnan(means[0]):
+        return {"why": f"No class that both runs know has known positives and known negatives in {split}."}
     # The same seed: both see the same images in every resample.
     first, second = (
-        resampled_means(run.logits[split].astype(np.float64), labels, np.random.default_rng(0), n_resamples=RESAMPLES)
-        for run in runs
+        resampled_means(scores, labels, np.random.default_rng(0), n_resamples=RESAMPLES) for scores in logits
     )
     low, high = np.nanquantile(second - first, [0.025, 0.975])
-    value = runs[1].evaluations[split]["mAP"] - runs[0].evaluations[split]["mAP"]
-    return {"split": split, "value": value, "low": float(low), "high": float(high), "why": ""}
+    return {"split": split, "value": means[1] - means[0], "low": float(low), "high": float(high), "why": ""}

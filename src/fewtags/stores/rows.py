@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int8, Int64
 from torch import Tensor
 
-from fewtags.labels import Label
+from fewtags.labels import Label, LabelMatrix
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from fewtags.stores.state import copy_state, lazy_zeros
 
@@ -74,16 +74,20 @@ class ScoreStore:
         self.values[rows] = new.to(self.values)
         self.visits[rows] += 1
 
-    def columns(self, first: int, last: int, labels: Int8[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    def columns(self, first: int, last: int, labels: LabelMatrix, *, to: int = 0) -> Float[Tensor, "n k"] | None:
         """Averages of *all* samples for the classes first..last - 1, float32. Collective: every rank must call it.
 
         Args:
             first: first class of the block.
             last: one past the last class.
-            labels: of all N samples for these classes, on any device; the result is on the store's.
+            labels: of all N samples.
+            to: the rank that gets them, on the store's device; the others get None.
         """
-        own = labels[self.shard.rank :: self.shard.world].to(self.values.device)
-        return self.shard.gather(_or_start(self.values[:, first:last], self.visits, own), self.samples)
+        own = self.values[:, first:last].float().contiguous()
+        if not self.visits.all():
+            dense = torch.from_numpy(labels.columns(first, last)[self.shard.rank :: self.shard.world])
+            own = _or_start(own, self.visits, dense.to(own.device))
+        return self.shard.collect(own, self.samples, to)
 
     def state_dict(self) -> Mapping[str, Tensor]:
         """The tensors themselves, not copies."""

@@ -46,12 +46,25 @@ class Shard:
         """All rows [samples, ...] in global order, from each process's own. Collective: every rank must call it."""
         if self.world == 1:
             return local
-        longest = -(-samples // self.world)
-        padded = local.new_zeros((longest, *local.shape[1:]))
-        padded[: len(local)] = local
+        padded = self._padded(local, samples)
         pieces = [torch.empty_like(padded) for _ in range(self.world)]
         dist.all_gather(pieces, padded)
         return torch.stack(pieces, 1).flatten(0, 1)[:samples]
+
+    def collect(self, local: Tensor, samples: int, to: int) -> Tensor | None:
+        """The same on rank `to` alone; None on the others. Collective: every rank must call it."""
+        if self.world == 1:
+            return local
+        padded = self._padded(local, samples)
+        pieces = [torch.empty_like(padded) for _ in range(self.world)] if self.rank == to else None
+        dist.gather(padded, pieces, dst=to)
+        return None if pieces is None else torch.stack(pieces, 1).flatten(0, 1)[:samples]
+
+    def _padded(self, local: Tensor, samples: int) -> Tensor:
+        """Own rows and, where others have one more, a row of zeros: collectives want equal sizes."""
+        padded = local.new_zeros((-(-samples // self.world), *local.shape[1:]))
+        padded[: len(local)] = local
+        return padded
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of every process's `tensor`, on all of them. Collective: every rank must call it."""

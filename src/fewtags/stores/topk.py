@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewtags.labels import Label, LabelMatrix
+from fewtags.stores.shard import Shard
 from fewtags.stores.state import copy_state
 
 Reading = Literal["all_then_or", "fill", "unannotated_only"]
@@ -31,7 +32,7 @@ def expected_counts(
 
     Eq. (3) of the paper is K count_i. It assumes exactly one positive per image, where both are equal; with several
     positives in some images, or none in others, eq. (3) expects more or fewer than K per image, and the form above does
-    not. `normalised=False` gives eq. (3) as printed.
+    not. `normalised=False` gives eq. (3) as printed; no method uses it, golden values do.
 
     Args:
         labels: the training labels.
@@ -105,7 +106,7 @@ class ExpectedPositives:
         scores: Float[Tensor, "n k"],
         labels: Int8[Tensor, "n k"],
         counts: Int64[Tensor, "k"],
-    ) -> None:
+    ) -> int:
         """Set the cuts of the classes first..first + k - 1 from the scores of all N images.
 
         Args:
@@ -113,27 +114,32 @@ class ExpectedPositives:
             scores: of all images, in the order of their global index.
             labels: likewise.
             counts: p_i, expected positives per class (`expected_counts`).
+
+        Returns:
+            how many cells are expected positives now: `mask(...).sum()` of the block, without making the mask.
         """
-        unknown = labels == Label.UNKNOWN
-        candidate = (unknown | (labels == Label.POSITIVE) if self.reading == "all_then_or" else unknown).T
+        positive, classes = _indices((labels == Label.POSITIVE).flatten()), labels.shape[1]
+        row, column = positive // classes, positive % classes
+        candidate = labels != Label.NEGATIVE if self.reading == "all_then_or" else labels == Label.UNKNOWN
         if self.reading == "fill":
-            counts = counts - (labels == Label.POSITIVE).sum(0)
-        take = torch.minimum(counts.clamp(min=0), candidate.sum(1))
-        ranked = torch.where(candidate, scores.T, -torch.inf).contiguous()
-        nothing = ranked.new_full((), torch.inf)
-        cut = torch.stack(
-            [
-                row.topk(number, sorted=False).values.min() if number else nothing
-                for row, number in zip(ranked, take.tolist(), strict=True)
-            ]
-        )
-        # Ties at the cut: the first images by index, as many as are still wanted.
-        tied = candidate & (ranked == cut[:, None])
-        wanted = take - (ranked > cut[:, None]).sum(1)
-        last = tied & (tied.cumsum(1) == wanted[:, None])
-        block = slice(first, first + len(cut))
-        self.cut_score[block] = cut
-        self.cut_index[block] = torch.where(take > 0, last.int().argmax(1), -1)
+            counts = counts - torch.bincount(column, minlength=classes)
+        ranked = torch.where(candidate, scores, -torch.inf).T.contiguous()
+        cuts = [_last_of_best(those, number) for those, number in zip(ranked, counts.tolist(), strict=True)]
+        block = slice(first, first + classes)
+        self.cut_score[block] = self.cut_score.new_tensor([cut.score for cut in cuts])
+        self.cut_index[block] = self.cut_index.new_tensor([cut.place for cut in cuts])
+        chosen = _above(ranked[column, row], row, self.cut_score[block][column], self.cut_index[block][column])
+        return sum(cut.taken for cut in cuts) + len(positive) - int(torch.count_nonzero(chosen))
+
+    def share(self, shard: Shard, own: Bool[Tensor, "c"]) -> None:
+        """Put the cuts of all processes together. Collective: every rank must call it.
+
+        Args:
+            shard: this process among its peers.
+            own: classes that this process has ranked; each class is one process's.
+        """
+        self.cut_score.copy_(shard.sum(torch.where(own, self.cut_score, 0)))
+        self.cut_index.copy_(shard.sum(torch.where(own, self.cut_index, 0)))
 
     def mask(
         self, scores: Float[Tensor, "b k"], labels: Int8[Tensor, "b k"], index: Int64[Tensor, "b"], first: int = 0
@@ -141,7 +147,7 @@ class ExpectedPositives:
         """z-hat of the images `index` (global), classes from `first` on; `scores` of before this epoch's visit."""
         block = slice(first, first + scores.shape[1])
         score, place = self.cut_score[block], self.cut_index[block]
-        above = (scores > score) | ((scores == score) & (index[:, None] <= place))
+        above = _above(scores, index[:, None], score, place)
         return (above & (labels == Label.UNKNOWN)) | (labels == Label.POSITIVE)
 
     def state_dict(self) -> Mapping[str, Tensor]:
@@ -155,3 +161,47 @@ class ExpectedPositives:
             CheckpointError: the state has other names, shapes or dtypes.
         """
         copy_state(self.state_dict(), state_dict, "expected positives")
+
+
+class _Cut(NamedTuple):
+    """Score and index of the last one taken of a class, and how many were taken; (inf, -1, 0) for none."""
+
+    score: float
+    place: int
+    taken: int
+
+
+def _above(scores: Tensor, index: Tensor, cut_score: Tensor, cut_index: Tensor) -> Tensor:
+    """Whether images are ranked at or before a cut."""
+    return (scores > cut_score) | ((scores == cut_score) & (index <= cut_index))
+
+
+def _last_of_best(ranked: Float[Tensor, "n"], count: int) -> _Cut:
+    """The last of the `count` best by (score descending, index ascending).
+
+    Scores of minus infinity take no part; where the others are fewer than `count`, all of them are taken.
+    """
+    count = min(count, len(ranked))
+    if count < 1:
+        return _Cut(torch.inf, -1, 0)
+    cut = _nth_largest(ranked, count)
+    if cut == -torch.inf:
+        return _last_of_best(ranked, int(torch.count_nonzero(ranked > cut)))
+    # Ties at the cut: the first images by index, as many as are still wanted.
+    wanted = count - int(torch.count_nonzero(ranked > cut))
+    return _Cut(cut, int(_indices(ranked == cut)[wanted - 1]), count)
+
+
+def _nth_largest(values: Float[Tensor, "n"], n: int) -> float:
+    if _on_cpu(values):  # numpy selects six times faster than torch there
+        return float(np.partition(values.numpy(), len(values) - n)[len(values) - n])
+    return float(values.topk(n, sorted=False).values.min())
+
+
+def _indices(mask: Bool[Tensor, "n"]) -> Int64[Tensor, "m"]:
+    """Where a mask is true, ascending."""
+    return torch.from_numpy(np.flatnonzero(mask.numpy())) if _on_cpu(mask) else mask.nonzero()[:, 0]
+
+
+def _on_cpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"

@@ -151,9 +151,9 @@ def test_unknown_ids_are_left_out_with_a_reason(write):
     file = write([image(1, "a.jpg")], [annotation(1, 1, 17), annotation(2, 8, 17), annotation(3, 1, 2)])
     table = read_coco(file, options=ReadOptions())
     assert len(table.facts) == 1
-    assert [(e.item, e.reason) for e in table.notes.excluded] == [
-        ("annotation 2", "image_id 8 is not among the images"),
-        ("annotation 3", "category_id 2 is not among the categories"),
+    assert [(e.item, e.reason, e.kind) for e in table.notes.excluded] == [
+        ("annotation 2", "image_id 8 is not among the images", "unusable"),
+        ("annotation 3", "category_id 2 is not among the categories", "unusable"),
     ]
     assert "instances.json: 2 annotations left out, see the excluded list" in table.notes.messages
 
@@ -173,8 +173,27 @@ def test_photos_that_are_not_there(write, make_photo, tmp_path):
     )
     table = read_coco(file, tmp_path / "p")
     assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {"cat": P}}
-    assert [e.item for e in table.notes.excluded] == ["gone.jpg"]
+    assert [(e.item, e.kind) for e in table.notes.excluded] == [("gone.jpg", "missing")]
     assert "instances.json: 1 annotations belong to photos that are left out" in table.notes.messages
+
+
+def test_an_image_of_two_sizes_is_refused(write):
+    """Its boxes would be scaled by the wrong one."""
+    file = write([image(1, "a.jpg"), image(2, "a.jpg", 400, 200)], [annotation(1, 1, 17), annotation(2, 2, 1)])
+    with pytest.raises(DataError) as error:
+        read_coco(file)
+    assert str(error.value) == (
+        f"{file}: 'a.jpg' has 200 x 100 pixels and, as image id 2, 400 x 200; mend one of them."
+    )
+
+
+def test_an_image_in_two_splits(write):
+    images = [image(1, "a.jpg", split="train"), image(2, "a.jpg", split="val"), image(3, "b.jpg", split="val")]
+    table = read_coco(write(images, [annotation(1, 1, 17)]))
+    assert table.split_names.to_pylist() == ["train", "val"]
+    assert [(e.item, e.reason, e.kind) for e in table.notes.excluded] == [
+        ("a.jpg", "is in train and in val; the first of them counts", "splits")
+    ]
 
 
 def test_lvis(write):

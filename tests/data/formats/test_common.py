@@ -9,6 +9,7 @@ from fewtags.data.formats.common import (
     distinct,
     distinct_facts,
     named_classes,
+    number_of,
     plain_text,
     read_json,
     some,
@@ -122,6 +123,11 @@ def test_json_is_read_with_a_hook(tmp_path):
     (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf[{"a": 1}]')
     assert read_json(tmp_path / "a.json") == [{"a": 1}]
     assert read_json(tmp_path / "a.json", len) == [1]
+
+
+def test_numbers_that_only_python_reads_are_none():
+    assert [number_of(text) for text in (" 1.5 ", "-2e3", "+.5", "inf")] == [1.5, -2000.0, 0.5, np.inf]
+    assert np.isnan([number_of(text) for text in ("1_000", "\u0663", "", "1,5", "nan", "0x1f")]).all()
 
 
 def test_texts_that_no_file_can_hold_are_empty():

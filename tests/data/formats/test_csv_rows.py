@@ -78,6 +78,40 @@ def test_points_in_pixels_of_a_size_that_is_given(read, make_photo):
     assert "1 photos are turned by EXIF, and their points were turned with them" in table.notes.messages
 
 
+@pytest.mark.parametrize(
+    ("rows", "trouble"),
+    [
+        ("a.jpg,cat,5,5,wide,100", "row 2, column 'width': 'wide' is no number of pixels; mend the cell, or leave"),
+        (
+            "a.jpg,cat,5,5,200,0",
+            "row 2, column 'height': '0' is no number of pixels; mend the cell, or leave it blank.",
+        ),
+        (
+            "a.jpg,cat,5,5,200,100\na.jpg,dog,5,5,400,100",
+            "row 3, column 'width': '400', but the photo has 200 in a row before; mend one of them.",
+        ),
+        ("a.jpg,cat,1_0,5,200,100", "row 2, column 'x_px': '1_0' is no number of pixels; mend the cell, or leave it"),
+        ("a.jpg,cat,\u0663,5,200,100", "row 2, column 'x_px': '\u0663' is no number of pixels; mend the cell"),
+    ],
+)
+def test_numbers_that_would_move_points_are_refused(read, tmp_path, rows, trouble):
+    with pytest.raises(DataError) as error:
+        read(f"image,class,x_px,y_px,width,height\n{rows}\n")
+    assert str(error.value).startswith(f"{tmp_path}/labels.csv {trouble}")
+
+
+def test_a_blank_size_is_that_of_another_row(read):
+    table = read("image,class,x_px,y_px,width,height\na.jpg,cat,50,25,200,100\na.jpg,dog,100,50,,\n")
+    assert points(table) == [("a.jpg", "cat", 0.25, 0.25), ("a.jpg", "dog", 0.5, 0.5)]
+
+
+def test_a_state_of_minus_one_without_a_zero_is_told(read):
+    table = read("image,class,state\na.jpg,cat,1\nb.jpg,cat,-1\n")
+    assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {}}
+    assert [w.partition(",")[0] for w in table.notes.warnings] == ["labels.csv"]
+    assert "column 'state': nothing says absent (0), and -1 is read as uncertain" in table.notes.warnings[0]
+
+
 def test_points_that_cannot_be_placed_leave_the_label(read, make_photo, tmp_path):
     """b is not there: its rows go. Nothing tells the size of photos that nobody has."""
     make_photo("p/a.jpg", 1, size=(200, 100))
@@ -89,8 +123,8 @@ def test_points_that_cannot_be_placed_leave_the_label(read, make_photo, tmp_path
         ("a.jpg", "dog", 0.025, 0.25),
         ("c.jpg", "dog", None, None),
     ]
-    assert [(e.item, e.reason) for e in table.notes.excluded][1:] == [
-        (f"{tmp_path}/labels.csv row 3", "its point lies outside the photo; its label is kept")
+    assert [(e.item, e.reason, e.kind) for e in table.notes.excluded][1:] == [
+        (f"{tmp_path}/labels.csv row 3", "its point lies outside the photo; its label is kept", "bad-place")
     ]
     assert "labels.csv: 1 points cannot be used, see the excluded list; the labels are kept" in table.notes.messages
     alone = read(text)

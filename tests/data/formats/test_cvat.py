@@ -222,6 +222,7 @@ def test_boxes_follow_a_photo_that_exif_turns(write, make_photo):
         ('<polygon label="cat" points=""/>', "its box has coordinates that are not numbers"),
         ('<polygon label="cat" points="1,2;3"/>', "its box has coordinates that are not numbers"),
         ('<skeleton label="cat"/>', "its box has coordinates that are not numbers"),
+        ('<ellipse label="cat" cx="40" cy="20" rx="-20" ry="10"/>', "its box has coordinates that are not numbers"),
         ('<points label="cat" points="1 2"/>', "its point has coordinates that are not numbers"),
         ('<points label="cat" points="300,20"/>', "its point lies outside the photo"),
     ],
@@ -241,8 +242,30 @@ def test_what_is_left_out(write):
         ("image 7", "has no name"),
         ("a.jpg, box 1", "has no label"),
     ]
+    assert {e.kind for e in table.notes.excluded} == {"unusable"}
     assert "annotations.xml: 1 elements <remark> in images ignored" in table.notes.messages
     assert "annotations.xml: 2 images, shapes or tags left out, see the excluded list" in table.notes.messages
+
+
+def test_labels_in_unknown_places_are_not_lost_in_silence(write):
+    """A shape of another version, and images one level deeper than they should be."""
+    table = read_cvat(write(image("a.jpg", tag("cat"), '<sphere label="dog"/>'), f"<job>{image('b.jpg')}</job>"))
+    assert labels(table) == {"a.jpg": {"cat": P}}
+    assert [(e.item, e.reason, e.kind) for e in table.notes.excluded] == [
+        ("a.jpg, sphere 2 (dog)", "is of no known shape", "unusable"),
+        ("element <job>", "is not known", "unusable"),
+    ]
+
+
+def test_an_image_of_two_sizes_is_refused(write):
+    """Its boxes would be scaled by the wrong one. A size that is missing contradicts nothing."""
+    file = write(image("a.jpg", box("cat")), image("a.jpg", box("dog"), size=(400, 200)))
+    with pytest.raises(DataError) as error:
+        read_cvat(file)
+    assert str(error.value) == (
+        f"{file}: says 200 x 100 and 400 x 200 pixels of image 'a.jpg'; export it again as 'CVAT for images 1.1'."
+    )
+    assert len(read_cvat(write(image("a.jpg", box("cat")), image("a.jpg", box("dog"), size=("", "")))).facts) == 2
 
 
 @pytest.mark.parametrize(

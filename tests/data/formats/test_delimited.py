@@ -132,3 +132,13 @@ def test_columns_are_found_by_name(write):
     )
     with pytest.raises(DataError, match="there is no column 'CAT'"):
         sheet.find("CAT")
+
+
+def test_a_quote_that_is_left_open_over_a_long_text(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text('image,tags\na.jpg,"' + "x" * 200_000 + "\n")
+    with pytest.raises(DataError) as error:
+        read_sheet(file)
+    assert str(error.value) == (
+        f"{file} row 2: a cell is too long (field larger than field limit (131072)); is a quote left open?"
+    )

@@ -45,11 +45,7 @@ def test_the_same_photo_in_several_folders_is_one_image(tmp_path, make_photo):
         "cat/other.jpg": {"cat": P},
         "dog/1.jpg": {"dog": P},
     }
-    where = str(tmp_path)
-    assert table.notes.excluded == tuple(
-        Excluded(copy, f"same photo as {first}, which has the labels of both", where)
-        for copy, first in [("cat/x.jpg", "bird/x.jpg"), ("dog/2.jpg", "dog/1.jpg"), ("dog/y.jpg", "bird/x.jpg")]
-    )
+    assert table.notes.excluded == ()  # nothing is lost
     assert "3 copies of 2 photos joined; each photo has the labels of all its folders" in table.notes.messages
 
 
@@ -137,7 +133,7 @@ def test_split_folders(tmp_path, make_photo):
     [
         ["train/a.jpg", "bus/b.jpg"],
         ["train/old/a.jpg", "bus/b.jpg"],
-        ["train/a.jpg", "test/b.jpg"],  # vehicles and exams: photos, not folders, lie in them
+        ["train/old/a.jpg", "train/b.jpg", "train/new/c.jpg", "bus/b.jpg"],
     ],
 )
 def test_a_class_may_be_called_train(tmp_path, make_photo, keys):
@@ -145,7 +141,56 @@ def test_a_class_may_be_called_train(tmp_path, make_photo, keys):
         make_photo(key, content)
     table = read_folder(tmp_path)
     assert table.split_names is None
-    assert table.classes.ids == tuple(sorted(key.split("/")[0] for key in keys))
+    assert table.classes.ids == tuple(sorted({key.split("/")[0] for key in keys}))
+
+
+def test_photos_beside_the_splits_are_left_out_with_a_line_each(tmp_path, make_photo):
+    """train and valid both hold cat: these are splits, and extra is no class."""
+    keys = ["train/cat/a.jpg", "train/dog/b.jpg", "valid/cat/c.jpg", "extra/cat/d.jpg", "extra/e.jpg", "f.jpg"]
+    for content, key in enumerate(keys):
+        make_photo(key, content)
+    table = read_folder(tmp_path)
+    assert labels(table) == {
+        "train/cat/a.jpg": {"cat": P},
+        "train/dog/b.jpg": {"dog": P},
+        "valid/cat/c.jpg": {"cat": P},
+    }
+    assert table.split_names.to_pylist() == ["train", "train", "val"]
+    assert table.notes.excluded == tuple(
+        Excluded(key, "lies in none of the splits train, valid", str(tmp_path), "splits")
+        for key in ("extra/cat/d.jpg", "extra/e.jpg", "f.jpg")
+    )
+    assert "3 photos lie in none of the splits and are left out, see the excluded list" in table.notes.messages
+
+
+@pytest.mark.parametrize(
+    ("keys", "splits", "others"),
+    [
+        (["train/cat/a.jpg", "val/dog/b.jpg", "extra/c.jpg"], "'train', 'val'", "'extra'"),  # no class in common
+        (["train/a.jpg", "val/b.jpg", "extra/c.jpg", "more/d.jpg"], "'train', 'val'", "'extra', 'more'"),
+        (["Training/cat/a.jpg", "Training/dog/b.jpg", "notes/c.jpg"], "'Training'", "'notes'"),
+    ],
+)
+def test_splits_are_never_learnt_as_classes(tmp_path, make_photo, keys, splits, others):
+    for content, key in enumerate(keys):
+        make_photo(key, content)
+    with pytest.raises(DataError) as error:
+        read_folder(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path}: looks like splits ({splits}) plus {others}. If they are splits, move the other folders into one "
+        "of them, or out of here; if all of them are classes, rename those that are called like splits."
+    )
+
+
+def test_splits_without_class_folders_are_refused(tmp_path, make_photo):
+    make_photo("train/a.jpg", 1)
+    make_photo("val/b.jpg", 2)
+    with pytest.raises(DataError) as error:
+        read_folder(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path}: 'train', 'val' hold photos but no class folders; expected {tmp_path}/train/CLASS/PHOTO.jpg. "
+        "If it is a class and no split, rename it."
+    )
 
 
 def test_other_files_are_counted_by_kind(tmp_path, make_photo):
@@ -179,10 +224,10 @@ def test_empty_and_broken_files_are_left_out(tmp_path, make_photo):
     (tmp_path / "cat/d.jpg").symlink_to(tmp_path / "gone.jpg")
     table = read_folder(tmp_path)
     assert table.images.to_pylist() == ["cat/a.jpg"]
-    assert {(e.item, e.reason) for e in table.notes.excluded} == {
-        ("cat/c.jpg", "empty file"),
-        ("dog/b.jpg", "empty file"),
-        ("cat/d.jpg", "cannot be read: No such file or directory"),
+    assert {(e.item, e.reason, e.kind) for e in table.notes.excluded} == {
+        ("cat/c.jpg", "empty file", "unreadable"),
+        ("dog/b.jpg", "empty file", "unreadable"),
+        ("cat/d.jpg", "cannot be read: No such file or directory", "unreadable"),
     }
     assert "3 files or folders left out, see the excluded list" in table.notes.messages
 
@@ -197,7 +242,8 @@ def test_links_are_followed_but_not_in_circles(tmp_path, make_photo):
     table = read_folder(root)
     assert labels(table) == {"cat/a.jpg": {"cat": P}, "dog/b.jpg": {"dog": P}}
     assert [e.item for e in table.notes.excluded] == ["cat/self", "dog/again"]
-    assert {e.reason for e in table.notes.excluded} == {"a link to a folder that contains it"}
+    # Its photos are there by their own path, so that nothing is lost.
+    assert {(e.reason, e.kind) for e in table.notes.excluded} == {("a link to a folder that contains it", "excluded")}
 
 
 def test_names_that_are_not_utf8_are_left_out(tmp_path, make_photo):
@@ -208,7 +254,8 @@ def test_names_that_are_not_utf8_are_left_out(tmp_path, make_photo):
         pytest.skip("this file system takes UTF-8 only")
     table = read_folder(tmp_path)
     assert table.images.to_pylist() == ["cat/a.jpg"]
-    assert table.notes.excluded[0].reason == "the name is not valid UTF-8; rename it"
+    (left_out,) = table.notes.excluded
+    assert (left_out.reason, left_out.kind) == ("the name is not valid UTF-8; rename it", "unreadable")
 
 
 def test_unicode_names(tmp_path, make_photo):

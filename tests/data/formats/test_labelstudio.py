@@ -101,7 +101,9 @@ def test_several_annotators(write):
     assert "tasks.json: 1 tasks have several annotations; what any of them names is positive" in table.notes.messages
     complete = read_labelstudio(file, options=ReadOptions(complete=True))
     assert labels(complete) == {"a.jpg": {"cat": P, "cow": N}, "b.jpg": {"cat": N, "dog": N, "cow": P}}
-    assert complete.summary().contradictions == 1
+    found = complete.summary()
+    assert (found.contradictions, found.contradictions_inside) == (1, 0)  # people disagree; the file does not
+    assert found.contradicting[0].sources == ("tasks.json", "tasks.json: another annotator")
     assert (
         "tasks.json: 1 labels are named by one annotator of a task and not by another: unknown"
         in complete.notes.messages
@@ -194,6 +196,28 @@ def test_results_that_are_no_labels(write):
     assert [(e.item, e.reason, e.where) for e in table.notes.excluded] == [
         ("task 1, region u", "has no label in 'rectanglelabels'", str(file))
     ]
+
+
+def test_results_that_are_broken_are_not_lost_in_silence(write):
+    """No type, no value, names that are none, and things that are no result; a taxonomy is not read, and said so."""
+    broken = [
+        {"id": "n", "value": {"choices": ["cat"]}},
+        {"id": "v", "type": "choices", "from_name": "c", "value": ["cat"]},
+        {"id": "k", "type": "choices", "from_name": "c", "value": {"choices": ["cat", 7, None]}},
+        {"id": "t", "type": "taxonomy", "from_name": "t", "value": {"taxonomy": [["animal", "cat"]]}},
+        "cat",
+    ]
+    file = write(task(1, "a.jpg", annotation(*broken)), task(2, "b.jpg", {"id": 1, "result": "cat"}))
+    table = read_labelstudio(file)
+    assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {}}
+    assert [(e.item, e.reason, e.kind) for e in table.notes.excluded] == [
+        ("task 1, region n", "has no type", "unusable"),
+        ("task 1, region v", "has no value", "unusable"),
+        ("task 1, region k", "has 7 among its choices, which is no name", "unusable"),
+        ("task 1", "has 'cat' where a result was expected", "unusable"),
+        ("task 2", "has 'cat' where a result was expected", "unusable"),
+    ]
+    assert table.notes.warnings == ("tasks.json: 1 results are of taxonomies, and their labels are not read",)
 
 
 def test_choices_about_a_region_are_there(write):

@@ -115,3 +115,8 @@ def test_broken_numbers_are_not_numbers(value):
     """So that the reader says so; none of them is taken for something else."""
     box = place_of("labels", ITEM, value).box
     assert np.isnan(box).any()
+
+
+def test_an_ellipse_of_a_negative_radius_is_none():
+    value = {"x": 50, "y": 40, "radiusX": -10, "radiusY": 5, "rotation": 0}
+    assert np.isnan(place_of("ellipselabels", ITEM, value).box).all()

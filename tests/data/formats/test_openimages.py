@@ -194,6 +194,8 @@ def test_an_image_in_two_splits(write):
     table = read_openimages(write(train_l=LABELS + row, test_l=LABELS + row))
     assert table.split_names.to_pylist() == ["test"]
     assert "1 images are in several splits; the first of them counts" in table.notes.messages
+    (clash,) = table.notes.excluded
+    assert (clash.reason, clash.kind) == ("is in test and in train; the first of them counts", "splits")
 
 
 def test_photos_that_exif_turns(write, make_photo):

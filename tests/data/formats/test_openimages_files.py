@@ -80,7 +80,7 @@ def test_descriptions(tmp_path):
         (b"/m/1,Cat\n/m/2\n", "'/m/2' is not an id and a name, such as '/m/011k07,Tortoise'."),
         (b"/m/1, \n", "'/m/1, ' is not an id and a name, such as '/m/011k07,Tortoise'."),
         (b"/m/1,\xff\n", "not UTF-8 text (byte 5); save it as UTF-8."),
-        (b'/m/1,"Cat"x\n', "broken quotes (',' expected after '\"')."),
+        (b"/m/1,Cat\n/m/2,Dog\n/m/1,Puss\n", "'/m/1' is called 'Cat' and 'Puss'; leave one of the rows."),
     ],
 )
 def test_broken_descriptions(tmp_path, data, message):
@@ -88,3 +88,47 @@ def test_broken_descriptions(tmp_path, data, message):
     with pytest.raises(DataError) as error:
         describe([tmp_path / "a.csv"])
     assert str(error.value) == f"{tmp_path}/a.csv: {message}"
+
+
+def test_broken_quotes_in_descriptions(tmp_path):
+    (tmp_path / "a.csv").write_text('/m/1,Cat\n/m/2,"Dog"x\n')
+    with pytest.raises(DataError) as error:
+        describe([tmp_path / "a.csv"])
+    expected = f"{tmp_path}/a.csv row 2: broken quotes (',' expected after '\"'); close each quoted cell."
+    assert str(error.value) == expected
+
+
+def test_a_name_of_two_lines_and_the_same_row_twice(tmp_path):
+    (tmp_path / "a.csv").write_text('/m/1,"Cat\nwild"\n/m/2,Dog\n/m/2,Dog\n')
+    assert describe([tmp_path / "a.csv"]) == {"/m/1": "Cat\nwild", "/m/2": "Dog"}
+
+
+def test_blanks_around_ids_do_not_count(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text(f"{LABELS} a ,v, /m/1 , 1 \na,v,/m/1,1\n")
+    rows = read_rows(file)
+    assert ([*rows.image[0]], [*rows.class_[0]]) == (["a", "a"], ["/m/1", "/m/1"])
+    assert rows.state.tolist() == [Label.POSITIVE] * 2
+
+
+@pytest.mark.parametrize("flag", ["yes", "true", "2"])
+def test_flags_that_are_no_numbers(tmp_path, flag):
+    """A group that is spelt otherwise would be taken for a single object."""
+    file = tmp_path / "a.csv"
+    file.write_text(
+        f"ImageID,LabelName,XMin,XMax,YMin,YMax,IsGroupOf\na,/m/1,0,1,0,1,1\na,/m/1,0,1,0,1,-1\na,/m/1,0,1,0,1,{flag}\n"
+    )
+    with pytest.raises(DataError) as error:
+        read_rows(file)
+    assert str(error.value) == f"{file} row 4: IsGroupOf is {flag!r}; expected 1, 0 or -1."
+
+
+def test_repeated_columns_and_rows_of_another_length_are_refused(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("ImageID,ImageID,LabelName,Confidence\na,b,/m/1,1\n")
+    with pytest.raises(DataError) as error:
+        read_rows(file)
+    assert str(error.value) == f"{file}: several columns are called 'ImageID'; rename or remove one."
+    file.write_text(f"{LABELS}a,v,/m/1\n")
+    with pytest.raises(DataError, match=r"Row #2: Expected 4 columns, got 3.*\. Mend that row; cells are separated by"):
+        read_rows(file)

@@ -65,7 +65,7 @@ def test_keys_never_leave_the_root(name):
 def test_without_a_folder_names_are_keys(tmp_path):
     found = locate(["b.jpg", "a.jpg", "b.jpg"], file=tmp_path / "x.csv")
     assert (found.keys, found.image.tolist(), found.root) == (["b.jpg", "a.jpg"], [0, 1, 0], None)
-    assert found.notes.messages == ("photos: none found beside the file; pass images=FOLDER to use them",)
+    assert found.notes.messages == ("photos: none found beside the file; give --images FOLDER to use them",)
 
 
 def test_the_folder_is_found_beside_the_file(tmp_path, make_photo):
@@ -89,10 +89,12 @@ def test_missing_photos_are_left_out_with_a_reason(tmp_path, make_photo):
     file = tmp_path / "x.csv"
     found = locate(["a.jpg", "b.jpg", "c.jpg", "b.jpg", "a.jpg"], file=file, images=tmp_path / "p")
     assert (found.keys, found.image.tolist()) == (["a.jpg", "c.jpg"], [0, -1, 1, -1, 0])
-    assert found.notes.excluded == (Excluded("b.jpg", f"photo not found: {tmp_path}/p/b.jpg", str(file)),)
+    assert found.notes.excluded == (Excluded("b.jpg", f"photo not found: {tmp_path}/p/b.jpg", str(file), "missing"),)
     assert found.notes.messages == ("x.csv: 1 of 3 photos left out, they are not there",)
     outside = locate(["a.jpg", "c.jpg", "../secret.jpg"], file=file, images=tmp_path / "p")
-    assert outside.notes.excluded == (Excluded("../secret.jpg", "lies outside the images folder", str(file)),)
+    assert outside.notes.excluded == (
+        Excluded("../secret.jpg", "lies outside the images folder", str(file), "missing"),
+    )
 
 
 def test_most_missing_is_an_error_with_a_path_that_was_tried(tmp_path, make_photo):
@@ -130,6 +132,22 @@ def test_a_name_without_extension_means_the_only_photo_of_that_name(tmp_path, ma
     assert found.keys == ["train_0.jpg", "v1.2.PNG", "d/x.jpg"]
     assert [e.item for e in found.notes.excluded] == ["both"]
     assert found.notes.messages[-1] == "x.csv: 3 names stand for a file that is spelt with an extension or otherwise"
+
+
+def test_names_that_differ_only_in_case_and_mean_one_photo_are_told(tmp_path, make_photo):
+    """a.jpg is there, A.JPG is not: both names mean it, as on Windows. "b" and "./b.jpg" differ otherwise."""
+    make_photo("p/a.jpg")
+    make_photo("p/b.jpg")
+    names = ["a.jpg", "b", "A.JPG", "./b.jpg", "a.jpg"]
+    found = locate(names, file=tmp_path / "x.csv", images=tmp_path / "p")
+    assert (found.keys, found.image.tolist()) == (["a.jpg", "b.jpg"], [0, 1, 0, 1, 0])
+    assert found.notes.warnings == (
+        "x.csv: 1 photos are called by several names that differ only in case or in how accents are encoded, "
+        "'a.jpg = A.JPG'; the labels of all of them are joined. Rename them if they are different photos.",
+    )
+    make_photo("p/A.JPG", 1)
+    both = locate(names, file=tmp_path / "x.csv", images=tmp_path / "p")
+    assert both.notes.warnings == ()  # two files; that other systems cannot hold both is for `check` to say
 
 
 def test_another_unicode_form_or_case_is_the_same_photo(tmp_path, make_photo):

@@ -101,9 +101,9 @@ def test_a_place_that_was_refused_is_said_once_and_in_order():
     stated.add(0, 0, box=(5, 5, 5, 9))
     stated.add(0, 1, refused="its mask is not read")
     table = source(stated).table()
-    assert [(e.item, e.reason) for e in table.notes.excluded] == [
-        ("label 0", "its box has no width or no height; its label is kept"),
-        ("label 1", "its mask is not read; its label is kept"),
+    assert [(e.item, e.reason, e.kind) for e in table.notes.excluded] == [
+        ("label 0", "its box has no width or no height; its label is kept", "bad-place"),
+        ("label 1", "its mask is not read; its label is kept", "unread-place"),
     ]
     assert corners(table) == [None, None]
 
@@ -118,6 +118,8 @@ def test_two_names_of_one_photo():
     assert corners(table) == [(0.1, 0.1, 0.3, 0.3), None]
     assert table.split_names.to_pylist() == ["train"]
     assert table.notes.messages == ("labels.xml: 1 images are in several splits; the first of them counts",)
+    (clash,) = table.notes.excluded
+    assert (clash.reason, clash.kind) == ("is in train and in val; the first of them counts", "splits")
 
 
 def test_sources():

@@ -90,6 +90,26 @@ def test_a_column_of_other_numbers_is_an_error_when_chosen(read):
         read("image,cat,age\na.jpg,1,68\n", columns=("cat", "age"))
 
 
+def test_class_columns_of_1_and_minus_1_are_told(read):
+    text = "image,cat,dog\na.jpg,1,-1\nb.jpg,-1,1\n"
+    table = read(text)
+    assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {"dog": P}}
+    assert table.notes.warnings == (
+        "labels.csv, class columns: nothing says absent (0), and -1 is read as uncertain, so that these 2 cells are "
+        "unknown. If -1 means absent, pass --set data.uncertain=zeros; if it does mean uncertain, --set "
+        "'data.unknown_words=[\"-1\"]' says so.",
+    )
+    cured = read(text, uncertain="zeros")
+    assert labels(cured) == {"a.jpg": {"cat": P, "dog": N}, "b.jpg": {"cat": N, "dog": P}}
+    assert cured.notes.warnings == read(text, unknown_words=("-1",)).notes.warnings == ()
+
+
+def test_a_box_of_a_photo_that_shows_none_of_the_classes_stays_with_its_positive(read):
+    table = read("image,class,x,y\na.jpg,none,,\na.jpg,cat,0.5,0.5\n", points="fractions")
+    facts = [(f["state"], f["x0"]) for f in table.facts.to_pylist()]
+    assert facts == [(P, 0.5), (N, None)]
+
+
 def test_rows_of_one_image_are_joined(read):
     table = read("image,cat,dog,cow\na.jpg,1,,0\nb.jpg,,,\na.jpg,1,0,\na.jpg,,,1\n")
     assert labels(table) == {"a.jpg": {"cat": P, "dog": N}, "b.jpg": {}}

@@ -139,6 +139,9 @@ def test_lists_of_splits(tmp_path, write, write_list):
     assert f"{tmp_path.name}: 1 photos are in several of the lists train, val and test; the first of them counts" in (
         table.notes.messages
     )
+    assert [(e.item, e.reason, e.kind) for e in table.notes.excluded] == [
+        ("a", "is in several of the lists train, val and test; the first of them counts", "splits")
+    ]
 
 
 def test_xml_and_list_say_the_same_once(tmp_path, write, write_list):
@@ -244,7 +247,9 @@ def test_objects_without_a_name_are_left_out(tmp_path, write):
     write("a", thing(""), thing("cat"))
     table = read_voc(tmp_path)
     assert len(table.facts) == 1
-    assert [(e.item, e.reason) for e in table.notes.excluded] == [("a.xml", "1 objects have no name")]
+    assert [(e.item, e.reason, e.kind) for e in table.notes.excluded] == [
+        ("a.xml", "1 objects have no name", "unusable")
+    ]
 
 
 def test_a_missing_size(tmp_path, write):

@@ -56,3 +56,32 @@ def test_readings_name_every_value():
         "a.csv: 1.0 -> positive (1)",
         "a.csv: x -> unknown (1)",
     ]
+
+
+UNSURE = (
+    "a.csv: nothing says absent (0), and -1 is read as uncertain, so that these {} cells are unknown. If -1 means "
+    "absent, pass --set data.uncertain=zeros; if it does mean uncertain, --set 'data.unknown_words=[\"-1\"]' says so."
+)
+
+
+@pytest.mark.parametrize(
+    ("counts", "options", "uses"),
+    [
+        ({"1": 4, "-1": 2, "-1.0": 3, "": 9}, {}, 5),
+        ({"1": 4, "-1": 2, "u": 7}, {}, 2),  # "u" is uncertain by its name
+        ({"1": 4, "-1": 2, "0": 1}, {}, 0),  # CheXpert
+        ({"1": 4, "u": 2}, {}, 0),
+        ({"-1": 2}, {}, 0),
+        ({"1": 4, "-1": 2}, {"uncertain": "zeros"}, 0),
+        ({"1": 4, "-1": 2}, {"uncertain": "ones"}, 0),
+        ({"1": 4, "-1": 2}, {"negative_words": ("-1",)}, 0),
+        ({"1": 4, "-1": 2}, {"unknown_words": ("-1",)}, 0),
+        ({"1": 4, "-1": 2}, {"positive_words": ("-1",)}, 0),
+        ({"1": 4, "-1": 2, "": 3}, {"blank": "negative"}, 0),  # blank says absent
+        ({"1": 4, "-1": 2}, {"blank": "negative"}, 2),
+        ({"1": 4, "-1": 2, "": 3}, {"complete": True}, 0),
+    ],
+)
+def test_minus_one_without_a_zero_is_told(counts, options, uses):
+    found = Words(ReadOptions(**options)).unsure("a.csv", [Counter(counts)])
+    assert found == ((UNSURE.format(uses),) if uses else ())

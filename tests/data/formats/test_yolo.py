@@ -120,6 +120,8 @@ def test_poses_and_oriented_boxes(tmp_path, write):
             "corners",
         ),
         ("0 .5 .5 .2 wide", "'0 .5 .5 .2 wide' is not a row of numbers"),
+        ("0 1_0 .5 .2 .2", "'0 1_0 .5 .2 .2' is not a row of numbers"),
+        ("0 .5 \u0663 .2 .2", "'0 .5 \u0663 .2 .2' is not a row of numbers"),
         ("-1 .5 .5 .2 .2", "'-1' is not the number of a class"),
         ("0.5 .5 .5 .2 .2", "'0.5' is not the number of a class"),
         ("nan .5 .5 .2 .2", "'nan' is not the number of a class"),

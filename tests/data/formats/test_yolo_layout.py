@@ -71,6 +71,9 @@ def test_lists_of_photos(tmp_path, write):
     found = find_yolo(tmp_path)
     assert parts(found) == {"images/a.jpg": ("labels/a.txt", "train"), "images/b.jpg": ("labels/b.txt", "val")}
     assert found.messages == ("1 photos are in several splits; the first of them counts",)
+    (repeated,) = found.repeated
+    assert (repeated.reason, repeated.kind) == ("is in train and in val; the first of them counts", "splits")
+    assert repeated.item in found.images
 
 
 def test_lists_whose_lines_start_higher_up(tmp_path, write):
@@ -149,6 +152,11 @@ def test_a_wrong_count_of_classes_is_said(tmp_path, write):
         ("a: &x [1]\nnames: [*x, *x]", "uses YAML aliases (*name), which are not read; write the values out."),
         ("names: [cat", "not valid YAML (while parsing a flow sequence"),
         ("? [a]\n: b\nnames: [cat]", "not valid YAML (while constructing a mapping"),
+        ("names: {0: cat, 0: dog}", "'0' stands in line 1 and again in line 1; leave one of them."),
+        ("names: [cat]\ntrain: a\nnames: [dog]", "'names' stands in line 1 and again in line 3; leave one of them."),
+        ("names: {0: cat, 00: dog}", "names gives several names to one class number; leave one of them."),
+        (f"names: {{? '{'9' * 5000}' : cat}}", "names has the key '9999"),
+        ("names: [cat]\nkpt_shape: ['\u00b2', 3]", "kpt_shape must be two numbers, as in [17, 3]."),
     ],
 )
 def test_yaml_files_that_say_something_else(tmp_path, write, yaml, trouble):
@@ -184,6 +192,24 @@ def test_label_files_that_are_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"0 \xff")
     with pytest.raises(DataError, match=r"a\.txt: not UTF-8 text \(byte 2\); save it as UTF-8\."):
         text_of(tmp_path / "a.txt")
+
+
+def test_label_files_that_cannot_be_opened(tmp_path, write):
+    """A folder that is called like a label file, and a link that leads nowhere."""
+    (tmp_path / "a.txt").mkdir()
+    with pytest.raises(DataError) as error:
+        text_of(tmp_path / "a.txt")
+    assert str(error.value) == f"{tmp_path}/a.txt: cannot be read (Is a directory); mend or remove it."
+    (tmp_path / "b.txt").symlink_to("nowhere")
+    with pytest.raises(DataError) as error:
+        text_of(tmp_path / "b.txt")
+    assert str(error.value) == f"{tmp_path}/b.txt: cannot be read (No such file or directory); mend or remove it."
+
+
+def test_a_byte_order_mark_before_names(tmp_path, write):
+    write("images/a.jpg", files={"data.yaml": "\ufeffnames: [cat]\n", "labels/a.txt": ROW})
+    assert names_classes(tmp_path / "data.yaml")
+    assert find_yolo(tmp_path).names == {0: "cat"}
 
 
 def test_which_yaml_files_name_classes(tmp_path, write):

@@ -44,11 +44,13 @@ class Placed:
         locations: float64 [F, 4] x0, y0, x1, y1 in 0..1 of the displayed photo; NaN where there is no usable box.
         fault: int8 [F], see `fault_text`; 0 also where no box was given.
         messages: what was done, with counts.
+        warnings: what may be wrong.
     """
 
     locations: NDArray[np.float64]
     fault: NDArray[np.int8]
     messages: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def place_boxes(
@@ -171,7 +173,10 @@ def _displayed(
         locations[own] = boxes_to_displayed(locations[own], headers[i].orientation)
     messages = (f"{cut:,} boxes reached beyond their photo and were cut at its edge",) if cut else ()
     unread = len(np.unique(image[given])) - len(headers) if photos.root else 0
-    return Placed(locations, fault, messages + _frame_messages(frames, headers, unread, photos, what))
+    others = [photos.keys[i] for i, frame in frames.items() if frame == "neither"]
+    text = f"{len(others):,} photos have another shape than the file says, {what} may be off, for example "
+    warnings = (f"{text}{some(others, 1)}",) if others else ()
+    return Placed(locations, fault, messages + _frame_messages(frames, headers, unread, what), warnings)
 
 
 def _word(given: NDArray[np.bool_], points: NDArray[np.bool_] | None) -> str:
@@ -203,20 +208,15 @@ def _header(path: str) -> ImageInfo | None:
 
 
 def _frame_messages(
-    frames: Mapping[int, Frame], headers: Mapping[int, ImageInfo], unread: int, photos: Located, what: str
+    frames: Mapping[int, Frame], headers: Mapping[int, ImageInfo], unread: int, what: str
 ) -> tuple[str, ...]:
     turned = Counter(frame for i, frame in frames.items() if headers[i].orientation != 1)
-    others = [photos.keys[i] for i, frame in frames.items() if frame == "neither"]
     said = (
         (turned["stored"], f"photos are turned by EXIF, and their {what} were turned with them"),
         (turned["displayed"], f"photos are turned by EXIF, and their {what} were so already"),
         (
             turned["unclear"],
             f"photos are turned or mirrored by EXIF; their {what} are taken to be so already, nothing tells",
-        ),
-        (
-            len(others),
-            f"photos have another shape than the file says, {what} may be off, for example {some(others, 1)}",
         ),
         (unread, f"photos have a header that cannot be read; their {what} are taken as they are"),
     )

@@ -74,7 +74,7 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
         close_images(n, c, objects.image[open_], objects.class_[open_]) if options.complete else (None, None)
     )
     faults = [
-        Excluded(_name(file.annotations[i], i), f"{FAULTS[fault]}; its label is kept", str(path))
+        Excluded(_name(file.annotations[i], i), f"{FAULTS[fault]}; its label is kept", str(path), "bad-place")
         for i, fault in zip(facts.index.tolist(), placed.fault.tolist(), strict=True)
         if fault
     ]
@@ -87,6 +87,7 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
         + _split_readings(path, entries),
         (*entries.excluded, *objects.excluded, *bad, *faults),
         placed.messages + _messages(file, entries, objects, len(faults)),
+        placed.warnings,
     )
     return LabelTable.build(
         photos.keys,
@@ -182,7 +183,7 @@ def _entries(file: _File, images: Path | None) -> _Entries:
             raise DataError(f"{path}: image id {key!r} stands for {named[key]!r} and for {name!r}; renumber one.")
         named[key] = name
         if not name:
-            excluded.append(Excluded(f"image {key}", "has no file_name", str(path)))
+            excluded.append(Excluded(f"image {key}", "has no file_name", str(path), "unusable"))
     present = [key for key, name in named.items() if name]
     above = folder_of(path)
     split = path.stem.split("_")[-1]
@@ -195,13 +196,23 @@ def _entries(file: _File, images: Path | None) -> _Entries:
     row = dict.fromkeys(named, -1) | dict(zip(present, photos.image.tolist(), strict=True))
     sizes = np.full((len(photos.keys), 2), np.nan)
     splits, words = [""] * len(photos.keys), Counter[str]()
+    several: dict[int, Excluded] = {}
     for record in file.images:
         if (i := row[record["id"]]) >= 0:
-            sizes[i] = _number(record.get("width")), _number(record.get("height"))
+            size = _number(record.get("width")), _number(record.get("height"))
+            if np.any(sizes[i] != size) and np.isfinite([*sizes[i], *size]).all():
+                raise DataError(
+                    f"{path}: {photos.keys[i]!r} has {sizes[i][0]:g} x {sizes[i][1]:g} pixels and, as image id "
+                    f"{record['id']!r}, {size[0]:g} x {size[1]:g}; mend one of them."
+                )
+            sizes[i] = size
             if word := plain_text(record.get("split")):
-                splits[i] = split_name(word)
                 words[word] += 1
-    return _Entries(row, photos, sizes, splits if words else None, words, tuple(excluded))
+                if splits[i] not in ("", split_name(word)):
+                    reason = f"is in {splits[i]} and in {split_name(word)}; the first of them counts"
+                    several[i] = Excluded(photos.keys[i], reason, str(path), "splits")
+                splits[i] = splits[i] or split_name(word)
+    return _Entries(row, photos, sizes, splits if words else None, words, (*excluded, *several.values()))
 
 
 def _file_name(record: _Record) -> str:
@@ -261,7 +272,7 @@ def _objects(file: _File, entries: _Entries, category: Mapping[Any, int]) -> _Ob
     for i in np.flatnonzero((image == _UNKNOWN) | (class_ == _UNKNOWN)).tolist():
         key, part = ("image_id", "images") if image[i] == _UNKNOWN else ("category_id", "categories")
         reason = f"{key} {records[i].get(key)!r} is not among the {part}"
-        excluded.append(Excluded(_name(records[i], i), reason, str(file.path)))
+        excluded.append(Excluded(_name(records[i], i), reason, str(file.path), "unusable"))
     if n and len(excluded) == n:
         hint = " (panoptic and caption files are not read)" if "category_id" not in records[0] else ""
         raise DataError(f"{file.path}: none of the {n:,} annotations is usable{hint}: {excluded[0].reason}.")
@@ -305,7 +316,7 @@ def _negatives(
             class_ = category.get(key, _UNKNOWN) if isinstance(key, int | str) else _UNKNOWN
             if class_ == _UNKNOWN:
                 reason = f"neg_category_ids names {key!r}, which is not among the categories"
-                excluded.append(Excluded(f"image {record['id']}", reason, str(file.path)))
+                excluded.append(Excluded(f"image {record['id']}", reason, str(file.path), "unusable"))
             elif image >= 0:
                 cells[image, class_] = None
     return np.array(list(cells), np.int64).reshape(-1, 2), tuple(excluded)

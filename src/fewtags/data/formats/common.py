@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -139,6 +140,18 @@ def read_json(path: Path, hook: Callable[[dict[str, Any]], Any] | None = None) -
         raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start:,}); save it as UTF-8.") from None
     except (RecursionError, ValueError) as error:
         raise DataError(f"{path}: not JSON that annotations are made of ({error}).") from None
+
+
+def number_of(text: str) -> float:
+    """The number that a text is; NaN for anything else, and for what only Python reads ("1_000", digits of any script).
+
+    >>> number_of(" 2.5e1 "), number_of("1_000")
+    (25.0, nan)
+    """
+    try:
+        return float(text) if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        return math.nan
 
 
 def plain_text(value: object) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.data.formats.boxes import fault_text, place_boxes
-from fewtags.data.formats.common import ReadOptions, fold
+from fewtags.data.formats.common import ReadOptions, fold, number_of
 from fewtags.data.formats.csv_layout import Layout
 from fewtags.data.formats.csv_stated import CsvStated, check_words
 from fewtags.data.formats.delimited import Sheet
@@ -34,13 +34,11 @@ def label_rows(sheet: Sheet, layout: Layout, options: ReadOptions) -> CsvStated:
     words = Words(options)
     names = [name.strip() for name in sheet.columns[layout.labels[0]]]
     corners, points = _corners(sheet), _points(sheet, layout)
+    warnings: tuple[str, ...] = ()
     if len(layout.labels) == 2:
         said = _states(sheet, layout, names, words)
-        readings = words.readings(
-            f"{sheet.path.name}, column {sheet.header[layout.labels[1]]!r}",
-            [sheet.values[layout.labels[1]]],
-            "nothing known",
-        )
+        column, values = f"{sheet.path.name}, column {sheet.header[layout.labels[1]]!r}", sheet.values[layout.labels[1]]
+        readings, warnings = words.readings(column, [values], "nothing known"), words.unsure(column, [values])
         nothing = np.zeros(len(sheet), np.bool_)
     else:
         said = [Meaning.POSITIVE if name else Meaning.BLANK for name in names]
@@ -68,6 +66,7 @@ def label_rows(sheet: Sheet, layout: Layout, options: ReadOptions) -> CsvStated:
         nothing,
         readings,
         pixels=points[facts] if points is not None and layout.unit == "pixels" else None,
+        warnings=warnings,
     )
 
 
@@ -80,23 +79,39 @@ def place_points(sheet: Sheet, layout: Layout, stated: CsvStated, photos: Locate
         return stated.locations, Notes()
     here = np.flatnonzero(photos.image[stated.row] >= 0)
     image = photos.image[stated.row[here]]
-    sizes = np.full((len(photos.keys), 2), np.nan)
-    if layout.size is not None:
-        there = np.flatnonzero(photos.image >= 0)
-        columns = [sheet.columns[j] for j in layout.size]
-        sizes[photos.image[there]] = [[_number(column[i]) for column in columns] for i in there.tolist()]
+    sizes = _sizes(sheet, layout, photos)
     pixels = stated.pixels[here]
     given: NDArray[np.bool_] = ~np.isnan(pixels[:, 0])
     placed = place_boxes(np.tile(pixels, 2), given, image, sizes, photos, given)
     locations = stated.locations.copy()
     locations[here] = placed.locations
     faults = tuple(
-        Excluded(sheet.at(int(stated.row[i])), f"{fault_text(fault, True)}; its label is kept", str(sheet.path))
+        Excluded(
+            sheet.at(int(stated.row[i])), f"{fault_text(fault, True)}; its label is kept", str(sheet.path), "bad-place"
+        )
         for i, fault in zip(here.tolist(), placed.fault.tolist(), strict=True)
         if fault
     )
     said = (f"{sheet.path.name}: {len(faults):,} points cannot be used, see the excluded list; the labels are kept",)
-    return locations, Notes((), faults, placed.messages + (said if faults else ()))
+    return locations, Notes((), faults, placed.messages + (said if faults else ()), placed.warnings)
+
+
+def _sizes(sheet: Sheet, layout: Layout, photos: Located) -> NDArray[np.float64]:
+    """Width and height [N, 2] of each photo as the table says them, NaN where it does not."""
+    sizes = np.full((len(photos.keys), 2), np.nan)
+    for axis, j in enumerate(layout.size or ()):
+        for i in np.flatnonzero(photos.image >= 0).tolist():
+            if not (text := sheet.columns[j][i]).strip():
+                continue
+            value, before = number_of(text), sizes[photos.image[i], axis]
+            if not (math.isfinite(value) and value > 0):
+                raise DataError(f"{sheet.at(i, j)}: {text!r} is no number of pixels; mend the cell, or leave it blank.")
+            if value != before and not math.isnan(before):
+                raise DataError(
+                    f"{sheet.at(i, j)}: {text!r}, but the photo has {before:g} in a row before; mend one of them."
+                )
+            sizes[photos.image[i], axis] = value
+    return sizes
 
 
 def _states(sheet: Sheet, layout: Layout, names: list[str], words: Words) -> list[Meaning]:
@@ -191,7 +206,7 @@ def _point_readings(sheet: Sheet, layout: Layout, points: NDArray[np.float64]) -
 
 
 def _fraction(text: str, sheet: Sheet, row: int, column: int) -> float:
-    value = _number(text)
+    value = number_of(text)
     if not 0.0 <= value <= 1.0:
         raise DataError(
             f"{sheet.at(row, column)}: {text!r} is not in 0..1; divide pixels by the width or height of the photo."
@@ -200,14 +215,7 @@ def _fraction(text: str, sheet: Sheet, row: int, column: int) -> float:
 
 
 def _pixel(text: str, sheet: Sheet, row: int, column: int) -> float:
-    value = _number(text)
+    value = number_of(text)
     if not math.isfinite(value):
         raise DataError(f"{sheet.at(row, column)}: {text!r} is no number of pixels; mend the cell, or leave it blank.")
     return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

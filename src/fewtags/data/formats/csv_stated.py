@@ -33,6 +33,7 @@ class CsvStated:
         nothing: bool [R], rows that say that none of the classes is in their image.
         readings: what each value was taken for.
         messages: how that was found out.
+        warnings: what may be meant otherwise.
     """
 
     classes: ClassNames
@@ -46,6 +47,7 @@ class CsvStated:
     readings: tuple[ValueReading, ...]
     messages: tuple[str, ...] = ()
     pixels: NDArray[np.float64] | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def check_words(sheet: Sheet, columns: Sequence[int], words: Words) -> None:

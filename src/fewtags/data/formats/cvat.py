@@ -14,7 +14,7 @@ import defusedxml.ElementTree
 import numpy as np
 from defusedxml.common import DefusedXmlException
 
-from fewtags.data.formats.common import ReadOptions, distinct, fold, split_name, xml_trouble
+from fewtags.data.formats.common import ReadOptions, distinct, fold, number_of, split_name, xml_trouble
 from fewtags.data.formats.photos import folder_of, locate, spelling
 from fewtags.data.formats.stated import Corners, Source, Stated
 from fewtags.data.table import Excluded, LabelTable, Notes, ValueReading
@@ -103,6 +103,7 @@ class _Page:
         names: of the images.
         subsets: of each image.
         sizes: width and height of each image.
+        size_of: the same by name.
         nothing: whether each image is tagged as showing none of the classes.
         stated: the labels.
         origins: what to call each of them.
@@ -120,6 +121,7 @@ class _Page:
     names: list[str] = field(default_factory=list)
     subsets: list[str] = field(default_factory=list)
     sizes: list[tuple[float, float]] = field(default_factory=list)
+    size_of: dict[str, tuple[float, float]] = field(default_factory=dict)
     nothing: list[bool] = field(default_factory=list)
     stated: Stated = field(default_factory=Stated)
     origins: list[str] = field(default_factory=list)
@@ -141,6 +143,8 @@ def _read(file: Path, options: ReadOptions) -> _Page:
             _image(element, page, options, file)
         elif element.tag == "track":
             raise ValueError("has tracks, as in 'CVAT for video'")
+        elif element.tag != "version":
+            page.excluded.append(Excluded(f"element <{element.tag}>", "is not known", str(file), "unusable"))
     return page
 
 
@@ -176,18 +180,23 @@ def _is_none(name: str, options: ReadOptions) -> bool:
 def _image(image: Element, page: _Page, options: ReadOptions, file: Path) -> None:
     name = image.get("name", "").strip()
     if not name:
-        page.excluded.append(Excluded(f"image {image.get('id', '?')}", "has no name", str(file)))
+        page.excluded.append(Excluded(f"image {image.get('id', '?')}", "has no name", str(file), "unusable"))
         return
     page.names.append(name)
     page.subsets.append(image.get("subset", "").strip() or page.subset)
-    page.sizes.append((_number(image.get("width")), _number(image.get("height"))))
+    size = _number(image.get("width")), _number(image.get("height"))
+    if (before := page.size_of.setdefault(name, size)) != size and all(map(math.isfinite, (*before, *size))):
+        raise ValueError(f"says {before[0]:g} x {before[1]:g} and {size[0]:g} x {size[1]:g} pixels of image {name!r}")
+    page.sizes.append(size)
     page.nothing.append(False)
     for i, element in enumerate(image, 1):
         label, origin = element.get("label", "").strip(), f"{name}, {element.tag} {i}"
-        if element.tag not in _SHAPES:
+        if element.tag not in _SHAPES and not label:
             page.ignored[element.tag] += 1
+        elif element.tag not in _SHAPES:
+            page.excluded.append(Excluded(f"{origin} ({label})", "is of no known shape", str(file), "unusable"))
         elif not label:
-            page.excluded.append(Excluded(origin, "has no label", str(file)))
+            page.excluded.append(Excluded(origin, "has no label", str(file), "unusable"))
         elif element.tag == "tag" and _is_none(label, options):
             page.nothing[-1] = True
             page.kinds["tag", label] += 1
@@ -225,6 +234,8 @@ def _box(element: Element) -> Corners | None:
             return _turned((x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0, _number(element.get("rotation", "0")))
         case "ellipse":
             cx, cy, rx, ry = (_number(element.get(key)) for key in ("cx", "cy", "rx", "ry"))
+            if min(rx, ry) < 0:
+                return (math.nan,) * 4
             return _turned_ellipse(cx, cy, rx, ry, _number(element.get("rotation", "0")))
         case "mask":
             x, y, w, h = (_number(element.get(key)) for key in ("left", "top", "width", "height"))
@@ -273,10 +284,7 @@ def _hull(x: Sequence[float], y: Sequence[float]) -> Corners:
 
 
 def _number(text: str | None) -> float:
-    try:
-        number = float(text or "nan")
-    except ValueError:
-        return math.nan
+    number = number_of(text or "nan")
     return number if math.isfinite(number) else math.nan
 
 

@@ -119,6 +119,8 @@ def _records(text: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[
                 yield begin, row
             begin = reader.line_num + 1
     except csv.Error as error:
+        if "limit" in str(error):
+            raise DataError(f"{path} row {begin}: a cell is too long ({error}); is a quote left open?") from None
         raise DataError(
             f"{path} row {begin}: broken quotes ({error}); close each quoted cell, and write a quote inside it twice."
         ) from None

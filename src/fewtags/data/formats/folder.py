@@ -20,14 +20,15 @@ from fewtags.data.table import Excluded, LabelTable, Notes, ValueReading
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
 
-_SPLITS = frozenset({"train", "val", "valid", "validation", "test"})
+_SPLITS = frozenset({"train", "val", "test"})
 
 
 def read_folder(path: Path, options: ReadOptions | None = None) -> LabelTable:
     """Read a tree of class folders.
 
     - The class is the folder below the root, however deep the photo lies. Where all folders below the root are called
-      train, val (valid, validation) or test, they are the split, and the class is the folder below them.
+      train, val (valid, validation) or test, they are the split, and the class is the folder below them. Where train
+      and one of the others hold folders of the same name, photos beside them are left out.
     - "cat,dog" is a folder of photos with both; `none_folder` holds photos that show none of the classes.
     - Photos with the same bytes are one image with the labels of all their folders; its key is the first path in
       sorted order. Copies in different splits stay apart: which one has to go is for the user to say.
@@ -42,21 +43,23 @@ def read_folder(path: Path, options: ReadOptions | None = None) -> LabelTable:
         a table with the classes sorted by name and the images by path.
 
     Raises:
-        DataError: no such folder, no class folders, or a folder name that contradicts itself.
+        DataError: no such folder, no class folders, folders of which it cannot be told whether they are splits or
+            classes, or a folder name that contradicts itself.
     """
     options = options or ReadOptions()
-    files = _walk(path)
-    split = _split_level(files.photos)
-    folder = {key: _class_folder(key, split) for key in files.photos}
+    files = walk(path)
+    split, excluded = _split_level(path, files.photos)
+    photos = [key for key in files.photos if key not in {e.item for e in excluded}] if excluded else files.photos
+    folder = {key: _class_folder(key, split) for key in photos}
     meaning = {name: _tags(name, options.none_folder, path) for name in sorted({*folder.values()} - {""})}
     classes = ClassNames.of(sorted({tag for tags in meaning.values() for tag in tags}))
     if not len(classes):
         raise DataError(_no_classes(path, files, meaning))
     if len(meaning) == 1 and not split and (trouble := _single_folder(path, files, *meaning)):
         raise DataError(trouble)
-    equal = same_content([str(path / key) for key in files.photos])
-    copies = [[files.photos[i] for i in positions] for positions in equal]
-    first = _first_copies(files.photos, copies, split)
+    equal = same_content([str(path / key) for key in photos])
+    copies = [[photos[i] for i in positions] for positions in equal]
+    first = _first_copies(photos, copies, split)
     keys = sorted({*first.values()})
     facts, labelled, nothing = _facts(keys, first, folder, meaning, classes)
     image, class_, state = facts.T
@@ -65,11 +68,8 @@ def read_folder(path: Path, options: ReadOptions | None = None) -> LabelTable:
         messages += (f"{contradictory:,} photos lie in a class folder and in {options.none_folder!r}: unknown",)
     if options.complete:
         messages += ("complete: classes that the folders of a photo do not name are absent",)
-    excluded = [
-        Excluded(key, f"same photo as {same}, which has the labels of both", str(path))
-        for key, same in first.items()
-        if key != same
-    ]
+    if excluded:
+        messages += (f"{len(excluded):,} photos lie in none of the splits and are left out, see the excluded list",)
     return LabelTable.build(
         keys,
         classes,
@@ -81,7 +81,7 @@ def read_folder(path: Path, options: ReadOptions | None = None) -> LabelTable:
         covers=np.ones((1, len(classes)), np.bool_),
         root=path,
         split=[split_name(key.split("/")[0]) for key in keys] if split else None,
-        notes=files.notes + Notes(_readings(path, folder, meaning), tuple(excluded), messages),
+        notes=files.notes + Notes(_readings(path, folder, meaning), excluded, messages),
     )
 
 
@@ -110,15 +110,30 @@ def _facts(
 
 @final
 @dataclass(frozen=True)
-class _Files:
-    """Photos below a root (sorted paths), and everything else that lies there by kind."""
+class Files:
+    """What lies below a root.
+
+    Attributes:
+        photos: sorted paths, relative to the root, with forward slashes.
+        others: how many files (and hidden folders) of which kind are no photos.
+        notes: the same in words; photos and folders that cannot be used are in its excluded list.
+    """
 
     photos: list[str]
     others: Counter[str]
     notes: Notes
 
 
-def _walk(root: Path) -> _Files:
+def walk(root: Path, *, any_name: bool = False) -> Files:
+    """All photos below a folder. Links are followed, though not in circles; hidden files and folders are not looked at.
+
+    Args:
+        root: the folder.
+        any_name: also take names that are no UTF-8; they cannot be keys of a table, and are excluded otherwise.
+
+    Raises:
+        DataError: it is no folder.
+    """
     if not root.is_dir():
         raise DataError(f"{str(root)!r} is not a folder; pass the folder that contains the class folders.")
     photos: list[str] = []
@@ -132,6 +147,8 @@ def _walk(root: Path) -> _Files:
             name = key.rpartition("/")[2]
             if name.startswith(".") or name == "__MACOSX":
                 others["(hidden)"] += 1
+            elif not any_name and not _is_text(name):
+                excluded.append(Excluded(ascii(key), "the name is not valid UTF-8; rename it", str(root), "unreadable"))
             elif (status := _status(root, key, excluded)) is None:
                 continue
             elif stat.S_ISDIR(status.st_mode):
@@ -142,13 +159,13 @@ def _walk(root: Path) -> _Files:
             elif not is_photo(name):
                 others[f"*{extension(name)}" if extension(name) else "(no extension)"] += 1
             elif status.st_size == 0:
-                excluded.append(Excluded(key, "empty file", str(root)))
+                excluded.append(Excluded(key, "empty file", str(root), "unreadable"))
             else:
                 photos.append(key)
     left_out = sorted(excluded, key=lambda e: e.item)
     readings = [ValueReading(str(root), kind, "ignored, not a photo", n) for kind, n in sorted(others.items())]
     messages = (f"{len(excluded):,} files or folders left out, see the excluded list",) if excluded else ()
-    return _Files(sorted(photos), others, Notes(tuple(readings), tuple(left_out), messages))
+    return Files(sorted(photos), others, Notes(tuple(readings), tuple(left_out), messages))
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
@@ -161,30 +178,72 @@ def _listing(root: Path, folder: str, excluded: list[Excluded]) -> list[str]:
         with os.scandir(root / folder) as entries:
             names = [entry.name for entry in entries]
     except OSError as error:
-        excluded.append(Excluded(folder, f"folder cannot be read: {error.strerror}", str(root)))
+        excluded.append(Excluded(folder, f"folder cannot be read: {error.strerror}", str(root), "unreadable"))
         return []
     return [f"{folder}/{name}" if folder else name for name in names]
 
 
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _status(root: Path, key: str, excluded: list[Excluded]) -> os.stat_result | None:
     try:
-        key.encode()
         return (root / key).stat()
-    except UnicodeEncodeError:
-        excluded.append(Excluded(ascii(key), "the name is not valid UTF-8; rename it", str(root)))
     except OSError as error:
-        excluded.append(Excluded(key, f"cannot be read: {error.strerror}", str(root)))
+        excluded.append(Excluded(key, f"cannot be read: {error.strerror}", str(root), "unreadable"))
     return None
 
 
-def _split_level(keys: Iterable[str]) -> bool:
-    """Whether the folders below the root are splits: all of them are called so, and there are folders in them."""
-    deep: dict[str, bool] = defaultdict(bool)
-    for key in keys:
-        parts = key.split("/")
+def _split_level(root: Path, keys: Sequence[str]) -> tuple[bool, tuple[Excluded, ...]]:
+    """Whether the folders below the root are splits, and the photos that then lie in none of them.
+
+    A single folder with the name of a split may be a class, since trains are photographed, too; but not where its
+    photos all lie in folders of their own.
+
+    Raises:
+        DataError: they are called like splits, but look otherwise.
+    """
+    inside: dict[str, set[str]] = defaultdict(set)  # folders in each folder; "" where photos lie in it
+    for parts in (key.split("/") for key in keys):
         if len(parts) > 1:
-            deep[parts[0]] |= len(parts) > 2
-    return any(deep.values()) and all(fold(top) in _SPLITS for top in deep)
+            inside[parts[0]].add(parts[1] if len(parts) > 2 else "")
+    splits = sorted(top for top in inside if split_name(top) in _SPLITS)
+    others = sorted({*inside} - {*splits})
+    if not splits:
+        return False, ()
+    if not others and not any({*inside[top]} - {""} for top in splits):
+        raise DataError(
+            f"{root}: {some(splits)} {'holds' if len(splits) == 1 else 'hold'} photos but no class folders; expected "
+            f"{root}/{splits[0]}/CLASS/PHOTO.jpg. If it is a class and no split, rename it."
+        )
+    if others and not _same_classes(inside, splits):
+        if len({*map(split_name, splits)}) == 1 and not any(
+            len(inside[top]) > 1 and "" not in inside[top] for top in splits
+        ):
+            return False, ()
+        raise DataError(
+            f"{root}: looks like splits ({some(splits)}) plus {some(others)}. If they are splits, move the other "
+            "folders into one of them, or out of here; if all of them are classes, rename those that are called like "
+            "splits."
+        )
+    reason = f"lies in none of the splits {', '.join(splits)}"
+    return True, tuple(
+        Excluded(key, reason, str(root), "splits") for key in keys if "/" not in key or key.split("/")[0] in others
+    )
+
+
+def _same_classes(inside: Mapping[str, set[str]], splits: Sequence[str]) -> bool:
+    """Whether train and another split hold folders of the same name."""
+    train, rest = (
+        {name for top in splits if (split_name(top) == "train") == wanted for name in inside[top] if name}
+        for wanted in (True, False)
+    )
+    return bool(train & rest)
 
 
 def _class_folder(key: str, split: bool) -> str:
@@ -204,7 +263,7 @@ def _tags(folder: str, none_folder: str, root: Path) -> tuple[str, ...]:
     return () if nothing else tags
 
 
-def _no_classes(root: Path, files: _Files, meaning: Mapping[str, tuple[str, ...]]) -> str:
+def _no_classes(root: Path, files: Files, meaning: Mapping[str, tuple[str, ...]]) -> str:
     if meaning:
         return f"{root}: there is no class folder beside {some([*meaning])}; make one folder for each class."
     start = f"{root}: no class folders with photos in them"
@@ -220,7 +279,7 @@ def _label_files(root: Path) -> list[str]:
     return sorted(p.name for p in root.iterdir() if p.suffix.lower() in {".csv", ".tsv", ".json", ".parquet"})
 
 
-def _single_folder(root: Path, files: _Files, name: str) -> str:
+def _single_folder(root: Path, files: Files, name: str) -> str:
     """What is wrong with a tree of one class folder, if anything is."""
     if all(key.count("/") != 1 for key in files.photos):
         return (

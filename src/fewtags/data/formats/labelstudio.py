@@ -60,7 +60,7 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
         name, text = f"task {task.get('id', number)}", plain_text(task["data"].get(key))
         if not text or text.startswith("data:"):
             reason = f"has its photo written into {key!r}" if text else f"has no {key!r} in data"
-            read.excluded.append(Excluded(name, reason, str(path)))
+            read.excluded.append(Excluded(name, reason, str(path), "unusable"))
             continue
         texts.append(text)
         read.task(name, task)
@@ -83,6 +83,7 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
         closes=np.array(read.annotated, np.bool_) & options.complete,
         nothing=np.array(read.nothing, np.bool_),
         origin=read.origins.__getitem__,
+        sources=(path.resolve().name, f"{path.resolve().name}: another annotator") if read.disputed else (),
         notes=_notes(path, read, names, options),
     ).table()
 
@@ -215,7 +216,7 @@ class _Read:
             disputed = {class_ for one in named for class_ in one if not all(class_ in other for other in named)}
             self.disputed += len(disputed)
             for class_ in sorted(disputed):
-                self.stated.add(image, class_, state=Label.NEGATIVE)
+                self.stated.add(image, class_, state=Label.NEGATIVE, source=1)
                 self.origins.append(name)
 
     def _annotation(self, name: str, image: int, annotation: _Record) -> Iterator[int]:
@@ -224,14 +225,19 @@ class _Read:
         if not results:
             meaning = "none of the classes (complete)" if self.options.complete else "nothing known"
             self.kinds["annotation without result", meaning] += 1
-        for item in results if isinstance(results, list) else []:
+        for item in results if isinstance(results, list) else [results]:
             if isinstance(item, dict):
                 yield from self._result(f"{name}, region {item.get('id', '?')}", image, item)
+            elif item is not None:
+                self._leave_out(name, f"has {item!r:.40} where a result was expected")
 
     def _result(self, name: str, image: int, item: _Record) -> Iterator[int]:
         kind, value = plain_text(item.get("type")), item.get("value")
-        if not isinstance(value, dict) or not kind.endswith(_LABELLED):
-            self.kinds[f"result of type {kind or '(none)'!r}", "ignored"] += 1
+        if kind and not kind.endswith(_LABELLED):
+            self.kinds[f"result of type {kind!r}", "ignored"] += 1
+            return
+        if not kind or not isinstance(value, dict):
+            self._leave_out(name, "has no value" if kind else "has no type")
             return
         control = plain_text(item.get("from_name"))
         self.controls[control] += 1
@@ -241,7 +247,10 @@ class _Read:
         said = value.get(kind)
         names = [*filter(None, map(plain_text, said))] if isinstance(said, list) else []
         if not names:
-            self.excluded.append(Excluded(name, f"has no label in {kind!r}"))
+            self._leave_out(name, f"has no label in {kind!r}")
+        elif isinstance(said, list) and len(names) < len(said):
+            wrong = next(label for label in said if not plain_text(label))
+            self._leave_out(name, f"has {wrong!r:.40} among its {kind}, which is no name")
         place = place_of(kind, item, value)
         if place.size is not None:
             self.sizes[image] = place.size
@@ -251,6 +260,9 @@ class _Read:
                 self.kinds[f"{kind} {label!r}", "none of the classes"] += 1
             else:
                 yield self._label(f"{name} ({label})", image, f"{kind} {label!r}", label, place)
+
+    def _leave_out(self, name: str, reason: str) -> None:
+        self.excluded.append(Excluded(name, reason, kind="unusable"))
 
     def _label(self, name: str, image: int, kind: str, label: str, place: Place) -> int:
         class_ = self.classes.setdefault(label, len(self.classes))
@@ -283,4 +295,6 @@ def _notes(path: Path, read: _Read, names: Sequence[str], options: ReadOptions) 
     )
     excluded = tuple(e if e.where else replace(e, where=str(path)) for e in read.excluded)
     readings = tuple(ValueReading(path.name, kind, meaning, n) for kind, meaning, n in kinds if n)
-    return Notes(readings, excluded, tuple(f"{path.name}: {n:,} {text}" for n, text in said if n))
+    trees = read.kinds["result of type 'taxonomy'", "ignored"]
+    warnings = (f"{path.name}: {trees:,} results are of taxonomies, and their labels are not read",) if trees else ()
+    return Notes(readings, excluded, tuple(f"{path.name}: {n:,} {text}" for n, text in said if n), warnings)

@@ -73,7 +73,7 @@ def _corners(value: Mapping[str, Any], size: tuple[float, float] | None) -> Corn
         return x, y
     keys = ("radiusX", "radiusY") if radii else ("width", "height")
     w, h = (_number(value.get(key)) / 100 for key in keys)
-    if not all(map(math.isfinite, (x, y, w, h, rotation))):
+    if not all(map(math.isfinite, (x, y, w, h, rotation))) or (radii and min(w, h) < 0):
         return _NOT_NUMBERS
     if rotation and size is None:
         return "it is turned, and original_width and original_height are not given"

@@ -58,7 +58,7 @@ def read_openimages(path: Path, images: Path | None = None, options: ReadOptions
     classes, order = _classes(keys, describe(files["classes"]))
     labels = _labels(parts, image, order[class_], options)
     photos = _photos(ids, path, images)
-    splits, said = _splits(ids, parts, image, files["images"])
+    splits, said, several = _splits(ids, parts, image, files["images"])
     ends = np.cumsum([len(rows) for rows in parts])
 
     def origin(i: int) -> str:
@@ -85,7 +85,7 @@ def read_openimages(path: Path, images: Path | None = None, options: ReadOptions
         origin=origin,
         splits=splits,
         sources=(path.resolve().name, *_source_names(parts)),
-        notes=Notes(readings, (), said),
+        notes=Notes(readings, several, said),
     ).table()
 
 
@@ -124,14 +124,16 @@ def _source_names(parts: Sequence[Rows]) -> list[str]:
 
 def _splits(
     ids: Sequence[str], parts: Sequence[Rows], image: NDArray[np.int64], lists: Sequence[Path]
-) -> tuple[list[str] | None, tuple[str, ...]]:
+) -> tuple[list[str] | None, tuple[str, ...], tuple[Excluded, ...]]:
     """The split of each image: of the first file that names it, or of an image list."""
-    splits, clashes, start = [""] * len(ids), set(), 0
+    splits, start = [""] * len(ids), 0
+    clashes: dict[int, Excluded] = {}
     for rows in parts:
         split = _split_of(rows.file)
         for i in distinct(image[start : start + len(rows)]).tolist() if split else ():
             if splits[i] not in ("", split):
-                clashes.add(i)
+                reason = f"is in {splits[i]} and in {split}; the first of them counts"
+                clashes[i] = Excluded(ids[i], reason, rows.file.name, "splits")
             splits[i] = splits[i] or split
         start += len(rows)
     number = {key: i for i, key in enumerate(ids)}
@@ -146,7 +148,7 @@ def _splits(
         said.append(f"{file.name}: {sum(k < 0 for k in known):,} of {len(names):,} images have no label or box here")
     if clashes:
         said.append(f"{len(clashes):,} images are in several splits; the first of them counts")
-    return splits if any(splits) else None, tuple(said)
+    return splits if any(splits) else None, tuple(said), tuple(clashes.values())
 
 
 def _split_of(file: Path) -> str:
@@ -168,13 +170,13 @@ def _photos(ids: Sequence[str], path: Path, images: Path | None) -> Located:
     else:
         if images is not None:
             raise DataError(f"no photo in {str(images)!r} is called like an image of {path}, such as {ids[0]}.jpg.")
-        said = "photos: none found beside the file; pass images=FOLDER to use them"
+        said = "photos: none found beside the file; give --images FOLDER to use them"
         return Located([f"{i}.jpg" for i in ids], np.arange(len(ids)), None, Notes(messages=(said,)))
     here = [i for i in ids if i in found]
     position = {key: i for i, key in enumerate(here)}
     messages = [f"photos: {root}"] if images is None else []
     gone = [i for i in ids if i not in found]
-    excluded = (Excluded(f"{some(gone, 3)}", f"photo not found in {root}", str(path)),) if gone else ()
+    excluded = (Excluded(f"{some(gone, 3)}", f"photo not found in {root}", str(path), "partial"),) if gone else ()
     if gone:
         messages.append(f"{path.name}: {len(gone):,} of {len(ids):,} images left out, their photos are not there")
     if repeated:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,7 +141,7 @@ def read_rows(file: Path) -> Rows:
     corners = np.full((rows, 4), np.nan)
     if boxed:
         corners = np.stack([columns[name].to_numpy().astype(np.float64) for name in _BOX], 1)
-    flags = {name: _ones(columns[name]) for name in _FLAGS if name in columns}
+    flags = {name: _ones(file, name, columns[name]) for name in _FLAGS if name in columns}
     state = _states(file, confidence, boxed)
     state[np.isin(source, [i for i, word in enumerate(sources) if fold(word) == "machine"])] = Label.UNKNOWN
     return Rows(file, image, class_, state, confidence, source, sources, corners, boxed, flags)
@@ -150,7 +151,7 @@ def describe(files: Sequence[Path]) -> dict[str, str]:
     """The name of each class id, from files of class descriptions; the first that names it counts.
 
     Raises:
-        DataError: a row without an id or name.
+        DataError: a row without an id or name, or two names for one id in one file.
     """
     names: dict[str, str] = {}
     for file in files:
@@ -158,11 +159,12 @@ def describe(files: Sequence[Path]) -> dict[str, str]:
             text = file.read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise DataError(f"{file}: not UTF-8 text (byte {error.start:,}); save it as UTF-8.") from None
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         try:
-            rows = [row for row in csv.reader(text.splitlines(), strict=True) if row]
+            rows = [row for row in reader if row]
         except csv.Error as error:
-            raise DataError(f"{file}: broken quotes ({error}).") from None
-        key, name = 0, 1
+            raise DataError(f"{file} row {reader.line_num}: broken quotes ({error}); close each quoted cell.") from None
+        key, name, own = 0, 1, dict[str, str]()
         if rows and {"LabelName", "DisplayName"} <= {*rows[0]}:
             key, name = rows[0].index("LabelName"), rows[0].index("DisplayName")
             rows = rows[1:]
@@ -171,13 +173,19 @@ def describe(files: Sequence[Path]) -> dict[str, str]:
                 raise DataError(
                     f"{file}: {','.join(row)[:60]!r} is not an id and a name, such as '/m/011k07,Tortoise'."
                 )
-            names.setdefault(row[key].strip(), row[name].strip())
+            if (first := own.setdefault(row[key].strip(), row[name].strip())) != row[name].strip():
+                raise DataError(
+                    f"{file}: {row[key]!r} is called {first!r} and {row[name].strip()!r}; leave one of the rows."
+                )
+        names = own | names
     return names
 
 
 def _columns(file: Path, kind: Kind) -> dict[str, pa.ChunkedArray]:
     header = _header(file)
     words = ["ImageID", "Subset"] if kind == "images" else ["ImageID", "LabelName", "Source", "Confidence", *_FLAGS]
+    if twice := next((name for name in (*words, *_BOX) if header.count(name) > 1), None):
+        raise DataError(f"{file}: several columns are called {twice!r}; rename or remove one.")
     types = dict.fromkeys((name for name in words if name in header), _WORDS)
     if kind == "boxes":
         types |= dict.fromkeys(_BOX, pa.float64())
@@ -189,7 +197,10 @@ def _columns(file: Path, kind: Kind) -> dict[str, pa.ChunkedArray]:
             convert_options=pa.csv.ConvertOptions(include_columns=list(types), column_types=types),
         )
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file}: not the rows that its header promises ({error}).") from None
+        raise DataError(
+            f"{file}: not the rows that its header promises ({error}). Mend that row; cells are separated by commas, "
+            "and the text is UTF-8."
+        ) from None
     return {name: table[name] for name in types}
 
 
@@ -197,12 +208,18 @@ def _encoded(column: pa.ChunkedArray) -> Encoded:
     one = column.unify_dictionaries().combine_chunks()
     if isinstance(one, pa.ChunkedArray):  # no row, no chunk
         return [], np.zeros(0, np.int64)
-    return one.dictionary.to_pylist(), one.indices.to_numpy().astype(np.int64)
+    values = [value.strip() for value in one.dictionary.to_pylist()]
+    return values, one.indices.to_numpy().astype(np.int64)
 
 
-def _ones(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+def _ones(file: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Where a flag is 1; 0, -1 (nobody knows) and nothing are the other values."""
     values, code = _encoded(column)
-    return np.isin(code, [i for i, value in enumerate(values) if value.strip() == "1"])
+    for i, value in enumerate(values):
+        if value not in ("1", "0", "-1", ""):
+            row = int(np.argmax(code == i)) + 2
+            raise DataError(f"{file} row {row}: {name} is {value!r}; expected 1, 0 or -1.")
+    return np.isin(code, [i for i, value in enumerate(values) if value == "1"])
 
 
 def _states(file: Path, confidence: Encoded, boxed: bool) -> NDArray[np.int8]:

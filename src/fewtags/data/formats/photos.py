@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -14,6 +14,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from fewtags.data.formats.common import some
 from fewtags.data.images import EXTENSIONS
 from fewtags.data.table import Excluded, Notes
 from fewtags.errors import DataError
@@ -66,20 +67,36 @@ def locate(names: Sequence[str], *, file: Path, images: Path | None = None, besi
             found[name] = actual
             respelt += actual != key
         elif key is None:
-            excluded.append(Excluded(name, "lies outside the images folder", str(file)))
+            excluded.append(Excluded(name, "lies outside the images folder", str(file), "missing"))
         else:
-            excluded.append(Excluded(name, f"photo not found: {root}/{key}", str(file)))
+            excluded.append(Excluded(name, f"photo not found: {root}/{key}", str(file), "missing"))
     if len(excluded) * 2 > len(distinct):
         raise DataError(_mostly_missing(excluded, len(distinct), file, root))
-    messages = [] if images else [f"photos: {root or 'none found beside the file; pass images=FOLDER to use them'}"]
+    messages = [] if images else [f"photos: {root or 'none found beside the file; give --images FOLDER to use them'}"]
     if excluded:
         messages.append(f"{file.name}: {len(excluded):,} of {len(distinct):,} photos left out, they are not there")
     if respelt:
         messages.append(f"{file.name}: {respelt:,} names stand for a file that is spelt with an extension or otherwise")
+    warnings = _one_photo(found, file, root)
     position = {key: i for i, key in enumerate(dict.fromkeys(found.values()))}
     index = {name: position[key] for name, key in found.items()}
     image = np.fromiter((index.get(name, -1) for name in names), np.int64, len(names))
-    return Located(list(position), image, root, Notes((), tuple(excluded), tuple(messages)))
+    return Located(list(position), image, root, Notes((), tuple(excluded), tuple(messages), warnings))
+
+
+def _one_photo(found: Mapping[str, str], file: Path, root: Path | None) -> tuple[str, ...]:
+    """A warning where names that differ only in case or in the encoding of accents were taken for one photo."""
+    spelt: dict[tuple[str, str], dict[str, None]] = {}
+    for name, actual in found.items():
+        key = key_of(name, file, root) or name
+        spelt.setdefault((actual, _loose(key)), {})[key] = None
+    if not (alike := [" = ".join(keys) for keys in spelt.values() if len(keys) > 1]):
+        return ()
+    return (
+        f"{file.name}: {len(alike):,} photos are called by several names that differ only in case or in how accents "
+        f"are encoded, {some(alike, 3)}; the labels of all of them are joined. Rename them if they are different "
+        "photos.",
+    )
 
 
 def spelling(

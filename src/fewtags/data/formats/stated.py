@@ -189,7 +189,7 @@ class Source:
             split=splits,
             notes=photos.notes
             + self.notes
-            + self._notes(row, facts, placed, (int((~here).sum()), len(denied), clashes)),
+            + self._notes(row, facts, placed, (int((~here).sum()), len(denied)), clashes),
         )
         return mark_sources(table, self.sources, facts.source[both[keep]])
 
@@ -202,40 +202,52 @@ class Source:
         some = place(facts.corners[rows], facts.placed[rows], facts.image[rows], sizes, self.photos, facts.point[rows])
         locations, fault = np.full((len(facts.image), 4), np.nan), np.zeros(len(facts.image), np.int8)
         locations[rows], fault[rows] = some.locations, some.fault
-        return Placed(locations, fault, some.messages)
+        return Placed(locations, fault, some.messages, some.warnings)
 
-    def _splits(self) -> tuple[list[str] | None, int]:
-        """The split of each image, and how many images are in several."""
+    def _splits(self) -> tuple[list[str] | None, Sequence[Excluded]]:
+        """The split of each image, and the images that are in several."""
         if self.splits is None:
-            return None, 0
-        names, clashes = [""] * len(self.photos.keys), set()
+            return None, ()
+        names = [""] * len(self.photos.keys)
+        clashes: dict[int, Excluded] = {}
         for position, split in zip(self.photos.image.tolist(), self.splits, strict=True):
             if position >= 0 and split:
                 if names[position] not in ("", split):
-                    clashes.add(position)
+                    reason = f"is in {names[position]} and in {split}; the first of them counts"
+                    clashes[position] = Excluded(self.photos.keys[position], reason, str(self.path), "splits")
                 names[position] = names[position] or split
-        return names, len(clashes)
+        return names, [*clashes.values()]
 
-    def _notes(self, row: NDArray[np.int64], facts: Labels, placed: Placed, counts: tuple[int, int, int]) -> Notes:
+    def _notes(
+        self,
+        row: NDArray[np.int64],
+        facts: Labels,
+        placed: Placed,
+        counts: tuple[int, int],
+        clashes: Sequence[Excluded],
+    ) -> Notes:
         where, name = str(self.path), self.path.resolve().name
         reasons = dict(self.labels.refused)
+        refused = {*reasons}
         for k in np.flatnonzero(placed.fault).tolist():
             reasons.setdefault(int(row[k]), fault_text(int(placed.fault[k]), bool(facts.point[k])))
         known = {*row.tolist()}
         faults = [
-            Excluded(self.origin(i), f"{reason}; its label is kept", where)
+            Excluded(
+                self.origin(i), f"{reason}; its label is kept", where, "unread-place" if i in refused else "bad-place"
+            )
             for i, reason in sorted(reasons.items())
             if i in known
         ]
-        orphans, denied, clashes = counts
+        orphans, denied = counts
         said = (
             (len(faults), "boxes or points cannot be used, see the excluded list; the labels are kept"),
             (orphans, "labels belong to photos that are left out"),
             (denied, "labels are in an image that is said to show none of the classes: unknown"),
-            (clashes, "images are in several splits; the first of them counts"),
+            (len(clashes), "images are in several splits; the first of them counts"),
         )
         messages = tuple(f"{name}: {count:,} {text}" for count, text in said if count)
-        return Notes((), tuple(faults), placed.messages + messages)
+        return Notes((), (*faults, *clashes), placed.messages + messages, placed.warnings)
 
 
 def mark_sources(table: LabelTable, names: Sequence[str], source: NDArray[np.int64]) -> LabelTable:

@@ -82,7 +82,7 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
         covers=covers,
         root=photos.root,
         split=splits,
-        notes=photos.notes + Notes(stated.readings + split_readings, (), messages) + placed,
+        notes=photos.notes + Notes(stated.readings + split_readings, (), messages, stated.warnings) + placed,
     )
 
 
@@ -104,7 +104,8 @@ def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> CsvSta
     order = np.lexsort((both[:, 1], both[:, 0]))
     absent = options.complete or options.blank == "negative"
     where = f"{sheet.path.name}, class columns"
-    readings = words.readings(where, [sheet.values[j] for j in layout.labels], "negative" if absent else "unknown")
+    values = [sheet.values[j] for j in layout.labels]
+    readings = words.readings(where, values, "negative" if absent else "unknown")
     return CsvStated(
         classes,
         both[order, 0],
@@ -116,6 +117,7 @@ def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> CsvSta
         np.zeros(len(sheet), np.bool_),
         readings,
         (_first_row(sheet, layout, positive, negative),) if len(sheet) else (),
+        warnings=words.unsure(where, values),
     )
 
 
@@ -220,8 +222,9 @@ def _facts(
     # Another row says that none of the classes is there: both facts stay.
     every = np.concatenate([np.flatnonzero(image >= 0), np.flatnonzero(nothing)])
     state = stated.state[every]
-    state[int((image >= 0).sum()) :] = Label.NEGATIVE
+    own = int((image >= 0).sum())
     image, class_, locations = image[every], stated.class_[every], stated.locations[every]
+    state[own:], locations[own:] = Label.NEGATIVE, np.nan
     keep = distinct_facts(image, class_, state, ~np.isnan(locations[:, 0]))
     return image[keep], class_[keep], state[keep], locations[keep]
 

@@ -122,7 +122,7 @@ class _Source:
         states: (photo, class, 1 or 0 or -1) of the class lists.
         splits: split of each listed photo.
         lists: lines of each split list.
-        several: photos in more than one split.
+        several: photos in more than one split, sorted.
     """
 
     path: Path
@@ -132,7 +132,7 @@ class _Source:
     states: Sequence[tuple[str, str, int]]
     splits: Mapping[str, str]
     lists: Mapping[str, int]
-    several: int
+    several: Sequence[str]
 
     def names(self) -> list[str]:
         """All photos that are spoken of, sorted."""
@@ -170,7 +170,7 @@ def _read(path: Path) -> _Source:
     for file in sorted(main.glob("*.txt")):
         if file.stem not in _SPLITS and (match := _CLASS_LIST.fullmatch(file.stem)):
             states.update(dict.fromkeys((name, match[1], state) for name, state in _class_list(file)))
-    return _Source(path, folder, base, pages, list(states), splits, lines, len(several))
+    return _Source(path, folder, base, pages, list(states), splits, lines, sorted(several))
 
 
 def _page(file: Path) -> _Page:
@@ -331,20 +331,22 @@ def _notes(source: _Source, stated: _Stated, facts: _Stated, placed: Placed, opt
         ("class that is not named in a photo", rest, cells - len(np.unique(stated.cell))),
     )
     faults = [
-        Excluded(origin, f"{FAULTS[fault]}; its label is kept", str(source.folder))
+        Excluded(origin, f"{FAULTS[fault]}; its label is kept", str(source.folder), "bad-place")
         for origin, fault in zip(facts.origin, placed.fault, strict=True)
         if fault
     ]
     nameless = [
-        Excluded(page.file.name, f"{page.nameless} objects have no name", str(source.folder))
+        Excluded(page.file.name, f"{page.nameless} objects have no name", str(source.folder), "unusable")
         for page in source.pages.values()
         if page.nameless
     ]
     said = (
         (len(faults), "boxes cannot be used, see the excluded list; the labels are kept"),
         (len(nameless), "XML files have objects without a name, which are left out"),
-        (source.several, "photos are in several of the lists train, val and test; the first of them counts"),
+        (len(source.several), "photos are in several of the lists train, val and test; the first of them counts"),
     )
     messages = tuple(f"{where}: {count:,} {text}" for count, text in said if count)
     readings = tuple(ValueReading(where, kind, meaning, count) for kind, meaning, count in kinds if count)
-    return Notes(readings, (*nameless, *faults), placed.messages + messages)
+    split = "is in several of the lists train, val and test; the first of them counts"
+    several = [Excluded(name, split, str(source.base), "splits") for name in source.several]
+    return Notes(readings, (*nameless, *several, *faults), placed.messages + messages, placed.warnings)

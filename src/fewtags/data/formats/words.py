@@ -86,6 +86,23 @@ class Words:
             for value, count in sorted(total.items(), key=lambda item: (-item[1], item[0]))
         )
 
+    def unsure(self, where: str, values: Iterable[Counter[str]]) -> tuple[str, ...]:
+        """A warning where -1, read as uncertain, is the only word that could mean absent."""
+        total = sum(values, Counter[str]())
+        own = {fold(word) for word in (*self.options.unknown_words, *self.options.positive_words)}
+        uses = sum(n for value, n in total.items() if _plain_number(fold(value)) == "-1" and fold(value) not in own)
+        found = {self.meaning(value) for value in total}
+        absent = self.options.complete or self.options.blank == "negative"
+        if not uses or self.options.uncertain != "ignore" or Meaning.POSITIVE not in found:
+            return ()
+        if Meaning.NEGATIVE in found or (absent and Meaning.BLANK in found):
+            return ()
+        return (
+            f"{where}: nothing says absent (0), and -1 is read as uncertain, so that these {uses:,} cells are unknown. "
+            "If -1 means absent, pass --set data.uncertain=zeros; if it does mean uncertain, --set "
+            "'data.unknown_words=[\"-1\"]' says so.",
+        )
+
     def _text(self, value: str, blank: str) -> str:
         meaning = self.needed(value)
         text = blank if meaning is Meaning.BLANK else meaning.value

@@ -12,7 +12,7 @@ from typing import final
 
 import numpy as np
 
-from fewtags.data.formats.common import ReadOptions, distinct, named_classes
+from fewtags.data.formats.common import ReadOptions, distinct, named_classes, number_of
 from fewtags.data.formats.photos import Located, is_photo, locate, spelling
 from fewtags.data.formats.stated import Corners, Source, Stated
 from fewtags.data.formats.yolo_layout import YoloFolder, find_yolo, text_of
@@ -51,8 +51,9 @@ def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | Non
     classes = named_classes(found.names)
     rows = _read(found)
     photos = _locate(found, path, images)
+    unnamed = f"is not among the {len(classes)} names"
     excluded = [
-        Excluded(_origin(found, image, line), f"class {number} is not among the {len(classes)} names", str(found.root))
+        Excluded(_origin(found, image, line), f"class {number} {unnamed}", str(found.root), "unusable")
         for image, line, number in rows.strangers
     ]
     if excluded and not len(rows.stated):
@@ -75,7 +76,7 @@ def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | Non
         nothing=np.zeros(len(labelled), np.bool_),
         origin=lambda i: _origin(found, rows.file[i], rows.line[i]),
         splits=found.splits if any(found.splits) else None,
-        notes=Notes(_readings(found, rows, classes.ids, options), tuple(excluded), spoken),
+        notes=Notes(_readings(found, rows, classes.ids, options), (*excluded, *found.repeated), spoken),
     ).table()
 
 
@@ -161,10 +162,11 @@ def _object(words: Sequence[str], keypoints: int) -> tuple[int, Corners, bool]:
             f"{count} numbers{hint}; expected class, centre x and y, width and height, or a class and the x and y of "
             "three or more corners"
         )
-    try:
-        first, *numbers = map(float, words)
-    except ValueError:
-        raise ValueError(f"{' '.join(words)[:60]!r} is not a row of numbers") from None
+    first, *numbers = map(number_of, words)
+    if any(
+        math.isnan(n) and word.lower().lstrip("+-") != "nan" for n, word in zip((first, *numbers), words, strict=True)
+    ):
+        raise ValueError(f"{' '.join(words)[:60]!r} is not a row of numbers")
     if not (first >= 0 and first == int(min(first, 1e9))):
         raise ValueError(f"{words[0]!r} is not the number of a class")
     for text, number in zip(words[1:], numbers if polygon else numbers[:4], strict=False):

@@ -13,6 +13,7 @@ import yaml
 
 from fewtags.data.formats.common import fold, some, split_name
 from fewtags.data.formats.photos import extension, folder_of, is_photo
+from fewtags.data.table import Excluded
 from fewtags.errors import DataError
 
 _SPLITS = ("train", "val", "valid", "validation", "test")
@@ -36,6 +37,7 @@ class YoloFolder:
         splits: the split of each image, "" for none.
         photos: whether any photo is there.
         messages: what else was found.
+        repeated: images that are in several splits.
     """
 
     root: Path
@@ -47,6 +49,7 @@ class YoloFolder:
     splits: Sequence[str]
     photos: bool
     messages: tuple[str, ...]
+    repeated: tuple[Excluded, ...]
 
 
 def find_yolo(path: Path) -> YoloFolder:
@@ -83,6 +86,10 @@ def find_yolo(path: Path) -> YoloFolder:
         splits,
         found.photos,
         (*messages, *found.messages()),
+        tuple(
+            Excluded(image.relative_to(root).as_posix(), reason, str(home), "splits")
+            for image, reason in found.repeated.items()
+        ),
     )
 
 
@@ -90,7 +97,10 @@ def names_classes(file: Path) -> bool:
     """Whether a YAML file has a key `names`, as those of YOLO data sets do."""
     if file.suffix.lower() not in (".yaml", ".yml") or not file.is_file() or file.stat().st_size > _LARGEST:
         return False
-    return _NAMES.search(file.read_bytes().decode("utf-8", "replace")) is not None
+    try:
+        return _NAMES.search(file.read_bytes().decode("utf-8-sig", "replace")) is not None
+    except OSError:  # whoever reads it says so
+        return False
 
 
 def _home(path: Path) -> tuple[Path, Path | None]:
@@ -110,15 +120,13 @@ def _home(path: Path) -> tuple[Path, Path | None]:
 
 def _load(file: Path) -> dict[str, Any]:
     """A YAML file with every scalar as text, so that a class "no" or "1e3" keeps its name. Aliases are refused."""
-    if file.stat().st_size > _LARGEST:
-        raise DataError(f"{file}: more than {_LARGEST >> 20} MiB; is this the data.yaml of a YOLO data set?")
+    text = text_of(file, _LARGEST, "the data.yaml of a YOLO data set")
     try:
-        text = file.read_bytes().decode("utf-8-sig")
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise DataError(f"{file}: uses YAML aliases (*name), which are not read; write the values out.")
+        if twice := _repeated_key(yaml.compose(text, yaml.BaseLoader)):
+            raise DataError(f"{file}: {twice}; leave one of them.")
         found = yaml.load(text, yaml.BaseLoader)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not UTF-8 text (byte {error.start:,}); save it as UTF-8.") from None
     except (yaml.YAMLError, RecursionError) as error:
         said = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else "nested too deeply"
         raise DataError(f"{file}: not valid YAML ({said[:200]}).") from None
@@ -127,15 +135,35 @@ def _load(file: Path) -> dict[str, Any]:
     return found
 
 
+def _repeated_key(node: yaml.Node | None) -> str:
+    """What is said twice in a YAML file, of which parsers keep the last without a word; "" for nothing."""
+    if isinstance(node, yaml.SequenceNode):
+        return next(filter(None, map(_repeated_key, node.value)), "")
+    if not isinstance(node, yaml.MappingNode):
+        return ""
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                return f"{key.value[:40]!r} stands in line {lines[key.value]} and again in line {line}"
+            lines[key.value] = line
+        if said := _repeated_key(value):
+            return said
+    return ""
+
+
 def _class_names(home: Path, file: Path | None, config: Mapping[str, Any]) -> tuple[dict[int, str], Path]:
     if file is not None and "names" in config:
         found = config["names"]
         numbered = dict(enumerate(found)) if isinstance(found, list) else found
         if not isinstance(numbered, dict) or not all(isinstance(name, str) for name in numbered.values()):
             raise DataError(f"{file}: names must be a list, or number: name for each class.")
-        if wrong := next((key for key in numbered if not str(key).isascii() or not str(key).isdigit()), None):
-            raise DataError(f"{file}: names has the key {wrong!r}; expected the number of a class.")
+        if wrong := next((key for key in numbered if not _is_count(key)), None):
+            raise DataError(f"{file}: names has the key {wrong!r:.40}; expected the number of a class.")
         names = {int(key): name.strip() for key, name in numbered.items()}
+        if len(names) < len(numbered):
+            raise DataError(f"{file}: names gives several names to one class number; leave one of them.")
         named_in = file
     else:
         listed = next((home / name for name in CLASS_FILES if (home / name).is_file()), None)
@@ -152,25 +180,32 @@ def _class_names(home: Path, file: Path | None, config: Mapping[str, Any]) -> tu
     return names, named_in
 
 
-def text_of(file: Path, largest: int = _LARGEST_LABELS) -> str:
+def text_of(file: Path, largest: int = _LARGEST_LABELS, what: str = "a label file") -> str:
     """A small text file.
 
     Raises:
-        DataError: it is too large, or not UTF-8.
+        DataError: it cannot be read, is too large, or not UTF-8.
     """
-    if file.stat().st_size > largest:
-        raise DataError(f"{file}: more than {largest >> 20} MiB; is this a label file?")
     try:
+        if file.stat().st_size > largest:
+            raise DataError(f"{file}: more than {largest >> 20} MiB; is this {what}?")
         return file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror}); mend or remove it.") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: not UTF-8 text (byte {error.start:,}); save it as UTF-8.") from None
+
+
+def _is_count(text: object) -> bool:
+    """Whether a text is a number of things, in plain digits; more than nine of them are none."""
+    return str(text).isascii() and str(text).isdigit() and len(str(text)) < 10
 
 
 def _keypoints(config: Mapping[str, Any], file: Path | None) -> int:
     shape = config.get("kpt_shape")
     if shape is None:
         return 0
-    if not isinstance(shape, list) or len(shape) != 2 or not all(str(n).isdigit() for n in shape):
+    if not isinstance(shape, list) or len(shape) != 2 or not all(map(_is_count, shape)):
         raise DataError(f"{file}: kpt_shape must be two numbers, as in [17, 3].")
     return int(shape[0]) * int(shape[1])
 
@@ -234,7 +269,7 @@ class _Found:
     splits: dict[Path, str] = field(default_factory=dict)
     photos: bool = False
     _stray: int = 0
-    _repeated: int = 0
+    repeated: dict[Path, str] = field(default_factory=dict)
     _listed: dict[Path, frozenset[str]] = field(default_factory=dict)
 
     def add(self, split: str, where: Path) -> None:
@@ -250,15 +285,16 @@ class _Found:
             unused = [file for file in self._label_files(where) if file not in {*labels.values()}]
             labels |= {_swapped(file.with_suffix(""), "labels", "images", self.home): file for file in unused}
         for image, label in labels.items():
-            self._repeated += self.splits.setdefault(image, split) != split
+            if (first := self.splits.setdefault(image, split)) != split:
+                self.repeated[image] = f"is in {first} and in {split}; the first of them counts"
             self.labels_of.setdefault(image, label)
 
     def messages(self) -> Iterator[str]:
         """What was left out."""
         if self._stray:
             yield f"{self._stray:,} .txt files outside of labels/ have no photo of that name and are ignored"
-        if self._repeated:
-            yield f"{self._repeated:,} photos are in several splits; the first of them counts"
+        if self.repeated:
+            yield f"{len(self.repeated):,} photos are in several splits; the first of them counts"
 
     def _label_files(self, folder: Path) -> list[Path]:
         """Label files of a folder of photos: in `labels` in place of `images`, or in folders `labels` below it."""

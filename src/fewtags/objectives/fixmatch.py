@@ -1,0 +1,228 @@
+"""What a net is sure of on one view is learned on another: FixMatch for several labels, with UPS's uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from fewtags.errors import ConfigError
+from fewtags.labels import Batch, Label
+from fewtags.losses.pseudo import certain, confident, pseudo_loss, spread
+from fewtags.nets.spatial import Output
+from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+from fewtags.objectives.supervised import (
+    CHOICES,
+    INFINITY,
+    RANGES,
+    Cropped,
+    Fill,
+    Triple,
+    Unknown,
+    check_settings,
+    class_shares,
+    only_fillable,
+    pseudo_diagnostics,
+    supervised_loss,
+)
+from fewtags.stores.pseudo import PseudoLabels
+from fewtags.stores.recent import RecentScores
+
+PerClass = float | tuple[float, ...]
+
+
+class Chosen(NamedTuple):
+    """What `step` hands to `commit`: probabilities on the weak view, and pseudo-labels once there are any."""
+
+    prob: Tensor
+    pseudo: Tensor | None
+
+
+@final
+@dataclass(eq=False)
+class FixMatch(Objective):
+    """FixMatch (Sohn et al., 2020) for several labels: L = w_image L_image + w_patch L_patch + w_pseudo L_pseudo.
+
+    The first two terms are PatchML's eq. (3) on the weak view, with the same settings: tags, points and boxes count as
+    they do there. L_pseudo is the cross-entropy of the strong view's image logits with pseudo-labels: of the weak
+    view's probabilities f, f >= tau+ is a positive, f <= tau- a negative, the rest is left out. From epoch
+    `pseudo_from` on both views go through the net together, and the pseudo-labels get no gradient.
+
+    UPS (Rizve et al., 2021; `uncertainty_views` above 0): of the last so many weak views of an image, this one
+    included, the mean takes the place of f, and their standard deviation must not exceed kappa. A cell with fewer views
+    gets no pseudo-label. Deviation: UPS predicts one image several times with dropout in one go. Nets here have none in
+    their head, and a frozen trunk stays in eval mode, so that such passes would agree exactly; views of earlier epochs
+    differ, and cost no pass. They also differ where the net has changed in the meantime, which counts as uncertainty.
+
+    Deviations from FixMatch: sigmoid and two thresholds per class in the place of a softmax's highest class; every
+    batch mixes labelled and unlabelled images as they come, where FixMatch takes a fixed ratio; the strong view is a
+    crop of its own, so that it may miss what the weak one shows. PercentMatch's moving thresholds (percentiles of the
+    scores of each class) are not offered: no code of it is public and its formula could not be confirmed.
+
+    Args:
+        image_unknown: unknown classes of images that have some label: "ignore", "negative", or "selective": CSL-I.
+        patch_unknown: unknown patches: "ignore", "negative", or "selective": CSL-P.
+        image_top_k: "selective": likely positives per image that stay ignored.
+        patch_top_k: "selective": likely patches per located class that stay ignored.
+        prior_threshold: "selective": classes in more than this share of the images asked about stay ignored; 1: none.
+        image_gammas: focus on positive, negative and unknown classes.
+        patch_gammas: likewise, of patches.
+        image_clip: negative and unknown classes with a probability up to this count as done; 0: none.
+        image_weight: w_image.
+        patch_weight: w_patch.
+        patch_weights: of positive, negative and unknown patches; see `patch_loss` on their scale.
+        coverage: share of a patch that a box must cover, see `cells_of_boxes`.
+        min_visible: share of a box that a crop must show for it to count.
+        cropped: a positive whose every known location is cropped away becomes "unknown" in that view, or is "keep".
+        pseudo_weight: w_pseudo, FixMatch's lambda_u.
+        pseudo_from: first epoch with pseudo-labels, warm-up included.
+        pseudo_fill: images without any label ("unlabelled", FixMatch's), or all "unknown" classes.
+        positive_from: tau+, one for all classes or one per class; above 1: no pseudo-positives.
+        negative_to: tau-, likewise; below 0: no pseudo-negatives.
+        per_selected: divide L_pseudo image by image by the number of selected cells (UPS) and not by all cells.
+        uncertainty_views: UPS: so many views are compared, at least 2; 0: FixMatch alone.
+        uncertain_positive: UPS: kappa+, largest standard deviation of a pseudo-positive.
+        uncertain_negative: UPS: kappa-, likewise of a pseudo-negative.
+
+    Raises:
+        ConfigError: a value that is out of range, or two that contradict each other.
+    """
+
+    needs_strong: ClassVar[bool] = True
+
+    image_unknown: Unknown = "ignore"
+    patch_unknown: Unknown = "ignore"
+    image_top_k: int = 5
+    patch_top_k: int = 5
+    prior_threshold: float = 1.0
+    image_gammas: Triple = (0.0, 1.0, 2.0)
+    patch_gammas: Triple = (0.0, 1.0, 2.0)
+    image_clip: float = 0.0
+    image_weight: float = 1.0
+    patch_weight: float = 1.0
+    patch_weights: Triple = (1.0, 1.0, 1.0)
+    coverage: float = 0.5
+    min_visible: float = 0.1
+    cropped: Cropped = "unknown"
+    pseudo_weight: float = 1.0
+    pseudo_from: int = 5
+    pseudo_fill: Fill = "unlabelled"
+    positive_from: PerClass = 0.95
+    negative_to: PerClass = 0.05
+    per_selected: bool = False
+    uncertainty_views: int = 0
+    uncertain_positive: float = 0.05
+    uncertain_negative: float = 0.005
+
+    def __post_init__(self) -> None:
+        check_settings(self, CHOICES, OWN_RANGES)
+        if self.uncertainty_views == 1:
+            raise ConfigError("uncertainty_views compares at least 2 views, or is 0 (off), got 1.")
+        given = [len(limits) for limits in (self.negative_to, self.positive_from) if isinstance(limits, tuple)]
+        if len(set(given)) > 1:
+            raise ConfigError(f"negative_to has {given[0]} values and positive_from {given[1]}; give one per class.")
+        low, high = (_per_class(limits, max(given, default=1)) for limits in (self.negative_to, self.positive_from))
+        for c, (negative, positive) in enumerate(zip(low, high, strict=True)):
+            if not negative < positive:
+                where = f" of class {c}" if given else ""
+                raise ConfigError(f"negative_to{where} must be below positive_from, got {negative} and {positive}.")
+
+    def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
+        """Allocate pseudo-labels, and with UPS the scores of earlier views.
+
+        Raises:
+            ConfigError: no image to fill, or thresholds for another number of classes.
+        """
+        self._problem = problem
+        samples, classes = problem.labels.shape
+        shard, device = problem.shard, problem.device
+        self._prior = class_shares(problem.labels).to(device)
+        for name in ("positive_from", "negative_to"):
+            if isinstance(limits := getattr(self, name), tuple) and len(limits) != classes:
+                raise ConfigError(
+                    f"{name} has {len(limits)} values for {classes} classes; give one number, or one per class."
+                )
+        self._positive_from = torch.tensor(_per_class(self.positive_from, classes), device=device)
+        self._negative_to = torch.tensor(_per_class(self.negative_to, classes), device=device)
+        if self.pseudo_fill == "unlabelled" and not (problem.labels.image_counts(Label.UNKNOWN) == classes).any():
+            raise ConfigError(
+                f"each of the {samples:,} training images has a label, so that pseudo_fill = 'unlabelled' fills none; "
+                "add images without labels, or set pseudo_fill = 'unknown'."
+            )
+        self._pseudo = PseudoLabels(samples, classes, shard=shard, device=device)
+        self._recent: RecentScores | None = None
+        parts: dict[str, Part] = {"pseudo_labels": self._pseudo}
+        if self.uncertainty_views:
+            earlier = self.uncertainty_views - 1
+            self._recent = RecentScores(samples, classes, earlier, shard=shard, device=device)
+            parts["recent_scores"] = self._recent
+        return parts
+
+    def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
+        """Take stock of the pseudo-labels of the epoch before.
+
+        Returns:
+            From `pseudo_from` + 1 on, pseudo-positives and -negatives per image, and, where the complete labels are
+            known, the precision of both.
+        """
+        if epoch <= self.pseudo_from:
+            return {}
+        return pseudo_diagnostics(self._pseudo.judge(self._problem.truth), self._problem.labels.shape[0])
+
+    def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
+        """Both views through the net; the weak one teaches. Everything is read as it was before this batch.
+
+        Raises:
+            ConfigError: a batch without strong views.
+        """
+        if batch.strong is None:
+            raise ConfigError("FixMatch needs batches with a strong view; load them from a TrainSet that has `strong`.")
+        if at.epoch < self.pseudo_from:
+            out: Output = net(batch.images)
+            known = supervised_loss(self, out, batch, self._prior)
+            return Step(known.loss, known.logs, Chosen(out.logits.detach().float().sigmoid(), None))
+        both: Output = net(torch.cat([batch.images, batch.strong.images]))
+        weak, strong = (Output(*half) for half in zip(*(values.chunk(2) for values in both), strict=True))
+        known = supervised_loss(self, weak, batch, self._prior)
+        prob = weak.logits.detach().float().sigmoid()
+        pseudo = only_fillable(self._choose(batch, prob), batch.labels, self.pseudo_fill)
+        extra = pseudo_loss(strong.logits, pseudo, per_selected=self.per_selected)
+        return Step(
+            known.loss + self.pseudo_weight * extra, known.logs | {"pseudo": extra.detach()}, Chosen(prob, pseudo)
+        )
+
+    @torch.no_grad()
+    def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
+        """Keep the pseudo-labels, and with UPS the scores of this view."""
+        chosen: Chosen = out.payload
+        if self._recent is not None:
+            self._recent.write(batch.index, chosen.prob)
+        if chosen.pseudo is not None:
+            self._pseudo.write(batch.index, chosen.pseudo)
+
+    def _choose(self, batch: Batch, prob: Tensor) -> Tensor:
+        """The cells that the net is sure of, int8 [b, C]."""
+        if self._recent is None:
+            return confident(prob, self._positive_from, self._negative_to)
+        earlier, complete = self._recent.read(batch.index)
+        mean, deviation = spread(torch.cat([earlier, prob[None]]))
+        sure = confident(mean, self._positive_from, self._negative_to)
+        sure = certain(sure, deviation, self.uncertain_positive, self.uncertain_negative)
+        return sure.masked_fill(~complete[:, None], Label.UNKNOWN)
+
+
+OWN_RANGES: Mapping[str, tuple[float, float]] = {
+    **RANGES,
+    "pseudo_weight": (1e-6, INFINITY),
+    "pseudo_from": (0.0, INFINITY),
+    "uncertainty_views": (0.0, INFINITY),
+    "uncertain_positive": (0.0, INFINITY),
+    "uncertain_negative": (0.0, INFINITY),
+}
+
+
+def _per_class(limits: PerClass, classes: int) -> tuple[float, ...]:
+    return limits if isinstance(limits, tuple) else (limits,) * classes

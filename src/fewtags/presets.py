@@ -1,0 +1,216 @@
+"""What a configuration means on a machine: presets, and a pure `resolve` that leaves nothing to derive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Literal, final
+
+from fewtags.config import AugmentConfig, Config, Settings, StageConfig
+from fewtags.errors import ConfigError
+
+
+@final
+class Facts(Settings):
+    """What `resolve` may know about data and machine."""
+
+    samples: int
+    classes: int
+    device: Literal["cpu", "cuda", "mps"]
+    cores: int
+    offline_backbone: str | None = None
+    bf16: bool = False
+
+
+class _Preset(Settings):
+    backbone: str
+    size: int
+    batch_size: int
+    weight_decay: float
+    batchnorm_eval: bool
+    cached_views: int
+    stages: tuple[StageConfig, ...]
+
+
+def _stages(
+    warmup: int, warmup_lr: float, epochs: int, lr: float, trainable: Literal["head", "all"] | int
+) -> tuple[StageConfig, ...]:
+    head = StageConfig(name="warmup", epochs=warmup, lr=warmup_lr, trainable="head", schedule="constant", warmup=True)
+    main = StageConfig(name="main", epochs=epochs, lr=lr, trainable=trainable)
+    return (head, main) if warmup else (main,)
+
+
+PRESETS: Mapping[str, _Preset] = {
+    # A frozen trunk with cached views: a usable model in a minute or two on a laptop.
+    "cpu": _Preset(
+        backbone="tf_efficientnet_lite0",
+        size=224,
+        batch_size=16,
+        weight_decay=0.0,
+        batchnorm_eval=True,
+        cached_views=8,
+        stages=_stages(5, 3e-3, 12, 1e-3, "head"),
+    ),
+    "finetune": _Preset(
+        backbone="resnet50",
+        size=320,
+        batch_size=16,
+        weight_decay=0.0,
+        batchnorm_eval=True,
+        cached_views=0,
+        stages=_stages(5, 3e-3, 12, 1e-4, "all"),
+    ),
+    # Section 4.1: linear layer for 5 epochs at 1e-3, then everything for 25 epochs at 1e-5, cosine, Adam, batch 8.
+    "paper": _Preset(
+        backbone="resnet50",
+        size=448,
+        batch_size=8,
+        weight_decay=0.0,
+        batchnorm_eval=False,
+        cached_views=0,
+        stages=_stages(5, 1e-3, 25, 1e-5, "all"),
+    ),
+    "paper_scratch": _Preset(
+        backbone="resnet50",
+        size=448,
+        batch_size=8,
+        weight_decay=0.0,
+        batchnorm_eval=False,
+        cached_views=0,
+        stages=_stages(0, 1e-3, 100, 1e-4, "all"),
+    ),
+    # Section 4.3.
+    "paper_imagenet": _Preset(
+        backbone="resnet50",
+        size=224,
+        batch_size=64,
+        weight_decay=1e-4,
+        batchnorm_eval=False,
+        cached_views=0,
+        stages=_stages(5, 1e-4, 25, 1e-4, "all"),
+    ),
+}
+
+
+@final
+class Resolved(Settings):
+    """Every setting of a run with nothing left to derive; printed, and stored beside the run."""
+
+    preset: str
+    backbone: str
+    weights: str
+    drop_path: float
+    output_stride: int
+    head_kernel: int
+    pool: Literal["mean", "mean_prob", "max", "lse", "softmax", "csra"]
+    pool_temperature: float
+    pool_weight: float
+    policy: Literal["coco", "imagenet", "none"]
+    size: int
+    min_area: float
+    flip: bool
+    jitter: float
+    stages: tuple[StageConfig, ...]
+    batch_size: int
+    weight_decay: float
+    accumulate: int
+    clip_norm: float
+    precision: Literal["no", "bf16", "fp16"]
+    weight_ema: float
+    batchnorm_eval: bool
+    cached_views: int
+    workers: int
+    seed: int
+    checkpoint_every_steps: int
+    select: Literal["auto", "best", "last"]
+
+
+def resolve(config: Config, facts: Facts) -> Resolved:
+    """Fill everything that was left to derive. Pure: the same config and facts give the same answer.
+
+    A zero means: not used, in `clip_norm`, `weight_ema` and `checkpoint_every_steps`; the backbone's own, in
+    `output_stride`.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+    """
+    train, model, augment = config.train, config.model, config.augment
+    name = train.preset or ("finetune" if facts.device == "cuda" else "cpu")
+    preset = PRESETS[name]
+    stages = preset.stages if train.stages is None else train.stages
+    _check_stages(stages)
+    last = stages[-1].model_copy(
+        update={k: v for k, v in (("epochs", train.epochs), ("lr", train.lr)) if v is not None}
+    )
+    if train.stages and (train.epochs or train.lr):
+        raise ConfigError("train.epochs and train.lr change the preset's last stage; with train.stages set them there.")
+    stages = (*stages[:-1], last)
+    weights = model.weights or _weights(model.backbone or preset.backbone, facts)
+    frozen = all(stage.trainable == "head" for stage in stages)
+    cached = train.cached_views if train.cached_views is not None else (preset.cached_views if frozen else 0)
+    if cached and not frozen:
+        raise ConfigError(
+            'train.cached_views needs a frozen trunk: give every stage trainable = "head", or set it to 0.'
+        )
+    policy = augment.policy or ("imagenet" if name == "paper_imagenet" else "coco")
+    _check_policy(policy, augment)
+    precision = train.precision or ("bf16" if facts.device == "cuda" and facts.bf16 else "no")
+    if precision == "fp16" and facts.device == "cpu":
+        raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')
+    return Resolved(
+        preset=name,
+        backbone=model.backbone or preset.backbone,
+        weights=weights,
+        drop_path=model.drop_path,
+        output_stride=model.output_stride or 0,
+        head_kernel=model.head_kernel,
+        pool=model.pool,
+        pool_temperature=model.pool_temperature,
+        pool_weight=model.pool_weight,
+        policy=policy,
+        size=augment.size or preset.size,
+        min_area=augment.min_area or SMALLEST_AREA[policy],
+        flip=policy != "none" if augment.flip is None else augment.flip,
+        jitter=augment.jitter,
+        stages=stages,
+        batch_size=train.batch_size or preset.batch_size,
+        weight_decay=preset.weight_decay if train.weight_decay is None else train.weight_decay,
+        accumulate=train.accumulate,
+        clip_norm=train.clip_norm or 0.0,
+        precision=precision,
+        weight_ema=train.weight_ema or 0.0,
+        batchnorm_eval=preset.batchnorm_eval if train.batchnorm_eval is None else train.batchnorm_eval,
+        cached_views=cached,
+        workers=min(8, max(0, facts.cores - 1)) if train.workers is None else train.workers,
+        seed=train.seed,
+        checkpoint_every_steps=train.checkpoint_every_steps or 0,
+        select=train.select,
+    )
+
+
+SMALLEST_AREA: Mapping[str, float] = {"coco": 0.25, "imagenet": 0.08, "none": 1.0}
+
+
+def _check_policy(policy: str, augment: AugmentConfig) -> None:
+    """The policy `none` takes the whole photo as it is, so it cannot crop or flip."""
+    asked = [] if augment.min_area is None else [f"augment.min_area = {augment.min_area:g}"]
+    asked += ["augment.flip = true"] if augment.flip else []
+    if policy == "none" and asked:
+        raise ConfigError(
+            f'{" and ".join(asked)} would do nothing: augment.policy = "none" shows the whole photo, never flipped; '
+            'leave it out, or use the policy "coco" or "imagenet".'
+        )
+
+
+def _check_stages(stages: tuple[StageConfig, ...]) -> None:
+    if not any(stage.epochs for stage in stages):
+        raise ConfigError("train.stages have no epoch in all; give at least one stage epochs above 0.")
+    later = [stage.name for before, stage in pairwise(stages) if stage.warmup and not before.warmup]
+    if later:
+        raise ConfigError(
+            f"stage {later[0]!r} has warmup = true but comes after a stage without; warm-up stages come first."
+        )
+
+
+def _weights(backbone: str, facts: Facts) -> str:
+    return "offline" if backbone == facts.offline_backbone else "hub"

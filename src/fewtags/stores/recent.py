@@ -1,0 +1,68 @@
+"""The last few predictions of every image, one a view that training has seen: how much do they differ?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from fewtags.stores.shard import SINGLE_PROCESS, Shard
+from fewtags.stores.state import copy_state, lazy_zeros
+
+
+@final
+class RecentScores:
+    """The `depth` newest probabilities of every (sample, class), float16 [rows, depth, C]: the oldest makes room.
+
+    Args:
+        samples: N, over all processes.
+        classes: C.
+        depth: how many are kept, at least 1.
+        shard: the rows kept here are those this process owns.
+        device: where they live.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        classes: int,
+        depth: int,
+        *,
+        shard: Shard = SINGLE_PROCESS,
+        device: torch.device | None = None,
+    ) -> None:
+        self.shard, self.depth = shard, depth
+        rows = shard.rows(samples)
+        self.values = lazy_zeros((rows, depth, classes), torch.float16, device)
+        self.visits = torch.zeros(rows, dtype=torch.int32, device=device)
+
+    def read(self, index: Int64[Tensor, "b"]) -> tuple[Float[Tensor, "k b c"], Bool[Tensor, "b"]]:
+        """What is kept of samples `index` (global, owned by this process), float32 in no order; and whose is complete.
+
+        A sample that was written fewer than `depth` times is not complete, and its missing probabilities read as 0.
+        """
+        rows = self.shard.local(index).to(self.values.device)
+        kept, complete = self.values[rows].float().transpose(0, 1), self.visits[rows] >= self.depth
+        return kept.to(index.device), complete.to(index.device)
+
+    def write(self, index: Int64[Tensor, "b"], prob: Float[Tensor, "b c"]) -> None:
+        """Put probabilities of samples `index`, which must not repeat one, in the place of their oldest ones."""
+        rows = self.shard.local(index).to(self.values.device)
+        slot = (self.visits[rows] % self.depth).long()
+        self.values[rows, slot] = prob.to(self.values)
+        self.visits[rows] += 1
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """The tensors themselves, not copies."""
+        return {"values": self.values, "visits": self.visits}
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
+        """Take a state back, in place.
+
+        Raises:
+            CheckpointError: the state has other names, shapes or dtypes.
+        """
+        copy_state(self.state_dict(), state_dict, "recent scores")

@@ -1,0 +1,163 @@
+"""Presets by machine, what is said against what a preset says, and settings that contradict each other."""
+
+import tomllib
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from fewtags.config import ModelConfig, StageConfig, apply_overrides, dump_toml, parse
+from fewtags.engine.methods import settings_models
+from fewtags.engine.model import make_policy
+from fewtags.errors import ConfigError
+from fewtags.nets.pool import PoolName
+from fewtags.presets import PRESETS, Facts, Resolved, resolve
+
+LAPTOP = Facts(samples=100, classes=5, device="cpu", cores=4, offline_backbone="tf_efficientnet_lite0")
+SERVER = Facts(samples=100, classes=5, device="cuda", cores=32, offline_backbone="tf_efficientnet_lite0", bf16=True)
+BARE = {"data": {"train": "photos"}}
+STAGE = {"name": "main", "epochs": 2, "lr": 1e-3}
+
+
+def read(**changes):
+    """The configuration of dotted keys, with __ for the dot."""
+    flat = {key.replace("__", "."): value for key, value in changes.items()}
+    return parse(apply_overrides(BARE, flat), settings_models(), "run.toml")
+
+
+def test_presets_by_machine():
+    laptop, server = resolve(read(), LAPTOP), resolve(read(), SERVER)
+    assert (laptop.preset, laptop.backbone, laptop.weights) == ("cpu", "tf_efficientnet_lite0", "offline")
+    assert (server.preset, server.backbone, server.weights) == ("finetune", "resnet50", "hub")
+    assert (laptop.cached_views, server.cached_views) == (8, 0)
+    assert (laptop.precision, server.precision) == ("no", "bf16")
+    assert (laptop.workers, server.workers) == (3, 8)
+    assert resolve(read(), LAPTOP.model_copy(update={"device": "mps"})).preset == "cpu"
+    assert resolve(read(), LAPTOP.model_copy(update={"offline_backbone": None})).weights == "hub"
+
+
+def test_the_papers_numbers():
+    """Section 4.1: head 5 epochs at 1e-3, then all for 25 at 1e-5, cosine, Adam, batch 8, 448 px; from scratch 100 at
+    1e-4. Section 4.3 (ImageNet): 1e-4 and weight decay 1e-4 at 224 px."""
+    paper = resolve(read(train__preset="paper"), SERVER)
+    assert [(s.epochs, s.lr, s.trainable, s.schedule, s.warmup) for s in paper.stages] == [
+        (5, 1e-3, "head", "constant", True),
+        (25, 1e-5, "all", "cosine", False),
+    ]
+    assert (paper.batch_size, paper.size, paper.weight_decay, paper.policy, paper.min_area) == (8, 448, 0, "coco", 0.25)
+    scratch = resolve(read(train__preset="paper_scratch"), SERVER)
+    assert [(s.epochs, s.lr, s.warmup) for s in scratch.stages] == [(100, 1e-4, False)]
+    imagenet = resolve(read(train__preset="paper_imagenet"), SERVER)
+    assert [(s.epochs, s.lr) for s in imagenet.stages] == [(5, 1e-4), (25, 1e-4)]
+    assert (imagenet.size, imagenet.weight_decay, imagenet.policy, imagenet.min_area) == (224, 1e-4, "imagenet", 0.08)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_resolves_and_is_pure(preset):
+    config = read(train__preset=preset)
+    assert resolve(config, LAPTOP) == resolve(config, LAPTOP)
+    assert not any(value is None for value in resolve(config, LAPTOP).model_dump().values())
+
+
+def test_what_is_said_beats_the_preset():
+    chosen = {
+        "model__backbone": "resnet18", "model__weights": "none", "augment__size": 96, "augment__min_area": 0.5,
+        "augment__flip": False, "augment__jitter": 0.4, "train__batch_size": 3,
+        "train__weight_decay": 0.5, "train__batchnorm_eval": False,
+        "train__workers": 0, "train__clip_norm": 2.0, "train__weight_ema": 0.9, "train__checkpoint_every_steps": 7,
+        "train__select": "last", "train__accumulate": 2, "train__cached_views": 0, "train__precision": "bf16",
+        "model__drop_path": 0.1, "train__seed": 4,
+    }  # fmt: skip
+    resolved = resolve(read(**chosen), LAPTOP)
+    for key, value in chosen.items():
+        assert getattr(resolved, key.split("__")[1]) == value, key
+
+
+@pytest.mark.parametrize(
+    ("policy", "preset", "found", "area"),
+    [
+        (None, "paper", "coco", 0.25),
+        ("imagenet", "paper", "imagenet", 0.08),
+        (None, "paper_imagenet", "imagenet", 0.08),
+        ("coco", "paper_imagenet", "coco", 0.25),
+        ("none", "paper_imagenet", "none", 1.0),
+    ],
+)
+def test_the_policy_of_a_preset_is_a_default(policy, preset, found, area):
+    resolved = resolve(read(augment__policy=policy, train__preset=preset), SERVER)
+    assert (resolved.policy, resolved.min_area) == (found, area)
+
+
+@pytest.mark.parametrize(
+    ("policy", "flip", "found"),
+    [
+        (None, None, True),
+        ("imagenet", None, True),
+        ("coco", False, False),
+        ("none", None, False),
+        ("none", False, False),
+    ],
+)
+def test_flips(policy, flip, found):
+    """The policy none never flips, so what is resolved says so."""
+    resolved = resolve(read(augment__policy=policy, augment__flip=flip), LAPTOP)
+    assert resolved.flip is found
+    drawn = make_policy(resolved.policy, 64, resolved.min_area, resolved.flip)
+    views = [drawn.sample(np.random.default_rng(seed), 1.0) for seed in range(20)]
+    assert any(view.matrix[0] < 0 for view in views) is found
+
+
+def test_epochs_and_lr_change_the_last_stage_of_the_preset():
+    stages = resolve(read(train__preset="paper", train__epochs=2, train__lr=0.5), SERVER).stages
+    assert [(s.epochs, s.lr) for s in stages] == [(5, 1e-3), (2, 0.5)]
+
+
+def test_stages_replace_those_of_the_preset():
+    stages = resolve(read(train__stages=[STAGE | {"trainable": 2}]), LAPTOP).stages
+    assert stages == (StageConfig(name="main", epochs=2, lr=1e-3, trainable=2),)
+
+
+def test_views_are_cached_where_every_stage_trains_the_head():
+    head = STAGE | {"trainable": "head"}
+    assert resolve(read(train__stages=[head]), LAPTOP).cached_views == 8
+    assert resolve(read(train__stages=[head, STAGE]), LAPTOP).cached_views == 0
+    assert resolve(read(train__stages=[head], train__preset="paper"), LAPTOP).cached_views == 0
+    assert resolve(read(train__stages=[head], train__preset="paper", train__cached_views=3), LAPTOP).cached_views == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train__stages": [STAGE], "train__epochs": 3},
+         "train.epochs and train.lr change the preset's last stage; with train.stages set them there."),
+        ({"train__stages": [STAGE], "train__cached_views": 2},
+         'train.cached_views needs a frozen trunk: give every stage trainable = "head", or set it to 0.'),
+        ({"augment__policy": "none", "augment__flip": True},
+         'augment.flip = true would do nothing: augment.policy = "none" shows the whole photo, never flipped; leave it '
+         'out, or use the policy "coco" or "imagenet".'),
+        ({"augment__policy": "none", "augment__flip": True, "augment__min_area": 0.5},
+         'augment.min_area = 0.5 and augment.flip = true would do nothing: augment.policy = "none" shows the whole '
+         'photo, never flipped; leave it out, or use the policy "coco" or "imagenet".'),
+        ({"train__precision": "fp16"}, 'train.precision = "fp16" needs a GPU; use bf16 or no.'),
+        ({"train__stages": []}, "train.stages have no epoch in all; give at least one stage epochs above 0."),
+        ({"train__stages": [STAGE | {"epochs": 0}]},
+         "train.stages have no epoch in all; give at least one stage epochs above 0."),
+        ({"train__stages": [STAGE, STAGE | {"name": "late", "warmup": True}]},
+         "stage 'late' has warmup = true but comes after a stage without; warm-up stages come first."),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict_each_other(changes, message):
+    with pytest.raises(ConfigError) as error:
+        resolve(read(**changes), LAPTOP)
+    assert str(error.value) == message
+
+
+def test_the_pools_are_those_of_the_nets():
+    """Written out twice, because nets and configuration do not know each other."""
+    for model in (ModelConfig, Resolved):
+        assert get_args(model.model_fields["pool"].annotation) == get_args(PoolName)
+
+
+def test_toml_brings_what_was_resolved_back():
+    resolved = resolve(read(train__preset="paper"), SERVER)
+    assert Resolved.model_validate(tomllib.loads(dump_toml(resolved))) == resolved

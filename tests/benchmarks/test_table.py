@@ -163,5 +163,5 @@ def test_refusals(tmp_path):
     )
     half = tmp_path / "c.jsonl"
     half.write_text(json.dumps(RUNS[0]) + '\n{"bench')
-    with pytest.raises(DataError, match=r"c\.jsonl line 2 is not JSON \(.*\); let single_positive\.py finish"):
+    with pytest.raises(DataError, match=r"c\.jsonl line 2 is not JSON \(.*\); let the benchmark finish"):
         table.read_results([half])

@@ -308,3 +308,39 @@ def test_unknown_costs(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"nowhere\.toml does not exist"):
         find_cost(str(tmp_path / "nowhere.toml"), table)
+
+
+# --- given numbers
+
+
+def test_given_numbers_come_before_all_others(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text("point = 3\nbox = 9")
+    table = table_of([(0, 0, 1, BOX), (0, 1, -1, NOWHERE)], 1, 2)
+    found = find_cost(str(path), table, {"box": 5.0, "positives_per_image": 0.5})
+    assert (found.classes, found.positives_per_image, found.point, found.box) == (2, 0.5, 3, 5)
+    assert find_cost("coco", table, {"tag": 2.0}) == CostModel(80, 3.5, 7.7, tag=2.0)
+
+
+def test_costs_without_labels(tmp_path):
+    assert find_cost(None, None, {"classes": 4, "positives_per_image": 1.5}) == CostModel(4, 1.5)
+    path = tmp_path / "ours.toml"
+    path.write_text("classes = 4\npositives_per_image = 1.5")
+    assert find_cost(str(path), None) == CostModel(4, 1.5)
+    with pytest.raises(ConfigError) as error:
+        find_cost(None, None, {"positives_per_image": 1.5})
+    assert str(error.value) == (
+        "classes not known: give the number of classes, and how many of them an average photo shows (count in twenty "
+        "photos)."
+    )
+
+
+def test_a_profile_with_other_classes_needs_their_average():
+    """Objects per photo of COCO say nothing about other classes, so they are dropped."""
+    with pytest.raises(ConfigError) as error:
+        find_cost("coco", None, {"classes": 20})
+    assert str(error.value) == (
+        "the averages of 'coco' are those of 80 classes; with 20 classes give how many of them an average photo shows, "
+        "too (count in twenty photos)."
+    )
+    assert find_cost("coco", None, {"classes": 20, "positives_per_image": 1.5}) == CostModel(20, 1.5)

@@ -9,7 +9,7 @@ from typing import Any, final
 import typer
 from typer.core import TyperGroup
 
-from fewtags.cli import data, info, train, use
+from fewtags.cli import data, info, plan, train, use
 from fewtags.errors import FewtagsError
 
 
@@ -59,6 +59,7 @@ app = typer.Typer(
 )
 app.command(rich_help_panel="Data")(data.check)
 app.command(rich_help_panel="Data")(data.simulate)
+app.command(rich_help_panel="Data")(plan.plan)
 app.command(name="train", rich_help_panel="Training")(train.train)
 app.command(rich_help_panel="Training")(train.resume)
 app.command(rich_help_panel="Training")(train.report)

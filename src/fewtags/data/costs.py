@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -228,22 +228,65 @@ def budget_seconds(budget: str | float, everything: float) -> float:
     return amount / 100 * everything if match[2] == "%" else amount * _UNITS[match[2]]
 
 
-def find_cost(cost: str | None, table: LabelTable) -> CostModel:
+def find_cost(cost: str | None, table: LabelTable | None, given: Mapping[str, float] | None = None) -> CostModel:
     """The cost model that a word stands for.
 
     Args:
         cost: a name of `PROFILES`, or a TOML file with some of the attributes of `CostModel`; None, and what the file
             leaves out: the averages of `table` and the seconds of PatchML.
-        table: what is to be bought from.
+        table: what is to be bought from; None: its averages have to be given.
+        given: attributes of `CostModel` that come before all of these.
 
     Raises:
-        ConfigError: neither a profile nor a TOML file, or a file with something else in it.
+        ConfigError: neither a profile nor a TOML file, or a file with something else in it; or averages that nothing
+            gives.
         DataError: no cell of the table is known.
     """
-    if cost is None:
-        return CostModel.measured(table)
-    if cost in PROFILES:
-        return PROFILES[cost]
+    found: dict[str, Any] = {}
+    where, given = "", given or {}
+    if cost is not None and cost in PROFILES:
+        if not given:
+            return PROFILES[cost]
+        found = _profile(cost, given)
+    elif cost is not None:
+        found, where = _cost_file(cost), f"{cost}: "
+    found |= given
+    try:
+        if table is not None and cost not in PROFILES:
+            return replace(CostModel.measured(table), **found)
+        if missing := [name for name in ("classes", "positives_per_image") if name not in found]:
+            raise ConfigError(
+                f"{' and '.join(missing)} not known: give the number of classes, and how many of them an average photo "
+                "shows (count in twenty photos)."
+            )
+        return CostModel(**found)
+    except ConfigError as error:
+        raise ConfigError(f"{where}{error}") from None
+
+
+def _profile(name: str, given: Mapping[str, float]) -> dict[str, float]:
+    """The attributes of a profile.
+
+    Raises:
+        ConfigError: other classes are given, about which its averages say nothing.
+    """
+    profile = PROFILES[name]
+    if given.get("classes", profile.classes) == profile.classes:
+        return dict(vars(profile))
+    if "positives_per_image" not in given:
+        raise ConfigError(
+            f"the averages of {name!r} are those of {profile.classes} classes; with {given['classes']:g} classes give "
+            "how many of them an average photo shows, too (count in twenty photos)."
+        )
+    return {k: v for k, v in vars(profile).items() if k != "instances_per_image"}
+
+
+def _cost_file(cost: str) -> dict[str, float]:
+    """What a TOML file says about costs.
+
+    Raises:
+        ConfigError: it is none, or has something else in it.
+    """
     if not cost.lower().endswith(".toml"):
         known = ", ".join(PROFILES)
         raise ConfigError(
@@ -255,7 +298,4 @@ def find_cost(cost: str | None, table: LabelTable) -> CostModel:
             raise ConfigError(f"{cost}: {name!r} is no cost{suggest(name, names)}; known: {', '.join(names)}.")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{cost}: {name} is {value!r}; expected a number.")
-    try:
-        return replace(CostModel.measured(table), **found)
-    except ConfigError as error:
-        raise ConfigError(f"{cost}: {error}") from None
+    return found

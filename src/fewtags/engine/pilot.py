@@ -1,0 +1,265 @@
+"""A pilot: nested budgets simulated on a few hundred completely labelled photos, and a short training on each."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from fewtags.config import Config
+from fewtags.data.budget import simulate_budget
+from fewtags.data.costs import Annotation, CostModel, budget_seconds
+from fewtags.data.findings import counted
+from fewtags.data.table import LabelTable
+from fewtags.engine.checkpoint import write_text
+from fewtags.engine.plan import Tables, can_rank, hold_out, make_plan
+from fewtags.engine.run import Run
+from fewtags.errors import ConfigError, DataError
+from fewtags.labels import Label
+
+RESULTS, RECORD = "results.jsonl", "pilot.json"
+
+SETTINGS: Mapping[str, Any] = {
+    "objective.name": "patchml",
+    "train.preset": "cpu",
+    "train.cached_views": 2,
+    "train.select": "last",
+}
+"""What a pilot trains with unless it is told otherwise: the head on a frozen trunk, on two cached views per photo."""
+
+
+@final
+@dataclass(frozen=True)
+class Design:
+    """What a pilot runs: every combination.
+
+    Attributes:
+        kinds: types of labels.
+        budgets: shares of tagging all of the pilot's photos, or times; see `budget_seconds`.
+        seeds: how many.
+
+    Raises:
+        ConfigError: nothing to run, or something twice.
+    """
+
+    kinds: tuple[Annotation, ...] = (Annotation.TAGS, Annotation.ONE_POINT, Annotation.ONE_BOX)
+    budgets: tuple[str, ...] = ("12.5%", "25%", "50%", "100%")
+    seeds: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.kinds or not self.budgets or self.seeds < 1:
+            raise ConfigError("a pilot needs at least one type, one budget and one seed.")
+        for what, values in (("type", self.kinds), ("budget", self.budgets)):
+            if double := next((str(v) for v in values if list(values).count(v) > 1), None):
+                raise ConfigError(f"the pilot's {what} {double!r} is given twice.")
+
+
+@final
+@dataclass(frozen=True)
+class PilotRun:
+    """One run of a pilot, done just now or before.
+
+    Attributes:
+        row: its line of results.jsonl.
+        done: how many runs are done, this one included.
+        total: of how many.
+        fresh: false for one that was there already.
+    """
+
+    row: Mapping[str, Any]
+    done: int
+    total: int
+    fresh: bool
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Purchase:
+    kind: Annotation
+    budget: str
+    seed: int
+    table: LabelTable
+    labels: int
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.kind.short, self.labels, self.seed
+
+
+def pilot_parts(whole: LabelTable, share: float, group_by: str | None = None) -> tuple[LabelTable, LabelTable]:
+    """What a pilot buys from, and what it is measured on.
+
+    Where the labels name splits, it is measured on test, or else val, and buys from train, or else from all others.
+    Elsewhere a share of the images is held out, the same for all runs, equal photos together.
+
+    Raises:
+        DataError: a split leaves nothing to buy from, or no class can be measured.
+    """
+    named = {} if whole.split_names is None else whole.named_splits()
+    apart = next((name for name in ("test", "val") if name in named), None)
+    if apart is None:
+        pool, measured = hold_out(whole, share, 0, group_by)
+    else:
+        assert whole.split_names is not None
+        names = np.array([name or "" for name in whole.split_names.to_pylist()], str)
+        chosen = names == "train" if "train" in named else ~np.isin(names, ("val", "test"))
+        pool, measured = whole.subset(chosen), named[apart]
+    if not len(pool):
+        raise DataError(f"all images are of split {apart!r}, so that the pilot has none to buy labels for.")
+    if not can_rank(measured):
+        raise DataError(
+            f"none of the classes has both known positives and known negatives in the {len(measured):,} images that "
+            "the pilot would be measured on. A pilot needs complete labels: pass --complete if what is not named is "
+            "absent."
+        )
+    return pool, measured
+
+
+def run_pilot(
+    pool: LabelTable,
+    measured: LabelTable,
+    config: Config,
+    design: Design,
+    cost: CostModel,
+    out: Path,
+    *,
+    cpu: bool = False,
+) -> Iterator[PilotRun]:
+    """Buy, train and measure, seed by seed; each run adds a line to `out / "results.jsonl"`.
+
+    Of one seed the budgets are nested and dearer types are among cheaper ones, see `simulate_budget` (flat costs). Each
+    net is measured after its last epoch, so that nothing is chosen on the images it is measured on. Runs that are there
+    already are not done again.
+
+    Args:
+        pool: complete labels to buy from.
+        measured: complete labels to measure on.
+        config: settings of each training; the seed is the run's.
+        design: what to run.
+        cost: what answers take.
+        out: folder of the pilot; made if need be.
+        cpu: ignore GPUs.
+
+    Raises:
+        ConfigError: `out` holds a pilot on other labels or with other settings, an epoch would be chosen on the
+            measured images, or a purchase has nothing to learn from; nothing is trained then.
+        DataError: photos that cannot be used.
+    """
+    if config.train.select == "best":
+        raise ConfigError(
+            'train.select = "best" would choose the epoch on the images that the pilot is measured on; leave it out.'
+        )
+    purchases = _purchases(pool, design, cost)
+    rows = _open(out, _record(pool, measured, config, cost))
+    there = {_key(row): row for row in rows}
+    for done, purchase in enumerate(purchases, 1):
+        fresh = purchase.key not in there
+        row = _row(purchase, pool, cost, _train(purchase, measured, config, out, cpu)) if fresh else there[purchase.key]
+        if fresh:
+            rows.append(row)
+            write_text(out / RESULTS, "".join(json.dumps(row) + "\n" for row in rows))
+        yield PilotRun(row, done, len(purchases), fresh)
+
+
+def _purchases(pool: LabelTable, design: Design, cost: CostModel) -> list[_Purchase]:
+    """Each different purchase once: two budgets may buy all there is."""
+    found: dict[tuple[str, int, int], _Purchase] = {}
+    for seed, budget, kind in product(range(design.seeds), design.budgets, design.kinds):
+        table = simulate_budget(pool, budget, kind, seed, cost)
+        known = [int(table.matrix.counts(state).sum()) for state in (Label.POSITIVE, Label.NEGATIVE)]
+        if not known[0]:
+            raise ConfigError(
+                f"a budget of {budget} for {kind.described()} buys {counted(known[1], 'label')} with seed {seed}, and "
+                "none of them is positive, so that there is nothing to learn; use larger budgets, or more photos."
+            )
+        purchase = _Purchase(kind, budget, seed, table, sum(known))
+        found.setdefault(purchase.key, purchase)
+    return list(found.values())
+
+
+def _train(purchase: _Purchase, measured: LabelTable, config: Config, out: Path, cpu: bool) -> float:
+    """MAP of a net trained on a purchase; its run folder is gone afterwards."""
+    table, settings = purchase.table, config.objective.model_dump()
+    if not settings.get("pseudo_weight"):  # without pseudo-labels, photos without a label teach nothing
+        matrix = table.matrix
+        table = table.subset(matrix.image_counts(Label.POSITIVE) + matrix.image_counts(Label.NEGATIVE) > 0)
+    train = config.train.model_copy(update={"seed": purchase.seed, "select": "last"})
+    with tempfile.TemporaryDirectory(prefix="run-", dir=out) as folder:
+        run = Path(folder) / "run"
+        plan = make_plan(config.model_copy(update={"train": train}), tables=Tables(table, measured), cpu=cpu)
+        for _ in Run(plan, run, cpu=cpu).start():
+            pass
+        evaluation = json.loads((run / "evaluation" / "val.json").read_text("utf-8"))
+    return float(evaluation["mAP"])
+
+
+def _row(purchase: _Purchase, pool: LabelTable, cost: CostModel, mean_ap: float) -> dict[str, Any]:
+    """A line of results.jsonl, see `fewtags.data.results`."""
+    matrix = purchase.table.matrix
+    asked = matrix.image_counts(Label.POSITIVE) + matrix.image_counts(Label.NEGATIVE) > 0
+    return {
+        "type": purchase.kind.short,
+        "budget": purchase.budget,
+        "budget_seconds": budget_seconds(purchase.budget, len(pool) * len(pool.classes) * cost.tag),
+        "labels": purchase.labels,
+        "positives": int(matrix.counts(Label.POSITIVE).sum()),
+        "photos_asked": int(asked.sum()),
+        "photos": len(pool),
+        "seed": purchase.seed,
+        "mAP": mean_ap,
+    }
+
+
+def _record(pool: LabelTable, measured: LabelTable, config: Config, cost: CostModel) -> dict[str, Any]:
+    """What all rows of a pilot have in common."""
+    settings = config.model_dump(mode="json", serialize_as_any=True)
+    return {
+        "labels": {"bought from": pool.fingerprint, "measured on": measured.fingerprint},
+        "settings": {section: settings[section] for section in ("model", "augment", "objective", "train")},
+        "cost": dict(vars(cost)),
+    }
+
+
+def _open(out: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows that are there already; a new folder gets its record.
+
+    Raises:
+        ConfigError: the folder holds something else.
+    """
+    path = out / RECORD
+    if not path.exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(f"{out} is no folder of a pilot and not empty; choose another --out.")
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(record, indent=1))
+        return []
+    try:
+        before = json.loads(path.read_text("utf-8"))
+        lines = (out / RESULTS).read_text("utf-8").splitlines() if (out / RESULTS).exists() else []
+        rows = [json.loads(line) for line in lines if line.strip()]
+        for row in rows:
+            _key(row)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"the pilot in {out} is damaged ({error}); choose another --out.") from None
+    if changed := _changed(before, record):
+        raise ConfigError(
+            f"{out} holds a pilot with other {changed}; go on as it began (see {path}), or choose another --out."
+        )
+    return rows
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, int, int]:
+    return row["type"], row["labels"], row["seed"]
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Which part of the record is not the same; empty if none."""
+    plain = json.loads(json.dumps(now))
+    names: Sequence[str] = [name for name in plain if not isinstance(before, dict) or before.get(name) != plain[name]]
+    return names[0] if names else ""

@@ -1,0 +1,65 @@
+"""The figure of a plan: what each type of label is worth at which price."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+
+from fewtags.data.curves import FARTHEST
+from fewtags.data.planner import BudgetPlan, Offer
+from fewtags.report.figures import save_png
+
+COLOURS = ("#2364aa", "#d1495b", "#3f7d20", "#8a5a00", "#6a4c93")
+POINTS = 60
+
+
+def plan_figure(plan: BudgetPlan) -> Figure:
+    """MAP against hours, a line per type, with its interval; measured runs as dots, the budget as a vertical line."""
+    figure = Figure(figsize=(8.0, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    for offer, colour in zip(plan.offers, COLOURS, strict=False):
+        _draw(axes, plan, offer, colour)
+    hours = plan.seconds / 3600
+    axes.axvline(hours, color="#555", linestyle=":", linewidth=1.4, label=f"budget, {hours:,.1f} h")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.set_xlabel("hours of annotation", fontsize=10)
+    axes.set_ylabel("expected mAP", fontsize=10)
+    axes.tick_params(labelsize=9)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=9, framealpha=0.85, edgecolor="none")
+    return figure
+
+
+def _draw(axes: Axes, plan: BudgetPlan, offer: Offer, colour: str) -> None:
+    each = plan.cost.seconds_per_pair(offer.kind) / 3600
+    curve = (plan.guide.curves or {}).get(offer.kind)
+    if curve is not None:
+        axes.plot(curve.labels * each, curve.measured, "o", color=colour, markersize=4, alpha=0.7)
+        beyond = np.geomspace(curve.most, curve.most * FARTHEST, POINTS)
+        labels = np.append(np.geomspace(curve.labels.min(), curve.most, POINTS)[:-1], beyond)
+    else:
+        labels = np.geomspace(offer.labels / 100, offer.labels * 100, 10 * POINTS)
+    guess = plan.guide.guesses.get(offer.kind)
+    if guess is None:
+        return
+    found = [(x * each, e) for x in labels if (e := guess(float(x), "mAP")).value is not None]
+    for style, part in (("-", [f for f in found if f[1].factor <= 1]), ("--", [f for f in found if f[1].factor >= 1])):
+        if len(part) > 1:
+            name = offer.kind.described() if style == "-" else None
+            axes.plot([x for x, _ in part], [e.value or 0.0 for _, e in part], style, color=colour, label=name)
+    banded = [(x, e.low, e.high) for x, e in found if e.low is not None and e.high is not None]
+    if banded:
+        hours, low, high = zip(*banded, strict=True)
+        axes.fill_between(hours, low, high, color=colour, alpha=0.12)
+
+
+def save_plan_figure(plan: BudgetPlan, path: Path) -> None:
+    """Write the figure as PNG; folders that are missing are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_png(plan_figure(plan), path)

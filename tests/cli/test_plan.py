@@ -1,0 +1,187 @@
+"""plan."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import Result
+
+from fewtags.data.demo import make_scenes
+from fewtags.data.storage import save
+
+Run = Callable[..., Result]
+PLACE = ("--photos", 5000, "--classes", 80, "--positives", 2.9, "--instances", 7.3)
+COCO = ("--photos", 82783, "--cost", "coco")
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """0.8 - 0.3 (x / 1000)^-0.5 for tags, .02 more for points; 4 budgets, 3 seeds."""
+    path = tmp_path / "results.jsonl"
+    rows = [
+        {"type": kind, "labels": x, "seed": s, "mAP": more + 0.8 - 0.3 * (x / 1000) ** -0.5 + 0.001 * s, "photos": 300}
+        for kind, more in (("I", 0.0), ("SP", 0.02))
+        for x in (1000, 2000, 4000, 8000)
+        for s in range(3)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_papers_table_one(run: Run) -> None:
+    """1 % of COCO: 55.53, 58.86 and 57.36 of table 1 for 66.2k, 62.4k and 52.5k labels."""
+    result = run("plan", "--budget", "1%", *COCO, "--types", "i,sp,sb", "--json")
+    assert result.exit_code == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert [(o["type"], o["labels"], round(100 * o["mAP"]["value"], 2)) for o in told["offers"]] == [
+        ("tags", 66226, 55.53),
+        ("one point", 62404, 58.86),
+        ("one box", 52456, 57.36),
+    ]
+    assert all(o["mAP"]["interval"] is None for o in told["offers"])
+    assert told["source"].startswith("the paper's curves (PatchML")
+    assert "MS-COCO train2014" in told["source"]
+    assert result.stderr == ""
+
+
+def test_people_get_a_table_and_a_sentence(run: Run) -> None:
+    result = run("plan", "--hours", 40, *PLACE)
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("budget 40.0 h, 5,000 photos; tag 1 s, point 2.4 s")
+    assert lines[1].split()[:4] == ["type", "photos", "or", "complete"]
+    assert [line.split("  ")[0] for line in lines[2:7]] == [
+        "tags (I)",
+        "one point (SP)",
+        "one box (SB)",
+        "all points (AP)",
+        "all boxes (AB)",
+    ]
+    assert lines[8].startswith("Buy all points (AP), 130,879 labels in 5,000 photos for 40.0 h, expected mAP 63.9, or ")
+    assert lines[8].endswith("is not resolved, so take what is easier to make.")
+    assert result.stderr.splitlines()[0].startswith("expectations are from the paper's curves (PatchML")
+    assert "rough guidance only" in result.stderr
+
+
+def test_stopwatch_numbers_change_what_is_bought(run: Run) -> None:
+    """With 2 s a tag, half as many labels; a point that takes no longer than a tag buys as many as tags."""
+    words = ("--tag", 2, "--point", 2, "--types", "i,sp", "--json")
+    told = json.loads(run("plan", "--hours", 40, *PLACE, *words).stdout)
+    assert [o["labels"] for o in told["offers"]] == [72_000, 72_000]
+
+
+def test_a_pilot_gives_intervals_and_a_plot(run: Run, results: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "plan.png"
+    result = run("plan", "--hours", 4, *PLACE, "--pilot", results, "--plot", out)
+    assert result.exit_code == 0, result.stderr
+    tags, points = result.stdout.splitlines()[2:4]
+    assert "extrapolated x1.8" in tags
+    assert "extrapolated x1.7" in points
+    assert "Buy one point (SP), 13,704 labels in" in result.stdout
+    assert f"expectations are from the pilot {results}\n" in result.stderr
+    assert "a single training scatters around what is expected" in result.stderr
+    assert result.stderr.endswith(f"plot: {out}\n")
+    with Image.open(out) as picture:
+        assert picture.format == "PNG"
+
+
+def test_beyond_the_pilot_nothing_is_promised(run: Run, results: Path) -> None:
+    """40 h are 144,000 tags, 18 times the pilot's 8,000."""
+    told = json.loads(run("plan", "--hours", 40, *PLACE, "--pilot", results, "--json").stdout)
+    assert told["offers"][0]["mAP"] == {
+        "value": None,
+        "interval": None,
+        "extrapolated": False,
+        "factor": 18.0,
+        "refused": "18 times the largest pilot, and beyond 4 times nothing is promised",
+    }
+    assert told["advice"].startswith("No type can be recommended: tags (I): 18 times the largest pilot")
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """30 scenes with complete labels and boxes."""
+    folder = tmp_path_factory.mktemp("scenes")
+    truth = make_scenes(folder / "made", train=30, val=2, test=1, size=64, seed=0).train_truth
+    save(truth, folder / "boxes.parquet", keep_root=True)
+    return folder / "boxes.parquet"
+
+
+TINY = (
+    *("--set", "model.backbone=test_resnet", "--set", "model.weights=none", "--set", "augment.size=64", "--cpu"),
+    *("--set", "train.cached_views=1", "--set", "train.workers=0", "--pilot-budgets", "25%,50%,100%"),
+    *("--set", 'train.stages=[{name="main", epochs=1, lr=0.01, trainable="head"}]', "--pilot-seeds", 2),
+)
+
+
+def test_a_pilot_is_run_planned_with_and_not_run_again(run: Run, scenes: Path, tmp_path: Path) -> None:
+    words = ("plan", scenes, "--budget", "300s", "--photos", 500, "--run-pilot", "--out", tmp_path / "p", *TINY)
+    result = run(*words, "--types", "sp")
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    rows = (tmp_path / "p" / "results.jsonl").read_text().splitlines()
+    assert [(json.loads(r)["budget"], json.loads(r)["seed"]) for r in rows] == [
+        (budget, seed) for seed in (0, 1) for budget in ("25%", "50%", "100%")
+    ]
+    lines = result.stderr.splitlines()
+    assert lines[1].startswith("pilot: buys from ")
+    assert [line.split()[0] for line in lines[2:8]] == [f"{i}/6" for i in range(1, 7)]
+    assert "one point (SP)" in result.stdout
+    again = run(*words, "--types", "sp")
+    assert again.stdout == result.stdout
+    assert again.stderr.count("(was there)") == 6
+    # The same rows serve a plan without the photos, at other prices.
+    later = run("plan", scenes, "--budget", "300s", "--photos", 500, "--pilot", tmp_path / "p" / "results.jsonl")
+    assert later.exit_code == 0, later.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--hours", 1), "--photos is missing: how many photos are there to label?"),
+        (("--photos", 9), "give the budget once: --hours 40, or --budget 40h (30min, 900s, or 1%)."),
+        (
+            ("--photos", 9, "--hours", 1, "--budget", "1h"),
+            "give the budget once: --hours 40, or --budget 40h (30min, 900s, or 1%).",
+        ),
+        (
+            ("--photos", 9, "--hours", 1),
+            "classes and positives_per_image not known: give the number of classes, and how many of them an average "
+            "photo shows (count in twenty photos).",
+        ),
+        (
+            ("--photos", 9, "--hours", 1, "--run-pilot", "--pilot", "r.csv"),
+            "--pilot reads measured runs and --run-pilot makes them; give one of them.",
+        ),
+        (
+            ("--photos", 9, "--hours", 1, "--run-pilot"),
+            "--run-pilot needs LABELS: complete labels of a few hundred photos, with boxes.",
+        ),
+        (("--photos", 9, "--hours", 1, "--run-pilot", "x.csv"), "--run-pilot needs --out, a folder for its results."),
+        (
+            ("--photos", 9, "--hours", 1, "--out", "x"),
+            "--out is for --run-pilot; the plan itself goes to stdout (--json, --plot).",
+        ),
+        (("--photos", 9, "--hours", 1, "--pilot-seeds", 2), "--pilot-seeds is for --run-pilot."),
+        (("--photos", 9, "--hours", 1, "--plot", "x.pdf"), "--plot x.pdf: expected a file that ends in .png."),
+        (
+            ("--photos", 9, "--hours", 1, "--types", "sp,boxes"),
+            "annotation type 'boxes' is not known (did you mean 'all boxes'?); known: tags (I), one point (SP), one "
+            "box (SB), all points (AP), all boxes (AB).",
+        ),
+    ],
+)
+def test_what_is_refused(run: Run, words: tuple[object, ...], message: str) -> None:
+    result = run("plan", *words)
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"error: {message}\n")
+
+
+def test_a_pilot_of_other_classes_is_refused(run: Run, scenes: Path, tmp_path: Path) -> None:
+    words = ("--hours", 1, "--photos", 9, "--classes", 12, "--run-pilot", "--out", tmp_path / "p")
+    result = run("plan", scenes, *words)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        "error: the costs are those of 12 classes, but the labels have 10; leave --classes out, or use the labels of "
+        "the classes you plan for."
+    )

@@ -1,0 +1,216 @@
+"""Pilots: what is bought and measured, what a results file says, and going on where one stopped."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fewtags.config import apply_overrides, parse
+from fewtags.data.budget import simulate_budget
+from fewtags.data.costs import Annotation, CostModel
+from fewtags.data.demo import make_scenes
+from fewtags.data.results import read_results
+from fewtags.engine.methods import settings_models
+from fewtags.engine.pilot import RESULTS, SETTINGS, Design, pilot_parts, run_pilot
+from fewtags.errors import ConfigError, DataError
+from fewtags.labels import Label
+
+TAGS, SP = Annotation.TAGS, Annotation.ONE_POINT
+DESIGN = Design((TAGS, SP), ("25%", "50%"), 1)
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """36 scenes with complete labels and the box of every digit."""
+    return make_scenes(
+        tmp_path_factory.mktemp("photos") / "scenes", train=36, val=4, test=1, size=64, seed=0
+    ).train_truth
+
+
+@pytest.fixture(scope="module")
+def parts(complete):
+    return pilot_parts(complete, 0.33)
+
+
+@pytest.fixture(scope="module")
+def cost(complete):
+    return CostModel.measured(complete)
+
+
+def config(**changes):
+    tree = {
+        "data": {"train": "(tables in memory)"},
+        "model": {"backbone": "test_resnet", "weights": "none"},
+        "augment": {"size": 64},
+        "train": {"workers": 0, "stages": [{"name": "main", "epochs": 1, "lr": 0.01, "trainable": "head"}]},
+    }
+    settings = {**SETTINGS, "train.cached_views": 1, **{key.replace("__", "."): v for key, v in changes.items()}}
+    return parse(apply_overrides(tree, settings), settings_models(), "the test")
+
+
+@pytest.fixture(scope="module")
+def pilot(parts, cost, tmp_path_factory):
+    """A finished pilot: its folder and its runs."""
+    out = tmp_path_factory.mktemp("pilots") / "first"
+    return out, list(run_pilot(*parts, config(), DESIGN, cost, out, cpu=True))
+
+
+def rows(out):
+    return [json.loads(line) for line in (out / RESULTS).read_text().splitlines()]
+
+
+def test_every_combination_is_run_and_written(pilot, parts, cost):
+    """25 % of n x 10 tags buys n x 10 / 4 tags, to the nearest whole one; points are dearer."""
+    out, runs = pilot
+    assert [(r.row["type"], r.row["budget"], r.row["seed"]) for r in runs] == [
+        ("I", "25%", 0),
+        ("SP", "25%", 0),
+        ("I", "50%", 0),
+        ("SP", "50%", 0),
+    ]
+    assert [(r.done, r.total, r.fresh) for r in runs] == [(i, 4, True) for i in range(1, 5)]
+    assert rows(out) == [dict(r.row) for r in runs]
+    cells = len(parts[0]) * 10
+    for row in rows(out):
+        assert row["labels"] == cost.pairs_for(row["budget"], row["type"], cells)
+        assert row["budget_seconds"] == cells * int(row["budget"][:2]) / 100
+        assert row["photos"] == len(parts[0])
+        assert 0 < row["mAP"] < 1
+
+
+def test_rows_say_what_was_bought(pilot, parts, cost):
+    row = rows(pilot[0])[1]
+    bought = simulate_budget(parts[0], "25%", "SP", 0, cost).matrix
+    assert row["positives"] == bought.counts(Label.POSITIVE).sum()
+    assert row["photos_asked"] == (bought.dense() != Label.UNKNOWN).any(1).sum()
+
+
+def test_results_are_what_the_planner_reads(pilot, cost):
+    found = read_results(pilot[0] / RESULTS, cost)
+    assert [(r.kind, r.labels, r.mean_ap) for r in found] == [
+        (Annotation.of(row["type"]), row["labels"], row["mAP"]) for row in rows(pilot[0])
+    ]
+
+
+def test_run_folders_are_cleared_away(pilot):
+    assert sorted(path.name for path in pilot[0].iterdir()) == ["pilot.json", "results.jsonl"]
+
+
+def test_a_pilot_goes_on_where_it_stopped(pilot, parts, cost, tmp_path):
+    """Stopped after two runs; then the rest is run, and the rows are those of a pilot that was not stopped."""
+    out = tmp_path / "again"
+    stopped = run_pilot(*parts, config(), DESIGN, cost, out, cpu=True)
+    next(stopped), next(stopped)
+    stopped.close()
+    assert len(rows(out)) == 2
+    runs = list(run_pilot(*parts, config(), DESIGN, cost, out, cpu=True))
+    assert [r.fresh for r in runs] == [False, False, True, True]
+    assert rows(out) == rows(pilot[0])
+
+
+def test_a_pilot_may_be_extended(pilot, parts, cost):
+    out, runs = pilot
+    before = rows(out)
+    more = list(run_pilot(*parts, config(), Design((TAGS,), ("50%",), 1), cost, out, cpu=True))
+    assert [(r.fresh, dict(r.row)) for r in more] == [(False, dict(runs[2].row))]
+    assert rows(out) == before
+
+
+def test_other_settings_or_labels_may_not_go_on(pilot, parts, cost, complete):
+    out, pool = pilot[0], parts[0]
+    for part, arguments in (
+        ("settings", (pool, parts[1], config(train__batch_size=4), DESIGN, cost)),
+        ("labels", (pool.subset(np.arange(9)), parts[1], config(), DESIGN, cost)),
+        ("cost", (pool, parts[1], config(), DESIGN, CostModel(10, 2.0))),
+    ):
+        with pytest.raises(ConfigError) as error:
+            next(run_pilot(*arguments, out, cpu=True))
+        assert str(error.value) == (
+            f"{out} holds a pilot with other {part}; go on as it began (see {out / 'pilot.json'}), or choose another "
+            "--out."
+        )
+
+
+def test_a_folder_of_something_else_is_refused(parts, cost, tmp_path):
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(ConfigError) as error:
+        next(run_pilot(*parts, config(), DESIGN, cost, tmp_path, cpu=True))
+    assert str(error.value) == f"{tmp_path} is no folder of a pilot and not empty; choose another --out."
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_damaged_pilot_is_refused(parts, cost, tmp_path):
+    (tmp_path / "pilot.json").write_text("{}")
+    (tmp_path / RESULTS).write_text('{"type": "I"}\n')
+    with pytest.raises(ConfigError, match=r"^the pilot in .* is damaged \('labels'\); choose another --out\.$"):
+        next(run_pilot(*parts, config(), DESIGN, cost, tmp_path, cpu=True))
+
+
+def test_nothing_is_chosen_on_what_is_measured(parts, cost, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r'^train\.select = "best" would choose the epoch on the images that the pilot'
+    ):
+        next(run_pilot(*parts, config(train__select="best"), DESIGN, cost, tmp_path / "out", cpu=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_purchase_without_a_positive_is_refused_before_anything_is_trained(parts, cost, tmp_path):
+    """A second buys one tag, and with the first seed that is looked for here the answer is no."""
+    seed = next(
+        s for s in range(20) if not simulate_budget(parts[0], "1s", "I", s, cost).matrix.counts(Label.POSITIVE).any()
+    )
+    with pytest.raises(ConfigError) as error:
+        next(run_pilot(*parts, config(), Design((TAGS,), ("50%", "1s"), seed + 1), cost, tmp_path / "out", cpu=True))
+    assert str(error.value) == (
+        f"a budget of 1s for tags (I) buys 1 label with seed {seed}, and none of them is positive, so that there is "
+        "nothing to learn; use larger budgets, or more photos."
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_budgets_that_buy_the_same_are_run_once(parts, cost, tmp_path):
+    """100 % and 200 % of tagging everything are all tags there are."""
+    runs = list(run_pilot(*parts, config(), Design((TAGS,), ("100%", "200%"), 1), cost, tmp_path / "out", cpu=True))
+    assert [(r.row["budget"], r.row["labels"]) for r in runs] == [("100%", len(parts[0]) * 10)]
+
+
+def test_a_design_has_no_repeats():
+    with pytest.raises(ConfigError, match=r"^the pilot's budget '25%' is given twice\.$"):
+        Design(budgets=("25%", "50%", "25%"))
+    with pytest.raises(ConfigError, match=r"^a pilot needs at least one type, one budget and one seed\.$"):
+        Design(budgets=())
+
+
+# --- what it buys from, and what it is measured on
+
+
+def test_parts_share_no_image(complete, parts):
+    pool, measured = (set(part.images.to_pylist()) for part in parts)
+    assert not pool & measured
+    assert pool | measured == set(complete.images.to_pylist())
+    assert len(measured) == pytest.approx(0.33 * 36, abs=2)
+
+
+def test_named_splits_are_taken(complete):
+    keys = complete.images.to_pylist()
+
+    def found(*names):
+        """Which of the names, given to the images in turn, are bought from and measured on."""
+        whole = replace(complete, split_names=pa.array([names[i % len(names)] for i in range(36)]))
+        parts = pilot_parts(whole, 0.3)
+        return [{names[keys.index(key) % len(names)] for key in part.images.to_pylist()} for part in parts]
+
+    assert found("train", "val", "test") == [{"train"}, {"test"}]
+    assert found("train", "val", "extra") == [{"train"}, {"val"}]
+    assert found(None, "val", "extra") == [{None, "extra"}, {"val"}]
+    with pytest.raises(DataError) as error:
+        found("test")
+    assert str(error.value) == "all images are of split 'test', so that the pilot has none to buy labels for."
+
+
+def test_incomplete_labels_cannot_be_measured_on(complete, tmp_path_factory):
+    single = make_scenes(tmp_path_factory.mktemp("photos") / "s", train=12, val=2, test=1, size=64, seed=0).train
+    with pytest.raises(DataError, match=r"^none of the classes has both known positives and known negatives in the 4 "):
+        pilot_parts(single, 0.33)

@@ -13,6 +13,7 @@ from typer.testing import Result
 from fewtags.cli.train import what_next
 from fewtags.config import load_toml
 from fewtags.engine.events import Event, Saved
+from fewtags.engine.methods import METHODS
 from fewtags.engine.run import Run as EngineRun
 
 Run = Callable[..., Result]
@@ -319,3 +320,9 @@ def test_report_of_an_unfinished_run(run: Run, tmp_path: Path) -> None:
     result = run("report", tmp_path)
     assert result.exit_code == 1
     assert "is not a run folder" in result.stderr
+
+
+def test_help_names_every_method(run: Run) -> None:
+    """Those of `fewtags methods`."""
+    said = run("train", "--help").stdout
+    assert [method for method in METHODS if method not in said] == []

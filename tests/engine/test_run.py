@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -406,6 +407,26 @@ def test_the_cache_is_the_planned_one(tables, make_config, tmp_path):
     assert make_plan(make_config(train__cached_views=0), tables=tables, cpu=True).cache is None
 
 
+def test_what_a_resumed_run_makes_anew_is_made_by_repeatable_kernels(tables, make_config, tmp_path, monkeypatch):
+    """On a GPU, cuDNN would otherwise choose by a race: cached views, the head's inputs, the final predictions."""
+    inside, seen = [], []
+
+    @contextmanager
+    def noted(device):
+        inside.append(device)
+        yield
+        inside.pop()
+
+    monkeypatch.setattr(running, "repeatable", noted)
+    for name in ("fill_views", "head_inputs", "predict_logits"):
+        whole = getattr(running, name)
+        monkeypatch.setattr(
+            running, name, lambda *given, n=name, f=whole, **named: seen.append((n, len(inside))) or f(*given, **named)
+        )
+    train(make_config(), tables, tmp_path / "run")
+    assert set(seen) == {("fill_views", 1), ("head_inputs", 1), ("predict_logits", 1)}
+
+
 def test_photos_in_a_relative_folder_are_found_from_elsewhere(tables, make_config, tmp_path, monkeypatch):
     monkeypatch.chdir(tables.train.root)
     here = Tables(tables.train.with_root("."), tables.val.with_root("."))
@@ -572,6 +593,20 @@ def test_a_photo_that_breaks_training_says_what_to_do_and_may_be_mended(files, m
     path.write_bytes(whole)
     take(open_run(out, cpu=True).resume())
     assert (out / "model.safetensors").exists()
+
+
+def test_a_photo_that_was_trained_on_has_to_come_back(files, make_config, tmp_path):
+    """Another readable one would not give the same bits: the sizes to compare with stay as they are."""
+    folder, data = files
+    out, path = tmp_path / "run", folder / "images" / "train" / "00007.jpg"
+    train(make_config(data=data, **FINETUNE), None, out, stop=5)
+    sizes, whole = (out / "tables" / "train-sizes.npy").read_bytes(), path.read_bytes()
+    path.write_bytes(bytes(200) + whole[200:])
+    with pytest.raises(DataError, match="With the photo that the run began with in its place, go on with `fewtags res"):
+        take(open_run(out, cpu=True).resume())
+    assert (out / "tables" / "train-sizes.npy").read_bytes() == sizes
+    path.write_bytes(whole)
+    assert isinstance(take(open_run(out, cpu=True).resume())[-1], Ended)
 
 
 def test_a_photo_that_breaks_a_cached_run_leaves_the_folder_free(files, make_config, tmp_path):

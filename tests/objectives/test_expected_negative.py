@@ -344,9 +344,8 @@ def test_blocks_of_classes_give_the_same_epoch_start(monkeypatch):
     labels = torch.from_numpy(rng.choice(np.array([P, U, U, N], np.int8), size=(9, 5)))
     truth = LabelMatrix.from_dense(rng.choice(np.array([P, N], np.int8), size=(9, 5)))
     batch, states = batch_of(rng.normal(size=(9, 5)), labels), []
-    whole = module.class_blocks
-    for blocks in (whole, lambda n, c: whole(n, c, cells=9)):
-        monkeypatch.setattr(module, "class_blocks", blocks)
+    for cells in (module.BLOCK_CELLS, 9):
+        monkeypatch.setattr(module, "BLOCK_CELLS", cells)
         method = ExpectedNegative(positives_per_image=2.0, scl_weight=0.0)
         parts = method.setup(NET, problem_of(labels, truth=truth))
         visit(method, batch, 0)

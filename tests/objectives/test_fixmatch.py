@@ -48,7 +48,7 @@ def batch(weak=WEAK, strong=STRONG, labels=LABELS, places=None):
 
 def problem(labels=LABELS, truth=TRUTH):
     matrices = [LabelMatrix.from_dense(np.array(dense, np.int8)) for dense in (labels, truth)]
-    return Problem(matrices[0], grid=(1, 1), truth=matrices[1], features_dim=np.shape(labels)[1])
+    return Problem(matrices[0], grid=(1, 1), epochs=20, truth=matrices[1], features_dim=np.shape(labels)[1])
 
 
 def made(**options):
@@ -239,3 +239,9 @@ def test_settings_that_do_not_fit_the_labels():
         "labels, or set pseudo_fill = 'unknown'."
     )
     FixMatch(pseudo_fill="unknown").setup(Maps(), full)
+
+
+@pytest.mark.parametrize("late", [{"pseudo_from": 20}, {"uncertainty_views": 21}])
+def test_pseudo_labels_that_would_never_begin_are_refused(late):
+    with pytest.raises(ConfigError, match=r"would begin with epoch 21, but training has 20; lower objective\.pseudo_"):
+        made(**late).setup(torch.nn.Identity(), problem())

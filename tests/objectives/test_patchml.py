@@ -44,7 +44,7 @@ def problem(labels, truth=None):
     matrices = [
         None if dense is None else LabelMatrix.from_dense(np.array(dense, np.int8)) for dense in (labels, truth)
     ]
-    return Problem(matrices[0], grid=(1, 2), truth=matrices[1], features_dim=np.shape(labels)[1])
+    return Problem(matrices[0], grid=(1, 2), epochs=20, truth=matrices[1], features_dim=np.shape(labels)[1])
 
 
 def step(method, data, at=AT, truth=None):
@@ -250,3 +250,13 @@ def test_settings_that_make_no_sense(options, message):
     vars(method).update(options)
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         method.__post_init__()
+
+
+def test_pseudo_labels_that_would_never_begin_are_refused():
+    method = PatchML(pseudo_weight=1.0, pseudo_from=20)
+    with pytest.raises(
+        ConfigError,
+        match=r"would begin with epoch 21, but training has 20; lower objective\.pseudo_from, or train longer\.",
+    ):
+        method.setup(torch.nn.Identity(), problem([[P, U]]))
+    PatchML(pseudo_weight=0.0, pseudo_from=20).setup(torch.nn.Identity(), problem([[P, U]]))

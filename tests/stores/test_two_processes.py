@@ -41,6 +41,13 @@ def test_each_process_ranks_its_share_of_the_classes(results):
     assert [held["ranked"] for held in two] == [[0, 2, 4] * 2, [1, 3] * 2]
 
 
+def test_a_small_problem_is_shared_too(results):
+    """Five classes, which one block would hold: blocks of half the cells, (N C / 2) / N = 2 classes wide."""
+    one, two = results
+    assert one["ranked_by_default"] == [0, 0]
+    assert [held["ranked_by_default"] for held in two] == [[0, 4] * 2, [2] * 2]
+
+
 def test_both_processes_report_the_diagnostics_of_one(results):
     one, two = results
     assert set(one["found"][2]) == {

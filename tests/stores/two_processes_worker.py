@@ -1,6 +1,5 @@
 """One of two processes: fills its shard of the stores, ranks over both, and saves what it holds."""
 
-from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -12,7 +11,7 @@ from fewtags.labels import Batch, LabelMatrix
 from fewtags.objectives import expected_negative
 from fewtags.objectives.base import Problem, Step
 from fewtags.objectives.expected_negative import ExpectedNegative, Predictions
-from fewtags.stores.topk import ExpectedPositives, class_blocks
+from fewtags.stores.topk import ExpectedPositives
 
 SAMPLES, CLASSES, GRID = 13, 5, (2, 3)
 
@@ -26,12 +25,16 @@ def truth():
     return LabelMatrix.from_dense(np.random.default_rng(1).choice(np.array([1, -1], np.int8), size=(SAMPLES, CLASSES)))
 
 
-@patch.object(expected_negative, "class_blocks", partial(class_blocks, cells=SAMPLES))
-def run(shard):
+def run(shard, cells=SAMPLES):
     """Two epochs of random predictions for the rows of `shard`; the state of every part, and the diagnostics.
 
     Each class is a block of its own, so that one process ranks three of them and the other two.
     """
+    with patch.object(expected_negative, "BLOCK_CELLS", cells):
+        return epochs(shard)
+
+
+def epochs(shard):
     problem = Problem(labels=labels(), grid=GRID, warmup_epochs=1, epochs=3, shard=shard, truth=truth())
     method = ExpectedNegative(
         positives_per_image=1.8, scl_weight=1.0, heatmap_top_k=4, heatmap_rounding="stochastic", corrected_averages=True
@@ -65,7 +68,10 @@ def held(folder, shard):
 
     with patch.object(ExpectedPositives, "refresh", noted):
         state, found = run(shard)
-    return {"state": state, "found": found, "ranked": ranked}
+        of_one_class = [*ranked]
+        ranked.clear()
+        run(shard, expected_negative.BLOCK_CELLS)
+    return {"state": state, "found": found, "ranked": of_one_class, "ranked_by_default": ranked}
 
 
 if __name__ == "__main__":

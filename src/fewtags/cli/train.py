@@ -36,7 +36,10 @@ def train(
     test: Annotated[str | None, typer.Option(help="Labels to test on once, after training.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/first"),
     method: Annotated[
-        str | None, typer.Option(help="bce, assume_negative or expected_negative (the default); see `fewtags methods`.")
+        str | None,
+        typer.Option(
+            help="bce, assume_negative, expected_negative (the default), patchml or fixmatch; see `fewtags methods`."
+        ),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="cpu, finetune, paper, paper_scratch or paper_imagenet; default: by machine.")

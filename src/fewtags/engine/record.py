@@ -205,10 +205,12 @@ def refuse_changed_photos(tables: Tables, out: Path) -> None:
 def expect_another(tables: Tables, out: Path, failure: str) -> None:
     """After `failure`, the text of a reading error that begins with the photo's path: let another file take its place.
 
-    Nothing was trained on a photo that cannot be read.
+    For a run that has trained no epoch yet; later the photo is part of what the net is.
     """
     for name, table in tables.splits().items():
-        broken = [n for n, path in enumerate(photo_paths(table)) if failure.startswith(f"{path}: ")]
+        # Errors show a name that is not UTF-8 with escapes.
+        shown = (os.fspath(path).encode("utf-8", "backslashreplace").decode() for path in photo_paths(table))
+        broken = [n for n, path in enumerate(shown) if failure.startswith(f"{path}: ")]
         if broken and _sizes_path(out, name).exists():
             sizes = np.load(_sizes_path(out, name), allow_pickle=False)
             sizes[broken] = ANY_SIZE

@@ -19,7 +19,8 @@ from fewtags.data.augment import Jitter
 from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet, Workers
 from fewtags.data.strong import Strong
 from fewtags.data.table import LabelTable
-from fewtags.engine.checkpoint import load_tensors, write_array, write_text
+from fewtags.engine.autocast import repeatable
+from fewtags.engine.checkpoint import CheckpointFolder, load_tensors, write_array, write_text
 from fewtags.engine.evaluate import Evaluation, Logits, epoch_metrics, evaluate_logits, predict_logits, sigmoid
 from fewtags.engine.events import Ended, EpochEnded, Event
 from fewtags.engine.fit import BatchSource, Fit, FitConfig, make_accelerator
@@ -86,8 +87,7 @@ class Run:
             ConfigError: the folder holds a run already.
             DataError: a photo cannot be read.
         """
-        if self.accelerator.is_main_process:
-            refuse_used_folder(self.out)
+        refuse_used_folder(self.out)  # by every process: one that stops alone would leave the others waiting
         self.accelerator.wait_for_everyone()
         made = not self.out.exists()
         try:
@@ -116,10 +116,13 @@ class Run:
         except DataError as error:
             if not (self.out / "run.toml").exists():
                 raise DataError(f"{error} Then start again; nothing was written yet.") from None
-            expect_another(self.plan.tables, self.out, str(error))
+            right = "the photo that the run began with"
+            if CheckpointFolder(self.out / "checkpoints").last() is None:  # no epoch was trained on it
+                expect_another(self.plan.tables, self.out, str(error))
+                right = "a readable photo"
             raise DataError(
-                f"{error} With a readable photo in its place, go on with `fewtags resume {self.out}`; to do without "
-                "it, remove the file and start a new run with data.decode = true, which leaves it out."
+                f"{error} With {right} in its place, go on with `fewtags resume {self.out}`; to do without it, remove "
+                "the file and start a new run with data.decode = true, which leaves it out."
             ) from None
 
     def _train(self, resume: bool) -> Iterator[Event]:
@@ -164,7 +167,8 @@ class Run:
         freeze(plan.net, "head")
         loader = TrainLoader(self._train_set(plan.cache.views), sampler, self.collate, self.workers)
         device = self.accelerator.device
-        filled = fill_views(plan.net, loader, plan.cache, shard=self.shard, device=device, tick=self.tick)
+        with repeatable(device):  # a resumed run makes them anew
+            filled = fill_views(plan.net, loader, plan.cache, shard=self.shard, device=device, tick=self.tick)
         return StoredViews(filled, sampler, train.matrix, locations=_locations(train), shard=self.shard)
 
     def _train_set(self, views_cycle: int | None) -> TrainSet:
@@ -187,7 +191,8 @@ class Run:
 
     def _validation(self, table: LabelTable, frozen: bool) -> Callable[[nn.Module], Mapping[str, float]]:
         labels, device = table.matrix.dense(), self.accelerator.device
-        inputs = head_inputs(self.plan.net, self.eval_loader(table), device) if frozen else None
+        with repeatable(device):
+            inputs = head_inputs(self.plan.net, self.eval_loader(table), device) if frozen else None
 
         def validate(module: nn.Module) -> Mapping[str, float]:
             net = _spatial(module)
@@ -215,11 +220,12 @@ class Run:
                 else "since no validation class has both known positives and known negatives"
             )
             selection = f"the last epoch ({ended.epochs}), {why}"
-        logits = {
-            name: predict_logits(net, self.eval_loader(table), len(table), device, self.shard)
-            for name, table in tables.splits().items()
-            if name != "train"
-        }
+        with repeatable(device):
+            logits = {
+                name: predict_logits(net, self.eval_loader(table), len(table), device, self.shard)
+                for name, table in tables.splits().items()
+                if name != "train"
+            }
         if self.accelerator.is_main_process:
             thresholds = choose_thresholds(logits["val"], tables, plan.objective)
             for name, values in logits.items():

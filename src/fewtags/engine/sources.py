@@ -7,6 +7,7 @@ objective needs strong views, there are V of them as well, and number e mod V go
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,7 @@ class ViewFeatures:
             with temporary.open("wb") as file:
                 np.save(file, values.numpy())
             temporary.replace(folder / f"{name}.npy")
+        shutil.rmtree(folder / "strong", ignore_errors=True)
         if self.strong is not None:
             self.strong.save(folder / "strong")
 

@@ -20,7 +20,7 @@ from fewtags.nets.spatial import Output
 from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
 from fewtags.stores.heatmaps import HeatmapPlan, HeatmapStore, Precision, Rounding
 from fewtags.stores.rows import ScoreStore
-from fewtags.stores.topk import ExpectedPositives, Reading, class_blocks, expected_counts
+from fewtags.stores.topk import BLOCK_CELLS, ExpectedPositives, Reading, class_blocks, expected_counts
 
 Distance = Literal["l1", "l2", "jsd"]
 Treatment = Literal["ignore", "positive"]
@@ -169,7 +169,8 @@ class ExpectedNegative(Objective):
             return {}
         ranked = epoch >= problem.warmup_epochs or self.warmup_loss == "expected_negative"
         samples, classes = problem.labels.shape
-        blocks = [*class_blocks(samples, classes)]
+        cells = min(BLOCK_CELLS, -(-samples * classes // problem.shard.world))  # a block for every rank, at least
+        blocks = [*class_blocks(samples, classes, cells)]
         tallies = torch.zeros(len(blocks), len(Tally._fields), dtype=torch.float64)
         own = torch.zeros(classes, dtype=torch.bool, device=problem.device)
         for number, scores in self._own_blocks(blocks):

@@ -26,6 +26,7 @@ from fewtags.objectives.supervised import (
     class_shares,
     only_fillable,
     pseudo_diagnostics,
+    refuse_too_late,
     supervised_loss,
 )
 from fewtags.stores.pseudo import PseudoLabels
@@ -134,9 +135,11 @@ class FixMatch(Objective):
         """Allocate pseudo-labels, and with UPS the scores of earlier views.
 
         Raises:
-            ConfigError: no image to fill, or thresholds for another number of classes.
+            ConfigError: pseudo-labels would never begin, no image to fill, or thresholds for another number of classes.
         """
         self._problem = problem
+        first = max(self.pseudo_from, self.uncertainty_views - 1)
+        refuse_too_late(first, problem.epochs, "objective.pseudo_from or objective.uncertainty_views")
         samples, classes = problem.labels.shape
         shard, device = problem.shard, problem.device
         self._prior = class_shares(problem.labels).to(device)

@@ -26,6 +26,7 @@ from fewtags.objectives.supervised import (
     class_shares,
     only_fillable,
     pseudo_diagnostics,
+    refuse_too_late,
     supervised_loss,
 )
 from fewtags.stores.prototypes import PatchSum, Prototypes, sum_patches
@@ -116,13 +117,18 @@ class PatchML(Objective):
             raise ConfigError(f"near must be below far, got {self.near} and {self.far}.")
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Allocate prototypes and pseudo-labels, if there are to be any."""
+        """Allocate prototypes and pseudo-labels, if there are to be any.
+
+        Raises:
+            ConfigError: pseudo-labels would never begin.
+        """
         self._problem = problem
         samples, classes = problem.labels.shape
         self._prior = class_shares(problem.labels).to(problem.device)
         self._prototypes: Prototypes | None = None
         if self.pseudo_weight == 0:
             return {}
+        refuse_too_late(self.pseudo_from, problem.epochs, "objective.pseudo_from")
         self._prototypes = Prototypes(
             classes,
             problem.features_dim,

@@ -110,6 +110,24 @@ def check_settings(
             raise ConfigError(f"{name} must be in {low:g}..{high:g}, got {number}.")
 
 
+def refuse_too_late(first: int, epochs: int, settings: str) -> None:
+    """Pseudo-labels must begin within the training.
+
+    Args:
+        first: their first epoch, from 0.
+        epochs: of the training.
+        settings: what to lower.
+
+    Raises:
+        ConfigError: they would never begin.
+    """
+    if first >= epochs:
+        raise ConfigError(
+            f"pseudo-labels would begin with epoch {first + 1}, but training has {epochs}; lower {settings}, or train "
+            "longer."
+        )
+
+
 def supervised_loss(settings: Settings, out: Output, batch: Batch, prior: Tensor) -> Supervised:
     """PatchML eq. (3): w_image L_image + w_patch L_patch of tags, points and boxes.
 

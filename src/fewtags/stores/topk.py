@@ -61,7 +61,11 @@ def expected_counts(
     return clamped
 
 
-def class_blocks(samples: int, classes: int, cells: int = 2**23) -> Iterator[tuple[int, int]]:
+BLOCK_CELLS = 2**23
+"""Cells that are ranked at a time: a few dozen megabytes."""
+
+
+def class_blocks(samples: int, classes: int, cells: int = BLOCK_CELLS) -> Iterator[tuple[int, int]]:
     """Cut the classes into blocks (first, one past the last) of at most `cells` cells, but at least one class.
 
     >>> list(class_blocks(10, 5, cells=20))

@@ -414,3 +414,24 @@ def test_simulate_refuses_budgets(run: Run, boxes: Path, words: tuple[str, ...],
     result = run("simulate", boxes, *words, "--out", out)
     assert (result.exit_code, result.stdout, result.stderr.splitlines()[-1]) == (1, "", f"error: {message}")
     assert not out.exists()
+
+
+def test_nothing_is_written_over_what_is_read(run: Run, tmp_path: Path) -> None:
+    """Neither the labels nor, by another spelling of the path, a link to them."""
+    labels = tmp_path / "full.csv"
+    labels.write_text("image,cat,dog\na.jpg,1,0\nb.jpg,0,1\n")
+    (tmp_path / "link.csv").symlink_to(labels)
+    (tmp_path / "cost.csv").write_text("tag = 1.0\n")
+    bought = ("--budget", "50%", "--type", "tags", "--cost", tmp_path / "cost.csv")
+    for command, option, out in (
+        (("simulate", labels), "--out", labels),
+        (("simulate", labels), "--out", tmp_path / "link.csv"),
+        (("simulate", labels, *bought), "--out", tmp_path / "cost.csv"),
+        (("check", labels), "--excluded", labels),
+        (("check", tmp_path / "link.csv", "--val", labels), "--excluded", labels),
+    ):
+        before = out.read_bytes()
+        result = run(*command, option, out)
+        assert result.exit_code == 1
+        assert f"{option} {out} is what is read here, and would be lost; write to another file." in result.stderr
+        assert out.read_bytes() == before

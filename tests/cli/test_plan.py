@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from PIL import Image
 from typer.testing import Result
 
 from fewtags.data.demo import make_scenes
-from fewtags.data.storage import save
+from fewtags.data.storage import load, save
 
 Run = Callable[..., Result]
 PLACE = ("--photos", 5000, "--classes", 80, "--positives", 2.9, "--instances", 7.3)
@@ -163,7 +165,21 @@ def test_a_pilot_is_run_planned_with_and_not_run_again(run: Run, scenes: Path, t
             ("--photos", 9, "--hours", 1, "--out", "x"),
             "--out is for --run-pilot; the plan itself goes to stdout (--json, --plot).",
         ),
-        (("--photos", 9, "--hours", 1, "--pilot-seeds", 2), "--pilot-seeds is for --run-pilot."),
+        *(
+            (("--photos", 9, "--hours", 1, *words), f"{words[0]} is for --run-pilot; give that, or leave it out.")
+            for words in (("--pilot-seeds", 2), ("--pilot-budgets", "50%"), ("--measure-on", 0.2), ("--cpu",))
+        ),
+        *(
+            (
+                ("--photos", 9, "--hours", 1, *words),
+                f"{words[0]} needs LABELS, since it says how they are read; give them, or leave it out.",
+            )
+            for words in (("--images", "/nowhere"), ("--complete",), ("--set", "nonsense.key=1"))
+        ),
+        (
+            ("x.csv", "--photos", 9, "--hours", 1, "--set", "data.blank=negative", "--set", "train.workers=0"),
+            "--set train.workers=0 is no reading option (data.KEY=VALUE), and all others are for --run-pilot.",
+        ),
         (("--photos", 9, "--hours", 1, "--plot", "x.pdf"), "--plot x.pdf: expected a file that ends in .png."),
         (
             ("--photos", 9, "--hours", 1, "--types", "sp,boxes"),
@@ -177,6 +193,31 @@ def test_what_is_refused(run: Run, words: tuple[object, ...], message: str) -> N
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"error: {message}\n")
 
 
+def test_a_folder_is_no_plot(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "d.png").mkdir()
+    result = run("plan", "--hours", 40, *PLACE, "--plot", tmp_path / "d.png")
+    assert (result.exit_code, result.stdout, result.stderr) == (
+        1,
+        "",
+        f"error: --plot {tmp_path / 'd.png'} is a folder; give a file in it, for example "
+        f"{tmp_path / 'd.png' / 'plan.png'}.\n",
+    )
+
+
+def test_a_share_to_measure_on_is_refused_where_the_labels_name_a_split(run: Run, scenes: Path, tmp_path: Path) -> None:
+    whole = load(scenes)
+    names = pa.array(["train", "val", "train"] * (len(whole) // 3))
+    save(replace(whole, split_names=names), tmp_path / "split.parquet", keep_root=True)
+    words = ("--hours", 1, "--photos", 9, "--run-pilot", "--out", tmp_path / "p", "--measure-on", 0.2)
+    result = run("plan", tmp_path / "split.parquet", *words)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        "error: --measure-on 0.2 would do nothing: the labels name a split 'val', and a pilot is measured on that; "
+        "leave --measure-on out."
+    )
+    assert not (tmp_path / "p").exists()
+
+
 def test_a_pilot_of_other_classes_is_refused(run: Run, scenes: Path, tmp_path: Path) -> None:
     words = ("--hours", 1, "--photos", 9, "--classes", 12, "--run-pilot", "--out", tmp_path / "p")
     result = run("plan", scenes, *words)
@@ -185,3 +226,17 @@ def test_a_pilot_of_other_classes_is_refused(run: Run, scenes: Path, tmp_path: P
         "error: the costs are those of 12 classes, but the labels have 10; leave --classes out, or use the labels of "
         "the classes you plan for."
     )
+
+
+@pytest.mark.parametrize(("budgets", "seeds"), [("25%,50%", 3), ("25%,50%,100%", 1)])
+def test_a_pilot_too_small_for_a_curve_is_refused_before_it_is_run(
+    run: Run, scenes: Path, tmp_path: Path, budgets: str, seeds: int
+) -> None:
+    words = ("--hours", 1, "--photos", 9, "--run-pilot", "--out", tmp_path / "p")
+    result = run("plan", scenes, *words, "--pilot-budgets", budgets, "--pilot-seeds", seeds)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        "error: a learning curve needs 3 --pilot-budgets and 2 --pilot-seeds at least, got "
+        f"{budgets.count(',') + 1} and {seeds}; leave them out for 4 and 3."
+    )
+    assert not (tmp_path / "p").exists()

@@ -9,9 +9,9 @@ from fewtags.cli.writing import refuse_file, refuse_folder
 from fewtags.errors import ConfigError
 
 
-def refusal(what: object, place: Path) -> str:
+def refusal(what: object, *words: object) -> str:
     with pytest.raises(ConfigError) as error:
-        what(place)  # type: ignore[operator]
+        what(*words)  # type: ignore[operator]
     return str(error.value)
 
 
@@ -30,6 +30,9 @@ def test_a_folder_where_a_file_is_to_be(tmp_path: Path) -> None:
     assert refusal(refuse_file, tmp_path) == (
         f"--out {tmp_path} is a folder; give a file in it, for example {tmp_path / 'tags.csv'}."
     )
+    assert refusal(refuse_file, tmp_path, "--plot", "plan.png") == (
+        f"--plot {tmp_path} is a folder; give a file in it, for example {tmp_path / 'plan.png'}."
+    )
 
 
 def test_a_file_or_a_dead_link_where_a_folder_is_to_be(tmp_path: Path) -> None:
@@ -40,6 +43,10 @@ def test_a_file_or_a_dead_link_where_a_folder_is_to_be(tmp_path: Path) -> None:
             assert refusal(check, tmp_path / place) == (
                 f"--out {tmp_path / place} cannot be written: {tmp_path / name} is no folder; give another place."
             )
+    assert refusal(refuse_file, tmp_path / "file" / "plan.png", "--plot", "plan.png") == (
+        f"--plot {tmp_path / 'file' / 'plan.png'} cannot be written: {tmp_path / 'file'} is no folder; give another "
+        "place."
+    )
 
 
 def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,6 +289,7 @@ def test_costs_by_name_and_file(tmp_path):
         ),
         ("box = '3 s'", "box is '3 s'; expected a number."),
         ("box = true", "box is True; expected a number."),
+        ("classes = 12.5", "classes is 12.5; expected a whole number from 1."),
         ("box = -1", "box costs -1 s; expected seconds above 0."),
     ],
 )
@@ -296,7 +297,24 @@ def test_wrong_cost_files(tmp_path, text, message):
     path = tmp_path / "ours.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="^" + re.escape(f"{path}: {message}") + "$"):
-        find_cost(str(path), table_of([(0, 0, 1, BOX)], 1, 2))
+        find_cost(str(path), table_of([(0, 0, 1, BOX), (0, 1, -1, NOWHERE)], 1, 2))
+
+
+def test_positives_alone_do_not_tell_how_many_an_image_shows():
+    """One positive per image and nothing else: 2 of 2 classes by the known cells, which nobody said."""
+    table = table_of([(0, 0, 1, BOX), (1, 1, 1, NOWHERE)], 2, 2)
+    with pytest.raises(DataError, match=r"^no class is known to be absent from any image, .* or a --cost file\.$"):
+        find_cost(None, table)
+    assert find_cost(None, table, {"positives_per_image": 1.5}).positives_per_image == 1.5
+    assert find_cost("coco", table) is PROFILES["coco"]
+
+
+def test_a_number_of_classes_is_whole_however_it_is_written(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text("classes = 12.0\npositives_per_image = 2")
+    found = find_cost(str(path), None)
+    assert repr(found.classes) == "12"
+    assert "; 12 classes, of which 2 are positive" in str(found)
 
 
 def test_unknown_costs(tmp_path):

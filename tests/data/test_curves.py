@@ -122,7 +122,8 @@ def test_differences_are_covered():
         first, second = (fit_curve(runs, draws=200) for runs in pair(rng))
         for i, times in enumerate((1, 2)):
             x, y = 4000 * times, 3760 * times
-            low, high = difference(first, x, second, y)
+            middle, low, high = difference(first, x, second, y)
+            assert low <= middle <= high
             covered[i] += low <= TRUTHS["power law"](x) - (0.6 - 0.36 * (y / 500) ** -0.45) <= high
     assert (covered >= 88).all(), covered
 
@@ -130,17 +131,51 @@ def test_differences_are_covered():
 def test_what_seeds_share_does_not_blur_a_difference():
     """Seeds differ by .02, types by about .01: the difference is known better than either type."""
     first, second = (fit_curve(runs) for runs in pair(np.random.default_rng(3), 5, 0.001))
-    low, high = difference(first, 4000, second, 3760)
+    middle, low, high = difference(first, 4000, second, 3760)
     own = first.estimate(4000)
     assert high - low < (own.high - own.low) / 4
     assert low > 0
-    assert difference(second, 3760, first, 4000) == pytest.approx((-high, -low), abs=0.002)
+    assert middle == pytest.approx(first.expected(4000) - second.expected(3760), abs=0.002)
+    assert difference(second, 3760, first, 4000) == pytest.approx((-middle, -high, -low), abs=0.002)
+
+
+def test_a_difference_is_the_median_of_what_its_interval_is_of():
+    """Two seeds, first minus second .02 and .04 at every budget: Student's t with 1 degree of freedom around .03.
+
+    The draws have the centre .03 and the scale .02 / sqrt(2) / sqrt(2) = .01, and 95 % of them are within 12.7 of it.
+    """
+    curve = fit_curve(results(lambda x, s: 0.5 - 0.2 * (x / 500) ** -0.5, (0, 1)))
+    better = fit_curve(results(lambda x, s: 0.52 + 0.02 * s - 0.2 * (x / 500) ** -0.5, (0, 1)))
+    middle, low, high = difference(better, 4000, curve, 4000)
+    assert middle == pytest.approx(0.03, abs=0.002)
+    assert (low, high) == pytest.approx((0.03 - 0.127, 0.03 + 0.127), abs=0.06)
+
+
+def test_weights_are_those_of_noise_of_the_best_fits_variance():
+    """Both by the formula: RSS of each form from its fit, n - 3 = 9."""
+    rng = np.random.default_rng(7)
+    curve = fit_curve(noisy(TRUTHS["exponential"], rng))
+    falling = curve.fits.falling(curve.labels / curve.scale)
+    errors = ((curve.measured - curve.fits.a[:, None] + curve.fits.b[:, None] * falling) ** 2).sum(1)
+    variance = errors.min() / 9
+    expected = [np.exp(-(e - errors.min()) / (2 * variance)) for e in errors]
+    np.testing.assert_allclose(curve.weights, expected / np.sum(expected), rtol=1e-9)
+    assert np.ptp(curve.weights) > 0.01
+
+
+def test_each_curve_has_draws_of_a_form_by_its_own_weights():
+    """So the draws of two curves, both in the order of the forms, need not be of one form each."""
+    first, second = (fit_curve(runs) for runs in pair(np.random.default_rng(3)))
+    for curve in (first, second):
+        assert (np.diff(curve.draws.form) >= 0).all()
+        np.testing.assert_allclose(np.bincount(curve.draws.form, minlength=3) / 1000, curve.weights, atol=0.001)
+    assert (first.draws.form != second.draws.form).any()
 
 
 def test_a_difference_needs_common_seeds():
     runs = results(lambda x, s: 0.5 - 100 / x)
     curve = fit_curve(runs)
-    assert difference(curve, 4000, curve, 4000) == (0.0, 0.0)
+    assert difference(curve, 4000, curve, 4000) == (0.0, 0.0, 0.0)
     others = fit_curve([Result(r.kind, r.labels, r.seed + 2, r.mean_ap) for r in runs])
     assert difference(curve, 4000, others, 4000) is None
 

@@ -2,10 +2,11 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from fewtags.data.costs import PROFILES, Annotation, CostModel
-from fewtags.data.curves import Result
+from fewtags.data.curves import Result, difference
 from fewtags.data.planner import paper_guide, pilot_guide, plan_budget
 from fewtags.errors import ConfigError, DataError
 
@@ -100,6 +101,36 @@ def test_a_difference_that_is_not_resolved():
     """Seeds differ by 4 points, and what is good for tags is bad for points."""
     plan = plan_budget(800, 1000, COST, pilot_guide([*runs(TAGS, 0.3, 0.04), *runs(SP, 0.28, -0.04)], "the test"))
     assert "is not resolved, so take what is easier to make." in plan.advice()
+
+
+def test_a_lead_and_its_interval_are_of_one_estimate():
+    """Far beyond the pilot the curves of all seeds differ by another number than the seeds do; only theirs is told."""
+    rng = np.random.default_rng(1)
+    both = [
+        Result(r.kind, r.labels, r.seed, r.mean_ap + rng.normal(0, 0.02)) for r in [*runs(TAGS, 0.3), *runs(SP, 0.27)]
+    ]
+    plan = plan_budget(2400, 1000, COST, pilot_guide(both, "the test"))
+    best, second = plan.ranked()
+    curves = plan.guide.curves
+    middle, low, high = (
+        f"{100 * value:+.1f}"
+        for value in difference(curves[best.kind], best.labels, curves[second.kind], second.labels)
+    )
+    assert middle != f"{100 * (best.mean_ap.value - second.mean_ap.value):+.1f}"
+    assert f"the difference of {middle} [{low}, {high}] mAP over {second.kind.described()} is" in plan.advice()
+
+
+def test_a_comparison_by_seed_that_contradicts_the_curves_is_told():
+    """Seeds 0 to 2 have both types, and points are a tenth ahead; tags alone have two seeds more, far better ones."""
+    tags = [*runs(TAGS, 0.3), *[Result(TAGS, r.labels, r.seed + 3, r.mean_ap + 0.19) for r in runs(TAGS, 0.3)]]
+    tags = [r for r in tags if r.seed < 5]
+    points = [Result(SP, r.labels, r.seed, r.mean_ap + 0.05) for r in runs(TAGS, 0.3)]
+    plan = plan_budget(800, 1000, COST, pilot_guide([*tags, *points], "the test"))
+    assert re.search(
+        r", or else one point \(SP\): compared seed by seed, -\d\.\d \[-\d\.\d, -\d\.\d\] mAP over one point \(SP\) "
+        r"contradicts the curves of all seeds together, so run more seeds, or take what is easier to make\.$",
+        plan.advice(),
+    )
 
 
 def test_types_measured_with_other_seeds_cannot_be_compared():

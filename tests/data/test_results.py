@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fewtags.data.costs import Annotation, CostModel
-from fewtags.data.curves import Result
+from fewtags.data.curves import Result, fit_curve
 from fewtags.data.results import by_type, read_results
 from fewtags.errors import DataError
 
@@ -61,6 +61,18 @@ GOOD = {"type": "I", "labels": 7, "seed": 0, "mAP": 0.5}
         (GOOD | {"seed": 0.5}, "seed is 0.5; expected a whole number."),
         (GOOD | {"labels": -1}, "labels is -1; expected a number from 0."),
         (GOOD | {"labels": 0}, "labels 0 buys no label; remove the row."),
+        (GOOD | {"seed": 1e30}, "seed is 1e+30; expected a whole number up to 9,007,199,254,740,992; mend the row."),
+        (
+            GOOD | {"photos": 1e30},
+            "photos is 1e+30; expected a whole number up to 9,007,199,254,740,992; mend the row.",
+        ),
+        (GOOD | {"photos": 1.5}, "photos is 1.5; expected a whole number."),
+        (GOOD | {"seed": 10**400}, f"seed is {10**400}; expected a number from 0."),
+        (GOOD | {"labels": 1e300}, "labels 1e+300 buys more than 9,007,199,254,740,992 labels; mend the row."),
+        (
+            {"type": "I", "complete_images": 1e308, "seed": 0, "mAP": 0.5},
+            "complete_images 1e+308 buys more than 9,007,199,254,740,992 labels; mend the row.",
+        ),
         (GOOD | {"photos": 0}, "photos is 0; expected a number from 1."),
         (
             {"type": "I", "seed": 0, "mAP": 0.5},
@@ -87,6 +99,16 @@ def test_all_boxes_in_seconds_need_the_number_of_objects(tmp_path):
     path = write(tmp_path / "r.jsonl", {"type": "AB", "budget_seconds": 9, "seed": 0, "mAP": 0.5})
     with pytest.raises(DataError, match=r"r\.jsonl row 1: all boxes \(AB\) has no flat cost"):
         read_results(path, CostModel(4, 1))
+
+
+def test_the_largest_whole_number_is_read_and_fitted(tmp_path):
+    path = write(
+        tmp_path / "r.jsonl",
+        *({"type": "I", "labels": x, "seed": s, "mAP": 0.5} for x in (1000, 2000, 2**53) for s in (0, 2**53)),
+    )
+    found = read_results(path, COST)
+    assert [(r.labels, r.seed) for r in found[-2:]] == [(2**53, 0), (2**53, 2**53)]
+    assert fit_curve(found, draws=10).most == 2**53
 
 
 def test_the_same_run_twice_is_refused(tmp_path):
@@ -116,8 +138,12 @@ def test_broken_files(tmp_path, name, text, message):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(DataError, match=r"none\.csv does not exist\.$"):
+    with pytest.raises(DataError) as error:
         read_results(tmp_path / "none.csv", COST)
+    assert str(error.value) == (
+        f"{tmp_path / 'none.csv'} does not exist; give a file of measured runs: `fewtags plan LABELS --run-pilot --out "
+        "DIR` makes one."
+    )
     (tmp_path / "r.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match=r"r\.csv is not UTF-8 text; save it as UTF-8\.$"):
         read_results(tmp_path / "r.csv", COST)

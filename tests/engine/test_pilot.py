@@ -12,8 +12,9 @@ from fewtags.data.budget import simulate_budget
 from fewtags.data.costs import Annotation, CostModel
 from fewtags.data.demo import make_scenes
 from fewtags.data.results import read_results
+from fewtags.engine import pilot as piloting
 from fewtags.engine.methods import settings_models
-from fewtags.engine.pilot import RESULTS, SETTINGS, Design, pilot_parts, run_pilot
+from fewtags.engine.pilot import RESULTS, SETTINGS, Design, measured_split, pilot_parts, run_pilot
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
 
@@ -110,6 +111,66 @@ def test_a_pilot_goes_on_where_it_stopped(pilot, parts, cost, tmp_path):
     assert rows(out) == rows(pilot[0])
 
 
+@pytest.fixture
+def decoded(monkeypatch):
+    """`data.decode` and what was left out of every training, in the order in which they were planned."""
+    seen, make_plan = [], piloting.make_plan
+
+    def noting(config, *, tables, cpu):
+        plan = make_plan(config, tables=tables, cpu=cpu)
+        lost = [len(tables.splits()[name]) - len(table) for name, table in plan.tables.splits().items()]
+        seen.append((config.data.decode, lost))
+        return plan
+
+    monkeypatch.setattr(piloting, "make_plan", noting)
+    return seen
+
+
+def test_photos_are_decoded_once(pilot, parts, cost, tmp_path, decoded):
+    """A budget that asks about every photo comes first, so that all others ask about photos that were decoded."""
+    design = Design((TAGS,), ("100%", "50%", "25%"), 1)
+    runs = list(run_pilot(*parts, config(), design, cost, tmp_path / "out", cpu=True))
+    assert runs[0].row["photos_asked"] == len(parts[0])
+    assert decoded == [(True, [0, 0]), (False, [0, 0]), (False, [0, 0])]
+    assert runs[1].row == pilot[1][2].row
+    settings = config(data__decode=False)
+    list(run_pilot(*parts, settings, Design((TAGS,), ("100%",), 1), cost, tmp_path / "headers", cpu=True))
+    assert decoded[3:] == [(False, [0, 0])]
+
+
+def test_photos_that_were_not_seen_before_are_decoded(parts, cost, tmp_path, decoded):
+    """Twelve tags are in fewer photos than a hundred, and no later budget is without a photo that these had."""
+    list(run_pilot(*parts, config(), Design((TAGS,), ("12s", "100s", "90s"), 1), cost, tmp_path / "out", cpu=True))
+    assert [decode for decode, _ in decoded] == [True, True, False]
+
+
+def test_photos_that_are_broken_are_left_out_of_every_training(tmp_path, decoded):
+    """One cut off in each part: its header is fine, so that a training that did not decode it would stop at it."""
+    scenes = make_scenes(tmp_path / "scenes", train=36, val=4, test=1, size=64, seed=0).train_truth
+    pool, measured = pilot_parts(scenes, 0.33)
+    for part in (pool, measured):
+        path = part.root / part.images[0].as_py()
+        path.write_bytes(path.read_bytes()[:-300])
+    runs = list(
+        run_pilot(
+            pool, measured, config(), Design((TAGS,), ("100%", "50%"), 1), CostModel.measured(scenes), tmp_path / "out",
+            cpu=True,
+        )
+    )  # fmt: skip
+    assert len(runs) == 2
+    assert decoded == [(True, [1, 1]), (False, [0, 0])]
+
+
+def test_several_processes_are_refused(parts, cost, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError) as error:
+        next(run_pilot(*parts, config(), DESIGN, cost, tmp_path / "out", cpu=True))
+    assert str(error.value) == (
+        "a pilot runs in one process, but WORLD_SIZE is 2; start it without torchrun or accelerate launch."
+    )
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_pilot_may_be_extended(pilot, parts, cost):
     out, runs = pilot
     before = rows(out)
@@ -144,8 +205,15 @@ def test_a_folder_of_something_else_is_refused(parts, cost, tmp_path):
 def test_a_damaged_pilot_is_refused(parts, cost, tmp_path):
     (tmp_path / "pilot.json").write_text("{}")
     (tmp_path / RESULTS).write_text('{"type": "I"}\n')
-    with pytest.raises(ConfigError, match=r"^the pilot in .* is damaged \('labels'\); choose another --out\.$"):
+    with pytest.raises(ConfigError, match=r"^the pilot in .* is damaged \('labels'\); remove the line .* --out\.$"):
         next(run_pilot(*parts, config(), DESIGN, cost, tmp_path, cpu=True))
+
+
+def test_a_line_that_was_being_written_is_cut_off(tmp_path):
+    (tmp_path / RESULTS).write_text('{"type": "I"}\n\n{"type": "S')
+    assert piloting._whole_lines(tmp_path / RESULTS) == ['{"type": "I"}']
+    assert (tmp_path / RESULTS).read_text() == '{"type": "I"}\n\n'
+    assert piloting._whole_lines(tmp_path / "none") == []
 
 
 def test_nothing_is_chosen_on_what_is_measured(parts, cost, tmp_path):
@@ -202,6 +270,9 @@ def test_named_splits_are_taken(complete):
         parts = pilot_parts(whole, 0.3)
         return [{names[keys.index(key) % len(names)] for key in part.images.to_pylist()} for part in parts]
 
+    assert measured_split(complete) is None
+    assert measured_split(replace(complete, split_names=pa.array(["train"] * 36))) is None
+    assert measured_split(replace(complete, split_names=pa.array(["train", "val"] * 18))) == "val"
     assert found("train", "val", "test") == [{"train"}, {"test"}]
     assert found("train", "val", "extra") == [{"train"}, {"val"}]
     assert found(None, "val", "extra") == [{None, "extra"}, {"val"}]

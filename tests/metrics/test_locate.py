@@ -1,12 +1,13 @@
 import json
 from dataclasses import replace
 
+import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewtags.errors import DataError
+from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
 from fewtags.metrics.localisation import boxes_to_mask, localisation_report
 from fewtags.metrics.locate import DEFAULT, LocateOptions, Place, locate_report
@@ -335,6 +336,40 @@ def test_empty_places_are_refused():
         with pytest.raises(DataError) as error:
             Place.of_mask(mask)
         assert str(error.value) == "a mask without any pixel is no place; give no place where a class is absent."
+        with pytest.raises(DataError) as error:
+            Place(boxes(LEFT), mask)
+        assert str(error.value) == "a mask without any pixel is no place; give no place where a class is absent."
+
+
+def test_masks_of_another_type_are_refused(monkeypatch):
+    """With 0 and 1 for absent and present a uint8 mask would have unknown pixels outside, and with 255 no object.
+
+    Users run without the shape checks of the tests, which would be the first to refuse it.
+    """
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    for make in (Place.of_mask, lambda mask: Place(boxes(LEFT), mask)):
+        for mask in (np.full((2, 2), 255, np.uint8), np.ones((2, 2), np.uint8)):
+            with pytest.raises(DataError) as error:
+                make(mask)
+            assert str(error.value) == (
+                "a mask is bool, or int8 values of Label, got uint8; use mask > 0 where it is 0 outside of the object."
+            )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"thresholds": ()}, "thresholds is empty; give at least one number from 0 to 1."),
+        ({"overlaps": ()}, "overlaps is empty; give at least one number from 0 to 1."),
+        ({"cuts": ()}, "cuts is empty; give at least one number from 0 to 1."),
+        ({"bins": 0}, "bins is 0 and size (8, 8); expected 1 or more of each."),
+        ({"size": (8, 0)}, "bins is 100 and size (8, 0); expected 1 or more of each."),
+    ],
+)
+def test_options_that_leave_nothing_to_judge_by_are_refused(change, message):
+    with pytest.raises(ConfigError) as error:
+        replace(SMALL, **change)
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,14 @@ def check(
     """  # noqa: D301
     from fewtags.cli.progress import counting, say
     from fewtags.cli.train import read_settings
+    from fewtags.cli.writing import refuse_file
     from fewtags.data.check import check as look
     from fewtags.data.vocabulary import common_vocabulary
     from fewtags.engine.memory import heatmap_need
     from fewtags.engine.plan import read_named
 
+    if excluded is not None:
+        refuse_file(excluded, "--excluded", "excluded.csv", [data, val, test])
     flags = {"data.train": data, "data.val": val, "data.test": test, "data.complete": complete or None}
     flags["data.images"] = None if images is None else str(images)
     settings = read_settings(None, {k: v for k, v in flags.items() if v is not None}, set_ or [])
@@ -156,7 +159,7 @@ def simulate(
     _refuse_mixed(protocol, shares, budget, purchase)
     if out.suffix.lower() not in (".parquet", ".csv"):
         raise ConfigError(f"--out {out}: expected a file that ends in .parquet or .csv.")
-    refuse_file(out)
+    refuse_file(out, inputs=[data, cost])
 
     def thin(table: LabelTable) -> LabelTable:
         if budget is None:

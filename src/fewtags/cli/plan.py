@@ -107,14 +107,20 @@ def plan(
         raise ConfigError("--photos is missing: how many photos are there to label?")
     amount = _amount(hours, budget)
     _refuse_mixed(data, pilot, run_pilot, out)
+    if data is None:
+        of_reading = {"--images": images, "--complete": complete or None, "--set": set_ or None}
+        _refuse_given(of_reading, "needs LABELS, since it says how they are read; give them, or leave it out")
     if not run_pilot:
-        _refuse_given({"--pilot-budgets": pilot_budgets, "--pilot-seeds": pilot_seeds, "--measure-on": measure_on})
+        of_pilots = {"--pilot-budgets": pilot_budgets, "--pilot-seeds": pilot_seeds, "--measure-on": measure_on}
+        trained = {f"--set {word}": word for word in set_ or () if not word.strip().startswith("data.")}
+        _refuse_given({**of_pilots, "--cpu": cpu or None}, "is for --run-pilot; give that, or leave it out")
+        _refuse_given(trained, "is no reading option (data.KEY=VALUE), and all others are for --run-pilot")
     if out is not None:
         refuse_folder(out)
     if plot is not None:
         if plot.suffix.lower() != ".png":
             raise ConfigError(f"--plot {plot}: expected a file that ends in .png.")
-        refuse_file(plot)
+        refuse_file(plot, "--plot", "plan.png")
     kinds = _kinds(types)
     averages = {"classes": classes, "positives_per_image": positives, "instances_per_image": instances}
     seconds = {"tag": tag, "point": point, "extra_point": extra_point, "box": box}
@@ -129,7 +135,7 @@ def plan(
         assert out is not None
         _refuse_other_classes(table, found)
         config, design = _pilot_config(data, images, complete, set_), _design(kinds, pilot_budgets, pilot_seeds)
-        results = _piloted(table, config, design, measure_on or MEASURE_ON, found, out, cpu)
+        results = _piloted(table, config, design, measure_on, found, out, cpu)
         guide = pilot_guide(read_results(results, found), f"the pilot in {out}")
     elif pilot is not None:
         guide = pilot_guide(read_results(pilot, found), f"the pilot {pilot}")
@@ -172,13 +178,13 @@ def _refuse_mixed(data: str | None, pilot: Path | None, run_pilot: bool, out: Pa
         raise ConfigError("--out is for --run-pilot; the plan itself goes to stdout (--json, --plot).")
 
 
-def _refuse_given(options: Mapping[str, object]) -> None:
-    """Options of --run-pilot without it."""
+def _refuse_given(options: Mapping[str, object], why: str) -> None:
+    """Options that would do nothing."""
     from fewtags.errors import ConfigError
 
     for name, value in options.items():
         if value is not None:
-            raise ConfigError(f"{name} is for --run-pilot.")
+            raise ConfigError(f"{name} {why}.")
 
 
 def _kinds(types: str | None) -> tuple[Annotation, ...]:
@@ -203,11 +209,19 @@ def _refuse_other_classes(table: LabelTable, cost: CostModel) -> None:
 
 
 def _design(kinds: tuple[Annotation, ...], budgets: str | None, seeds: int | None) -> Design:
+    from fewtags.data.curves import LEAST_BUDGETS, LEAST_SEEDS
     from fewtags.engine.pilot import Design
+    from fewtags.errors import ConfigError
 
     words = tuple(word.strip() for word in (budgets or "").split(",") if word.strip())
     usual = Design()
-    return Design(kinds or usual.kinds, words if budgets is not None else usual.budgets, seeds or usual.seeds)
+    made = Design(kinds or usual.kinds, words if budgets is not None else usual.budgets, seeds or usual.seeds)
+    if len(made.budgets) < LEAST_BUDGETS or made.seeds < LEAST_SEEDS:  # said before anything is trained
+        raise ConfigError(
+            f"a learning curve needs {LEAST_BUDGETS} --pilot-budgets and {LEAST_SEEDS} --pilot-seeds at least, got "
+            f"{len(made.budgets)} and {made.seeds}; leave them out for {len(usual.budgets)} and {usual.seeds}."
+        )
+    return made
 
 
 def _pilot_config(data: str, images: Path | None, complete: bool, assignments: list[str] | None) -> Config:
@@ -224,13 +238,19 @@ def _pilot_config(data: str, images: Path | None, complete: bool, assignments: l
 
 
 def _piloted(
-    table: LabelTable, config: Config, design: Design, share: float, cost: CostModel, out: Path, cpu: bool
+    table: LabelTable, config: Config, design: Design, share: float | None, cost: CostModel, out: Path, cpu: bool
 ) -> Path:
     """Run a pilot, or the rest of one, and tell each run; its results.jsonl."""
     from fewtags.cli.progress import say
-    from fewtags.engine.pilot import RESULTS, pilot_parts, run_pilot
+    from fewtags.engine.pilot import RESULTS, measured_split, pilot_parts, run_pilot
+    from fewtags.errors import ConfigError
 
-    pool, measured = pilot_parts(table, share, config.data.group_by)
+    if share is not None and (split := measured_split(table)) is not None:
+        raise ConfigError(
+            f"--measure-on {share:g} would do nothing: the labels name a split {split!r}, and a pilot is measured on "
+            "that; leave --measure-on out."
+        )
+    pool, measured = pilot_parts(table, share or MEASURE_ON, config.data.group_by)
     say(f"pilot: buys from {len(pool):,} photos, is measured on {len(measured):,} others")
     for run in run_pilot(pool, measured, config, design, cost, out, cpu=cpu):
         row = run.row

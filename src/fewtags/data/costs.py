@@ -111,6 +111,7 @@ class CostModel:
                 raise ConfigError(f"{name} costs {value} s; expected seconds above 0.")
         if not (1 <= c < math.inf and c == math.floor(c)):
             raise ConfigError(f"classes is {c}; expected a whole number from 1.")
+        object.__setattr__(self, "classes", int(c))  # TOML may say 12.0
         if not 0 <= m <= c:
             raise ConfigError(f"positives_per_image is {m}; expected 0 to {c}, the number of classes.")
         if n is not None and not m <= n < math.inf:
@@ -240,7 +241,7 @@ def find_cost(cost: str | None, table: LabelTable | None, given: Mapping[str, fl
     Raises:
         ConfigError: neither a profile nor a TOML file, or a file with something else in it; or averages that nothing
             gives.
-        DataError: no cell of the table is known.
+        DataError: no cell of the table is known; or no negative one, and nothing gives positives per image.
     """
     found: dict[str, Any] = {}
     where, given = "", given or {}
@@ -253,6 +254,12 @@ def find_cost(cost: str | None, table: LabelTable | None, given: Mapping[str, fl
     found |= given
     try:
         if table is not None and cost not in PROFILES:
+            if "positives_per_image" not in found and not table.matrix.counts(Label.NEGATIVE).any():
+                raise DataError(
+                    "no class is known to be absent from any image, so the labels do not tell how many an average "
+                    "image shows. Give complete labels (--complete, if what is not named is absent), or "
+                    "positives_per_image: --positives of `fewtags plan`, or a --cost file."
+                )
             return replace(CostModel.measured(table), **found)
         if missing := [name for name in ("classes", "positives_per_image") if name not in found]:
             raise ConfigError(

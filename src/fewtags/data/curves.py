@@ -90,7 +90,9 @@ class Curve:
     u is an inverse power law, the usual form of learning curves (Hestness et al., Deep Learning Scaling is Predictable,
     Empirically, 2017), an exponential or a hyperbola (both in Viering and Loog, The Shape of Learning Curves: a Review,
     2023). Few points cannot tell these apart, but they differ in what comes next; so all three are fitted, and each has
-    the weight that its fit earns (Akaike weights; all have three parameters).
+    the weight that its fit earns: exp(-(RSS - min RSS) / (2 s^2)), s^2 = min RSS / (n - 3). These are Akaike weights of
+    noise whose variance is known, for which that of the best fit is taken (all forms have three parameters); if each
+    form had a variance of its own, they would be (RSS / min RSS)^(-n / 2).
 
     Attributes:
         labels: float64 [n], x of the runs.
@@ -217,15 +219,19 @@ def fit_curve(results: Sequence[Result], measure: Measure = "mAP", *, draws: int
     return Curve(x, y, seeds, scale, weights, first[0] + first[1] + first[2], again[0] + again[1] + again[2], spread)
 
 
-def difference(first: Curve, labels: float, second: Curve, others: float) -> tuple[float, float] | None:
-    """A 95 % interval of the expectation of one curve at `labels` minus that of another at `others`.
+def difference(first: Curve, labels: float, second: Curve, others: float) -> tuple[float, float, float] | None:
+    """The expectation of one curve at `labels` minus that of another at `others`, with a 95 % interval.
 
     It is paired by seed: purchases of a seed are nested across types, so that much of their ups and downs is common.
-    Each seed's own runs are fitted with the shapes of the bootstrap, both curves in the same form, and the differences
-    of the seeds are given Student's t distribution.
+    Each seed's own runs are fitted with the shapes of the bootstrap, and the differences of the seeds are given
+    Student's t distribution. Draws of both curves are paired in the order of their forms. Each curve has as many draws
+    of a form as its own weights say, so that most pairs, but not all, are of one form.
+
+    It is not the difference of `Curve.expected`, which is of fits to all seeds together: the two are close where runs
+    were measured, and may be mAP points apart far beyond.
 
     Returns:
-        low and high; None where fewer than two seeds have three runs or more of both.
+        median, low and high of one distribution; None where fewer than two seeds have three runs or more of both.
     """
     shared = [
         seed
@@ -234,11 +240,11 @@ def difference(first: Curve, labels: float, second: Curve, others: float) -> tup
     ]
     if len(shared) < LEAST_SEEDS:
         return None
-    # Both sets of draws are in the order of their forms.
     found = np.stack([first.of_seed(labels, seed) - second.of_seed(others, seed) for seed in shared], 1)
     error = found.std(1, ddof=1) / math.sqrt(len(shared))
     student = np.random.default_rng(0).standard_t(len(shared) - 1, len(found))
-    return interval(found.mean(1) + student * error)
+    drawn = found.mean(1) + student * error
+    return float(np.median(drawn)), *interval(drawn)
 
 
 def interval(draws: Values) -> tuple[float, float]:

@@ -192,24 +192,31 @@ class BudgetPlan:
         if len(ranked) == 1:
             return f"Buy {what}; no other type can be judged."
         second = ranked[1]
-        resolved, lead = self._lead(best, second)
+        low, high, lead = self._lead(best, second)
         ahead = f"{lead} mAP over {second.kind.described()}"
-        if resolved:
+        if low > 0:
             return f"Buy {what}: {ahead}, the second best."
+        if high < 0:
+            return (
+                f"Buy {what}, or else {second.kind.described()}: compared seed by seed, {ahead} contradicts the curves "
+                "of all seeds together, so run more seeds, or take what is easier to make."
+            )
         return (
             f"Buy {what}, or else {second.kind.described()}: the difference of {ahead} is not resolved, so take what "
             "is easier to make."
         )
 
-    def _lead(self, best: Offer, second: Offer) -> tuple[bool, str]:
-        """Whether one offer is better for sure, and by how much, in words."""
+    def _lead(self, best: Offer, second: Offer) -> tuple[float, float, str]:
+        """Lower and upper end of how much one offer is better, and how much that is in words."""
         curves, lead = self.guide.curves, (best.mean_ap.value or 0.0) - (second.mean_ap.value or 0.0)
         if curves is None:
-            return self.guide.resolution is not None and lead > self.guide.resolution, f"{100 * lead:+.1f}"
+            blur = math.inf if self.guide.resolution is None else self.guide.resolution
+            return lead - blur, lead + blur, f"{100 * lead:+.1f}"
         found = difference(curves[best.kind], best.labels, curves[second.kind], second.labels)
         if found is None:
-            return False, f"{100 * lead:+.1f} (no seeds in common to compare)"
-        return found[0] > 0, f"{100 * lead:+.1f} [{100 * found[0]:+.1f}, {100 * found[1]:+.1f}]"
+            return -math.inf, math.inf, f"{100 * lead:+.1f} (no seeds in common to compare)"
+        middle, low, high = (100 * value for value in found)
+        return low, high, f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
 
     def lines(self) -> Iterator[str]:
         """The table, for people."""

@@ -16,6 +16,9 @@ from fewtags.labels import suggest
 
 AMOUNTS = ("labels", "budget_seconds", "complete_images")
 """How a row may say how much was bought; the first one that it has counts."""
+LARGEST = 2**53
+"""Whole numbers up to here are exact in JSON and as float64."""
+MADE = "`fewtags plan LABELS --run-pilot --out DIR` makes one"
 
 
 def read_results(path: Path, cost: CostModel) -> list[Result]:
@@ -46,7 +49,7 @@ def read_results(path: Path, cost: CostModel) -> list[Result]:
         where[key] = str(number)
         found.append(result)
     if not found:
-        raise DataError(f"{path} has no row; `fewtags plan LABELS --run-pilot --out DIR` makes one.")
+        raise DataError(f"{path} has no row; {MADE}.")
     return found
 
 
@@ -58,7 +61,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
         text = path.read_text("utf-8-sig")
     except FileNotFoundError:
-        raise DataError(f"{path} does not exist.") from None
+        raise DataError(f"{path} does not exist; give a file of measured runs: {MADE}.") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
@@ -90,17 +93,13 @@ def _result(row: Mapping[str, Any], place: str, cost: CostModel) -> Result:
         labels = _labels(row, place, kind, cost)
     except ConfigError as error:
         raise DataError(f"{place}: {error}") from None
-    seed, photos = _number(row, "seed", place), _number(row, "photos", place, least=1) if "photos" in row else None
-    for name, value in (("seed", seed), ("photos", photos)):
-        if value is not None and value != math.floor(value):
-            raise DataError(f"{place}: {name} is {value:g}; expected a whole number.")
     return Result(
         kind,
         labels,
-        int(seed),
+        _whole(row, "seed", place),
         _number(row, "mAP", place, most=1),
         _number(row, "mAP_loc", place, most=1) if "mAP_loc" in row else None,
-        None if photos is None else int(photos),
+        _whole(row, "photos", place, least=1) if "photos" in row else None,
     )
 
 
@@ -109,17 +108,29 @@ def _labels(row: Mapping[str, Any], place: str, kind: Annotation, cost: CostMode
         if name in row:
             amount = _number(row, name, place)
             each = {"labels": 1.0, "complete_images": float(cost.classes)}.get(name)
-            labels = math.floor(amount * each + 0.5 if each else amount / cost.seconds_per_pair(kind) + 0.5)
+            bought = amount * each if each else amount / cost.seconds_per_pair(kind)
+            if bought > LARGEST:
+                raise DataError(f"{place}: {name} {amount:g} buys more than {LARGEST:,} labels; mend the row.")
+            labels = math.floor(bought + 0.5)
             if labels < 1:
                 raise DataError(f"{place}: {name} {amount:g} buys no label; remove the row.")
             return labels
     raise DataError(f"{place}: does not say how much was bought; give one of {', '.join(AMOUNTS)}.")
 
 
+def _whole(row: Mapping[str, Any], name: str, place: str, least: float = 0) -> int:
+    value = _number(row, name, place, least)
+    if value != math.floor(value):
+        raise DataError(f"{place}: {name} is {value:g}; expected a whole number.")
+    if value > LARGEST:
+        raise DataError(f"{place}: {name} is {value:g}; expected a whole number up to {LARGEST:,}; mend the row.")
+    return int(value)
+
+
 def _number(row: Mapping[str, Any], name: str, place: str, least: float = 0, most: float = math.inf) -> float:
     try:
         value = math.nan if isinstance(row[name], bool) else float(row[name])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not least <= value <= most or value == math.inf:
         expected = f"a number from {least:g}" + (f" to {most:g}" if most < math.inf else "")

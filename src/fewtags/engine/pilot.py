@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fewtags.config import Config
 from fewtags.data.budget import simulate_budget
@@ -91,6 +94,43 @@ class _Purchase:
     def key(self) -> tuple[str, int, int]:
         return self.kind.short, self.labels, self.seed
 
+    @cached_property
+    def asked(self) -> NDArray[np.bool_]:
+        """Bool [N]: the photos with a label that was bought."""
+        matrix = self.table.matrix
+        return matrix.image_counts(Label.POSITIVE) + matrix.image_counts(Label.NEGATIVE) > 0
+
+
+@final
+@dataclass(eq=False)
+class _Photos:
+    """Images, by key, whose photos a training of this pilot has decoded; and those that it left out."""
+
+    good: set[str] = field(default_factory=set)
+    broken: set[str] = field(default_factory=set)
+
+    def without_broken(self, table: LabelTable) -> LabelTable:
+        """A table without the images that would be left out again."""
+        kept = [key not in self.broken for key in table.images.to_pylist()]
+        return table if all(kept) else table.subset(np.array(kept, np.bool_))
+
+    def all_good(self, tables: Tables) -> bool:
+        """Whether every photo has been decoded before."""
+        return all(self.good.issuperset(table.images.to_pylist()) for table in tables.splits().values())
+
+    def learn(self, before: Tables, after: Tables) -> None:
+        """Note what was decoded, and what is no longer there."""
+        for name, table in after.splits().items():
+            kept = set(table.images.to_pylist())
+            self.good |= kept
+            self.broken |= set(before.splits()[name].images.to_pylist()) - kept
+
+
+def measured_split(whole: LabelTable) -> str | None:
+    """The split, test or else val, that a pilot is measured on; None where the labels name neither."""
+    named = {} if whole.split_names is None else whole.named_splits()
+    return next((name for name in ("test", "val") if name in named), None)
+
 
 def pilot_parts(whole: LabelTable, share: float, group_by: str | None = None) -> tuple[LabelTable, LabelTable]:
     """What a pilot buys from, and what it is measured on.
@@ -101,12 +141,12 @@ def pilot_parts(whole: LabelTable, share: float, group_by: str | None = None) ->
     Raises:
         DataError: a split leaves nothing to buy from, or no class can be measured.
     """
-    named = {} if whole.split_names is None else whole.named_splits()
-    apart = next((name for name in ("test", "val") if name in named), None)
+    apart = measured_split(whole)
     if apart is None:
         pool, measured = hold_out(whole, share, 0, group_by)
     else:
         assert whole.split_names is not None
+        named = whole.named_splits()
         names = np.array([name or "" for name in whole.split_names.to_pylist()], str)
         chosen = names == "train" if "train" in named else ~np.isin(names, ("val", "test"))
         pool, measured = whole.subset(chosen), named[apart]
@@ -148,22 +188,29 @@ def run_pilot(
 
     Raises:
         ConfigError: `out` holds a pilot on other labels or with other settings, an epoch would be chosen on the
-            measured images, or a purchase has nothing to learn from; nothing is trained then.
+            measured images, a purchase has nothing to learn from, or several processes run; nothing is trained then.
         DataError: photos that cannot be used.
     """
+    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise ConfigError(
+            f"a pilot runs in one process, but WORLD_SIZE is {processes}; start it without torchrun or accelerate "
+            "launch."
+        )
     if config.train.select == "best":
         raise ConfigError(
             'train.select = "best" would choose the epoch on the images that the pilot is measured on; leave it out.'
         )
     purchases = _purchases(pool, design, cost)
     rows = _open(out, _record(pool, measured, config, cost))
-    there = {_key(row): row for row in rows}
+    there, photos = {_key(row): row for row in rows}, _Photos()
     for done, purchase in enumerate(purchases, 1):
         fresh = purchase.key not in there
-        row = _row(purchase, pool, cost, _train(purchase, measured, config, out, cpu)) if fresh else there[purchase.key]
         if fresh:
+            row = _row(purchase, pool, cost, _train(purchase, measured, photos, config, out, cpu))
             rows.append(row)
             write_text(out / RESULTS, "".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            row = there[purchase.key]
         yield PilotRun(row, done, len(purchases), fresh)
 
 
@@ -183,16 +230,18 @@ def _purchases(pool: LabelTable, design: Design, cost: CostModel) -> list[_Purch
     return list(found.values())
 
 
-def _train(purchase: _Purchase, measured: LabelTable, config: Config, out: Path, cpu: bool) -> float:
-    """MAP of a net trained on a purchase; its run folder is gone afterwards."""
+def _train(purchase: _Purchase, measured: LabelTable, photos: _Photos, config: Config, out: Path, cpu: bool) -> float:
+    """MAP of a net trained on a purchase; its run folder is gone afterwards. Photos are decoded to check them once."""
     table, settings = purchase.table, config.objective.model_dump()
     if not settings.get("pseudo_weight"):  # without pseudo-labels, photos without a label teach nothing
-        matrix = table.matrix
-        table = table.subset(matrix.image_counts(Label.POSITIVE) + matrix.image_counts(Label.NEGATIVE) > 0)
+        table = table.subset(purchase.asked)
+    tables = Tables(photos.without_broken(table), photos.without_broken(measured))
     train = config.train.model_copy(update={"seed": purchase.seed, "select": "last"})
+    data = config.data.model_copy(update={"decode": config.data.decode and not photos.all_good(tables)})
     with tempfile.TemporaryDirectory(prefix="run-", dir=out) as folder:
         run = Path(folder) / "run"
-        plan = make_plan(config.model_copy(update={"train": train}), tables=Tables(table, measured), cpu=cpu)
+        plan = make_plan(config.model_copy(update={"train": train, "data": data}), tables=tables, cpu=cpu)
+        photos.learn(tables, plan.tables)
         for _ in Run(plan, run, cpu=cpu).start():
             pass
         evaluation = json.loads((run / "evaluation" / "val.json").read_text("utf-8"))
@@ -202,14 +251,13 @@ def _train(purchase: _Purchase, measured: LabelTable, config: Config, out: Path,
 def _row(purchase: _Purchase, pool: LabelTable, cost: CostModel, mean_ap: float) -> dict[str, Any]:
     """A line of results.jsonl, see `fewtags.data.results`."""
     matrix = purchase.table.matrix
-    asked = matrix.image_counts(Label.POSITIVE) + matrix.image_counts(Label.NEGATIVE) > 0
     return {
         "type": purchase.kind.short,
         "budget": purchase.budget,
         "budget_seconds": budget_seconds(purchase.budget, len(pool) * len(pool.classes) * cost.tag),
         "labels": purchase.labels,
         "positives": int(matrix.counts(Label.POSITIVE).sum()),
-        "photos_asked": int(asked.sum()),
+        "photos_asked": int(purchase.asked.sum()),
         "photos": len(pool),
         "seed": purchase.seed,
         "mAP": mean_ap,
@@ -224,6 +272,16 @@ def _record(pool: LabelTable, measured: LabelTable, config: Config, cost: CostMo
         "settings": {section: settings[section] for section in ("model", "augment", "objective", "train")},
         "cost": dict(vars(cost)),
     }
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a file; one that was being written when the power went is cut off, and its run is made again."""
+    if not path.exists():
+        return []
+    text = path.read_text("utf-8")
+    if (whole := text[: text.rfind("\n") + 1]) != text:
+        write_text(path, whole)
+    return [line for line in whole.splitlines() if line.strip()]
 
 
 def _open(out: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -241,12 +299,13 @@ def _open(out: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         return []
     try:
         before = json.loads(path.read_text("utf-8"))
-        lines = (out / RESULTS).read_text("utf-8").splitlines() if (out / RESULTS).exists() else []
-        rows = [json.loads(line) for line in lines if line.strip()]
+        rows = [json.loads(line) for line in _whole_lines(out / RESULTS)]
         for row in rows:
             _key(row)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"the pilot in {out} is damaged ({error}); choose another --out.") from None
+        raise ConfigError(
+            f"the pilot in {out} is damaged ({error}); remove the line from {RESULTS}, or choose another --out."
+        ) from None
     if changed := _changed(before, record):
         raise ConfigError(
             f"{out} holds a pilot with other {changed}; go on as it began (see {path}), or choose another --out."

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int8, Int64
 from numpy import ndarray as Array
 
-from fewtags.errors import DataError
+from fewtags.errors import ConfigError, DataError
 from fewtags.metrics.localisation import (
     IOA_HIT,
     IOA_THRESHOLDS,
@@ -55,7 +55,8 @@ class Place:
             never counted); None: the union of the boxes. It covers the image at any resolution.
 
     Raises:
-        DataError: no box, or one that is not ordered or not inside 0..1.
+        DataError: no box, or one that is not ordered or not inside 0..1; a mask of another dtype, or without any pixel
+            that belongs to the object.
     """
 
     boxes: Float[Array, "n 4"]
@@ -70,17 +71,17 @@ class Place:
         if not good.all():
             bad = self.boxes[np.argmin(good)].tolist()
             raise DataError(f"a box is x0 <= x1, y0 <= y1 in 0..1 of the image, got {bad}; divide by width and height.")
+        if self.mask is not None:
+            _inside(self.mask)
 
     @classmethod
     def of_mask(cls, mask: Mask) -> Place:
         """A place from a mask; its boxes are those of its connected parts.
 
         Raises:
-            DataError: no pixel belongs to the object.
+            DataError: as above.
         """
-        inside, _ = inside_and_known(mask)
-        if not inside.any():
-            raise DataError("a mask without any pixel is no place; give no place where a class is absent.")
+        inside = _inside(mask)
         height, width = inside.shape
         boxes = component_boxes(inside, parts="outer") / np.array([width, height, width, height])
         return cls(boxes, mask)
@@ -89,6 +90,19 @@ class Place:
     def has_extent(self) -> bool:
         """False where an instance is known by a point only."""
         return self.mask is not None or bool((self.boxes[:, :2] < self.boxes[:, 2:]).all())
+
+
+def _inside(mask: Mask) -> Bool[Array, "h w"]:
+    """The pixels of the object, of which there has to be one."""
+    if mask.dtype not in (np.bool_, np.int8):
+        raise DataError(
+            f"a mask is bool, or int8 values of Label, got {mask.dtype}; use mask > 0 where it is 0 outside of the "
+            "object."
+        )
+    inside, _ = inside_and_known(mask)
+    if not inside.any():
+        raise DataError("a mask without any pixel is no place; give no place where a class is absent.")
+    return inside
 
 
 @final
@@ -107,6 +121,9 @@ class LocateOptions:
         parts: which boxes a cut map gives, see `component_boxes`.
         rule: how these are compared, see `best_overlaps`.
         bins: of the PxAP histogram.
+
+    Raises:
+        ConfigError: nothing to judge by.
     """
 
     thresholds: tuple[float, ...] = IOA_THRESHOLDS
@@ -119,6 +136,13 @@ class LocateOptions:
     parts: Parts = "all"
     rule: BoxRule = "exact"
     bins: int = PIXEL_BINS
+
+    def __post_init__(self) -> None:
+        for name in ("thresholds", "overlaps", "cuts"):
+            if not getattr(self, name):
+                raise ConfigError(f"{name} is empty; give at least one number from 0 to 1.")
+        if min(self.bins, *self.size) < 1:
+            raise ConfigError(f"bins is {self.bins} and size {self.size}; expected 1 or more of each.")
 
 
 DEFAULT = LocateOptions()

@@ -223,7 +223,7 @@ def tiny(benchmark):
     }
     return benchmark.model_copy(
         update={"size": SIZE, "min_area": 1.0, "batch_size": 8, "views": 2, "stages": stages}
-        | {"objective": objective, "methods": methods, "budgets": ("20%", "40%")}
+        | {"objective": objective, "methods": methods, "budgets": ("20%", "40%"), "pool": "lse"}
     )
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from budget_protocol import BudgetJob, Budgets, choose_jobs, read_budgets, read_done
 from datasets import BenchmarkSet, chance
@@ -32,7 +32,6 @@ from fewtags.data.budget import simulate_budget
 from fewtags.data.costs import CostModel
 from fewtags.data.loader import EpochSampler
 from fewtags.data.table import LabelTable
-from fewtags.engine.events import EpochEnded
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.machine import cores
 from fewtags.engine.methods import make_objective, settings_models
@@ -43,7 +42,7 @@ from fewtags.metrics.locate import LocateOptions, Place, locate_report
 from fewtags.objectives.base import Problem
 from fewtags.stores.pseudo import PseudoLabels
 from frozen import EVAL_BATCH, Above, Material, make_net
-from single_positive import Record, arguments, execute, look, metrics, positives_per_image, predict
+from single_positive import Record, arguments, execute, look, metrics, positives_per_image, predict, train
 
 LOCATE = LocateOptions(size=(48, 48), cuts=(0.5,))
 """Eight pixels per cell of the maps; the cut is for boxes, which are not reported."""
@@ -55,14 +54,7 @@ def run(benchmark: Budgets, job: BudgetJob, material: Material) -> Record:
     """Buy, train once, through the library's own loop, and measure."""
     bought = buy(benchmark, job, material.data)
     fit, above = make_fit(benchmark, job, material, bought)
-    records: list[Mapping[str, Any]] = []
-    best: dict[str, Tensor] = {}
-    best_epoch = 0
-    for event in fit.run():
-        if isinstance(event, EpochEnded):
-            records.append(event.record)
-            if event.best:
-                best, best_epoch = {k: v.clone() for k, v in above.state_dict().items()}, len(records)
+    records, best, best_epoch = train(fit, above)
     last, found = look(above, material), localise(above, material)
     above.load_state_dict(best)
     main = [r["cpu_seconds"] for r in records if r["stage"] == benchmark.stages[-1].name]

@@ -76,14 +76,7 @@ def run(benchmark: Benchmark, job: Job, material: Material) -> Record:
     """Train once, through the library's own loop, and measure."""
     before = peak_memory()
     fit, above = make_fit(benchmark, job, material)
-    records: list[Mapping[str, Any]] = []
-    best: dict[str, Tensor] = {}
-    best_epoch = 0
-    for event in fit.run():
-        if isinstance(event, EpochEnded):
-            records.append(event.record)
-            if event.best:
-                best, best_epoch = {k: v.clone() for k, v in above.state_dict().items()}, len(records)
+    records, best, best_epoch = train(fit, above)
     last, found = look(above, material), localise(above, material)
     above.load_state_dict(best)
     main = [r["cpu_seconds"] for r in records if r["stage"] == benchmark.stages[-1].name]
@@ -100,6 +93,19 @@ def run(benchmark: Benchmark, job: Job, material: Material) -> Record:
         "peak_memory_mb": round(peak_memory() - before, 1),
         "machine": f"{cores()} cores, torch {torch.__version__}",
     }
+
+
+def train(fit: Fit, above: Above) -> tuple[list[Mapping[str, Any]], dict[str, Tensor], int]:
+    """Train to the end: the record of every epoch, the weights at the best validation epoch, and its number from 1."""
+    records: list[Mapping[str, Any]] = []
+    best: dict[str, Tensor] = {}
+    best_epoch = 0
+    for event in fit.run():
+        if isinstance(event, EpochEnded):
+            records.append(event.record)
+            if event.best:
+                best, best_epoch = {k: v.clone() for k, v in above.state_dict().items()}, len(records)
+    return records, best, best_epoch
 
 
 def peak_memory() -> float:

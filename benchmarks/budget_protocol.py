@@ -127,7 +127,7 @@ def choose_jobs(benchmark: Budgets, only: str | None, seeds: str | None) -> list
         ConfigError: a set, budget, type, method or seed that is none.
     """
     axes = (benchmark.sets, benchmark.budgets, benchmark.types, tuple(benchmark.methods))
-    items = [_parts(item, axes, benchmark.name) for item in (only or "").split(",")]
+    items = [parts_of(item, axes, benchmark.name, "SET:BUDGET:TYPE:METHOD") for item in (only or "").split(",")]
     return [
         BudgetJob(set_name, budget, annotation, method, seed)
         for seed in seed_numbers(seeds, benchmark.seeds)
@@ -135,21 +135,33 @@ def choose_jobs(benchmark: Budgets, only: str | None, seeds: str | None) -> list
         for budget in benchmark.budgets
         for annotation in benchmark.types
         for method in benchmark.methods
-        if any(_fits((set_name, budget, annotation, method), item) for item in items)
+        if any(fits((set_name, budget, annotation, method), item) for item in items)
     ]
 
 
-def _parts(item: str, axes: tuple[tuple[str, ...], ...], name: str) -> list[str]:
+def parts_of(item: str, axes: tuple[tuple[str, ...], ...], name: str, form: str) -> list[str]:
+    """The parts of one item of `--only`.
+
+    Args:
+        item: values with colons between them.
+        axes: what each part may be.
+        name: of the benchmark.
+        form: what an item looks like.
+
+    Raises:
+        ConfigError: too many parts, or one that is none of its axis.
+    """
     parts = item.split(":")
     if len(parts) > len(axes):
-        raise ConfigError(f"--only {item}: write SET:BUDGET:TYPE:METHOD; parts may be empty, or left out at the end.")
+        raise ConfigError(f"--only {item}: write {form}; parts may be empty, or left out at the end.")
     for part, known in zip(parts, axes, strict=False):
         if part and part not in known:
             raise ConfigError(f"--only {item}: {part!r} is not in {name}{suggest(part, known)}.")
     return parts
 
 
-def _fits(run: tuple[str, ...], item: list[str]) -> bool:
+def fits(run: tuple[str, ...], item: list[str]) -> bool:
+    """Whether a run is one of those that an item stands for."""
     return all(not part or part == value for part, value in zip(item, run, strict=False))
 
 

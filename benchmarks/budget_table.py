@@ -1,4 +1,4 @@
-"""Results of `budgets.py` (JSON lines) -> Markdown, with tables like PatchML's 1, 2 and 3.
+"""Results of `budgets.py` and `paper_protocol.py` (JSON lines) -> Markdown, with tables like PatchML's 1, 2 and 3.
 
     python benchmarks/budget_table.py benchmarks/results/budgets.jsonl > docs/budget_benchmark.md
 
@@ -44,6 +44,8 @@ heatmap lies on the object, mean over thresholds .6 to .9. *pointing*: how often
 is highest inside its object. *PxAP*: average precision of pixels. Heatmaps are those of the last epoch; *chance* is
 what flat maps reach. Every cell is a mean over seeds ± standard deviation between seeds, or a paired difference (the
 same seeds on both sides) with its 95 % interval over seeds.
+
+The paper's own protocols, for who has MS-COCO or Objects365: [paper_protocols.md](paper_protocols.md).
 """
 
 
@@ -58,8 +60,8 @@ def cl_best(record: Record) -> float:
 
 
 def localised(record: Record) -> float:
-    """mAP-loc after the last epoch."""
-    return float(record["localisation"]["mAP-loc"])
+    """mAP-loc after the last epoch; nan where heatmaps were not measured."""
+    return float(record["localisation"]["mAP-loc"]) if record["localisation"] else math.nan
 
 
 def report(records: Sequence[Record], command: str) -> Iterator[str]:
@@ -79,17 +81,20 @@ def set_section(benchmark: str, arms: Arms) -> Iterator[str]:
     every = [record for seeds in arms.values() for record in seeds.values()]
     first, counts = every[0], sorted({len(seeds) for seeds in arms.values()})
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    own = f"python benchmarks/budgets.py benchmarks/{benchmark}.toml --out benchmarks/results/{benchmark}.jsonl"
     yield (
-        f"`python benchmarks/budgets.py benchmarks/{benchmark}.toml --out benchmarks/results/{benchmark}.jsonl`, on "
+        f"`{first.get('command', own)}`, on "
         f"{'; '.join(sorted({r['machine'] for r in every}))}: {seeds} seed{'s' * (counts[-1] > 1)}, {first['epochs']} "
         f"epochs, {first['images']:,} training images, {first['classes']} classes, {first['scored']} of them scored, "
         f"{first['positives_per_image']:.2f} labels per image, chance mAP-cl {first['chance_mAP']:.1f}.\n"
     )
     base = min(arms, key=lambda arm: next(iter(arms[arm].values()))["order"][2])[2]
-    own = {arm: seeds for arm, seeds in arms.items() if arm[2] == base}
+    plain = {arm: seeds for arm, seeds in arms.items() if arm[2] == base}
+    published = [("Beside the paper", paper_table(arms))] if any("paper" in record for record in every) else []
     for title, lines in (
-        ("What the budgets buy", bought_table(own)),
-        (f"Types of annotation at equal budget (method: {_label(arms, base)})", types_table(own)),
+        *published,
+        ("What the budgets buy", bought_table(plain)),
+        (f"Types of annotation at equal budget (method: {_label(arms, base)})", types_table(plain)),
         (f"Methods at equal budget: mAP-cl, last, and differences to {_label(arms, base)}", method_table(arms, base)),
         ("Pseudo-labels and time", pseudo_table(arms)),
         ("Every difference, counted", summary(arms, base)),
@@ -99,22 +104,40 @@ def set_section(benchmark: str, arms: Arms) -> Iterator[str]:
         yield ""
 
 
+def paper_table(arms: Arms) -> Iterator[str]:
+    """The same runs as in the paper's tables, and its numbers."""
+    columns = ["mAP-cl, last", "mAP-cl, best", "the paper's", "mAP-loc", "the paper's"]
+    yield from table_head(["budget", "type", "method", *columns])
+    for (budget, annotation, method), seeds in arms.items():
+        paper = next(iter(seeds.values()))["paper"]
+        there = {name: "" if value is None else f"{value:.1f}" for name, value in paper.items()}
+        cells = [_spread(seeds, cl_last), _spread(seeds, cl_best), there["mAP-cl"]]
+        cells += [_spread(seeds, localised), there["mAP-loc"]]
+        yield table_row([budget, annotation, _label(arms, method), *cells])
+
+
 def bought_table(arms: Arms) -> Iterator[str]:
     """Counts like those of PatchML's tables 1 and 2, in the mean over seeds."""
     counts = ["pairs", "positive", "negative", "points", "boxes", "images", "classes without a positive"]
-    yield from table_head(["budget", "type", "seconds per pair", *counts])
+    masked = any("on_object" in r["bought"] for seeds in arms.values() for r in seeds.values())
+    yield from table_head(["budget", "type", "seconds per pair", *counts, *(["patches on the object"] * masked)])
     names = ("positives", "negatives", "points", "boxes", "images", "classes_without_positive")
     for (budget, annotation, _), seeds in arms.items():
         mean = [statistics.fmean(r["bought"][name] for r in seeds.values()) for name in names]
         cells = [f"{number:,.0f}" for number in (mean[0] + mean[1], *mean[:-1])]
         price = next(iter(seeds.values()))["seconds_per_pair"]
-        yield table_row([budget, annotation, f"{price:.2f}", *cells, f"{mean[-1]:.1f}"])
+        right = [r["bought"].get("on_object") for r in seeds.values()] if masked else []
+        shares = [value for value in right if value is not None]
+        last = [f"{statistics.fmean(shares):.0f}" if shares else ""] if masked else []
+        yield table_row([budget, annotation, f"{price:.2f}", *cells, f"{mean[-1]:.1f}", *last])
 
 
 def types_table(arms: Arms) -> Iterator[str]:
     """Like PatchML's tables 1 and 2: points and boxes against tags, all instances against one."""
-    places = [record["localisation"] for seeds in arms.values() for record in seeds.values()]
-    flat, chance = max(place["mAP-loc_chance"] for place in places), places[0]["pointing_chance"]
+    every = [record["localisation"] for seeds in arms.values() for record in seeds.values()]
+    places = [place for place in every if place]
+    flat = max((place["mAP-loc_chance"] for place in places), default=math.nan)
+    chance = places[0]["pointing_chance"] if places else math.nan
     classified = ["mAP-cl, last", "- I", "- one", "mAP-cl, best"]
     located = [f"mAP-loc (chance {flat:.1f} at most)", "- I", f"pointing (chance {chance:.1f})", "PxAP"]
     yield from table_head(["budget", "type", *classified, *located])
@@ -123,7 +146,8 @@ def types_table(arms: Arms) -> Iterator[str]:
         one = arms.get((budget, ALL_TO_ONE.get(annotation, ""), method), {})
         cells = [_spread(seeds, cl_last), *(_difference(seeds, other, cl_last) for other in (tags, one))]
         cells += [_spread(seeds, cl_best), _spread(seeds, localised), _difference(seeds, tags, localised)]
-        cells += [mean_and_sd([r["localisation"][name] for r in seeds.values()]) for name in ("pointing", "PxAP")]
+        here = [r["localisation"] for r in seeds.values() if r["localisation"]]
+        cells += [mean_and_sd([r[name] for r in here]) if here else "" for name in ("pointing", "PxAP")]
         yield table_row([budget, annotation, *cells])
 
 
@@ -204,11 +228,14 @@ def _quality(made: Sequence[Record], state: str) -> list[str]:
 
 
 def _of(seeds: Seeds, value: Value) -> dict[int, float]:
-    return {seed: value(record) for seed, record in seeds.items()}
+    """The value of each seed that has it."""
+    every = {seed: value(record) for seed, record in seeds.items()}
+    return {seed: number for seed, number in every.items() if not math.isnan(number)}
 
 
 def _spread(seeds: Seeds, value: Value) -> str:
-    return mean_and_sd(list(_of(seeds, value).values())) if seeds else ""
+    found = _of(seeds, value)
+    return mean_and_sd(list(found.values())) if found else ""
 
 
 def _difference(seeds: Seeds, reference: Seeds, value: Value) -> str:

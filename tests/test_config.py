@@ -1,5 +1,6 @@
 """Settings: every problem at once, with the cure; overrides; files."""
 
+import tomllib
 from typing import get_args
 
 import numpy as np
@@ -50,9 +51,29 @@ def problems(tree):
 def test_defaults():
     config = read()
     assert config.data.train == "photos"
-    assert config.objective.name == "expected_negative"
+    assert config.objective == ObjectiveConfig(name=None)
     assert config.train.preset is None
-    assert config.objective == settings_models()["expected_negative"](name="expected_negative")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"scl_weight": 0.3}, "expected_negative"),
+        ({"patch_weight": 2.0}, "patchml"),
+        ({"name": None, "patch_weight": 2.0}, "patchml"),
+        ({"name": "fixmatch", "patch_weight": 2.0}, "fixmatch"),
+        ({"name": None}, None),
+        ({}, None),
+    ],
+)
+def test_settings_without_a_name_say_which_method_is_meant(given, name):
+    """Of the two that may be derived; with no settings at all, the labels decide."""
+    assert parse({**BARE, "objective": given}, settings_models()).objective.name == name
+
+
+def test_a_derived_method_stays_derived_in_a_file():
+    config = read()
+    assert parse(tomllib.loads(dump_toml(config)), settings_models()) == config
 
 
 def test_all_problems_are_reported_at_once_with_their_cure():

@@ -37,6 +37,8 @@ def _several(given: Any) -> Any:
 
 
 Words = Annotated[tuple[str, ...], BeforeValidator(_several)]
+UNNAMED_METHODS = ("expected_negative", "patchml")
+"""What is trained with where no method is named: tags alone; points and boxes, too."""
 MOST_SEED = 2**32 - 1
 """The largest seed that every generator takes; `numpy.random.RandomState` takes the fewest."""
 
@@ -64,6 +66,10 @@ class DataConfig(Settings):
     difficult: Literal["unknown", "positive", "negative"] = Field("unknown", description="VOC objects marked difficult")
     none_folder: str = Field("none", description="folder or tag that says: none of the classes")
     crowd: Literal["positive", "unknown"] = Field("positive", description="what COCO crowds and OpenImages groups mean")
+    places: Literal["boxes", "points", "none"] = Field(
+        "boxes", description="of COCO's objects: their boxes, a point drawn in each mask, or none"
+    )
+    point_seed: int = Field(0, ge=0, le=MOST_SEED, description="of the points drawn in masks")
     image_column: str | None = Field(
         None, description="CSV column or Label Studio key with the image names; left out: found out"
     )
@@ -128,7 +134,9 @@ class StageConfig(Settings):
     epochs: int = Field(ge=0, description="how many times every image is seen; 0 skips the stage")
     lr: float = Field(gt=0, description="learning rate of Adam, at the start")
     trainable: Literal["head", "all"] | int = Field("all", description="head, all, or how many of the last blocks")
-    schedule: Literal["constant", "cosine"] = Field("cosine", description="of the learning rate; cosine ends at 0")
+    schedule: Literal["constant", "cosine", "cosine_epoch"] = Field(
+        "cosine", description="of the learning rate; cosine ends at 0, cosine_epoch changes it between epochs only"
+    )
     warmup: bool = Field(False, description="assume-negative only; heatmaps start after it")
 
 
@@ -164,13 +172,18 @@ class TrainConfig(Settings):
     )
     seed: int = Field(0, ge=0, le=MOST_SEED, description="decides everything random")
     checkpoint_every_steps: int | None = Field(None, ge=1, description="beside the one at every epoch's end")
+    patience: int | None = Field(
+        None, ge=1, description="stop after so many epochs without a better validation mAP; left out: train them all"
+    )
     select: Literal["auto", "best", "last"] = Field("auto", description="which epoch's weights become the model")
 
 
 class ObjectiveConfig(Settings):
     """The method; each has its own settings, see `fewtags methods`."""
 
-    name: str = Field(description="which method")
+    name: str | None = Field(
+        None, description="which method; left out: patchml where points or boxes are known, else expected_negative"
+    )
 
 
 @final
@@ -255,22 +268,43 @@ def validated(model: type[Section], values: Mapping[str, Any], where: str) -> Se
 def parse(
     tree: Mapping[str, Any], objectives: Mapping[str, type[ObjectiveConfig]], where: str = "configuration"
 ) -> Config:
+    """The settings of a training run, see `parse_as`.
+
+    A method that is not named is left to `presets.resolve`, which knows the labels. Settings without a name are those
+    of the first of `UNNAMED_METHODS` that has them all.
+    """
+    section = tree.get("objective", {})
+    given = {k for k, v in section.items() if (k, v) != ("name", None)} if isinstance(section, Mapping) else {"?"}
+    default = next((m for m in UNNAMED_METHODS if given <= {*objectives[m].model_fields}), UNNAMED_METHODS[0])
+    config = parse_as(Config, tree, objectives, where, default)
+    return config if given else config.model_copy(update={"objective": ObjectiveConfig()})
+
+
+def parse_as(
+    model: type[Section],
+    tree: Mapping[str, Any],
+    objectives: Mapping[str, type[ObjectiveConfig]],
+    where: str = "configuration",
+    default: str = "expected_negative",
+) -> Section:
     """Validate a tree of settings against all models; every problem is reported at once.
 
     Args:
+        model: the settings of a whole run; `objective` is one of its sections.
         tree: nested settings.
         objectives: the model of each method's settings, by name.
         where: the file, for error messages.
+        default: the method where none is named.
 
     Raises:
         ConfigError: one line a problem, unknown keys with the closest known one.
     """
     tree = dict(tree)
-    parsed, problems = _parse_objective(tree.pop("objective", {}), objectives)
+    parsed, problems = _parse_objective(tree.pop("objective", {}), objectives, default)
     try:
-        base = Config.model_validate({**tree, "objective": {"name": "placeholder"}})
+        base = model.model_validate({**tree, "objective": {"name": "placeholder"}})
     except ValidationError as error:
-        problems += _lines(error, Config, "")
+        problems += _lines(error, model, "")
     if problems:
         raise _refusal(problems, where)
     assert parsed is not None
@@ -282,12 +316,12 @@ def _refusal(problems: list[str], where: str) -> ConfigError:
 
 
 def _parse_objective(
-    given: Any, objectives: Mapping[str, type[ObjectiveConfig]]
+    given: Any, objectives: Mapping[str, type[ObjectiveConfig]], default: str
 ) -> tuple[ObjectiveConfig | None, list[str]]:
     """The settings of the method, or what is wrong with them."""
     if not isinstance(given, Mapping):
-        return None, [f'objective = {given!r} is a value, not a section; write objective.name = "expected_negative"']
-    name = given.get("name", "expected_negative")
+        return None, [f'objective = {given!r} is a value, not a section; write objective.name = "{default}"']
+    name = default if given.get("name") is None else given["name"]
     if not isinstance(name, str) or name not in objectives:
         hint = suggest(str(name), objectives)
         return None, [f"objective.name = {name!r} is not a method{hint}; known: {', '.join(sorted(objectives))}"]

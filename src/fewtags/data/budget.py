@@ -63,9 +63,9 @@ def simulate_budget(
         cost: seconds and averages, see `costs.PROFILES` and `CostModel.measured`.
         mode: "flat": the same for each pair, positive or not, as in PatchML. "exact": what each pair really takes, as
             far as the budget goes.
-        points: "uniform": anywhere in the box (PatchML on COCO: in the mask, which tables do not hold). "centre":
-            normal around its centre with a standard deviation of 0.02 of the image in each direction (PatchML on
-            Objects365), kept inside the image.
+        points: "uniform": anywhere in the box. (PatchML on COCO: anywhere in the mask, which tables do not hold; read
+            with `places` "points", COCO's objects are such points already.) "centre": normal around its centre with a
+            standard deviation of 0.02 of the image in each direction (PatchML on Objects365), kept inside the image.
 
     Raises:
         ConfigError: a word that is not known, or a budget that buys nothing.

@@ -27,7 +27,7 @@ _USED: dict[Format, tuple[str, ...]] = {
         *("complete", "blank", "uncertain", "none_folder", "image_column", "columns", "delimiter", "tags_separator"),
         *("positive_words", "negative_words", "unknown_words", "points"),
     ),
-    "coco": ("complete", "crowd"),
+    "coco": ("complete", "crowd", "places", "point_seed"),
     "voc": ("complete", "difficult"),
     "yolo": ("complete",),
     "openimages": ("complete", "crowd"),

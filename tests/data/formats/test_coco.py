@@ -109,6 +109,82 @@ def test_a_box_that_cannot_be_used_leaves_the_label(write, bbox, fault):
     assert "instances.json: 1 boxes cannot be used, see the excluded list; the labels are kept" in table.notes.messages
 
 
+# An L of 3 pixels in 2 x 2, as polygon and as run lengths of 200 x 100 pixels: column 60 has rows 30 and 31, 61 has 31.
+L = [[60, 30, 61, 30, 61, 31, 62, 31, 62, 32, 60, 32]]
+L_RUNS = {"size": [100, 200], "counts": [6030, 2, 99, 1, 20000 - 6132]}
+L_PIXELS = {(60, 30), (60, 31), (61, 31)}
+
+
+def points(table, size=(200, 100)):
+    """Pixel of each fact's place, which has to be a point."""
+    boxes = table.locations.boxes
+    assert (boxes[:, :2] == boxes[:, 2:]).all()
+    return [tuple(pixel) for pixel in (boxes[:, :2] * size).astype(int).tolist()]
+
+
+@pytest.mark.parametrize("mask", [L, L_RUNS], ids=["polygon", "run lengths"])
+def test_a_point_is_drawn_in_each_mask(write, mask):
+    """The box is larger than the mask; 60 draws from 3 pixels miss one with probability 3 (2/3)^60 < 1e-10."""
+    file = write([image(1, "a.jpg")], [annotation(i, 1, 17, (0, 0, 200, 100), segmentation=mask) for i in range(60)])
+    table = read_coco(file, options=ReadOptions(places="points"))
+    assert set(points(table)) == L_PIXELS
+    assert len(np.unique(table.locations.boxes[:, 0])) == 60  # anywhere in the pixel, not at its corner
+    assert "instances.json: 60 points drawn in masks, 0 in boxes without a mask (point_seed 0)" in table.notes.messages
+
+
+def test_a_point_hangs_on_seed_and_id_alone(write):
+    """Not on the order of the file, nor on what else is in it."""
+    one, two, three = (annotation(i, 1, 17, segmentation=L) for i in (5, 6, 7))
+    options = ReadOptions(places="points", complete=True)
+    whole = read_coco(write([image(1, "a.jpg")], [one, two, three]), options=options)
+    back = read_coco(write([image(1, "a.jpg")], [three, one]), options=options)
+    assert back.locations.boxes.tolist() == whole.locations.boxes[[2, 0]].tolist()
+    other = read_coco(write([image(1, "a.jpg")], [one, two, three]), options=ReadOptions(places="points", point_seed=1))
+    assert not np.isin(other.locations.boxes, whole.locations.boxes).any()
+    nameless = [{k: v for k, v in record.items() if k != "id"} for record in (one, one | {"bbox": [20, 10, 40, 21]})]
+    first, second = read_coco(write([image(1, "a.jpg")], nameless), options=options).locations.boxes
+    again = read_coco(write([image(1, "a.jpg")], nameless[::-1]), options=options).locations.boxes
+    assert (again == [second, first]).all()
+    assert (first != second).all()
+
+
+@pytest.mark.parametrize("mask", [None, [], [[60.6, 30, 61.4, 30, 61.4, 40]], {"size": [100, 200], "counts": [20000]}])
+def test_a_point_is_drawn_in_the_box_where_the_mask_has_no_pixel(write, mask):
+    """Objects365 has no masks at all. The box 20 10 40 20 has pixels 20 to 59 and 10 to 29."""
+    records = [annotation(i, 1, 17, **({} if mask is None else {"segmentation": mask})) for i in range(40)]
+    table = read_coco(write([image(1, "a.jpg")], records), options=ReadOptions(places="points"))
+    x, y = np.array(points(table)).T
+    assert (x >= 20).all()
+    assert (x < 60).all()
+    assert (y >= 10).all()
+    assert (y < 30).all()
+    assert x.max() - x.min() > 20
+    assert "instances.json: 0 points drawn in masks, 40 in boxes without a mask (point_seed 0)" in table.notes.messages
+
+
+def test_points_where_there_is_no_place_or_a_broken_one(write):
+    records = [
+        annotation(1, 1, 17) | {"bbox": None},
+        annotation(2, 1, 1, (300, 10, 40, 20)),
+        annotation(3, 1, 90, (300, 10, 40, 20), segmentation=L),
+    ]
+    table = read_coco(write([image(1, "a.jpg")], records), options=ReadOptions(places="points"))
+    assert labels(table) == {"a.jpg": {"cat": P, "person": P, "toothbrush": P}}
+    assert len(table.locations) == 1
+    assert set(points(table)) <= L_PIXELS
+    assert [(e.item, e.reason) for e in table.notes.excluded] == [
+        ("annotation 2", "its point lies outside the photo; its label is kept")
+    ]
+    assert "instances.json: 1 points cannot be used, see the excluded list; the labels are kept" in table.notes.messages
+
+
+def test_places_may_be_left_out(write):
+    file = write([image(1, "a.jpg")], [annotation(1, 1, 17, segmentation=L), annotation(2, 1, 1, (0, 0, 0, 0))])
+    table = read_coco(file, options=ReadOptions(places="none"))
+    assert facts(table) == [("a.jpg", "cat", P, None), ("a.jpg", "person", P, None)]
+    assert table.notes.excluded == ()
+
+
 @pytest.mark.parametrize("bbox", [None, [], "absent"])
 def test_an_annotation_without_a_box_is_a_label(write, bbox):
     one = annotation(1, 1, 17) | {"bbox": bbox}

@@ -145,6 +145,12 @@ def test_options_refuse_a_text_for_several_names():
         ReadOptions(columns="cat")
 
 
+def test_options_refuse_other_places():
+    with pytest.raises(ConfigError) as error:
+        ReadOptions(places="point")
+    assert str(error.value) == "places = 'point' (did you mean 'points'?): expected one of boxes, points, none."
+
+
 def test_options_without_effect():
     options = ReadOptions(complete=True, difficult="positive", delimiter=";")
     assert options.without_effect(["complete", "delimiter"]) == ["difficult"]

@@ -70,6 +70,11 @@ def test_the_marks_of_two_formats(write):
     [
         ("a.csv", "image,tags\n", ("csv", "a text table by its ending")),
         ("a.CSV", OPEN_IMAGES, ("openimages", "it has the columns ImageID and LabelName")),
+        (
+            "p.csv",
+            "ImageId,X,Y,Label,EstimatedYesNo\n",
+            ("openimages", "it has the columns ImageId and EstimatedYesNo"),
+        ),
         ("a.tsv", OPEN_IMAGES, ("csv", "a text table by its ending")),
         ("a.json", ' \n {"images": []}', ("coco", "its JSON is an object")),
         ("a.json", "\ufeff [1]", ("labelstudio", "its JSON is a list")),

@@ -64,6 +64,8 @@ def test_points_polygons_and_no_place():
     assert place_of("keypointlabels", ITEM, {"x": 50, "y": 25, "width": 1}) == Place(
         point=(0.5, 0.25), size=SIZE, meaning=", with its point"
     )
+    assert place_of("keypointlabels", ITEM, {"x": 50, "y": 25, "width": 2, "height": 2}).point == (0.5, 0.25)
+    assert place_of("keypointlabels", ITEM, {"keypointlabels": ["a"]}) == Place()
     assert place_of("polygonlabels", ITEM, {"points": [[50, 25], [75, 50], [60, 75]]}).box == (0.5, 0.25, 0.75, 0.75)
     assert place_of("choices", ITEM, {"choices": ["a"]}) == Place()
 

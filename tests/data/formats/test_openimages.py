@@ -109,6 +109,66 @@ def test_boxes(write):
     assert labels(left_open) == {"a.jpg": {"Cat": P, "Crane#/m/0g6b5": P}}
 
 
+POINTS = "ImageId,X,Y,Label,EstimatedYesNo,Source,YesVotes,NoVotes,UnsureVotes,TextLabel\n"
+
+
+def test_points(write):
+    """ "no" is about the point, so that the class stays unknown; "yes" elsewhere in the photo makes it positive.
+
+    In complete reading a class that was asked about is not absent for want of a "yes".
+    """
+    rows = (
+        "a,0.25,0.75,/m/01yrx,yes,ih,3,0,0,Cat\na,0.5,0.5,/m/01yrx,no,ih,0,3,0,Cat\n"
+        "a,1.0,0.0,/m/0bt9lr,no,cc,0,1,0,Dog\nb,0.5,0.25,/m/0g6b5,unsure,cc,1,1,1,Crane\n"
+        "a,0.125,0.5,/m/01yrx,yes,cc,1,0,0,Cat\n"
+    )
+    folder = write(oidv7_val_annotations_point_labels=POINTS + rows, oidv7_class_descriptions=NAMES)
+    name = "oidv7-val-annotations-point-labels.csv"
+    table = read_openimages(folder / name)
+    assert table.classes.ids == ("Cat", "Crane#/m/0g6b5", "Dog")
+    assert facts(table) == [
+        ("a.jpg", "Cat", P, (0.25, 0.75, 0.25, 0.75), f"{name}: ih"),
+        ("a.jpg", "Cat", P, (0.125, 0.5, 0.125, 0.5), f"{name}: cc"),
+    ]
+    assert labels(table) == {"a.jpg": {"Cat": P}, "b.jpg": {}}
+    assert table.split_names.to_pylist() == ["val", "val"]
+    nothing = "unknown (nothing about the rest of the photo)"
+    assert readings(table) == {
+        (name, "point, Source ih, EstimatedYesNo yes"): ("positive, with its point", 1),
+        (name, "point, Source ih, EstimatedYesNo no"): (nothing, 1),
+        (name, "point, Source cc, EstimatedYesNo yes"): ("positive, with its point", 1),
+        (name, "point, Source cc, EstimatedYesNo no"): (nothing, 1),
+        (name, "point, Source cc, EstimatedYesNo unsure"): (nothing, 1),
+        (name, "class that is not named in an image"): ("unknown", 3),
+    }
+    assert table.notes.messages[-2:] == (
+        f"{name}: 2 points answered 'no' say nothing about the rest of the photo; their classes stay unknown",
+        f"{name}: 1 points answered 'unsure' say nothing; their classes stay unknown",
+    )
+    closed = read_openimages(folder / name, options=ReadOptions(complete=True))
+    assert labels(closed) == {"a.jpg": {"Cat": P, "Crane#/m/0g6b5": N}, "b.jpg": {"Cat": N, "Dog": N}}
+
+
+def test_points_and_labels_of_a_folder_are_joined(write):
+    """A verified absence beside a "no" stays a negative; a point says more than the label of its class."""
+    folder = write(
+        train_labels=LABELS + "a,verification,/m/01yrx,1\na,verification,/m/0bt9lr,0\n",
+        train_points=POINTS + "a,0.5,0.5,/m/0bt9lr,no,ih,0,1,0,Dog\na,0.5,0.5,/m/01yrx,yes,ih,1,0,0,Cat\n",
+    )
+    table = read_openimages(folder)
+    assert labels(table) == {"a.jpg": {"/m/01yrx": P, "/m/0bt9lr": N}}
+    assert len(table.facts) == 2
+    assert len(table.locations) == 1
+
+
+def test_a_point_outside_the_photo_leaves_the_label(write):
+    table = read_openimages(write(p=POINTS + "a,1.5,0.5,/m/01yrx,yes,ih,1,0,0,Cat\n"))
+    assert labels(table) == {"a.jpg": {"/m/01yrx": P}}
+    assert [(e.item, e.reason) for e in table.notes.excluded] == [
+        ("p.csv row 2", "its point lies outside the photo; its label is kept")
+    ]
+
+
 def test_labels_and_boxes_of_a_folder_are_joined(write):
     """A box says more than the label of its class; the label of another class stays."""
     folder = write(
@@ -125,7 +185,7 @@ def test_labels_and_boxes_of_a_folder_are_joined(write):
     }
     assert len(table.facts) == 4
     assert table.split_names.to_pylist() == ["test", "train", "train"]
-    assert "relationships.csv holds neither labels nor boxes, and is ignored" in table.notes.messages
+    assert "relationships.csv holds neither labels, boxes nor points, and is ignored" in table.notes.messages
     alone = read_openimages(folder / "train-labels.csv")
     assert labels(alone) == {"a.jpg": {"/m/01yrx": P, "/m/0bt9lr": N}}
 

@@ -14,6 +14,8 @@ LABELS = "ImageID,Source,LabelName,Confidence\n"
         ("ImageID,Source,LabelName,Confidence", "labels"),
         ("\ufeffImageID,LabelName,Confidence", "labels"),
         ("ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax", "boxes"),
+        ("ImageId,X,Y,Label,EstimatedYesNo,Source,YesVotes,NoVotes,UnsureVotes,TextLabel", "points"),
+        ("ImageId,X,Y,Label", "others"),
         ("ImageID,Subset,OriginalURL", "images"),
         ("LabelName,DisplayName", "classes"),
         ("/m/011k07,Tortoise", "classes"),
@@ -29,7 +31,7 @@ def test_kinds(tmp_path, header, kind):
     file = tmp_path / "a.csv"
     file.write_text(f"{header}\n")
     assert kind_of(file) == kind
-    assert is_openimages(file) == (kind in ("labels", "boxes"))
+    assert is_openimages(file) == (kind in ("labels", "boxes", "points"))
     file.rename(tmp_path / "a.txt")
     assert kind_of(tmp_path / "a.txt") == "others"
 
@@ -109,6 +111,39 @@ def test_blanks_around_ids_do_not_count(tmp_path):
     rows = read_rows(file)
     assert ([*rows.image[0]], [*rows.class_[0]]) == (["a", "a"], ["/m/1", "/m/1"])
     assert rows.state.tolist() == [Label.POSITIVE] * 2
+
+
+def test_rows_of_points(tmp_path):
+    """Only yes says something of the whole photo; quoted text with commas is passed over."""
+    file = tmp_path / "a.csv"
+    file.write_text(
+        "ImageId,X,Y,Label,EstimatedYesNo,Source,YesVotes,NoVotes,UnsureVotes,TextLabel\n"
+        'b,0.25,0.5,/m/1,yes,ih,3,0,0,"Cat, wild"\na,0.75,1,/m/2,No,cc,0,1,0,\nb,0,0.125,/m/2,unsure,cc,1,1,1,Dog\n'
+    )
+    rows = read_rows(file)
+    assert ([*rows.image[0]], [*rows.class_[0]]) == (["b", "a"], ["/m/1", "/m/2"])
+    assert rows.state.tolist() == [Label.POSITIVE, Label.UNKNOWN, Label.UNKNOWN]
+    assert rows.corners.tolist() == [[0.25, 0.5, 0.25, 0.5], [0.75, 1.0, 0.75, 1.0], [0.0, 0.125, 0.0, 0.125]]
+    assert (rows.boxed, rows.pointed, [*rows.confidence[0]], [*rows.sources]) == (
+        *(False, True, ["yes", "No", "unsure"]),
+        ["ih", "cc"],
+    )
+
+
+def test_answers_that_are_none(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("ImageId,X,Y,Label,EstimatedYesNo\na,0,0,/m/1,yes\na,0,0,/m/1,1\n")
+    with pytest.raises(DataError) as error:
+        read_rows(file)
+    assert str(error.value) == f"{file} row 3: EstimatedYesNo is '1'; expected yes, no or unsure."
+    file.write_text("ImageId,X,X,Y,Label,EstimatedYesNo\na,0,0,0,/m/1,yes\n")
+    with pytest.raises(DataError) as error:
+        read_rows(file)
+    assert str(error.value) == f"{file}: several columns are called 'X'; rename or remove one."
+    file.write_text("ImageId,X,Y,Label,EstimatedYesNo\na,0,0,/m/1,yes\na,0,0,,yes\n")
+    with pytest.raises(DataError) as error:
+        read_rows(file)
+    assert str(error.value) == f"{file} row 3: there is no Label; fill it in, or remove the row."
 
 
 @pytest.mark.parametrize("flag", ["yes", "true", "2"])

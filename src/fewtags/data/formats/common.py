@@ -23,6 +23,7 @@ Uncertain = Literal["ignore", "ones", "zeros"]
 Difficult = Literal["unknown", "positive", "negative"]
 Crowd = Literal["positive", "unknown"]
 Points = Literal["pixels", "fractions"]
+PlaceKind = Literal["boxes", "points", "none"]
 
 
 @final
@@ -37,6 +38,8 @@ class ReadOptions:
             U-Zeros).
         difficult: what a VOC object marked difficult means.
         crowd: what a COCO annotation with `iscrowd` and an OpenImages box with `IsGroupOf` mean.
+        places: what is read of where COCO's objects are: their boxes, a point drawn in each mask, or nothing.
+        point_seed: of these points; another seed, other points.
         none_folder: the folder or tag that says "none of the classes is here"; "" for no such name.
         image_column: the CSV column, or the key of a Label Studio task, with the image paths.
         columns: the CSV columns that are classes, or the one that holds tags; the Label Studio controls that are read.
@@ -56,6 +59,8 @@ class ReadOptions:
     uncertain: Uncertain = "ignore"
     difficult: Difficult = "unknown"
     crowd: Crowd = "positive"
+    places: PlaceKind = "boxes"
+    point_seed: int = 0
     none_folder: str = "none"
     image_column: str | None = None
     columns: tuple[str, ...] | None = None
@@ -67,7 +72,8 @@ class ReadOptions:
     unknown_words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        choices = {"blank": Blank, "uncertain": Uncertain, "difficult": Difficult, "crowd": Crowd}
+        choices: dict[str, object] = {"blank": Blank, "uncertain": Uncertain, "difficult": Difficult, "crowd": Crowd}
+        choices["places"] = PlaceKind
         if self.points is not None:
             choices["points"] = Points
         for name, choice in choices.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
-from fewtags.data.formats.openimages_files import files_beside, is_openimages
+from fewtags.data.formats.openimages_files import files_beside, is_openimages, named_by
 from fewtags.data.formats.photos import extension, is_photo
 from fewtags.data.formats.yolo_layout import CLASS_FILES, names_classes
 from fewtags.errors import ConfigError, DataError
@@ -65,8 +65,8 @@ def _marks(path: Path) -> Iterator[tuple[Format, str]]:
         yield "cvat", "annotations.xml"
     if yolo := _yolo_mark(path):
         yield "yolo", yolo
-    if tables := [file.name for file in files_beside(path) if is_openimages(file)]:
-        yield "openimages", f"{tables[0]} has the columns ImageID and LabelName"
+    if tables := [file for file in files_beside(path) if is_openimages(file)]:
+        yield "openimages", f"{tables[0].name} has the columns {named_by(tables[0])}"
 
 
 def _yolo_mark(path: Path) -> str:
@@ -88,7 +88,7 @@ def _yolo_mark(path: Path) -> str:
 def _file(path: Path) -> tuple[Format, str]:
     match extension(path.name):
         case ".csv" if is_openimages(path):
-            return "openimages", "it has the columns ImageID and LabelName"
+            return "openimages", f"it has the columns {named_by(path)}"
         case ".csv" | ".tsv" | ".txt":
             return "csv", "a text table by its ending"
         case ".json":

@@ -43,7 +43,7 @@ def place_of(kind: str, item: Mapping[str, Any], value: Mapping[str, Any]) -> Pl
     width, height = _number(item.get("original_width")), _number(item.get("original_height"))
     size = (width, height) if width > 0 and height > 0 else None
     turned = _number(item.get("image_rotation") or 0)
-    corners = _corners(value, size)
+    corners = _point(value) if kind.startswith("keypoint") else _corners(value, size)
     if kind.startswith(("brush", "bitmask")) or value.get("format") == "rle":
         why = "its brush mask is not read: draw a rectangle, polygon or keypoint to say where it is"
     elif corners is None:
@@ -58,6 +58,11 @@ def place_of(kind: str, item: Mapping[str, Any], value: Mapping[str, Any]) -> Pl
         boxed = "radiusX" not in value and "points" not in value and not _number(value.get("rotation", 0))
         return Place(corners, size=size, meaning=", with its box" if boxed else ", with its bounding box")
     return Place(refused=why, meaning=", its place is not read")
+
+
+def _point(value: Mapping[str, Any]) -> tuple[float, float] | None:
+    """A keypoint in fractions. Its width is that of the dot on the screen, and so is the height that some tools add."""
+    return (_number(value["x"]) / 100, _number(value["y"]) / 100) if "x" in value and "y" in value else None
 
 
 def _corners(value: Mapping[str, Any], size: tuple[float, float] | None) -> Corners | tuple[float, float] | str | None:

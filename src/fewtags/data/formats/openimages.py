@@ -1,4 +1,4 @@
-"""OpenImages: CSV files of verified image labels and of boxes, and of what the class ids are called."""
+"""OpenImages: CSV files of verified image labels, of boxes and of points, and of what the class ids are called."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.data.formats.common import ReadOptions, distinct, some, split_name
-from fewtags.data.formats.openimages_files import ANNOTATION_FOLDERS, Rows, describe, find_files, read_rows
+from fewtags.data.formats.common import ReadOptions, distinct, fold, some, split_name
+from fewtags.data.formats.openimages_files import ANNOTATION_FOLDERS, Kind, Rows, describe, find_files, read_rows
 from fewtags.data.formats.photos import Located, folder_of, is_photo
 from fewtags.data.formats.stated import Labels, Source
 from fewtags.data.table import Excluded, LabelTable, Notes, ValueReading
@@ -21,15 +21,18 @@ from fewtags.labels import ClassNames, Label
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|val|test)(?:[^a-z]|$)")
 _DEPTH = 2
+_KINDS: tuple[Kind, ...] = ("labels", "boxes", "points")
 
 
 def read_openimages(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
-    """Read label and box files of OpenImages (V4 to V7).
+    """Read label, box and point files of OpenImages (V4 to V7).
 
     - A label with Confidence 1 says that its class is present, with 0 that it is absent: both were verified by people.
       Labels of a machine (Source "machine", or a Confidence between) are guesses, and their classes stay unknown.
     - A box says that its class is present, and where. `IsGroupOf` boxes are groups of objects: see `crowd`.
       `IsDepiction` (a drawing of the object) and the other flags change nothing.
+    - A point answered "yes" says that its class is present, and where. "no" says that it is not *there*, and nothing
+      about the rest of the photo: its class stays unknown, and so it does for "unsure". Votes are not looked at.
     - Classes are called by the name in the class descriptions; those that share a name stay apart (ids "Crane#/m/..."),
       and those without a name are called by their id. Nothing is inferred from the class hierarchy.
     - What is not named is unknown, or absent if `complete`.
@@ -46,11 +49,11 @@ def read_openimages(path: Path, images: Path | None = None, options: ReadOptions
         a table with the classes sorted by id, and the images in the order of the files.
 
     Raises:
-        DataError: no file of labels or boxes, rows that are something else, or no photo in `images`.
+        DataError: no file of labels, boxes or points, rows that are something else, or no photo in `images`.
     """
     options = options or ReadOptions()
     files = find_files(path)
-    parts = [read_rows(file) for kind in ("labels", "boxes") for file in files[kind]]
+    parts = [read_rows(file) for kind in _KINDS for file in files[kind]]
     if not any(len(rows) for rows in parts):
         raise DataError(f"{path}: no row names a class, so there is nothing to learn.")
     ids, image = _numbered(rows.image for rows in parts)
@@ -72,7 +75,8 @@ def read_openimages(path: Path, images: Path | None = None, options: ReadOptions
     unnamed = sum(key == class_id for key, class_id in zip(keys, np.array(classes.ids)[order], strict=True))
     if unnamed:
         said += (f"{unnamed:,} classes have no name in a file of class descriptions, and are called by their id",)
-    said += tuple(f"{file.name} holds neither labels nor boxes, and is ignored" for file in files["others"])
+    said += tuple(text for rows in parts for text in _point_messages(rows))
+    said += tuple(f"{file.name} holds neither labels, boxes nor points, and is ignored" for file in files["others"])
     return Source(
         path=path,
         classes=classes,
@@ -112,10 +116,11 @@ def _labels(parts: Sequence[Rows], image: NDArray[np.int64], class_: NDArray[np.
     if options.crowd == "unknown":
         state[group] = Label.UNKNOWN
     corners = np.concatenate([rows.corners for rows in parts])
-    boxed = np.concatenate([np.full(len(rows), rows.boxed) for rows in parts])
+    placed = np.concatenate([np.full(len(rows), rows.boxed or rows.pointed) for rows in parts])
+    point = np.concatenate([np.full(len(rows), rows.pointed) for rows in parts])
     first = np.cumsum([1, *(len(rows.sources) for rows in parts)])[:-1]
     source = np.concatenate([rows.source + start for rows, start in zip(parts, first, strict=True)])
-    return Labels(image, class_, state, corners, boxed, np.zeros(len(image), np.bool_), source)
+    return Labels(image, class_, state, corners, placed, point, source)
 
 
 def _source_names(parts: Sequence[Rows]) -> list[str]:
@@ -201,6 +206,17 @@ def _search(root: Path, wanted: set[str], depth: int | None) -> tuple[dict[str, 
     return found, repeated
 
 
+def _point_messages(rows: Rows) -> tuple[str, ...]:
+    """What becomes of answers that are not yes."""
+    counts = Counter(fold(rows.confidence[0][code]) for code in rows.confidence[1].tolist() if rows.pointed)
+    said = (("no", "say nothing about the rest of the photo"), ("unsure", "say nothing"))
+    return tuple(
+        f"{rows.file.name}: {counts[word]:,} points answered {word!r} {what}; their classes stay unknown"
+        for word, what in said
+        if counts[word]
+    )
+
+
 _FLAGS = {
     "IsOccluded": "positive, as the others",
     "IsTruncated": "positive, as the others",
@@ -215,11 +231,13 @@ def _readings(parts: Sequence[Rows], options: ReadOptions) -> tuple[ValueReading
         counts = Counter(zip(rows.source.tolist(), rows.confidence[1].tolist(), strict=True))
         for (source, code), n in sorted(counts.items()):
             value = rows.confidence[0][code]
-            what = "box" if rows.boxed else "label"
-            where = f"Source {rows.sources[source] or '(none)'}, Confidence {value}"
-            states = {1: "positive, with its box" if rows.boxed else "positive", -1: "negative"}
+            what = "box" if rows.boxed else "point" if rows.pointed else "label"
+            column = "EstimatedYesNo" if rows.pointed else "Confidence"
+            where = f"Source {rows.sources[source] or '(none)'}, {column} {value}"
+            states = {1: "positive, with its " + what if rows.boxed or rows.pointed else "positive", -1: "negative"}
             state = int(rows.state[(rows.source == source) & (rows.confidence[1] == code)][0])
-            meaning = states.get(state, "unknown (not verified)")
+            unknown = "unknown (nothing about the rest of the photo)" if rows.pointed else "unknown (not verified)"
+            meaning = states.get(state, unknown)
             said.append(ValueReading(rows.file.name, f"{what}, {where}", meaning, n))
         meanings = _FLAGS | {"IsGroupOf": f"{options.crowd} (a group of objects)"}
         for flag, values in rows.flags.items():

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +19,17 @@ from fewtags.data.formats.common import fold
 from fewtags.errors import DataError
 from fewtags.labels import Label
 
-Kind = Literal["labels", "boxes", "images", "classes", "others"]
+Kind = Literal["labels", "boxes", "points", "images", "classes", "others"]
 Encoded = tuple[Sequence[str], NDArray[np.int64]]
 """A column of words: the different ones, and the position of each row's among them."""
 
 _BOX = ("XMin", "YMin", "XMax", "YMax")
+_POINT = ("X", "Y")
+_ANSWERS = {"yes": Label.POSITIVE, "no": Label.UNKNOWN, "unsure": Label.UNKNOWN}
+"""What an answer about a point says of the whole photo: that a class is not there says nothing of elsewhere."""
 _FLAGS = ("IsOccluded", "IsTruncated", "IsGroupOf", "IsDepiction", "IsInside")
+_NAMED: Mapping[Kind, tuple[str, str]] = {"images": ("ImageID", "Subset"), "points": ("ImageId", "Label")}
+"""Columns of the image and of the class (of an image list: the subset) where they are called otherwise."""
 ANNOTATION_FOLDERS = ("annotations", "labels", "metadata")
 _WORDS = pa.dictionary(pa.int32(), pa.string())
 _CLASS_KEY = re.compile(r"/[a-z]+/\w+")
@@ -40,12 +45,13 @@ class Rows:
         file: the file.
         image: image ids.
         class_: class ids; of an image list, the subsets.
-        state: int8 [R], values of `Label`.
-        confidence: as written.
+        state: int8 [R], values of `Label`, about the whole photo.
+        confidence: as written; of points, the answers.
         source: int64 [R], position in `sources`.
         sources: who says so.
-        corners: float64 [R, 4], NaN without boxes.
+        corners: float64 [R, 4], NaN without places; of a point, its place twice.
         boxed: whether there are boxes.
+        pointed: whether there are points.
         flags: bool [R], the rows for which a flag is 1.
     """
 
@@ -58,6 +64,7 @@ class Rows:
     sources: Sequence[str]
     corners: NDArray[np.float64]
     boxed: bool = False
+    pointed: bool = False
     flags: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -74,6 +81,8 @@ def kind_of(file: Path) -> Kind:
         return "boxes"
     if {"ImageID", "LabelName", "Confidence"} <= header:
         return "labels"
+    if {"ImageId", "Label", "EstimatedYesNo", *_POINT} <= header:
+        return "points"
     if {"ImageID", "Subset"} <= header:
         return "images"
     named = len(cells) == 2 and _CLASS_KEY.fullmatch(cells[0]) is not None
@@ -90,8 +99,13 @@ def _header(file: Path) -> list[str]:
 
 
 def is_openimages(file: Path) -> bool:
-    """Whether a CSV file holds labels or boxes of OpenImages."""
-    return kind_of(file) in ("labels", "boxes")
+    """Whether a CSV file holds labels, boxes or points of OpenImages."""
+    return kind_of(file) in ("labels", "boxes", "points")
+
+
+def named_by(file: Path) -> str:
+    """The columns by which a file of labels, boxes or points is known."""
+    return "ImageId and EstimatedYesNo" if kind_of(file) == "points" else "ImageID and LabelName"
 
 
 def files_beside(folder: Path) -> list[Path]:
@@ -103,48 +117,53 @@ def find_files(path: Path) -> dict[Kind, list[Path]]:
     """The files to read, by kind: those of a folder, or one with the class descriptions and image lists beside it.
 
     Raises:
-        DataError: none of them holds labels or boxes.
+        DataError: none of them holds labels, boxes or points.
     """
-    found: dict[Kind, list[Path]] = {"labels": [], "boxes": [], "images": [], "classes": [], "others": []}
+    found: dict[Kind, list[Path]] = {kind: [] for kind in get_args(Kind)}
     for file in files_beside(path if path.is_dir() else path.parent):
         found[kind_of(file)].append(file)
     if not path.is_dir():
         kind = kind_of(path)
-        found |= {"labels": [], "boxes": [], "others": [], kind: [path]}
-    if not found["labels"] and not found["boxes"]:
+        found |= {"labels": [], "boxes": [], "points": [], "others": [], kind: [path]}
+    if not found["labels"] and not found["boxes"] and not found["points"]:
         raise DataError(
             f"{path}: no CSV with the columns ImageID, LabelName and Confidence (labels), or also XMin, XMax, YMin and "
-            "YMax (boxes), as in OpenImages."
+            "YMax (boxes), or with ImageId, X, Y, Label and EstimatedYesNo (points), as in OpenImages."
         )
     return found
 
 
 def read_rows(file: Path) -> Rows:
-    """The rows of a file of labels or boxes, or of an image list.
+    """The rows of a file of labels, boxes or points, or of an image list.
 
     Raises:
         DataError: a row is not what the header says; it is named.
     """
     kind = kind_of(file)
     columns = _columns(file, kind)
-    image = _encoded(columns["ImageID"])
+    image_name, class_name = _NAMED.get(kind, ("ImageID", "LabelName"))
+    image, class_ = _encoded(columns[image_name]), _encoded(columns[class_name])
     rows = len(image[1])
-    class_ = _encoded(columns["Subset" if kind == "images" else "LabelName"])
-    for name, (values, code) in (("ImageID", image), ("LabelName", class_)):
+    for name, (values, code) in ((image_name, image), (class_name, class_)):
         if "" in values:
             row = int(np.argmax(code == list(values).index(""))) + 2
             raise DataError(f"{file} row {row}: there is no {name}; fill it in, or remove the row.")
     alike: Encoded = ([""], np.zeros(rows, np.int64))
     sources, source = _encoded(columns["Source"]) if "Source" in columns else alike
-    confidence = _encoded(columns["Confidence"]) if "Confidence" in columns else (["1"], alike[1])
-    boxed = kind == "boxes"
+    places = {"boxes": _BOX, "points": _POINT * 2}.get(kind)
     corners = np.full((rows, 4), np.nan)
-    if boxed:
-        corners = np.stack([columns[name].to_numpy().astype(np.float64) for name in _BOX], 1)
+    if places:
+        corners = np.stack([columns[name].to_numpy().astype(np.float64) for name in places], 1)
+    if kind == "points":
+        answers = _encoded(columns["EstimatedYesNo"])
+        state = _answers(file, answers)
+        return Rows(file, image, class_, state, answers, source, sources, corners, pointed=True)
+    boxed = kind == "boxes"
+    confidence = _encoded(columns["Confidence"]) if "Confidence" in columns else (["1"], alike[1])
     flags = {name: _ones(file, name, columns[name]) for name in _FLAGS if name in columns}
     state = _states(file, confidence, boxed)
     state[np.isin(source, [i for i, word in enumerate(sources) if fold(word) == "machine"])] = Label.UNKNOWN
-    return Rows(file, image, class_, state, confidence, source, sources, corners, boxed, flags)
+    return Rows(file, image, class_, state, confidence, source, sources, corners, boxed, flags=flags)
 
 
 def describe(files: Sequence[Path]) -> dict[str, str]:
@@ -183,12 +202,14 @@ def describe(files: Sequence[Path]) -> dict[str, str]:
 
 def _columns(file: Path, kind: Kind) -> dict[str, pa.ChunkedArray]:
     header = _header(file)
-    words = ["ImageID", "Subset"] if kind == "images" else ["ImageID", "LabelName", "Source", "Confidence", *_FLAGS]
-    if twice := next((name for name in (*words, *_BOX) if header.count(name) > 1), None):
+    words = ["ImageID", "LabelName", "Source", "Confidence", *_FLAGS]
+    if kind in _NAMED:
+        words = [*_NAMED[kind], *(("Source", "EstimatedYesNo") if kind == "points" else ())]
+    numbers = {"boxes": _BOX, "points": _POINT}.get(kind, ())
+    if twice := next((name for name in (*words, *numbers) if header.count(name) > 1), None):
         raise DataError(f"{file}: several columns are called {twice!r}; rename or remove one.")
     types = dict.fromkeys((name for name in words if name in header), _WORDS)
-    if kind == "boxes":
-        types |= dict.fromkeys(_BOX, pa.float64())
+    types |= dict.fromkeys(numbers, pa.float64())
     try:
         table = pa.csv.read_csv(
             file,
@@ -220,6 +241,16 @@ def _ones(file: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.bool_]:
             row = int(np.argmax(code == i)) + 2
             raise DataError(f"{file} row {row}: {name} is {value!r}; expected 1, 0 or -1.")
     return np.isin(code, [i for i, value in enumerate(values) if value == "1"])
+
+
+def _answers(file: Path, answers: Encoded) -> NDArray[np.int8]:
+    """What answers about points say of the whole photo."""
+    values, code = answers
+    for i, value in enumerate(values):
+        if fold(value) not in _ANSWERS:
+            row = int(np.argmax(code == i)) + 2
+            raise DataError(f"{file} row {row}: EstimatedYesNo is {value!r}; expected yes, no or unsure.")
+    return np.array([_ANSWERS[fold(value)] for value in values], np.int8)[code]
 
 
 def _states(file: Path, confidence: Encoded, boxed: bool) -> NDArray[np.int8]:

@@ -14,6 +14,15 @@ import pytest
 from PIL import Image
 from typer.testing import Result
 
+from fewtags.data.images import read_image
+from fewtags.data.storage import load, save
+from fewtags.data.table import LabelTable
+from fewtags.engine.model import ModelInfo, save_model
+from fewtags.labels import Label
+from fewtags.nets.backbones import create_net
+from fewtags.nets.spatial import HeadPlan
+from fewtags.report.overlay import overlay
+
 Run = Callable[..., Result]
 
 
@@ -194,6 +203,76 @@ def test_evaluate_goes_on_without_photos_that_cannot_be_read(
     assert first.startswith(f"{tmp_path / 'val' / '3.png'}: ")
     assert second.startswith(f"{tmp_path / 'val' / '4.png'}: ")
     assert last == "2 of 12 photos could not be read; the others are measured."
+
+
+@pytest.fixture
+def boxed(dataset: Path, tmp_path: Path) -> Path:
+    """The validation labels, with a box where the first colour of each photo would be, and points where it is alone."""
+    table = load(dataset / "val.parquet")
+    image, class_ = np.nonzero(table.matrix.dense() != Label.UNKNOWN)
+    state = table.matrix.dense()[image, class_]
+    box, point = np.float32([0.0, 0.25, 0.5, 0.75]), np.float32([0.5, 0.5, 0.5, 0.5])
+    where = np.where((image % 2 == 0)[:, None], box, point)
+    where[(state != Label.POSITIVE) | (image == 2)] = np.nan
+    made = LabelTable.build(
+        table.images.to_pylist(), table.classes, image=image, class_=class_, state=state, locations=where,
+        root=table.root,
+    )  # fmt: skip
+    save(made, tmp_path / "boxed.parquet", keep_root=True)
+    return tmp_path / "boxed.parquet"
+
+
+def test_evaluate_localises(run: Run, model: Path, boxed: Path) -> None:
+    """Of 12 photos, 6 have two positives each, of which those of one have no place; 6 have one, with a point.
+
+    Every box takes a quarter of its photo. What is said of the labels themselves stays as it is.
+    """
+    plain = run("evaluate", model, boxed, "--cpu")
+    result = run("evaluate", model, boxed, "--localise", "--cpu")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == plain.stderr
+    before, _, after = result.stdout.partition("\n\n")
+    assert before == plain.stdout.rstrip("\n")
+    lines = after.splitlines()
+    assert lines[0].startswith("Localisation on 10 positive labels with boxes, 12 images; mAP-loc over 3 of 3 classes")
+    assert lines[1] == ("Left out: 8 positive labels: 2 without a place, 6 with an object known by a point only.")
+    measures = {line[:18].strip(): line[18:].split() for line in lines[3:]}
+    assert list(measures) == ["pointing game", "IoA-P", "mAP-loc", "mAP-cl, same cells", "MaxBoxAccV2", "PxAP"]
+    assert [measures[name][1] for name in ("pointing game", "IoA-P", "PxAP")] == ["25.0"] * 3
+
+    told = json.loads(run("evaluate", model, boxed, "--localise", "--json", "--cpu").stdout)
+    found = told.pop("localisation")
+    assert told == json.loads(run("evaluate", model, boxed, "--json", "--cpu").stdout)
+    assert found["mAP-loc"] <= found["mAP-cl_same_cells"]
+    assert f"{100 * found['mAP-loc']:.1f}" == measures["mAP-loc"][0]
+    assert (found["located"], found["not_located"], found["cuts"]) == (10, 8, 20)
+    assert [row["id"] for row in found["per_class"]] == ["red", "green", "blue"]
+
+
+def test_evaluate_localises_at_as_many_cuts_as_asked_for(run: Run, model: Path, boxed: Path) -> None:
+    """The finer of two nested sets finds no worse boxes; nothing else changes."""
+    few, many = (
+        json.loads(run("evaluate", model, boxed, "--localise", "--loc-cuts", n, "--json", "--cpu").stdout)[
+            "localisation"
+        ]
+        for n in (1, 4)
+    )
+    assert (few.pop("cuts"), many.pop("cuts")) == (1, 4)
+    assert few.pop("MaxBoxAccV2") <= many.pop("MaxBoxAccV2")
+    few.pop("by_overlap"), many.pop("by_overlap")
+    assert few == many
+
+
+def test_evaluate_cannot_localise_without_boxes(run: Run, model: Path, dataset: Path) -> None:
+    result = run("evaluate", model, dataset / "val.parquet", "--localise", "--cpu")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1] == (
+        "error: localisation needs boxes, but these labels have 18 positive labels of the model's classes with 0 "
+        "points and no box; give labels with boxes, or leave --localise out."
+    )
+    result = run("evaluate", model, dataset / "val.parquet", "--loc-cuts", 5, "--cpu")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: --loc-cuts is for --localise; give that, or leave it out.\n"
 
 
 # predict
@@ -416,6 +495,51 @@ def test_unknown_class_is_suggested(run: Run, model: Path, photos: Path, tmp_pat
     result = run("heatmap", model, photos, "--class", "gren", "--out", tmp_path / "maps", "--cpu")
     assert result.exit_code == 1
     assert result.stderr == "error: 'gren' is not a class of this model (did you mean 'green'?).\n"
+    assert not (tmp_path / "maps").exists()
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model file: an untrained ViT with TS-CAM's head that knows the colours."""
+    net = create_net("test_vit", 3, weights="none", size=64, head=HeadPlan(3))
+    colours, wanted = ("red", "green", "blue"), net.preprocessing
+    info = ModelInfo(
+        *("test_vit", 0, net.head.plan, 64, "coco", colours, colours, (0.5,) * 3, ("half",) * 3, wanted.mean),
+        *(wanted.std, {}, "", ""),
+    )
+    path = tmp_path_factory.mktemp("vit") / "model.safetensors"
+    save_model(path, net, info)
+    return path
+
+
+def test_coupled_heatmaps_are_drawn_from_their_lowest_to_their_highest_value(
+    run: Run, vit: Path, photos: Path, tmp_path: Path
+) -> None:
+    """The arrays hold the products as they are; a picture is the overlay of (map - lowest) / (highest - lowest)."""
+    options = ("--class", "red", "--class", "blue", "--arrays", "--cpu")
+    result = run("heatmap", vit, photos / "1.png", *options, "--coupled", "--out", tmp_path / "coupled")
+    assert (result.exit_code, result.stderr) == (0, "2 overlays of 1 photos\n"), result.exception
+    run("heatmap", vit, photos / "1.png", *options, "--out", tmp_path / "plain")
+    maps, plain = (np.load(tmp_path / kind / "1.npy") for kind in ("coupled", "plain"))
+    assert ((maps > 0) == (plain > 0.5)).all()
+    assert maps.min() < 0
+    for number, colour in ((0, "red"), (2, "blue")):
+        low, high = maps[number].min(), maps[number].max()
+        expected = overlay(read_image(photos / "1.png"), (maps[number] - low) / (high - low))
+        with Image.open(tmp_path / "coupled" / f"1.{colour}.png") as drawn:
+            np.testing.assert_allclose(np.asarray(drawn, int), expected.astype(int), atol=1)
+
+
+def test_coupled_heatmaps_of_a_cnn_are_refused_before_anything_is_written(
+    run: Run, model: Path, photos: Path, tmp_path: Path
+) -> None:
+    result = run("heatmap", model, photos, "--class", "red", "--coupled", "--out", tmp_path / "maps", "--cpu")
+    assert (result.exit_code, result.stdout, result.stderr) == (
+        1,
+        "",
+        "error: coupled attention maps need a ViT with a class token, and this backbone is a ResNet. Use its class "
+        "maps alone, or train deit_small_patch16_224 or another ViT.\n",
+    )
     assert not (tmp_path / "maps").exists()
 
 

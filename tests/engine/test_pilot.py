@@ -12,6 +12,7 @@ from fewtags.data.budget import simulate_budget
 from fewtags.data.costs import Annotation, CostModel
 from fewtags.data.demo import make_scenes
 from fewtags.data.results import read_results
+from fewtags.data.table import LabelTable
 from fewtags.engine import pilot as piloting
 from fewtags.engine.methods import settings_models
 from fewtags.engine.pilot import RESULTS, SETTINGS, Design, measured_split, pilot_parts, run_pilot
@@ -93,6 +94,31 @@ def test_results_are_what_the_planner_reads(pilot, cost):
     assert [(r.kind, r.labels, r.mean_ap) for r in found] == [
         (Annotation.of(row["type"]), row["labels"], row["mAP"]) for row in rows(pilot[0])
     ]
+
+
+def test_where_photos_have_boxes_maps_are_measured(pilot, cost):
+    """Every positive label has a box, so mAP-loc is measured on the cells of mAP and is never above it."""
+    assert all(0 <= row["mAP_loc"] <= row["mAP"] for row in rows(pilot[0]))
+    found = read_results(pilot[0] / RESULTS, cost)
+    assert [r.mean_ap_loc for r in found] == [row["mAP_loc"] for row in rows(pilot[0])]
+
+
+def test_without_boxes_no_maps_are_measured(pilot, parts, cost, tmp_path):
+    """Also where boxes are those of a class that is in every photo, so that it cannot be ranked."""
+    pool, measured = parts
+    dense = measured.matrix.dense()
+    dense[:, 0] = Label.POSITIVE
+    image, class_ = np.nonzero(dense != Label.UNKNOWN)
+    boxes = np.where((class_ == 0)[:, None], np.float32([0, 0, 0.5, 0.5]), np.float32(np.nan))
+    for name, where in (("none", None), ("one", boxes)):
+        table = LabelTable.build(
+            measured.images.to_pylist(), measured.classes, image=image, class_=class_, state=dense[image, class_],
+            locations=where, root=measured.root,
+        )  # fmt: skip
+        design = Design((TAGS,), ("50%",), 1)
+        [run] = run_pilot(pool, table, config(), design, cost, tmp_path / name, cpu=True)
+        assert "mAP_loc" not in run.row
+        assert run.row.keys() | {"mAP_loc"} == rows(pilot[0])[0].keys()
 
 
 def test_run_folders_are_cleared_away(pilot):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,12 +16,22 @@ from fewtags.data.table import LabelTable
 from fewtags.data.vocabulary import with_classes
 from fewtags.engine.evaluate import predict_logits, sigmoid
 from fewtags.engine.model import ModelInfo
-from fewtags.engine.predict import decide, evaluate_table, find_photos, heatmaps, predict_photos
+from fewtags.engine.predict import (
+    decide,
+    evaluate_table,
+    find_photos,
+    heatmaps,
+    predict_maps,
+    predict_photos,
+    score_table,
+)
 from fewtags.errors import ConfigError, DataError
+from fewtags.geometry import View
 from fewtags.labels import ClassNames
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan
+from fewtags.nets.tscam import coupled_maps
 
 CPU = torch.device("cpu")
 
@@ -226,6 +237,15 @@ def test_unreadable_photos_are_named_and_the_others_measured(scenes, model, tmp_
     assert "cannot be read" not in str(plain)
 
 
+def test_scores_say_which_rows_they_are_of(scenes, model, expected, tmp_path):
+    keys = scenes.val.images.to_pylist()
+    scored = score_table(*model, damaged(scenes, tmp_path, [keys[0], keys[7]]), cpu=True)
+    assert scored.index.tolist() == [1, 2, 3, 4, 5, 6, 8, 9, 10]
+    assert scored.unreadable == len(scored.notes) == 2
+    np.testing.assert_array_equal(scored.labels, scenes.val.matrix.rows(scored.index))
+    np.testing.assert_allclose(sigmoid(scored.logits), expected[scored.index], rtol=0, atol=1e-5)
+
+
 def test_many_unreadable_photos_are_counted(scenes, model, tmp_path, monkeypatch):
     """Three of five are named."""
     monkeypatch.setattr("fewtags.engine.predict.MOST_NAMED", 3)
@@ -267,6 +287,29 @@ def test_tables_that_cannot_be_measured(scenes, model):
         evaluate_table(*model, scenes.val.subset(np.zeros(11, bool)), cpu=True)
 
 
+@pytest.mark.parametrize("batch_size", [1, 4, 64])
+def test_maps_of_many_photos_are_those_of_each(scenes, model, batch_size):
+    paths = paths_of(scenes.val)
+    found = [*predict_maps(*model, paths, CPU, batch_size=batch_size)]
+    assert len(found) == len(paths)
+    for path, (view, maps) in zip(paths, found, strict=True):
+        assert view == View.identity()
+        np.testing.assert_allclose(maps, heatmaps(*model, path, CPU)[1], rtol=0, atol=1e-5)
+
+
+def test_views_of_cropping_models_come_with_their_maps(scenes, model):
+    """The middle 7/8 of a square photo."""
+    net, info = model
+    [(view, _)] = predict_maps(net, replace(info, policy="imagenet"), paths_of(scenes.val)[:1], CPU)
+    assert view == View.crop(1 / 16, 1 / 16, 15 / 16, 15 / 16)
+
+
+def test_maps_stop_at_a_photo_that_cannot_be_read(scenes, model, tmp_path):
+    (tmp_path / "text.jpg").write_text("no photo")
+    with pytest.raises(DataError, match=r"text\.jpg: "):
+        next(predict_maps(*model, [tmp_path / "text.jpg"], CPU))
+
+
 def test_heatmaps_are_the_net_on_the_test_view(scenes, model):
     net, info = model
     path = paths_of(scenes.val)[2]
@@ -279,3 +322,32 @@ def test_heatmaps_are_the_net_on_the_test_view(scenes, model):
     np.testing.assert_allclose(maps, out.maps[0].sigmoid().numpy(), atol=1e-5)
     np.testing.assert_allclose(prob, out.logits[0].sigmoid().numpy(), atol=1e-5)
     assert (prob.shape, maps.shape, maps.dtype) == ((10,), (10, 2, 2), np.float32)
+
+
+def test_coupled_heatmaps_are_attention_times_logits(scenes, model):
+    """Not rectified and no probabilities. The attention is that of `coupled_maps`, above zero in every cell."""
+    info = replace(model[1], backbone="test_vit", head=HeadPlan(3))
+    net = create_net("test_vit", 10, weights="none", size=64, head=info.head)
+    path = paths_of(scenes.val)[2]
+    prob, maps = heatmaps(net, info, path, CPU, coupled=True)
+    plain_prob, plain = heatmaps(net, info, path, CPU)
+    np.testing.assert_array_equal(prob, plain_prob)
+    assert (maps.shape, maps.dtype) == (plain.shape, np.float32)
+    assert ((maps < 0) == (plain < 0.5)).all()
+    assert {True, False} == set((maps < 0).ravel().tolist())
+    attention = maps / np.log(plain / (1 - plain))
+    np.testing.assert_allclose(attention, attention[:1].repeat(10, 0), rtol=1e-2)
+    with open_photo(path) as photo:
+        pixels = photo.read(size=(64, 64)).astype(np.float32) / 255
+    images = torch.from_numpy((pixels - np.array(info.mean)) / np.array(info.std)).permute(2, 0, 1)[None].float()
+    with torch.no_grad():
+        np.testing.assert_allclose(maps, coupled_maps(net, images).maps[0], atol=1e-5)
+
+
+def test_coupled_heatmaps_of_a_cnn(scenes, model):
+    with pytest.raises(ConfigError) as error:
+        heatmaps(*model, paths_of(scenes.val)[0], CPU, coupled=True)
+    assert str(error.value) == (
+        "coupled attention maps need a ViT with a class token, and this backbone is a ResNet. Use its class maps "
+        "alone, or train deit_small_patch16_224 or another ViT."
+    )

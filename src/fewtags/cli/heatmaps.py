@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
@@ -19,6 +20,7 @@ from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.engine.predict import decide, heatmaps
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames, suggest
+from fewtags.metrics.localisation import normalise_map
 from fewtags.nets.spatial import SpatialNet
 from fewtags.report.overlay import overlay
 
@@ -150,8 +152,26 @@ class NameKey:
         return f"{counted(self._added, 'file')} could not be called PHOTO.CLASS; {self._path} says what {shows}"
 
 
+@final
+@dataclass(frozen=True)
+class Wanted:
+    """What is written of every photo.
+
+    Attributes:
+        classes: numbers of those to draw; none: those at or above their threshold.
+        arrays: the maps of all classes, too.
+        coupled: TS-CAM's maps, attention times class logits, in the place of probability maps. They have no common
+            scale: each is drawn from its own lowest (no heat) to its own highest value (full heat), as TS-CAM does, so
+            that heat says where in a photo and nothing about how sure. Arrays hold the products as they are.
+    """
+
+    classes: Sequence[int] = ()
+    arrays: bool = False
+    coupled: bool = False
+
+
 def write_heatmaps(
-    net: SpatialNet, info: ModelInfo, path: Path, name: Path, classes: Sequence[int], arrays: bool, device: torch.device
+    net: SpatialNet, info: ModelInfo, path: Path, name: Path, wanted: Wanted, device: torch.device
 ) -> dict[Path, str | None]:
     """Overlays of one photo as `<name>.<class>.png`; the maps of all classes as `<name>.npy`.
 
@@ -160,27 +180,28 @@ def write_heatmaps(
         info: of the model.
         path: the photo.
         name: where the files go, without ending.
-        classes: which ones to draw; none: those at or above their threshold.
-        arrays: write the maps, too.
+        wanted: which files, and which maps they show.
         device: where the model runs.
 
     Returns:
         the files, each with the id of its class; None for the array.
 
     Raises:
+        ConfigError: coupled maps of a backbone that is no ViT with a class token.
         DataError: the photo cannot be read.
     """
-    prob, maps = heatmaps(net, info, path, device)
+    prob, maps = heatmaps(net, info, path, device, coupled=wanted.coupled)
     photo = read_image(path)
     view = make_policy(info.policy, info.size).test_view(photo.shape[1] / photo.shape[0])
     name.parent.mkdir(parents=True, exist_ok=True)
     files: dict[Path, str | None] = {}
-    if arrays:
+    if wanted.arrays:
         files[array := name.with_name(f"{name.name}.npy")] = None
         np.save(array, maps)
-    drawn = list(classes) or decide(prob.astype(np.float64), np.array(info.thresholds)).tolist()
+    drawn = list(wanted.classes) or decide(prob.astype(np.float64), np.array(info.thresholds)).tolist()
     parts = file_names(info.class_ids)
     for c in drawn:
         files[place := name.with_name(f"{name.name}.{parts[c]}.png")] = info.class_ids[c]
-        Image.fromarray(overlay(photo, maps[c], view=view)).save(place)
+        heat = normalise_map(maps[c], "minmax") if wanted.coupled else maps[c]
+        Image.fromarray(overlay(photo, heat, view=view)).save(place)
     return files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,10 @@ from fewtags.data.costs import Annotation, CostModel, budget_seconds
 from fewtags.data.findings import counted
 from fewtags.data.table import LabelTable
 from fewtags.engine.checkpoint import write_text
+from fewtags.engine.localise import WITHOUT_BOXES, has_boxes, localise_table
+from fewtags.engine.model import load_model
 from fewtags.engine.plan import Tables, can_rank, hold_out, make_plan
+from fewtags.engine.predict import Scored
 from fewtags.engine.run import Run
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
@@ -174,8 +178,8 @@ def run_pilot(
     """Buy, train and measure, seed by seed; each run adds a line to `out / "results.jsonl"`.
 
     Of one seed the budgets are nested and dearer types are among cheaper ones, see `simulate_budget` (flat costs). Each
-    net is measured after its last epoch, so that nothing is chosen on the images it is measured on. Runs that are there
-    already are not done again.
+    net is measured after its last epoch, so that nothing is chosen on the images it is measured on; by mAP, and where
+    these have boxes by mAP-loc. Runs that are there already are not done again.
 
     Args:
         pool: complete labels to buy from.
@@ -230,8 +234,13 @@ def _purchases(pool: LabelTable, design: Design, cost: CostModel) -> list[_Purch
     return list(found.values())
 
 
-def _train(purchase: _Purchase, measured: LabelTable, photos: _Photos, config: Config, out: Path, cpu: bool) -> float:
-    """MAP of a net trained on a purchase; its run folder is gone afterwards. Photos are decoded to check them once."""
+def _train(
+    purchase: _Purchase, measured: LabelTable, photos: _Photos, config: Config, out: Path, cpu: bool
+) -> dict[str, float]:
+    """What a net trained on a purchase is worth; its run folder is gone afterwards.
+
+    Photos are decoded to check them once.
+    """
     table, settings = purchase.table, config.objective.model_dump()
     if not settings.get("pseudo_weight"):  # without pseudo-labels, photos without a label teach nothing
         table = table.subset(purchase.asked)
@@ -244,11 +253,23 @@ def _train(purchase: _Purchase, measured: LabelTable, photos: _Photos, config: C
         photos.learn(tables, plan.tables)
         for _ in Run(plan, run, cpu=cpu).start():
             pass
-        evaluation = json.loads((run / "evaluation" / "val.json").read_text("utf-8"))
-    return float(evaluation["mAP"])
+        return _worth(run, plan.tables.val, cpu)
 
 
-def _row(purchase: _Purchase, pool: LabelTable, cost: CostModel, mean_ap: float) -> dict[str, Any]:
+def _worth(run: Path, measured: LabelTable, cpu: bool) -> dict[str, float]:
+    """MAP of a finished run; and mAP-loc, if a class that can be ranked has boxes."""
+    found = {"mAP": float(json.loads((run / "evaluation" / "val.json").read_text("utf-8"))["mAP"])}
+    net, info = load_model(run)
+    if has_boxes(info, measured):
+        logits = np.load(run / "evaluation" / "val.npy", allow_pickle=False)
+        scored = Scored(np.arange(len(measured)), logits, measured.matrix.dense())
+        report = localise_table(net, info, measured, scored, cpu=cpu, options=WITHOUT_BOXES).report
+        if not math.isnan(report.ranked.map_loc):
+            found["mAP_loc"] = report.ranked.map_loc
+    return found
+
+
+def _row(purchase: _Purchase, pool: LabelTable, cost: CostModel, worth: Mapping[str, float]) -> dict[str, Any]:
     """A line of results.jsonl, see `fewtags.data.results`."""
     matrix = purchase.table.matrix
     return {
@@ -260,7 +281,7 @@ def _row(purchase: _Purchase, pool: LabelTable, cost: CostModel, mean_ap: float)
         "photos_asked": int(purchase.asked.sum()),
         "photos": len(pool),
         "seed": purchase.seed,
-        "mAP": mean_ap,
+        **worth,
     }
 
 

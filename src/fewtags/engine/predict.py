@@ -24,8 +24,10 @@ from fewtags.engine.gallery import class_maps
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.errors import ConfigError, DataError, FewtagsError
+from fewtags.geometry import View
 from fewtags.labels import Batch, Label
 from fewtags.nets.spatial import SpatialNet
+from fewtags.nets.tscam import coupled_maps
 
 MOST_NAMED = 20
 """So many unreadable photos are named one by one; the others are counted."""
@@ -118,21 +120,85 @@ def _logits(
     net: SpatialNet, info: ModelInfo, paths: Sequence[Path], device: torch.device, batch_size: int, workers: int
 ) -> Iterator[Logits | str]:
     """float32 [C] of every photo, in order, or why it cannot be read."""
-    collate = Collate(info.mean, info.std)
     net.to(device).eval()
+    for samples, images in _read(info, paths, device, batch_size, workers):
+        rows: Iterator[Logits] = iter(())
+        if images is not None:
+            with torch.no_grad():
+                rows = iter(net.predict_logits(images).float().cpu().numpy())
+        yield from (next(rows) if isinstance(sample, Sample) else sample for sample in samples)
+
+
+def _read(
+    info: ModelInfo, paths: Sequence[Path], device: torch.device, batch_size: int, workers: int
+) -> Iterator[tuple[list[Sample | str], torch.Tensor | None]]:
+    """Photos, or why they cannot be read, by the batch; and the images of those that can be, None if there are none."""
+    collate = Collate(info.mean, info.std)
     loader = DataLoader(
         _Files(paths, info), batch_size, num_workers=workers, collate_fn=_as_list, generator=torch.Generator()
     )
     for samples in loader:
         good = [s for s in samples if isinstance(s, Sample)]
-        rows: Iterator[Logits] = iter(())
-        if good:
-            batch = collate(good)
-            assert isinstance(batch, Batch)
-            with torch.no_grad():
-                logits = net.predict_logits(batch.images.to(device, memory_format=torch.channels_last))
-            rows = iter(logits.float().cpu().numpy())
-        yield from (next(rows) if isinstance(sample, Sample) else sample for sample in samples)
+        if not good:
+            yield samples, None
+            continue
+        batch = collate(good)
+        assert isinstance(batch, Batch)
+        yield samples, batch.images.to(device, memory_format=torch.channels_last)
+
+
+def predict_maps(
+    net: SpatialNet,
+    info: ModelInfo,
+    paths: Sequence[Path],
+    device: torch.device,
+    *,
+    batch_size: int = 16,
+    workers: int = 0,
+) -> Iterator[tuple[View, NDArray[np.float64]]]:
+    """The test view of every photo, in order, and the probability maps [C, h, w] in the frame of that view.
+
+    Raises:
+        DataError: a photo cannot be read.
+    """
+    net.to(device).eval()
+    for samples, images in _read(info, paths, device, batch_size, workers):
+        for sample in samples:
+            if isinstance(sample, str):
+                raise DataError(sample)
+        assert images is not None
+        with torch.no_grad():
+            maps = net(images).maps.float().cpu().numpy()
+        yield from ((s.view, sigmoid(own)) for s, own in zip(samples, maps, strict=True) if isinstance(s, Sample))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """What a model says about those photos of a table that can be read.
+
+    Attributes:
+        index: int64 [n], their rows in the table.
+        logits: float32 [n, C], of the model's classes.
+        labels: int8 [n, C], values of `Label`; a class that the table does not have is unknown.
+        unreadable: how many photos could not be read.
+        notes: what was left out, in words.
+    """
+
+    index: NDArray[np.int64]
+    logits: Logits
+    labels: NDArray[np.int8]
+    unreadable: int = 0
+    notes: tuple[str, ...] = ()
+
+    def evaluate(self, info: ModelInfo) -> Evaluation:
+        """Measure them at the thresholds of the model.
+
+        Raises:
+            DataError: there is no photo.
+        """
+        result = evaluate_logits(self.logits, self.labels, info.classes, np.array(info.thresholds))
+        return replace(result, unreadable=self.unreadable)
 
 
 def evaluate_table(
@@ -147,21 +213,24 @@ def evaluate_table(
     Raises:
         DataError: no class of the table is known to the model, the table has no photos, or none can be read.
     """
+    scored = score_table(net, info, table, cpu=cpu, workers=workers)
+    return scored.evaluate(info), [*scored.notes]
+
+
+def score_table(net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bool = False, workers: int = 0) -> Scored:
+    """Let a model look at the photos of a table; classes are matched by id.
+
+    Raises:
+        DataError: no class of the table is known to the model, the table has no photos, or none can be read.
+    """
     device = torch_device(cpu)
-    known = [i for i in table.classes.ids if i in info.classes]
-    if not known:
-        raise DataError(
-            f"none of the classes {', '.join(table.classes.ids[:5])} is known to the model, which has "
-            f"{', '.join(info.class_ids[:5])}."
-        )
-    if table.root is None:
-        raise DataError("the labels do not say where the photos are; give --images FOLDER.")
+    known, root = matched(info, table)
     labels = np.full((len(table), len(info.class_ids)), Label.UNKNOWN, np.int8)
     dense = table.matrix.dense()
     for class_id in known:
         labels[:, info.classes.index(class_id)] = dense[:, table.classes.index(class_id)]
     logits, errors = np.zeros(labels.shape, np.float32), {}
-    paths = [table.root / key for key in table.images.to_pylist()]
+    paths = [root / key for key in table.images.to_pylist()]
     for i, found in enumerate(_logits(net, info, paths, device, 64, workers)):
         if isinstance(found, str):
             errors[i] = found
@@ -170,9 +239,25 @@ def evaluate_table(
     if paths and len(errors) == len(paths):
         raise DataError(f"none of the {len(paths):,} photos can be read, for example {errors[0]}")
     read = np.delete(np.arange(len(paths)), list(errors))
-    result = evaluate_logits(logits[read], labels[read], info.classes, np.array(info.thresholds))
-    notes = [*_foreign([i for i in table.classes.ids if i not in info.classes]), *_unreadable([*errors.values()])]
-    return replace(result, unreadable=len(errors)), notes
+    notes = (*_foreign([i for i in table.classes.ids if i not in info.classes]), *_unreadable([*errors.values()]))
+    return Scored(read, logits[read], labels[read], len(errors), notes)
+
+
+def matched(info: ModelInfo, table: LabelTable) -> tuple[list[str], Path]:
+    """Ids of the classes that a model and a table have in common, and the folder of the table's photos.
+
+    Raises:
+        DataError: there are none.
+    """
+    known = [i for i in table.classes.ids if i in info.classes]
+    if not known:
+        raise DataError(
+            f"none of the classes {', '.join(table.classes.ids[:5])} is known to the model, which has "
+            f"{', '.join(info.class_ids[:5])}."
+        )
+    if table.root is None:
+        raise DataError("the labels do not say where the photos are; give --images FOLDER.")
+    return known, table.root
 
 
 def _foreign(ids: Sequence[str]) -> list[str]:
@@ -208,12 +293,30 @@ def decide(
 
 
 def heatmaps(
-    net: SpatialNet, info: ModelInfo, path: Path, device: torch.device
+    net: SpatialNet, info: ModelInfo, path: Path, device: torch.device, *, coupled: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Probabilities [C] and probability maps [C, h, w] of one photo, in the frame of its test view.
+    """Probabilities [C] and maps [C, h, w] of one photo, in the frame of its test view.
 
     For policies `coco` and `none` that frame is the whole photo, stretched; for `imagenet` it is the centre crop.
+
+    Args:
+        net: the model.
+        info: of the model.
+        path: the photo.
+        device: where the model runs.
+        coupled: TS-CAM's maps in the place of probability maps: the class token's attention times the class logits
+            (`coupled_maps`), as they are. They may be negative, and have a meaning only within one map.
+
+    Raises:
+        ConfigError: coupled maps of a backbone that is no ViT with a class token.
+        DataError: the photo cannot be read.
     """
-    return class_maps(
-        net.to(device).eval(), path, make_policy(info.policy, info.size), Collate(info.mean, info.std), device
-    )
+    net, policy, collate = net.to(device).eval(), make_policy(info.policy, info.size), Collate(info.mean, info.std)
+    if not coupled:
+        return class_maps(net, path, policy, collate, device)
+    pixels, view = read_through(path, policy.test_view, policy.size)
+    batch = collate([Sample(pixels, np.full(len(info.class_ids), Label.UNKNOWN, np.int8), 0, view)])
+    assert isinstance(batch, Batch)
+    with torch.no_grad():
+        found = coupled_maps(net, batch.images.to(device, memory_format=torch.channels_last))
+    return found.output.logits[0].float().sigmoid().cpu().numpy(), found.maps[0].float().cpu().numpy()

@@ -1,0 +1,281 @@
+"""Whether the maps of a model point at the boxes of a table: every measure of `metrics.locate`, photo by photo.
+
+Boxes and points are all that a label table holds of places, so the region of a class is the union of its boxes, also
+where the source had polygons or masks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, TypeVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.data.findings import counted
+from fewtags.data.table import LabelTable
+from fewtags.engine.machine import torch_device
+from fewtags.engine.model import ModelInfo
+from fewtags.engine.predict import Scored, matched, predict_maps
+from fewtags.errors import DataError
+from fewtags.geometry import View
+from fewtags.labels import ClassNames, Label, Locations
+from fewtags.metrics.locate import DEFAULT, LocateOptions, LocateReport, Place, locate_report
+from fewtags.metrics.ranking import mean_of_known
+from fewtags.nets.spatial import SpatialNet
+from fewtags.patches import SLACK
+
+Tick = Callable[[int, int], None]
+Maps = NDArray[np.float64]
+_Item = TypeVar("_Item")
+_First = TypeVar("_First")
+_Second = TypeVar("_Second")
+
+WITHOUT_BOXES = replace(DEFAULT, cuts=(0.0,))
+"""For who reads no MaxBoxAccV2, which takes nearly all of the time."""
+
+
+def even_cuts(count: int) -> LocateOptions:
+    """The usual options, but boxes read off the maps at `count` thresholds 0, 1 / count, 2 / count, ...; 1 or more."""
+    return replace(DEFAULT, cuts=tuple(k / count for k in range(count)))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Localisation:
+    """What maps are worth on one table, and what could not be measured.
+
+    Attributes:
+        classes: the vocabulary.
+        report: every measure.
+        cuts: thresholds at which boxes were read off the maps.
+        tags: positive labels without any place.
+        points: positive labels with an object that is known by a point only.
+        cropped: positive labels whose every object lies outside of the test view.
+    """
+
+    classes: ClassNames
+    report: LocateReport
+    cuts: int
+    tags: int
+    points: int
+    cropped: int
+
+    @property
+    def map_cl_chance(self) -> float:
+        """The mAP of scores that are all alike, on the cells of mAP-loc: the mean share of positives; nan if none."""
+        ranked = self.report.ranked
+        known = np.where(np.isnan(ranked.classified), np.nan, ranked.positives + ranked.negatives)
+        return mean_of_known(ranked.positives / known)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, fractions in 0..1; nan becomes None."""
+        told, names = self.report.to_dict(), zip(self.classes.ids, self.classes.display, strict=True)
+        rows = told.pop("per_class")
+        return {
+            **told,
+            "mAP-cl_same_cells_chance": None if math.isnan(self.map_cl_chance) else self.map_cl_chance,
+            "left_out": {"no_place": self.tags, "point_only": self.points, "cropped_away": self.cropped},
+            "cuts": self.cuts,
+            "per_class": [{"id": i, "name": name, **row} for (i, name), row in zip(names, rows, strict=True)],
+        }
+
+    def __str__(self) -> str:
+        """What was measured on, and a table in percent."""
+        report = self.report
+        present, ranked = report.present, report.ranked
+        rows = [
+            ("pointing game", present.pointing, present.chance),
+            ("IoA-P", float(present.ioa.mean()), present.chance),
+            ("mAP-loc", ranked.map_loc, report.ranked_chance),
+            ("mAP-cl, same cells", ranked.map_cl, self.map_cl_chance),
+            ("MaxBoxAccV2", report.boxes.max_box_acc, report.boxes.chance),
+            ("PxAP", report.pixels.pxap, report.pixels.chance),
+        ]
+        lines = [*self.headline(), f"{'localisation':<18}   value  chance"]
+        return "\n".join([*lines, *(f"{name:<18}  {_percent(a)}  {_percent(b)}" for name, a, b in rows)])
+
+    def headline(self) -> list[str]:
+        """One or two sentences: what the numbers stand on, and what was left out."""
+        pairs, ranked = self.report.present.pairs, self.report.ranked
+        classes = len(self.classes) - len(ranked.excluded)
+        lines = [
+            f"Localisation on {counted(pairs, 'positive label')} with boxes, {counted(self.report.images, 'image')}; "
+            f"mAP-loc over {classes} of {len(self.classes)} classes, those that also have known negatives."
+        ]
+        reasons = {
+            "without a place": self.tags,
+            "with an object known by a point only": self.points,
+            "cropped away by the test view": self.cropped,
+        }
+        if left := ", ".join(f"{count:,} {why}" for why, count in reasons.items() if count):
+            total = self.tags + self.points + self.cropped
+            lines.append(f"Left out: {counted(total, 'positive label')}: {left}.")
+        return lines
+
+
+def _percent(value: float) -> str:
+    return "     -" if math.isnan(value) else f"{100 * value:6.1f}"
+
+
+def refuse_without_boxes(info: ModelInfo, table: LabelTable) -> None:
+    """Refuse labels that no map can be held against, before anything is computed.
+
+    Raises:
+        DataError: no positive label of a class that the model knows has a box, or `matched` raises.
+    """
+    matched(info, table)
+    if has_boxes(info, table):
+        return
+    known = _numbers(info, table) >= 0
+    positives = int(table.matrix.counts(Label.POSITIVE)[known].sum())
+    points = int(known[table.locations.classes].sum())
+    raise DataError(
+        f"localisation needs boxes, but these labels have {counted(positives, 'positive label')} of the model's "
+        f"classes with {counted(points, 'point')} and no box; give labels with boxes, or leave --localise out."
+    )
+
+
+def has_boxes(info: ModelInfo, table: LabelTable) -> bool:
+    """Whether a positive label of a class that the model knows has a box."""
+    known = _numbers(info, table)[table.locations.classes] >= 0
+    return bool((known & _has_area(table.locations.boxes)).any())
+
+
+def localise_table(
+    net: SpatialNet,
+    info: ModelInfo,
+    table: LabelTable,
+    scored: Scored,
+    *,
+    cpu: bool = False,
+    workers: int = 0,
+    options: LocateOptions = DEFAULT,
+    tick: Tick | None = None,
+) -> Localisation:
+    """Hold the maps of a model against the boxes of a table.
+
+    A second pass over the photos that have boxes, so that no map outlives its photo, and the ranking of mAP-loc is that
+    of the evaluation. Where the test view is a crop, boxes are moved into it and clipped; an object counts if any of it
+    is seen (the share that counts in training does not matter here), and a positive label whose every object is cropped
+    away is left out.
+
+    Args:
+        net: the model.
+        info: its metadata.
+        table: labels with boxes.
+        scored: what `score_table` made of the same model and table.
+        cpu: ignore GPUs.
+        workers: processes that decode photos.
+        options: how maps are judged.
+        tick: told how many of the photos with boxes are done.
+
+    Raises:
+        DataError: no positive label has a box, none of those that have is in a test view of a readable photo, or a
+            photo can no longer be read.
+    """
+    refuse_without_boxes(info, table)
+    _, root = matched(info, table)
+    objects, points = _boxed(info, table, scored)
+    rows = scored.index[np.diff(objects.indptr) > 0]
+    if not len(rows):
+        raise DataError("none of the photos with boxes can be read; localisation needs one that can.")
+    paths = [root / table.images[int(row)].as_py() for row in rows]
+    maps = predict_maps(net, info, paths, torch_device(cpu), workers=workers)
+    left: Counter[str] = Counter(points=points)
+    seen, places = _unzipped(_photos(maps, objects, len(info.class_ids), left, tick))
+    report = locate_report(seen, scored.logits.astype(np.float64), scored.labels, places, options=options)
+    points, cropped = left["points"], left["cropped"]
+    tags = int(report.ranked.unlocated.sum()) - points - cropped
+    return Localisation(info.classes, report, len(options.cuts), tags, points, cropped)
+
+
+def _boxed(info: ModelInfo, table: LabelTable, scored: Scored) -> tuple[Locations, int]:
+    """The objects of those positive labels that have a box, by scored photo; how many others have points only."""
+    row, classes, boxes = table.locations.rows(scored.index)
+    numbers = _numbers(info, table)[classes]
+    row, numbers, boxes = row[numbers >= 0], numbers[numbers >= 0], boxes[numbers >= 0]
+    cell = row * len(info.class_ids) + numbers
+    boxed = np.unique(cell[_has_area(boxes)])
+    kept = np.isin(cell, boxed)
+    indptr = np.searchsorted(row[kept], np.arange(len(scored.index) + 1)).astype(np.int64)
+    return Locations(indptr, numbers[kept].astype(np.int32), boxes[kept]), len(np.unique(cell)) - len(boxed)
+
+
+def _photos(
+    maps: Iterator[tuple[View, Maps]], objects: Locations, classes: int, left: Counter[str], tick: Tick | None
+) -> Iterator[tuple[Maps, Mapping[int, Place]]]:
+    """Maps and places of every photo in the frame of its view; what is left out goes to `left`.
+
+    Photos without an object need no maps, so none are made: they are flat.
+    """
+    flat, done, measured = np.zeros((classes, 1, 1)), 0, 0
+    total = int((np.diff(objects.indptr) > 0).sum())
+    for first, last in pairwise(objects.indptr.tolist()):
+        if first == last:
+            yield flat, {}
+            continue
+        view, own = next(maps)
+        places, cropped = places_in_view(objects.classes[first:last], objects.boxes[first:last], view)
+        points = sum(not place.has_extent for place in places.values())
+        left.update(points=points, cropped=cropped)
+        measured += len(places) - points
+        yield own, places
+        done += 1
+        if tick is not None:
+            tick(done, total)
+    if not measured:
+        lost = counted(left["cropped"], "positive label is", "positive labels are")
+        raise DataError(
+            f"no box can be measured in {counted(total, 'photo')}: {lost} cropped away by the model's test view, "
+            f"{counted(left['points'], 'has', 'have')} an object known by a point only; give other photos."
+        )
+
+
+def _unzipped(pairs: Iterator[tuple[_First, _Second]]) -> tuple[Iterator[_First], Iterator[_Second]]:
+    """The two halves of pairs; what one is ahead of the other is kept (`itertools.tee` keeps 57 in any case)."""
+    first: deque[_First] = deque()
+    second: deque[_Second] = deque()
+
+    def read(own: deque[_Item]) -> Iterator[_Item]:
+        while True:
+            while not own:
+                if (pair := next(pairs, None)) is None:
+                    return
+                first.append(pair[0])
+                second.append(pair[1])
+                del pair
+            yield own.popleft()
+
+    return read(first), read(second)
+
+
+def places_in_view(classes: NDArray[np.int32], boxes: NDArray[np.float32], view: View) -> tuple[dict[int, Place], int]:
+    """Where the classes of one photo are in a view of it, and how many of them it does not show.
+
+    Args:
+        classes: int32 [m], of the objects.
+        boxes: float32 [m, 4], x0, y0, x1, y1 in 0..1 of the photo.
+        view: crop -> photo. Boxes are clipped to it; one that touches it from outside is not seen.
+    """
+    moved, share = view.boxes_to_crop(boxes.astype(np.float64))
+    seen = share > SLACK
+    places = {c: Place(moved[seen & (classes == c)]) for c in np.unique(classes[seen]).tolist()}
+    return places, len(np.unique(classes)) - len(places)
+
+
+def _numbers(info: ModelInfo, table: LabelTable) -> NDArray[np.int64]:
+    """Int64 [C of the table]: the model's number of each class, -1 for those that it does not know."""
+    known = info.classes
+    return np.array([known.index(i) if i in known else -1 for i in table.classes.ids], np.int64)
+
+
+def _has_area(boxes: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Bool [m]: false for points."""
+    x0, y0, x1, y1 = boxes.T
+    area: NDArray[np.bool_] = (x0 < x1) & (y0 < y1)
+    return area

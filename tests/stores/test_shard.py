@@ -23,3 +23,10 @@ def test_gather_of_one_process_copies_nothing():
     rows = torch.arange(6.0).view(3, 2)
     assert SINGLE_PROCESS.gather(rows, 3) is rows
     assert SINGLE_PROCESS.collect(rows, 3, 0) is rows
+
+
+def test_concatenating_of_one_process_copies_nothing():
+    rows = torch.arange(6.0).view(3, 2)
+    together, first = SINGLE_PROCESS.concatenate(rows)
+    assert together is rows
+    assert first == 0

@@ -57,3 +57,14 @@ def test_both_processes_report_the_diagnostics_of_one(results):
         "expected_positives_recall",
     }
     assert two[0]["found"] == two[1]["found"] == one["found"]
+
+
+def test_rows_of_all_processes_stand_one_behind_the_other(results):
+    """3 and 2, 1 and 4, 0 and 2 rows, those of the second process from 100 on; where each one's own begin."""
+    one, two = results
+    expected = ([0, 1, 2, 100, 101], [0, 100, 101, 102, 103], [100, 101])
+    for rank, begin in enumerate(([0, 0, 0], [3, 1, 0])):
+        assert [rows.flatten().tolist() for rows, _ in two[rank]["together"]] == [*expected]
+        assert [first for _, first in two[rank]["together"]] == begin
+        assert all(rows.dtype == torch.int64 for rows, _ in two[rank]["together"])
+    assert [(rows.flatten().tolist(), first) for rows, first in one["together"]] == [([0, 1, 2], 0), ([0], 0), ([], 0)]

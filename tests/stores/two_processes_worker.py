@@ -58,6 +58,11 @@ def epochs(shard):
     return {name: dict(part.state_dict()) for name, part in parts.items()}, found
 
 
+def counts(rank):
+    """Rows that a process brings to three collections: more, fewer and none."""
+    return ((3, 1, 0), (2, 4, 2))[rank]
+
+
 def held(folder, shard):
     """The same, by name, with the classes that were ranked here."""
     ranked, refresh = [], ExpectedPositives.refresh
@@ -71,7 +76,14 @@ def held(folder, shard):
         of_one_class = [*ranked]
         ranked.clear()
         run(shard, expected_negative.BLOCK_CELLS)
-    return {"state": state, "found": found, "ranked": of_one_class, "ranked_by_default": ranked}
+    together = [shard.concatenate(torch.arange(n).view(n, 1) + 100 * shard.rank) for n in counts(shard.rank)]
+    return {
+        "state": state,
+        "found": found,
+        "ranked": of_one_class,
+        "ranked_by_default": ranked,
+        "together": together,
+    }
 
 
 if __name__ == "__main__":

@@ -66,6 +66,24 @@ class Shard:
         padded[: len(local)] = local
         return padded
 
+    def concatenate(self, local: Tensor) -> tuple[Tensor, int]:
+        """The rows of all processes, those of rank 0 first, and where this process's own begin.
+
+        Any numbers of rows; on a GPU the host waits once, for those numbers. Collective: every rank must call it.
+        """
+        if self.world == 1:
+            return local, 0
+        own = torch.tensor([len(local)], device=local.device)
+        counts = [torch.empty_like(own) for _ in range(self.world)]
+        dist.all_gather(counts, own)
+        sizes: list[int] = torch.cat(counts).tolist()
+        padded = local.new_zeros((max(sizes), *local.shape[1:]))
+        padded[: len(local)] = local
+        pieces = [torch.empty_like(padded) for _ in range(self.world)]
+        dist.all_gather(pieces, padded)
+        rows = [piece[:size] for piece, size in zip(pieces, sizes, strict=True)]
+        return torch.cat(rows), sum(sizes[: self.rank])
+
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of every process's `tensor`, on all of them. Collective: every rank must call it."""
         if self.world == 1:

@@ -1,0 +1,392 @@
+"""Losses of self-supervised pretraining: MLS, the methods it builds on and those it is compared with.
+
+"MLS" is Zhu, Fu, Wu, "Multi-Label Self-Supervised Learning with Scene Images" (ICCV 2023). Its main paper and its
+supplement number their equations separately and two numbers collide, so an equation is named with the place it is in.
+"MoCo" is He et al., CVPR 2020 and its version 2, "DenseCL" Wang et al., CVPR 2021, "SimSiam" Chen and He, CVPR 2021,
+"BYOL" Grill et al., NeurIPS 2020, "NNCLR" Dwibedi et al., ICCV 2021.
+
+Notation: t = temperature; D = slots of a queue; y = the labels, True for the k slots that `top_k` chose; s = sigmoid.
+`query`, `key` and `queue` hold vectors of length 1, which these functions do not check; logits are their products
+divided by t. `counted` tells which slots of a queue take part, None for all, a first axis of 1 for the same slots in
+every row: those that are not filled yet, or that hold the image itself, do not. Such a slot changes no loss and gets no
+gradient.
+
+A loss is the mean over the batch; an empty batch gives 0, and so does an image of which nothing counts. Products and
+logarithms are taken in float32 (float64 stays float64), inside autocast too. Only `negative_cosine` and `byol_loss`
+stop a gradient; whatever else must get none comes detached.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from fewtags.errors import ConfigError
+
+Reduction = Literal["mean", "per_positive", "balanced"]
+Reading = Literal["eq10", "eq2", "eq11"]
+
+
+def similarity(features: Float[Tensor, "b d"], queue: Float[Tensor, "D d"]) -> Float[Tensor, "b D"]:
+    """Products of every row with every slot (MLS main eq. 7 and 8, without the top k): cosines of unit vectors.
+
+    Inside autocast too, a product of float32 vectors is float32: in bfloat16 only 3 % of a row's values would differ
+    from each other, and some of the 20 largest would be others.
+    """
+    precise = torch.promote_types(_precise(features.dtype), queue.dtype)
+    with torch.autocast(features.device.type, enabled=False):
+        return features.to(precise) @ queue.to(precise).T
+
+
+def top_k(similarity: Float[Tensor, "b D"], k: int, counted: Bool[Tensor, "#b D"] | None = None) -> Bool[Tensor, "b D"]:
+    """The k most similar slots of each row: the labels y of MLS main eq. 7. They carry no gradient.
+
+    Of slots that are equally similar, the first ones are taken, on every device (`torch.topk` leaves it open, and equal
+    ones do occur with ReLU features).
+
+    Args:
+        similarity: any range; float32 is meant (see the function of that name), lower precision makes ties.
+        k: positives per row, at least 1. Where fewer slots count, all of them are positive. MLS: 20.
+        counted: see the module.
+
+    Raises:
+        ConfigError: k below 1.
+
+    >>> top_k(torch.tensor([[0.5, 0.9, 0.5, 0.1]]), 2).tolist()
+    [[True, True, False, False]]
+    """
+    _check_k(k)
+    with torch.no_grad():
+        similarity = _without(similarity.to(_precise(similarity.dtype)), counted, -math.inf)
+        least = similarity.topk(min(k, similarity.shape[1]), dim=1).values[:, -1:]
+        above, level = similarity > least, similarity == least
+        wanted = k - above.sum(1, keepdim=True)
+        chosen = above | (level & (level.cumsum(1) <= wanted))
+        return chosen if counted is None else chosen & counted
+
+
+def infonce(
+    query: Float[Tensor, "b d"],
+    key: Float[Tensor, "b d"],
+    queue: Float[Tensor, "D d"],
+    temperature: float,
+    *,
+    counted: Bool[Tensor, "#b D"] | None = None,
+) -> Float[Tensor, ""]:
+    """Tell the other view of an image from the images in the queue (MoCo; MLS main eq. 1).
+
+    mean over b of: -log [ exp(q.k/t) / (exp(q.k/t) + sum over counted slots j of exp(q.Q_j/t)) ].
+
+    Without information it is log(D + 1). Where no slot counts it is 0: there is nothing to tell apart.
+
+    Args:
+        query: of the first view; carries the gradient.
+        key: of the second view of the same images.
+        queue: keys of earlier images, as they were before this batch's are put in.
+        temperature: t above 0. MoCo-v2 and MLS: 0.2.
+        counted: see the module.
+
+    Raises:
+        ConfigError: a temperature that is not above 0.
+    """
+    _check_temperature(temperature)
+    return _first_among(_agreement(query, key), similarity(query, queue), temperature, counted)
+
+
+def mls_bce(
+    logits: Float[Tensor, "b D"],
+    labels: Bool[Tensor, "b D"],
+    *,
+    counted: Bool[Tensor, "#b D"] | None = None,
+    reduction: Reduction = "mean",
+    bias: float = 0.0,
+) -> Float[Tensor, ""]:
+    """Every slot of the queue is a class: multi-label classification of an image by its neighbours (MLS main eq. 9).
+
+    Per image, with the sums over counted slots j: P = sum of -y_j log s(x_j), N = sum of -(1 - y_j) log(1 - s(x_j));
+    x = logits + bias. Reductions:
+        `mean`: (P + N) / counted slots, the paper's. At its scale (D = 4096, k = 20) the negatives pull 204 times as
+            hard as the positives at x = 0, and nearly all of the loss is repulsion from the mean of the queue.
+        `per_positive`: (P + N) / positives: a positive weighs 1 whatever D is, and a negative as much as a positive.
+        `balanced`: half the mean over positives plus half the mean over negatives, so that x = 0 gives log 2 as in
+            `mean`; a side that is missing adds 0.
+
+    If all vectors become one, every x is 1/t and `mean` is `fingerprint`: watch for it, with `collapse` too.
+
+    Args:
+        logits: similarity divided by the temperature, [-1/t, 1/t] for unit vectors.
+        labels: y; those of slots that do not count are not looked at.
+        counted: see the module.
+        reduction: see above.
+        bias: added to the logits (not in the paper). log(k / (D - k)) makes the base rate the starting point, which
+            cosines over t = 0.2 cannot reach: -5.3 at paper scale, below -1/t.
+
+    >>> logits, labels = torch.zeros(1, 4), torch.tensor([[True, False, False, False]])
+    >>> [round(float(mls_bce(logits, labels, reduction=r)), 4) for r in ("mean", "per_positive", "balanced")]
+    [0.6931, 2.7726, 0.6931]
+    """
+    cell = _all_if_none(counted, labels)
+    negative = _over(~labels & cell, labels & cell, cell, reduction, -F.logsigmoid(-_biased(logits, cell, bias)))
+    return bce_pos(logits, labels, counted=counted, reduction=reduction, bias=bias) + negative
+
+
+def bce_pos(
+    logits: Float[Tensor, "b D"],
+    labels: Bool[Tensor, "b D"],
+    *,
+    counted: Bool[Tensor, "#b D"] | None = None,
+    reduction: Reduction = "mean",
+    bias: float = 0.0,
+) -> Float[Tensor, ""]:
+    """The positive terms of `mls_bce` alone, under the same reductions (MLS supplement eq. 15, "BCE-pos").
+
+    Per image: sum over counted positives of -log s(x_j), divided by the counted slots (`mean`, the paper's), by the
+    positives (`per_positive`), or by twice the positives (`balanced`). At paper scale `mean` is so small beside
+    `infonce` (its gradient at most 0.2 % of that one's) that it hardly changes anything.
+
+    Args:
+        logits: similarity divided by the temperature.
+        labels: y; those of slots that do not count are not looked at.
+        counted: see the module.
+        reduction: see above.
+        bias: added to the logits (not in the paper).
+    """
+    cell = _all_if_none(counted, labels)
+    positive = labels & cell
+    return _over(positive, positive, cell, reduction, -F.logsigmoid(_biased(logits, cell, bias)))
+
+
+def knn_softmax(
+    logits: Float[Tensor, "b D"],
+    labels: Bool[Tensor, "b D"],
+    *,
+    counted: Bool[Tensor, "#b D"] | None = None,
+    reading: Reading = "eq10",
+) -> Float[Tensor, ""]:
+    """Softmax over the queue with several positives: what MLS replaces (Van Gansbeke et al., NeurIPS 2021).
+
+    Per image, with N positives i, S+ the sum of exp(x) over them and S- the sum over the other counted slots:
+        `eq10`: (1/N) sum_i -log [ exp(x_i) / (S+ + S-) ]: MLS supplement eq. 10, cross-entropy with the target y / N.
+            Pulls with p_j - 1/N, p the softmax: it makes the positives equal, and pushes one with p_j > 1/N away.
+        `eq2`: (1/N) sum_i -log [ exp(x_i) / (exp(x_i) + S-) ]: MLS main eq. 2 to the letter, without the other
+            positives in the denominator.
+        `eq11`: -(1/N) log [ S+ / (S+ + S-) ]: MLS supplement eq. 11, the logarithm outside the sum. It contradicts
+            eq. 10, which the supplement derives it from; never pushes a positive away, but leaves weak ones alone.
+
+    An image without a counted positive adds 0.
+
+    Args:
+        logits: similarity divided by the temperature.
+        labels: y; those of slots that do not count are not looked at.
+        counted: see the module.
+        reading: which of the three.
+    """
+    cell = _all_if_none(counted, labels)
+    logits = _biased(logits, cell, 0.0)
+    positive, negative = labels & cell, ~labels & cell
+    each = positive.sum(1).clamp(min=1)
+    if reading == "eq11":
+        log_share = _log_sum(logits, positive) - _log_sum(logits, cell)
+        return _mean(-log_share.masked_fill(~positive.any(1), 0.0) / each)
+    if reading == "eq2":
+        log_p = F.logsigmoid(logits - _log_sum(logits, negative)[:, None])
+    else:
+        assert reading == "eq10", reading
+        log_p = _without(logits, cell, _lowest(logits)).log_softmax(1)
+    return _mean(-log_p.masked_fill(~positive, 0.0).sum(1) / each)
+
+
+def negative_cosine(prediction: Float[Tensor, "b d"], target: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
+    """Mean over b of -cos(prediction, target), -1 to 1 (SimSiam eq. 1 and 3). The target gets no gradient.
+
+    Vectors of any length are taken and normalised here; a zero vector has the cosine 0.
+    """
+    return _mean(-_cosine(prediction, target.detach()))
+
+
+def byol_loss(prediction: Float[Tensor, "b d"], target: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
+    """Mean over b of 2 - 2 cos(prediction, target), 0 to 4 (BYOL eq. 2): the squared distance of the unit vectors.
+
+    Vectors of any length are taken and normalised here; the target gets no gradient.
+    """
+    return _mean(2 - 2 * _cosine(prediction, target.detach()))
+
+
+def ntxent(
+    query: Float[Tensor, "b d"], key: Float[Tensor, "n d"], positive: Int64[Tensor, "b"], temperature: float
+) -> Float[Tensor, ""]:
+    """Tell the right key from the others of a batch (NT-Xent; with neighbours from a queue as queries, NNCLR eq. 2).
+
+    mean over b of: -log [ exp(q.k_p/t) / sum over j of exp(q.k_j/t) ], p the index of the positive.
+
+    Both sides get a gradient.
+
+    Args:
+        query: one a row.
+        key: candidates of all rows, the positives among them.
+        positive: row of `key` that is right for each query, 0..n-1.
+        temperature: t above 0. NNCLR: 0.1.
+
+    Raises:
+        ConfigError: a temperature that is not above 0.
+    """
+    _check_temperature(temperature)
+    logits = similarity(query, key) / temperature
+    return F.cross_entropy(logits, positive, reduction="sum") / max(len(query), 1)
+
+
+def dense_infonce(
+    query: Float[Tensor, "b d s"],
+    key: Float[Tensor, "b d u"],
+    query_features: Float[Tensor, "b e s"],
+    key_features: Float[Tensor, "b e u"],
+    queue: Float[Tensor, "D d"],
+    temperature: float,
+    *,
+    counted: Bool[Tensor, "#b D"] | None = None,
+) -> Float[Tensor, ""]:
+    """`infonce` of every cell of a grid, with the best matching cell of the other view as key (DenseCL eq. 2 and 4).
+
+    mean over b x s of: -log [ exp(q_i.k_c/t) / (exp(q_i.k_c/t) + sum over counted slots j of exp(q_i.Q_j/t)) ], with
+    c = argmax over the u cells of cos(query_features_i, key_features_c), the first of equal ones. Matching reads the
+    backbone's features, not the projected ones, and has no gradient. The logits take b x s x D numbers of memory.
+
+    Args:
+        query: projected cells of the first view, unit vectors along d; carries the gradient.
+        key: likewise of the second view, whose grid may have another number of cells.
+        query_features: the backbone's features in the same cells, of any length.
+        key_features: likewise of the second view.
+        queue: keys of earlier images, each pooled over its cells and of length 1.
+        temperature: t above 0. DenseCL: 0.2.
+        counted: see the module; the same for all cells of an image.
+
+    Raises:
+        ConfigError: a temperature that is not above 0.
+    """
+    _check_temperature(temperature)
+    match = _best_cell(query_features, key_features)
+    matched = key.gather(2, match[:, None].expand(-1, key.shape[1], -1))
+    flat = query.transpose(1, 2).flatten(0, 1)
+    if counted is not None:
+        counted = counted.expand(len(query), -1).repeat_interleave(query.shape[2], 0)
+    return _first_among(_agreement(query, matched).flatten(), similarity(flat, queue), temperature, counted)
+
+
+def collapse(z: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
+    """How spread the vectors are: sqrt(d) times the mean over dimensions of the standard deviation of unit vectors.
+
+    1 for vectors that are uniform on the sphere, 0 if all are one: the net has collapsed (SimSiam section 4.1). Vectors
+    of any length are taken and normalised here. The deviation is that of a sample (b - 1 in the denominator); fewer
+    than two vectors give 0. No gradient.
+    """
+    with torch.no_grad():
+        z = F.normalize(z.to(_precise(z.dtype)), dim=1)
+        return z.std(0).mean() * math.sqrt(z.shape[1]) if len(z) > 1 else z.new_zeros(())
+
+
+def fingerprint(k: int, slots: int, temperature: float) -> float:
+    """What `mls_bce` is when all vectors are one: softplus(1/t) - (k/D)/t. `infonce` is log(D + 1) then.
+
+    Args:
+        k: positives per image; more than there are slots mean all of them, as in `top_k`.
+        slots: D.
+        temperature: t above 0.
+
+    Raises:
+        ConfigError: k below 1, or a temperature that is not above 0.
+
+    >>> round(fingerprint(20, 4096, 0.2), 4)
+    4.9823
+    """
+    _check_k(k)
+    _check_temperature(temperature)
+    return math.log1p(math.exp(-1 / temperature)) + (1 - min(k, slots) / slots) / temperature
+
+
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise ConfigError(f"k must be at least 1 (so many slots of the queue are positives of an image), got {k}.")
+
+
+def _check_temperature(temperature: float) -> None:
+    if not temperature > 0:
+        raise ConfigError(f"the temperature must be above 0 (MoCo-v2 and MLS use 0.2), got {temperature}.")
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _lowest(logits: Tensor) -> float:
+    """Stands for minus infinity: exp of it is 0, and rows of nothing else keep finite gradients."""
+    return torch.finfo(logits.dtype).min
+
+
+def _without(values: Float[Tensor, "b D"], counted: Bool[Tensor, "#b D"] | None, fill: float) -> Float[Tensor, "b D"]:
+    return values if counted is None else values.masked_fill(~counted, fill)
+
+
+def _all_if_none(counted: Bool[Tensor, "#b D"] | None, labels: Bool[Tensor, "b D"]) -> Bool[Tensor, "b D"]:
+    return torch.ones_like(labels) if counted is None else counted.expand_as(labels)
+
+
+def _mean(per_image: Float[Tensor, "b"]) -> Float[Tensor, ""]:
+    return per_image.sum() / max(len(per_image), 1)
+
+
+def _agreement(one: Float[Tensor, "b d *s"], other: Float[Tensor, "b d *s"]) -> Float[Tensor, "b *s"]:
+    """Products of pairs of vectors, in float32 or better."""
+    precise = torch.promote_types(_precise(one.dtype), other.dtype)
+    return (one.to(precise) * other.to(precise)).sum(1)
+
+
+def _cosine(one: Float[Tensor, "b d"], other: Float[Tensor, "b d"]) -> Float[Tensor, "b"]:
+    return _agreement(*(F.normalize(v.to(_precise(v.dtype)), dim=1) for v in (one, other)))
+
+
+def _first_among(
+    first: Float[Tensor, "n"], others: Float[Tensor, "n D"], temperature: float, counted: Bool[Tensor, "#n D"] | None
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy of the first candidate against the others that count."""
+    others = _without(others / temperature, counted, -math.inf)
+    return _mean(-torch.cat([first[:, None] / temperature, others], 1).log_softmax(1)[:, 0])
+
+
+def _biased(logits: Float[Tensor, "b D"], cell: Bool[Tensor, "b D"], bias: float) -> Float[Tensor, "b D"]:
+    """Logits in float32 or better plus the bias; slots that do not count are cut off, whatever they hold."""
+    return logits.to(_precise(logits.dtype)).masked_fill(~cell, 0.0) + bias
+
+
+def _over(
+    mask: Bool[Tensor, "b D"],
+    positive: Bool[Tensor, "b D"],
+    cell: Bool[Tensor, "b D"],
+    reduction: Reduction,
+    loss: Float[Tensor, "b D"],
+) -> Float[Tensor, ""]:
+    """Sum of the loss over the mask's slots, divided as the reduction says, in the mean over the batch."""
+    if reduction == "mean":
+        weight = cell.sum(1)
+    elif reduction == "per_positive":
+        weight = positive.sum(1)
+    else:
+        assert reduction == "balanced", reduction
+        weight = 2 * mask.sum(1)
+    return _mean(loss.masked_fill(~mask, 0.0).sum(1) / weight.clamp(min=1))
+
+
+def _log_sum(logits: Float[Tensor, "b D"], mask: Bool[Tensor, "b D"]) -> Float[Tensor, "b"]:
+    """Logarithm of the sum of exp over the mask's slots; the lowest number where there are none."""
+    return logits.masked_fill(~mask, _lowest(logits)).logsumexp(1)
+
+
+def _best_cell(query: Float[Tensor, "b e s"], key: Float[Tensor, "b e u"]) -> Int64[Tensor, "b s"]:
+    """The most similar cell of `key` for every cell of `query`. The length of a query's vector does not matter."""
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        precise = torch.promote_types(_precise(query.dtype), key.dtype)
+        return torch.bmm(query.to(precise).transpose(1, 2), F.normalize(key.to(precise), dim=1)).argmax(2)

@@ -15,6 +15,7 @@ from fewtags.data.augment import (
     WholeImage,
     adjust_brightness,
     adjust_contrast,
+    adjust_hue,
     adjust_saturation,
 )
 from fewtags.data.images import open_photo
@@ -88,6 +89,21 @@ def test_adjustments_by_hand():
     assert adjust_saturation(image, 2.0).tolist() == [[[170, 0, 0], [255, 255, 255]]]  # 200 - 29.9
 
 
+def test_hues_by_hand():
+    """A third of the circle takes red to green, green to blue, blue to red; a half takes each to its complement. Orange
+    (200, 150, 100) is at 30 degrees, chroma 100: a sixth on, at 90, the green is full and the red is half way. Greys
+    have no hue.
+    """
+    image = np.uint8([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [200, 150, 100], [77, 77, 77], [0, 0, 0]]])
+    greys = [[77, 77, 77], [0, 0, 0]]
+    third = [[0, 255, 0], [0, 0, 255], [255, 0, 0], [100, 200, 150], *greys]
+    assert adjust_hue(image, 1 / 3).tolist() == [third]
+    assert adjust_hue(image, -2 / 3).tolist() == [third]
+    half = [[0, 255, 255], [255, 0, 255], [255, 255, 0], [100, 150, 200], *greys]
+    assert adjust_hue(image, 0.5).tolist() == adjust_hue(image, -0.5).tolist() == [half]
+    assert adjust_hue(image, 1 / 6)[0, 3].tolist() == [150, 200, 100]
+
+
 # References
 
 
@@ -133,7 +149,29 @@ def test_adjustments_agree_with_pillow(adjust, enhance, factor):
     np.testing.assert_allclose(adjust(image, factor).astype(int), expected, atol=2)
 
 
+@pytest.mark.parametrize("shift", [-0.5, -0.1, 0.0, 0.03, 0.1, 0.37])
+def test_hues_agree_with_torchvision(shift):
+    """On tensors; on Pillow's images it rounds hues to 256 first."""
+    torch = pytest.importorskip("torch")
+    from torchvision.transforms.functional import adjust_hue as reference
+
+    image = generator().integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    image[:8] //= 32  # dark: hues of few levels
+    image[8:16, :, 1] = image[8:16, :, 0]  # two channels tie
+    expected = reference(torch.from_numpy(image).permute(2, 0, 1), shift).permute(1, 2, 0).numpy().astype(int)
+    np.testing.assert_allclose(adjust_hue(image, shift).astype(int), expected, atol=1)
+
+
 # Properties
+
+
+@given(seeds, st.floats(-0.5, 0.5))
+def test_hues_keep_value_and_chroma(seed, shift):
+    image = generator(seed).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    turned = adjust_hue(image, shift)
+    np.testing.assert_array_equal(turned.max(2), image.max(2))
+    np.testing.assert_array_equal(turned.min(2), image.min(2))
+    np.testing.assert_array_equal(adjust_hue(image, 0.0), image)
 
 
 @given(seeds, aspects)

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fewtags.data.augment import Jitter, ResizedCrop, SquareCrop, WholeImage
+from fewtags.data.augplus import AugPlus
 from fewtags.data.images import open_photo, read_image
 from fewtags.data.loader import (
+    AUGMENTATION,
     STRONG,
     Collate,
     EpochSampler,
@@ -235,6 +237,23 @@ def test_a_strong_view_is_a_crop_of_its_own_with_other_pixels(data, photos):
     crop = pixels_of(photos.path(5), both.strong.view, data.policy.size)
     np.testing.assert_array_equal(both.strong.pixels, Strong()(crop, random))
     assert (both.strong.pixels != crop).any()
+
+
+def test_two_views_of_every_photo_are_drawn_from_two_streams(data, photos):
+    """Any change of pixels can be either; both views have a crop and colours of their own."""
+    two = replace(data, policy=ResizedCrop(16, (0.2, 1.0)), jitter=AugPlus(), strong=AugPlus())
+    for epoch, index in ((0, 4), (3, 7)):
+        sample = two[epoch, index]
+        assert sample.view != sample.strong.view
+        for view, stream in ((sample, AUGMENTATION), (sample.strong, STRONG)):
+            random = rng(data.seed, epoch, index, stream)
+            width, height = read_image(photos.path(index)).shape[1::-1]
+            assert view.view == two.policy.sample(random, width / height)
+            expected = AugPlus()(pixels_of(photos.path(index), view.view, 16), random)
+            np.testing.assert_array_equal(view.pixels, expected)
+    batch = PLAIN([two[1, 3], two[1, 8]])
+    assert batch.images.shape == batch.strong.images.shape == (2, 3, 16, 16)
+    assert not torch.equal(batch.images, batch.strong.images)
 
 
 def test_strong_views_repeat_after_the_cycle(data):

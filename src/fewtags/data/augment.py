@@ -21,6 +21,8 @@ from fewtags.errors import ConfigError
 from fewtags.geometry import View
 
 Pixels = NDArray[np.uint8]
+PixelChange = Callable[[Pixels, np.random.Generator], Pixels]
+"""Changes a crop, uint8 [h, w, 3], at random and not in place: `Jitter`, `strong.Strong`, `augplus.AugPlus`."""
 
 
 class Policy(Protocol):
@@ -220,10 +222,37 @@ def adjust_saturation(image: Pixels, factor: float) -> Pixels:
     return _blend(image, _grey(image)[:, :, None], factor)
 
 
+def adjust_hue(image: Pixels, shift: float) -> Pixels:
+    """Turn the colours of uint8 [h, w, 3] by a share of the colour circle: red becomes green at 1/3, cyan at 1/2.
+
+    Hue, saturation and value of HSV (Smith, 1978), of which value and saturation stay. With h in sixths of the circle,
+    a channel is value - chroma * clip(2 - |(h + n) mod 6 - 2|, 0, 1), where n is 5 for red, 3 for green, 1 for blue.
+    """
+    red, green, blue = channels = np.ascontiguousarray(image.transpose(2, 0, 1)).astype(np.float32)
+    value = channels.max(0)
+    chroma = value - channels.min(0)
+    divisor = np.maximum(chroma, 1)  # chroma is a whole number; greys, which have none, stay as they are
+    hue = np.where(
+        value == red, green - blue, np.where(value == green, blue - red + 2 * divisor, red - green + 4 * divisor)
+    )
+    hue /= divisor
+    hue += np.float32(6 * shift)
+    out = np.empty_like(image)
+    for channel, start in enumerate((5, 3, 1)):
+        place = hue + np.float32(start)
+        place -= 6 * np.floor(place / 6)
+        share = np.clip(2 - np.abs(place - 2), 0, 1)
+        out[:, :, channel] = np.rint(value - chroma * share)
+    return out
+
+
 def _grey(image: Pixels) -> NDArray[np.float32]:
     return image.astype(np.float32) @ np.array([0.299, 0.587, 0.114], np.float32)  # luma of ITU-R BT.601
 
 
 def _blend(image: Pixels, other: NDArray[np.float32] | np.float32, factor: float) -> Pixels:
-    mixed = np.float32(factor) * image + np.float32(1.0 - factor) * other
-    return np.rint(mixed).clip(0, 255).astype(np.uint8)
+    mixed = np.float32(factor) * image
+    mixed += np.float32(1.0 - factor) * other
+    np.rint(mixed, out=mixed)
+    np.clip(mixed, 0, 255, out=mixed)
+    return mixed.astype(np.uint8)

@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from fewtags.data.augment import Jitter, Policy
+from fewtags.data.augment import PixelChange, Pixels, Policy
 from fewtags.data.images import open_photo
-from fewtags.data.strong import Strong
 from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.geometry import View, stack_views
 from fewtags.labels import Batch, LabelMatrix, Locations, Places, StrongView
@@ -110,7 +109,7 @@ class TrainSet(Dataset[Sample | Failure]):
         labels: N images by C classes.
         policy: draws the views.
         seed: of the run.
-        jitter: random colours; None is off.
+        jitter: how the pixels of every view are changed; None: not at all.
         views_cycle: repeat the views of the first so many epochs for ever, as a cache of them does; None never repeats.
         locations: points and boxes that go into the batches; None for none.
         strong: how the pixels of a second view of every photo are changed, a crop of its own; None: no second view.
@@ -120,10 +119,10 @@ class TrainSet(Dataset[Sample | Failure]):
     labels: LabelMatrix
     policy: Policy
     seed: int = 0
-    jitter: Jitter | None = None
+    jitter: PixelChange | None = None
     views_cycle: int | None = None
     locations: Locations | None = None
-    strong: Strong | None = None
+    strong: PixelChange | None = None
 
     def __post_init__(self) -> None:
         assert len(self.photos) == self.labels.shape[0], (len(self.photos), self.labels.shape)
@@ -145,7 +144,7 @@ class TrainSet(Dataset[Sample | Failure]):
         strong = self._drawn(at, STRONG, self.strong)
         return strong if isinstance(strong, Failure) else replace(sample, strong=strong)
 
-    def _drawn(self, at: tuple[int, int], stream: int, change: Jitter | Strong | None) -> Sample | Failure:
+    def _drawn(self, at: tuple[int, int], stream: int, change: PixelChange | None) -> Sample | Failure:
         """The photo through a view of its own, changed; all that is random comes from one stream."""
         epoch, index = at
         random = rng(self.seed, epoch % self.views_cycle if self.views_cycle else epoch, index, stream)
@@ -290,12 +289,16 @@ class Collate:
         )
 
     def _images(self, samples: Sequence[Sample]) -> torch.Tensor:
-        height, width, _ = samples[0].pixels.shape
-        images = np.empty((len(samples), 3, height, width), np.float32)
+        return self.pixels([sample.pixels for sample in samples])
+
+    def pixels(self, crops: Sequence[Pixels]) -> torch.Tensor:
+        """Normalised pixels, float32 [b, 3, h, w], of crops uint8 [h, w, 3] of one size."""
+        height, width, _ = crops[0].shape
+        images = np.empty((len(crops), 3, height, width), np.float32)
         table = self._table
-        for i, sample in enumerate(samples):
+        for i, crop in enumerate(crops):
             for channel in range(3):
-                np.take(table[channel], sample.pixels[:, :, channel], out=images[i, channel], mode="clip")
+                np.take(table[channel], crop[:, :, channel], out=images[i, channel], mode="clip")
         return torch.from_numpy(images)
 
     @property

@@ -1,0 +1,171 @@
+"""Average precision of boxes as Pascal VOC defines it, which is not COCO's: 11 points or all, difficult left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray as Array
+
+from fewtags.errors import DataError
+
+OVERLAPS = tuple(round(0.5 + 0.05 * n, 2) for n in range(10))
+"""IoU .50, .55, .. .95."""
+
+
+@final
+@dataclass(frozen=True)
+class Truth:
+    """What is in one image.
+
+    Attributes:
+        boxes: float [m, 4], x0, y0, x1, y1 in pixels.
+        classes: int [m], 0..C - 1.
+        difficult: bool [m]; such objects need not be found, and finding them is no mistake.
+    """
+
+    boxes: Float[Array, "m 4"]
+    classes: Int[Array, " m"]
+    difficult: Bool[Array, " m"]
+
+
+@final
+@dataclass(frozen=True)
+class Found:
+    """What a detector says about one image.
+
+    Attributes:
+        boxes: float [k, 4], x0, y0, x1, y1 in pixels.
+        classes: int [k].
+        scores: float [k], higher is surer.
+    """
+
+    boxes: Float[Array, "k 4"]
+    classes: Int[Array, " k"]
+    scores: Float[Array, " k"]
+
+
+@final
+@dataclass(frozen=True)
+class VocDetection:
+    """AP in 0..1.
+
+    Attributes:
+        by_class: [t, C], at each overlap; nan for a class without an object that counts.
+        overlaps: t intersections over union.
+    """
+
+    by_class: Float[Array, "t c"]
+    overlaps: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """AP: mean over classes and overlaps, as detectron2 prints it for VOC."""
+        return float(np.nanmean(self.by_class))
+
+    def at(self, overlap: float) -> float:
+        """The mean over classes at one overlap, for example AP50.
+
+        Raises:
+            DataError: it was not measured.
+        """
+        if overlap not in self.overlaps:
+            raise DataError(
+                f"AP at overlap {overlap:g} was not measured, only at {', '.join(map(str, self.overlaps))}."
+            )
+        return float(np.nanmean(self.by_class[self.overlaps.index(overlap)]))
+
+
+def voc_detection(
+    truth: Sequence[Truth],
+    found: Sequence[Found],
+    classes: int,
+    *,
+    points: Literal["11", "all"] = "11",
+    overlaps: tuple[float, ...] = OVERLAPS,
+    border: float = 1.0,
+) -> VocDetection:
+    """AP of every class at every overlap (VOC development kit; detectron2's PascalVOCDetectionEvaluator).
+
+    Surest first, a detection takes the object of its class and image that it overlaps most. It is right if the overlap
+    exceeds the limit and the object was not taken; it counts for nothing if that object is difficult; else it is wrong.
+
+    Args:
+        truth: of each image.
+        found: of each image, in the same order.
+        classes: C.
+        points: "11": mean precision at recall 0, .1, .. 1 (VOC2007); "all": area under the curve (VOC2010 on).
+        overlaps: limits of the intersection over union.
+        border: added to widths and heights: 1 where corners are pixel numbers, as in VOC; 0 for continuous ones.
+
+    Raises:
+        DataError: other images in `found` than in `truth`, or nothing to find.
+    """
+    if len(truth) != len(found):
+        raise DataError(
+            f"there are detections of {len(found)} images and objects of {len(truth)}; give the same images."
+        )
+    result = np.full((len(overlaps), classes), np.nan)
+    for c in range(classes):
+        result[:, c] = _one_class(truth, found, c, points, overlaps, border)
+    if np.isnan(result).all():
+        raise DataError("no object that counts is in these images, so that there is nothing to find.")
+    return VocDetection(result, overlaps)
+
+
+def _one_class(
+    truth: Sequence[Truth],
+    found: Sequence[Found],
+    c: int,
+    points: Literal["11", "all"],
+    overlaps: tuple[float, ...],
+    border: float,
+) -> Float[Array, " t"]:
+    objects = [t.boxes[t.classes == c] for t in truth]
+    easy = [~t.difficult[t.classes == c] for t in truth]
+    total = int(sum(own.sum() for own in easy))
+    if not total:
+        return np.full(len(overlaps), np.nan)
+    image = np.concatenate([np.full(int((f.classes == c).sum()), n) for n, f in enumerate(found)]).astype(np.int64)
+    boxes = np.concatenate([f.boxes[f.classes == c] for f in found]).reshape(-1, 4)
+    scores = np.concatenate([f.scores[f.classes == c] for f in found])
+    order = np.argsort(-scores, kind="stable")
+    best = [_best(boxes[i], objects[image[i]], border) for i in order]
+    result = np.zeros(len(overlaps))
+    for n, limit in enumerate(overlaps):
+        taken = [np.zeros(len(own), np.bool_) for own in objects]
+        right, wrong = np.zeros(len(order)), np.zeros(len(order))
+        for rank, (i, (place, overlap)) in enumerate(zip(order, best, strict=True)):
+            own = image[i]
+            if overlap <= limit:
+                wrong[rank] = 1
+            elif easy[own][place]:
+                (wrong if taken[own][place] else right)[rank] = 1
+                taken[own][place] = True
+        result[n] = _area(np.cumsum(right), np.cumsum(wrong), total, points)
+    return result
+
+
+def _best(box: Float[Array, "4"], objects: Float[Array, "m 4"], border: float) -> tuple[int, float]:
+    """The object that a box overlaps most, and the intersection over union; -inf where there is none."""
+    if not len(objects):
+        return -1, -np.inf
+    low, high = np.maximum(box[:2], objects[:, :2]), np.minimum(box[2:], objects[:, 2:])
+    shared = np.prod(np.maximum(high - low + border, 0), axis=1)
+    sizes = np.prod(objects[:, 2:] - objects[:, :2] + border, axis=1) + np.prod(box[2:] - box[:2] + border)
+    overlap = shared / (sizes - shared)
+    place = int(overlap.argmax())
+    return place, float(overlap[place])
+
+
+def _area(right: Float[Array, " k"], wrong: Float[Array, " k"], total: int, points: Literal["11", "all"]) -> float:
+    precision = right / np.maximum(right + wrong, np.finfo(np.float64).tiny)
+    envelope = np.maximum.accumulate(precision[::-1])[::-1]
+    if points == "all":
+        return float(np.sum(np.diff(right, prepend=0) * envelope) / total)
+    # The first rank whose recall reaches k / 10, compared as whole numbers; precision is 0 where it never does.
+    reached = np.searchsorted(10 * right, np.arange(11) * total)
+    return float(np.append(envelope, 0.0)[reached].sum() / 11)

@@ -1,0 +1,67 @@
+"""The three average precisions that VOC results are published in, with unknown (difficult) cells left out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int8
+from numpy import ndarray as Array
+
+from fewtags.labels import Label
+from fewtags.metrics.ranking import average_precision, refuse_nan
+
+Definition = Literal["non_interpolated", "all_point", "11_point"]
+"""`non_interpolated`: mean precision at the positives (scikit-learn's); `all_point`: area under the interpolated curve
+(VOC2010 and later); `11_point`: mean interpolated precision at recall 0, 0.1, .. 1 (VOC2007)."""
+
+
+def average_precision_by(
+    definition: Definition, scores: Float[Array, "n c"], labels: Int8[Array, "n c"]
+) -> Float[Array, " c"]:
+    """AP of each class over its known cells, in one of the three definitions.
+
+    The interpolated precision at recall r is the best precision at any recall of r or more (Everingham et al., IJCV
+    2010, eq. 1 and 2). Cells of equal score enter together, where the VOC development kit lets the order of the photos
+    decide; recalls are compared with 0, 0.1, .. 1 as whole numbers, so that rounding decides nothing.
+
+    Args:
+        definition: which.
+        scores: higher means more likely present.
+        labels: values of `Label`; unknown cells (difficult objects) are left out, class by class.
+
+    Returns:
+        float64 [c], 0..1; nan for a class without a known positive or without a known negative.
+
+    Raises:
+        DataError: a score is NaN.
+
+    >>> labels = np.array([[1], [-1], [-1], [1]], np.int8)
+    >>> scores = np.array([[0.9], [0.8], [0.7], [0.6]])
+    >>> [average_precision_by(d, scores, labels).round(4).tolist() for d in ("non_interpolated", "all_point")]
+    [[0.75], [0.75]]
+    """
+    refuse_nan(scores)
+    countable = (labels == Label.POSITIVE).any(0) & (labels == Label.NEGATIVE).any(0)
+    if definition == "non_interpolated":
+        return np.where(countable, average_precision(scores, labels), np.nan)
+    result = np.full(scores.shape[1], np.nan)
+    for c in np.flatnonzero(countable):
+        known = labels[:, c] != Label.UNKNOWN
+        result[c] = _interpolated(scores[known, c], labels[known, c] == Label.POSITIVE, definition)
+    return result
+
+
+def _interpolated(score: Float[Array, " n"], positive: Bool[Array, " n"], definition: Definition) -> float:
+    """Area under, or mean at eleven points of, the precision's envelope of one class."""
+    order = np.argsort(-score, kind="stable")
+    # The last cell of every run of equal scores: where a threshold can be.
+    last = np.flatnonzero(np.append(np.diff(score[order]) != 0, True))
+    hits = np.cumsum(positive[order])[last]
+    envelope = np.maximum.accumulate((hits / (last + 1))[::-1])[::-1]
+    total = int(hits[-1])
+    if definition == "all_point":
+        return float(np.sum(np.diff(hits, prepend=0) * envelope) / total)
+    # The first threshold whose recall reaches k / 10; recall 1 is always reached.
+    reached = np.searchsorted(10 * hits, np.arange(11) * total)
+    return float(envelope[reached].mean())

@@ -1,0 +1,82 @@
+"""Semantic segmentation from one confusion matrix: mIoU, mAcc, aAcc."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from jaxtyping import Float, Int64, Integer
+from numpy import ndarray as Array
+
+from fewtags.errors import DataError
+
+
+def confusion(
+    predicted: Integer[Array, "*pixels"], truth: Integer[Array, "*pixels"], classes: int, ignore: int | None = 255
+) -> Int64[Array, "c c"]:
+    """Pixels of each true class (row) and predicted class (column). Matrices of several images are added.
+
+    Args:
+        predicted: class numbers 0..classes - 1.
+        truth: the same, or `ignore` for pixels that do not count.
+        classes: C.
+        ignore: None counts every pixel.
+
+    Raises:
+        DataError: other shapes, or a number that is no class.
+    """
+    if predicted.shape != truth.shape:
+        raise DataError(f"the prediction is {predicted.shape} and the truth {truth.shape}; give the same pixels.")
+    counted = np.ones(truth.shape, np.bool_) if ignore is None else truth != ignore
+    t, p = truth[counted].astype(np.int64), predicted[counted].astype(np.int64)
+    for name, values in (("truth", t), ("prediction", p)):
+        wrong = values[(values < 0) | (values >= classes)]
+        if len(wrong):
+            raise DataError(
+                f"the {name} holds class {int(wrong[0])}, of {classes} classes 0 to {classes - 1}; map it to one of "
+                "them, or to the number that is ignored."
+            )
+    return np.bincount(classes * t + p, minlength=classes * classes).reshape(classes, classes)
+
+
+@final
+@dataclass(frozen=True)
+class SegmentationReport:
+    """What a confusion matrix says; fractions in 0..1.
+
+    Attributes:
+        iou: [C], intersection over union; nan for a class in neither truth nor prediction.
+        accuracy: [C], share of a class's pixels that are right; nan for a class without a pixel.
+        mean_iou: mIoU, over the classes that have one.
+        mean_accuracy: mAcc, over the classes that have one.
+        pixel_accuracy: aAcc.
+    """
+
+    iou: Float[Array, " c"]
+    accuracy: Float[Array, " c"]
+    mean_iou: float
+    mean_accuracy: float
+    pixel_accuracy: float
+
+
+def segmentation_report(matrix: Int64[Array, "c c"]) -> SegmentationReport:
+    """The measures of mmsegmentation and of the MLS paper's table 3, over all pixels of a data set at once.
+
+    A mean over images, as some libraries take it, is another number.
+
+    Raises:
+        DataError: no pixel counts.
+    """
+    if not matrix.sum():
+        raise DataError("no pixel has a known class, so there is nothing to measure.")
+    hit, true, said = np.diag(matrix).astype(np.float64), matrix.sum(1), matrix.sum(0)
+    iou = _ratio(hit, true + said - hit)
+    accuracy = _ratio(hit, true)
+    return SegmentationReport(
+        iou, accuracy, float(np.nanmean(iou)), float(np.nanmean(accuracy)), float(hit.sum() / matrix.sum())
+    )
+
+
+def _ratio(part: Float[Array, " c"], whole: Array) -> Float[Array, " c"]:
+    return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)

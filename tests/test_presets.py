@@ -36,6 +36,22 @@ def test_presets_by_machine():
     assert resolve(read(), LAPTOP.model_copy(update={"offline_backbone": None})).weights == "hub"
 
 
+@pytest.mark.parametrize(
+    ("objective", "located", "method"),
+    [
+        ({}, False, "expected_negative"),
+        ({}, True, "patchml"),
+        ({"objective__name": "bce"}, True, "bce"),
+        ({"objective__scl_weight": 0.3}, True, "expected_negative"),
+        ({"objective__patch_weight": 0.3}, False, "patchml"),
+    ],
+)
+def test_the_method_follows_from_the_labels_where_none_is_named(objective, located, method):
+    """Settings name it, too: only one of the two that may be derived has them."""
+    facts = LAPTOP.model_copy(update={"located": located})
+    assert resolve(read(**objective), facts).method == method
+
+
 def test_the_papers_numbers():
     """Section 4.1: head 5 epochs at 1e-3, then all for 25 at 1e-5, cosine, Adam, batch 8, 448 px; from scratch 100 at
     1e-4. Section 4.3 (ImageNet): 1e-4 and weight decay 1e-4 at 224 px."""

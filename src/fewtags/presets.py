@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Literal, final
 
-from fewtags.config import AugmentConfig, Config, Settings, StageConfig
+from fewtags.config import UNNAMED_METHODS, AugmentConfig, Config, Settings, StageConfig
 from fewtags.errors import ConfigError
 
 
@@ -20,6 +20,8 @@ class Facts(Settings):
     cores: int
     offline_backbone: str | None = None
     bf16: bool = False
+    located: bool = False
+    """Whether a training label says where its class is."""
 
 
 class _Preset(Settings):
@@ -97,6 +99,7 @@ class Resolved(Settings):
     """Every setting of a run with nothing left to derive; printed, and stored beside the run."""
 
     preset: str
+    method: str
     backbone: str
     weights: str
     drop_path: float
@@ -122,14 +125,15 @@ class Resolved(Settings):
     workers: int
     seed: int
     checkpoint_every_steps: int
+    patience: int = 0
     select: Literal["auto", "best", "last"]
 
 
 def resolve(config: Config, facts: Facts) -> Resolved:
     """Fill everything that was left to derive. Pure: the same config and facts give the same answer.
 
-    A zero means: not used, in `clip_norm`, `weight_ema` and `checkpoint_every_steps`; the backbone's own, in
-    `output_stride`.
+    A zero means: not used, in `clip_norm`, `weight_ema`, `patience` and `checkpoint_every_steps`; the backbone's own,
+    in `output_stride`.
 
     Raises:
         ConfigError: settings that contradict each other.
@@ -159,6 +163,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')
     return Resolved(
         preset=name,
+        method=config.objective.name or UNNAMED_METHODS[facts.located],
         backbone=model.backbone or preset.backbone,
         weights=weights,
         drop_path=model.drop_path,
@@ -184,6 +189,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         workers=min(8, max(0, facts.cores - 1)) if train.workers is None else train.workers,
         seed=train.seed,
         checkpoint_every_steps=train.checkpoint_every_steps or 0,
+        patience=train.patience or 0,
         select=train.select,
     )
 

@@ -470,6 +470,30 @@ def test_the_lines_for_people() -> None:
     assert lines[-1] == f"0 errors, {len(report.warnings)} warnings"
 
 
+def test_points_and_boxes_are_counted_by_class() -> None:
+    """Two points of a, a box of b; val has neither and gets no columns for them."""
+    places = np.array([[0.5, 0.5, 0.5, 0.5], [0.1, 0.2, 0.1, 0.2], [0.0, 0.0, 0.5, 1.0]])
+    train = LabelTable.build(
+        ["i"], ClassNames.of(["a", "b"]), image=np.zeros(3), class_=np.array([0, 0, 1]), state=np.ones(3),
+        locations=places,
+    )  # fmt: skip
+    val = LabelTable.build(
+        ["v"], ClassNames.of(["a", "b"]), image=np.zeros(1), class_=np.zeros(1), state=np.ones(1)
+    )  # fmt: skip
+    report = check({"train": train, "val": val})
+    lines = list(report.lines())
+    assert lines[1] == "  2 points, 1 box"
+    start = next(n for n, line in enumerate(lines) if line.startswith("class"))
+    assert lines[start : start + 3] == [
+        "class        train +         -         ?    points     boxes          val +         -         ?"
+        "   (+ positive, - negative, ? unknown)",
+        "a                  1         0         0         2         0              1         0         0",
+        "b                  1         0         0         0         1              0         0         1",
+    ]
+    classes = json.loads(report.to_json())["splits"]["train"]["classes"]
+    assert [(c["points"], c["boxes"]) for c in classes] == [(2, 0), (0, 1)]
+
+
 def test_of_many_classes_the_first_and_the_last_are_printed() -> None:
     classes = [f"c{n:02d}" for n in range(50)]
     image = np.repeat(
@@ -501,6 +525,8 @@ def test_long_lists_are_cut_for_people_and_complete_for_programs(tmp_path: Path)
         "positive": 5,
         "negative": 0,
         "unknown": 0,
+        "points": 0,
+        "boxes": 0,
     }
     assert [row["item"] for row in content["excluded"]] == [f"gone{n}" for n in range(5)]
 

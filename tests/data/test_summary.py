@@ -33,6 +33,7 @@ def test_summary_by_hand():
     assert (found.positives, found.negatives, found.unknowns) == ((1, 1), (1, 0), (1, 2))
     assert (found.without_label, found.without_positive) == (1, 1)
     assert (found.points, found.boxes) == (1, 1)
+    assert (found.points_of, found.boxes_of) == ((1, 0), (1, 0))
     assert found.sources == {"boxes": 4, "tags": 1}
     assert found.positives_per_image == pytest.approx(2 / 3)
     assert found.contradictions == 1

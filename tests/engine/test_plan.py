@@ -1,11 +1,12 @@
 """From settings to a plan: tables under one vocabulary, K, memory, and refusals before anything is trained."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fewtags.config import DataConfig
+from fewtags.config import DataConfig, ObjectiveConfig
 from fewtags.data.formats.common import ReadOptions
 from fewtags.data.storage import save
 from fewtags.data.table import LabelTable
@@ -138,7 +139,7 @@ def test_reading_options_come_from_the_configuration():
         "complete": True, "uncertain": "ones", "blank": "negative", "difficult": "positive", "none_folder": "nothing",
         "crowd": "unknown", "image_column": "file", "columns": ("a", "b"), "delimiter": ";", "tags_separator": "|",
         "positive_words": ("oui",), "negative_words": ("non",), "unknown_words": ("peut-être",),
-        "points": "pixels",
+        "points": "pixels", "places": "points", "point_seed": 7,
     }  # fmt: skip
     assert vars(read_options(DataConfig(train="x.csv", **said))) == said
     assert read_options(DataConfig(train="x.csv")) == ReadOptions()
@@ -329,6 +330,50 @@ def test_a_plan_says_what_will_be_done(tables, make_config):
     ):
         assert line in lines
     assert any(line.startswith("positives per image: 1.50, a guess") for line in lines)
+
+
+def with_places(table, image=(0,), places=((0.5, 0.5, 0.5, 0.5),), state=1):
+    """A table with facts of its class 0 in some places, and nothing else."""
+    count = len(image)
+    return LabelTable.build(
+        table.images.to_pylist(), table.classes, image=np.array(image), class_=np.zeros(count, int),
+        state=np.full(count, state), locations=np.array(places), root=table.root,
+    )  # fmt: skip
+
+
+def test_a_method_that_nobody_named_uses_points_and_boxes_where_there_are_any(tables, make_config):
+    """Two positives and no negative are known, so that unknown classes count as absent."""
+    unnamed = make_config().model_copy(update={"objective": ObjectiveConfig()})
+    assert derive(unnamed, tables, None, cpu=True).method.name == "expected_negative"
+    train = with_places(tables.train, (0, 0, 1), ((0.5, 0.5, 0.5, 0.5), (0.1, 0.1, 0.1, 0.1), (0.0, 0.0, 0.5, 0.5)))
+    plan = derive(unnamed, replace(tables, train=train), None, cpu=True)
+    assert (plan.method.name, plan.config, plan.objective.image_unknown) == ("patchml", unnamed, "negative")
+    assert plan.objective.patch_weights == (4, 1, 1), "maps are 2 x 2"
+    lines = [*plan.lines()]
+    for line in (
+        "method: patchml",
+        "patchml was taken because of 2 points and 1 box; without them: --method expected_negative",
+        "unknown classes of labelled photos are taken as negative, since 2 positives and 0 negatives are known "
+        "(objective.image_unknown)",
+        "a located patch weighs 4, as all of a map (objective.patch_weights)",
+    ):
+        assert line in lines
+
+
+def test_a_method_that_does_not_look_at_places_says_so(tables, make_config):
+    plan = derive(make_config(), replace(tables, train=with_places(tables.train)), None, cpu=True)
+    assert (
+        "1 point and 0 boxes count as tags only: expected_negative does not look at where; --method patchml does"
+    ) in plan.notes
+    assert not any("tags only" in note for note in derive(make_config(), tables, None, cpu=True).notes)
+
+
+def test_a_method_that_was_named_with_its_unknown_classes_needs_no_words(tables, make_config):
+    own = {"name": "patchml", "image_unknown": "selective", "patch_weights": (2.0, 1.0, 1.0)}
+    config = make_config(objective=own)
+    plan = derive(config, replace(tables, train=with_places(tables.train)), None, cpu=True)
+    assert (plan.objective.image_unknown, plan.objective.patch_weights) == ("selective", (2, 1, 1))
+    assert plan.notes == ()
 
 
 def test_a_stage_that_cannot_begin_is_refused_before_the_first_is_trained(tables, make_config):

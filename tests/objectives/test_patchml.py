@@ -80,6 +80,14 @@ def test_a_negative_tag_is_negative_in_every_patch():
     assert out.logs["patch"].item() == pytest.approx((bce(2, False) + bce(-1, False)) / 2)
 
 
+def test_a_class_that_is_cropped_away_is_not_taken_as_absent():
+    """The view does not show the point of class 0; class 1 was never named. "negative" is about the latter alone."""
+    point = (0, 0, (0.1, 0.5, 0.1, 0.5))
+    data = batch([[[[0, 2]], [[1, -1]]]], [[P, U]], [point], [View.crop(0.5, 0.0, 1.0, 1.0)])
+    out, _ = step(PatchML(image_unknown="negative", image_gammas=PLAIN), data)
+    assert out.logs["image"].item() == pytest.approx(bce(0, False) / 2)
+
+
 @pytest.mark.parametrize(("cropped", "expected"), [("unknown", 0.0), ("keep", bce(1, True))])
 def test_a_crop_that_shows_no_known_object(cropped, expected):
     """The point lies left, the view shows the right half: is the class there? Unknown, unless told to keep it."""

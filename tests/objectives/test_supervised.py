@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fewtags.labels import Label, LabelMatrix
-from fewtags.objectives.supervised import class_shares, only_fillable, pseudo_diagnostics
+from fewtags.objectives.supervised import class_shares, even_patches, only_fillable, pseudo_diagnostics, unknown_classes
 from fewtags.stores.pseudo import PseudoCount
 
 P, U, N = Label.POSITIVE, Label.UNKNOWN, Label.NEGATIVE
@@ -15,6 +15,24 @@ def test_shares_of_the_images_asked():
     """Class 0: two of three; class 1: one of one; class 2: nobody asked."""
     labels = np.array([[P, P, U], [P, U, U], [N, U, U]], np.int8)
     assert class_shares(LabelMatrix.from_dense(labels)).tolist() == pytest.approx([2 / 3, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([[P, U, U], [U, P, U]], "negative"),
+        ([[P, U, U], [U, P, N]], "negative"),
+        ([[P, N, U], [U, P, N]], "ignore"),
+        ([[P, N, N]], "ignore"),
+        ([[U, U, U]], "ignore"),
+    ],
+)
+def test_unknown_classes_count_as_absent_where_fewer_negatives_than_positives_are_known(rows, expected):
+    assert unknown_classes(LabelMatrix.from_dense(np.array(rows, np.int8))) == expected
+
+
+def test_a_located_patch_weighs_as_much_as_a_map():
+    assert even_patches((6, 7)) == (42, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -87,12 +87,7 @@ class CheckReport:
 
     def write_excluded_csv(self, path: Path) -> None:
         """Write `excluded_rows` with the columns item, where, reason; a header alone says that nothing was left out."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        with temporary.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
-            writer = csv.writer(file)
-            writer.writerow(["item", "where", "reason"])
-            writer.writerows([row.item, row.where, row.reason] for row in self.excluded_rows())
-        temporary.replace(path)
+        write_excluded(self.excluded_rows(), path)
 
     def clean(self, tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]:
         """The tables that were checked without the images that have no readable photo; each is noted with its reason.
@@ -128,6 +123,16 @@ class CheckReport:
             "excluded": [asdict(row) for row in self.excluded_rows()],
         }
         return json.dumps(content)
+
+
+def write_excluded(rows: Iterable[Excluded], path: Path) -> None:
+    """Write what was left out as a CSV, atomically: item, where, reason."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
+        writer = csv.writer(file)
+        writer.writerow(["item", "where", "reason"])
+        writer.writerows([row.item, row.where, row.reason] for row in rows)
+    temporary.replace(path)
 
 
 def check(
@@ -226,7 +231,10 @@ def _split_lines(split: str, summary: Summary) -> Iterator[str]:
 
 
 def _class_lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
-    """Positive, negative and unknown images of every class in every split; of many classes, the first and the last."""
+    """Positive, negative and unknown images of every class in every split, and its points and boxes if there are any.
+
+    Of many classes, the first and the last.
+    """
     first, *others = summaries.values()
     if any(other.classes.ids != first.classes.ids for other in others):
         return  # an error says so; there is no common table
@@ -235,12 +243,20 @@ def _class_lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
     shown = order if left_out <= 1 else order[:_ROWS] + order[-_ROWS:]
     display = first.classes.display
     width = min(_WIDEST, max([5, *(len(display[c]) for c in shown)]))
-    columns = "".join(f"{split[:12] + ' +':>15}{'-':>10}{'?':>10}" for split in summaries)
+    placed = {split: summary.points + summary.boxes > 0 for split, summary in summaries.items()}
+    columns = "".join(
+        f"{split[:12] + ' +':>15}{'-':>10}{'?':>10}" + (f"{'points':>10}{'boxes':>10}" if placed[split] else "")
+        for split in summaries
+    )
     yield f"{'class':<{width}}{columns}   (+ positive, - negative, ? unknown)"
     for place, c in enumerate(shown):
         if left_out > 1 and place == _ROWS:
             yield f"... {left_out:,} more classes"
-        cells = "".join(f"{s.positives[c]:>15,}{s.negatives[c]:>10,}{s.unknowns[c]:>10,}" for s in summaries.values())
+        cells = "".join(
+            f"{s.positives[c]:>15,}{s.negatives[c]:>10,}{s.unknowns[c]:>10,}"
+            + (f"{s.points_of[c]:>10,}{s.boxes_of[c]:>10,}" if placed[split] else "")
+            for split, s in summaries.items()
+        )
         yield f"{display[c][:width]:<{width}}{cells}"
 
 
@@ -252,11 +268,15 @@ def _summary_facts(summary: Summary) -> dict[str, Any]:
         summary.positives,
         summary.negatives,
         summary.unknowns,
+        summary.points_of,
+        summary.boxes_of,
         strict=True,
     )
-    classes = [dict(zip(("id", "name", "positive", "negative", "unknown"), row, strict=True)) for row in counts]
+    keys = ("id", "name", "positive", "negative", "unknown", "points", "boxes")
+    classes = [dict(zip(keys, row, strict=True)) for row in counts]
     for name in ("positives", "negatives", "unknowns"):
         facts[name] = sum(facts[name])
+    facts |= {"points": sum(facts.pop("points_of")), "boxes": sum(facts.pop("boxes_of"))}
     return {**facts, "positives_per_image": summary.positives_per_image, "classes": classes}
 
 

@@ -57,8 +57,8 @@ class Summary:
         unknowns: the same for unknown.
         without_label: images of which no cell is known.
         without_positive: images without a positive, those without any label included.
-        points: located facts without an extent.
-        boxes: located facts with an extent.
+        points_of: located facts of each class without an extent, C numbers.
+        boxes_of: the same with an extent.
         sources: facts per source.
         contradictions: cells that are positive in one place and negative in another; they count as unknown.
         contradictions_inside: those of which one source alone says both.
@@ -73,12 +73,22 @@ class Summary:
     unknowns: tuple[int, ...]
     without_label: int
     without_positive: int
-    points: int
-    boxes: int
+    points_of: tuple[int, ...]
+    boxes_of: tuple[int, ...]
     sources: Mapping[str, int]
     contradictions: int
     contradictions_inside: int
     contradicting: tuple[Contradiction, ...]
+
+    @property
+    def points(self) -> int:
+        """Located facts without an extent."""
+        return sum(self.points_of)
+
+    @property
+    def boxes(self) -> int:
+        """Located facts with an extent."""
+        return sum(self.boxes_of)
 
     @property
     def positives_per_image(self) -> float:
@@ -127,8 +137,7 @@ def summarise(table: LabelTable) -> Summary:
         tuple(labels.counts(s).tolist()) for s in (Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN)
     )
     positive_images, unknown_cells = labels.image_counts(Label.POSITIVE), labels.image_counts(Label.UNKNOWN)
-    x0, y0, x1, y1 = (table.facts[c].drop_null().to_numpy() for c in ("x0", "y0", "x1", "y1"))
-    points = int(((x0 == x1) & (y0 == y1)).sum())
+    points, boxes = _places(table)
     contradicting, inside = _contradicting(table)
     return Summary(
         images=len(table),
@@ -139,13 +148,22 @@ def summarise(table: LabelTable) -> Summary:
         unknowns=unknowns,
         without_label=int((unknown_cells == len(table.classes)).sum()),
         without_positive=int((positive_images == 0).sum()),
-        points=points,
-        boxes=len(x0) - points,
+        points_of=points,
+        boxes_of=boxes,
         sources=_sources(table),
         contradictions=int((labels.states == Label.UNKNOWN).sum()),
         contradictions_inside=inside,
         contradicting=contradicting,
     )
+
+
+def _places(table: LabelTable) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Points and boxes of each class."""
+    located = table.facts.filter(table.facts["x0"].is_valid())
+    x0, y0, x1, y1 = (located[c].to_numpy() for c in ("x0", "y0", "x1", "y1"))
+    point, class_ = (x0 == x1) & (y0 == y1), located["class"].to_numpy()
+    points, boxes = (np.bincount(class_[kind], minlength=len(table.classes)).tolist() for kind in (point, ~point))
+    return tuple(points), tuple(boxes)
 
 
 def _kind(positives: int, negatives: int, unknowns: int, most: int) -> Kind:

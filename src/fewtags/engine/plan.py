@@ -10,9 +10,10 @@ from typing import final
 import numpy as np
 import torch
 
-from fewtags.config import Config, DataConfig
+from fewtags.config import Config, DataConfig, ObjectiveConfig
 from fewtags.data.check import CheckReport, check
 from fewtags.data.content import content_groups
+from fewtags.data.findings import counted
 from fewtags.data.formats.common import ReadOptions
 from fewtags.data.read import read
 from fewtags.data.scan import Progress as ScanProgress
@@ -20,7 +21,7 @@ from fewtags.data.table import Excluded, LabelTable, Notes
 from fewtags.data.vocabulary import common_vocabulary, match_images
 from fewtags.engine.machine import facts
 from fewtags.engine.memory import heatmap_memory
-from fewtags.engine.methods import make_objective
+from fewtags.engine.methods import make_objective, settled
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label, LabelMatrix
@@ -30,6 +31,8 @@ from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import HeadPlan, SpatialNet
 from fewtags.objectives.base import Objective, Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.objectives.supervised import Settings as Supervised
+from fewtags.objectives.supervised import even_patches, unknown_classes
 from fewtags.presets import Resolved, resolve
 from fewtags.stores.heatmaps import heatmap_bytes
 
@@ -93,13 +96,18 @@ class Plan:
     cache: CachePlan | None
     notes: tuple[str, ...]
 
+    @property
+    def method(self) -> ObjectiveConfig:
+        """The settings of the method, be it named or derived."""
+        return settled(self.config.objective, self.resolved.method)
+
     def lines(self) -> Iterator[str]:
         """What was understood and what will be done, for people."""
         if self.report is not None:
             yield from self.report.lines()
-        r, settings = self.resolved, self.config.objective.model_dump(exclude={"name"}, exclude_defaults=True)
+        r, settings = self.resolved, self.method.model_dump(exclude={"name"}, exclude_defaults=True)
         chosen = ", ".join(f"{k} {v}" for k, v in settings.items())
-        yield f"method: {self.config.objective.name}" + (f" ({chosen})" if chosen else "")
+        yield f"method: {r.method}" + (f" ({chosen})" if chosen else "")
         size = f"{r.size} px, maps {self.grid[0]} x {self.grid[1]}"
         yield f"net: {r.backbone}, weights {r.weights}, {size}; preset {r.preset}, seed {r.seed}"
         for stage in r.stages:
@@ -263,9 +271,10 @@ def make_plan(
         DataError: labels or photos that cannot be used.
         ConfigError: settings that do not fit the data or the machine.
     """
-    make_objective(config.objective)  # so that a value out of range is refused before anything is read
+    if config.objective.name is not None:
+        make_objective(config.objective)  # so that a value out of range is refused before anything is read
     tables = tables or read_tables(config.data, config.train.seed)
-    resolve(config, facts(len(tables.train), len(tables.train.classes), cpu))  # likewise, before photos are looked at
+    _resolve(config, tables.train, cpu)  # likewise, before photos are looked at
     for split, table in tables.splits().items():
         if table.root is None:
             raise ConfigError(f"the {split} labels do not say where the photos are; give --images FOLDER.")
@@ -296,22 +305,26 @@ def derive(
         raise ConfigError(
             "no training image has a positive label, so there is nothing to learn; look at `fewtags check`."
         )
-    resolved = resolved or resolve(config, facts(len(train), len(train.classes), cpu))
+    resolved = resolved or _resolve(config, train, cpu)
     if resolved.select == "best" and not can_rank(tables.val):
         raise ConfigError(
             'train.select = "best" needs a class with known positives and known negatives in the validation images, '
             'and there is none; use "auto" or "last".'
         )
     positives, why = positives_per_image(tables)
-    objective = make_objective(config.objective, positives_per_image=positives)
-    notes = []
-    if isinstance(objective, ExpectedNegative) and objective.class_prior is None:
-        notes += [why] if config.objective.model_dump()["positives_per_image"] is None else []
+    settings = settled(config.objective, resolved.method)
     net = create_net(
         resolved.backbone, len(train.classes), weights=resolved.weights, size=resolved.size, seed=resolved.seed,
         drop_path=resolved.drop_path or None, output_stride=resolved.output_stride or None, head=head_plan(resolved),
     )  # fmt: skip
     grid = net.grid((resolved.size, resolved.size))
+    objective = make_objective(
+        settings, positives_per_image=positives, image_unknown=unknown_classes(train.matrix),
+        patch_weights=even_patches(grid),
+    )  # fmt: skip
+    notes = _place_notes(train, objective, settings, named=config.objective.name is not None)
+    if isinstance(objective, ExpectedNegative) and objective.class_prior is None:
+        notes += [why] if settings.model_dump()["positives_per_image"] is None else []
     for stage in resolved.stages:  # so that a stage that cannot begin is refused before the first one is trained
         freeze(net, stage.trainable)
     freeze(net, "all")
@@ -338,6 +351,32 @@ def derive(
             size = f"{2 * grid[0]} x {2 * grid[1]} per image and class"
             notes.append(f"heatmaps: {needed / 1e6:,.1f} MB {place} ({size})")
     return Plan(config, resolved, tables, report, objective, net, grid, needed, cache, tuple(notes))
+
+
+def _resolve(config: Config, train: LabelTable, cpu: bool) -> Resolved:
+    return resolve(config, facts(len(train), len(train.classes), cpu, len(train.locations) > 0))
+
+
+def _place_notes(train: LabelTable, objective: Objective, settings: ObjectiveConfig, *, named: bool) -> list[str]:
+    """Why a method was taken that nobody named, and what becomes of points and boxes and of unknown classes."""
+    counts = train.summary()
+    where = (counts.points, counts.boxes)
+    places = f"{counted(counts.points, 'point')} and {counted(counts.boxes, 'box', 'boxes')}"
+    if not isinstance(objective, Supervised):
+        ignored = f"{places} count as tags only: {settings.name} does not look at where; --method patchml does"
+        return [ignored] if any(where) else []
+    notes = []
+    if not named:
+        notes.append(f"patchml was taken because of {places}; without them: --method expected_negative")
+    if settings.model_dump()["image_unknown"] is None:
+        taken = {"ignore": "ignored", "negative": "taken as negative"}[objective.image_unknown or ""]
+        known = f"{sum(counts.positives):,} positives and {sum(counts.negatives):,} negatives are known"
+        notes.append(f"unknown classes of labelled photos are {taken}, since {known} (objective.image_unknown)")
+    if settings.model_dump()["patch_weights"] is None and objective.patch_weights is not None and any(where):
+        notes.append(
+            f"a located patch weighs {objective.patch_weights[0]:g}, as all of a map (objective.patch_weights)"
+        )
+    return notes
 
 
 def _rehearse(objective: Objective, net: SpatialNet, tables: Tables, grid: tuple[int, int], resolved: Resolved) -> None:

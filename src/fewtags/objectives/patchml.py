@@ -58,7 +58,8 @@ class PatchML(Objective):
 
     Args:
         image_unknown: unknown classes of images that have some label: "ignore" (the paper's, but for table 3),
-            "negative", or "selective": CSL-I.
+            "negative", or "selective": CSL-I. None: "ignore"; a plan takes "negative" where fewer negatives than
+            positives are known, see `supervised.unknown_classes`.
         patch_unknown: unknown patches: "ignore", "negative", or "selective": CSL-P.
         image_top_k: "selective": likely positives per image that stay ignored.
         patch_top_k: "selective": likely patches per located class that stay ignored.
@@ -69,7 +70,8 @@ class PatchML(Objective):
             gradient (not in the paper; ASL, Ridnik et al., ICCV 2021, takes 0.05); 0: none.
         image_weight: w_image.
         patch_weight: w_patch.
-        patch_weights: of positive, negative and unknown patches; see `patch_loss` on their scale.
+        patch_weights: of positive, negative and unknown patches; see `patch_loss` on their scale. None: 1, 1, 1; a
+            plan takes the number of patches, 1, 1.
         coverage: share of a patch that a box must cover, see `cells_of_boxes`.
         min_visible: share of a box that a crop must show for it to count.
         cropped: a positive whose every known location is cropped away becomes "unknown" in that view, or is "keep".
@@ -87,7 +89,7 @@ class PatchML(Objective):
         ConfigError: a value that is out of range, or two that contradict each other.
     """
 
-    image_unknown: Unknown = "ignore"
+    image_unknown: Unknown | None = None
     patch_unknown: Unknown = "ignore"
     image_top_k: int = 5
     patch_top_k: int = 5
@@ -97,7 +99,7 @@ class PatchML(Objective):
     image_clip: float = 0.0
     image_weight: float = 1.0
     patch_weight: float = 1.0
-    patch_weights: Triple = (1.0, 1.0, 1.0)
+    patch_weights: Triple | None = None
     coverage: float = 0.5
     min_visible: float = 0.1
     cropped: Cropped = "unknown"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Batch, Label, LabelMatrix, suggest
-from fewtags.losses.selective import PerLabel, patch_loss, patch_selectivity, selective_loss, selectivity
+from fewtags.losses.selective import EVEN, PerLabel, patch_loss, patch_selectivity, selective_loss, selectivity
 from fewtags.nets.spatial import Output
 from fewtags.patches import patch_labels
 from fewtags.stores.pseudo import PseudoCount
@@ -28,7 +28,7 @@ Triple = tuple[float, float, float]
 class Settings(Protocol):
     """How tags, points and boxes are learned from; `PatchML` says what each of them means."""
 
-    image_unknown: Unknown
+    image_unknown: Unknown | None
     patch_unknown: Unknown
     image_top_k: int
     patch_top_k: int
@@ -38,7 +38,7 @@ class Settings(Protocol):
     image_clip: float
     image_weight: float
     patch_weight: float
-    patch_weights: Triple
+    patch_weights: Triple | None
     coverage: float
     min_visible: float
     cropped: Cropped
@@ -46,7 +46,6 @@ class Settings(Protocol):
 
 INFINITY = float("inf")
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "image_unknown": get_args(Unknown),
     "patch_unknown": get_args(Unknown),
     "cropped": get_args(Cropped),
     "pseudo_fill": get_args(Fill),
@@ -96,10 +95,11 @@ def check_settings(
     Raises:
         ConfigError: the first setting that makes no sense.
     """
-    for name, options in choices.items():
+    given = {} if settings.image_unknown is None else {"image_unknown": get_args(Unknown)}
+    for name, options in {**given, **choices}.items():
         if (value := getattr(settings, name)) not in options:
             raise ConfigError(f"{name} must be one of {', '.join(options)}, got {value!r}{suggest(value, options)}.")
-    for name in TRIPLES:
+    for name in [name for name in TRIPLES if getattr(settings, name) is not None]:
         setattr(settings, name, tuple(float(v) for v in getattr(settings, name)))
         if len(triple := getattr(settings, name)) != 3 or not all(v >= 0 for v in triple):
             raise ConfigError(
@@ -148,7 +148,7 @@ def supervised_loss(settings: Settings, out: Output, batch: Batch, prior: Tensor
         cropped=settings.cropped,
     )
     labelled = (batch.labels != Label.UNKNOWN).any(1)
-    image = _image_loss(settings, logits, labels, labelled, prior)
+    image = _image_loss(settings, logits, labels, batch.labels, prior)
     patch = _patch_loss(settings, maps, patches, labelled)
     loss = settings.image_weight * image + settings.patch_weight * patch
     return Supervised(loss, {"image": image.detach(), "patch": patch.detach()}, patches, labels, labelled)
@@ -161,6 +161,28 @@ def class_shares(labels: LabelMatrix) -> Tensor:
     """
     positives, negatives = (torch.from_numpy(labels.counts(s)).float() for s in (Label.POSITIVE, Label.NEGATIVE))
     return positives / (positives + negatives).clamp(min=1)
+
+
+def unknown_classes(labels: LabelMatrix) -> Unknown:
+    """What a plan takes for `image_unknown` where nobody said: "ignore", or "negative".
+
+    They are ignored where at least as many negatives as positives are known. With fewer, as in the export of an
+    annotation tool, which names what is there, ignoring them would teach that every class is always there.
+    """
+    positives, negatives = (int(labels.counts(s).sum()) for s in (Label.POSITIVE, Label.NEGATIVE))
+    return "ignore" if negatives >= positives else "negative"
+
+
+def even_patches(grid: tuple[int, int]) -> Triple:
+    """What a plan takes for `patch_weights` where nobody said: a located patch weighs as much as all patches of a map.
+
+    A positive class with a point then pulls as hard as a negative class, all of whose patches are labelled; see the
+    scale in `patch_loss`.
+
+    Args:
+        grid: (h, w) of the net's maps.
+    """
+    return float(grid[0] * grid[1]), 1.0, 1.0
 
 
 def only_fillable(pseudo: Tensor, labels: Tensor, fill: Fill) -> Tensor:
@@ -188,17 +210,24 @@ def pseudo_diagnostics(count: PseudoCount, samples: int) -> dict[str, float]:
     return found
 
 
-def _image_loss(settings: Settings, logits: Tensor, labels: Tensor, labelled: Tensor, prior: Tensor) -> Tensor:
-    """Eq. (1), of labelled images."""
+def _image_loss(settings: Settings, logits: Tensor, labels: Tensor, annotated: Tensor, prior: Tensor) -> Tensor:
+    """Eq. (1), of labelled images.
+
+    "negative" is about classes that nobody named in the whole image (`annotated`): one that is positive there, and
+    unknown in this view, is ignored. "selective" leaves that to the likely ones that it spares, as CSL has it.
+    """
+    unknown = settings.image_unknown or "ignore"
     omega = selectivity(
         logits,
         labels,
-        settings.image_unknown,
+        unknown,
         top_k=settings.image_top_k,
         prior=prior,
         prior_threshold=settings.prior_threshold,
-        among=labelled,
+        among=(annotated != Label.UNKNOWN).any(1),
     )
+    if unknown == "negative":
+        omega = omega & (annotated == Label.UNKNOWN)
     return selective_loss(logits, labels, omega, gammas=PerLabel(*settings.image_gammas), clip=settings.image_clip)
 
 
@@ -210,5 +239,5 @@ def _patch_loss(settings: Settings, maps: Tensor, patches: Tensor, labelled: Ten
         patches,
         omega & labelled[:, None, None, None],
         gammas=PerLabel(*settings.patch_gammas),
-        weights=PerLabel(*settings.patch_weights),
+        weights=EVEN if settings.patch_weights is None else PerLabel(*settings.patch_weights),
     )

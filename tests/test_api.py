@@ -6,14 +6,18 @@ import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import fewtags as ft
 from fewtags.data.demo import make_scenes
 from fewtags.data.storage import save
 from fewtags.engine.events import Ended, Started, StepEnded
+from fewtags.engine.model import ModelInfo
 from fewtags.engine.plan import hold_out
 from fewtags.engine.predict import evaluate_table
 from fewtags.errors import CheckpointError, ConfigError, DataError
+from fewtags.nets.backbones import create_net
+from fewtags.nets.spatial import HeadPlan
 
 SETTINGS = {
     "train.batch_size": 8,
@@ -99,6 +103,25 @@ def test_heatmaps(fitted, scenes):
     maps = fitted[0].heatmaps(photos(scenes.val)[0])
     assert (maps.shape, maps.dtype) == ((10, 2, 2), np.float32)
     assert ((maps > 0) & (maps < 1)).all()
+
+
+def test_coupled_heatmaps(scenes):
+    """Products of attention and logits, which are no probabilities; the plain ones of the same net are."""
+    net = create_net("test_vit", 10, weights="none", size=64, head=HeadPlan(3))
+    clf, path = classifier(backbone="test_vit"), photos(scenes.val)[0]
+    clf._net, clf._info = net, vit_info(net, scenes)
+    plain, coupled = clf.heatmaps(path), clf.heatmaps(path, coupled=True)
+    assert (coupled.shape, coupled.dtype) == (plain.shape, np.float32)
+    assert ((coupled > 0) == (plain > 0.5)).all()
+    assert coupled.min() < 0 < coupled.max()
+
+
+def vit_info(net, scenes):
+    ids, wanted = scenes.val.classes.ids, net.preprocessing
+    return ModelInfo(
+        *("test_vit", 0, net.head.plan, 64, "coco", ids, ids, (0.5,) * 10, ("half",) * 10, wanted.mean, wanted.std),
+        *({}, "", ""),
+    )
 
 
 def test_save_and_load(fitted, scenes, tmp_path):
@@ -308,3 +331,27 @@ def test_reading_options_are_public(tmp_path):
     (tmp_path / "tags.csv").write_text("image,cat\na.jpg,1\nb.jpg,\n")
     table = ft.read(tmp_path / "tags.csv", options=ft.ReadOptions(blank="negative"))
     assert table.matrix.dense().tolist() == [[ft.Label.POSITIVE], [ft.Label.NEGATIVE]]
+
+
+def test_pretraining_goes_on_only_as_it_began(tmp_path):
+    """Interrupted after two steps; other settings are refused, the same end with the encoder."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    for n in range(8):
+        Image.fromarray(rng.integers(0, 255, (40, 40, 3), np.uint8)).save(tmp_path / "photos" / f"{n}.png")
+    settings = {"train.batch_size": 4, "train.workers": 0, "train.checkpoint_every_steps": 1, "objective.k": 1}
+    asked = {"out": tmp_path / "run", "backbone": "test_resnet", "size": 32, "epochs": 2, "device": "cpu"}
+
+    def stop(event):
+        if isinstance(event, StepEnded) and event.global_step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.warns(UserWarning, match="a queue of 8 for 8 photos"), pytest.raises(KeyboardInterrupt):
+        ft.pretrain(tmp_path / "photos", on_event=stop, settings=settings | {"objective.queue_size": 8}, **asked)
+    with pytest.raises(ConfigError, match=r"is an interrupted run with other settings \(objective\.queue_size 8 -> "):
+        ft.pretrain(tmp_path / "photos", settings=settings | {"objective.queue_size": 4}, **asked)
+    encoder = ft.pretrain(tmp_path / "photos", settings=settings | {"objective.queue_size": 8}, **asked)
+    assert encoder == tmp_path / "run" / "encoder.safetensors"
+    assert ft.Classifier(init=encoder)._config(None, {}).model.backbone == "test_resnet"
+    with pytest.raises(ConfigError, match="both say what training starts from; give one"):
+        ft.Classifier(init=encoder, weights="none")._config(None, {})

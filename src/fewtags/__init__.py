@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fewtags.api import Classifier
+    from fewtags.api import Classifier, pretrain
     from fewtags.data.formats.common import ReadOptions
     from fewtags.data.merge import merge
     from fewtags.data.read import read
@@ -37,6 +37,7 @@ _HOMES = {
     "PatchML": "fewtags.objectives.patchml",
     "ReadOptions": "fewtags.data.formats.common",
     "merge": "fewtags.data.merge",
+    "pretrain": "fewtags.api",
     "read": "fewtags.data.read",
 }
 """Where each public name lives (PEP 562); a test compares it with the imports above."""
@@ -56,6 +57,7 @@ __all__ = [
     "PatchML",
     "ReadOptions",
     "merge",
+    "pretrain",
     "read",
 ]
 

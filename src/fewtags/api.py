@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, final
@@ -14,13 +16,21 @@ from fewtags.config import Config, apply_overrides, parse
 from fewtags.data.read import read
 from fewtags.data.table import LabelTable
 from fewtags.data.vocabulary import common_vocabulary, match_images
+from fewtags.engine.encoder_file import ENCODER_FILE, PRETRAIN_SETTINGS, initial_weights
 from fewtags.engine.evaluate import Evaluation
-from fewtags.engine.events import Event
+from fewtags.engine.events import Event, Noted
 from fewtags.engine.machine import torch_device
 from fewtags.engine.methods import settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
 from fewtags.engine.plan import Tables, hold_out, make_plan
 from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
+from fewtags.engine.pretrain import (
+    PretrainRun,
+    make_pretrain_plan,
+    open_pretrain_run,
+    read_settings,
+    refuse_other_run,
+)
 from fewtags.engine.record import IN_MEMORY, changed_split, refuse_used_folder
 from fewtags.engine.run import Run, open_run
 from fewtags.errors import ConfigError, DataError
@@ -43,12 +53,14 @@ class Classifier:
 
     Args:
         backbone: any timm model with a spatial feature map; None: the preset's.
-        objective: the method; None: `ExpectedNegative` with its defaults, and K derived from the labels.
+        objective: the method; None: `PatchML` where points or boxes are known, else `ExpectedNegative`, with their
+            defaults and what follows from the labels.
         weights: "hub", "offline", "none" or a file; None: what there is.
         size: input side in pixels; None: the preset's.
         preset: "cpu", "finetune", "paper", ...; None: by machine.
         device: "cpu" ignores GPUs; None takes the best there is.
         seed: decides everything random.
+        init: a pretraining run, or its encoder file, whose backbone training starts from.
 
     >>> clf = Classifier(backbone="resnet50", preset="paper")
     >>> clf.fitted
@@ -65,7 +77,9 @@ class Classifier:
         preset: str | None = None,
         device: str | None = None,
         seed: int = 0,
+        init: Path | str | None = None,
     ) -> None:
+        self.init = init
         self.backbone, self.objective, self.weights, self.size = backbone, objective, weights, size
         self.preset, self.device, self.seed = preset, device, seed
         self._net: SpatialNet | None = None
@@ -180,14 +194,20 @@ class Classifier:
         ids = self.classes_.ids
         return [[ids[c] for c in decide(row, self.thresholds_, max_tags)] for row in self._probabilities(photos)]
 
-    def heatmaps(self, photo: Path | str) -> NDArray[np.float32]:
+    def heatmaps(self, photo: Path | str, *, coupled: bool = False) -> NDArray[np.float32]:
         """float32 [C, h, w]: where each class is seen, in the photo's frame (policy `imagenet`: of its centre crop).
 
+        Args:
+            photo: its file.
+            coupled: the class token's attention times the class logits (TS-CAM) in the place of probabilities. They
+                have no common scale, and may be negative.
+
         Raises:
+            ConfigError: coupled maps of a backbone that is no ViT with a class token.
             DataError: the photo cannot be read.
         """
         net, info = self._trained()
-        return heatmaps(net, info, Path(photo), self._device())[1]
+        return heatmaps(net, info, Path(photo), self._device(), coupled=coupled)[1]
 
     def _probabilities(self, photos: Sequence[Path | str]) -> NDArray[np.float64]:
         net, info = self._trained()
@@ -217,8 +237,7 @@ class Classifier:
     def _config(self, epochs: int | None, settings: dict[str, Any]) -> Config:
         chosen = {
             "data.train": IN_MEMORY,
-            "model.backbone": self.backbone,
-            "model.weights": self.weights,
+            **initial_weights(self.init, self.weights, self.backbone),
             "augment.size": self.size,
             "train.preset": self.preset,
             "train.seed": self.seed,
@@ -255,3 +274,76 @@ def _refuse_other(run: Run, config: Config, tables: Tables) -> None:
         )
     if changed := changed_split(run.plan.tables, tables, run.out):
         raise ConfigError(f"{run.out} holds an interrupted run on other {changed} labels; take another folder.")
+
+
+def pretrain(
+    photos: Labels,
+    *,
+    out: Path | str,
+    method: str = "mls",
+    backbone: str | None = None,
+    weights: str = "none",
+    size: int | None = None,
+    epochs: int | None = None,
+    device: str | None = None,
+    seed: int = 0,
+    on_event: Callable[[Event], None] | None = None,
+    settings: dict[str, Any] | None = None,
+) -> Path:
+    """Pretrain a backbone on photos without labels. With the folder of an interrupted run, it goes on where it was.
+
+    What the settings suit badly, and a collapse that is not to stop it, are Python warnings.
+
+    Args:
+        photos: a folder of photos, a label file or a table, whose labels are not looked at.
+        out: the run folder.
+        method: "mls", "moco", "densecl", "nnclr", "byol" or "simsiam".
+        backbone: any timm model with a spatial feature map; None: the preset's.
+        weights: what it starts from: "none", "hub", "offline" or a file.
+        size: input side in pixels; None: the preset's.
+        epochs: None: the preset's.
+        device: "cpu" ignores GPUs; None takes the best there is.
+        seed: decides everything random.
+        on_event: called with every `fewtags.engine.events` event.
+        settings: further ones by dotted key; `fewtags config --pretrain` lists them.
+
+    Returns:
+        the encoder file, for `Classifier(init=...)`.
+
+    Raises:
+        ConfigError: settings that do not fit; a folder with a finished run.
+        DataError: no photo that can be read.
+        TrainingError: the loss is not finite, or all photos get the same vector.
+    """
+    out, cpu = Path(out), device == "cpu"
+    table = photos if isinstance(photos, LabelTable) else None
+    chosen = {
+        "data.train": IN_MEMORY if table is not None else str(photos),
+        "objective.name": method,
+        "model.backbone": backbone,
+        "model.weights": weights,
+        "augment.size": size,
+        "train.epochs": epochs,
+        "train.seed": seed,
+        **(settings or {}),
+    }
+    tree = apply_overrides({}, {key: value for key, value in chosen.items() if value is not None})
+    config = read_settings(tree, "the settings")
+    if (out / PRETRAIN_SETTINGS).exists() and not (out / ENCODER_FILE).exists():
+        run = open_pretrain_run(out, cpu=cpu)
+        refuse_other_run(run, config, table)
+        events = run.resume()
+    else:
+        refuse_used_folder(out)
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        plan = make_pretrain_plan(config, photos=table, cpu=cpu, processes=processes)
+        for note in plan.notes:
+            if note.startswith("warning: "):
+                warnings.warn(note.removeprefix("warning: "), stacklevel=2)
+        events = PretrainRun(plan, out, cpu=cpu).start()
+    for event in events:
+        if isinstance(event, Noted):
+            warnings.warn(event.text, stacklevel=2)
+        if on_event is not None:
+            on_event(event)
+    return out / ENCODER_FILE

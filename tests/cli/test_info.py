@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 from typer.testing import Result
 
-from fewtags.config import parse
-from fewtags.engine.methods import METHODS, settings_models
+from fewtags.config import parse, parse_as
+from fewtags.engine.methods import METHODS, PRETRAIN_METHODS, pretrain_settings_models, settings_models
 from fewtags.presets import PRESETS
+from fewtags.pretraining import PretrainConfig
 
 Run = Callable[..., Result]
 
@@ -34,10 +35,16 @@ def test_config_names_every_setting_and_its_choices(run: Run) -> None:
 
 
 def test_methods_lists_all(run: Run) -> None:
+    """In two groups, under the command that takes them."""
     result = run("methods")
-    assert [line.split(":")[0] for line in result.stdout.splitlines() if ": " in line][: len(METHODS)] == list(METHODS)
-    assert "  scl_weight = 0.1" in result.stdout
-    assert list(json.loads(run("methods", "--json").stdout)) == list(METHODS)
+    train, pretrain = result.stdout.split("To pretrain without labels, fewtags pretrain --method NAME:\n\n")
+    assert train.startswith("To train with labels, fewtags train --method NAME:\n\nbce: ")
+    for text, methods in ((train, METHODS), (pretrain, PRETRAIN_METHODS)):
+        told = [line.split(":")[0] for line in text.splitlines() if line[:1].islower() and ": " in line]
+        assert told == list(methods)
+    assert "  scl_weight = 0.1" in train
+    assert '  neighbour_loss = "bce"' in pretrain
+    assert list(json.loads(run("methods", "--json").stdout)) == [*METHODS, *PRETRAIN_METHODS]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -46,6 +53,14 @@ def test_method_in_full_ends_with_its_defaults_as_toml(run: Run, name: str) -> N
     toml = text[text.index("[objective]") :]
     tree = {"data": {"train": "photos/"}, **tomllib.loads(toml)}
     assert parse(tree, settings_models()).objective == settings_models()[name](name=name)
+
+
+@pytest.mark.parametrize("name", PRETRAIN_METHODS)
+def test_a_method_of_pretraining_does_too(run: Run, name: str) -> None:
+    text = run("methods", name).stdout
+    tree = {"data": {"train": "photos/"}, **tomllib.loads(text[text.index("[objective]") :])}
+    models = pretrain_settings_models()
+    assert parse_as(PretrainConfig, tree, models).objective == models[name](name=name)
 
 
 def test_unknown_method_is_suggested(run: Run) -> None:

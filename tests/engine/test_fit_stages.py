@@ -69,3 +69,72 @@ def test_one_batch_may_hold_all_there_is(tiny, tmp_path):
     assert events[0].steps_per_epoch == 1
     assert [event.at.step for event in events if isinstance(event, StepEnded)] == [1] * 4
     assert fit.parts["scores"].state_dict()["visits"].tolist() == [4, 4, 4]
+
+
+# --- other schedules and optimisers, and stopping early
+
+
+def test_cosine_epoch_changes_the_rate_between_epochs_only(tiny):
+    """MoCo's: lr (1 + cos(pi e / E)) / 2 in all steps of epoch e."""
+    fit = tiny.make_fit(None, validate=False, stages=stages(3, schedule="cosine_epoch"))
+    seen = [fit.optimizer.param_groups[0]["lr"] for event in fit.run() if isinstance(event, StepEnded)]
+    assert seen == pytest.approx([1e-2 * (1 + math.cos(math.pi * e / 3)) / 2 for e in range(3) for _ in range(STEPS)])
+
+
+def test_sgd_is_torchs_with_a_momentum_of_09(tiny, tmp_path):
+    fit = tiny.make_fit(None, validate=False, optimizer="sgd", weight_decay=0.1, stages=stages(1))
+    for event in fit.run():
+        if isinstance(event, StepEnded) and event.global_step == 1:
+            (group,) = fit.optimizer.param_groups
+            assert (group["momentum"], group["weight_decay"], group["nesterov"]) == (0.9, 0.1, False)
+            assert all("momentum_buffer" in entry for entry in fit.optimizer.state.values())
+    options = {"optimizer": "sgd", "stages": stages(2), "checkpoint_every_steps": 2}
+    whole = tiny.make_fit(tmp_path / "whole", **options)
+    take(whole)
+    take(tiny.make_fit(tmp_path / "again", **options), STEPS + 3)
+    again = tiny.make_fit(tmp_path / "again", **options)
+    take(again, resume=True)
+    assert_same_run(again, tmp_path / "again", whole, tmp_path / "whole")
+
+
+def scores(values):
+    """A validation that finds these, one an epoch."""
+    left = iter(values)
+    return lambda net: {"mAP": next(left)}
+
+
+@pytest.mark.parametrize(
+    ("found", "trained"),
+    [
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 6),  # never
+        ([0.5, 0.4, 0.4, 0.9, 0.9, 0.9], 3),  # best in epoch 1 of the stage; two that are not better
+        ([0.1, 0.5, 0.4, 0.6, 0.6, 0.6], 6),  # equal is not better: it ends with the sixth by itself
+        ([0.1, 0.5, 0.4, 0.45, 0.9, 0.9], 4),
+        ([math.nan] * 6, 6),  # nothing to compare
+    ],
+)
+def test_patience_ends_the_last_stage(tiny, found, trained):
+    fit = tiny.make_fit(None, patience=2, stages=stages(6))
+    fit.validate = scores(found)
+    events = take(fit)
+    assert sum(isinstance(event, EpochEnded) for event in events) == trained
+    assert events[-1].epochs == trained
+
+
+def test_patience_begins_with_the_last_stage(tiny):
+    """The best value of all is in the first stage; the second has its own two epochs to better it."""
+    fit = tiny.make_fit(None, patience=2, stages=stages(3, 4))
+    fit.validate = scores([0.9, 0.1, 0.1, 0.2, 0.3, 0.4, 0.5])
+    assert sum(isinstance(event, EpochEnded) for event in take(fit)) == 5
+
+
+def test_a_run_that_stopped_early_stays_stopped_when_resumed(tiny, tmp_path):
+    options = {"patience": 1, "stages": stages(4)}
+    fit = tiny.make_fit(tmp_path, **options)
+    fit.validate = scores([0.5, 0.4, 0.9, 0.9])
+    take(fit)
+    again = tiny.make_fit(tmp_path, **options)
+    again.validate = scores([0.9, 0.9])
+    events = take(again, resume=True)
+    assert not any(isinstance(event, EpochEnded) for event in events)
+    assert (events[-1].epochs, events[-1].best_epoch) == (2, 0)

@@ -69,7 +69,7 @@ def test_what_was_written_comes_back(original):
 @pytest.mark.parametrize(
     ("file", "old", "new", "change"),
     [
-        ("run.toml", "seed = 0", "seed = 3", "train.seed 0 -> 3"),
+        ("run.toml", "\nseed = 0", "\nseed = 3", "train.seed 0 -> 3"),
         ("run.toml", r"\[objective\][^\[]*", '[objective]\nname = "bce"\n', "objective.name expected_negative -> bce"),
         ("run.toml", "scl_weight = 0.3", "scl_weight = 1", "objective.scl_weight 0.3 -> 1.0"),
         ("run.toml", "lr = 0.01", "lr = 0.1", "train.stages.0.lr 0.01 -> 0.1"),

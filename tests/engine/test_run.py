@@ -636,7 +636,7 @@ def test_another_seed_is_called_another_seed(files, make_config, tmp_path):
     out = tmp_path / "run"
     train(make_config(data=data), None, out, stop=5)
     text = (out / "run.toml").read_text()
-    (out / "run.toml").write_text(text.replace("seed = 0", "seed = 5"))
+    (out / "run.toml").write_text(text.replace("\nseed = 0", "\nseed = 5"))
     with pytest.raises(CheckpointError, match=r"run\.toml was edited since the run began: train\.seed 0 -> 5; restore"):
         open_run(out, cpu=True)
 

@@ -28,26 +28,41 @@ def methods(
     import inspect
     import json
 
-    from fewtags.engine.methods import METHODS, method_class, settings_models
+    from fewtags.engine.methods import (
+        EVERY_METHOD,
+        METHODS,
+        PRETRAIN_METHODS,
+        method_class,
+        pretrain_settings_models,
+        settings_models,
+    )
 
-    chosen = {name: method_class(name)} if name else dict(METHODS)
+    models = {**settings_models(), **pretrain_settings_models()}
+    chosen = {name: method_class(name)} if name else EVERY_METHOD
     if as_json:
-        typer.echo(json.dumps({n: settings_models()[n].model_json_schema() for n in chosen}))
+        typer.echo(json.dumps({n: models[n].model_json_schema() for n in chosen}))
         return
+    headings = {
+        next(iter(METHODS)): "To train with labels, fewtags train --method NAME:\n",
+        next(iter(PRETRAIN_METHODS)): "To pretrain without labels, fewtags pretrain --method NAME:\n",
+    }
     for key, method in chosen.items():
+        if not name and key in headings:
+            typer.echo(headings[key])
         doc = inspect.getdoc(method) or ""
         typer.echo(f"{key}: {doc if name else doc.splitlines()[0]}")
         if name:
             typer.echo("\nDefaults, as TOML:\n\n[objective]")
             typer.echo(f'name = "{key}"')
-        for line in _lines({k: v for k, v in settings_models()[key].model_fields.items() if k != "name"}):
+        for line in _lines({k: v for k, v in models[key].model_fields.items() if k != "name"}):
             typer.echo(line if name else f"  {line}")
         typer.echo("")
     if not name:
-        typer.echo("What they mean: fewtags methods NAME. To set one: --method NAME --set objective.KEY=VALUE")
+        typer.echo("What they mean: fewtags methods NAME. To set one: --set objective.KEY=VALUE")
 
 
 def config(
+    pretrain: Annotated[bool, typer.Option("--pretrain", help="The settings of `fewtags pretrain`.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The JSON schema of all settings.")] = False,
 ) -> None:
     """Print all settings with their defaults, as TOML.
@@ -55,34 +70,58 @@ def config(
     What is commented out follows from data, machine and preset.
 
     \b
-    Example:
+    Examples:
       fewtags config > run.toml, then edit it, then: fewtags train --config run.toml
+      fewtags config --pretrain > pretrain.toml
     """  # noqa: D301
     import json
 
     from fewtags.config import Config
-    from fewtags.engine.methods import settings_models
-    from fewtags.presets import PRESETS
+    from fewtags.engine.methods import pretrain_settings_models, settings_models
+    from fewtags.pretraining import PretrainConfig
 
+    model, command = (PretrainConfig, "pretrain") if pretrain else (Config, "train")
     if as_json:
-        typer.echo(json.dumps(Config.model_json_schema()))
+        typer.echo(json.dumps(model.model_json_schema()))
         return
     typer.echo("# All settings with their defaults. A setting that is commented out is derived from data, machine and")
-    typer.echo("# preset; what it became stands in resolved.toml of the run folder. Use: fewtags train --config FILE")
-    for section, field in Config.model_fields.items():
+    typer.echo(
+        f"# preset; what it became stands in resolved.toml of the run folder. Use: fewtags {command} --config FILE"
+    )
+    for section, field in model.model_fields.items():
         if section == "objective":
             continue
         typer.echo(f"\n[{section}]")
         for line in _lines(_settings(field.annotation).model_fields):
             typer.echo(line)
-    default = settings_models()["expected_negative"].model_fields
-    typer.echo('\n[objective]  # settings of the other methods: fewtags methods\nname = "expected_negative"')
-    for line in _lines({k: v for k, v in default.items() if k != "name"}):
-        typer.echo(line)
+    if pretrain:
+        typer.echo('\n[objective]  # settings of the other methods: fewtags methods\nname = "mls"')
+        for line in _lines({k: v for k, v in pretrain_settings_models()["mls"].model_fields.items() if k != "name"}):
+            typer.echo(line)
+    else:
+        typer.echo("\n[objective]  # left out: patchml where points or boxes are known, else this (fewtags methods)")
+        typer.echo('# name = "expected_negative"')
+        fields = settings_models()["expected_negative"].model_fields
+        for line in _lines({k: v for k, v in fields.items() if k != "name"}):
+            typer.echo(line if line.startswith("#") else f"# {line}")
     typer.echo("\n# Presets (train.preset):")
+    for line in _pretrain_presets() if pretrain else _presets():
+        typer.echo(f"#   {line}")
+
+
+def _presets() -> Iterator[str]:
+    from fewtags.presets import PRESETS
+
     for name, preset in PRESETS.items():
         stages = ", then ".join(f"{s.epochs} epochs of {_trained(s.trainable)} at lr {s.lr:g}" for s in preset.stages)
-        typer.echo(f"#   {name}: {preset.backbone} at {preset.size} px, batch {preset.batch_size}; {stages}")
+        yield f"{name}: {preset.backbone} at {preset.size} px, batch {preset.batch_size}; {stages}"
+
+
+def _pretrain_presets() -> Iterator[str]:
+    from fewtags.pretraining import PRESETS
+
+    for name, preset in PRESETS.items():
+        yield f"{name}: {preset.backbone} at {preset.size} px, batch {preset.batch_size}; {preset.epochs} epochs"
 
 
 def _settings(annotation: Any) -> type[Settings]:

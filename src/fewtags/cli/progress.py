@@ -43,7 +43,7 @@ def _live() -> bool:
 
 def show(events: Iterable[Event], label: str = "") -> None:
     """Consume a run's events and show them."""
-    from fewtags.engine.events import EpochEnded, EpochStarted, Started, StepEnded
+    from fewtags.engine.events import EpochEnded, EpochStarted, Noted, Started, StepEnded
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     epochs, began = 0, time.perf_counter()
@@ -61,6 +61,8 @@ def show(events: Iterable[Event], label: str = "") -> None:
                 bar.update(task, description=f"{label}epoch {event.epoch + 1}/{epochs}")
             elif isinstance(event, StepEnded):
                 bar.update(task, completed=event.at.epoch * event.at.steps_per_epoch + event.at.step)
+            elif isinstance(event, Noted):
+                line(f"{label}warning: {event.text}")
             elif isinstance(event, EpochEnded):
                 line(f"{label}{epoch_line(event.record, epochs, event.best)}")
     say(f"{label}trained in {time.perf_counter() - began:.0f} s")
@@ -85,6 +87,8 @@ def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool)
             )
     if "train/sum_of_probabilities" in record:
         parts.append(f"predicted positives/image {float(record['train/sum_of_probabilities']):.2f}")
+    if "train/spread" in record:
+        parts.append(f"spread {float(record['train/spread']):.2f}")
     parts.append(f"{float(record['seconds']):.1f} s")
     return "  ".join(parts)
 

@@ -38,7 +38,8 @@ def train(
     method: Annotated[
         str | None,
         typer.Option(
-            help="bce, assume_negative, expected_negative (the default), patchml or fixmatch; see `fewtags methods`."
+            help="bce, assume_negative, expected_negative, patchml or fixmatch, see `fewtags methods`; default: "
+            "patchml where points or boxes are known, else expected_negative."
         ),
     ] = None,
     preset: Annotated[
@@ -49,6 +50,9 @@ def train(
         typer.Option(
             help="hub (download), offline (from a wheel), none (from scratch), or a file; default: what there is."
         ),
+    ] = None,
+    init: Annotated[
+        Path | None, typer.Option(help="Pretraining run (or its encoder file) whose backbone training starts from.")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with settings (see `fewtags config`); flags and --set come on top.")
@@ -72,8 +76,10 @@ def train(
       fewtags train tags.csv --images photos/ --out runs/tags
       fewtags train instances.json --images photos/ --complete --method bce
       fewtags train photos/ --set objective.scl_weight=1 --set train.epochs=20
+      fewtags train tags.csv --images photos/ --init runs/pretrained --preset finetune
     """  # noqa: D301
     from fewtags.cli.progress import counting, leading, say
+    from fewtags.engine.encoder_file import initial_weights
     from fewtags.engine.plan import make_plan
     from fewtags.engine.record import refuse_used_folder
     from fewtags.engine.run import Run
@@ -87,7 +93,7 @@ def train(
         "objective.name": method,
         "train.preset": preset,
         "train.seed": seed,
-        "model.weights": weights,
+        **initial_weights(init, weights),
     }
     settings = read_settings(config, {k: v for k, v in flags.items() if v is not None}, set_ or [])
     if leading() and not dry_run:
@@ -112,9 +118,12 @@ def resume(
     The result is the same, bit for bit, as without the interruption. All settings are those of the run. Of a finished
     run whose report is missing, the report is written.
     """
+    from fewtags.cli.pretrain import resume_pretraining
     from fewtags.cli.progress import leading, say
     from fewtags.engine.run import open_run
 
+    if resume_pretraining(run, cpu):
+        return
     if (run / "model.safetensors").exists() and not (run / "report.html").exists():
         say(f"{run} is finished, but its report is missing; it is written now.")
         if leading():
@@ -148,6 +157,11 @@ def report(
     """  # noqa: D301
     from fewtags.report.build import build_report
 
+    if other is None and out is None and (run / "pretrain.toml").exists():
+        from fewtags.cli.pretrain import written_report
+
+        typer.echo(written_report(run, cpu=False))
+        return
     typer.echo(build_report([run] if other is None else [run, other], out))
 
 

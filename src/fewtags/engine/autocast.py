@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from fewtags.nets.precision import mixed_precision
 from fewtags.nets.spatial import Output
 
 # What cuBLAS may use as scratch; it repeats itself with a fixed one only, and torch reads this to know.
@@ -26,17 +27,16 @@ class Autocast(nn.Module):
 
     def __init__(self, module: nn.Module, device_type: str, precision: str) -> None:
         super().__init__()
-        self.module, self.device_type = module, device_type
-        self.dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+        self.module, self.device_type, self.precision = module, device_type, precision
 
-    def forward(self, images: Tensor) -> Output:
-        """The net's output, in float32."""
-        if self.dtype is None:
-            out: Output = self.module(images)
+    def forward(self, *inputs: Tensor) -> Output | tuple[Tensor, ...]:
+        """The net's output, in float32: an `Output`, or of an encoder the features of every view."""
+        with mixed_precision(self.device_type, self.precision):
+            out: Output | tuple[Tensor, ...] = self.module(*inputs)
+        if self.precision == "no":
             return out
-        with torch.autocast(self.device_type, self.dtype):
-            out = self.module(images)
-        return Output(*(value.float() for value in out))
+        values = [value.float() for value in out]
+        return Output(*values) if isinstance(out, Output) else tuple(values)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -51,6 +52,37 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, dict(metadata or {}))
     temporary.replace(path)
+
+
+def publish_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """The same for a file that is handed on: readable for whom the umask allows (safetensors: for the owner alone)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        temporary.touch()
+        mode = stat.S_IMODE(temporary.stat().st_mode)
+        save_tensors(temporary, tensors, metadata)
+        temporary.chmod(mode)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, without its tensors.
+
+    Raises:
+        CheckpointError: it may not be read, or is no such file.
+    """
+    try:
+        path.open("rb").close()  # safetensors says "no such file" of one that may not be read
+        with safe_open(path, "pt") as file:
+            found: dict[str, str] = file.metadata() or {}
+    except PermissionError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; ask its owner for permission.") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is not a safetensors file ({error}).") from None
+    return found
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -93,4 +93,16 @@ class Ended:
     best_value: float | None
 
 
-Event = Started | EpochStarted | StepEnded | EpochEnded | Saved | Ended
+@final
+@dataclass(frozen=True)
+class Noted:
+    """Something that whoever trains should know now.
+
+    Attributes:
+        text: in words.
+    """
+
+    text: str
+
+
+Event = Noted | Started | EpochStarted | StepEnded | EpochEnded | Saved | Ended

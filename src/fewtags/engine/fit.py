@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Literal, Protocol, final
 
 import torch
 import torch.distributed as dist
@@ -34,11 +34,15 @@ from fewtags.engine.checkpoint import (
 from fewtags.engine.events import Ended, EpochEnded, EpochStarted, Event, Saved, Started, StepEnded
 from fewtags.errors import CheckpointError, ConfigError, TrainingError
 from fewtags.labels import Batch
+from fewtags.nets.encoder import Encoder
 from fewtags.nets.freezing import freeze
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
 
 Metrics = Mapping[str, float]
+SGD_MOMENTUM = 0.9
+SINCE = {"optimizer": "adam", "patience": "0"}
+"""What checkpoints mean that were written before these settings were."""
 
 
 class BatchSource(Protocol):
@@ -60,9 +64,9 @@ class FitConfig:
     """How to train.
 
     Attributes:
-        stages: one after the other, each with a new Adam.
+        stages: one after the other, each with a new optimiser.
         seed: decides everything random.
-        weight_decay: of Adam (coupled), as in the paper's ImageNet runs.
+        weight_decay: added to the gradient (coupled), as in the papers.
         accumulate: batches per optimiser step.
         clip_norm: largest gradient norm; 0: no clipping.
         precision: "no" (float32), "bf16" or "fp16" autocast; losses are float32 always.
@@ -70,6 +74,8 @@ class FitConfig:
         batchnorm_eval: hold BatchNorm statistics of trained blocks fixed.
         checkpoint_every_steps: beside the checkpoint after every epoch; 0: only that.
         monitor: validation metric whose maximum is "best".
+        optimizer: "adam", or "sgd" with a momentum of 0.9.
+        patience: stop after so many epochs, of the last stage, that did not better the monitor; 0: never.
     """
 
     stages: tuple[StageConfig, ...]
@@ -82,6 +88,8 @@ class FitConfig:
     batchnorm_eval: bool = False
     checkpoint_every_steps: int = 0
     monitor: str = "mAP"
+    optimizer: Literal["adam", "sgd"] = "adam"
+    patience: int = 0
 
     @property
     def epochs(self) -> int:
@@ -130,7 +138,7 @@ class Fit:
     was told otherwise between events (`autocast.repeatable`).
 
     Args:
-        net: what is saved and evaluated; each stage freezes its own part of it.
+        net: what is saved and evaluated, a classifier or an encoder; each stage freezes its own part of it.
         model: what the objective calls on `batch.images`: `net`, or its head where features are cached.
         objective: the method.
         source: training batches.
@@ -149,7 +157,7 @@ class Fit:
 
     def __init__(
         self,
-        net: SpatialNet,
+        net: SpatialNet | Encoder,
         objective: Objective,
         source: BatchSource,
         config: FitConfig,
@@ -204,11 +212,18 @@ class Fit:
                     # A stage begins with an optimizer of its own.
                     self._load_optimizer(path, inside=(self.state.epoch, self.state.step) != (first, 0))
                 path = None
-                while self.state.epoch < first + stage.epochs:
+                while self.state.epoch < first + stage.epochs and not self._exhausted(first):
                     yield from self._epoch(stage, first)
             first += stage.epochs
         self._end_stage()
-        yield Ended(self.config.epochs, self.state.best_epoch, self.state.best_value)
+        yield Ended(self.state.epoch, self.state.best_epoch, self.state.best_value)
+
+    def _exhausted(self, first: int) -> bool:
+        """Whether the last stage, which began with epoch `first`, has not become better for long enough."""
+        state, patience = self.state, self.config.patience
+        if not patience or first != self.config.epochs - self.config.stages[-1].epochs or state.best_epoch is None:
+            return False
+        return state.step == 0 and state.epoch - 1 - max(state.best_epoch, first - 1) >= patience
 
     def _epoch(self, stage: StageConfig, first: int) -> Iterator[Event]:
         state, started, cpu = self.state, time.perf_counter(), time.process_time()
@@ -305,8 +320,14 @@ class Fit:
         self._end_stage()
         freeze(self.net, stage.trainable, batchnorm_eval=self.config.batchnorm_eval)
         accelerator = self.accelerator
-        adam = torch.optim.Adam(self._parameters(), lr=stage.lr, weight_decay=self.config.weight_decay)
-        self.optimizer = accelerator.prepare_optimizer(adam)
+        parameters, decay = self._parameters(), self.config.weight_decay
+        if self.config.optimizer == "sgd":
+            optimizer: torch.optim.Optimizer = torch.optim.SGD(
+                parameters, lr=stage.lr, momentum=SGD_MOMENTUM, weight_decay=decay
+            )
+        else:
+            optimizer = torch.optim.Adam(parameters, lr=stage.lr, weight_decay=decay)
+        self.optimizer = accelerator.prepare_optimizer(optimizer)
         model: nn.Module = Autocast(self.base, accelerator.device.type, self.config.precision)
         if accelerator.num_processes > 1:
             # Wrapped anew at every stage, since DDP must not see parameters freeze or thaw.
@@ -334,10 +355,11 @@ class Fit:
                     parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
 
     def _set_lr(self, stage: StageConfig, first: int) -> None:
-        """Cosine per step from lr to 0 over the stage, or constant."""
+        """Cosine from lr to 0 over the stage, in steps or in epochs, or constant."""
         steps = self.source.steps_per_epoch
-        done = ((self.state.epoch - first) * steps + self.state.step) / (stage.epochs * steps)
-        lr = stage.lr * (0.5 * (1 + math.cos(math.pi * done)) if stage.schedule == "cosine" else 1.0)
+        inside = 0 if stage.schedule == "cosine_epoch" else self.state.step
+        done = ((self.state.epoch - first) * steps + inside) / (stage.epochs * steps)
+        lr = stage.lr * (1.0 if stage.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * done)))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
@@ -414,7 +436,7 @@ class Fit:
     def _load(self, path: Path) -> None:
         progress = CheckpointFolder.progress(path)
         for what, now in self._identity().items():
-            if (saved := progress.get(what)) != now:
+            if (saved := progress.get(what, SINCE.get(what))) != now:
                 raise CheckpointError(
                     f"{path} was written with {what} {saved}, this run has {now}; resume it the way it began."
                 )

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
 
 from fewtags.data.augment import Policy, ResizedCrop, SquareCrop, WholeImage
-from fewtags.engine.checkpoint import load_tensors, save_tensors
+from fewtags.engine.checkpoint import load_tensors, publish_tensors, read_metadata
 from fewtags.errors import CheckpointError
 from fewtags.labels import ClassNames
 from fewtags.nets.backbones import create_net
@@ -77,16 +74,7 @@ def make_policy(name: str, size: int, min_area: float | None = None, flip: bool 
 
 def save_model(path: Path, net: SpatialNet, info: ModelInfo) -> None:
     """Write the weights with `info` as metadata, atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        temporary.touch()
-        mode = stat.S_IMODE(temporary.stat().st_mode)  # what the umask leaves; safetensors writes for the owner alone
-        metadata = {"fewtags": json.dumps({"format": MODEL_FORMAT, **asdict(info)})}
-        save_tensors(temporary, net.state_dict(), metadata)
-        temporary.chmod(mode)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    publish_tensors(path, net.state_dict(), {"fewtags": json.dumps({"format": MODEL_FORMAT, **asdict(info)})})
 
 
 def read_info(path: Path) -> ModelInfo:
@@ -101,15 +89,13 @@ def read_info(path: Path) -> ModelInfo:
                 f"{path.parent} is a run that is not finished, so it has no model yet; go on with "
                 f"`fewtags resume {path.parent}`."
             )
+        if path.name == MODEL_FILE and (path.parent / "pretrain.toml").exists():
+            raise CheckpointError(
+                f"{path.parent} is a pretraining run, which knows no classes; train a model from it: "
+                f"`fewtags train LABELS --init {path.parent}`."
+            )
         raise CheckpointError(f"{path} does not exist; give a run folder or its {MODEL_FILE}.")
-    try:
-        path.open("rb").close()  # safetensors says "no such file" of one that may not be read
-        with safe_open(path, "pt") as file:
-            text = (file.metadata() or {}).get("fewtags")
-    except PermissionError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; ask its owner for permission.") from None
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is not a safetensors file ({error}).") from None
+    text = read_metadata(path).get("fewtags")
     if text is None:
         raise CheckpointError(f"{path} has weights but no fewtags metadata; use the model.safetensors of a run.")
     try:

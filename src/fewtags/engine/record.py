@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -20,10 +21,11 @@ from fewtags.data.content import each, photo_paths
 from fewtags.data.storage import load, save
 from fewtags.data.table import LabelTable
 from fewtags.engine.checkpoint import CheckpointFolder, write_array, write_text
+from fewtags.engine.encoder_file import ENCODER_FILE, PRETRAIN_SETTINGS
 from fewtags.engine.machine import environment
 from fewtags.engine.methods import settings_models
 from fewtags.engine.plan import Plan, Tables, read_tables
-from fewtags.errors import CheckpointError, ConfigError, FewtagsError
+from fewtags.errors import CheckpointError, ConfigError, DataError, FewtagsError
 from fewtags.presets import Resolved
 
 IN_MEMORY = "(tables in memory)"
@@ -72,7 +74,7 @@ def write_record(plan: Plan, out: Path) -> None:
         root = None if table.root is None else table.root.absolute()
         save(table.with_root(root), out / "tables" / f"{name}.parquet", keep_root=True)
     for name, table in plan.tables.splits().items():
-        write_array(_sizes_path(out, name), photo_sizes(table))
+        write_array(sizes_path(out, name), photo_sizes(table))
     if plan.report is not None:
         write_text(out / "check.json", plan.report.to_json())
         plan.report.write_excluded_csv(out / "excluded.csv")
@@ -87,7 +89,7 @@ def write_record(plan: Plan, out: Path) -> None:
         "grid": plan.grid,
         "heatmap_bytes": plan.heatmap_bytes,
         "notes": plan.notes,
-        "settings": {"run.toml": _tree(plan.config), "resolved.toml": _tree(plan.resolved)},
+        "settings": {"run.toml": settings_tree(plan.config), "resolved.toml": settings_tree(plan.resolved)},
     }
     write_text(out / "vocabulary.json", json.dumps(vocabulary, indent=1, ensure_ascii=False))
     write_text(out / "environment.json", json.dumps(record, indent=1))
@@ -116,8 +118,8 @@ def read_record(out: Path) -> Record:
     except (OSError, ValueError, TypeError, KeyError, FewtagsError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise CheckpointError(f"the record of the run in {out} is damaged ({reason}); start a new run.") from None
-    _refuse_edited(out / "run.toml", began["run.toml"], _tree(config))
-    _refuse_edited(out / "resolved.toml", began["resolved.toml"], _tree(resolved))
+    refuse_edited(out / "run.toml", began["run.toml"], settings_tree(config))
+    refuse_edited(out / "resolved.toml", began["resolved.toml"], settings_tree(resolved))
     for name, table in named(tables).items():
         if table.fingerprint != record["fingerprints"][name]:
             raise CheckpointError(
@@ -126,12 +128,18 @@ def read_record(out: Path) -> Record:
     return Record(config, resolved, tables, record)
 
 
-def _tree(model: BaseModel) -> dict[str, Any]:
+def settings_tree(model: BaseModel) -> dict[str, Any]:
+    """Settings as plain values."""
     tree: dict[str, Any] = model.model_dump(mode="json", serialize_as_any=True)
     return tree
 
 
-def _refuse_edited(file: Path, began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def refuse_edited(file: Path, began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Compare settings with those that a run began with.
+
+    Raises:
+        CheckpointError: one is another, and which.
+    """
     before, after = dict(_flat(began)), dict(_flat(now))
     for key in {**after, **before}:
         if before.get(key) != after.get(key):
@@ -173,7 +181,8 @@ def _size(path: str) -> int:
         return ANY_SIZE
 
 
-def _sizes_path(out: Path, split: str) -> Path:
+def sizes_path(out: Path, split: str) -> Path:
+    """Where a run keeps the sizes of a split's photos."""
     return out / "tables" / f"{split}-sizes.npy"
 
 
@@ -183,15 +192,20 @@ def refuse_changed_photos(tables: Tables, out: Path) -> None:
     Raises:
         CheckpointError: one is gone, or of another size.
     """
-    for name, table in tables.splits().items():
+    refuse_other_sizes(tables.splits(), out)
+
+
+def refuse_other_sizes(splits: Mapping[str, LabelTable], out: Path) -> None:
+    """The same for label tables by name."""
+    for name, table in splits.items():
         try:
-            before = np.load(_sizes_path(out, name), allow_pickle=False)
+            before = np.load(sizes_path(out, name), allow_pickle=False)
             now = photo_sizes(table)
             if before.shape != now.shape:
                 raise ValueError(f"{len(before):,} sizes of {len(now):,} photos")
             different = np.flatnonzero((now == ANY_SIZE) | ((now != before) & (before != ANY_SIZE)))
         except (OSError, ValueError, EOFError) as error:
-            reason = f"{_sizes_path(out, name)}: {error}"
+            reason = f"{sizes_path(out, name)}: {error}"
             raise CheckpointError(f"the record of the run in {out} is damaged ({reason}); start a new run.") from None
         if len(different):
             first = int(different[0])
@@ -202,19 +216,43 @@ def refuse_changed_photos(tables: Tables, out: Path) -> None:
             raise CheckpointError(f"{photo_paths(table)[first]} {what}{more}; restore it, or start a new run.")
 
 
-def expect_another(tables: Tables, out: Path, failure: str) -> None:
+@contextmanager
+def saying_what_to_do(splits: Mapping[str, LabelTable], out: Path, settings: str = "run.toml") -> Iterator[None]:
+    """Add to an unreadable photo's error what to do about it.
+
+    Args:
+        splits: the photos of the run, by name.
+        out: its folder.
+        settings: the file whose presence makes the folder a run.
+    """
+    try:
+        yield
+    except DataError as error:
+        if not (out / settings).exists():
+            raise DataError(f"{error} Then start again; nothing was written yet.") from None
+        right = "the photo that the run began with"
+        if CheckpointFolder(out / "checkpoints").last() is None:  # no epoch was trained on it
+            expect_another(splits, out, str(error))
+            right = "a readable photo"
+        raise DataError(
+            f"{error} With {right} in its place, go on with `fewtags resume {out}`; to do without it, remove "
+            "the file and start a new run with data.decode = true, which leaves it out."
+        ) from None
+
+
+def expect_another(splits: Mapping[str, LabelTable], out: Path, failure: str) -> None:
     """After `failure`, the text of a reading error that begins with the photo's path: let another file take its place.
 
     For a run that has trained no epoch yet; later the photo is part of what the net is.
     """
-    for name, table in tables.splits().items():
+    for name, table in splits.items():
         # Errors show a name that is not UTF-8 with escapes.
         shown = (os.fspath(path).encode("utf-8", "backslashreplace").decode() for path in photo_paths(table))
         broken = [n for n, path in enumerate(shown) if failure.startswith(f"{path}: ")]
-        if broken and _sizes_path(out, name).exists():
-            sizes = np.load(_sizes_path(out, name), allow_pickle=False)
+        if broken and sizes_path(out, name).exists():
+            sizes = np.load(sizes_path(out, name), allow_pickle=False)
             sizes[broken] = ANY_SIZE
-            write_array(_sizes_path(out, name), sizes)
+            write_array(sizes_path(out, name), sizes)
 
 
 # --- labels
@@ -288,7 +326,8 @@ def refuse_used_folder(out: Path) -> None:
                 f"{out} holds {', '.join(sorted(there))} of a run that was stopped before it began; delete the folder, "
                 "or choose another --out."
             )
-        interrupted = (out / "run.toml").exists() and not (out / "model.safetensors").exists()
+        kinds = (("run.toml", "model.safetensors"), (PRETRAIN_SETTINGS, ENCODER_FILE))
+        interrupted = any((out / began).exists() and not (out / ended).exists() for began, ended in kinds)
         go_on = f", or go on with: fewtags resume {out}" if interrupted else ""
         raise ConfigError(f"{out} is not empty; choose another --out{go_on}.")
     refuse_unwritable(out)
@@ -343,7 +382,7 @@ def refuse_lost_checkpoints(out: Path) -> str | None:
 
 def method_record(plan: Plan) -> dict[str, Any]:
     """Name and settings of the objective, with derived values filled in."""
-    settings = plan.config.objective.model_dump(mode="json")
+    settings = plan.method.model_dump(mode="json")
     return {k: _plain(getattr(plan.objective, k, v)) for k, v in settings.items()} | {"name": settings["name"]}
 
 

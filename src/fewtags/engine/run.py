@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import final
@@ -20,7 +19,7 @@ from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Phot
 from fewtags.data.strong import Strong
 from fewtags.data.table import LabelTable
 from fewtags.engine.autocast import repeatable
-from fewtags.engine.checkpoint import CheckpointFolder, load_tensors, write_array, write_text
+from fewtags.engine.checkpoint import load_tensors, write_array, write_text
 from fewtags.engine.evaluate import Evaluation, Logits, epoch_metrics, evaluate_logits, predict_logits, sigmoid
 from fewtags.engine.events import Ended, EpochEnded, Event
 from fewtags.engine.fit import BatchSource, Fit, FitConfig, make_accelerator
@@ -29,7 +28,6 @@ from fewtags.engine.model import ModelInfo, make_policy, save_model
 from fewtags.engine.plan import Plan, Tables, derive, head_plan, positives_per_image
 from fewtags.engine.record import (
     NO_FILES,
-    expect_another,
     forget,
     looked_at_again,
     method_record,
@@ -37,10 +35,11 @@ from fewtags.engine.record import (
     refuse_changed_photos,
     refuse_lost_checkpoints,
     refuse_used_folder,
+    saying_what_to_do,
     write_record,
 )
 from fewtags.engine.sources import StoredViews, Tick, fill_views, head_inputs
-from fewtags.errors import CheckpointError, ConfigError, DataError
+from fewtags.errors import CheckpointError, ConfigError
 from fewtags.labels import Label, Locations
 from fewtags.metrics.thresholds import Thresholds, fit_thresholds
 from fewtags.nets.freezing import freeze
@@ -91,7 +90,7 @@ class Run:
         self.accelerator.wait_for_everyone()
         made = not self.out.exists()
         try:
-            with self._saying_what_to_do():
+            with saying_what_to_do(self.plan.tables.splits(), self.out):
                 yield from self._train(resume=False)
         finally:
             if self.accelerator.is_main_process and not (self.out / "run.toml").exists():
@@ -105,25 +104,8 @@ class Run:
         Raises:
             DataError: a photo cannot be read.
         """
-        with self._saying_what_to_do():
+        with saying_what_to_do(self.plan.tables.splits(), self.out):
             yield from self._train(resume=True)
-
-    @contextmanager
-    def _saying_what_to_do(self) -> Iterator[None]:
-        """Add to an unreadable photo's error what to do about it."""
-        try:
-            yield
-        except DataError as error:
-            if not (self.out / "run.toml").exists():
-                raise DataError(f"{error} Then start again; nothing was written yet.") from None
-            right = "the photo that the run began with"
-            if CheckpointFolder(self.out / "checkpoints").last() is None:  # no epoch was trained on it
-                expect_another(self.plan.tables, self.out, str(error))
-                right = "a readable photo"
-            raise DataError(
-                f"{error} With {right} in its place, go on with `fewtags resume {self.out}`; to do without it, remove "
-                "the file and start a new run with data.decode = true, which leaves it out."
-            ) from None
 
     def _train(self, resume: bool) -> Iterator[Event]:
         plan, r, device = self.plan, self.plan.resolved, self.accelerator.device
@@ -134,7 +116,7 @@ class Run:
         validate = self._validation(tables.val, frozen)
         config = FitConfig(
             r.stages, r.seed, r.weight_decay, r.accumulate, r.clip_norm, r.precision, r.weight_ema, r.batchnorm_eval,
-            r.checkpoint_every_steps,
+            r.checkpoint_every_steps, patience=r.patience,
         )  # fmt: skip
         problem = Problem(
             tables.train.matrix, plan.grid, config.warmup_epochs, config.epochs, r.seed, self.shard, device,

@@ -10,6 +10,7 @@ from timm.models import group_parameters
 from torch import nn
 
 from fewtags.errors import ConfigError
+from fewtags.nets.encoder import Encoder
 from fewtags.nets.spatial import SpatialNet
 
 # timm's mark for layers that belong to the block before them.
@@ -23,13 +24,13 @@ class _Grouped(Protocol):
     def group_matcher(self, coarse: bool = False) -> Any: ...
 
 
-def freeze(net: SpatialNet, trainable: Literal["head", "all"] | int, *, batchnorm_eval: bool = False) -> None:
+def freeze(net: SpatialNet | Encoder, trainable: Literal["head", "all"] | int, *, batchnorm_eval: bool = False) -> None:
     """Choose what is trained; everything else gets no gradient and stays in eval mode.
 
-    The head is always trained. A number k adds the last k blocks of `blocks(net.backbone)`: the finest units that
-    timm tells apart (residual blocks, inverted residual blocks, transformer layers); the stem is the first block,
-    layers after the last block (a final 1x1 convolution or norm) belong to it. timm's MobileNetV2 has 18, where
-    torchvision's `features` has 19 because its last 1x1 convolution counts: 4 trains features[14..18], and 11
+    The head, if there is one, is always trained. A number k adds the last k blocks of `blocks(net.backbone)`: the
+    finest units that timm tells apart (residual blocks, inverted residual blocks, transformer layers); the stem is the
+    first block, layers after the last block (a final 1x1 convolution or norm) belong to it. timm's MobileNetV2 has 18,
+    where torchvision's `features` has 19 because its last 1x1 convolution counts: 4 trains features[14..18], and 11
     freezes features[0..6].
 
     Args:
@@ -54,7 +55,8 @@ def freeze(net: SpatialNet, trainable: Literal["head", "all"] | int, *, batchnor
         trained = {name for group in groups[-trainable:] for name in group}
     for name, parameter in net.backbone.named_parameters():
         parameter.requires_grad_(name in trained)
-    net.head.requires_grad_(True)
+    if isinstance(net, SpatialNet):
+        net.head.requires_grad_(True)
     net.batchnorm_eval = batchnorm_eval
     net.train(net.training)
 

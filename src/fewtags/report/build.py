@@ -54,15 +54,21 @@ def build_report(runs: Sequence[Path], out: Path | None) -> Path:
     return page
 
 
+def template_text(name: str) -> str:
+    """A file beside the templates."""
+    return (files("fewtags.report") / "templates" / name).read_text("utf-8")
+
+
 def render(runs: Sequence[RunData]) -> str:
     """The page as text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     # Adding zero makes a difference of -0.0 a plain 0.0.
     environment.filters["signed"] = lambda v: f"{round(100 * v, 1) + 0.0:+.1f}"
     environment.filters["percent"] = lambda v: "–" if v is None else f"{100 * v:.1f}"
-    template = environment.from_string((files("fewtags.report") / "templates" / "report.html.j2").read_text("utf-8"))
+    template = environment.from_string(template_text("report.html.j2"))
     shared = [s for s in runs[0].evaluations if all(s in run.evaluations for run in runs)]
     return template.render(
+        style=template_text("style.css"),
         runs=runs,
         title=" / ".join(run.name for run in runs),
         splits=shared,

@@ -66,17 +66,28 @@ class Shard:
         padded[: len(local)] = local
         return padded
 
-    def concatenate(self, local: Tensor) -> tuple[Tensor, int]:
-        """The rows of all processes, those of rank 0 first, and where this process's own begin.
-
-        Any numbers of rows; on a GPU the host waits once, for those numbers. Collective: every rank must call it.
-        """
+    def sizes(self, local: Tensor) -> list[int]:
+        """How many rows each process has. On a GPU the host waits for it. Collective: every rank must call it."""
         if self.world == 1:
-            return local, 0
+            return [len(local)]
         own = torch.tensor([len(local)], device=local.device)
         counts = [torch.empty_like(own) for _ in range(self.world)]
         dist.all_gather(counts, own)
-        sizes: list[int] = torch.cat(counts).tolist()
+        found: list[int] = torch.cat(counts).tolist()
+        return found
+
+    def concatenate(self, local: Tensor, sizes: list[int] | None = None) -> tuple[Tensor, int]:
+        """The rows of all processes, those of rank 0 first, and where this process's own begin.
+
+        Collective: every rank must call it.
+
+        Args:
+            local: this process's rows, any number of them.
+            sizes: of `self.sizes`, for several tensors of as many rows; None asks for them.
+        """
+        if self.world == 1:
+            return local, 0
+        sizes = self.sizes(local) if sizes is None else sizes
         padded = local.new_zeros((max(sizes), *local.shape[1:]))
         padded[: len(local)] = local
         pieces = [torch.empty_like(padded) for _ in range(self.world)]

@@ -1,0 +1,125 @@
+"""A backbone in the formats of other libraries."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torchvision
+from torch import Tensor
+
+from fewtags.engine.checkpoint import publish_tensors
+from fewtags.engine.encoder_file import EncoderInfo
+from fewtags.errors import CheckpointError, ConfigError
+from fewtags.labels import suggest
+from fewtags.nets.encoder import Encoder
+from fewtags.nets.weights import match_weights
+
+Format = Literal["timm", "torchvision", "detectron2"]
+FORMATS: tuple[str, ...] = get_args(Format)
+# timm's name -> torchvision's, where they differ and the layers are the same in the same order.
+TORCHVISION = {"mobilenetv2_100": "mobilenet_v2"}
+
+
+def export_backbone(encoder: Encoder, info: EncoderInfo, out: Path, format: Format) -> str:
+    """Write a backbone, without classifier, for another library.
+
+    Args:
+        encoder: the backbone.
+        info: what it is.
+        out: the file: .safetensors for timm and torchvision, .pkl for detectron2.
+        format: "timm": `timm.create_model(NAME, num_classes=0)`; "torchvision": `torchvision.models`, all but the
+            classifier (`load_state_dict(..., strict=False)`); "detectron2": a pickle for MODEL.WEIGHTS, ResNets only.
+
+    Returns:
+        how to load it, in words.
+
+    Raises:
+        ConfigError: another ending, or an architecture that the other library does not have.
+    """
+    ending = ".pkl" if format == "detectron2" else ".safetensors"
+    if out.suffix != ending:
+        raise ConfigError(f"{out}: {format} weights go into a {ending} file; choose such a name.")
+    tensors = {name: tensor.detach().cpu() for name, tensor in encoder.backbone.state_dict().items()}
+    about = f"{info.backbone}, {info.method.get('name', '')}, {info.images} images, {info.epochs} epochs"
+    if format == "timm":
+        publish_tensors(out, tensors, {"architecture": info.backbone, "made_by": f"fewtags ({about})"})
+        return f'timm.create_model("{info.backbone}", num_classes=0), then load_state_dict of {out}'
+    if format == "torchvision":
+        name, renamed = torchvision_tensors(tensors, info.backbone)
+        publish_tensors(out, renamed, {"architecture": name, "made_by": f"fewtags ({about})"})
+        return f"torchvision.models.{name}(), then load_state_dict(..., strict=False) of {out}"
+    content = {
+        "model": {name: tensor.numpy() for name, tensor in detectron2_tensors(tensors, info.backbone).items()},
+        # detectron2 matches names by their endings only if a file says so, and that it is not its own.
+        "__author__": "fewtags",
+        "matching_heuristics": True,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        pickle.dump(content, file)
+    temporary.replace(out)
+    return f"MODEL.WEIGHTS {out} with PIXEL_MEAN, PIXEL_STD in RGB and RESNETS.STRIDE_IN_1X1 False"
+
+
+def torchvision_tensors(tensors: Mapping[str, Tensor], backbone: str) -> tuple[str, dict[str, Tensor]]:
+    """Name of an architecture in torchvision, and tensors under its names.
+
+    Raises:
+        ConfigError: torchvision does not have it, or not with the same layers.
+    """
+    known = torchvision.models.list_models(module=torchvision.models)
+    architecture = backbone.partition(".")[0]
+    name = TORCHVISION.get(architecture, architecture)
+    if name not in known:
+        raise ConfigError(f"torchvision has no {backbone}{suggest(name, known)}; use --format timm.")
+    target = torchvision.models.get_model(name, weights=None).state_dict()
+    prefixes = ("fc.", "classifier.", "heads.", "head.")
+    trunk = {key: value for key, value in target.items() if not key.startswith(prefixes)}
+    try:
+        match = match_weights(tensors, trunk, f"{backbone} of timm")
+    except CheckpointError as error:
+        raise ConfigError(f"torchvision's {name} is built otherwise than timm's {backbone}: {error}") from None
+    return name, match.tensors
+
+
+def detectron2_tensors(tensors: Mapping[str, Tensor], backbone: str) -> dict[str, Tensor]:
+    """Tensors of a ResNet under detectron2's names.
+
+    `conv1` is `stem.conv1`, `layer1` is `res2`, `bn1` is `conv1.norm`, `downsample.0` is `shortcut`.
+
+    Raises:
+        ConfigError: the architecture is no ResNet with torchvision's layers.
+
+    >>> import torch
+    >>> list(detectron2_tensors({"layer1.0.bn2.weight": torch.zeros(1), "bn1.bias": torch.zeros(1)}, "resnet50"))
+    ['res2.0.conv2.norm.weight', 'stem.conv1.norm.bias']
+    """
+    if not re.fullmatch(r"resnet(18|34|50|101|152)(\..*)?", backbone):
+        raise ConfigError(f"detectron2's ResNets are resnet18, 34, 50, 101 and 152, not {backbone}; use --format timm.")
+    renamed = {}
+    for name, tensor in tensors.items():
+        if name.endswith("num_batches_tracked"):
+            continue
+        new = name if name.startswith("layer") else f"stem.{name}"
+        new = re.sub(r"layer(\d)", lambda found: f"res{int(found[1]) + 1}", new)
+        new = re.sub(r"bn(\d)", r"conv\1.norm", new)
+        new = new.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")
+        renamed[new] = tensor
+    return renamed
+
+
+def as_format(word: str) -> Any:
+    """A format from a word.
+
+    Raises:
+        ConfigError: unknown; the closest is suggested.
+    """
+    if word not in FORMATS:
+        raise ConfigError(f"--format {word}: not a format{suggest(word, FORMATS)}; known: {', '.join(FORMATS)}.")
+    return word

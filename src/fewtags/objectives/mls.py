@@ -1,0 +1,239 @@
+"""MLS: the images nearest to an image's features are its labels, several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from fewtags.errors import ConfigError
+from fewtags.labels import Batch
+from fewtags.losses.contrastive import bce_pos, collapse, infonce, knn_softmax, mls_bce, similarity, top_k
+from fewtags.nets.encoder import pooled
+from fewtags.nets.projection import unit
+from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+from fewtags.objectives.momentum import (
+    Keys,
+    MomentumPair,
+    check_ranges,
+    default_queue_size,
+    mean_norm,
+    second_view,
+)
+from fewtags.stores.neighbours import NOBODY, Neighbours, agreement
+from fewtags.stores.queue import AlignedQueues
+
+INFINITY = float("inf")
+NeighbourLoss = Literal["bce", "bce_pos", "knn_eq10", "knn_eq2", "knn_eq11"]
+
+
+class Found(NamedTuple):
+    """What `step` hands to `commit`: the keys to enqueue, and each image's neighbours by number, nearest first."""
+
+    keys: Keys
+    neighbours: Tensor
+
+
+class Slots(NamedTuple):
+    """The two queues as a step sees them, and which slots count for which image.
+
+    Attributes:
+        features: Q_g, unit rows [D, d].
+        projections: Q_z, unit rows [D, p].
+        ids: image numbers, int64 [D].
+        counted: bool [b, D].
+    """
+
+    features: Tensor
+    projections: Tensor
+    ids: Tensor
+    counted: Tensor
+
+
+@final
+@dataclass(eq=False)
+class MLS(Objective):
+    """Multi-label self-supervised learning (Zhu, Fu, Wu, ICCV 2023): L = InfoNCE + lambda L_ml (main paper, eq. 10).
+
+    InfoNCE is MoCo-v2's. Beside its queue Q_z of projections stands a queue Q_g of backbone features, filled with the
+    same images at the same slots. The k slots of Q_g nearest to an image's features g1 are its positive labels, all
+    others its negative ones (eq. 7), and its logits are z1 . Q_z / tau (eq. 8). L_ml is their binary cross-entropy,
+    the mean over D (eq. 9), or another loss by name. Labels have no gradient and are made in float32.
+
+    Readings: both losses look at the queues as they were before this step's keys come in (the paper leaves it open;
+    `include_self` is the other reading); z1 is of unit length in eq. 8; labels and logits come from the same snapshot.
+    Slots that were never written count as nothing. With the literal mean over D negatives outweigh positives by
+    (D - k) / k, and small problems can collapse (docs/pretraining.md): `neighbour_from`, `reduction` and
+    `logit_bias` are remedies, off as in the paper.
+
+    Args:
+        k: labels per image.
+        weight: lambda.
+        neighbour_loss: "bce" (eq. 9); "bce_pos": its positive part alone (supplement, eq. 15); "knn_eq10": a softmax
+            over the queue, mean of logarithms (supplement, eq. 10); "knn_eq2": the denominator without the other
+            positives (main paper, eq. 2); "knn_eq11": the logarithm of the sum (supplement, eq. 11).
+        reduction: "mean" over D (the paper); "per_positive": over k; "balanced": positives and negatives weigh the
+            same. For the two BCE losses.
+        logit_bias: added to the logits of "bce"; log(k / (D - k)) lets it start from its base rate.
+        neighbour_from: first epoch with L_ml; InfoNCE alone before (the paper's remedy 1, which it does not use).
+        mask_same: an image's own older keys are no labels, neither positive nor negative.
+        include_self: this step's keys of all images count as slots too, for L_ml.
+        source: where labels and logits come from (table 7): "both": Q_g and Q_z; "projections": Q_z alone;
+            "features": Q_g alone.
+        temperature: tau, of both losses.
+        momentum: m of the momentum encoder.
+        queue_size: D; None: a sixteenth of the images, a power of two from 16 to 65536.
+        projection_dim: d_z.
+        hidden_dim: width of the projector's hidden layer; None: that of the features.
+        batchnorm_groups: see `MoCo`.
+
+    Raises:
+        ConfigError: a value that is out of range.
+    """
+
+    needs_strong: ClassVar[bool] = True
+
+    k: int = 20
+    weight: float = 0.5
+    neighbour_loss: NeighbourLoss = "bce"
+    reduction: Literal["mean", "per_positive", "balanced"] = "mean"
+    logit_bias: float = 0.0
+    neighbour_from: int = 0
+    mask_same: bool = False
+    include_self: bool = False
+    source: Literal["both", "projections", "features"] = "both"
+    temperature: float = 0.2
+    momentum: float = 0.995
+    queue_size: int | None = None
+    projection_dim: int = 256
+    hidden_dim: int | None = None
+    batchnorm_groups: int = 1
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RANGES)
+        idle = ["logit_bias"] if self.logit_bias and self.neighbour_loss != "bce" else []
+        idle += ["reduction"] if self.reduction != "mean" and self.neighbour_loss.startswith("knn") else []
+        if idle:
+            raise ConfigError(
+                f'{" and ".join(idle)} would do nothing with neighbour_loss = "{self.neighbour_loss}"; leave it out.'
+            )
+
+    def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
+        """Make the projector, the momentum encoder, the queues, and the list of neighbours.
+
+        Raises:
+            ConfigError: as many labels as slots, or labels that would never begin.
+        """
+        samples = problem.labels.shape[0]
+        widths = (self.hidden_dim or problem.features_dim, self.projection_dim)
+        self._pair = MomentumPair(net, problem, widths, self.momentum, self.batchnorm_groups, pooled)
+        size = self.queue_size or default_queue_size(samples)
+        if self.k >= size:
+            raise ConfigError(f"k = {self.k} labels of a queue of {size} leave no negative; lower k.")
+        if self.neighbour_from >= problem.epochs:
+            raise ConfigError(
+                f"neighbour_from = {self.neighbour_from} with {problem.epochs} epochs: the labels would never begin."
+            )
+        self._queues = AlignedQueues(
+            size, {"features": problem.features_dim, "projections": self.projection_dim}, device=problem.device
+        )
+        self._neighbours = Neighbours(samples, self.k, shard=problem.shard, device=problem.device)
+        return {**self._pair.parts(), "queues": self._queues, "neighbours": self._neighbours}
+
+    def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
+        """InfoNCE, and from `neighbour_from` on the loss on neighbours, on the queues as they are.
+
+        Raises:
+            ConfigError: a batch without second views.
+        """
+        features, query = self._pair.query(net, batch.images)
+        keys = self._pair.keys(net, second_view(batch, "MLS"), batch.index, at)
+        slots = self._slots(batch.index, query, keys, include=False)
+        own = keys.own(len(query)).projections.to(query)
+        # As negatives of InfoNCE an image's own older keys stay, as in MoCo.
+        filled = self._queues.counted()[None]
+        contrast = infonce(query, own, slots.projections, self.temperature, counted=filled)
+        if self.include_self:
+            slots = self._slots(batch.index, query, keys, include=True)
+        labels, nearest = self._labels(features, query, slots)
+        logs = {
+            "infonce": contrast.detach(),
+            "spread": collapse(query.detach()),
+            "positive": (query.detach() * own).sum(1).mean(),
+            "mean_key": mean_norm(self._queues.read("projections"), self._queues.counted()),
+        }
+        met, kept = agreement(self._neighbours.read(batch.index), nearest, slots.ids)
+        logs |= {"neighbours_met": met, "neighbours_kept": kept}
+        if at.epoch < self.neighbour_from:
+            return Step(contrast, logs, Found(keys, nearest))
+        extra = self._loss(self._logits(features, query, slots), labels, slots.counted)
+        return Step(contrast + self.weight * extra, logs | {"neighbour_loss": extra.detach()}, Found(keys, nearest))
+
+    @torch.no_grad()
+    def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
+        """Enqueue the keys of all processes, keep the neighbours, and move the momentum encoder."""
+        found: Found = out.payload
+        keys = found.keys
+        self._queues.enqueue(keys.ids, {"features": keys.features, "projections": keys.projections})
+        self._neighbours.write(batch.index, found.neighbours)
+        self._pair.follow(net)
+
+    def _slots(self, index: Tensor, like: Tensor, keys: Keys, *, include: bool) -> Slots:
+        features, projections = (self._queues.read(name) for name in ("features", "projections"))
+        ids, counted = self._queues.ids, self._queues.counted().expand(len(index), -1)
+        if self.mask_same:
+            counted = counted & (ids != index[:, None])
+        if include:
+            features = torch.cat([features, keys.features.to(features)])
+            projections = torch.cat([projections, keys.projections.to(projections)])
+            ids = torch.cat([ids, keys.ids.to(ids)])
+            counted = torch.cat([counted, counted.new_ones(len(index), len(keys.ids))], 1)
+        # The double precision of a test goes all the way.
+        dtype = like.dtype
+        return Slots(features.to(dtype), projections.to(dtype), ids, counted)
+
+    @torch.no_grad()
+    def _labels(self, features: Tensor, query: Tensor, slots: Slots) -> tuple[Tensor, Tensor]:
+        """Which slots are an image's labels, bool [b, D], and whose they are, int64 [b, k], -1 where k is not had."""
+        if self.source == "projections":
+            near = similarity(query, slots.projections)
+        else:
+            near = similarity(unit(features), slots.features)
+        labels = top_k(near, self.k, counted=slots.counted)
+        values, places = near.masked_fill(~labels, -INFINITY).topk(self.k, dim=1)
+        return labels, slots.ids[places].masked_fill(values == -INFINITY, NOBODY)
+
+    def _logits(self, features: Tensor, query: Tensor, slots: Slots) -> Tensor:
+        if self.source == "features":
+            return unit(features).to(slots.features) @ slots.features.T / self.temperature
+        return query @ slots.projections.T / self.temperature
+
+    def _loss(self, logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+        match self.neighbour_loss:
+            case "bce":
+                return mls_bce(logits, labels, counted=counted, reduction=self.reduction, bias=self.logit_bias)
+            case "bce_pos":
+                return bce_pos(logits, labels, counted=counted, reduction=self.reduction)
+            case "knn_eq10":
+                return knn_softmax(logits, labels, counted=counted, reading="eq10")
+            case "knn_eq2":
+                return knn_softmax(logits, labels, counted=counted, reading="eq2")
+            case "knn_eq11":
+                return knn_softmax(logits, labels, counted=counted, reading="eq11")
+
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "k": (1.0, INFINITY),
+    "weight": (1e-9, INFINITY),
+    "logit_bias": (-INFINITY, INFINITY),
+    "neighbour_from": (0.0, INFINITY),
+    "temperature": (1e-3, INFINITY),
+    "momentum": (0.0, 1.0),
+    "queue_size": (1.0, INFINITY),
+    "projection_dim": (1.0, INFINITY),
+    "hidden_dim": (1.0, INFINITY),
+    "batchnorm_groups": (1.0, INFINITY),
+}

@@ -1,0 +1,105 @@
+"""MoCo-v2: an image's two views find each other among the keys of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import nn
+
+from fewtags.labels import Batch
+from fewtags.losses.contrastive import collapse, infonce
+from fewtags.nets.encoder import pooled
+from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+from fewtags.objectives.momentum import (
+    Keys,
+    MomentumPair,
+    check_ranges,
+    default_queue_size,
+    mean_norm,
+    second_view,
+)
+from fewtags.stores.queue import AlignedQueues
+
+INFINITY = float("inf")
+
+
+@final
+@dataclass(eq=False)
+class MoCo(Objective):
+    """MoCo-v2 (Chen et al., 2020): InfoNCE between the projections of two views, with a queue of earlier keys.
+
+    The step is that of the published code: queries; keys by the momentum encoder, shuffled among the parts that
+    BatchNorm sees; the loss against the queue as it was; then the keys are enqueued. Deviations: the queue starts
+    empty, and what was never written is no negative (the published queue starts with random vectors); any batch size
+    goes with any queue size.
+
+    Args:
+        temperature: tau.
+        momentum: m of the momentum encoder.
+        queue_size: D, keys in the queue; None: a sixteenth of the images, a power of two from 16 to 65536.
+        projection_dim: d_z.
+        hidden_dim: width of the projector's hidden layer; None: that of the features.
+        batchnorm_groups: BatchNorm sees a process's batch in so many parts, and keys are dealt out anew among them;
+            1 with one process is plain BatchNorm, through which the loss can leak.
+
+    Raises:
+        ConfigError: a value that is out of range.
+    """
+
+    needs_strong: ClassVar[bool] = True
+
+    temperature: float = 0.2
+    momentum: float = 0.999
+    queue_size: int | None = None
+    projection_dim: int = 128
+    hidden_dim: int | None = None
+    batchnorm_groups: int = 1
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RANGES)
+
+    def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
+        """Make the projector, the momentum encoder and the queue."""
+        widths = (self.hidden_dim or problem.features_dim, self.projection_dim)
+        self._pair = MomentumPair(net, problem, widths, self.momentum, self.batchnorm_groups, pooled)
+        size = self.queue_size or default_queue_size(problem.labels.shape[0])
+        self._queue = AlignedQueues(size, {"projections": self.projection_dim}, device=problem.device)
+        return {**self._pair.parts(), "queue": self._queue}
+
+    def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
+        """InfoNCE of view 1's queries against view 2's keys and the queue.
+
+        Raises:
+            ConfigError: a batch without second views.
+        """
+        _, query = self._pair.query(net, batch.images)
+        keys = self._pair.keys(net, second_view(batch, "MoCo"), batch.index, at)
+        own, queue = keys.own(len(query)).projections.to(query), self._queue.read("projections").to(query)
+        filled = self._queue.counted()
+        loss = infonce(query, own, queue, self.temperature, counted=filled[None])
+        logs = {
+            "spread": collapse(query.detach()),
+            "positive": (query.detach() * own).sum(1).mean(),
+            "mean_key": mean_norm(queue, filled),
+        }
+        return Step(loss, logs, keys)
+
+    @torch.no_grad()
+    def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
+        """Enqueue the keys of all processes, and move the momentum encoder."""
+        keys: Keys = out.payload
+        self._queue.enqueue(keys.ids, {"projections": keys.projections})
+        self._pair.follow(net)
+
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (1e-3, INFINITY),
+    "momentum": (0.0, 1.0),
+    "queue_size": (1.0, INFINITY),
+    "projection_dim": (1.0, INFINITY),
+    "hidden_dim": (1.0, INFINITY),
+    "batchnorm_groups": (1.0, INFINITY),
+}

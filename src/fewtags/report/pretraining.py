@@ -1,0 +1,168 @@
+"""The report of a pretraining run, and the page of nearest photos."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, StrictUndefined
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fewtags.config import load_toml
+from fewtags.data.augment import WholeImage
+from fewtags.data.storage import load
+from fewtags.data.table import LabelTable
+from fewtags.engine.checkpoint import write_text
+from fewtags.engine.collapse import COLLAPSED
+from fewtags.engine.encoder_file import ENCODER_FILE, EncoderInfo, load_encoder
+from fewtags.engine.sources import Tick
+from fewtags.errors import CheckpointError, DataError
+from fewtags.losses.contrastive import fingerprint
+from fewtags.nets.encoder import Encoder
+from fewtags.report.build import template_text
+from fewtags.report.figures import COLOURS, WIDTH, png
+from fewtags.report.neighbours import Rows, neighbour_rows
+
+Record = Mapping[str, Any]
+
+
+def build_pretraining_report(
+    run: Path, *, photos: int = 2000, device: torch.device | None = None, tick: Tick | None = None
+) -> Path:
+    """Write `report.html` of a pretraining run into its folder. Of one that is not finished, the curves alone.
+
+    Args:
+        run: its folder.
+        photos: among how many the nearest are looked for.
+        device: where; None for the CPU.
+        tick: told how many photos have been looked at.
+
+    Raises:
+        CheckpointError: it has not finished an epoch.
+    """
+    if not (run / "metrics.jsonl").exists():
+        raise CheckpointError(f"{run} has not finished an epoch, so there is nothing to report yet.")
+    history = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    resolved = load_toml(run / "resolved.toml")
+    table = load(run / "tables" / "train.parquet")
+    rows, missing = None, "the run is not finished"
+    if (run / ENCODER_FILE).exists():
+        encoder, info = load_encoder(run)
+        where = device or torch.device("cpu")
+        try:
+            rows, missing = neighbour_rows(encoder, table, WholeImage(info.size), where, most=photos, tick=tick), ""
+        except DataError as error:  # photos may have gone since
+            missing = str(error)
+    notes: list[str] = json.loads((run / "environment.json").read_text("utf-8"))["notes"]
+    page = (
+        _environment()
+        .from_string(template_text("pretraining.html.j2"))
+        .render(
+            style=template_text("style.css"),
+            title=run.name,
+            resolved=resolved,
+            photos=len(table),
+            epochs=len(history),
+            settings={k: v for k, v in resolved["objective"].items() if k != "name" and v is not None},
+            last=history[-1],
+            collapsed=float(history[-1]["train/spread"]) < COLLAPSED,
+            churn=churn(history[-1]),
+            curves=png(curves(history, resolved["objective"])),
+            rows=rows,
+            missing=missing,
+            notes=notes,
+            folder=str(run),
+        )
+    )
+    write_text(run / "report.html", page)
+    return run / "report.html"
+
+
+def build_neighbours_page(
+    encoder: Encoder, info: EncoderInfo, table: LabelTable, rows: Rows, out: Path, source: str
+) -> None:
+    """Write the page of nearest photos.
+
+    Args:
+        encoder: whose features they are.
+        info: what it is.
+        table: the photos.
+        rows: of `neighbour_rows`.
+        out: the HTML file.
+        source: where the encoder came from, in words.
+    """
+    page = _environment().from_string(template_text("neighbours.html.j2")).render(
+        style=template_text("style.css"), info=info, rows=rows, source=source, photos=len(table),
+        features=encoder.features_dim,
+    )  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, page)
+
+
+def _environment() -> Environment:
+    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+def churn(record: Record) -> float | None:
+    """Share of an image's earlier neighbours that were in the queue and not chosen again; None where none was."""
+    met, kept = record.get("train/neighbours_met"), record.get("train/neighbours_kept")
+    return None if not met or kept is None else 1 - kept / met
+
+
+def curves(history: Sequence[Record], objective: Mapping[str, Any]) -> Figure:
+    """Losses; how spread the vectors are; and how much the neighbours change."""
+    panels: list[tuple[str, dict[str, list[tuple[int, float]]]]] = [
+        ("loss", {name: _points(history, f"train/{key}") for key, name in LOSSES.items()}),
+        ("spread", {name: _points(history, f"train/{key}") for key, name in SPREADS.items()}),
+    ]
+    changes = [(int(r["epoch"]) + 1, value) for r in history if (value := churn(r)) is not None]
+    if changes:
+        panels.append(("neighbours", {"changed since the epoch before": changes}))
+    figure = Figure(figsize=(WIDTH, 3.3), layout="constrained")
+    for place, (title, lines) in enumerate(panels, 1):
+        axes = figure.add_subplot(1, len(panels), place)
+        for colour, (name, points) in zip(COLOURS, ((n, p) for n, p in lines.items() if p), strict=False):
+            axes.plot(*zip(*points, strict=True), color=colour, label=name, linewidth=1.8, marker=_dot(points))
+        if title == "loss":
+            _levels(axes, objective)
+        if title == "spread":
+            axes.axhline(COLLAPSED, color="#b3261e", linestyle=":", linewidth=1.4, label="collapsed below")
+        if title != "loss":
+            axes.set_ylim(min(0.0, axes.get_ylim()[0]), max(1.05, axes.get_ylim()[1]))
+        axes.set_title(title, fontsize=11)
+        axes.set_xlabel("epoch", fontsize=10)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.tick_params(labelsize=9)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=9, framealpha=0.85, edgecolor="none")
+    return figure
+
+
+LOSSES = {"loss": "total", "infonce": "InfoNCE", "dense_infonce": "dense InfoNCE", "neighbour_loss": "neighbours"}
+SPREADS = {"spread": "spread of z (1: all around)", "mean_key": "length of the mean key", "positive": "cosine of views"}
+
+
+def _levels(axes: Axes, objective: Mapping[str, Any]) -> None:
+    """Where a net without any information stands, and a collapsed one."""
+    size = objective.get("queue_size")
+    if size:
+        axes.axhline(math.log(size + 1), color="#888", linestyle=":", linewidth=1.2, label="InfoNCE by chance")
+    plain = objective.get("neighbour_loss") == "bce" and objective.get("reduction") == "mean"
+    if size and plain and not objective.get("logit_bias"):
+        level = fingerprint(int(objective["k"]), int(size), float(objective["temperature"]))
+        axes.axhline(level, color="#b3261e", linestyle=":", linewidth=1.2, label="neighbours, collapsed")
+
+
+def _points(history: Sequence[Record], key: str) -> list[tuple[int, float]]:
+    return [(int(r["epoch"]) + 1, float(r[key])) for r in history if r.get(key) is not None]
+
+
+def _dot(points: Sequence[tuple[int, float]]) -> str | None:
+    return "o" if len(points) == 1 else None

@@ -1,0 +1,177 @@
+"""pretrain, resume of it, train --init, export-backbone, transfer neighbours."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from typer.testing import Result
+
+from fewtags.config import load_toml
+from fewtags.engine.events import StepEnded
+from fewtags.engine.pretrain import PretrainRun
+
+Run = Callable[..., Result]
+TINY = (
+    *("--cpu", "--backbone", "test_resnet", "--set", "augment.size=32", "--set", "train.workers=0"),
+    *("--set", "train.epochs=2", "--set", "train.batch_size=4", "--set", "objective.queue_size=8"),
+    *("--set", "objective.k=2", "--set", "objective.projection_dim=8"),
+)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for n in range(10):
+        Image.fromarray(rng.integers(0, 255, (40, 50, 3), np.uint8)).save(folder / f"{n}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(run: Run, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    out = tmp_path_factory.mktemp("runs") / "pretrained"
+    result = run("pretrain", photos, "--out", out, *TINY)
+    assert result.exit_code == 0, result.stderr
+    return out, result
+
+
+def test_it_says_what_it_does_and_where_things_are(pretrained: tuple[Path, Result], photos: Path) -> None:
+    out, result = pretrained
+    assert result.stdout.splitlines() == [f"encoder: {out / 'encoder.safetensors'}", f"report: {out / 'report.html'}"]
+    assert "10 photos; method: mls (k 2, weight 0.5, neighbour_loss bce" in result.stderr
+    assert "net: test_resnet, weights none, 32 px" in result.stderr
+    assert "2 epochs, SGD, lr 0.0046875 cosine_epoch, batch 4, weight decay 0.0001" in result.stderr
+    assert f"  fewtags train LABELS --images PHOTOS --init {out}" in result.stderr
+    assert load_toml(out / "pretrain.toml")["data"]["train"] == str(photos)
+
+
+def test_dry_run_writes_nothing(run: Run, photos: Path, tmp_path: Path) -> None:
+    result = run(
+        "pretrain", photos, "--out", tmp_path / "run", "--method", "moco", "--backbone", "test_resnet", "--dry-run"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "method: moco" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupted_run_resumes_by_the_same_command_as_others(
+    run: Run, photos: Path, pretrained: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = PretrainRun.start
+
+    def stopping(self: PretrainRun):
+        for event in start(self):
+            yield event
+            if isinstance(event, StepEnded) and event.global_step == 4:
+                raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainRun, "start", stopping)
+        stopped = run("pretrain", photos, "--out", out, *TINY)
+    assert stopped.exit_code == 130
+    assert f"interrupted; `fewtags resume {out}` goes on from the last checkpoint." in stopped.stderr
+    assert run("resume", out, "--cpu").exit_code == 0
+    one, two = (load_file(place / "encoder.safetensors") for place in (pretrained[0], out))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    (out / "report.html").unlink()
+    again = run("resume", out, "--cpu")
+    assert "is finished, but its report is missing; it is written now." in again.stderr
+    assert (out / "report.html").exists()
+    refused = run("resume", out, "--cpu")
+    assert refused.exit_code == 1
+    assert f"error: {out} is finished; its encoder is" in refused.stderr
+
+
+def test_training_starts_from_the_pretrained_backbone(
+    run: Run, dataset: Path, pretrained: tuple[Path, Result], tmp_path: Path
+) -> None:
+    """With a frozen trunk the weights are still there at the end."""
+    out = pretrained[0]
+    result = run(
+        *("train", dataset / "train.parquet", "--val", dataset / "val.parquet", "--out", tmp_path / "run", "--cpu"),
+        *("--init", out, "--set", "augment.size=64", "--set", "train.epochs=1", "--set", "train.workers=0"),
+        *("--set", "train.cached_views=1"),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert f"net: test_resnet, weights {out / 'encoder.safetensors'}" in result.stderr
+    before, after = load_file(out / "encoder.safetensors"), load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(after[name], value) for name, value in before.items() if not name.endswith("tracked"))
+    both = run("train", dataset / "train.parquet", "--init", out, "--weights", "none")
+    assert both.exit_code == 1
+    assert "both say what training starts from; give one." in both.stderr
+    nothing = run("train", dataset / "train.parquet", "--init", tmp_path / "nothing")
+    assert "does not exist; give the folder of a pretraining run" in nothing.stderr
+
+
+def test_a_backbone_is_exported(run: Run, pretrained: tuple[Path, Result], tmp_path: Path) -> None:
+    result = run("export-backbone", pretrained[0], tmp_path / "a.safetensors")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.strip() == str(tmp_path / "a.safetensors")
+    assert 'timm.create_model("test_resnet", num_classes=0)' in result.stderr
+    refused = run("export-backbone", pretrained[0], tmp_path / "b.safetensors", "--format", "detectron")
+    assert refused.exit_code == 1
+    assert "did you mean 'detectron2'?" in refused.stderr
+
+
+def test_nearest_photos_of_labels_and_of_a_bare_folder(
+    run: Run, dataset: Path, photos: Path, pretrained: tuple[Path, Result], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    result = run(
+        "transfer", "neighbours", pretrained[0], dataset / "val.parquet", "--out", page, "-k", 3, "--cpu", "--json"
+    )
+    assert result.exit_code == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert (told["k"], told["page"]) == (3, str(page))
+    assert 0 <= told["precision"] <= 1
+    assert 'class="right"' in page.read_text("utf-8") or 'class="wrong"' in page.read_text("utf-8")
+    result = run("transfer", "neighbours", pretrained[0], photos, "--unlabelled", "--out", page, "-k", 3, "--cpu")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.strip() == str(page)
+    assert 'class="right"' not in page.read_text("utf-8")
+
+
+def test_nothing_to_train_on_and_bad_settings_are_said(run: Run, photos: Path, tmp_path: Path) -> None:
+    nothing = run("pretrain")
+    assert nothing.exit_code == 1
+    assert "nothing to train on: give a folder of photos" in nothing.stderr
+    wrong = run("pretrain", photos, "--out", tmp_path / "run", "--set", "objective.queue=5")
+    assert wrong.exit_code == 1
+    assert "unknown key 'objective.queue'; did you mean 'objective.queue_size'?" in wrong.stderr
+    out = tmp_path / "used"
+    out.mkdir()
+    (out / "mine.txt").write_text("keep")
+    used = run("pretrain", photos, "--out", out)
+    assert f"{out} is not empty; choose another --out." in used.stderr
+
+
+def test_what_is_exported_never_overwrites_what_it_comes_from(run: Run, pretrained: tuple[Path, Result]) -> None:
+    out = pretrained[0]
+    before = (out / "encoder.safetensors").read_bytes()
+    refused = run("export-backbone", out, out / "encoder.safetensors")
+    assert refused.exit_code == 1
+    assert "is what is read here, and would be lost; write to another file." in refused.stderr
+    assert (out / "encoder.safetensors").read_bytes() == before
+
+
+def test_other_commands_know_a_pretraining_run(run: Run, pretrained: tuple[Path, Result], photos: Path) -> None:
+    out = pretrained[0]
+    assert run("report", out).stdout.strip() == str(out / "report.html")
+    predicted = run("predict", out, photos)
+    assert predicted.exit_code == 1
+    assert f"{out} is a pretraining run, which knows no classes; train a model from it" in predicted.stderr
+
+
+def test_a_collapse_leaves_curves(run: Run, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = run("pretrain", photos, "--out", out, *TINY, "--set", "train.weight_decay=19", "--set", "train.lr=0.05",
+                 "--set", "train.epochs=9")  # fmt: skip
+    assert result.exit_code == 1
+    assert "error: the net has collapsed by epoch" in result.stderr
+    assert "No nearest photos: the run is not finished" in (out / "report.html").read_text("utf-8")
+    assert not (out / "encoder.safetensors").exists()

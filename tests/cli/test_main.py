@@ -49,7 +49,7 @@ def test_usage_error_is_exit_code_2_with_a_suggestion() -> None:
     done = started("trian")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert "Did you mean 'train'?" in done.stderr
+    assert "Did you mean 'train'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -1,0 +1,1 @@
+"""Transfer: what an encoder is worth on other tasks."""

@@ -1,0 +1,70 @@
+"""Which published protocol of detection or segmentation a run resembles, and in what it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fewtags.engine.encoder_file import EncoderInfo
+from fewtags.transfer.detection import VOC, DetectSettings
+from fewtags.transfer.segmentation import SegmentSettings
+
+
+def detect_protocol(settings: DetectSettings, info: EncoderInfo, *, voc: bool, published: bool) -> str:
+    """Detection against MLS (ICCV 2023), tables 1 and 4.
+
+    Args:
+        settings: of the training.
+        info: of the encoder.
+        voc: Pascal VOC, with its AP; otherwise COCO.
+        published: whether the photos are those of the protocol (train2017 and val2017; VOC07+12 and test2007).
+    """
+    usual = VOC if voc else DetectSettings()
+    name = (
+        "VOC07+12 of MoCo and MLS (ICCV 2023, table 4: Faster R-CNN C4 of detectron2, 24k steps, 11-point AP as here)"
+        if voc
+        else "Mask R-CNN R50-FPN 1x of MLS (ICCV 2023, table 1: detectron2, 90k steps)"
+    )
+    differs = [
+        f"torchvision's {'Mask' if settings.masks else 'Faster'} R-CNN, feature pyramid and {settings.heads} heads",
+        "BatchNorm of one process",
+        *([] if published else ["other photos"]),
+        *_backbone(info),
+        *([] if settings.masks is usual.masks else ["boxes only"]),
+        *([] if _same(settings, usual) else ["other settings"]),
+    ]
+    return f"protocol: resembles {name}; differs: {', '.join(differs)}."
+
+
+def segment_protocol(settings: SegmentSettings, info: EncoderInfo, *, cityscapes: bool, stride: int | None) -> str:
+    """Segmentation against MLS (ICCV 2023), table 3.
+
+    Args:
+        settings: of the training.
+        info: of the encoder.
+        cityscapes: whether the photos are those of the protocol, at their own size.
+        stride: output stride of the encoder; None: its own.
+    """
+    usual = SegmentSettings()
+    head = "DeepLab" if settings.head == "deeplab" else "FCN"
+    differs = [
+        f"torchvision's {head} head here",
+        "no change of colours in training",
+        "BatchNorm of one process",
+        *([] if cityscapes else ["the data are not Cityscapes at full size"]),
+        *_backbone(info),
+        *([] if stride == 8 else ["output stride " + ("of the encoder" if stride is None else str(stride))]),
+        *([] if replace(settings, seed=0, workers=0, head="deeplab") == usual else ["other settings"]),
+    ]
+    return (
+        "protocol: resembles mmsegmentation's Cityscapes 512x1024 40k with PSPNet or PSANet, which MLS (ICCV 2023, "
+        f"table 3) used; differs: {', '.join(differs)}."
+    )
+
+
+def _same(settings: DetectSettings, usual: DetectSettings) -> bool:
+    return replace(settings, seed=0, workers=0, heads=usual.heads, masks=usual.masks) == usual
+
+
+def _backbone(info: EncoderInfo) -> Sequence[str]:
+    return [] if info.backbone.split(".")[0] == "resnet50" else [f"the backbone is {info.backbone}, not resnet50"]

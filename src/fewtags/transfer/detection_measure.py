@@ -1,0 +1,230 @@
+"""What a detector finds, and what that is worth: COCO's AP with faster-coco-eval, Pascal VOC's with our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fewtags.errors import ConfigError, DataError
+from fewtags.metrics.detection_voc import Found, Truth, voc_detection
+from fewtags.transfer.detection import as_image
+from fewtags.transfer.detection_data import Scene, Scenes
+from fewtags.transfer.drawn import read_batches
+
+Tick = Callable[[int, int], None]
+MASK_AT = 0.5
+"""Above this probability a pixel belongs to the mask."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Detections:
+    """What a detector says about a photo, in its pixels.
+
+    Attributes:
+        height: of the photo.
+        width: of the photo.
+        boxes: float32 [k, 4], x0, y0, x1, y1.
+        classes: int64 [k], 0..C - 1.
+        scores: float32 [k].
+        masks: run lengths of each object as faster-coco-eval encodes them; None: no masks.
+    """
+
+    height: int
+    width: int
+    boxes: NDArray[np.float32]
+    classes: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    masks: tuple[dict[str, Any], ...] | None
+
+
+@torch.no_grad()
+def detect(
+    net: nn.Module, data: Scenes, device: torch.device, *, workers: int = 0, tick: Tick | None = None
+) -> list[Detections]:
+    """What a detector of `make_detector` finds in each photo.
+
+    Args:
+        net: put into eval mode.
+        data: photos; their objects are not looked at.
+        device: where.
+        workers: processes that read photos.
+        tick: told about progress.
+
+    Raises:
+        DataError: a photo cannot be used.
+    """
+    net.to(device).eval()
+    found = []
+    keys = [[(0, n)] for n in range(len(data))]
+    for done, (pixels,) in enumerate(read_batches(_Photos(data), keys, workers), 1):
+        (out,) = net([as_image(pixels).to(device)])
+        height, width, _ = pixels.shape
+        masks = None
+        if "masks" in out:
+            masks = tuple(_encoded(mask[0] > MASK_AT) for mask in out["masks"])
+        boxes, labels, scores = (out[name].cpu().numpy() for name in ("boxes", "labels", "scores"))
+        found.append(Detections(height, width, boxes, labels - 1, scores, masks))
+        if tick is not None:
+            tick(done, len(data))
+    return found
+
+
+@final
+@dataclass(frozen=True)
+class _Photos:
+    data: Scenes
+
+    def __call__(self, epoch: int, n: int) -> NDArray[np.uint8]:  # noqa: ARG002
+        return self.data.scenes[n].pixels()
+
+
+def measure_detections(data: Scenes, found: Sequence[Detections]) -> dict[str, float]:
+    """AP by the rules of the data's layout, 0..1.
+
+    COCO: "AP", "AP50", "AP75" of boxes (`box_AP`), and of masks where there are any (`mask_AP`): IoU .50 to .95, 101
+    points of recall, 100 detections a photo, crowds neither to be found nor wrong to find.
+    VOC: the same names for boxes, with 11 points (VOC2007), means over IoU .50 to .95 as detectron2 prints them,
+    difficult objects left out.
+
+    Args:
+        data: what is there.
+        found: of each photo, in the same order.
+
+    Raises:
+        ConfigError: faster-coco-eval is missing.
+        DataError: nothing to find.
+    """
+    assert len(found) == len(data), (len(found), len(data))
+    if not any((~scene.aside).any() for scene in data.scenes):
+        raise DataError("no photo to test on has an object that counts; give photos with annotated objects.")
+    if data.layout == "voc":
+        result = voc_detection(
+            [_voc_truth(scene, one) for scene, one in zip(data.scenes, found, strict=True)],
+            [
+                Found(_counted(one.boxes.astype(np.float64)), one.classes, one.scores.astype(np.float64))
+                for one in found
+            ],
+            len(data.classes),
+        )
+        return {"box_AP": result.mean, "box_AP50": result.at(0.5), "box_AP75": result.at(0.75)}
+    truth = _coco_truth(data, found)
+    values = _coco_ap(truth, _results(found, masks=False), "box", "bbox")
+    if all(one.masks is not None for one in found):
+        values |= _coco_ap(truth, _results(found, masks=True), "mask", "segm")
+    return values
+
+
+# --- VOC
+
+
+def _counted(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Continuous corners -> numbers of the first and last pixels, from 1, as VOC has them."""
+    counted: NDArray[np.float64] = boxes + np.array([1.0, 1.0, 0.0, 0.0])
+    return counted
+
+
+def _voc_truth(scene: Scene, one: Detections) -> Truth:
+    scale = np.array([one.width / scene.width, one.height / scene.height] * 2)
+    return Truth(_counted(scene.boxes * scale), scene.classes, scene.aside)
+
+
+# --- COCO
+
+
+def require_measure() -> None:
+    """Refuse at once, not after hours of training.
+
+    Raises:
+        ConfigError: faster-coco-eval is missing.
+    """
+    _library()
+
+
+def _library() -> Any:
+    try:
+        import faster_coco_eval
+    except ImportError:
+        raise ConfigError(
+            "COCO's AP is computed by faster-coco-eval, which is not installed; pip install 'fewtags[coco]'."
+        ) from None
+    return faster_coco_eval
+
+
+def _encoded(mask: Tensor | NDArray[np.bool_]) -> dict[str, Any]:
+    pixels = mask.cpu().numpy() if isinstance(mask, Tensor) else mask
+    encoded: dict[str, Any] = _library().mask.encode(np.asfortranarray(pixels, np.uint8))
+    return encoded
+
+
+def _coco_truth(data: Scenes, found: Sequence[Detections]) -> dict[str, Any]:
+    """The annotations in pixels of the photos; where those are of the stated size, as they are in the file."""
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for n, (scene, one) in enumerate(zip(data.scenes, found, strict=True), 1):
+        images.append({"id": n, "width": one.width, "height": one.height})
+        across, down = one.width / scene.width, one.height / scene.height
+        for i, (x0, y0, x1, y1) in enumerate((scene.boxes * np.array([across, down] * 2)).tolist()):
+            annotation = {
+                "id": len(annotations) + 1,
+                "image_id": n,
+                "category_id": int(scene.classes[i]) + 1,
+                "bbox": [x0, y0, x1 - x0, y1 - y0],
+                "area": float(scene.areas[i]) * across * down,
+                "iscrowd": int(scene.aside[i]),
+            }
+            if one.masks is not None:
+                annotation["segmentation"] = _segmentation(scene, i, one)
+            annotations.append(annotation)
+    categories = [{"id": c, "name": name} for c, name in enumerate(data.classes, 1)]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def _segmentation(scene: Scene, i: int, one: Detections) -> Any:
+    outline = scene.outlines[i]
+    if outline is None:  # a crowd without an outline: its box
+        x0, y0, x1, y1 = scene.boxes[i] * np.array([one.width / scene.width, one.height / scene.height] * 2)
+        return [[x0, y0, x1, y0, x1, y1, x0, y1]]
+    if isinstance(outline, list):
+        return scene.scaled(i, one.height, one.width)
+    if (one.height, one.width) == (scene.height, scene.width):
+        return outline
+    return _encoded(scene.mask(i, one.height, one.width))
+
+
+def _results(found: Sequence[Detections], *, masks: bool) -> list[dict[str, Any]]:
+    results = []
+    for n, one in enumerate(found, 1):
+        for i, (x0, y0, x1, y1) in enumerate(one.boxes.tolist()):
+            result: dict[str, Any] = {
+                "image_id": n,
+                "category_id": int(one.classes[i]) + 1,
+                "score": float(one.scores[i]),
+            }
+            if masks:
+                assert one.masks is not None
+                result["segmentation"] = one.masks[i]
+            else:
+                result["bbox"] = [x0, y0, x1 - x0, y1 - y0]
+            results.append(result)
+    return results
+
+
+def _coco_ap(truth: dict[str, Any], results: list[dict[str, Any]], name: str, kind: str) -> dict[str, float]:
+    library = _library()
+    own = library.COCO(truth)
+    measured = library.COCOeval_faster(own, own.loadRes(results), iouType=kind, print_function=_silent)
+    measured.evaluate()
+    measured.accumulate()
+    measured.summarize()
+    return {f"{name}_AP{at}": float(value) for at, value in zip(("", "50", "75"), measured.stats[:3], strict=True)}
+
+
+def _silent(*_words: object) -> None:
+    """Instead of printing."""

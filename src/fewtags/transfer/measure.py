@@ -1,0 +1,71 @@
+"""Numbers of one run, and their mean and spread over several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, final, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.errors import DataError
+from fewtags.metrics.interpolated import Definition, average_precision_by
+from fewtags.metrics.ranking import mean_of_known
+from fewtags.transfer.task import Task, targets
+
+METRICS: Mapping[str, str] = {
+    "top1": "top-1 accuracy",
+    "class_accuracy": "mean accuracy of the classes",
+    "mAP": "mAP (non-interpolated)",
+    "mAP_all_point": "mAP (all-point, VOC2010)",
+    "mAP_11_point": "mAP (11-point, VOC2007)",
+}
+
+
+@final
+class Spread(NamedTuple):
+    """A number over runs.
+
+    Attributes:
+        mean: over the runs.
+        sd: standard deviation with n - 1; nan for a single run.
+        runs: each run's.
+    """
+
+    mean: float
+    sd: float
+    runs: tuple[float, ...]
+
+
+def measure(task: Task, scores: NDArray[np.floating]) -> dict[str, float]:
+    """What scores [N, C] of the test photos are worth, 0..1.
+
+    Single classes: the share of photos whose highest score is right ("top1"; of equal scores the first counts), and the
+    mean of that share over the classes that have test photos. Several classes: the mean of AP over the classes with
+    known positives and known negatives, in three definitions; unknown cells are left out.
+
+    Raises:
+        DataError: a score is not a number.
+    """
+    if np.isnan(scores).any():
+        raise DataError("a score of the test photos is not a number; the encoder or its input is broken.")
+    if task.kind == "single":
+        truth = targets(task.test, "test")
+        right = scores.argmax(1) == truth
+        per_class = [right[truth == c].mean() for c in np.unique(truth)]
+        return {"top1": float(right.mean()), "class_accuracy": float(np.mean(per_class))}
+    labels = task.test.matrix.dense()
+    names: dict[Definition, str] = dict(
+        zip(get_args(Definition), ("mAP", "mAP_all_point", "mAP_11_point"), strict=True)
+    )
+    values = scores.astype(np.float64)
+    return {name: mean_of_known(average_precision_by(d, values, labels)) for d, name in names.items()}
+
+
+def over_runs(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    """Mean and standard deviation of every number."""
+    columns = {name: tuple(run[name] for run in runs) for name in runs[0]}
+    return {
+        name: Spread(float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else float("nan"), v)
+        for name, v in columns.items()
+    }

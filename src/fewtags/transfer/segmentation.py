@@ -1,0 +1,374 @@
+"""Semantic segmentation with an encoder: what its features say about every pixel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.models.segmentation.deeplabv3 import DeepLabHead
+from torchvision.models.segmentation.fcn import FCNHead
+
+from fewtags.data.images import open_photo
+from fewtags.data.loader import Collate, rng
+from fewtags.engine.autocast import repeatable, seeded
+from fewtags.engine.encoder_file import EncoderInfo
+from fewtags.errors import ConfigError, DataError, TrainingError
+from fewtags.metrics.segmentation import SegmentationReport, confusion, segmentation_report
+from fewtags.nets.encoder import Encoder, create_encoder
+from fewtags.nets.spatial import spatial_features
+from fewtags.objectives.momentum import seed_of
+from fewtags.transfer.drawn import CHANGE, HEAD, draws, read_batches
+
+IGNORE = 255
+CITYSCAPES = {
+    7: 0, 8: 1, 11: 2, 12: 3, 13: 4, 17: 5, 19: 6, 20: 7, 21: 8, 22: 9, 23: 10, 24: 11, 25: 12, 26: 13, 27: 14,
+    28: 15, 31: 16, 32: 17, 33: 18,
+}  # fmt: skip
+"""labelId -> trainId of the 19 classes that are evaluated; every other id is ignored."""
+GREY = 127
+"""What is around a photo, after normalisation about 0."""
+Tick = Callable[[int, int], None]
+
+
+@final
+@dataclass(frozen=True)
+class Pairs:
+    """Photos with a mask each.
+
+    Attributes:
+        images: N files.
+        masks: N PNG files, one channel, the same size.
+        classes: C.
+        lookup: uint8 [256], what a mask's value means: a class 0..C - 1, or `IGNORE`.
+        size: (height, width) that photos are reduced to before anything else; None: their own.
+    """
+
+    images: tuple[Path, ...]
+    masks: tuple[Path, ...]
+    classes: int
+    lookup: NDArray[np.uint8]
+    size: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Pixels [h, w, 3], of `size`, and classes [H, W], of the mask's own size.
+
+        Raises:
+            DataError: one cannot be read, their sizes differ, or the mask holds a value that is no class.
+        """
+        place = self.masks[n]
+        with open_photo(self.images[n]) as photo:
+            wide, high = photo.info.width, photo.info.height
+            mask = _read_mask(place, wide, high)
+            pixels = photo.read(size=self.size)
+        truth = self.lookup[mask]
+        wrong = truth[(truth >= self.classes) & (truth != IGNORE)]
+        if len(wrong):
+            raise DataError(
+                f"{place} holds the value {int(wrong[0])}, of {self.classes} classes 0 to {self.classes - 1}; say how "
+                "many classes there are, or that this value is to be ignored."
+            )
+        return pixels, truth
+
+
+def _read_mask(place: Path, width: int, height: int) -> NDArray[np.uint8]:
+    try:
+        with Image.open(place, formats=("PNG",)) as file:
+            if file.size != (width, height):
+                raise DataError(
+                    f"{place} is {file.width} x {file.height} and its photo {width} x {height} pixels; give masks of "
+                    "the photos' size."
+                )
+            if file.mode not in ("L", "P", "1"):
+                raise DataError(f"{place}: expected one channel of 8 bits, class numbers, got {file.mode}.")
+            return np.array(file).astype(np.uint8)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{place}: the mask cannot be read as PNG ({error}).") from None
+
+
+def folder_pairs(
+    images: Path, masks: Path, classes: int, ignore: Sequence[int] = (IGNORE,), size: tuple[int, int] | None = None
+) -> Pairs:
+    """Photos and masks of the same name (endings aside) in two folders.
+
+    Args:
+        images: folder of photos.
+        masks: folder of PNG files whose values are class numbers.
+        classes: C.
+        ignore: values that do not count.
+        size: see `Pairs`.
+
+    Raises:
+        DataError: no photo, or one without a mask.
+    """
+    named = {path.stem: path for path in sorted(masks.iterdir())} if masks.is_dir() else {}
+    found = sorted(path for path in images.iterdir() if path.is_file()) if images.is_dir() else []
+    if not found:
+        raise DataError(f"{images} holds no photo; give a folder of photos, and one of masks with the same names.")
+    if missing := next((path for path in found if path.stem not in named), None):
+        raise DataError(f"{missing} has no mask of that name in {masks}.")
+    lookup = np.arange(256, dtype=np.uint8)
+    lookup[list(ignore)] = IGNORE
+    return Pairs(tuple(found), tuple(named[path.stem] for path in found), classes, lookup, size)
+
+
+def cityscapes_pairs(root: Path, split: Literal["train", "val"], size: tuple[int, int] | None = None) -> Pairs:
+    """Cityscapes as it is unpacked: leftImg8bit/SPLIT/CITY/*_leftImg8bit.png, gtFine/SPLIT/CITY/*_gtFine_labelIds.png.
+
+    Raises:
+        DataError: no photo there, or one without a mask.
+    """
+    images = sorted((root / "leftImg8bit" / split).glob("*/*_leftImg8bit.png"))
+    if not images:
+        raise DataError(f"{root / 'leftImg8bit' / split} holds no CITY/*_leftImg8bit.png; unpack leftImg8bit there.")
+    masks = []
+    for image in images:
+        name = image.name.replace("_leftImg8bit.png", "_gtFine_labelIds.png")
+        mask = root / "gtFine" / split / image.parent.name / name
+        if not mask.exists():
+            raise DataError(f"{mask} is not there, the mask of {image.name}; unpack gtFine in {root}.")
+        masks.append(mask)
+    lookup = np.full(256, IGNORE, np.uint8)
+    lookup[list(CITYSCAPES)] = list(CITYSCAPES.values())
+    return Pairs(tuple(images), tuple(masks), 19, lookup, size)
+
+
+@final
+@dataclass(frozen=True)
+class SegmentSettings:
+    """How to train. The defaults are mmsegmentation's for Cityscapes (512 x 1024, 40k), which MLS used.
+
+    Attributes:
+        iterations: optimiser steps.
+        batch_size: crops a step.
+        crop: height and width of the crops in pixels.
+        scale: photos are resized by a factor uniform in this range before a crop is cut.
+        lr: of SGD with momentum 0.9, falling as (1 - t) ** 0.9 to `final_lr`.
+        final_lr: at the end.
+        weight_decay: added to the gradient.
+        head: torchvision's "deeplab" (ASPP) or "fcn".
+        auxiliary: weight of the loss of a second, plain head on the stage before the last; 0: none.
+        seed: decides everything random.
+        workers: processes that read photos; they change nothing else.
+
+    Raises:
+        ConfigError: a number out of range.
+    """
+
+    iterations: int = 40_000
+    batch_size: int = 8
+    crop: tuple[int, int] = (512, 1024)
+    scale: tuple[float, float] = (0.5, 2.0)
+    lr: float = 0.01
+    final_lr: float = 1e-4
+    weight_decay: float = 5e-4
+    head: Literal["deeplab", "fcn"] = "deeplab"
+    auxiliary: float = 0.4
+    seed: int = 0
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.head == "deeplab" and self.batch_size < 2:
+            raise ConfigError("the deeplab head normalises over a batch and needs a batch size of 2 or more.")
+        if not 0 < self.scale[0] <= self.scale[1]:
+            raise ConfigError(f"the scale goes from a smaller to a larger factor above 0, got {self.scale}.")
+        if not self.lr > 0:
+            raise ConfigError(f"the learning rate must be above 0, got {self.lr:g}.")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step, counted from 0; mmsegmentation's "poly"."""
+        left = 1 - step / self.iterations
+        return (self.lr - self.final_lr) * math.pow(left, 0.9) + self.final_lr
+
+
+def at_stride(encoder: Encoder, info: EncoderInfo, output_stride: int | None) -> Encoder:
+    """A copy of an encoder that keeps 8 or 16 pixels per cell by dilation; None: as it is.
+
+    Raises:
+        ConfigError: the architecture cannot.
+    """
+    try:
+        made = create_encoder(info.backbone, weights="none", size=info.size, output_stride=output_stride)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (transfer segment: --output-stride 0)") from None
+    made.load_state_dict(encoder.state_dict())
+    made.preprocessing = encoder.preprocessing
+    return made
+
+
+@final
+class SegmentNet(nn.Module):
+    """An encoder and a head of torchvision's on its last feature map; logits at the size of the images.
+
+    Args:
+        encoder: best made with output stride 8 (`at_stride`), as the protocols do.
+        classes: C.
+        head: "deeplab" or "fcn".
+        auxiliary: whether to add a plain head on the features of the stage before the last.
+        seed: of the heads' weights.
+    """
+
+    def __init__(
+        self, encoder: Encoder, classes: int, head: Literal["deeplab", "fcn"], *, auxiliary: bool, seed: int
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        # timm's account of the stages: name of the module and channels of each.
+        stages: Any = encoder.backbone.feature_info
+        self._before: str = stages[-2]["module"]
+        with seeded(torch.device("cpu"), seed_of(seed, HEAD)):
+            make = DeepLabHead if head == "deeplab" else FCNHead
+            self.head: nn.Module = make(encoder.features_dim, classes)
+            self.auxiliary: nn.Module | None = FCNHead(stages[-2]["num_chs"], classes) if auxiliary else None
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits [b, C, H, W] of the head, and in training of the auxiliary one."""
+        size = (images.shape[2], images.shape[3])
+        if self.auxiliary is None or not self.training:
+            return _enlarged(self.head(self.encoder.features(images)), size), None
+        kept: list[Tensor] = []
+        stage = self.encoder.backbone.get_submodule(self._before)
+        handle = stage.register_forward_hook(lambda _module, _inputs, out: kept.append(out))
+        try:
+            features = self.encoder.features(images)
+        finally:
+            handle.remove()
+        before = spatial_features(kept[0], self.encoder.layout, size, self.encoder.prefix_tokens)
+        return _enlarged(self.head(features), size), _enlarged(self.auxiliary(before), size)
+
+
+def _enlarged(logits: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(logits.float(), size, mode="bilinear", align_corners=False)
+
+
+def train_segmentation(
+    net: SegmentNet, data: Pairs, settings: SegmentSettings, device: torch.device, tick: Tick | None = None
+) -> Iterator[float]:
+    """Train; yields the loss of every step. Interrupted, it has to begin again.
+
+    Args:
+        net: changed in place.
+        data: for training.
+        settings: how.
+        device: where.
+        tick: told about progress.
+
+    Raises:
+        DataError: a photo or mask that cannot be used.
+        TrainingError: the loss is not a number.
+    """
+    net.to(device).train()
+    optimizer = torch.optim.SGD(net.parameters(), lr=settings.lr, momentum=0.9, weight_decay=settings.weight_decay)
+    pre = net.encoder.preprocessing
+    collate = Collate(pre.mean, pre.std)
+    keys = draws(len(data), settings.batch_size, settings.iterations, settings.seed)
+    for step, crops in enumerate(read_batches(_Crops(data, settings), keys, settings.workers)):
+        images = collate.pixels([pixels for pixels, _ in crops]).to(device)
+        truth = torch.from_numpy(np.stack([mask for _, mask in crops])).to(device).long()
+        for group in optimizer.param_groups:
+            group["lr"] = settings.rate(step)
+        with repeatable(device), seeded(device, seed_of(settings.seed, step)):
+            logits, extra = net(images)
+            loss = _cross_entropy(logits, truth)
+            if extra is not None:
+                loss = loss + settings.auxiliary * _cross_entropy(extra, truth)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(f"the loss of step {step + 1} is {value}; lower the learning rate.")
+        if tick is not None:
+            tick(step + 1, settings.iterations)
+        yield value
+
+
+def _cross_entropy(logits: Tensor, truth: Tensor) -> Tensor:
+    """Mean over the pixels that count; 0 where none does."""
+    total = F.cross_entropy(logits, truth, ignore_index=IGNORE, reduction="sum")
+    return total / (truth != IGNORE).sum().clamp(min=1)
+
+
+@final
+@dataclass(frozen=True)
+class _Crops:
+    """Crops of photos, of a place that depends on the seed, the epoch and the photo's number alone."""
+
+    data: Pairs
+    settings: SegmentSettings
+
+    def __call__(self, epoch: int, n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        return _crop(*self.data.read(n), self.settings, rng(self.settings.seed, epoch, n, CHANGE))
+
+
+def _crop(
+    pixels: NDArray[np.uint8], mask: NDArray[np.uint8], settings: SegmentSettings, random: np.random.Generator
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Resize, cut, flip; what the crop has more than the photo is grey and does not count."""
+    factor, (height, width) = random.uniform(*settings.scale), settings.crop
+    size = (max(1, round(pixels.shape[1] * factor)), max(1, round(pixels.shape[0] * factor)))
+    photo = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR))
+    truth = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
+    top, left = (
+        int(random.integers(max(0, have - want) + 1)) for have, want in zip(truth.shape, (height, width), strict=True)
+    )
+    part = (slice(top, top + height), slice(left, left + width))
+    out, labels = np.full((height, width, 3), GREY, np.uint8), np.full((height, width), IGNORE, np.uint8)
+    inside = truth[part].shape
+    out[: inside[0], : inside[1]], labels[: inside[0], : inside[1]] = photo[part], truth[part]
+    return (out[:, ::-1], labels[:, ::-1]) if random.random() < 0.5 else (out, labels)
+
+
+@final
+@dataclass(frozen=True)
+class _Whole:
+    data: Pairs
+
+    def __call__(self, epoch: int, n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:  # noqa: ARG002
+        return self.data.read(n)
+
+
+@torch.no_grad()
+def evaluate_segmentation(
+    net: SegmentNet, data: Pairs, device: torch.device, *, stride: int = 32, workers: int = 0, tick: Tick | None = None
+) -> SegmentationReport:
+    """Whole photos one by one, measured at their masks' own size, all pixels in one confusion matrix.
+
+    Args:
+        net: put into eval mode.
+        data: to measure on.
+        device: where.
+        stride: photos are padded to multiples of it, on the right and below; what is padded does not count.
+        workers: processes that read photos.
+        tick: told about progress.
+
+    Raises:
+        DataError: a photo or mask that cannot be used.
+    """
+    net.to(device).eval()
+    pre = net.encoder.preprocessing
+    collate, matrix = Collate(pre.mean, pre.std), np.zeros((data.classes, data.classes), np.int64)
+    keys = [[(0, n)] for n in range(len(data))]
+    for done, ((pixels, mask),) in enumerate(read_batches(_Whole(data), keys, workers), 1):
+        height, width, _ = pixels.shape
+        padded = np.full((-(-height // stride) * stride, -(-width // stride) * stride, 3), GREY, np.uint8)
+        padded[:height, :width] = pixels
+        with repeatable(device):
+            logits = net(collate.pixels([padded]).to(device))[0][:, :, :height, :width]
+        if logits.shape[2:] != mask.shape:
+            logits = _enlarged(logits, (mask.shape[0], mask.shape[1]))
+        matrix += confusion(logits[0].argmax(0).cpu().numpy(), mask, data.classes, IGNORE)
+        if tick is not None:
+            tick(done, len(data))
+    return segmentation_report(matrix)

@@ -1,0 +1,140 @@
+"""`fewtags transfer` on tiny photos: what is printed, what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+RANDOM = ("--backbone", "test_resnet", "--size", "32", "--cpu")
+COLOURS = {"blue": (40, 60, 230), "red": (220, 30, 30)}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """train/ and test/ with a folder per class; labels.csv with both, as splits and as complete labels."""
+    root = tmp_path_factory.mktemp("colours")
+    rows = ["image,split,blue,red"]
+    for part, count in (("train", 6), ("test", 3)):
+        for name, colour in COLOURS.items():
+            for i in range(count):
+                noise = np.random.default_rng(len(rows)).integers(0, 20, (32, 32, 3))
+                path = root / part / name / f"{part}{i}{name}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray((noise + colour).clip(0, 255).astype(np.uint8)).save(path)
+                rows.append(f"{path.relative_to(root)},{part},{int(name == 'blue')},{int(name == 'red')}")
+    (root / "labels.csv").write_text("\n".join(rows) + "\n")
+    return root
+
+
+def probe(run, command, *arguments, encoder="none"):
+    result = run("transfer", command, encoder, *arguments, *RANDOM)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_knn_on_a_pair_of_class_folders(run, folders):
+    result = probe(run, "knn", folders / "train", "--test", folders / "test", "-k", 3)
+    lines = result.stdout.splitlines()
+    assert lines[:2] == ["top-1 accuracy: 100.00", "mean accuracy of the classes: 100.00"]
+    assert lines[2].startswith("protocol: the weighted vote of Wu et al. (CVPR 2018) with k = 3")
+    assert "12 training photos, 6 test photos, 2 classes, one class per photo" in result.stderr
+
+
+def test_svm_on_labels_with_splits_as_json(run, folders):
+    result = probe(run, "svm", folders / "labels.csv", "--kind", "multi", "--cost", 5.0, "--json")
+    told = json.loads(result.stdout)
+    assert told["command"] == "svm"
+    assert told["data"]["kind"] == "multi"
+    assert told["settings"] == {"costs": [5.0]}
+    assert (told["train_photos"], told["test_photos"], told["seeds"]) == ([12], 6, [0])
+    assert list(told["metrics"]) == ["mAP", "mAP_all_point", "mAP_11_point"]
+    assert told["metrics"]["mAP"] == {"mean": 1.0, "sd": None, "runs": [1.0]}
+    assert told["protocol"].startswith("protocol: resembles the VOC07 SVM")
+
+
+def test_runs_of_few_photos(run, folders):
+    result = probe(run, "svm", folders / "labels.csv", "--per-class", 2, "--runs", 3, "--seed", 7)
+    assert result.stdout.splitlines()[0] == "4 of 12 training photos a run"
+    assert "over 3 runs)" in result.stdout
+    told = json.loads(
+        probe(run, "svm", folders / "labels.csv", "--per-class", 2, "--runs", 3, "--seed", 7, "--json").stdout
+    )
+    assert told["seeds"] == [7, 8, 9]
+    assert told["train_photos"] == [4, 4, 4]
+
+
+def test_the_linear_layer_tries_learning_rates(run, folders):
+    result = probe(
+        run, "linear", folders / "labels.csv", "--epochs", 4, "--views", 1, "--lr", 1e-9, "--lr", 5.0, "--json",
+    )  # fmt: skip
+    told = json.loads(result.stdout)
+    assert told["settings"]["lr"] == [1e-9, 5.0]
+    assert told["settings"]["views"] == 1
+    assert told["notes"][0].startswith("seed 0: lr ")
+    assert told["notes"][0] in result.stderr
+
+
+def test_finetuning(run, folders):
+    result = probe(
+        run, "finetune", folders / "labels.csv", "--epochs", 2, "--batch-size", 6, "--share", 0.5, "--json"
+    )  # fmt: skip
+    told = json.loads(result.stdout)
+    assert told["train_photos"] == [6]
+    assert (told["settings"]["epochs"], told["settings"]["batch_size"], told["settings"]["lr"]) == (2, 6, 0.01)
+    assert "epoch 2/2" in result.stderr
+
+
+def test_defaults_of_finetuning_depend_on_the_kind(run, folders, monkeypatch):
+    """120 epochs of 64 photos, centre crops; several classes: 30 of 16, whole photos."""
+    seen = []
+
+    def no_training(trials, candidates, *, follow):
+        from fewtags.transfer.trials import Found
+
+        seen.append((candidates[0].epochs, candidates[0].batch_size, type(trials.place.policy).__name__))
+        return Found([{"top1": 0.5}], [12], [])
+
+    monkeypatch.setattr("fewtags.transfer.trials.run_finetune", no_training)
+    for kind in ("single", "multi"):
+        probe(run, "finetune", folders / "labels.csv", "--kind", kind)
+    assert seen == [(120, 64, "ResizedCrop"), (30, 16, "SquareCrop")]
+
+
+def test_an_encoder_of_a_training_run(run, folders, trained):
+    out, _ = trained
+    result = run("transfer", "knn", out, folders / "labels.csv", "-k", 1, "--cpu")
+    assert result.exit_code == 0, result.output
+    assert "test_resnet (" in result.stderr
+    assert "images of 64 px" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("knn", "none", "train"), "train has no split for testing; give --test LABELS, or --as NAME"),
+        (("knn", "none", "labels.csv", "--any-size"), "--any-size is about the known sets; give --as NAME with it"),
+        (
+            ("knn", "none", "labels.csv", "--as", "dtd", "--complete", "--test", "x"),
+            "--test, --complete: --as dtd knows all about its set; leave it out.",
+        ),
+        (("knn", "none", "labels.csv", "--kind", "multiple"), "--kind multiple: expected one of single, multi"),
+        (("knn", "none", "labels.csv", "--policy", "center"), "--policy center: expected one of imagenet, coco, none"),
+        (("linear", "none", "labels.csv", "--schedule", "step"), "--schedule step: expected one of steps, cosine"),
+        (("finetune", "none", "labels.csv", "--precision", "half"), "--precision half: expected one of no, bf16, fp16"),
+        (("knn", "nowhere.pt", "labels.csv"), "nowhere.pt"),
+        (("knn", "none", "labels.csv", "-k", "2", "--runs", "2", "--share", "0"), "a share of the training photos is"),
+    ],
+)
+def test_refusals(run, folders, monkeypatch, arguments, words):
+    monkeypatch.chdir(folders)
+    result = run("transfer", *arguments, *RANDOM)
+    assert result.exit_code == 1, result.output
+    assert words in result.stderr
+
+
+def test_probes_work_in_one_process(run, folders, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = run("transfer", "svm", "none", folders / "labels.csv", *RANDOM)
+    assert result.exit_code == 1
+    assert "transfer svm works in one process; start it without torchrun or accelerate launch." in result.stderr

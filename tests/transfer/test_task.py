@@ -1,0 +1,110 @@
+"""Tasks: one class per photo or several, photos to choose on, few photos."""
+
+import numpy as np
+import pytest
+
+from fewtags.data.table import LabelTable
+from fewtags.errors import ConfigError, DataError
+from fewtags.labels import ClassNames, Label
+from fewtags.transfer.task import few_photos, make_task, targets
+
+P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
+
+
+def table(rows, prefix="p", classes="abc"):
+    """A table from rows of labels."""
+    dense = np.array(rows, np.int8).reshape(-1, len(classes))
+    image, class_ = np.nonzero(dense)
+    return LabelTable.build(
+        [f"{prefix}{i}.jpg" for i in range(len(dense))], ClassNames.of(classes), image=image, class_=class_,
+        state=dense[image, class_],
+    )  # fmt: skip
+
+
+ONE_EACH = [[P, N, N], [N, P, N], [N, N, P]]
+SEVERAL = [[P, P, N], [N, N, P]]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "kind"),
+    [(ONE_EACH, ONE_EACH, "single"), (ONE_EACH, SEVERAL, "multi"), (SEVERAL, ONE_EACH, "multi")],
+)
+def test_the_kind_follows_from_the_labels(train, test, kind):
+    assert make_task(table(train), table(test)).kind == kind
+
+
+def test_the_kind_that_is_asked_for_is_taken():
+    assert make_task(table(ONE_EACH), table(ONE_EACH), kind="multi").kind == "multi"
+
+
+def test_tables_get_one_vocabulary():
+    """Class b of the training photos is the first of the test's."""
+    task = make_task(table([[P, N], [N, P]], classes="ab"), table([[P, N], [N, P]], classes="ba"))
+    assert task.train.classes.ids == task.test.classes.ids == ("a", "b")
+    assert targets(task.test, "test").tolist() == [1, 0]
+
+
+def test_targets():
+    assert targets(table(ONE_EACH[::-1]), "test").tolist() == [2, 1, 0]
+
+
+def test_refusals():
+    with pytest.raises(DataError) as error:
+        make_task(table(ONE_EACH), table([*ONE_EACH, [P, P, N]]), kind="single")
+    assert str(error.value) == (
+        "1 of 4 test photos do not have exactly one class, for example 'p3.jpg' with 2; take the task as multi-label "
+        "(--kind multi)."
+    )
+    with pytest.raises(DataError, match="no class has both known positives and known negatives in the test photos"):
+        make_task(table(SEVERAL), table([[P, U, U], [P, P, U]]))
+    with pytest.raises(DataError, match="there are no photos for test; give labels that have some"):
+        make_task(table(ONE_EACH), table([]))
+
+
+def test_settings_are_chosen_on_val_where_there_is_one():
+    task = make_task(table(ONE_EACH), table(ONE_EACH, "t"), table(ONE_EACH, "v"))
+    choice = task.for_choice(0)
+    assert choice.test is task.val
+    assert choice.train is task.train
+    assert choice.val is None
+
+
+def test_settings_are_chosen_on_a_fifth_that_is_held_out_where_there_is_none():
+    task = make_task(table(ONE_EACH * 5), table(ONE_EACH, "t"))
+    choice = task.for_choice(0)
+    parts = [set(t.images.to_pylist()) for t in (choice.train, choice.test)]
+    assert [len(part) for part in parts] == [12, 3]
+    assert not parts[0] & parts[1]
+    assert parts[0] | parts[1] == set(task.train.images.to_pylist())
+
+
+def test_few_photos_of_each_class():
+    """Class c has one photo only; the others give two."""
+    whole = table(ONE_EACH + [[P, N, N], [N, P, N]] * 4)
+    chosen = few_photos(whole, per_class=2, seed=1)
+    assert chosen.tolist() == sorted(set(chosen.tolist()))
+    assert whole.subset(chosen).matrix.counts(P).tolist() == [2, 2, 1]
+
+
+def test_a_share_of_the_photos():
+    whole = table(ONE_EACH * 5)
+    drawn = [few_photos(whole, share=0.4, seed=seed).tolist() for seed in (0, 0, 1)]
+    assert len(drawn[0]) == 6
+    assert drawn[0] == drawn[1] == sorted(set(drawn[0]))
+    assert drawn[0] != drawn[2]
+    assert len(few_photos(whole, share=0.001)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "give a share of the training photos or a number of photos per class, one of the two"),
+        ({"share": 0.5, "per_class": 1}, "one of the two"),
+        ({"share": 0.0}, "a share of the training photos is above 0 and at most 1, got 0"),
+        ({"share": 1.5}, "at most 1, got 1.5"),
+        ({"per_class": 0}, "photos per class must be 1 or more, got 0"),
+    ],
+)
+def test_few_photos_refuses(options, words):
+    with pytest.raises(ConfigError, match=words):
+        few_photos(table(ONE_EACH), **options)

@@ -13,13 +13,13 @@ from fewtags.errors import DataError
 
 
 def confusion(
-    predicted: Integer[Array, "*pixels"], truth: Integer[Array, "*pixels"], classes: int, ignore: int | None = 255
+    predicted: Integer[Array, "..."], truth: Integer[Array, "..."], classes: int, ignore: int | None = 255
 ) -> Int64[Array, "c c"]:
     """Pixels of each true class (row) and predicted class (column). Matrices of several images are added.
 
     Args:
-        predicted: class numbers 0..classes - 1.
-        truth: the same, or `ignore` for pixels that do not count.
+        predicted: class numbers 0..classes - 1, of any shape.
+        truth: of the same shape, likewise, or `ignore` for pixels that do not count.
         classes: C.
         ignore: None counts every pixel.
 
@@ -79,4 +79,5 @@ def segmentation_report(matrix: Int64[Array, "c c"]) -> SegmentationReport:
 
 
 def _ratio(part: Float[Array, " c"], whole: Array) -> Float[Array, " c"]:
-    return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+    ratio: Float[Array, " c"] = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+    return ratio

@@ -173,7 +173,7 @@ def test_a_photo_that_is_gone_is_named_and_others_are_counted(photos, tmp_path):
 
 def test_a_photo_that_could_not_be_read_may_be_another_file_but_not_none(photos, tmp_path):
     path = photos.train.root / photos.train.images[1].as_py()
-    expect_another(photos, tmp_path / "run", f"{path}: truncated; remove it.")
+    expect_another(photos.splits(), tmp_path / "run", f"{path}: truncated; remove it.")
     sizes = np.load(tmp_path / "run" / "tables" / "train-sizes.npy")
     assert (sizes == ANY_SIZE).tolist() == [n == 1 for n in range(24)]
     path.write_bytes(path.read_bytes() + bytes(5))
@@ -185,7 +185,7 @@ def test_a_photo_that_could_not_be_read_may_be_another_file_but_not_none(photos,
 
 def test_an_error_about_something_else_lets_nothing_else_in(photos, tmp_path):
     before = (tmp_path / "run" / "tables" / "train-sizes.npy").read_bytes()
-    expect_another(photos, tmp_path / "run", "the labels are wrong.")
+    expect_another(photos.splits(), tmp_path / "run", "the labels are wrong.")
     assert (tmp_path / "run" / "tables" / "train-sizes.npy").read_bytes() == before
 
 

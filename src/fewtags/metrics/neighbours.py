@@ -57,7 +57,7 @@ def nearest(
     return order, np.take_along_axis(cosine, order, 1)
 
 
-def neighbour_precision(features: Float[Array, "n d"], labels: Int8[Array, "n c"], k: int = 10) -> NeighbourReport:
+def neighbour_precision(features: Float[Array, "n d"], labels: Int8[Array, "_ c"], k: int = 10) -> NeighbourReport:
     """Precision of the k nearest images, against labels that may be partial.
 
     A neighbour is right if a class is a known positive of both, wrong if all of the image's known positives are known

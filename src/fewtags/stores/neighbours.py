@@ -66,8 +66,9 @@ def agreement(
         there: images among which they were chosen, -1 for none.
     """
     known = before != NOBODY
-    ordered = there.sort().values  # torch.isin would wait for a GPU
-    place = torch.searchsorted(ordered, before).clamp(max=max(len(there) - 1, 0))
+    # torch.isin would wait for a GPU. Nobody is added so that there is always something to look at.
+    ordered = torch.cat([there, there.new_full((1,), NOBODY)]).sort().values
+    place = torch.searchsorted(ordered, before).clamp(max=len(there))
     possible = known & (ordered[place] == before)
     again = known & (before[:, :, None] == now[:, None, :]).any(2)
     return possible.float().sum(1).mean(), again.float().sum(1).mean()

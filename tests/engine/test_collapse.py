@@ -49,6 +49,20 @@ def test_it_says_what_the_numbers_are_and_what_helps():
     assert "Start again with a lower train.lr" in other
 
 
+def test_keys_and_loss_together_are_enough():
+    """Batches that differ in a few images have some spread; one of the two alone is not enough."""
+    level = {"train/neighbour_loss": fingerprint(20, 4096, 0.2)}
+    both = level | {"train/mean_key": 0.99}
+    assert told_at(Watch("stop", MLS), records(0.5, 0.1, 0.1, **both)) == [3]
+    assert told_at(Watch("stop", MLS), records(0.5, 0.1, 0.1, **(level | {"train/mean_key": 0.5}))) == []
+    assert told_at(Watch("stop", MLS), records(0.5, 0.1, 0.1, **{"train/mean_key": 0.99})) == []
+
+
+def test_it_says_how_many_neighbours_changed():
+    others = {"train/neighbours_met": 0.5, "train/neighbours_kept": 0.1}
+    assert "; 80 % of the neighbours changed." in Watch("stop", MLS).look(records(0.5, 0.003, 0.002, **others))
+
+
 def test_a_loss_elsewhere_is_not_the_fingerprint():
     said = Watch("stop", MLS).look(records(0.5, 0.003, 0.002, **{"train/neighbour_loss": 3.0}))
     assert "neighbour loss" not in said

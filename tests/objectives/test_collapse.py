@@ -4,10 +4,13 @@ A "photo" is a vector, the sum of three of twenty concepts and a little noise; a
 Vectors, a tiny net and twenty epochs: it shows that the failure exists, not when it happens on photos.
 """
 
+import dataclasses
+
 import numpy as np
 import torch
 from torch import nn
 
+from fewtags.engine.collapse import Watch
 from fewtags.labels import Batch, LabelMatrix, StrongView
 from fewtags.objectives.base import Problem, Progress
 from fewtags.objectives.mls import MLS
@@ -41,17 +44,15 @@ def view(index, rng):
     return torch.from_numpy((VECTORS[SHOWN[index]] * kept[:, :, None]).sum(1) + noise).float()
 
 
-def spread_after_training(method):
-    """`losses.contrastive.collapse` of the projections of the last epoch's batches, the mean of them."""
+def records_of(method):
+    """What the loop would write down: the mean of every log over each epoch."""
     net, labels = Net(), LabelMatrix.from_dense(np.zeros((PHOTOS, 0), np.int8))
     parts = method.setup(net, Problem(labels, (1, 1), epochs=EPOCHS, features_dim=32))
     weights = [*net.parameters(), *parts["projector"].parameters()]
-    optimizer, crops, found = (
-        torch.optim.SGD(weights, lr=0.06, momentum=0.9, weight_decay=1e-4),
-        torch.zeros(BATCH, 2, 3),
-        [],
-    )
+    optimizer, crops = torch.optim.SGD(weights, lr=0.06, momentum=0.9, weight_decay=1e-4), torch.zeros(BATCH, 2, 3)
+    history = []
     for epoch in range(EPOCHS):
+        found = []
         order = np.random.default_rng([1, epoch]).permutation(PHOTOS)
         for step in range(STEPS):
             index, rng = order[step * BATCH : (step + 1) * BATCH], np.random.default_rng([2, epoch, step])
@@ -63,19 +64,37 @@ def spread_after_training(method):
             out.loss.backward()
             optimizer.step()
             method.commit(net, batch, out)
-            if epoch == EPOCHS - 1:
-                found.append(out.logs["spread"].item())
-    return np.mean(found)
+            found.append({f"train/{name}": value.item() for name, value in out.logs.items()})
+        history.append({"epoch": epoch, **{name: np.mean([row[name] for row in found]) for name in found[0]}})
+    return history
+
+
+def told(method, name, history):
+    """Epochs at which the watch over collapse says something."""
+    watch = Watch("stop", {"name": name, **dataclasses.asdict(method)})
+    return [n for n in range(1, len(history) + 1) if watch.look(history[:n])]
 
 
 def test_infonce_keeps_vectors_apart():
-    assert spread_after_training(MoCo(**COMMON)) > 0.5
+    method = MoCo(**COMMON)
+    history = records_of(method)
+    assert history[-1]["train/spread"] > 0.5
+    assert told(method, "moco", history) == []
 
 
-def test_the_literal_sum_collapses():
+def test_the_literal_sum_collapses_and_is_caught():
     """InfoNCE + 0.5 BCE, as the paper writes it: negatives outweigh positives by (512 - 5) / 5."""
-    assert spread_after_training(MLS(k=5, **COMMON)) < 0.05
+    method = MLS(k=5, **COMMON)
+    history = records_of(method)
+    assert history[-1]["train/spread"] < 0.05
+    (epoch,) = told(method, "mls", history)
+    assert epoch < EPOCHS
+    said = Watch("stop", {"name": "mls", **dataclasses.asdict(method)}).look(history[:epoch])
+    assert 'objective.neighbour_loss = "knn_eq10"' in said
 
 
 def test_a_softmax_over_neighbours_does_not():
-    assert spread_after_training(MLS(k=5, neighbour_loss="knn_eq10", **COMMON)) > 0.5
+    method = MLS(k=5, neighbour_loss="knn_eq10", **COMMON)
+    history = records_of(method)
+    assert history[-1]["train/spread"] > 0.5
+    assert told(method, "mls", history) == []

@@ -15,6 +15,8 @@ EPOCHS = 2
 """So many epochs in a row, the first one left out: a random net's vectors are close to each other, too."""
 NEAR = 0.02
 """How close, relatively, a loss must be to the one that a collapsed net has."""
+ONE_KEY = 0.98
+"""Length of the mean key from which on the keys of a queue count as one."""
 
 Record = Mapping[str, float | int | str]
 
@@ -46,14 +48,23 @@ class Watch:
         facts = [f"spread of the vectors {float(now['train/spread']):.3f} (1: all around, 0: one vector)"]
         if (mean := _number(now, "mean_key")) is not None:
             facts.append(f"length of the mean key {mean:.2f} (0: all around, 1: one vector)")
+        met, kept = _number(now, "neighbours_met"), _number(now, "neighbours_kept")
+        if met and kept is not None:
+            facts.append(f"{100 * (1 - kept / met):.0f} % of the neighbours changed")
         if self._has_fingerprint(now):
             facts.append(f"neighbour loss {now['train/neighbour_loss']:.3f}, that of a collapsed net")
         return f"the net has collapsed by epoch {int(now['epoch']) + 1}: {'; '.join(facts)}. {self._cure()}"
 
     def _collapsed(self, history: Sequence[Record]) -> bool:
         last = history[1:][-EPOCHS:]
-        spreads = [_number(record, "spread") for record in last]
-        return len(last) == EPOCHS and all(spread is not None and spread < COLLAPSED for spread in spreads)
+        return len(last) == EPOCHS and all(self._is_one_vector(record) for record in last)
+
+    def _is_one_vector(self, record: Record) -> bool:
+        """By the spread of an epoch; or by its keys and its loss together, which need no batch of different images."""
+        spread, mean = _number(record, "spread"), _number(record, "mean_key")
+        if spread is not None and spread < COLLAPSED:
+            return True
+        return mean is not None and mean > ONE_KEY and self._has_fingerprint(record)
 
     def _has_fingerprint(self, record: Record) -> bool:
         """Whether L_ml is softplus(1 / tau) - (k / D) / tau, what eq. 9 of MLS gives for equal vectors."""

@@ -46,6 +46,7 @@ def test_svm_on_labels_with_splits_as_json(run, folders):
     told = json.loads(result.stdout)
     assert told["command"] == "svm"
     assert told["data"]["kind"] == "multi"
+    assert told["classes_counted"] == "2 of 2 classes counted"
     assert told["settings"] == {"costs": [5.0]}
     assert (told["train_photos"], told["test_photos"], told["seeds"]) == ([12], 6, [0])
     assert list(told["metrics"]) == ["mAP", "mAP_all_point", "mAP_11_point"]

@@ -1,6 +1,7 @@
 """`fewtags transfer detect` and `segment` on tiny photos: what is printed, what is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -131,6 +132,17 @@ def test_segmentation_of_folders(run, masks):
     assert list(told["metrics"]) == ["mIoU", "mAcc", "aAcc"]
     assert 0 <= told["metrics"]["mIoU"]["mean"] <= 1
     assert (told["settings"]["crop"], told["settings"]["head"]) == ([64, 64], "fcn")
+
+
+def test_a_mask_that_cannot_be_used_is_told_before_training(run, masks, tmp_path):
+    """The second test mask is of another size than its photo."""
+    shutil.copytree(masks, tmp_path / "masks")
+    save(tmp_path / "masks" / "test" / "masks" / "1.png", np.zeros((8, 8), np.uint8))
+    arguments = ("--layout", "folders", "--classes", 2, "--ignore", 11, "--crop", 64, 64, "--test", "test")
+    result = run("transfer", "segment", "none", tmp_path / "masks", *arguments, *RANDOM, *QUICK)
+    assert result.exit_code == 1
+    assert "1.png" in result.stderr
+    assert "step 1/" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,12 @@ def test_evaluate_json_equals_what_training_measured(run: Run, model: Path, data
     assert [c["positives"] for c in told["per_class"]] == [c["positives"] for c in stored["per_class"]]
 
 
+def test_evaluate_takes_settings_of_data_alone(run: Run, model: Path, dataset: Path) -> None:
+    result = run("evaluate", model, dataset / "val.parquet", "--set", "augment.policy=imagenet", "--cpu")
+    assert result.exit_code == 1
+    assert "error: --set augment.policy=imagenet: this command takes settings of data alone" in result.stderr
+
+
 def test_evaluate_without_known_negatives(run: Run, model: Path, dataset: Path) -> None:
     result = run("evaluate", model / "model.safetensors", dataset / "train.parquet", "--cpu")
     assert result.exit_code == 0, result.stderr

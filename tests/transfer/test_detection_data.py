@@ -214,3 +214,26 @@ def test_voc_files_that_are_not_right(tmp_path):
 def test_a_scene_of_voc_has_its_pixels(tmp_path):
     write_voc(tmp_path, "1", [], "test")
     assert np.array_equal(voc_scenes(tmp_path, "2007", "test").scenes[0].pixels().shape, (50, 60, 3))
+
+
+@pytest.mark.parametrize("counts", ["garbage!!", [5, 3], [0, 5000]])
+def test_damaged_run_lengths_are_refused_when_the_file_is_read(tmp_path, counts):
+    """Before anything is trained; with the image and its size."""
+    Image.fromarray(np.zeros((48, 64, 3), np.uint8)).save(tmp_path / "a.png")
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 64, "height": 48}],
+        "categories": [{"id": 1, "name": "cat"}],
+        "annotations": [
+            {
+                "image_id": 1,
+                "category_id": 1,
+                "bbox": [0, 0, 9, 9],
+                "segmentation": {"counts": counts, "size": [48, 64]},
+            }
+        ],
+    }
+    (tmp_path / "i.json").write_text(json.dumps(content))
+    with pytest.raises(
+        DataError, match=r"^image 1 \(a\.png\): the run lengths of an object are damaged, or not of its 64"
+    ):
+        coco_scenes(tmp_path / "i.json", tmp_path)

@@ -75,8 +75,8 @@ def test_knn_slow_reference(kind, k):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"k": 5}, "k = 5 neighbours of 4 training photos; give a k in 1..4"),
-        ({"k": 0}, "k = 0 neighbours of 4 training photos; give a k in 1..4"),
+        ({"k": 5}, "--neighbours 5 of 4 training photos: give 1 to 4"),
+        ({"k": 0}, "--neighbours 0 of 4 training photos: give 1 to 4"),
         ({"k": 1, "temperature": 0.0}, "the temperature must be above 0, got 0"),
     ],
 )

@@ -26,7 +26,11 @@ def read_labels(data: str, images: Path | None, complete: bool, assignments: lis
     from fewtags.cli.progress import say
     from fewtags.cli.train import read_settings
     from fewtags.engine.plan import read_one
+    from fewtags.errors import ConfigError
 
+    for assignment in assignments or []:
+        if not assignment.strip().startswith("data."):
+            raise ConfigError(f"--set {assignment}: this command takes settings of data alone, such as data.uncertain.")
     flags = {
         "data.train": data,
         "data.complete": complete or None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -119,6 +119,8 @@ def detect(
     files = {"--images": images, "--test": test, "--test-images": test_images}
     sets = _voc_sets(data, files, boxes_only, only_2007) if voc else _coco_sets(data, files, only_2007, settings.masks)
     device, results, counts = _device(cpu), [], (0, 0)
+    for scenes in sets if isinstance(sets, tuple) else (sets,):
+        _look([scene.pixels for scene in scenes.scenes])
     for own, (net, info) in _encoders(encoder, backbone, seed, runs):
         train, tested = sets if isinstance(sets, tuple) else sets.held_out(hold_out, own)
         counts = (len(train), len(tested))
@@ -183,6 +185,7 @@ def segment(
       fewtags transfer segment runs/pretrained camvid/ --layout folders --classes 11 --ignore 11 --crop 360 480
     """  # noqa: D301
     from dataclasses import replace
+    from functools import partial
 
     from fewtags.transfer.dense_protocols import segment_protocol
     from fewtags.transfer.segmentation import (
@@ -205,6 +208,8 @@ def segment(
     city = one_of("--layout", layout, ("cityscapes", "folders")) == "cityscapes"
     train, tested = _pairs(data, test, classes, ignore, resize, city=city)
     device, results = _device(cpu), []
+    for pairs in (train, tested):
+        _look([partial(pairs.read, n) for n in range(len(pairs))])
     for own, (net, info) in _encoders(encoder, backbone, seed, runs):
         model = SegmentNet(
             at_stride(net, info, stride), train.classes, settings.head, auxiliary=auxiliary > 0, seed=own
@@ -278,6 +283,14 @@ def _pairs(
 
 
 # --- shared
+
+
+def _look(readers: Sequence[Callable[[], Any]]) -> None:
+    """Read everything once, so that what cannot be used is told before anything is trained."""
+    with _counting("looking at photos") as tick:
+        for n, read in enumerate(readers, 1):
+            read()
+            tick(n, len(readers))
 
 
 def _encoders(place: str, backbone: str | None, seed: int, runs: int) -> Iterator[tuple[int, tuple[Any, EncoderInfo]]]:

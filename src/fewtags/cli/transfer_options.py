@@ -277,6 +277,20 @@ def settings_of(candidates: Sequence[TrainSettings]) -> dict[str, Any]:
     return one
 
 
+def _counted_classes(trials: Trials) -> str:
+    """How many classes AP is the mean of, and which it leaves out; "" where that is no question."""
+    from fewtags.labels import Label
+
+    task = trials.task
+    if task.kind == "single":
+        return ""
+    labels = task.test.matrix.dense()
+    known = (labels == Label.POSITIVE).any(0) & (labels == Label.NEGATIVE).any(0)
+    left = [name for name, counted in zip(task.test.classes.display, known, strict=True) if not counted]
+    some = f"; not {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}: no positive or no negative test photo"
+    return f"{int(known.sum())} of {len(known)} classes counted{some if left else ''}"
+
+
 def tell(
     asked: Asked, info: EncoderInfo, trials: Trials, found: Found, settings: dict[str, Any], protocol: str
 ) -> None:
@@ -305,10 +319,13 @@ def tell(
                 for name, s in spreads.items()
             },
             "protocol": protocol,
+            "classes_counted": _counted_classes(trials) or None,
             "notes": found.notes,
         }
         typer.echo(json.dumps(content))
         return
+    if counted := _counted_classes(trials):
+        say(counted)
     drawn = sorted(set(found.photos))
     if trials.few:
         typer.echo(f"{' or '.join(f'{n:,}' for n in drawn)} of {len(trials.task.train):,} training photos a run")

@@ -14,7 +14,7 @@ from defusedxml.common import DefusedXmlException
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from fewtags.data.formats.coco_masks import draw_mask
+from fewtags.data.formats.coco_masks import draw_mask, run_lengths
 from fewtags.data.images import read_image
 from fewtags.data.loader import rng
 from fewtags.errors import ConfigError, DataError
@@ -228,14 +228,23 @@ def _coco_scene(path: Path, image: _Image, objects: Sequence[_Annotation], numbe
         corners,
         np.array([number[o.category_id] for o in objects], np.int64),
         np.array([o.iscrowd != 0 for o in objects], np.bool_),
-        tuple(_outline(o.segmentation) for o in objects),
+        tuple(_outline(o.segmentation, image) for o in objects),
         np.array([size.prod() if o.area is None else o.area for o, size in zip(objects, sizes, strict=True)]),
     )
 
 
-def _outline(segmentation: list[list[float]] | dict[str, Any] | None) -> Any:
-    """What can be drawn; polygons without an inside are left out, as in detectron2."""
+def _outline(segmentation: list[list[float]] | dict[str, Any] | None, image: _Image) -> Any:
+    """What can be drawn; polygons without an inside are left out, as in detectron2.
+
+    Raises:
+        DataError: run lengths that cannot be read, or are of another size than the image.
+    """
     if not isinstance(segmentation, list):
+        if segmentation and run_lengths(segmentation.get("counts")).sum() != image.width * image.height:
+            raise DataError(
+                f"image {image.id} ({image.file_name}): the run lengths of an object are damaged, or not of its "
+                f"{image.width} x {image.height} pixels; mend or remove that segmentation."
+            )
         return segmentation or None
     return [np.array(polygon) for polygon in segmentation if len(polygon) >= 6 and len(polygon) % 2 == 0] or None
 

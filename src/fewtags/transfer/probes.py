@@ -51,7 +51,7 @@ def knn_scores(
         ConfigError: k or the temperature out of range.
     """
     if not 1 <= k <= len(train):
-        raise ConfigError(f"k = {k} neighbours of {len(train):,} training photos; give a k in 1..{len(train)}.")
+        raise ConfigError(f"--neighbours {k} of {len(train):,} training photos: give 1 to {len(train)}.")
     if not temperature > 0:
         raise ConfigError(f"the temperature must be above 0, got {temperature:g}.")
     positive, known = labels == Label.POSITIVE, labels != Label.UNKNOWN

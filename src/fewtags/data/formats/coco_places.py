@@ -26,7 +26,9 @@ def outlines_to_points(seed: int) -> Callable[[_Record], _Record]:
 
     def drawn(record: _Record) -> _Record:
         if "segmentation" in record:
-            record["segmentation"] = point_of(record["segmentation"], _draws(record, seed))
+            outline = record["segmentation"]
+            record["segmentation"] = point_of(outline, _draws(record, seed))
+            record["pointless"] = bool(outline) and record["segmentation"] is None
         return record
 
     return drawn
@@ -83,6 +85,8 @@ def find_places(
         for record, mask, box, size in zip(records, masked.tolist(), boxes.tolist(), sizes.tolist(), strict=True)
     ]
     in_boxes = int((boxed & ~masked).sum())
+    damaged = sum(bool(record.get("pointless")) for record in records)
     said = f"{masked.sum():,} points drawn in masks, {in_boxes:,} in boxes without a mask"
+    said += f", of which {damaged:,} have an outline that is damaged or holds no pixel" if damaged else ""
     pixels = np.tile(np.array(points, np.float64).reshape(-1, 2), 2)
     return CocoPlaces(pixels, masked | boxed, every, (f"{said} (point_seed {options.point_seed})",))

@@ -125,7 +125,7 @@ def plan(
     averages = {"classes": classes, "positives_per_image": positives, "instances_per_image": instances}
     seconds = {"tag": tag, "point": point, "extra_point": extra_point, "box": box}
     given = {name: value for name, value in (averages | seconds).items() if value is not None}
-    table = None if data is None else read_labels(data, images, complete, set_)
+    table = None if data is None else read_labels(data, images, complete, set_, trains=True)
     found = find_cost(cost, table, given)
     budget_s = budget_seconds(amount, photos * found.classes * found.tag)
     guide: Guide

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from fewtags.data.table import LabelTable
 
 
-def read_labels(data: str, images: Path | None, complete: bool, assignments: list[str] | None) -> LabelTable:
+def read_labels(
+    data: str, images: Path | None, complete: bool, assignments: list[str] | None, *, trains: bool = False
+) -> LabelTable:
     """Read one source of labels, and say on stderr how every value was taken and how much was left out.
 
     Args:
@@ -18,9 +20,10 @@ def read_labels(data: str, images: Path | None, complete: bool, assignments: lis
         images: folder that the image names are relative to.
         complete: what is not named is known to be absent.
         assignments: of `--set`.
+        trains: whether the command uses other settings than those of data as well.
 
     Raises:
-        ConfigError: a setting that is not known.
+        ConfigError: a setting that is not known, or would do nothing.
         DataError: the source is not what it should be.
     """
     from fewtags.cli.progress import say
@@ -29,7 +32,7 @@ def read_labels(data: str, images: Path | None, complete: bool, assignments: lis
     from fewtags.errors import ConfigError
 
     for assignment in assignments or []:
-        if not assignment.strip().startswith("data."):
+        if not trains and not assignment.strip().startswith("data."):
             raise ConfigError(f"--set {assignment}: this command takes settings of data alone, such as data.uncertain.")
     flags = {
         "data.train": data,

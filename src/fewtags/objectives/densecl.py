@@ -16,6 +16,7 @@ from fewtags.nets.projection import MLP, unit
 from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
 from fewtags.objectives.momentum import (
     DENSE,
+    RANGES,
     MomentumPair,
     channels_of,
     check_ranges,
@@ -26,8 +27,6 @@ from fewtags.objectives.momentum import (
     seed_of,
 )
 from fewtags.stores.queue import AlignedQueues
-
-INFINITY = float("inf")
 
 
 class DenseKeys(NamedTuple):
@@ -77,7 +76,7 @@ class DenseCL(Objective):
     batchnorm_groups: int = 1
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        check_ranges(self, OWN_RANGES)
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make both projectors, the momentum encoder and the queues.
@@ -145,12 +144,7 @@ def _per_cell(head: nn.Module, grid: Tensor) -> Tensor:
     return rows.reshape(*cells.shape[:2], -1).transpose(1, 2)
 
 
-RANGES: Mapping[str, tuple[float, float]] = {
+OWN_RANGES: Mapping[str, tuple[float, float]] = {
     "weight": (0.0, 1.0),
-    "temperature": (1e-3, INFINITY),
-    "momentum": (0.0, 1.0),
-    "queue_size": (1.0, INFINITY),
-    "projection_dim": (1.0, INFINITY),
-    "hidden_dim": (1.0, INFINITY),
-    "batchnorm_groups": (1.0, INFINITY),
+    **RANGES,
 }

@@ -16,6 +16,8 @@ from fewtags.nets.encoder import pooled
 from fewtags.nets.projection import unit
 from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
 from fewtags.objectives.momentum import (
+    INFINITY,
+    RANGES,
     Keys,
     MomentumPair,
     check_ranges,
@@ -26,7 +28,6 @@ from fewtags.objectives.momentum import (
 from fewtags.stores.neighbours import NOBODY, Neighbours, agreement
 from fewtags.stores.queue import AlignedQueues
 
-INFINITY = float("inf")
 NeighbourLoss = Literal["bce", "bce_pos", "knn_eq10", "knn_eq2", "knn_eq11"]
 
 
@@ -113,7 +114,7 @@ class MLS(Objective):
     batchnorm_groups: int = 1
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        check_ranges(self, OWN_RANGES)
         idle = ["logit_bias"] if self.logit_bias and self.neighbour_loss != "bce" else []
         idle += ["reduction"] if self.reduction != "mean" and self.neighbour_loss.startswith("knn") else []
         if idle:
@@ -225,15 +226,10 @@ class MLS(Objective):
                 return knn_softmax(logits, labels, counted=counted, reading="eq11")
 
 
-RANGES: Mapping[str, tuple[float, float]] = {
+OWN_RANGES: Mapping[str, tuple[float, float]] = {
     "k": (1.0, INFINITY),
     "weight": (1e-9, INFINITY),
     "logit_bias": (-INFINITY, INFINITY),
     "neighbour_from": (0.0, INFINITY),
-    "temperature": (1e-3, INFINITY),
-    "momentum": (0.0, 1.0),
-    "queue_size": (1.0, INFINITY),
-    "projection_dim": (1.0, INFINITY),
-    "hidden_dim": (1.0, INFINITY),
-    "batchnorm_groups": (1.0, INFINITY),
+    **RANGES,
 }

@@ -14,6 +14,7 @@ from fewtags.losses.contrastive import collapse, infonce
 from fewtags.nets.encoder import pooled
 from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
 from fewtags.objectives.momentum import (
+    RANGES,
     Keys,
     MomentumPair,
     check_ranges,
@@ -22,8 +23,6 @@ from fewtags.objectives.momentum import (
     second_view,
 )
 from fewtags.stores.queue import AlignedQueues
-
-INFINITY = float("inf")
 
 
 @final
@@ -93,13 +92,3 @@ class MoCo(Objective):
         keys: Keys = out.payload
         self._queue.enqueue(keys.ids, {"projections": keys.projections})
         self._pair.follow(net)
-
-
-RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (1e-3, INFINITY),
-    "momentum": (0.0, 1.0),
-    "queue_size": (1.0, INFINITY),
-    "projection_dim": (1.0, INFINITY),
-    "hidden_dim": (1.0, INFINITY),
-    "batchnorm_groups": (1.0, INFINITY),
-}

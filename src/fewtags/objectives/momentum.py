@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fewtags.errors import ConfigError
+from fewtags.labels import Batch
 from fewtags.nets.precision import mixed_precision
 from fewtags.nets.projection import MLP, Follower, parameters_of, unit
 from fewtags.objectives.base import Part, Problem, Progress
 
 # Streams of the random numbers that belong to a step or a run, apart from those of the loader.
 SHUFFLE, PROJECTION, PREDICTION, DENSE = 101, 102, 103, 104
+
+INFINITY = float("inf")
+RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (1e-3, INFINITY),
+    "momentum": (0.0, 1.0),
+    "queue_size": (1.0, INFINITY),
+    "projection_dim": (1.0, INFINITY),
+    "hidden_dim": (1.0, INFINITY),
+    "batchnorm_groups": (1.0, INFINITY),
+}
+"""Of the settings that all methods with a momentum encoder and a queue have."""
 
 
 class Keys(NamedTuple):
@@ -202,7 +214,7 @@ def run(net: nn.Module, images: Tensor, groups: int = 1) -> Tensor:
     return torch.cat(parts)
 
 
-def second_view(batch: Any, method: str) -> Tensor:
+def second_view(batch: Batch, method: str) -> Tensor:
     """The batch's second view.
 
     Raises:
@@ -210,8 +222,7 @@ def second_view(batch: Any, method: str) -> Tensor:
     """
     if batch.strong is None:
         raise ConfigError(f"{method} needs two views of every image; load them from a TrainSet that has `strong`.")
-    images: Tensor = batch.strong.images
-    return images
+    return batch.strong.images
 
 
 def check_ranges(settings: object, ranges: Mapping[str, tuple[float, float]]) -> None:

@@ -2,7 +2,7 @@
 
     python benchmarks/datasets.py --data ../shared/data --preview sets.png
 
-builds what is missing in `benchmarks/cache/` and prints the statistics of every set. Four sets:
+builds what is missing in `benchmarks/cache/` and prints the statistics of every set. Five sets:
 
 camvid    quarter frames (240 x 180) of CamVid street scenes, 11 classes; a class is present when it fills more than
           2 % of the tile. Of every 15 frames of a sequence (official train + val pooled), numbers 0, 2, 4, 5, 7, 9 are
@@ -11,6 +11,8 @@ collages  2 x 2 collages of Pascal VOC photos, 128 x 128 each (squashed, so that
           every photo at most once, photos of nothing but cats and dogs thinned to 40 %. Semi-synthetic: say so.
 voc2      the Pascal VOC photos with two or more labels.
 voc       all of them.
+ccp       Clothing Co-Parsing: 2,078 street-fashion photos, 24 merged classes of clothes. One half of the photos has
+          boxes, the other half has tags only, so localisation is measured on the first half.
 
 Photos stay in the split of their source; the split keeps near-duplicates together.
 """
@@ -35,8 +37,8 @@ from PIL import Image, ImageDraw
 from fewtags.data.table import LabelTable, Notes
 from fewtags.labels import ClassNames, Label
 
-Name = Literal["camvid", "collages", "voc2", "voc"]
-NAMES: tuple[Name, ...] = ("camvid", "collages", "voc2", "voc")
+Name = Literal["camvid", "collages", "voc2", "voc", "ccp"]
+NAMES: tuple[Name, ...] = ("camvid", "collages", "voc2", "voc", "ccp")
 SPLITS = ("train", "val", "test")
 DATA = "../shared/data"  # relative to the repository
 CACHE = "benchmarks/cache"
@@ -52,8 +54,21 @@ COLLAGE_CLASSES = (
     *("bus", "car", "cat", "chair", "cow", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
     "train",
 )
+# The tags of Clothing Co-Parsing that are one merged class, where their names differ (its README.txt lists them).
+CCP_MERGED: Mapping[str, tuple[str, ...]] = {
+    "bag": ("bag", "purse", "wallet"),
+    "blazer_suit": ("blazer", "suit"),
+    "coat_cape": ("coat", "cape"),
+    "knitwear": ("cardigan", "hoodie", "jumper", "sweater", "sweatshirt"),
+    "shirt_blouse": ("shirt", "blouse"),
+    "tshirt_top": ("t-shirt", "top", "bodysuit"),
+    "dress_romper": ("dress", "romper"),
+    "legwear": ("leggings", "stockings", "tights"),
+    "eyewear": ("glasses", "sunglasses"),
+    "jewellery_watch": ("accessories", "bracelet", "earrings", "necklace", "ring", "watch"),
+}
 # Classes with fewer positives in the test part are trained but not scored (the collages' 13 are named above).
-SCORED_FROM: Mapping[Name, int] = {"camvid": 10, "collages": 1, "voc2": 10, "voc": 25}
+SCORED_FROM: Mapping[Name, int] = {"camvid": 10, "collages": 1, "voc2": 10, "voc": 25, "ccp": 10}
 
 
 @final
@@ -69,7 +84,8 @@ class BenchmarkSet:
         groups: by split, str [N]: images of one group are not independent of each other (camvid: the sequence, where
             "Seq05VD" occurs in the test part only and is reported apart; else: near-duplicate photos).
         scored: ids of the classes with enough test positives to be scored.
-        masks: folder with a mask per tile (camvid), None where boxes say where things are.
+        masks: folder with a mask per tile (camvid), None where boxes say where things are (ccp: in one half of the
+            photos).
     """
 
     name: Name
@@ -243,6 +259,9 @@ def _camvid_classes(data: Path) -> ClassNames:
 
 # ------------------------------------------------------------------------------------------ Pascal VOC
 
+_Box = tuple[str, float, float, float, float]
+"""Class, x0, y0, x1, y1 in 0..1."""
+
 
 @final
 @dataclass(frozen=True)
@@ -252,7 +271,7 @@ class _Photo:
     name: str
     split: str
     group: str
-    boxes: tuple[tuple[str, float, float, float, float], ...]
+    boxes: tuple[_Box, ...]
     difficult: frozenset[str]
 
     @property
@@ -265,6 +284,21 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
+def _read_boxes(path: Path) -> dict[str, list[_Box]]:
+    """The boxes of a COCO file by photo; a photo without boxes has an empty list."""
+    coco = json.loads(path.read_text(encoding="utf-8"))
+    category = {c["id"]: c["name"] for c in coco["categories"]}
+    image = {i["id"]: i for i in coco["images"]}
+    boxes: dict[str, list[_Box]] = defaultdict(list)
+    for a in coco["annotations"]:
+        (x, y, w, h), of = a["bbox"], image[a["image_id"]]
+        # Stored to a tenth of a pixel: the last corner may stand that much outside.
+        corners = np.clip([x / of["width"], y / of["height"], (x + w) / of["width"], (y + h) / of["height"]], 0, 1)
+        x0, y0, x1, y1 = corners.tolist()
+        boxes[of["file_name"]].append((category[a["category_id"]], x0, y0, x1, y1))
+    return boxes
+
+
 def read_voc(folder: Path) -> tuple[ClassNames, list[_Photo]]:
     """All photos of `voc_mix`, in the order of its label list."""
     labels = list(_rows(folder / "labels.csv"))
@@ -273,16 +307,7 @@ def read_voc(folder: Path) -> tuple[ClassNames, list[_Photo]]:
     difficult: dict[str, set[str]] = defaultdict(set)
     for row in _rows(folder / "difficult.csv"):
         difficult[row["image"]].add(row["class"])
-    coco = json.loads((folder / "instances.json").read_text(encoding="utf-8"))
-    category = {c["id"]: c["name"] for c in coco["categories"]}
-    image = {i["id"]: i for i in coco["images"]}
-    boxes: dict[str, list[tuple[str, float, float, float, float]]] = defaultdict(list)
-    for a in coco["annotations"]:
-        (x, y, w, h), of = a["bbox"], image[a["image_id"]]
-        # Stored to a tenth of a pixel: the last corner may stand that much outside.
-        corners = np.clip([x / of["width"], y / of["height"], (x + w) / of["width"], (y + h) / of["height"]], 0, 1)
-        x0, y0, x1, y1 = corners.tolist()
-        boxes[of["file_name"]].append((category[a["category_id"]], x0, y0, x1, y1))
+    boxes = _read_boxes(folder / "instances.json")
     photos = []
     for row in labels:
         name = row["image"]
@@ -370,6 +395,35 @@ def _add_collage(part: _Part, four: Sequence[_Photo], classes: ClassNames) -> No
     part.unknown += [[image, classes.index(c)] for c in sorted(difficult) if c in classes]
 
 
+# ----------------------------------------------------------------------------------- Clothing Co-Parsing
+
+
+def read_ccp(folder: Path) -> tuple[ClassNames, dict[str, _Part]]:
+    """The merged classes and the splits; every cell is known.
+
+    A box of a class that the photo's tags do not name is left out.
+    """
+    labels = list(_rows(folder / "labels_merged.csv"))
+    classes = ClassNames.of(c for c in labels[0] if c not in ("image", "split"))
+    merged = {tag: class_id for class_id in classes.ids for tag in CCP_MERGED.get(class_id, (class_id,))}
+    group = {r["image"]: r["group"] for r in _rows(folder / "split.csv")}
+    boxes = _read_boxes(folder / "instances.json")
+    parts = {split: _Part() for split in SPLITS}
+    for row in labels:
+        part, name = parts[row["split"]], row["image"]
+        located: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+        for tag, *corners in boxes[name]:
+            if tag in merged:
+                located[merged[tag]].append(tuple(corners))
+        for class_id in classes.ids:
+            if row[class_id] == "1":
+                cell = [len(part.images), classes.index(class_id)]
+                part.positives += [[*cell, *corners] for corners in located[class_id] or [()]]
+        part.images.append(name)
+        part.groups.append(group[name])
+    return classes, parts
+
+
 # -------------------------------------------------------------------------------------------- the sets
 
 _CAMVID = _Recipe(
@@ -389,7 +443,7 @@ def load(name: Name, data: Path, cache: Path = REPOSITORY / CACHE) -> BenchmarkS
 
     Args:
         name: one of `NAMES`.
-        data: folder with `camvid_small` and `voc_mix`.
+        data: folder with `camvid_small`, `voc_mix` and `ccp`, or with those that the set needs.
         cache: where tiles and collages are put (about 60 MB); an existing build is used as it is.
 
     Raises:
@@ -402,6 +456,9 @@ def load(name: Name, data: Path, cache: Path = REPOSITORY / CACHE) -> BenchmarkS
     elif name == "collages":
         folder, parts, messages = _COLLAGES.parts(data, cache)
         classes, root = ClassNames.of(COLLAGE_CLASSES), folder / "images"
+    elif name == "ccp":
+        classes, parts = read_ccp(data / "ccp")
+        root = data / "ccp/images"
     else:
         classes, photos = read_voc(data / "voc_mix")
         least = 2 if name == "voc2" else 1

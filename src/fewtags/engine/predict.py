@@ -21,7 +21,7 @@ from fewtags.data.loader import Collate, Sample, read_through
 from fewtags.data.table import LabelTable
 from fewtags.engine.evaluate import Evaluation, Logits, evaluate_logits, sigmoid
 from fewtags.engine.gallery import class_maps
-from fewtags.engine.machine import torch_device
+from fewtags.engine.machine import keep_freed_memory, torch_device
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.geometry import View
@@ -133,6 +133,7 @@ def _read(
     info: ModelInfo, paths: Sequence[Path], device: torch.device, batch_size: int, workers: int
 ) -> Iterator[tuple[list[Sample | str], torch.Tensor | None]]:
     """Photos, or why they cannot be read, by the batch; and the images of those that can be, None if there are none."""
+    keep_freed_memory()
     collate = Collate(info.mean, info.std)
     loader = DataLoader(
         _Files(paths, info), batch_size, num_workers=workers, collate_fn=_as_list, generator=torch.Generator()

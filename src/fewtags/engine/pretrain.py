@@ -29,7 +29,7 @@ from fewtags.engine.collapse import Watch
 from fewtags.engine.encoder_file import ENCODER_FILE, PRETRAIN_SETTINGS, EncoderInfo, save_encoder
 from fewtags.engine.events import Ended, EpochEnded, Event, Noted
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
-from fewtags.engine.machine import environment, facts
+from fewtags.engine.machine import environment, facts, keep_freed_memory
 from fewtags.engine.methods import make_objective, pretrain_settings_models
 from fewtags.engine.record import (
     NO_FILES,
@@ -301,6 +301,7 @@ class PretrainRun:
                 raise ConfigError("the processes see different photos; give all of them the same folder.")
 
     def _train(self, resume: bool) -> Iterator[Event]:
+        keep_freed_memory()
         plan, r, device = self.plan, self.plan.resolved, self.accelerator.device
         encoder = plan.encoder.to(device)
         if r.sync_batchnorm and self.accelerator.num_processes > 1:

@@ -23,6 +23,7 @@ from torchvision.models.detection.rpn import RPNHead
 
 from fewtags.data.loader import rng
 from fewtags.engine.autocast import seeded
+from fewtags.engine.machine import keep_freed_memory
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import Encoder
 from fewtags.objectives.momentum import seed_of
@@ -164,6 +165,7 @@ def train_detection(
         DataError: a photo that cannot be used, or nothing to learn from.
         TrainingError: the loss is not a number.
     """
+    keep_freed_memory()
     data = data.with_objects()
     net.to(device).train()
     optimizer = torch.optim.SGD(net.parameters(), lr=settings.lr, momentum=0.9, weight_decay=settings.weight_decay)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fewtags.engine.machine import keep_freed_memory
 from fewtags.errors import ConfigError, DataError
 from fewtags.metrics.detection_voc import Found, Truth, voc_detection
 from fewtags.transfer.detection import as_image
@@ -60,6 +61,7 @@ def detect(
     Raises:
         DataError: a photo cannot be used.
     """
+    keep_freed_memory()
     net.to(device).eval()
     found = []
     keys = [[(0, n)] for n in range(len(data))]

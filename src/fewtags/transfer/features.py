@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fewtags.data.augment import Policy
 from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos, Workers
 from fewtags.data.table import LabelTable
+from fewtags.engine.machine import keep_freed_memory
 from fewtags.engine.sources import Tick
 from fewtags.errors import DataError
 from fewtags.nets.encoder import Encoder, pooled
@@ -44,6 +45,7 @@ def photo_features(
     Raises:
         DataError: the photos are not there or cannot be read; or features are not finite.
     """
+    keep_freed_memory()
     photos = photos_of(table)
     pre = encoder.preprocessing
     loader = EvalLoader(

@@ -21,6 +21,7 @@ from fewtags.data.images import open_photo
 from fewtags.data.loader import Collate, rng
 from fewtags.engine.autocast import repeatable, seeded
 from fewtags.engine.encoder_file import EncoderInfo
+from fewtags.engine.machine import keep_freed_memory
 from fewtags.errors import ConfigError, DataError, TrainingError
 from fewtags.metrics.segmentation import SegmentationReport, confusion, segmentation_report
 from fewtags.nets.encoder import Encoder, create_encoder
@@ -268,6 +269,7 @@ def train_segmentation(
         DataError: a photo or mask that cannot be used.
         TrainingError: the loss is not a number.
     """
+    keep_freed_memory()
     net.to(device).train()
     optimizer = torch.optim.SGD(net.parameters(), lr=settings.lr, momentum=0.9, weight_decay=settings.weight_decay)
     pre = net.encoder.preprocessing
@@ -356,6 +358,7 @@ def evaluate_segmentation(
     Raises:
         DataError: a photo or mask that cannot be used.
     """
+    keep_freed_memory()
     net.to(device).eval()
     pre = net.encoder.preprocessing
     collate, matrix = Collate(pre.mean, pre.std), np.zeros((data.classes, data.classes), np.int64)

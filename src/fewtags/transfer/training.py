@@ -22,6 +22,7 @@ from fewtags.data.table import LabelTable
 from fewtags.engine.evaluate import predict_logits
 from fewtags.engine.events import Event
 from fewtags.engine.fit import BatchSource, Fit, FitConfig
+from fewtags.engine.machine import keep_freed_memory
 from fewtags.engine.sources import CachePlan, StoredViews, Tick, ViewFeatures, fill_views
 from fewtags.errors import ConfigError
 from fewtags.nets.encoder import Encoder, pooled
@@ -156,6 +157,7 @@ def view_features(
         workers: processes that read photos.
         tick: told about progress.
     """
+    keep_freed_memory()
     net = SpatialNet(_Pooled(encoder), _head(encoder.features_dim, 1, seed))
     freeze(net, "head")
     net.to(place.device)
@@ -284,6 +286,7 @@ def _fit(
     model: nn.Module,
 ) -> Fit:
     config = FitConfig(
+    keep_freed_memory()
         settings.stages(trainable), settings.seed, settings.weight_decay, precision=settings.precision,
         batchnorm_eval=settings.batchnorm_eval, optimizer="sgd",
     )  # fmt: skip

@@ -24,10 +24,12 @@ from fewtags.data.loader import (
     EvalSet,
     Failure,
     Photos,
+    PixelBatch,
     Sample,
     TrainLoader,
     TrainSet,
     Workers,
+    make_loader,
     read_through,
     rng,
 )
@@ -304,7 +306,7 @@ def test_pixels_are_normalised_per_channel():
     batch = Collate((0.5, 0.1, 0.2), (0.25, 0.5, 0.1))([Sample(pixels, np.int8([1, 0, -1]), 42, view)])
     expected = torch.tensor([[[[2.0, -2.0]], [[0.2, -0.2]], [[-2.0, 8.0]]]])
     torch.testing.assert_close(batch.images, expected)
-    assert batch.images.is_contiguous()
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
     assert batch.labels.dtype == torch.int8
     assert batch.labels.tolist() == [[Label.POSITIVE, Label.UNKNOWN, Label.NEGATIVE]]
     assert batch.index.dtype == torch.int64
@@ -319,6 +321,61 @@ def test_normalisation_is_torchvisions():
     scaled = torch.from_numpy(pixels).permute(2, 0, 1) / 255
     expected = (scaled - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     torch.testing.assert_close(batch.images[0], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (16, 16), (3, 257), (65, 4)])
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [
+        ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+        ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    ],
+)
+def test_normalisation_has_the_bits_of_float64_rounded_once(shape, mean, std):
+    """Against plain numpy, channel by channel; in 16 x 16 pixels each channel has all 256 values."""
+    draw = np.random.default_rng(sum(shape))
+    values = np.arange(np.prod(shape)).astype(np.uint8)
+    crops = [np.stack([draw.permutation(values).reshape(shape) for _ in range(3)], 2) for _ in range(3)]
+    expected = np.empty((3, 3, *shape), np.float32)
+    for i, crop in enumerate(crops):
+        for c in range(3):
+            expected[i, c] = (crop[:, :, c] / 255 - mean[c]) / std[c]
+    found = Collate(mean, std).pixels(crops)
+    assert found.dtype == torch.float32
+    np.testing.assert_array_equal(found.numpy(), expected)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_workers_send_bytes(data, count):
+    """What crosses the border between processes is uint8, of both views; normalised, it is the loader's batch."""
+    strong, sampler = replace(data, strong=Strong()), EpochSampler(COUNT, 4, seed=7)
+    sent = list(make_loader(strong, list(sampler.batches(0)), PLAIN, Workers(count)))
+    assert len(sent) == sampler.steps
+    size = data.policy.size
+    for one, batch in zip(sent, TrainLoader(strong, sampler, PLAIN).batches(0), strict=True):
+        assert isinstance(one, PixelBatch)
+        for raw, final in ((one.batch, batch), (one.batch.strong, batch.strong)):
+            assert raw.images.dtype == torch.uint8
+            assert raw.images.shape == (len(batch.index), size, size, 3)
+            torch.testing.assert_close(raw.images.permute(0, 3, 1, 2) / 255, final.images)
+        normalised = PLAIN.normalise(one)
+        assert equal(normalised, batch)
+        assert torch.equal(normalised.strong.images, batch.strong.images)
+
+
+def test_images_are_normalised_where_they_are_used(data, photos, labels):
+    """The meta device has shapes alone, and is everywhere; what is not an image stays in main memory."""
+    meta = torch.device("meta")
+    strong, sampler = replace(data, strong=Strong()), EpochSampler(COUNT, 4, seed=7)
+    whole = EvalLoader(EvalSet(photos, labels, WholeImage(size=8)), 4, PLAIN, device=meta)
+    for batch in (*TrainLoader(strong, sampler, PLAIN, device=meta).batches(0), *whole):
+        views = (batch,) if batch.strong is None else (batch, batch.strong)
+        for images in (view.images for view in views):
+            assert images.device == meta
+            assert images.dtype == torch.float32
+            assert images.is_contiguous(memory_format=torch.channels_last)
+        assert {batch.labels.device.type, batch.index.device.type, batch.views.device.type} == {"cpu"}
 
 
 def test_a_batch_is_its_samples(data):
@@ -415,11 +472,16 @@ def test_evaluation_can_be_repeated(photos, labels):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_batches_can_be_pinned(data):
-    loader = TrainLoader(data, EpochSampler(COUNT, 4), PLAIN, Workers(1, pin_memory=True))
-    for batch in loader.batches(0):
-        assert batch.images.is_pinned()
+def test_batches_come_to_a_gpu_from_pinned_memory_with_the_same_bits(data):
+    data, sampler, gpu = replace(data, strong=Strong()), EpochSampler(COUNT, 4), torch.device("cuda")
+    pinned = Workers(1, pin_memory=True)
+    assert all(one.batch.images.is_pinned() for one in make_loader(data, list(sampler.batches(0)), PLAIN, pinned))
+    here = TrainLoader(data, sampler, PLAIN).batches(0)
+    for batch, expected in zip(TrainLoader(data, sampler, PLAIN, pinned, gpu).batches(0), here, strict=True):
+        assert batch.images.device.type == batch.strong.images.device.type == "cuda"
         assert batch.views.is_pinned()
+        assert torch.equal(batch.images.cpu(), expected.images)
+        assert torch.equal(batch.strong.images.cpu(), expected.strong.images)
 
 
 # Errors

@@ -260,9 +260,27 @@ class EpochSampler:
 
 
 @final
+@dataclass(frozen=True, eq=False)
+class PixelBatch:
+    """A batch as it leaves a worker process: its images, those of its strong view included, are not normalised yet.
+
+    Attributes:
+        batch: images are uint8 [b, h, w, 3], a quarter of the bytes of a normalised batch.
+    """
+
+    batch: Batch
+
+    def pin_memory(self) -> PixelBatch:
+        """Copy to page-locked memory; a `DataLoader` with `pin_memory` calls this."""
+        return PixelBatch(self.batch.pin_memory())
+
+
+@final
 @dataclass(frozen=True)
 class Collate:
     """Samples -> `Batch`, with pixels normalised to (pixel / 255 - mean) / std.
+
+    Worker processes `stack`; the main process normalises, on the device where the batch is used.
 
     Attributes:
         mean: of red, green and blue in 0..1, as the net's weights expect.
@@ -273,33 +291,53 @@ class Collate:
     std: tuple[float, float, float]
 
     def __call__(self, samples: Sequence[Sample | Failure]) -> Batch | Failure:
-        """A batch, or the first failure among its samples."""
+        """A normalised batch, or the first failure among its samples."""
+        stacked = self.stack(samples)
+        return stacked if isinstance(stacked, Failure) else self.normalise(stacked)
+
+    def stack(self, samples: Sequence[Sample | Failure]) -> PixelBatch | Failure:
+        """A batch of pixels as they are, or the first failure among its samples."""
         for sample in samples:
             if isinstance(sample, Failure):
                 return sample
         good = cast("Sequence[Sample]", samples)
         strong = [sample.strong for sample in good if sample.strong is not None]
-        return Batch(
-            self._images(good),
+        batch = Batch(
+            _stacked(good),
             torch.from_numpy(np.stack([sample.labels for sample in good])),
             torch.tensor([sample.index for sample in good], dtype=torch.int64),
             stack_views([sample.view for sample in good]),
             _places(good),
-            StrongView(self._images(strong), stack_views([s.view for s in strong])) if strong else None,
+            StrongView(_stacked(strong), stack_views([s.view for s in strong])) if strong else None,
         )
+        return PixelBatch(batch)
 
-    def _images(self, samples: Sequence[Sample]) -> torch.Tensor:
-        return self.pixels([sample.pixels for sample in samples])
+    def normalise(self, stacked: PixelBatch, device: torch.device | None = None) -> Batch:
+        """The batch with images float32 [b, 3, h, w] on a device; everything else stays in main memory."""
+        batch = stacked.batch
+        strong = batch.strong
+        if strong is not None:
+            strong = strong._replace(images=self._normalised(strong.images, device))
+        return replace(batch, images=self._normalised(batch.images, device), strong=strong)
 
-    def pixels(self, crops: Sequence[Pixels]) -> torch.Tensor:
-        """Normalised pixels, float32 [b, 3, h, w], of crops uint8 [h, w, 3] of one size."""
-        height, width, _ = crops[0].shape
-        images = np.empty((len(crops), 3, height, width), np.float32)
-        table = self._table
-        for i, crop in enumerate(crops):
-            for channel in range(3):
-                np.take(table[channel], crop[:, :, channel], out=images[i, channel], mode="clip")
-        return torch.from_numpy(images)
+    def pixels(self, crops: Sequence[Pixels], device: torch.device | None = None) -> torch.Tensor:
+        """Normalised pixels, float32 [b, 3, h, w] on a device, of crops uint8 [h, w, 3] of one size."""
+        return self._normalised(torch.from_numpy(np.stack(crops)), device)
+
+    def _normalised(self, pixels: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+        """uint8 [b, h, w, 3] -> float32 [b, 3, h, w], channels last in memory, the same bits on every device."""
+        device = device or torch.device("cpu")
+        pixels = pixels.to(device, non_blocking=True)
+        count, height, width, _ = pixels.shape
+        table = torch.from_numpy(self._table).to(device).flatten()
+        # The three channels have 256 entries each, one after the other.
+        first = torch.tensor([0, 256, 512], dtype=torch.int32, device=device).repeat(width)
+        images = torch.empty(count, height, width, 3, device=device)
+        # On a CPU the places in the table of one image at a time stay in the cache.
+        step = 1 if device.type == "cpu" else max(1, count)
+        for rows, out in zip(pixels.view(count, height, width * 3).split(step), images.split(step), strict=True):
+            torch.index_select(table, 0, (rows + first).flatten(), out=out.view(-1))
+        return images.permute(0, 3, 1, 2)
 
     @property
     def _table(self) -> NDArray[np.float32]:
@@ -307,6 +345,10 @@ class Collate:
         mean, std = np.array(self.mean)[:, None], np.array(self.std)[:, None]
         table: NDArray[np.float64] = (np.arange(256) / 255 - mean) / std
         return table.astype(np.float32)
+
+
+def _stacked(samples: Sequence[Sample]) -> torch.Tensor:
+    return torch.from_numpy(np.stack([sample.pixels for sample in samples]))
 
 
 def _places(samples: Sequence[Sample]) -> Places | None:
@@ -350,14 +392,24 @@ class TrainLoader:
         sampler: in which order.
         collate: how samples become a batch.
         workers: by whom; None works in this process.
+        device: where the images are normalised and stay, as uint8 until then; None: main memory. Everything else of a
+            batch is in main memory.
 
     Attributes:
         sampler: the order, for those who need it without the photos.
     """
 
-    def __init__(self, data: TrainSet, sampler: EpochSampler, collate: Collate, workers: Workers | None = None) -> None:
+    def __init__(
+        self,
+        data: TrainSet,
+        sampler: EpochSampler,
+        collate: Collate,
+        workers: Workers | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         assert len(data) == sampler.samples, (len(data), sampler.samples)
         self.sampler = sampler
+        self._collate, self._device = collate, device
         self._plan = _Plan(sampler)
         self._loader = make_loader(data, self._plan, collate, workers)
 
@@ -373,7 +425,7 @@ class TrainLoader:
             DataError: a photo cannot be read.
         """
         self._plan.epoch, self._plan.start = epoch, start
-        return _raising(iter(self._loader))
+        return _normalised(iter(self._loader), self._collate, self._device)
 
 
 @dataclass
@@ -402,6 +454,7 @@ class EvalLoader:
         workers: by whom; they start anew for every pass. None works in this process.
         rank: this process among `world`; photo i belongs to rank i mod world.
         world: number of processes.
+        device: where the images are normalised and stay; see `TrainLoader`.
 
     Raises:
         ConfigError: a batch size below 1.
@@ -417,18 +470,20 @@ class EvalLoader:
         *,
         rank: int = 0,
         world: int = 1,
+        device: torch.device | None = None,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch size {batch_size} must be 1 or more.")
         assert 0 <= rank < world, (rank, world)
         self._share = _Share(range(rank, len(data), world), batch_size)
+        self._collate, self._device = collate, device
         self._loader = make_loader(data, self._share, collate, workers, persistent=False)
 
     def __len__(self) -> int:
         return len(self._share)
 
     def __iter__(self) -> Iterator[Batch]:
-        return _raising(iter(self._loader))
+        return _normalised(iter(self._loader), self._collate, self._device)
 
 
 @dataclass(frozen=True)
@@ -453,13 +508,16 @@ def make_loader(
     *,
     persistent: bool = True,
 ) -> DataLoader[Any]:
-    """A torch `DataLoader` over given batches of keys; it yields a `Failure` for a batch that cannot be made."""
+    """A torch `DataLoader` over given batches of keys.
+
+    It yields a `PixelBatch`, or a `Failure` for a batch that cannot be made.
+    """
     workers = workers or Workers()
     busy = workers.count > 0
     return DataLoader(
         data,
         batch_sampler=cast("Any", batches),
-        collate_fn=collate,
+        collate_fn=collate.stack,
         num_workers=workers.count,
         prefetch_factor=workers.prefetch if busy else None,
         persistent_workers=persistent and busy,
@@ -469,8 +527,10 @@ def make_loader(
     )
 
 
-def _raising(batches: Iterator[Batch | Failure]) -> Iterator[Batch]:
+def _normalised(
+    batches: Iterator[PixelBatch | Failure], collate: Collate, device: torch.device | None
+) -> Iterator[Batch]:
     for batch in batches:
         if isinstance(batch, Failure):
             raise DataError(batch.message)
-        yield batch
+        yield collate.normalise(batch, device)

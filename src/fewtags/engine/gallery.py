@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from fewtags.data.augment import Policy
-from fewtags.data.loader import Collate, Sample, read_through
+from fewtags.data.loader import Collate, read_through
 from fewtags.data.table import LabelTable
 from fewtags.engine.checkpoint import write_text
-from fewtags.labels import Batch, Label
+from fewtags.labels import Label
 from fewtags.nets.spatial import SpatialNet
 
 Role = Literal["annotated", "unannotated positive", "predicted", "negative"]
@@ -111,11 +111,9 @@ def class_maps(
     net: SpatialNet, path: Path, policy: Policy, collate: Collate, device: torch.device
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Probabilities [C] and probability maps [C, h, w] of one photo through the test view."""
-    pixels, view = read_through(path, policy.test_view, policy.size)
-    batch = collate([Sample(pixels, np.full(net.head.classes, Label.UNKNOWN, np.int8), 0, view)])
-    assert isinstance(batch, Batch)
+    pixels, _ = read_through(path, policy.test_view, policy.size)
     with torch.no_grad():
-        out = net(batch.images.to(device, memory_format=torch.channels_last))
+        out = net(collate.pixels([pixels], device))
     return out.logits[0].float().sigmoid().cpu().numpy(), out.maps[0].float().sigmoid().cpu().numpy()
 
 

@@ -25,7 +25,7 @@ from fewtags.engine.machine import keep_freed_memory, torch_device
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.geometry import View
-from fewtags.labels import Batch, Label
+from fewtags.labels import Label
 from fewtags.nets.spatial import SpatialNet
 from fewtags.nets.tscam import coupled_maps
 
@@ -139,13 +139,8 @@ def _read(
         _Files(paths, info), batch_size, num_workers=workers, collate_fn=_as_list, generator=torch.Generator()
     )
     for samples in loader:
-        good = [s for s in samples if isinstance(s, Sample)]
-        if not good:
-            yield samples, None
-            continue
-        batch = collate(good)
-        assert isinstance(batch, Batch)
-        yield samples, batch.images.to(device, memory_format=torch.channels_last)
+        crops = [sample.pixels for sample in samples if isinstance(sample, Sample)]
+        yield samples, collate.pixels(crops, device) if crops else None
 
 
 def predict_maps(
@@ -315,9 +310,7 @@ def heatmaps(
     net, policy, collate = net.to(device).eval(), make_policy(info.policy, info.size), Collate(info.mean, info.std)
     if not coupled:
         return class_maps(net, path, policy, collate, device)
-    pixels, view = read_through(path, policy.test_view, policy.size)
-    batch = collate([Sample(pixels, np.full(len(info.class_ids), Label.UNKNOWN, np.int8), 0, view)])
-    assert isinstance(batch, Batch)
+    pixels, _ = read_through(path, policy.test_view, policy.size)
     with torch.no_grad():
-        found = coupled_maps(net, batch.images.to(device, memory_format=torch.channels_last))
+        found = coupled_maps(net, collate.pixels([pixels], device))
     return found.output.logits[0].float().sigmoid().cpu().numpy(), found.maps[0].float().cpu().numpy()

@@ -343,8 +343,9 @@ class PretrainRun:
             strong=change,
         )
         sampler = EpochSampler(len(plan.photos), r.batch_size, r.seed, self.shard.rank, self.shard.world)
-        workers = Workers(r.workers, pin_memory=self.accelerator.device.type == "cuda")
-        return TrainLoader(data, sampler, Collate(pre.mean, pre.std), workers)
+        device: torch.device = self.accelerator.device
+        workers = Workers(r.workers, pin_memory=device.type == "cuda")
+        return TrainLoader(data, sampler, Collate(pre.mean, pre.std), workers, device)
 
     def _finish(self, encoder: Encoder, fit: Fit, ended: Ended) -> None:
         """Write what was found near what, and the encoder, which makes the run a finished one."""

@@ -51,6 +51,7 @@ def photo_features(
     loader = EvalLoader(
         EvalSet(photos, table.matrix, policy), BATCH, Collate(pre.mean, pre.std),
         Workers(workers, pin_memory=device.type == "cuda"), rank=shard.rank, world=shard.world,
+        device=device,
     )  # fmt: skip
     encoder.to(device).eval()
     pieces = [torch.zeros(0, encoder.features_dim, device=device)]  # a process may have no photo at all

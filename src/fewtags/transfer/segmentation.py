@@ -276,7 +276,7 @@ def train_segmentation(
     collate = Collate(pre.mean, pre.std)
     keys = draws(len(data), settings.batch_size, settings.iterations, settings.seed)
     for step, crops in enumerate(read_batches(_Crops(data, settings), keys, settings.workers)):
-        images = collate.pixels([pixels for pixels, _ in crops]).to(device)
+        images = collate.pixels([pixels for pixels, _ in crops], device)
         truth = torch.from_numpy(np.stack([mask for _, mask in crops])).to(device).long()
         for group in optimizer.param_groups:
             group["lr"] = settings.rate(step)
@@ -368,7 +368,7 @@ def evaluate_segmentation(
         padded = np.full((-(-height // stride) * stride, -(-width // stride) * stride, 3), GREY, np.uint8)
         padded[:height, :width] = pixels
         with repeatable(device):
-            logits = net(collate.pixels([padded]).to(device))[0][:, :, :height, :width]
+            logits = net(collate.pixels([padded], device))[0][:, :, :height, :width]
         if logits.shape[2:] != mask.shape:
             logits = _enlarged(logits, (mask.shape[0], mask.shape[1]))
         matrix += confusion(logits[0].argmax(0).cpu().numpy(), mask, data.classes, IGNORE)

@@ -163,7 +163,8 @@ def view_features(
     net.to(place.device)
     pre = encoder.preprocessing
     data = TrainSet(photos_of(table), table.matrix, place.policy, seed, views_cycle=views)
-    loader = TrainLoader(data, EpochSampler(len(table), BATCH, seed), Collate(pre.mean, pre.std), Workers(workers))
+    sampler, collate = EpochSampler(len(table), BATCH, seed), Collate(pre.mean, pre.std)
+    loader = TrainLoader(data, sampler, collate, Workers(workers), place.device)
     plan = CachePlan(views, torch.float32, views * len(table) * encoder.features_dim * 4)
     return fill_views(net, loader, plan, device=place.device, tick=tick)
 
@@ -259,12 +260,12 @@ def finetuned_scores(
     workers = Workers(settings.workers, pin_memory=place.device.type == "cuda")
     sampler = EpochSampler(len(table), settings.batch_size, settings.seed, shard.rank, shard.world)
     source = TrainLoader(
-        TrainSet(photos_of(table), table.matrix, place.policy, settings.seed), sampler, collate, workers
+        TrainSet(photos_of(table), table.matrix, place.policy, settings.seed), sampler, collate, workers, place.device
     )
     grid_ = net.grid((place.policy.size, place.policy.size))
     follow(_fit(net, source, task, place, settings, "all", grid_, net).run())
     data = EvalSet(photos_of(task.test), task.test.matrix, place.policy)
-    loader = EvalLoader(data, BATCH, collate, workers, rank=shard.rank, world=shard.world)
+    loader = EvalLoader(data, BATCH, collate, workers, rank=shard.rank, world=shard.world, device=place.device)
     return predict_logits(net, loader, len(task.test), place.device, shard)
 
 
@@ -285,8 +286,8 @@ def _fit(
     cells: tuple[int, int],
     model: nn.Module,
 ) -> Fit:
-    config = FitConfig(
     keep_freed_memory()
+    config = FitConfig(
         settings.stages(trainable), settings.seed, settings.weight_decay, precision=settings.precision,
         batchnorm_eval=settings.batchnorm_eval, optimizer="sgd",
     )  # fmt: skip

@@ -39,7 +39,7 @@ def predict_logits(
     net.eval()
     # A process may have no photo at all.
     pieces = [torch.zeros(0, net.head.classes, device=device)]
-    with torch.no_grad():
+    with torch.inference_mode():
         for batch in loader:
             images = batch.images.to(device, memory_format=torch.channels_last)
             pieces.append(net.predict_logits(images).float())

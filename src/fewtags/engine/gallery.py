@@ -112,7 +112,7 @@ def class_maps(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Probabilities [C] and probability maps [C, h, w] of one photo through the test view."""
     pixels, _ = read_through(path, policy.test_view, policy.size)
-    with torch.no_grad():
+    with torch.inference_mode():
         out = net(collate.pixels([pixels], device))
     return out.logits[0].float().sigmoid().cpu().numpy(), out.maps[0].float().sigmoid().cpu().numpy()
 

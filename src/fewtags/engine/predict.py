@@ -124,7 +124,7 @@ def _logits(
     for samples, images in _read(info, paths, device, batch_size, workers):
         rows: Iterator[Logits] = iter(())
         if images is not None:
-            with torch.no_grad():
+            with torch.inference_mode():
                 rows = iter(net.predict_logits(images).float().cpu().numpy())
         yield from (next(rows) if isinstance(sample, Sample) else sample for sample in samples)
 
@@ -163,7 +163,7 @@ def predict_maps(
             if isinstance(sample, str):
                 raise DataError(sample)
         assert images is not None
-        with torch.no_grad():
+        with torch.inference_mode():
             maps = net(images).maps.float().cpu().numpy()
         yield from ((s.view, sigmoid(own)) for s, own in zip(samples, maps, strict=True) if isinstance(s, Sample))
 
@@ -311,6 +311,6 @@ def heatmaps(
     if not coupled:
         return class_maps(net, path, policy, collate, device)
     pixels, _ = read_through(path, policy.test_view, policy.size)
-    with torch.no_grad():
+    with torch.inference_mode():
         found = coupled_maps(net, collate.pixels([pixels], device))
     return found.output.logits[0].float().sigmoid().cpu().numpy(), found.maps[0].float().cpu().numpy()

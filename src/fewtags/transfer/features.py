@@ -56,7 +56,7 @@ def photo_features(
     encoder.to(device).eval()
     pieces = [torch.zeros(0, encoder.features_dim, device=device)]  # a process may have no photo at all
     rows, done = shard.rows(len(table)), 0
-    with torch.no_grad():
+    with torch.inference_mode():
         for batch in loader:
             images = batch.images.to(device, memory_format=torch.channels_last)
             pieces.append(pooled(encoder.features(images)).float())

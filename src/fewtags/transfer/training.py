@@ -194,7 +194,7 @@ def linear_scores(
     sampler = EpochSampler(len(task.train), settings.batch_size, settings.seed)
     source = StoredViews(filled, sampler, task.train.matrix)
     follow(_fit(net, source, task, place, settings, "head", (1, 1), net.head).run())
-    with torch.no_grad():
+    with torch.inference_mode():
         logits = net.head.predict_logits(torch.from_numpy(test).to(place.device)[:, :, None, None])
     scores: NDArray[np.float32] = logits.float().cpu().numpy()
     return scores

@@ -4,8 +4,8 @@
 
 150 of the VOC photos with two or more labels, as somebody would export them from an annotation tool: one random tag on
 each photo ("none": nothing is known to be absent) or every class ("full"), a point on 60 photos and a box on 30 others,
-each on one random object. The frozen trunk and its cached views are those of `budgets.toml`; stages are those of the
-preset `cpu`. Nothing is chosen: test measures are those of the last epoch.
+each on one random object. The frozen trunk and its cached views are those of `budgets.toml`. Nothing is chosen: test
+measures are those of the last epoch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from budget_protocol import Budgets, read_budgets
 from budgets import LOCATE, located
 from datasets import REPOSITORY, BenchmarkSet, load
+from fewtags.config import StageConfig
 from fewtags.data.loader import EpochSampler
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.sources import StoredViews, ViewFeatures
@@ -32,13 +33,16 @@ from fewtags.metrics.locate import locate_report
 from fewtags.objectives.base import Objective, Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.objectives.patchml import PatchML
-from fewtags.presets import PRESETS
 from frozen import EVAL_BATCH, Above, features_folder, fill, make_net
 from single_positive import metrics, positives_per_image, predict
 
 PHOTOS, POINTS, BOXES = 150, 60, 30
 LOCATED_IMAGES = 120
 CELLS = 36.0  # of the maps
+STAGES = (
+    StageConfig(name="warmup", epochs=5, lr=3e-3, trainable="head", schedule="constant", warmup=True),
+    StageConfig(name="main", epochs=12, lr=1e-3, trainable="head"),
+)
 
 
 class Labels(NamedTuple):
@@ -121,7 +125,7 @@ def run(benchmark: Budgets, data: BenchmarkSet, folder: Path, labels: Labels, va
         chosen, EpochSampler(PHOTOS, benchmark.batch_size, seed), matrix,
         locations=labels.places if variant.places else None,
     )  # fmt: skip
-    config = FitConfig(PRESETS["cpu"].stages, seed, batchnorm_eval=True)
+    config = FitConfig(STAGES, seed, batchnorm_eval=True)
     problem = Problem(
         matrix, net.grid((benchmark.size, benchmark.size)), config.warmup_epochs, config.epochs, seed,
         features_dim=net.head.features_dim,

@@ -277,7 +277,7 @@ def test_an_objective_is_not_changed_by_fitting(fitted, scenes, tmp_path):
     assert vars(method) == vars(ft.ExpectedNegative())
 
 
-def test_epochs_change_the_last_stage_of_the_preset(scenes, tmp_path):
+def test_epochs_are_those_of_the_whole_run(scenes, tmp_path):
     clf, seen = classifier(), []
 
     def look(event):
@@ -287,7 +287,7 @@ def test_epochs_change_the_last_stage_of_the_preset(scenes, tmp_path):
     fewer = {key: value for key, value in SETTINGS.items() if key != "train.stages"}
     with pytest.raises(LeftError):
         clf.fit(scenes.train, out=tmp_path / "run", epochs=7, on_event=look, settings=fewer)
-    assert seen[0].epochs == 5 + 7
+    assert seen[0].epochs == 7
 
 
 def test_settings_come_before_the_objective_and_the_constructor():

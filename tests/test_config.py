@@ -28,6 +28,7 @@ from fewtags.engine.methods import settings_models
 from fewtags.errors import ConfigError
 
 BARE = {"data": {"train": "photos"}}
+SOLVE = {"name": "solve", "logit_variances": [0.1, 1.0], "trainable": "head"}
 STAGE = {"name": "main", "epochs": 2, "lr": 1e-3}
 
 
@@ -93,7 +94,8 @@ def test_all_problems_are_reported_at_once_with_their_cure():
         "input should be 'weak'",
         "train.epochs = 'ten': input should be a valid integer, unable to parse string as an integer",
         "train.lr = -1: input should be greater than 0",
-        "train.preset = 'gpu': input should be 'cpu', 'finetune', 'paper', 'paper_scratch' or 'paper_imagenet'",
+        "train.preset = 'gpu': input should be 'cpu', 'views', 'finetune', 'paper', 'paper_scratch' "
+        "or 'paper_imagenet'",
         "unknown key 'data.tarin'; did you mean 'data.train'?",
         "unknown key 'modle'; did you mean 'model'?",
         "unknown key 'objective.smothing'; did you mean 'objective.smoothing'?",
@@ -110,7 +112,17 @@ def test_all_problems_are_reported_at_once_with_their_cure():
          "pool_temperature, pool_weight"),
         (BARE | {"train": {"stages": [STAGE | {"eposch": 3}]}},
          "unknown key 'train.stages.0.eposch'; did you mean 'train.stages.0.epochs'?"),
-        (BARE | {"train": {"stages": [STAGE, {"name": "x", "epochs": 1}]}}, "missing key 'train.stages.1.lr'"),
+        (BARE | {"train": {"stages": [STAGE, {"name": "x", "lr": 1}]}}, "missing key 'train.stages.1.epochs'"),
+        (BARE | {"train": {"stages": [STAGE, {"name": "x", "epochs": 1}]}},
+         "train.stages.1: stage 'x' needs lr, or logit_variances to solve the head"),
+        (BARE | {"train": {"stages": [SOLVE | {"lr": 1}]}},
+         "train.stages.0: stage 'solve' has lr and logit_variances; a head that is solved has no rate"),
+        (BARE | {"train": {"stages": [SOLVE | {"trainable": "all"}]}},
+         "train.stages.0: stage 'solve' has logit_variances, which need trainable = \"head\""),
+        (BARE | {"train": {"stages": [SOLVE | {"epochs": 3}]}},
+         "train.stages.0: stage 'solve' has 3 epochs and 2 logit_variances; leave epochs out"),
+        (BARE | {"train": {"stages": [SOLVE | {"logit_variances": [1, 0]}]}},
+         "train.stages.0.logit_variances.1 = 0: input should be greater than 0"),
         (BARE | {"train": {"stages": [STAGE | {"trainable": "heads"}]}},
          "train.stages.0.trainable = 'heads': input should be 'head' or 'all', or input should be a valid integer, "
          "unable to parse string as an integer"),

@@ -11,7 +11,7 @@ from fewtags.engine.methods import settings_models
 from fewtags.engine.model import make_policy
 from fewtags.errors import ConfigError
 from fewtags.nets.pool import PoolName
-from fewtags.presets import PRESETS, Facts, Resolved, resolve
+from fewtags.presets import LOGIT_VARIANCES, PRESETS, Facts, Resolved, resolve, why_in_steps
 
 LAPTOP = Facts(samples=100, classes=5, device="cpu", cores=4, offline_backbone="tf_efficientnet_lite0")
 SERVER = Facts(samples=100, classes=5, device="cuda", cores=32, offline_backbone="tf_efficientnet_lite0", bf16=True)
@@ -29,7 +29,8 @@ def test_presets_by_machine():
     laptop, server = resolve(read(), LAPTOP), resolve(read(), SERVER)
     assert (laptop.preset, laptop.backbone, laptop.weights) == ("cpu", "tf_efficientnet_lite0", "offline")
     assert (server.preset, server.backbone, server.weights) == ("finetune", "resnet50", "hub")
-    assert (laptop.cached_views, server.cached_views) == (8, 0)
+    assert (laptop.cached_views, server.cached_views) == (0, 0)
+    assert [s.logit_variances for s in laptop.stages] == [LOGIT_VARIANCES]
     assert (laptop.precision, server.precision) == ("no", "bf16")
     assert (laptop.workers, server.workers) == (3, 8)
     assert resolve(read(), LAPTOP.model_copy(update={"device": "mps"})).preset == "cpu"
@@ -123,9 +124,56 @@ def test_flips(policy, flip, found):
     assert any(view.matrix[0] < 0 for view in views) is found
 
 
-def test_epochs_and_lr_change_the_last_stage_of_the_preset():
-    stages = resolve(read(train__preset="paper", train__epochs=2, train__lr=0.5), SERVER).stages
-    assert [(s.epochs, s.lr) for s in stages] == [(5, 1e-3), (2, 0.5)]
+@pytest.mark.parametrize(
+    ("epochs", "lr", "stages"),
+    [
+        (6, None, [(1, 1e-3), (5, 1e-5)]),
+        (12, None, [(2, 1e-3), (10, 1e-5)]),
+        (2, None, [(1, 1e-3), (1, 1e-5)]),
+        (1, None, [(1, 1e-5)]),
+        (None, 1e-6, [(5, 1e-4), (25, 1e-6)]),
+        (60, 2e-5, [(10, 2e-3), (50, 2e-5)]),
+    ],
+)
+def test_epochs_and_lr_are_of_the_whole_run(epochs, lr, stages):
+    """The paper's 5 + 25 epochs at 1e-3 and 1e-5 keep their proportions."""
+    resolved = resolve(read(train__preset="paper", train__epochs=epochs, train__lr=lr), SERVER)
+    assert [s.epochs for s in resolved.stages] == [epochs for epochs, _ in stages]
+    assert [s.lr for s in resolved.stages] == pytest.approx([lr for _, lr in stages])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"train__epochs": 3}, "train.epochs is about training in steps"),
+        ({"train__lr": 1e-3}, "train.lr is about training in steps"),
+        ({"train__cached_views": 0}, "train.cached_views is about training in steps"),
+        ({"augment__policy": "coco", "train__accumulate": 2},
+         "train.accumulate, augment.policy are about training in steps"),
+        ({"train__stages": [STAGE]}, "train.stages is about training in steps"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("preset", [None, "cpu"])
+def test_what_only_steps_can_do_takes_the_preset_views(preset, changes, why):
+    config = read(train__preset=preset, **changes)
+    assert resolve(config, LAPTOP).preset == "views"
+    assert resolve(config, LAPTOP).size == 224
+    assert why_in_steps(config, LAPTOP) == why
+
+
+def test_what_cannot_be_solved_takes_the_preset_views():
+    for facts in (LAPTOP.model_copy(update={"solvable": False}), LAPTOP.model_copy(update={"samples": 10**9})):
+        assert resolve(read(), facts).preset == "views"
+    assert resolve(read(), LAPTOP).preset == "cpu"
+    assert resolve(read(augment__policy="none", augment__flip=False), LAPTOP).preset == "cpu"
+
+
+def test_a_stage_may_solve_the_head_before_others_train():
+    stages = [{"name": "solve", "logit_variances": [1.0], "trainable": "head"}, STAGE]
+    found = resolve(read(train__stages=stages), LAPTOP)
+    assert [(s.name, s.epochs, s.solved) for s in found.stages] == [("solve", 1, True), ("main", 2, False)]
+    with pytest.raises(ConfigError, match="stage 'solve' solves the head, which this method's loss does not allow"):
+        resolve(read(train__stages=stages), LAPTOP.model_copy(update={"solvable": False}))
 
 
 def test_stages_replace_those_of_the_preset():
@@ -145,7 +193,7 @@ def test_views_are_cached_where_every_stage_trains_the_head():
     ("changes", "message"),
     [
         ({"train__stages": [STAGE], "train__epochs": 3},
-         "train.epochs and train.lr change the preset's last stage; with train.stages set them there."),
+         "train.epochs and train.lr change the preset's stages; with train.stages set them there."),
         ({"train__stages": [STAGE], "train__cached_views": 2},
          'train.cached_views needs a frozen trunk: give every stage trainable = "head", or set it to 0.'),
         ({"augment__policy": "none", "augment__flip": True},

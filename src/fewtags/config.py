@@ -13,10 +13,10 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, final, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, final, get_args, get_origin
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fewtags.errors import ConfigError
 from fewtags.labels import suggest
@@ -132,26 +132,65 @@ class StageConfig(Settings):
 
     name: str = Field(description="what progress and metrics call it")
     epochs: int = Field(ge=0, description="how many times every image is seen; 0 skips the stage")
-    lr: float = Field(gt=0, description="learning rate of Adam, at the start")
+    lr: float | None = Field(None, gt=0, description="learning rate of Adam, at the start")
+    logit_variances: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (),
+        description="solve the head to the end instead, once for each of these prior variances of a logit (small: "
+        "strongly regularised); the best on validation becomes the model",
+    )
     trainable: Literal["head", "all"] | int = Field("all", description="head, all, or how many of the last blocks")
     schedule: Literal["constant", "cosine", "cosine_epoch"] = Field(
         "cosine", description="of the learning rate; cosine ends at 0, cosine_epoch changes it between epochs only"
     )
     warmup: bool = Field(False, description="assume-negative only; heatmaps start after it")
 
+    @property
+    def solved(self) -> bool:
+        """Whether the head is solved to the end, one epoch a prior variance, and not trained in steps."""
+        return bool(self.logit_variances)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_of_a_solution(cls, given: Any) -> Any:
+        """A solved stage has an epoch for each prior variance."""
+        if isinstance(given, Mapping) and isinstance(variances := given.get("logit_variances"), list | tuple):
+            return {"epochs": len(variances), **given}
+        return given
+
+    @model_validator(mode="after")
+    def _one_way_to_train(self) -> Self:
+        if not self.solved:
+            if self.lr is None:
+                raise ValueError(f"stage {self.name!r} needs lr, or logit_variances to solve the head")
+            return self
+        if self.lr is not None:
+            raise ValueError(f"stage {self.name!r} has lr and logit_variances; a head that is solved has no rate")
+        if self.trainable != "head":
+            raise ValueError(f'stage {self.name!r} has logit_variances, which need trainable = "head"')
+        if self.epochs != len(self.logit_variances):
+            raise ValueError(
+                f"stage {self.name!r} has {self.epochs} epochs and {len(self.logit_variances)} logit_variances; "
+                "leave epochs out"
+            )
+        return self
+
 
 @final
 class TrainConfig(Settings):
     """Optimisation."""
 
-    preset: Literal["cpu", "finetune", "paper", "paper_scratch", "paper_imagenet"] | None = Field(
+    preset: Literal["cpu", "views", "finetune", "paper", "paper_scratch", "paper_imagenet"] | None = Field(
         None, description="what stands where nothing is said; left out: finetune with a GPU, else cpu"
     )
     stages: tuple[StageConfig, ...] | None = Field(
         None, description="one after the other, as [[train.stages]]; left out: the preset's"
     )
-    epochs: int | None = Field(None, ge=1, description="epochs of the last stage; the preset gives the rest")
-    lr: float | None = Field(None, gt=0, description="learning rate of the last stage")
+    epochs: int | None = Field(
+        None, ge=1, description="epochs of the whole run; the preset's stages share them in its proportions"
+    )
+    lr: float | None = Field(
+        None, gt=0, description="learning rate of the last stage; those of earlier stages change by the same factor"
+    )
     batch_size: int | None = Field(None, ge=1, description="per process")
     weight_decay: float | None = Field(None, ge=0, description="of Adam, added to the gradient")
     accumulate: int = Field(1, ge=1, description="batches per optimiser step")
@@ -172,6 +211,10 @@ class TrainConfig(Settings):
     )
     seed: int = Field(0, ge=0, le=MOST_SEED, description="decides everything random")
     checkpoint_every_steps: int | None = Field(None, ge=1, description="beside the one at every epoch's end")
+    baseline: bool = Field(
+        True,
+        description="compare with logistic regression on the features of the untrained trunk, unknown taken as absent",
+    )
     patience: int | None = Field(
         None, ge=1, description="stop after so many epochs without a better validation mAP; left out: train them all"
     )
@@ -348,6 +391,8 @@ def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[
                 else f"; known here: {', '.join(known)}"
             )
             lines[key] = f"unknown key {key!r}{hint}"
+        elif problem["type"] == "value_error":
+            lines[key] = f"{key}: {problem['ctx']['error']}"
         else:
             said = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
             if problem["type"] == "tuple_type":

@@ -22,6 +22,8 @@ class Facts(Settings):
     bf16: bool = False
     located: bool = False
     """Whether a training label says where its class is."""
+    solvable: bool = True
+    """Whether the method's loss allows a head to be solved, see `Objective.solvable`."""
 
 
 class _Preset(Settings):
@@ -42,16 +44,34 @@ def _stages(
     return (head, main) if warmup else (main,)
 
 
+LOGIT_VARIANCES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+SOLVED = "cpu"
+IN_STEPS = "views"
+"""The preset that takes the place of `SOLVED` where something is asked for that only training in steps can do."""
+
 PRESETS: Mapping[str, _Preset] = {
-    # A frozen trunk with cached views: a usable model in a minute or two on a laptop.
-    "cpu": _Preset(
+    # One plain view of each photo through a frozen trunk, and a head that is solved to the end: the fastest good model.
+    # Lite0 was trained at 224 px; 288 px gave more than anything else that was tried at this cost (docs/LOG.md).
+    SOLVED: _Preset(
+        backbone="tf_efficientnet_lite0",
+        size=288,
+        batch_size=16,
+        weight_decay=0.0,
+        batchnorm_eval=True,
+        cached_views=0,
+        stages=(
+            StageConfig(name="solve", epochs=len(LOGIT_VARIANCES), logit_variances=LOGIT_VARIANCES, trainable="head"),
+        ),
+    ),
+    # The same trunk, and a head trained in steps on several random views of each photo.
+    IN_STEPS: _Preset(
         backbone="tf_efficientnet_lite0",
         size=224,
         batch_size=16,
         weight_decay=0.0,
         batchnorm_eval=True,
         cached_views=8,
-        stages=_stages(5, 3e-3, 12, 1e-3, "head"),
+        stages=_stages(5, 5e-4, 12, 5e-4, "head"),
     ),
     "finetune": _Preset(
         backbone="resnet50",
@@ -139,22 +159,28 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         ConfigError: settings that contradict each other.
     """
     train, model, augment = config.train, config.model, config.augment
-    name = train.preset or ("finetune" if facts.device == "cuda" else "cpu")
+    name = train.preset or ("finetune" if facts.device == "cuda" else SOLVED)
+    if name == SOLVED and why_in_steps(config, facts):
+        name = IN_STEPS
     preset = PRESETS[name]
     stages = preset.stages if train.stages is None else train.stages
     _check_stages(stages)
-    last = stages[-1].model_copy(
-        update={k: v for k, v in (("epochs", train.epochs), ("lr", train.lr)) if v is not None}
-    )
     if train.stages and (train.epochs or train.lr):
-        raise ConfigError("train.epochs and train.lr change the preset's last stage; with train.stages set them there.")
-    stages = (*stages[:-1], last)
+        raise ConfigError("train.epochs and train.lr change the preset's stages; with train.stages set them there.")
+    stages = stages if train.stages else _rescaled(stages, train.epochs, train.lr)
     weights = model.weights or _weights(model.backbone or preset.backbone, facts)
     frozen = all(stage.trainable == "head" for stage in stages)
+    solved = all(stage.solved for stage in stages if stage.epochs)
     cached = train.cached_views if train.cached_views is not None else (preset.cached_views if frozen else 0)
+    cached = 0 if solved else cached
     if cached and not frozen:
         raise ConfigError(
             'train.cached_views needs a frozen trunk: give every stage trainable = "head", or set it to 0.'
+        )
+    if any(stage.solved for stage in stages) and not facts.solvable:
+        raise ConfigError(
+            f"stage {next(s.name for s in stages if s.solved)!r} solves the head, which this method's loss does not "
+            "allow: it compares views, or changes its labels while it learns. Give the stage lr instead."
         )
     policy = augment.policy or ("imagenet" if name == "paper_imagenet" else "coco")
     _check_policy(policy, augment)
@@ -191,6 +217,55 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         checkpoint_every_steps=train.checkpoint_every_steps or 0,
         patience=train.patience or 0,
         select=train.select,
+    )
+
+
+def why_in_steps(config: Config, facts: Facts) -> str:
+    """Why preset `cpu` cannot solve the head for this configuration, in words; empty where it can."""
+    train, augment = config.train, config.augment
+    given = {
+        "train.stages": train.stages is not None and not all(stage.solved for stage in train.stages),
+        **{f"train.{name}": getattr(train, name) is not None for name in STEP_SETTINGS},
+        "train.accumulate": train.accumulate > 1,
+        "augment.policy": augment.policy not in (None, "none"),
+        "augment.min_area": augment.min_area,
+        "augment.flip": augment.flip,
+        "augment.jitter": augment.jitter,
+    }
+    asked = [name for name, value in given.items() if value]
+    if asked:
+        return f"{', '.join(asked)} {'is' if len(asked) == 1 else 'are'} about training in steps"
+    if not facts.solvable:
+        return "the method compares views or changes its labels while it learns"
+    if facts.samples * facts.classes > MOST_CELLS:
+        return f"{facts.samples:,} images x {facts.classes:,} classes are too many to solve"
+    return ""
+
+
+STEP_SETTINGS = (
+    *("epochs", "lr", "batch_size", "weight_decay", "clip_norm", "weight_ema", "cached_views"),
+    *("checkpoint_every_steps", "patience"),
+)
+MOST_CELLS = 20_000_000
+"""Images x classes. So many take about half an hour on one core with 1,280 channels, for each method that is tried."""
+
+
+def _rescaled(stages: tuple[StageConfig, ...], epochs: int | None, lr: float | None) -> tuple[StageConfig, ...]:
+    """A preset's stages with `epochs` in all, and the last learning rate `lr`; both in the preset's proportions.
+
+    Every stage keeps an epoch, but of a single one: that is the last stage's.
+    """
+    stages = tuple(stage for stage in stages if stage.epochs)
+    rates = 1.0 if lr is None else lr / (stages[-1].lr or lr)
+    shares = [stage.epochs for stage in stages]
+    if epochs is not None:
+        whole = sum(shares)
+        first = [max(1, round(epochs * share / whole)) for share in shares[:-1]]
+        shares = [*first, epochs - sum(first)] if epochs > sum(first) else [*[0] * len(first), epochs]
+    return tuple(
+        stage.model_copy(update={"epochs": share, "lr": None if stage.lr is None else stage.lr * rates})
+        for stage, share in zip(stages, shares, strict=True)
+        if share
     )
 
 

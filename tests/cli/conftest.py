@@ -15,9 +15,9 @@ from fewtags.labels import ClassNames, Label
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 60, 230)}
 TINY = (
-    *("--weights", "none", "--preset", "cpu", "--cpu", "--seed", "1"),
+    *("--weights", "none", "--preset", "views", "--cpu", "--seed", "1"),
     *("--set", "model.backbone=test_resnet", "--set", "augment.size=64", "--set", "train.cached_views=1"),
-    *("--set", "train.epochs=1", "--set", "train.workers=0"),
+    *("--set", "train.epochs=6", "--set", "train.workers=0"),
 )
 
 

@@ -31,7 +31,7 @@ def test_config_names_every_setting_and_its_choices(run: Run) -> None:
         for key in schema["$defs"][section]["properties"]:
             assert any(line.removeprefix("# ").startswith(f"{key} =") for line in text.splitlines()), key
     assert '"hub"' not in text  # weights take any path, too
-    assert '# "cpu" | "finetune" | "paper"' in text
+    assert '# "cpu" | "views" | "finetune" | "paper"' in text
 
 
 def test_methods_lists_all(run: Run) -> None:
@@ -42,7 +42,8 @@ def test_methods_lists_all(run: Run) -> None:
     for text, methods in ((train, METHODS), (pretrain, PRETRAIN_METHODS)):
         told = [line.split(":")[0] for line in text.splitlines() if line[:1].islower() and ": " in line]
         assert told == list(methods)
-    assert "  scl_weight = 0.1" in train
+    assert "  # scl_weight =" in train
+    assert "  momentum = 0.8" in train
     assert '  neighbour_loss = "bce"' in pretrain
     assert list(json.loads(run("methods", "--json").stdout)) == [*METHODS, *PRETRAIN_METHODS]
 

@@ -58,7 +58,7 @@ def make_config():
             "augment": {"size": 64},
             "objective": {"name": "expected_negative", "scl_weight": 0.3, "cl_weight": 0.1},
             "train": {
-                "preset": "cpu",
+                "preset": "views",
                 "workers": 0,
                 "batch_size": 8,
                 "cached_views": 2,

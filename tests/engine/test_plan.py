@@ -324,7 +324,7 @@ def test_a_plan_says_what_will_be_done(tables, make_config):
     lines = [*plan.lines()]
     for line in (
         "method: expected_negative (cl_weight 0.1, scl_weight 0.3)",
-        "net: test_resnet, weights none, 64 px, maps 2 x 2; preset cpu, seed 0",
+        "net: test_resnet, weights none, 64 px, maps 2 x 2; preset views, seed 0",
         "stage warmup: 1 epochs, lr 0.01 cosine, batch 8, trains the head",
         "heatmaps: 0.0 MB in memory (4 x 4 per image and class)",
     ):

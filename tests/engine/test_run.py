@@ -81,7 +81,7 @@ def test_the_folder_of_a_finished_run(finished):
     }
     assert files == {
         "run.toml", "resolved.toml", "environment.json", "vocabulary.json", "check.json", "excluded.csv",
-        "metrics.jsonl", "best.safetensors", "model.safetensors",
+        "metrics.jsonl", "seconds.json", "best.safetensors", "model.safetensors",
         "tables/train.parquet", "tables/val.parquet", "tables/test.parquet", "tables/truth.parquet",
         "tables/train-sizes.npy", "tables/val-sizes.npy", "tables/test-sizes.npy",
         "evaluation/val.json", "evaluation/val.npy", "evaluation/test.json", "evaluation/test.npy",
@@ -418,13 +418,22 @@ def test_what_a_resumed_run_makes_anew_is_made_by_repeatable_kernels(tables, mak
         inside.pop()
 
     monkeypatch.setattr(running, "repeatable", noted)
-    for name in ("fill_views", "head_inputs", "predict_logits"):
+    for name in ("fill_views", "fill_fixed", "head_inputs", "predict_logits"):
         whole = getattr(running, name)
         monkeypatch.setattr(
             running, name, lambda *given, n=name, f=whole, **named: seen.append((n, len(inside))) or f(*given, **named)
         )
     train(make_config(), tables, tmp_path / "run")
-    assert set(seen) == {("fill_views", 1), ("head_inputs", 1), ("predict_logits", 1)}
+    assert set(seen) == {("fill_views", 1), ("head_inputs", 1)}
+    seen.clear()
+    solve = {"name": "solve", "logit_variances": [1.0], "trainable": "head"}
+    alone = {"name": "assume_negative"}
+    train(make_config(train__stages=[solve], train__cached_views=None, objective=alone), tables, tmp_path / "solved")
+    assert set(seen) == {("fill_fixed", 1), ("head_inputs", 1)}
+    seen.clear()
+    every = {"name": "main", "epochs": 1, "lr": 0.01}
+    train(make_config(train__stages=[every], train__cached_views=0), tables, tmp_path / "all")
+    assert seen[-2:] == [("predict_logits", 1)] * 2  # of val and test, after training
 
 
 def test_photos_in_a_relative_folder_are_found_from_elsewhere(tables, make_config, tmp_path, monkeypatch):

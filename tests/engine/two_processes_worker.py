@@ -30,7 +30,7 @@ CONFIG = {
     "augment": {"size": 64},
     "objective": {"name": "expected_negative", "scl_weight": 0.3},
     "train": {
-        "preset": "cpu", "workers": 0, "batch_size": 6, "cached_views": 2, "checkpoint_every_steps": 1,
+        "preset": "views", "workers": 0, "batch_size": 6, "cached_views": 2, "checkpoint_every_steps": 1,
         "stages": [{"name": "main", "epochs": 2, "lr": 1e-2, "trainable": "head"}],
     },
 }  # fmt: skip

@@ -22,7 +22,7 @@ RECIPE: dict[str, Any] = {
     "model": {"backbone": "test_resnet", "weights": "none", "output_stride": 8},
     "augment": {"policy": "coco", "size": 48, "flip": False},
     "train": {
-        "preset": "cpu",
+        "preset": "views",
         "batch_size": 16,
         "workers": 0,
         "cached_views": 0,

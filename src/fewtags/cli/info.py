@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-    from fewtags.config import Settings
+    from fewtags.config import Settings, StageConfig
 
 
 def methods(
@@ -113,8 +113,14 @@ def _presets() -> Iterator[str]:
     from fewtags.presets import PRESETS
 
     for name, preset in PRESETS.items():
-        stages = ", then ".join(f"{s.epochs} epochs of {_trained(s.trainable)} at lr {s.lr:g}" for s in preset.stages)
+        stages = ", then ".join(_stage(stage) for stage in preset.stages)
         yield f"{name}: {preset.backbone} at {preset.size} px, batch {preset.batch_size}; {stages}"
+
+
+def _stage(stage: StageConfig) -> str:
+    if stage.solved:
+        return f"the head is solved for {len(stage.logit_variances)} strengths of regularisation"
+    return f"{stage.epochs} epochs of {_trained(stage.trainable)} at lr {stage.lr:g}"
 
 
 def _pretrain_presets() -> Iterator[str]:

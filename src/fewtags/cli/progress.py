@@ -46,7 +46,7 @@ def show(events: Iterable[Event], label: str = "") -> None:
     from fewtags.engine.events import EpochEnded, EpochStarted, Noted, Started, StepEnded
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    epochs, began = 0, time.perf_counter()
+    epochs = 0
     with _bar(*columns, live=_live()) as bar:
         # Above a live bar, lines have to go through its console.
         line = bar.console.print if _live() else say
@@ -65,7 +65,6 @@ def show(events: Iterable[Event], label: str = "") -> None:
                 line(f"{label}warning: {event.text}")
             elif isinstance(event, EpochEnded):
                 line(f"{label}{epoch_line(event.record, epochs, event.best)}")
-    say(f"{label}trained in {time.perf_counter() - began:.0f} s")
 
 
 def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool) -> str:
@@ -74,7 +73,10 @@ def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool)
     >>> epoch_line({"epoch": 0, "stage": "warmup", "train/loss": 0.5, "val/mAP": 0.25, "seconds": 1.0}, 3, True)
     'epoch 1/3 warmup  loss 0.5000  val mAP 25.0 (best so far)  1.0 s'
     """
-    parts = [f"epoch {int(record['epoch']) + 1}/{epochs} {record['stage']}", f"loss {float(record['train/loss']):.4f}"]
+    parts = [f"epoch {int(record['epoch']) + 1}/{epochs} {record['stage']}"]
+    if "logit_variance" in record:
+        parts.append(f"logit variance {float(record['logit_variance']):g}")
+    parts.append(f"loss {float(record['train/loss']):.4f}")
     shown = {
         "val/mAP": "val mAP",
         "val/hit@1": "val hit@1",
@@ -102,7 +104,7 @@ def counting(label: str, quiet: bool = False, faster: str = "") -> Iterator[Call
         quiet: show nothing; for results that scroll over the same terminal.
         faster: what would make it faster; then it is also said how long very many will take.
     """
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     live, began = _live() and not quiet, time.perf_counter()
     said, foretold = began, False
     with _bar(*columns, live=live) as bar:
@@ -118,6 +120,7 @@ def counting(label: str, quiet: bool = False, faster: str = "") -> Iterator[Call
                 line(f"{label}: {total:,} will take about {max(1, round(minutes)):,} min; {faster}")
             if not live and not quiet and time.perf_counter() - said >= PLAIN_EVERY:
                 said = time.perf_counter()
-                say(f"{label}: {done:,}" + (f" of {total:,}" if total else ""))
+                left = (said - began) * (total - done) / done if total and done else 0.0
+                say(f"{label}: {done:,}" + (f" of {total:,}, about {left:.0f} s left" if left else ""))
 
         yield tick

@@ -43,7 +43,11 @@ def train(
         ),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="cpu, finetune, paper, paper_scratch or paper_imagenet; default: by machine.")
+        str | None,
+        typer.Option(
+            help="cpu (frozen trunk, head solved), views (frozen trunk, head trained on random views), finetune, "
+            "paper, paper_scratch or paper_imagenet; default: finetune with a GPU, else cpu."
+        ),
     ] = None,
     weights: Annotated[
         str | None,
@@ -79,6 +83,7 @@ def train(
       fewtags train tags.csv --images photos/ --init runs/pretrained --preset finetune
     """  # noqa: D301
     from fewtags.cli.progress import counting, leading, say
+    from fewtags.engine.clock import Clock
     from fewtags.engine.encoder_file import initial_weights
     from fewtags.engine.plan import make_plan
     from fewtags.engine.record import refuse_used_folder
@@ -98,15 +103,17 @@ def train(
     settings = read_settings(config, {k: v for k, v in flags.items() if v is not None}, set_ or [])
     if leading() and not dry_run:
         refuse_used_folder(out)  # before minutes are spent on looking at photos
+    clock = Clock()
     faster = "--set data.decode=false reads headers only, and a broken photo then stops training"
     with counting("looking at photos", faster=faster if settings.data.decode else "") as tick:
         plan = make_plan(settings, out=out, cpu=cpu, progress=tick)
+    clock.lap("reading and checking")
     for line in plan.lines():
         say(line)
     if dry_run:
         say("dry run: nothing was written.")
         return
-    follow(lambda tick: Run(plan, out, cpu=cpu, tick=tick).start(), out)
+    follow(lambda tick: Run(plan, out, cpu=cpu, tick=tick, clock=clock).start(), out)
 
 
 def resume(
@@ -208,7 +215,7 @@ def follow(start: Callable[[Tick], Iterator[Event]], out: Path) -> None:
     from fewtags.cli.progress import counting, leading, say, show
 
     try:
-        with counting("caching views of photos") as tick:
+        with counting("looking through the frozen trunk") as tick:
             events = start(tick)
             first = next(events)  # the views are cached before the first event
         show(chain([first], events))
@@ -237,14 +244,24 @@ def finish(run: Path) -> None:
     import json
 
     from fewtags.cli.progress import say
+    from fewtags.engine.baseline import compare
+    from fewtags.engine.clock import clock_line
+    from fewtags.engine.run import BASELINE_FILE, CLOCK_FILE
     from fewtags.report.build import build_report
 
     page = build_report([run], None)
+    evaluations = {}
     for split in ("val", "test"):
         path = run / "evaluation" / f"{split}.json"
         if path.exists():
-            typer.echo(headline(split, json.loads(path.read_text("utf-8"))))
+            evaluations[split] = json.loads(path.read_text("utf-8"))
+            typer.echo(headline(split, evaluations[split]))
+    if (run / BASELINE_FILE).exists():
+        for line in compare(json.loads((run / BASELINE_FILE).read_text("utf-8")), evaluations):
+            typer.echo(line)
     typer.echo(f"report: {page}")
+    if (run / CLOCK_FILE).exists():
+        say(clock_line(json.loads((run / CLOCK_FILE).read_text("utf-8"))))
     say("next:")
     say(f"  fewtags predict {run} PHOTOS --out tags.csv")
     say(f"  fewtags heatmap {run} PHOTO.jpg --out heatmaps/")

@@ -32,6 +32,7 @@ from fewtags.engine.checkpoint import (
     write_text,
 )
 from fewtags.engine.events import Ended, EpochEnded, EpochStarted, Event, Saved, Started, StepEnded
+from fewtags.engine.solve import ChannelStatistics, HeadSolver
 from fewtags.errors import CheckpointError, ConfigError, TrainingError
 from fewtags.labels import Batch
 from fewtags.nets.encoder import Encoder
@@ -41,7 +42,8 @@ from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
 
 Metrics = Mapping[str, float]
 SGD_MOMENTUM = 0.9
-SINCE = {"optimizer": "adam", "patience": "0"}
+SOLVE_BATCH = 2048  # images at a time while a head is solved; the result is the same for all sizes, to rounding
+SINCE = {"optimizer": "adam", "patience": "0", "fallback": "pessimistic_mAP"}
 """What checkpoints mean that were written before these settings were."""
 
 
@@ -55,6 +57,18 @@ class BatchSource(Protocol):
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The batches of an epoch from number `start` on; a function of the arguments and nothing else."""
+        ...
+
+
+class FixedSource(Protocol):
+    """One view of every training image of this process, through a trunk that stays as it is."""
+
+    def statistics(self, device: torch.device | None = None) -> ChannelStatistics:
+        """Of the pooled features of all processes, which exchange tensors on `device`."""
+        ...
+
+    def in_order(self, epoch: int, size: int) -> Iterator[Batch]:
+        """All images once, `size` at a time."""
         ...
 
 
@@ -74,6 +88,7 @@ class FitConfig:
         batchnorm_eval: hold BatchNorm statistics of trained blocks fixed.
         checkpoint_every_steps: beside the checkpoint after every epoch; 0: only that.
         monitor: validation metric whose maximum is "best".
+        fallback: the same for stages that solve the head, where the monitor is not known.
         optimizer: "adam", or "sgd" with a momentum of 0.9.
         patience: stop after so many epochs, of the last stage, that did not better the monitor; 0: never.
     """
@@ -88,6 +103,7 @@ class FitConfig:
     batchnorm_eval: bool = False
     checkpoint_every_steps: int = 0
     monitor: str = "mAP"
+    fallback: str = "pessimistic_mAP"
     optimizer: Literal["adam", "sgd"] = "adam"
     patience: int = 0
 
@@ -142,6 +158,8 @@ class Fit:
         model: what the objective calls on `batch.images`: `net`, or its head where features are cached.
         objective: the method.
         source: training batches.
+        fixed: one view of every image through the frozen trunk, for stages that solve the head; None where there are
+            none.
         config: how to train.
         problem: what the objective may know.
         accelerator: device, processes, precision.
@@ -165,6 +183,7 @@ class Fit:
         *,
         accelerator: Accelerator,
         model: nn.Module | None = None,
+        fixed: FixedSource | None = None,
         out: Path | None = None,
         validate: Callable[[nn.Module], Metrics] | None = None,
     ) -> None:
@@ -175,7 +194,9 @@ class Fit:
                 "make the Problem with config.warmup_epochs and config.epochs."
             )
         self.net, self.objective, self.source, self.config, self.problem = net, objective, source, config, problem
-        self.accelerator, self.out, self.validate = accelerator, out, validate
+        if any(stage.solved for stage in config.stages) and (fixed is None or not isinstance(net, SpatialNet)):
+            raise ConfigError("a stage with logit_variances solves the head of a classifier on fixed features of it.")
+        self.accelerator, self.out, self.validate, self.fixed = accelerator, out, validate, fixed
         self.base = net if model is None else model
         self.folder = None if out is None else CheckpointFolder(out / "checkpoints")
         net.to(accelerator.device).to(memory_format=torch.channels_last)
@@ -213,7 +234,7 @@ class Fit:
                     self._load_optimizer(path, inside=(self.state.epoch, self.state.step) != (first, 0))
                 path = None
                 while self.state.epoch < first + stage.epochs and not self._exhausted(first):
-                    yield from self._epoch(stage, first)
+                    yield from self._solution(stage, first) if stage.solved else self._epoch(stage, first)
             first += stage.epochs
         self._end_stage()
         yield Ended(self.state.epoch, self.state.best_epoch, self.state.best_value)
@@ -225,13 +246,79 @@ class Fit:
             return False
         return state.step == 0 and state.epoch - 1 - max(state.best_epoch, first - 1) >= patience
 
-    def _epoch(self, stage: StageConfig, first: int) -> Iterator[Event]:
+    def _solution(self, stage: StageConfig, first: int) -> Iterator[Event]:
+        """One epoch that trains the head to the end, with the next prior variance of the stage."""
         state, started, cpu = self.state, time.perf_counter(), time.process_time()
+        yield self._start_epoch(stage)
+        variance = stage.logit_variances[state.epoch - first]
+        with repeatable(self.accelerator.device):
+            logs = self._solve(variance)
+        state.step, state.global_step = self.source.steps_per_epoch, state.global_step + 1
+        yield StepEnded(Progress(state.epoch, state.step, state.step), state.global_step, applied=True)
+        record, best = self._end_epoch(stage, self._over_processes(logs), started, cpu, {"logit_variance": variance})
+        yield EpochEnded(record, best)
+        if self.folder is not None:
+            yield Saved(self._save())
+
+    def _solve(self, variance: float) -> dict[str, Tensor]:
+        """Minimise the penalised loss over all images, then commit; returns the logs, means over the images."""
+        net, objective, fixed, device = self.net, self.objective, self.fixed, self.accelerator.device
+        assert isinstance(net, SpatialNet)
+        assert fixed is not None
+        samples, classes = self.problem.labels.shape
+        batches = [batch.to(device) for batch in fixed.in_order(self.state.epoch, SOLVE_BATCH)]
+        at = [Progress(self.state.epoch, step, len(batches)) for step in range(len(batches))]
+        before = [parameter.detach().clone() for parameter in self._parameters()]
+        self.net.train()
+
+        def loss() -> Tensor:
+            total = torch.zeros((), device=device)
+            for batch, progress in zip(batches, at, strict=True):
+                with self._randomness(progress):
+                    out = objective.step(self.model, batch, progress)
+                # The prior is about a sum over classes; losses are means over them.
+                part = out.loss * (classes * len(batch.index) / samples)
+                part.backward()
+                total += part.detach()
+            for parameter in self._parameters():
+                if self.accelerator.num_processes > 1 and parameter.grad is not None:
+                    parameter.grad = self.accelerator.reduce(parameter.grad, "sum")
+            return self.accelerator.reduce(total, "sum") if self.accelerator.num_processes > 1 else total
+
+        solver = HeadSolver(net.head, fixed.statistics(device), self._part_parameters())
+        if not math.isfinite(found := solver.minimise(loss, variance, samples)):
+            with torch.no_grad():
+                for parameter, value in zip(self._parameters(), before, strict=True):
+                    parameter.copy_(value)
+            raise TrainingError(
+                f"the loss is {found:g} for logit variance {variance:g} in epoch {self.state.epoch}; weights and "
+                "stores are as before it. Look for features that are not finite: --set train.precision=no, or other "
+                "weights."
+            )
+        logs: dict[str, Tensor] = {}
+        with torch.no_grad():
+            outs = [objective.step(self.model, batch, progress) for batch, progress in zip(batches, at, strict=True)]
+            for batch, out in zip(batches, outs, strict=True):
+                objective.commit(self.model, batch, out)
+                share = len(batch.index) * self.accelerator.num_processes / samples
+                for key, value in {"loss": out.loss, **out.logs}.items():
+                    logs[key] = logs.get(key, torch.zeros((), device=device)) + value.detach() * share
+        for parameter in self._parameters():
+            parameter.grad = None
+        return logs
+
+    def _start_epoch(self, stage: StageConfig) -> EpochStarted:
+        """Let the objective prepare for an epoch, once."""
+        state = self.state
         if state.step == 0:
             state.sums = {}
             with repeatable(self.accelerator.device):
                 state.diagnostics = dict(self.objective.on_epoch_start(state.epoch))
-        yield EpochStarted(state.epoch, stage.name, state.diagnostics)
+        return EpochStarted(state.epoch, stage.name, state.diagnostics)
+
+    def _epoch(self, stage: StageConfig, first: int) -> Iterator[Event]:
+        state, started, cpu = self.state, time.perf_counter(), time.process_time()
+        yield self._start_epoch(stage)
         self.net.train()
         # Sums stay on the device, so that logging waits for nothing.
         device = self.accelerator.device
@@ -256,7 +343,8 @@ class Fit:
                 totals = {k: zero + v for k, v in state.sums.items()}
                 yield Saved(self._save())
         means = {k: v / steps for k, v in self._over_processes(totals).items()}
-        record, best = self._end_epoch(stage, means, started, cpu)
+        rate = {"lr": float(self.optimizer.param_groups[0]["lr"])}
+        record, best = self._end_epoch(stage, means, started, cpu, rate)
         yield EpochEnded(record, best)
         if self.folder is not None:
             yield Saved(self._save())
@@ -319,14 +407,18 @@ class Fit:
     def _begin_stage(self, stage: StageConfig) -> None:
         self._end_stage()
         freeze(self.net, stage.trainable, batchnorm_eval=self.config.batchnorm_eval)
+        if stage.solved:
+            assert isinstance(self.net, SpatialNet)
+            self.model = self.net.head
+            return
         accelerator = self.accelerator
-        parameters, decay = self._parameters(), self.config.weight_decay
+        parameters, decay, rate = self._parameters(), self.config.weight_decay, _rate(stage)
         if self.config.optimizer == "sgd":
             optimizer: torch.optim.Optimizer = torch.optim.SGD(
-                parameters, lr=stage.lr, momentum=SGD_MOMENTUM, weight_decay=decay
+                parameters, lr=rate, momentum=SGD_MOMENTUM, weight_decay=decay
             )
         else:
-            optimizer = torch.optim.Adam(parameters, lr=stage.lr, weight_decay=decay)
+            optimizer = torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
         self.optimizer = accelerator.prepare_optimizer(optimizer)
         model: nn.Module = Autocast(self.base, accelerator.device.type, self.config.precision)
         if accelerator.num_processes > 1:
@@ -345,7 +437,8 @@ class Fit:
         return [p for module in modules for p in module.parameters() if p.requires_grad]
 
     def _parameters(self) -> list[nn.Parameter]:
-        return [*(p for p in self.base.parameters() if p.requires_grad), *self._part_parameters()]
+        trained = self.base if self.optimizer is not None else self.model
+        return [*(p for p in trained.parameters() if p.requires_grad), *self._part_parameters()]
 
     def _reduce_parts(self) -> None:
         """Average the gradients of the objective's own modules over processes (the net's are averaged by DDP)."""
@@ -359,12 +452,12 @@ class Fit:
         steps = self.source.steps_per_epoch
         inside = 0 if stage.schedule == "cosine_epoch" else self.state.step
         done = ((self.state.epoch - first) * steps + inside) / (stage.epochs * steps)
-        lr = stage.lr * (1.0 if stage.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * done)))
+        lr = _rate(stage) * (1.0 if stage.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * done)))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
     def _end_epoch(
-        self, stage: StageConfig, means: Mapping[str, float], started: float, cpu: float
+        self, stage: StageConfig, means: Mapping[str, float], started: float, cpu: float, how: Mapping[str, float]
     ) -> tuple[dict[str, float | int | str], bool]:
         state = self.state
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
@@ -380,7 +473,7 @@ class Fit:
             "epoch": state.epoch,
             "stage": stage.name,
             "step": state.global_step,
-            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            **how,
             "seconds": round(seconds, 3),
             "cpu_seconds": round(cpu_seconds, 3),
             **{f"train/{k}": v for k, v in means.items()},
@@ -388,6 +481,9 @@ class Fit:
             **{f"val/{k}": v for k, v in metrics.items()},
         }
         value = metrics.get(self.config.monitor, math.nan)
+        if stage.solved and not math.isfinite(value):
+            # How strongly to regularise has to be chosen somehow: the known positives against all other cells will do.
+            value = metrics.get(self.config.fallback, math.nan)
         best = math.isfinite(value) and (state.best_value is None or value > state.best_value)
         if best:
             state.best_epoch, state.best_value = state.epoch, value
@@ -419,7 +515,8 @@ class Fit:
             save_tensors(temporary / "net.safetensors", self.net.state_dict())
             if self.averaged is not None:
                 save_tensors(temporary / "averaged.safetensors", self.averaged.state_dict())
-            extra = {"optimizer": self.optimizer.state_dict()}
+            # A head that is solved starts anew with each epoch.
+            extra = {"optimizer": {} if self.optimizer is None else self.optimizer.state_dict()}
             if accelerator.scaler is not None:
                 extra["scaler"] = accelerator.scaler.state_dict()
             torch.save(extra, temporary / "optimizer.pt")
@@ -459,10 +556,15 @@ class Fit:
 
     def _load_optimizer(self, path: Path, *, inside: bool) -> None:
         extra = load_pickled(path / "optimizer.pt")
-        if inside:
+        if inside and self.optimizer is not None:
             self.optimizer.load_state_dict(extra["optimizer"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(extra["scaler"])
+
+
+def _rate(stage: StageConfig) -> float:
+    assert stage.lr is not None, stage  # only a stage that solves the head has none
+    return stage.lr
 
 
 def _channels_last(batch: Batch) -> Batch:

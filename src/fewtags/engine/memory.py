@@ -61,7 +61,7 @@ def heatmap_memory(
     free, scores = free_memory(device) // 2, score_bytes(here, classes, objective.score_dtype)
     if scores > free:
         raise ConfigError(_scores_text(objective, whose, scores, score_bytes(here, classes, "float16"), free))
-    if objective.scl_weight == 0:
+    if objective.gamma == 0:
         return 0
     plan = objective.heatmap_plan()
     everywhere = heatmap_bytes(samples, classes, grid, plan)

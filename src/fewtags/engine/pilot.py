@@ -34,7 +34,7 @@ RESULTS, RECORD = "results.jsonl", "pilot.json"
 
 SETTINGS: Mapping[str, Any] = {
     "objective.name": "patchml",
-    "train.preset": "cpu",
+    "train.preset": "views",
     "train.cached_views": 2,
     "train.select": "last",
 }

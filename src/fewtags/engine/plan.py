@@ -10,7 +10,7 @@ from typing import final
 import numpy as np
 import torch
 
-from fewtags.config import Config, DataConfig, ObjectiveConfig
+from fewtags.config import UNNAMED_METHODS, Config, DataConfig, ObjectiveConfig
 from fewtags.data.check import CheckReport, check
 from fewtags.data.content import content_groups
 from fewtags.data.findings import counted
@@ -30,10 +30,10 @@ from fewtags.nets.freezing import freeze
 from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import HeadPlan, SpatialNet
 from fewtags.objectives.base import Objective, Problem
-from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.objectives.expected_negative import SCL_WEIGHT, ExpectedNegative
 from fewtags.objectives.supervised import Settings as Supervised
 from fewtags.objectives.supervised import even_patches, unknown_classes
-from fewtags.presets import Resolved, resolve
+from fewtags.presets import IN_STEPS, MOST_CELLS, SOLVED, Facts, Resolved, resolve, why_in_steps
 from fewtags.stores.heatmaps import heatmap_bytes
 
 # Without a complete label list nobody knows how many classes an image holds. ImageNet 1.2, VOC 1.5, COCO 2.9.
@@ -82,6 +82,7 @@ class Plan:
         grid: (height, width) of its maps.
         heatmap_bytes: what heatmaps take; 0 for methods without.
         cache: how views of the frozen trunk are cached; None where they are not.
+        fixed: how the one view is cached on which a head is solved; None where no head is.
         notes: what was derived, in words.
     """
 
@@ -94,7 +95,15 @@ class Plan:
     grid: tuple[int, int]
     heatmap_bytes: int
     cache: CachePlan | None
+    fixed: CachePlan | None
     notes: tuple[str, ...]
+
+    @property
+    def baseline(self) -> bool:
+        """Whether the run is compared with logistic regression: not where the trunk knows nothing, or on too much."""
+        samples, classes = self.tables.train.matrix.shape
+        known = self.resolved.weights != "none"
+        return self.config.train.baseline and known and samples * classes <= MOST_CELLS
 
     @property
     def method(self) -> ObjectiveConfig:
@@ -114,6 +123,10 @@ class Plan:
             trained = {"head": "the head", "all": "all layers"}.get(
                 str(stage.trainable), f"the last {stage.trainable} blocks"
             )
+            if stage.solved:
+                tried = ", ".join(f"{v:g}" for v in stage.logit_variances)
+                yield f"stage {stage.name}: solves the head on one view of each photo; logit variances {tried}"
+                continue
             how = f"{stage.epochs} epochs, lr {stage.lr:g} {stage.schedule}, batch {r.batch_size}"
             yield f"stage {stage.name}: {how}, trains {trained}"
         yield from self.notes
@@ -320,7 +333,7 @@ def derive(
     grid = net.grid((resolved.size, resolved.size))
     objective = make_objective(
         settings, positives_per_image=positives, image_unknown=unknown_classes(train.matrix),
-        patch_weights=even_patches(grid),
+        patch_weights=even_patches(grid), scl_weight=0.0 if all(s.solved for s in resolved.stages) else SCL_WEIGHT,
     )  # fmt: skip
     notes = _place_notes(train, objective, settings, named=config.objective.name is not None)
     if isinstance(objective, ExpectedNegative) and objective.class_prior is None:
@@ -329,17 +342,20 @@ def derive(
         freeze(net, stage.trainable)
     freeze(net, "all")
     _rehearse(objective, net, tables, grid, resolved)
-    cache = None
+    cache, fixed, limit = None, None, int(config.train.cache_gib * 2**30)
+    features = (net.head.features_dim, *grid)
     if resolved.cached_views:
-        limit = int(config.train.cache_gib * 2**30)
-        cache = plan_cache(
-            len(train), (net.head.features_dim, *grid), resolved.cached_views, limit, strong=objective.needs_strong
-        )
+        cache = plan_cache(len(train), features, resolved.cached_views, limit, strong=objective.needs_strong)
         notes += _cache_note(cache, resolved.cached_views, config.train.cache_gib)
+    if any(stage.solved for stage in resolved.stages):
+        pooled = net.head.plan.commutes and not objective.needs_maps
+        fixed = plan_cache(len(train), features, 1, limit, pooled=pooled)
+    if config.train.preset in (None, SOLVED) and resolved.preset == IN_STEPS and config.train.stages is None:
+        notes.insert(0, f"preset {IN_STEPS} was taken, since {why_in_steps(config, _facts(config, train, cpu))}")
     needed = 0
     if isinstance(objective, ExpectedNegative):
         if going_on:
-            plan, kept = objective.heatmap_plan(), objective.scl_weight > 0
+            plan, kept = objective.heatmap_plan(), objective.gamma > 0
             needed = heatmap_bytes(len(train), len(train.classes), grid, plan) if kept else 0
         else:
             most = int(train.matrix.image_counts(Label.POSITIVE).max())
@@ -350,11 +366,18 @@ def derive(
             place = "on disk" if objective.heatmap_storage == "disk" else "in memory"
             size = f"{2 * grid[0]} x {2 * grid[1]} per image and class"
             notes.append(f"heatmaps: {needed / 1e6:,.1f} MB {place} ({size})")
-    return Plan(config, resolved, tables, report, objective, net, grid, needed, cache, tuple(notes))
+    return Plan(config, resolved, tables, report, objective, net, grid, needed, cache, fixed, tuple(notes))
 
 
 def _resolve(config: Config, train: LabelTable, cpu: bool) -> Resolved:
-    return resolve(config, facts(len(train), len(train.classes), cpu, len(train.locations) > 0))
+    return resolve(config, _facts(config, train, cpu))
+
+
+def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
+    """Data, machine and method, as `resolve` wants to know them."""
+    located = len(train.locations) > 0
+    method = settled(config.objective, config.objective.name or UNNAMED_METHODS[located])
+    return facts(len(train), len(train.classes), cpu, located, make_objective(method).solvable)
 
 
 def _place_notes(train: LabelTable, objective: Objective, settings: ObjectiveConfig, *, named: bool) -> list[str]:

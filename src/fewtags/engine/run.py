@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import final
+from typing import TypeVar, final
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fewtags.data.augment import Jitter
 from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet, Workers
 from fewtags.data.strong import Strong
 from fewtags.data.table import LabelTable
 from fewtags.engine.autocast import repeatable
+from fewtags.engine.baseline import Baseline, Measured, logistic_regression
 from fewtags.engine.checkpoint import load_tensors, write_array, write_text
+from fewtags.engine.clock import Clock
 from fewtags.engine.evaluate import Evaluation, Logits, epoch_metrics, evaluate_logits, predict_logits, sigmoid
 from fewtags.engine.events import Ended, EpochEnded, Event
 from fewtags.engine.fit import BatchSource, Fit, FitConfig, make_accelerator
 from fewtags.engine.gallery import Gallery, save_gallery
+
 from fewtags.engine.model import ModelInfo, make_policy, save_model
-from fewtags.engine.plan import Plan, Tables, derive, head_plan, positives_per_image
+from fewtags.engine.plan import Plan, Tables, can_rank, derive, head_plan, positives_per_image
 from fewtags.engine.record import (
     NO_FILES,
     forget,
@@ -38,7 +42,7 @@ from fewtags.engine.record import (
     saying_what_to_do,
     write_record,
 )
-from fewtags.engine.sources import StoredViews, Tick, fill_views, head_inputs
+from fewtags.engine.sources import StoredViews, Tick, fill_fixed, fill_views, head_inputs
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.labels import Label, Locations
 from fewtags.metrics.thresholds import Thresholds, fit_thresholds
@@ -48,6 +52,8 @@ from fewtags.objectives.base import Objective, Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.stores.shard import Shard
 
+T = TypeVar("T")
+BASELINE_FILE, CLOCK_FILE = "baseline.json", "seconds.json"
 # Maps of the gallery are kept for so many epochs, spread over the run.
 SNAPSHOTS = 8
 EVAL_BATCH = 64
@@ -63,12 +69,23 @@ class Run:
         cpu: ignore GPUs.
         tick: told how far the caching of views has come.
         notes: what whoever goes on with it should know.
+        clock: what has been spent before, so that the run's account begins with the first photo.
     """
 
     def __init__(
-        self, plan: Plan, out: Path, *, cpu: bool = False, tick: Tick | None = None, notes: tuple[str, ...] = ()
+        self,
+        plan: Plan,
+        out: Path,
+        *,
+        cpu: bool = False,
+        tick: Tick | None = None,
+        notes: tuple[str, ...] = (),
+        clock: Clock | None = None,
     ) -> None:
         self.plan, self.out, self.tick, self.notes = plan, out, tick, notes
+        self.clock = Clock() if clock is None else clock
+        self._photos_done = 0
+        self._inputs: Mapping[str, Tensor] = {}
         self.accelerator: Accelerator = make_accelerator(plan.resolved.precision, cpu)
         self.shard = Shard(self.accelerator.process_index, self.accelerator.num_processes)
         r, net = plan.resolved, plan.net
@@ -110,10 +127,15 @@ class Run:
     def _train(self, resume: bool) -> Iterator[Event]:
         plan, r, device = self.plan, self.plan.resolved, self.accelerator.device
         net, tables = plan.net.to(device), plan.tables
-        frozen = all(stage.trainable == "head" for stage in r.stages)
-        source = self._source()
+        self.clock.start()
+        self._inputs = self._head_inputs()
+        fixed = self._fixed()
+        self.clock.lap("features")
+        baseline = self._baseline(fixed)
+        self.clock.lap("baseline")
+        source = fixed if fixed is not None and all(stage.solved for stage in r.stages) else self._source()
         cached = isinstance(source, StoredViews)
-        validate = self._validation(tables.val, frozen)
+        self.clock.lap("features")
         config = FitConfig(
             r.stages, r.seed, r.weight_decay, r.accumulate, r.clip_norm, r.precision, r.weight_ema, r.batchnorm_eval,
             r.checkpoint_every_steps, patience=r.patience,
@@ -123,8 +145,8 @@ class Run:
             self.out / "state", None if tables.truth is None else tables.truth.matrix, plan.net.head.features_dim,
         )  # fmt: skip
         fit = Fit(
-            net, plan.objective, source, config, problem,
-            accelerator=self.accelerator, model=net.head if cached else net, out=self.out, validate=validate,
+            net, plan.objective, source, config, problem, fixed=fixed, accelerator=self.accelerator,
+            model=net.head if cached else net, out=self.out, validate=self._validation(),
         )  # fmt: skip
         if not resume:
             if self.accelerator.is_main_process:
@@ -138,20 +160,92 @@ class Run:
                 if epoch in moments:
                     save_gallery(self.out, f"epoch-{epoch:04d}", gallery.look(_spatial(fit.evaluated), device))
             if isinstance(event, Ended):
-                self._finish(_spatial(fit.evaluated), event, gallery)
+                self.clock.lap("training")
+                self._finish(_spatial(fit.evaluated), event, gallery, baseline)
             yield event
 
-    def _source(self) -> BatchSource:
-        plan, r, train = self.plan, self.plan.resolved, self.plan.tables.train
-        sampler = EpochSampler(len(train), r.batch_size, r.seed, self.shard.rank, self.shard.world)
-        if plan.cache is None:
-            return TrainLoader(self._train_set(None), sampler, self.collate, self.workers)
-        freeze(plan.net, "head")
-        loader = TrainLoader(self._train_set(plan.cache.views), sampler, self.collate, self.workers)
+    @property
+    def _frozen(self) -> bool:
+        return all(stage.trainable == "head" for stage in self.plan.resolved.stages)
+
+    def _head_inputs(self) -> dict[str, Tensor]:
+        """Of every split but train, what the head needs to predict: computed once, where the trunk is frozen."""
+        found: dict[str, Tensor] = {}
+        for name, table in self.plan.tables.splits().items():
+            if self._frozen and name != "train":
+                found[name] = self._counted(partial(self._inputs_of, table))
+        return found
+
+    def _inputs_of(self, table: LabelTable, tick: Tick) -> Tensor:
         device = self.accelerator.device
         with repeatable(device):  # a resumed run makes them anew
-            filled = fill_views(plan.net, loader, plan.cache, shard=self.shard, device=device, tick=self.tick)
+            return head_inputs(self.plan.net, self.eval_loader(table), device, tick)
+
+    def _counted(self, make: Callable[[Tick], T]) -> T:
+        """Push photos through the trunk, and count them among all that will be."""
+        splits, plan = self.plan.tables.splits(), self.plan
+        before = [t for n, t in splits.items() if self._frozen and n != "train"]
+        before += [plan.tables.train] * ((plan.fixed is not None) + (plan.cache.views if plan.cache else 0))
+        total = sum(self.shard.rows(len(table)) for table in before)
+        began = self._photos_done
+
+        def tick(done: int, _: int) -> None:
+            self._photos_done = began + done
+            if self.tick is not None:
+                self.tick(self._photos_done, total)
+
+        return make(tick)
+
+    def _fixed(self) -> StoredViews | None:
+        """The test view of every training photo through the trunk, for stages that solve the head."""
+        plan, train, device = self.plan, self.plan.tables.train, self.accelerator.device
+        if plan.fixed is None:
+            return None
+        cache, loader = plan.fixed, self.eval_loader(train)
+        freeze(plan.net, "head")
+        with repeatable(device):
+            rows = self.shard.rows(len(train))
+            filled = self._counted(lambda tick: fill_fixed(plan.net, loader, cache, rows, device=device, tick=tick))
+        return StoredViews(filled, self._sampler(), train.matrix, locations=_locations(train), shard=self.shard)
+
+    def _sampler(self) -> EpochSampler:
+        samples, r = len(self.plan.tables.train), self.plan.resolved
+        return EpochSampler(samples, r.batch_size, r.seed, self.shard.rank, self.shard.world)
+
+    def _source(self) -> BatchSource:
+        plan, train, sampler = self.plan, self.plan.tables.train, self._sampler()
+        if plan.cache is None:
+            return TrainLoader(self._train_set(None), sampler, self.collate, self.workers)
+        cache = plan.cache
+        freeze(plan.net, "head")
+        loader = TrainLoader(self._train_set(cache.views), sampler, self.collate, self.workers)
+        device = self.accelerator.device
+        with repeatable(device):
+            filled = self._counted(
+                lambda tick: fill_views(plan.net, loader, cache, shard=self.shard, device=device, tick=tick)
+            )
         return StoredViews(filled, sampler, train.matrix, locations=_locations(train), shard=self.shard)
+
+    def _baseline(self, fixed: StoredViews | None) -> Baseline | None:
+        """Logistic regression on the pooled features of the test views of the trunk as it is before training."""
+        plan, device, tables = self.plan, self.accelerator.device, self.plan.tables
+        if not plan.baseline:
+            return None
+        pooled = {}
+        for name, table in tables.splits().items():
+            if name == "train" and fixed is not None:
+                local = fixed.filled.features[0]
+            elif name in self._inputs:
+                local = self._inputs[name]
+            else:
+                with repeatable(device):
+                    local = self._inputs_of(table, lambda _done, _total: None)
+            local = local.float().mean((2, 3)).to(device)
+            pooled[name] = self.shard.gather(local, len(table)).cpu()
+        if not self.accelerator.is_main_process:
+            return None
+        others = {n: Measured(x, tables.splits()[n].matrix.dense()) for n, x in pooled.items() if n != "train"}
+        return logistic_regression(pooled["train"], tables.train.matrix, others)
 
     def _train_set(self, views_cycle: int | None) -> TrainSet:
         train = self.plan.tables.train
@@ -171,30 +265,27 @@ class Run:
         data = EvalSet(_photos(table), table.matrix, self.policy)
         return EvalLoader(data, EVAL_BATCH, self.collate, self.workers, rank=self.shard.rank, world=self.shard.world)
 
-    def _validation(self, table: LabelTable, frozen: bool) -> Callable[[nn.Module], Mapping[str, float]]:
-        labels, device = table.matrix.dense(), self.accelerator.device
-        with repeatable(device):
-            inputs = head_inputs(self.plan.net, self.eval_loader(table), device) if frozen else None
+    def _validation(self) -> Callable[[nn.Module], Mapping[str, float]]:
+        labels = self.plan.tables.val.matrix.dense()
+        return lambda module: epoch_metrics(self._logits(_spatial(module), "val"), labels)
 
-        def validate(module: nn.Module) -> Mapping[str, float]:
-            net = _spatial(module)
-            if inputs is None:
-                logits = predict_logits(net, self.eval_loader(table), len(table), device, self.shard)
-            else:
-                # The trunk never changes, so that what the head sees is computed once.
-                local = torch.cat([net.head.predict_logits(part.to(device)) for part in inputs.split(EVAL_BATCH)])
-                logits = self.shard.gather(local, len(table)).cpu().numpy()
-            return epoch_metrics(logits, labels)
+    def _logits(self, net: SpatialNet, split: str) -> Logits:
+        """float32 [N, C] of all photos of a split, on every process."""
+        table, device = self.plan.tables.splits()[split], self.accelerator.device
+        if split not in self._inputs:
+            return predict_logits(net, self.eval_loader(table), len(table), device, self.shard)
+        with torch.no_grad():
+            parts = self._inputs[split].split(EVAL_BATCH)
+            local = torch.cat([net.head.predict_logits(part.to(device)) for part in parts])
+        return self.shard.gather(local, len(table)).cpu().numpy()
 
-        return validate
-
-    def _finish(self, net: SpatialNet, ended: Ended, gallery: Gallery) -> None:
+    def _finish(self, net: SpatialNet, ended: Ended, gallery: Gallery, baseline: Baseline | None) -> None:
         """Choose the weights, fit thresholds, evaluate, and write the model."""
         plan, tables, device = self.plan, self.plan.tables, self.accelerator.device
         select = plan.resolved.select
         if ended.best_epoch is not None and select != "last":
             net.load_state_dict(load_tensors(self.out / "best.safetensors"))
-            selection = f"epoch {ended.best_epoch + 1} of {ended.epochs}, the best by validation mAP"
+            selection = self._why_best(ended.best_epoch, ended.epochs)
         else:
             why = (
                 "chosen"
@@ -203,19 +294,29 @@ class Run:
             )
             selection = f"the last epoch ({ended.epochs}), {why}"
         with repeatable(device):
-            logits = {
-                name: predict_logits(net, self.eval_loader(table), len(table), device, self.shard)
-                for name, table in tables.splits().items()
-                if name != "train"
-            }
+            logits = {name: self._logits(net, name) for name in tables.splits() if name != "train"}
         if self.accelerator.is_main_process:
             thresholds = choose_thresholds(logits["val"], tables, plan.objective)
             for name, values in logits.items():
                 write_evaluation(self.out, name, values, tables.splits()[name], thresholds)
             save_gallery(self.out, "final", gallery.look(net, device))
+            if baseline is not None:
+                write_text(self.out / BASELINE_FILE, json.dumps(baseline.to_dict(), indent=1))
+            self.clock.lap("evaluation")
+            write_text(self.out / CLOCK_FILE, json.dumps(self.clock.seconds, indent=1))
             # Last, because a run with a model counts as finished.
             save_model(self.out / "model.safetensors", net, self._info(thresholds, selection))
         self.accelerator.wait_for_everyone()
+
+    def _why_best(self, epoch: int, epochs: int) -> str:
+        """Which epoch was chosen, and by what, in words."""
+        by = "validation mAP" if can_rank(self.plan.tables.val) else "validation mAP with unknown counted as absent"
+        first = 0
+        for stage in self.plan.resolved.stages:
+            if stage.solved and first <= epoch < first + stage.epochs:
+                return f"logit variance {stage.logit_variances[epoch - first]:g}, the best by {by}"
+            first += stage.epochs
+        return f"epoch {epoch + 1} of {epochs}, the best by {by}"
 
     def _info(self, thresholds: Thresholds, selection: str) -> ModelInfo:
         r, pre, classes = self.plan.resolved, self.plan.net.preprocessing, self.plan.tables.train.classes

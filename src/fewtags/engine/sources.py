@@ -15,9 +15,11 @@ from typing import final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fewtags.data.loader import EpochSampler, EvalLoader, TrainLoader, make_places
+from fewtags.engine.solve import ChannelStatistics, channel_statistics
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.labels import Batch, LabelMatrix, Locations, StrongView
 from fewtags.nets.spatial import SpatialNet
@@ -39,15 +41,23 @@ class CachePlan:
         views: random views per image.
         dtype: float32 (exact), or float16 where that would not fit.
         bytes: what they take, over all processes, strong views included.
+        pooled: keep the mean over the grid alone, [d, 1, 1]: enough where nothing looks at maps.
     """
 
     views: int
     dtype: torch.dtype
     bytes: int
+    pooled: bool = False
 
 
 def plan_cache(
-    samples: int, features: tuple[int, int, int], views: int, limit: int, *, strong: bool = False
+    samples: int,
+    features: tuple[int, int, int],
+    views: int,
+    limit: int,
+    *,
+    strong: bool = False,
+    pooled: bool = False,
 ) -> CachePlan:
     """Fit a cache into `limit` bytes: float32 if it fits, else float16, else fewer views.
 
@@ -57,6 +67,7 @@ def plan_cache(
         views: as many as wanted.
         limit: bytes.
         strong: beside each view, a strong one is cached.
+        pooled: keep the mean over the grid alone.
 
     Raises:
         ConfigError: not even one view fits.
@@ -64,10 +75,10 @@ def plan_cache(
     >>> plan_cache(1000, (1280, 7, 7), 8, 2 * 10**9).dtype
     torch.float16
     """
-    one = samples * int(np.prod(features)) * (2 if strong else 1)
+    one = samples * int(np.prod(features[:1] if pooled else features)) * (2 if strong else 1)
     for dtype in (torch.float32, torch.float16):
         if views * one * dtype.itemsize <= limit:
-            return CachePlan(views, dtype, views * one * dtype.itemsize)
+            return CachePlan(views, dtype, views * one * dtype.itemsize, pooled)
     fitting = limit // (one * torch.float16.itemsize)
     if not fitting:
         what = "one weak and one strong view" if strong else "one view"
@@ -75,7 +86,7 @@ def plan_cache(
             f"cached features of {what} of {samples:,} images take {one * 2 / 2**30:.1f} GiB, more than the limit of "
             f"{limit / 2**30:.1f} GiB. Raise train.cache_gib, or set train.cached_views = 0 to train without a cache."
         )
-    return CachePlan(int(fitting), torch.float16, int(fitting) * one * torch.float16.itemsize)
+    return CachePlan(int(fitting), torch.float16, int(fitting) * one * torch.float16.itemsize, pooled)
 
 
 @final
@@ -175,6 +186,8 @@ class _Filling:
 
     def put(self, view: int, rows: Tensor, features: Tensor, views: Tensor) -> None:
         """Keep what view number `view` of the images `rows` gave."""
+        if self.plan.pooled:
+            features = features.float().mean((2, 3), keepdim=True)
         if not self.features.numel():
             d, h, w = features.shape[1:]
             shape = (self.plan.views, self.rows, h, w, d)
@@ -215,20 +228,61 @@ class StoredViews:
         """Batches in an epoch, the same on every process."""
         return self.sampler.steps
 
+    def statistics(self, device: torch.device | None = None) -> ChannelStatistics:
+        """Mean and deviation of the pooled features of all processes, which exchange them on `device`."""
+        return channel_statistics(self.filled.features, self.sampler.samples, self._shard, device)
+
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from number `start` on."""
-        view, strong = epoch % self.filled.count, self.filled.strong
         for pairs in self.sampler.batches(epoch, start):
             index = np.array([i for _, i in pairs], np.int64)
-            rows = self._shard.local(torch.from_numpy(index))
-            yield Batch(
-                self.filled.features[view][rows].float(),
-                torch.from_numpy(self.labels.rows(index)),
-                torch.from_numpy(index),
-                self.filled.views[view][rows],
-                None if self.locations is None else make_places(*self.locations.rows(index)),
-                None if strong is None else StrongView(strong.features[view][rows].float(), strong.views[view][rows]),
-            )
+            yield self._batch(epoch, index, self._shard.local(torch.from_numpy(index)))
+
+    def in_order(self, epoch: int, size: int) -> Iterator[Batch]:
+        """The same images as in `batches`, in the order of their rows: what is cached as float32 is not copied.
+
+        Args:
+            epoch: decides the view.
+            size: images a batch; the last one may be smaller.
+        """
+        owned = self._shard.owned(self.sampler.samples).numpy()
+        for first in range(0, len(owned), size):
+            rows = slice(first, min(first + size, len(owned)))
+            yield self._batch(epoch, owned[rows], rows)
+
+    def _batch(self, epoch: int, index: NDArray[np.int64], rows: Tensor | slice) -> Batch:
+        view, strong = epoch % self.filled.count, self.filled.strong
+        return Batch(
+            self.filled.features[view][rows].float(),
+            torch.from_numpy(self.labels.rows(index)),
+            torch.from_numpy(index),
+            self.filled.views[view][rows],
+            None if self.locations is None else make_places(*self.locations.rows(index)),
+            None if strong is None else StrongView(strong.features[view][rows].float(), strong.views[view][rows]),
+        )
+
+
+def fill_fixed(
+    net: SpatialNet, loader: EvalLoader, plan: CachePlan, rows: int, *, device: torch.device, tick: Tick | None = None
+) -> ViewFeatures:
+    """Push the test view of every photo through a trunk once.
+
+    Args:
+        net: its trunk must be frozen.
+        loader: this process's share of the training photos.
+        plan: one view; how it is kept.
+        rows: photos of the loader.
+        device: where the trunk runs. Features stay in main memory.
+        tick: called with photos done, and 0.
+    """
+    assert plan.views == 1, plan
+    filling, done = _Filling(plan, rows), 0
+    for batch, features in _through_trunk(net, loader, device):
+        filling.put(0, torch.arange(done, done + len(features)), features, batch.views)
+        done += len(features)
+        if tick is not None:
+            tick(done, 0)
+    return ViewFeatures(filling.features, filling.views)
 
 
 def head_inputs(net: SpatialNet, loader: EvalLoader, device: torch.device, tick: Tick | None = None) -> Tensor:
@@ -237,14 +291,21 @@ def head_inputs(net: SpatialNet, loader: EvalLoader, device: torch.device, tick:
     Returns:
         float32 [n, d, 1, 1], mean features, where the pool may come first; else float32 [n, d, h, w].
     """
-    net.eval()
     pieces: list[Tensor] = []
-    with torch.no_grad():
-        for batch in loader:
-            images = batch.images.to(device, memory_format=torch.channels_last)
-            features = net.features(images).float()
-            pieces.append((features.mean((2, 3), keepdim=True) if net.head.plan.commutes else features).cpu())
-            if tick is not None:
-                tick(sum(map(len, pieces)), 0)
+    done = 0
+    for _, features in _through_trunk(net, loader, device):
+        features = features.float()
+        pieces.append((features.mean((2, 3), keepdim=True) if net.head.plan.commutes else features).cpu())
+        done += len(features)
+        if tick is not None:
+            tick(done, 0)
     # A process may have no photo at all.
     return torch.cat(pieces) if pieces else torch.zeros(0, net.head.features_dim, 1, 1)
+
+
+def _through_trunk(net: SpatialNet, loader: EvalLoader, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
+    """Batches and their features [b, d, h, w], which no gradient will ever need."""
+    net.eval()
+    for batch in loader:
+        with torch.no_grad():
+            yield batch, net.features(batch.images.to(device, memory_format=torch.channels_last))

@@ -24,6 +24,16 @@ class BCE(Objective):
     holds the net back from predicting every class everywhere (section 3.1), so that is an error.
     """
 
+    @property
+    def needs_maps(self) -> bool:
+        """The logits are enough."""
+        return False
+
+    @property
+    def solvable(self) -> bool:
+        """The loss is convex in the logits."""
+        return True
+
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Check that there is something to learn from.
 
@@ -78,6 +88,16 @@ class AssumeNegative(Objective):
                 f"smoothing={self.smoothing} and negative_weight={weight!r} are two different baselines (AN-LS and "
                 "WAN); give one of them."
             )
+
+    @property
+    def needs_maps(self) -> bool:
+        """The logits are enough."""
+        return False
+
+    @property
+    def solvable(self) -> bool:
+        """The loss is convex in the logits."""
+        return True
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Nothing to keep.

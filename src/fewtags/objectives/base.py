@@ -110,6 +110,20 @@ class Objective(ABC):
 
     needs_strong: ClassVar[bool] = False
 
+    @property
+    def needs_maps(self) -> bool:
+        """Whether `step` looks at the maps or features of single cells; if not, pooled features are enough."""
+        return True
+
+    @property
+    def solvable(self) -> bool:
+        """Whether one fixed view of each image says all, and the loss is smooth while the parts stay as they are.
+
+        A head on a frozen trunk is then trained to the end (`engine.solve`): `step` is called many times with other
+        weights before one `commit`.
+        """
+        return False
+
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make stores and heads for a problem. What is returned is checkpointed; its modules are optimised."""
         return {}

@@ -22,6 +22,7 @@ from fewtags.stores.heatmaps import HeatmapPlan, HeatmapStore, Precision, Roundi
 from fewtags.stores.rows import ScoreStore
 from fewtags.stores.topk import BLOCK_CELLS, ExpectedPositives, Reading, class_blocks, expected_counts
 
+SCL_WEIGHT = 0.1
 Distance = Literal["l1", "l2", "jsd"]
 Treatment = Literal["ignore", "positive"]
 WarmupLoss = Literal["assume_negative", "expected_negative"]
@@ -57,7 +58,8 @@ class ExpectedNegative(Objective):
         positives_per_image: K of eq. (3), mean number of classes an image holds.
         class_prior: share of images holding each class, one per class; replaces eq. (3) and K (`expected_counts`).
         cl_weight: gamma of CL.
-        scl_weight: gamma of SCL; heatmaps are kept where it is above 0.
+        scl_weight: gamma of SCL; heatmaps are kept where it is above 0. None: 0.1; a plan takes 0 where the head is
+            solved on one view of each photo, since there is no second view to agree with.
         distance: "l1" (the paper's), "l2" or "jsd", of CL and SCL.
         momentum: mu of both averages.
         expected_positives: "ignore" is EN; "positive" takes them as positives: the paper's EP (section 4.2), which
@@ -82,7 +84,7 @@ class ExpectedNegative(Objective):
     positives_per_image: float | None = None
     class_prior: tuple[float, ...] | None = None
     cl_weight: float = 0.0
-    scl_weight: float = 0.1
+    scl_weight: float | None = None
     distance: Distance = "l1"
     momentum: float = 0.8
     expected_positives: Treatment = "ignore"
@@ -107,7 +109,7 @@ class ExpectedNegative(Objective):
         if self.class_prior is not None and not all(0 <= share <= 1 for share in self.class_prior):
             raise ConfigError(f"class_prior holds shares of images, in 0..1, got {self.class_prior}.")
         for name in ("cl_weight", "scl_weight", "ramp_epochs"):
-            if not (value := getattr(self, name)) >= 0:
+            if (value := getattr(self, name)) is not None and not value >= 0:
                 raise ConfigError(f"{name} must be at least 0, got {value}.")
         if not 0 <= self.momentum <= 1:
             raise ConfigError(f"momentum must be in 0..1, got {self.momentum}.")
@@ -121,6 +123,21 @@ class ExpectedNegative(Objective):
             raise ConfigError(
                 f"heatmap_rounding='stochastic' is for heatmap_dtype='uint8', got {self.heatmap_dtype!r}."
             )
+
+    @property
+    def gamma(self) -> float:
+        """The weight of SCL."""
+        return SCL_WEIGHT if self.scl_weight is None else self.scl_weight
+
+    @property
+    def needs_maps(self) -> bool:
+        """SCL compares maps."""
+        return self.gamma > 0
+
+    @property
+    def solvable(self) -> bool:
+        """Without consistency between views: EN is convex in the logits while the expected positives stay."""
+        return not self.cl_weight and not self.scl_weight
 
     def heatmap_plan(self, seed: int = 0) -> HeatmapPlan:
         """How heatmaps are kept, for `heatmap_bytes`."""
@@ -150,7 +167,7 @@ class ExpectedNegative(Objective):
         self._expected = ExpectedPositives(classes, self.reading, device)
         self._heatmaps: HeatmapStore | None = None
         parts: dict[str, Part] = {"scores": self._scores, "expected_positives": self._expected}
-        if self.scl_weight > 0:
+        if self.gamma > 0:
             self._heatmaps = self._make_heatmaps(problem)
             parts["heatmaps"] = self._heatmaps
         return parts
@@ -205,7 +222,7 @@ class ExpectedNegative(Objective):
             maps = out.maps.float()
             target, weight = self._heatmaps.read(batch.index, labels, batch.views, (maps.shape[2], maps.shape[3]))
             scl = consistency(maps, target, distance=self.distance, weight=weight)
-            loss, logs["scl"] = loss + ramp * self.scl_weight * scl, scl.detach()
+            loss, logs["scl"] = loss + ramp * self.gamma * scl, scl.detach()
             prob_maps = maps.detach().sigmoid()
         prob = logits.detach().sigmoid()
         return Step(loss, logs | {"sum_of_probabilities": prob.sum(1).mean()}, Predictions(prob, prob_maps))

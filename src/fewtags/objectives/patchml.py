@@ -118,6 +118,11 @@ class PatchML(Objective):
         if not self.near < self.far:
             raise ConfigError(f"near must be below far, got {self.near} and {self.far}.")
 
+    @property
+    def solvable(self) -> bool:
+        """Without pseudo-labels and selected cells, which change with the weights."""
+        return self.pseudo_weight == 0 and "selective" not in (self.image_unknown, self.patch_unknown)
+
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Allocate prototypes and pseudo-labels, if there are to be any.
 

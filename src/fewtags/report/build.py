@@ -12,6 +12,7 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 
 from fewtags.engine.checkpoint import write_text
+from fewtags.engine.clock import clock_line
 from fewtags.engine.record import refuse_unwritable
 from fewtags.errors import ConfigError
 from fewtags.metrics.ranking import ranking_report, resampled_means
@@ -81,6 +82,7 @@ def render(runs: Sequence[RunData]) -> str:
         gallery=cards(runs),
         progress=[(run.name, over_epochs(run)) for run in runs],
         scale=png_pixels(scale()),
+        clock_line=clock_line,
     )
 
 

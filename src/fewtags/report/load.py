@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from fewtags.config import load_toml
 from fewtags.data.storage import load
 from fewtags.data.table import LabelTable
+from fewtags.engine.baseline import compare
 from fewtags.engine.gallery import Shown, load_gallery
 from fewtags.engine.model import ModelInfo, read_info
+from fewtags.engine.run import BASELINE_FILE, CLOCK_FILE
 from fewtags.errors import CheckpointError
 
 
@@ -36,6 +38,8 @@ class RunData:
         tables: by split.
         gallery: the photos shown, with the final maps.
         progress: epoch -> the same photos in that epoch.
+        baseline: the run beside logistic regression, in sentences; empty where nobody compared.
+        seconds: wall seconds by phase; empty where nobody counted.
     """
 
     path: Path
@@ -50,6 +54,8 @@ class RunData:
     tables: dict[str, LabelTable]
     gallery: tuple[Shown, ...]
     progress: dict[int, tuple[Shown, ...]]
+    baseline: tuple[str, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -76,7 +82,8 @@ def load_run(path: Path) -> RunData:
         raise CheckpointError(f"{path} {state}.")
     splits = [p.stem for p in sorted((path / "evaluation").glob("*.json"), key=lambda p: p.stem != "val")]
     moments = sorted(int(p.stem.split("-")[1]) for p in (path / "gallery").glob("epoch-*.json"))
-    check = path / "check.json"
+    check, baseline, clock = path / "check.json", path / BASELINE_FILE, path / CLOCK_FILE
+    evaluations = {split: _json(path / "evaluation" / f"{split}.json") for split in splits}
     return RunData(
         path,
         path.resolve().name,
@@ -85,11 +92,13 @@ def load_run(path: Path) -> RunData:
         _json(path / "environment.json"),
         load_toml(path / "resolved.toml"),
         _json(check) if check.exists() else None,
-        {split: _json(path / "evaluation" / f"{split}.json") for split in splits},
+        evaluations,
         {split: np.load(path / "evaluation" / f"{split}.npy", allow_pickle=False) for split in splits},
         {p.stem: load(p) for p in (path / "tables").glob("*.parquet")},
         load_gallery(path, "final"),
         {epoch: load_gallery(path, f"epoch-{epoch:04d}") for epoch in moments},
+        compare(_json(baseline), evaluations) if baseline.exists() else (),
+        _json(clock) if clock.exists() else {},
     )
 
 

@@ -1,0 +1,134 @@
+"""What the simplest thing would give: logistic regression on pooled features, with unknown labels taken as absent.
+
+The same as scikit-learn's scaler and one-vs-rest `LogisticRegression(C=c / d)` on d features, solved for all classes at
+once. Every run is shown beside it, since a method that loses to it should not be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fewtags.engine.evaluate import Logits, epoch_metrics
+from fewtags.engine.solve import HeadSolver, channel_statistics
+from fewtags.labels import LabelMatrix
+from fewtags.losses.partial import assume_negative
+from fewtags.nets.spatial import SpatialHead
+from fewtags.presets import LOGIT_VARIANCES
+
+NAME = "logistic regression on the same features, unknown taken as absent"
+MEASURES: Mapping[str, str] = {"mAP": "mAP", "pessimistic_mAP": "mAP with unknown counted as absent"}
+"""By which a strength is chosen and runs are compared, best first, and what people call them."""
+
+
+class Measured(NamedTuple):
+    """Pooled features, float32 [n, d], and labels, int8 [n, C] values of `Label`, of a split to measure on."""
+
+    features: Tensor
+    labels: NDArray[np.int8]
+
+
+@final
+@dataclass(frozen=True)
+class Baseline:
+    """What logistic regression reached.
+
+    Attributes:
+        measure: a key of `MEASURES`.
+        values: by split, in 0..1; the strength was chosen on "val".
+        logit_variance: the chosen strength, see `HeadSolver`; C of scikit-learn is that over d.
+    """
+
+    measure: str
+    values: Mapping[str, float]
+    logit_variance: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def logistic_regression(
+    features: Tensor,
+    labels: LabelMatrix,
+    measured: Mapping[str, Measured],
+    variances: tuple[float, ...] = LOGIT_VARIANCES,
+) -> Baseline | None:
+    """Fit on the training images, choose the strength on "val", and measure.
+
+    Args:
+        features: float32 [N, d], pooled, of the training images.
+        labels: N images by C classes.
+        measured: "val", and other splits.
+        variances: strengths to try.
+
+    Returns:
+        what it reached; None where "val" has no positive to measure with.
+    """
+    samples, classes = labels.shape
+    head = SpatialHead(features.shape[1], classes)
+    with torch.no_grad():
+        head.weight.zero_()
+    cells = features[:, :, None, None]
+    solver = HeadSolver(head, channel_statistics(cells[None], samples))
+    known = torch.from_numpy(labels.dense())
+
+    def loss() -> Tensor:
+        value: Tensor = classes * assume_negative(head.predict_logits(cells), known)
+        value.backward()
+        return value.detach()
+
+    best: Baseline | None = None
+    for variance in variances:
+        solver.minimise(loss, variance, samples)
+        found = {name: epoch_metrics(_logits(head, split.features), split.labels) for name, split in measured.items()}
+        measure = next((m for m in MEASURES if np.isfinite(found["val"].get(m, np.nan))), None)
+        if measure is not None and (best is None or found["val"][measure] > best.values["val"]):
+            values = {name: metrics[measure] for name, metrics in found.items() if measure in metrics}
+            best = Baseline(measure, values, variance)
+    return best
+
+
+@torch.no_grad()
+def _logits(head: SpatialHead, features: Tensor) -> Logits:
+    logits: Logits = head.predict_logits(features[:, :, None, None]).numpy()
+    return logits
+
+
+def compare(baseline: Mapping[str, Any], evaluations: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """A run beside its baseline, in one sentence or two.
+
+    Args:
+        baseline: `Baseline.to_dict`.
+        evaluations: of the run by split, `Evaluation.to_dict`.
+    """
+    measure = str(baseline["measure"])
+    shared = [split for split in baseline["values"] if split in evaluations]
+    own = {split: _value(evaluations[split], measure) for split in shared}
+    found = {split: baseline["values"][split] for split in shared if own[split] is not None}
+    said = ", ".join(
+        f"{split} {100 * value:.1f} (this run {100 * (own[split] or 0):.1f})" for split, value in found.items()
+    )
+    lines = [f"baseline, {NAME}: {MEASURES[measure]} {said}"]
+    judge = "test" if "test" in found else "val"
+    lead = found[judge] - (own[judge] or 0) if judge in found else 0.0
+    if round(100 * lead, 1) > 0:
+        lines.append(
+            f"The baseline is better on {judge} by {100 * lead:.1f}. `--preset cpu --method assume_negative` makes a "
+            "model of it, with thresholds and heatmaps."
+        )
+    return tuple(lines)
+
+
+def _value(evaluation: Mapping[str, Any], measure: str) -> float | None:
+    if measure == "mAP":
+        value: float | None = evaluation["mAP"]
+        return value
+    only = evaluation["positive_only"]
+    return None if only is None else only["mAP, unknown counted as absent (pessimistic)"]

@@ -1,0 +1,154 @@
+"""Train a linear head on features that never change to the end: full-batch L-BFGS with a Gaussian prior.
+
+On a frozen trunk the losses of a 1x1 head are convex or nearly so, and their minimum is found in seconds. How strongly
+the weights are held back matters more than which loss is taken; it is one number, the prior variance of a logit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from fewtags.nets.spatial import SpatialHead
+from fewtags.stores.shard import Shard
+
+SMALLEST_STD = 1e-6
+"""A channel that varies less is taken as if it varied so much: its weight then has next to no effect."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ChannelStatistics:
+    """Mean and standard deviation of each channel of the pooled features, float32 [d]."""
+
+    mean: Tensor
+    std: Tensor
+
+
+def channel_statistics(
+    features: Tensor, samples: int, shard: Shard | None = None, device: torch.device | None = None
+) -> ChannelStatistics:
+    """Statistics over the training images of all processes, summed in float64 on the CPU.
+
+    Args:
+        features: [V, n, d, h, w], V views of this process's images.
+        samples: N, images of all processes.
+        shard: which of them this process owns.
+        device: where processes exchange tensors; None for the CPU.
+    """
+    shard = shard or Shard()
+    total = torch.zeros(2, features.shape[2], dtype=torch.float64)
+    for view in features:
+        for part in view.split(1024):
+            pooled = part.float().mean((2, 3)).double()
+            total += torch.stack([pooled.sum(0), pooled.square().sum(0)])
+    if shard.world > 1:
+        total = shard.sum(total.to(device)).cpu()
+    mean, square = total / (samples * len(features))
+    std = (square - mean.square()).clamp_min(0).sqrt().clamp_min(SMALLEST_STD)
+    return ChannelStatistics(mean.float(), std.float())
+
+
+@final
+class HeadSolver:
+    """Minimises a loss plus a penalty over the weights that a head would have on standardised features.
+
+    The head itself stays one of features as they are: weight = v / std and bias = b - weight . mean, where v and b are
+    what L-BFGS works on. The penalty is d / (2 c N) |v|^2 for a loss that is a mean over N images and a sum over
+    classes, that is the Gaussian prior on v under which the logit of a standardised feature vector of d channels has
+    variance c. It has one meaning for all numbers of images and channels. Biases are free.
+
+    Args:
+        head: its parameters are changed in place.
+        statistics: of the features it sees.
+        others: further parameters to train, without a penalty.
+        max_iterations: of L-BFGS in one call of `minimise`.
+    """
+
+    def __init__(
+        self,
+        head: SpatialHead,
+        statistics: ChannelStatistics,
+        others: Sequence[nn.Parameter] = (),
+        *,
+        max_iterations: int = 100,
+    ) -> None:
+        self.head, self.others, self.max_iterations = head, list(others), max_iterations
+        shape = (-1, *(1,) * (head.weight.dim() - 2))
+        mean, std = statistics.mean.to(head.weight), statistics.std.to(head.weight)
+        self.std = std.reshape(shape)
+        # A 3x3 kernel pads with zeros, not with the mean: only the scale is standardised there.
+        self.mean = mean if head.plan.kernel == 1 else torch.zeros_like(mean)
+
+    def minimise(self, loss: Callable[[], Tensor], variance: float, samples: int) -> float:
+        """Go on from the head's weights to the minimum.
+
+        Args:
+            loss: computes the loss of the head's present weights and leaves its gradients in the parameters.
+            variance: c, above 0.
+            samples: N.
+
+        Returns:
+            the penalised loss. Where that is not finite, the weights are of no use.
+        """
+        head = self.head
+        penalty = head.weight[0].numel() / (variance * samples)
+        with torch.no_grad():
+            v = (head.weight * self.std).requires_grad_()
+            b = (head.bias + self._offset(head.weight)).requires_grad_()
+        optimizer = torch.optim.LBFGS(
+            [v, b, *self.others],
+            max_iter=self.max_iterations,
+            history_size=10,
+            tolerance_grad=1e-5,
+            tolerance_change=1e-7,
+            line_search_fn="strong_wolfe",
+        )
+
+        def evaluate() -> float:
+            self._put(v, b)
+            for parameter in self._parameters():
+                parameter.grad = None
+            value = loss()
+            weight_grad, bias_grad = self._gradients()
+            # The chain rule through weight = v / std, bias = b - weight . mean.
+            v.grad = (weight_grad - self._spread(bias_grad)) / self.std + penalty * v.detach()
+            b.grad = bias_grad
+            penalised = float(value + penalty / 2 * v.detach().square().sum())
+            if not math.isfinite(penalised):
+                raise FloatingPointError(penalised)
+            return penalised
+
+        try:
+            optimizer.step(evaluate)
+            return evaluate()
+        except FloatingPointError as error:  # L-BFGS would go on with what makes no sense
+            return float(error.args[0])
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        yield from (self.head.weight, self.head.bias, *self.others)
+
+    def _gradients(self) -> tuple[Tensor, Tensor]:
+        weight, bias = self.head.weight.grad, self.head.bias.grad
+        assert weight is not None
+        assert bias is not None
+        return weight, bias
+
+    def _offset(self, weight: Tensor) -> Tensor:
+        """[C]: weight . mean."""
+        return weight @ self.mean if weight.dim() == 2 else torch.zeros_like(self.head.bias)
+
+    def _spread(self, bias_grad: Tensor) -> Tensor:
+        """What the bias's share of the gradient adds to that of the weight."""
+        return bias_grad[:, None] * self.mean if self.head.weight.dim() == 2 else torch.zeros_like(self.head.weight)
+
+    @torch.no_grad()
+    def _put(self, v: Tensor, b: Tensor) -> None:
+        weight = v / self.std
+        self.head.weight.copy_(weight)
+        self.head.bias.copy_(b - self._offset(weight))

@@ -107,7 +107,7 @@ def predict_photos(
     paths: Sequence[Path],
     device: torch.device,
     *,
-    batch_size: int = 32,
+    batch_size: int = 16,
     workers: int = 0,
 ) -> Iterator[Prediction]:
     """Probabilities of every photo, in order; an unreadable photo yields its error and the rest goes on."""
@@ -227,7 +227,7 @@ def score_table(net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: boo
         labels[:, info.classes.index(class_id)] = dense[:, table.classes.index(class_id)]
     logits, errors = np.zeros(labels.shape, np.float32), {}
     paths = [root / key for key in table.images.to_pylist()]
-    for i, found in enumerate(_logits(net, info, paths, device, 64, workers)):
+    for i, found in enumerate(_logits(net, info, paths, device, 16 if device.type == "cpu" else 64, workers)):
         if isinstance(found, str):
             errors[i] = found
         else:

@@ -168,6 +168,29 @@ def test_what_cannot_be_solved_takes_the_preset_views():
     assert resolve(read(augment__policy="none", augment__flip=False), LAPTOP).preset == "cpu"
 
 
+def test_finetune_without_a_gpu_trains_the_last_blocks_of_a_small_net():
+    found = resolve(read(train__preset="finetune"), LAPTOP)
+    assert (found.backbone, found.size, found.optimizer) == ("tf_efficientnet_lite0", 288, "adamw")
+    assert [(s.name, s.solved, s.trainable, s.warmup) for s in found.stages] == [
+        ("solve", True, "head", True),
+        ("main", False, 2, False),
+    ]
+    assert (found.weight_ema, found.cached_views) == (0.98, 0)
+    longer = resolve(read(train__preset="finetune", train__epochs=12, train__lr=1e-4), LAPTOP)
+    assert [(s.epochs, s.lr) for s in longer.stages] == [(6, None), (12, 1e-4)]
+    server = resolve(read(train__preset="finetune"), SERVER)
+    assert (server.backbone, [s.solved for s in server.stages]) == ("resnet50", [False, False])
+
+
+@pytest.mark.parametrize("change", [{"solvable_warmup": False}, {"samples": 10**9}])
+def test_a_warmup_that_cannot_be_solved_trains_the_head_in_steps(change):
+    found = resolve(read(train__preset="finetune"), LAPTOP.model_copy(update=change))
+    assert [(s.name, s.epochs, s.lr, s.trainable) for s in found.stages] == [
+        ("warmup", 5, 3e-3, "head"),
+        ("main", 6, 1e-3, 2),
+    ]
+
+
 def test_a_stage_may_solve_the_head_before_others_train():
     stages = [{"name": "solve", "logit_variances": [1.0], "trainable": "head"}, STAGE]
     found = resolve(read(train__stages=stages), LAPTOP)

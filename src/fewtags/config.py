@@ -139,6 +139,7 @@ class StageConfig(Settings):
         "strongly regularised); the best on validation becomes the model",
     )
     trainable: Literal["head", "all"] | int = Field("all", description="head, all, or how many of the last blocks")
+    head_factor: float = Field(1.0, gt=0, description="the head's learning rate over that of the other layers")
     schedule: Literal["constant", "cosine", "cosine_epoch"] = Field(
         "cosine", description="of the learning rate; cosine ends at 0, cosine_epoch changes it between epochs only"
     )
@@ -192,7 +193,12 @@ class TrainConfig(Settings):
         None, gt=0, description="learning rate of the last stage; those of earlier stages change by the same factor"
     )
     batch_size: int | None = Field(None, ge=1, description="per process")
-    weight_decay: float | None = Field(None, ge=0, description="of Adam, added to the gradient")
+    optimizer: Literal["adam", "adamw"] | None = Field(
+        None, description="adamw takes weight decay off the weights themselves, of matrices and kernels only"
+    )
+    weight_decay: float | None = Field(
+        None, ge=0, description="of adam, added to the gradient; of adamw, see optimizer"
+    )
     accumulate: int = Field(1, ge=1, description="batches per optimiser step")
     clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient; left out: any")
     precision: Literal["no", "bf16", "fp16"] | None = Field(

@@ -24,6 +24,8 @@ class Facts(Settings):
     """Whether a training label says where its class is."""
     solvable: bool = True
     """Whether the method's loss allows a head to be solved, see `Objective.solvable`."""
+    solvable_warmup: bool = True
+    """The same in a warm-up, see `Objective.solvable_warmup`."""
 
 
 class _Preset(Settings):
@@ -34,6 +36,8 @@ class _Preset(Settings):
     batchnorm_eval: bool
     cached_views: int
     stages: tuple[StageConfig, ...]
+    optimizer: Literal["adam", "adamw"] = "adam"
+    weight_ema: float = 0.0
 
 
 def _stages(
@@ -114,6 +118,32 @@ PRESETS: Mapping[str, _Preset] = {
 }
 
 
+ON_CPU: Mapping[str, _Preset] = {
+    # A net that two cores can train, from a head that is solved; the rest was chosen on validation (docs/LOG.md).
+    "finetune": _Preset(
+        backbone="tf_efficientnet_lite0",
+        size=288,
+        batch_size=32,
+        weight_decay=0.01,
+        batchnorm_eval=True,
+        cached_views=0,
+        stages=(
+            StageConfig(
+                name="solve",
+                epochs=len(LOGIT_VARIANCES),
+                logit_variances=LOGIT_VARIANCES,
+                trainable="head",
+                warmup=True,
+            ),
+            StageConfig(name="main", epochs=6, lr=1e-3, trainable=2),
+        ),
+        optimizer="adamw",
+        weight_ema=0.98,
+    ),
+}
+"""What a preset is without a GPU, where that is something else."""
+
+
 @final
 class Resolved(Settings):
     """Every setting of a run with nothing left to derive; printed, and stored beside the run."""
@@ -135,6 +165,7 @@ class Resolved(Settings):
     jitter: float
     stages: tuple[StageConfig, ...]
     batch_size: int
+    optimizer: Literal["adam", "adamw"] = "adam"
     weight_decay: float
     accumulate: int
     clip_norm: float
@@ -162,8 +193,8 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     name = train.preset or ("finetune" if facts.device == "cuda" else SOLVED)
     if name == SOLVED and why_in_steps(config, facts):
         name = IN_STEPS
-    preset = PRESETS[name]
-    stages = preset.stages if train.stages is None else train.stages
+    preset = ON_CPU.get(name, PRESETS[name]) if facts.device == "cpu" else PRESETS[name]
+    stages = _fitting(preset.stages, facts) if train.stages is None else train.stages
     _check_stages(stages)
     if train.stages and (train.epochs or train.lr):
         raise ConfigError("train.epochs and train.lr change the preset's stages; with train.stages set them there.")
@@ -177,7 +208,8 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         raise ConfigError(
             'train.cached_views needs a frozen trunk: give every stage trainable = "head", or set it to 0.'
         )
-    if any(stage.solved for stage in stages) and not facts.solvable:
+    allowed = {False: facts.solvable, True: facts.solvable_warmup}
+    if any(stage.solved and not allowed[stage.warmup] for stage in stages):
         raise ConfigError(
             f"stage {next(s.name for s in stages if s.solved)!r} solves the head, which this method's loss does not "
             "allow: it compares views, or changes its labels while it learns. Give the stage lr instead."
@@ -205,11 +237,12 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         jitter=augment.jitter,
         stages=stages,
         batch_size=train.batch_size or preset.batch_size,
+        optimizer=train.optimizer or preset.optimizer,
         weight_decay=preset.weight_decay if train.weight_decay is None else train.weight_decay,
         accumulate=train.accumulate,
         clip_norm=train.clip_norm or 0.0,
         precision=precision,
-        weight_ema=train.weight_ema or 0.0,
+        weight_ema=train.weight_ema or preset.weight_ema,
         batchnorm_eval=preset.batchnorm_eval if train.batchnorm_eval is None else train.batchnorm_eval,
         cached_views=cached,
         workers=min(8, max(0, facts.cores - 1)) if train.workers is None else train.workers,
@@ -243,26 +276,37 @@ def why_in_steps(config: Config, facts: Facts) -> str:
 
 
 STEP_SETTINGS = (
-    *("epochs", "lr", "batch_size", "weight_decay", "clip_norm", "weight_ema", "cached_views"),
+    *("epochs", "lr", "batch_size", "optimizer", "weight_decay", "clip_norm", "weight_ema", "cached_views"),
     *("checkpoint_every_steps", "patience"),
 )
 MOST_CELLS = 20_000_000
 """Images x classes. So many take about half an hour on one core with 1,280 channels, for each method that is tried."""
 
 
+def _fitting(stages: tuple[StageConfig, ...], facts: Facts) -> tuple[StageConfig, ...]:
+    """A preset's stages; a warm-up that cannot solve the head trains it in steps."""
+    if facts.solvable_warmup and facts.samples * facts.classes <= MOST_CELLS:
+        return stages
+    steps = StageConfig(name="warmup", epochs=5, lr=3e-3, trainable="head", schedule="constant", warmup=True)
+    return tuple(steps if stage.solved and stage.warmup else stage for stage in stages)
+
+
 def _rescaled(stages: tuple[StageConfig, ...], epochs: int | None, lr: float | None) -> tuple[StageConfig, ...]:
     """A preset's stages with `epochs` in all, and the last learning rate `lr`; both in the preset's proportions.
 
-    Every stage keeps an epoch, but of a single one: that is the last stage's.
+    Every stage keeps an epoch, but of a single one: that is the last stage's. Stages that solve the head do not change.
     """
     stages = tuple(stage for stage in stages if stage.epochs)
+    solved, stages = tuple(s for s in stages if s.solved), tuple(s for s in stages if not s.solved)
+    if not stages:
+        return solved
     rates = 1.0 if lr is None else lr / (stages[-1].lr or lr)
     shares = [stage.epochs for stage in stages]
     if epochs is not None:
         whole = sum(shares)
         first = [max(1, round(epochs * share / whole)) for share in shares[:-1]]
         shares = [*first, epochs - sum(first)] if epochs > sum(first) else [*[0] * len(first), epochs]
-    return tuple(
+    return solved + tuple(
         stage.model_copy(update={"epochs": share, "lr": None if stage.lr is None else stage.lr * rates})
         for stage, share in zip(stages, shares, strict=True)
         if share

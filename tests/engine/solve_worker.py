@@ -23,7 +23,7 @@ SAMPLES, CLASSES, DIM = 23, 3, 6  # 12 of one process, 11 of the other
 STAGES = (StageConfig(name="solve", epochs=3, logit_variances=(0.1, 1.0, 10.0), trainable="head"),)
 
 
-def make_fit(out, shard, objective=None, *, stages=STAGES, val_unknown=False):
+def make_fit(out, shard, objective=None, *, stages=STAGES, val_unknown=False, **options):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(SAMPLES, DIM)) + 2.0
     truth = (x - 2.0) @ rng.normal(size=(DIM, CLASSES)) + 0.3 * rng.normal(size=(SAMPLES, CLASSES)) > 0
@@ -36,7 +36,7 @@ def make_fit(out, shard, objective=None, *, stages=STAGES, val_unknown=False):
     sampler = EpochSampler(SAMPLES, 6, 0, shard.rank, shard.world)
     source = StoredViews(ViewFeatures(own, identity), sampler, labels, shard=shard)
     net = SpatialNet(nn.Identity(), SpatialHead(DIM, CLASSES))
-    config = FitConfig(stages)
+    config = FitConfig(stages, **options)
     device = torch.device("cpu")
     problem = Problem(labels, (1, 1), config.warmup_epochs, config.epochs, 0, shard, device)
     inputs = torch.from_numpy(x).float()[:, :, None, None]

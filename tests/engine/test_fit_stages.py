@@ -138,3 +138,39 @@ def test_a_run_that_stopped_early_stays_stopped_when_resumed(tiny, tmp_path):
     events = take(again, resume=True)
     assert not any(isinstance(event, EpochEnded) for event in events)
     assert (events[-1].epochs, events[-1].best_epoch) == (2, 0)
+
+
+# --- groups of parameters
+
+
+def test_the_head_has_its_own_rate(tiny):
+    """Ten times the rate of the other layers, through the cosine; a record names the rate of the stage."""
+    stage = stages(1, head_factor=10.0, trainable="all")
+    fit = tiny.make_fit(None, validate=False, stages=stage)
+    seen, head = [], {id(p) for p in fit.net.head.parameters()}
+    for event in fit.run():
+        if isinstance(event, StepEnded):
+            rates = {g["factor"]: g["lr"] for g in fit.optimizer.param_groups}
+            assert rates[10.0] == pytest.approx(10 * rates[1.0])
+            seen.append(rates[1.0])
+            own = {id(p) for g in fit.optimizer.param_groups if g["factor"] == 10.0 for p in g["params"]}
+            assert own == head
+        if isinstance(event, EpochEnded):
+            assert event.record["lr"] == pytest.approx(seen[-1])
+    assert seen[0] == pytest.approx(1e-2)
+
+
+def test_adamw_decays_matrices_and_kernels_only(tiny):
+    fit = tiny.make_fit(None, validate=False, stages=stages(1), optimizer="adamw", weight_decay=0.3)
+    for event in fit.run():
+        if isinstance(event, StepEnded):
+            decays = {p.ndim: g["weight_decay"] for g in fit.optimizer.param_groups for p in g["params"]}
+            assert decays == {1: 0.0, 2: 0.3, 4: 0.3}
+            assert isinstance(fit.optimizer.optimizer, torch.optim.AdamW)
+
+
+def test_adam_adds_weight_decay_to_every_gradient(tiny):
+    fit = tiny.make_fit(None, validate=False, stages=stages(1), weight_decay=0.3)
+    for event in fit.run():
+        if isinstance(event, StepEnded):
+            assert {g["weight_decay"] for g in fit.optimizer.param_groups} == {0.3}

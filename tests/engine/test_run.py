@@ -780,3 +780,28 @@ def test_no_readable_photo_at_all(scenes, make_config, tmp_path):
     with pytest.raises(DataError, match=r"train: no photo can be read, for example train/00000\.jpg: "):
         train(config, moved, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+SOLVE_FIRST = [
+    {"name": "solve", "logit_variances": [0.3, 3.0], "trainable": "head", "warmup": True},
+    {"name": "main", "epochs": 2, "lr": 1e-3, "trainable": "all"},
+]
+
+
+def test_a_run_that_solves_the_head_and_then_trains_all_resumes_to_the_same_bits(tables, make_config, tmp_path):
+    """EN + SCL: heatmaps start after the solved warm-up, in which expected positives are ranked already."""
+    config = make_config(
+        train__stages=SOLVE_FIRST, train__cached_views=None, train__optimizer="adamw", train__weight_ema=0.5,
+        objective__cl_weight=0.0,
+    )  # fmt: skip
+    train(config, tables, tmp_path / "whole")
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("logit_variance") for line in lines] == [0.3, 3.0, None, None]
+    assert ["train/scl" in line for line in lines] == [False, False, True, True]
+    assert [line.get("state/expected_positives_per_image", 0) > 0 for line in lines] == [False, True, True, True]
+    for stop in (1, 2, 3):
+        out = tmp_path / f"cut-{stop}"
+        train(config, tables, out, stop=stop)
+        take(open_run(out, cpu=True).resume())
+        for name in ("model.safetensors", "evaluation/val.npy", "evaluation/test.npy"):
+            assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), (stop, name)

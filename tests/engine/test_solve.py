@@ -164,6 +164,16 @@ def test_steps_after_a_solution(worker, tmp_path):
         assert_same_run(fit, out, whole, tmp_path / "whole")
 
 
+def test_averaged_weights_are_those_of_the_solution(worker, tmp_path):
+    """Strong and weak regularisation are not averaged; steps that follow are, from the last solution on."""
+    stages = (*worker.STAGES, StageConfig(name="steps", epochs=1, lr=1e-2, trainable="head"))
+    fit = make_fit(worker, tmp_path, stages=stages, weight_ema=0.5)
+    for event in fit.run():
+        if isinstance(event, StepEnded):
+            same = torch.equal(fit.evaluated.head.weight, fit.net.head.weight)
+            assert same is (event.global_step <= 3 + 1)  # the first step after a solution starts the average
+
+
 def test_features_that_are_not_finite_leave_everything_as_it_was(worker, tmp_path):
     fit = make_fit(worker, tmp_path)
     fit.fixed.filled.features[0, 3, 2] = float("nan")

@@ -89,7 +89,8 @@ class FitConfig:
         checkpoint_every_steps: beside the checkpoint after every epoch; 0: only that.
         monitor: validation metric whose maximum is "best".
         fallback: the same for stages that solve the head, where the monitor is not known.
-        optimizer: "adam", or "sgd" with a momentum of 0.9.
+        optimizer: "adam"; "adamw", with decoupled weight decay that spares biases and norms; or "sgd" with a
+            momentum of 0.9.
         patience: stop after so many epochs, of the last stage, that did not better the monitor; 0: never.
     """
 
@@ -104,7 +105,7 @@ class FitConfig:
     checkpoint_every_steps: int = 0
     monitor: str = "mAP"
     fallback: str = "pessimistic_mAP"
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     patience: int = 0
 
     @property
@@ -305,6 +306,9 @@ class Fit:
                     logs[key] = logs.get(key, torch.zeros((), device=device)) + value.detach() * share
         for parameter in self._parameters():
             parameter.grad = None
+        if self.averaged is not None:  # a mean over solutions would be none of them
+            self.averaged.module.load_state_dict(net.state_dict())
+            self.averaged.n_averaged.zero_()
         return logs
 
     def _start_epoch(self, stage: StageConfig) -> EpochStarted:
@@ -343,7 +347,8 @@ class Fit:
                 totals = {k: zero + v for k, v in state.sums.items()}
                 yield Saved(self._save())
         means = {k: v / steps for k, v in self._over_processes(totals).items()}
-        rate = {"lr": float(self.optimizer.param_groups[0]["lr"])}
+        group = self.optimizer.param_groups[0]
+        rate = {"lr": float(group["lr"]) / float(group["factor"])}
         record, best = self._end_epoch(stage, means, started, cpu, rate)
         yield EpochEnded(record, best)
         if self.folder is not None:
@@ -412,13 +417,15 @@ class Fit:
             self.model = self.net.head
             return
         accelerator = self.accelerator
-        parameters, decay, rate = self._parameters(), self.config.weight_decay, _rate(stage)
+        groups, rate, decay = self._groups(stage), _rate(stage), self.config.weight_decay
         if self.config.optimizer == "sgd":
             optimizer: torch.optim.Optimizer = torch.optim.SGD(
-                parameters, lr=rate, momentum=SGD_MOMENTUM, weight_decay=decay
+                groups, lr=rate, momentum=SGD_MOMENTUM, weight_decay=decay
             )
+        elif self.config.optimizer == "adamw":
+            optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=decay)
         else:
-            optimizer = torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+            optimizer = torch.optim.Adam(groups, lr=rate, weight_decay=decay)
         self.optimizer = accelerator.prepare_optimizer(optimizer)
         model: nn.Module = Autocast(self.base, accelerator.device.type, self.config.precision)
         if accelerator.num_processes > 1:
@@ -440,6 +447,19 @@ class Fit:
         trained = self.base if self.optimizer is not None else self.model
         return [*(p for p in trained.parameters() if p.requires_grad), *self._part_parameters()]
 
+    def _groups(self, stage: StageConfig) -> list[dict[str, Any]]:
+        """What is trained, by learning rate and weight decay; each group has its `factor` of the stage's rate."""
+        head = {id(p) for p in self.net.head.parameters()} if isinstance(self.net, SpatialNet) else set[int]()
+        apart = self.config.optimizer == "adamw"
+        groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+        for parameter in self._parameters():
+            factor = stage.head_factor if id(parameter) in head else 1.0
+            groups.setdefault((factor, apart and parameter.ndim < 2), []).append(parameter)
+        return [
+            {"params": parameters, "factor": factor, **({"weight_decay": 0.0} if spared else {})}
+            for (factor, spared), parameters in groups.items()
+        ]
+
     def _reduce_parts(self) -> None:
         """Average the gradients of the objective's own modules over processes (the net's are averaged by DDP)."""
         if self.accelerator.num_processes > 1:
@@ -454,7 +474,7 @@ class Fit:
         done = ((self.state.epoch - first) * steps + inside) / (stage.epochs * steps)
         lr = _rate(stage) * (1.0 if stage.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * done)))
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["factor"]
 
     def _end_epoch(
         self, stage: StageConfig, means: Mapping[str, float], started: float, cpu: float, how: Mapping[str, float]

@@ -55,7 +55,7 @@ def torch_device(cpu: bool = False) -> torch.device:
     return torch.device("cpu" if cpu else device_kind())
 
 
-def facts(samples: int, classes: int, cpu: bool = False, located: bool = False, solvable: bool = True) -> Facts:
+def facts(samples: int, classes: int, cpu: bool = False, located: bool = False) -> Facts:
     """What `resolve` may know."""
     kind = "cpu" if cpu else device_kind()
     return Facts(
@@ -66,7 +66,6 @@ def facts(samples: int, classes: int, cpu: bool = False, located: bool = False, 
         offline_backbone=OFFLINE_BACKBONE if util.find_spec(OFFLINE_PACKAGE) is not None else None,
         bf16=kind == "cuda" and torch.cuda.is_bf16_supported(),
         located=located,
-        solvable=solvable,
     )
 
 

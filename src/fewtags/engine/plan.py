@@ -334,6 +334,7 @@ def derive(
     objective = make_objective(
         settings, positives_per_image=positives, image_unknown=unknown_classes(train.matrix),
         patch_weights=even_patches(grid), scl_weight=0.0 if all(s.solved for s in resolved.stages) else SCL_WEIGHT,
+        warmup_loss="expected_negative" if resolved.stages[0].solved else "assume_negative",
     )  # fmt: skip
     notes = _place_notes(train, objective, settings, named=config.objective.name is not None)
     if isinstance(objective, ExpectedNegative) and objective.class_prior is None:
@@ -348,7 +349,8 @@ def derive(
         cache = plan_cache(len(train), features, resolved.cached_views, limit, strong=objective.needs_strong)
         notes += _cache_note(cache, resolved.cached_views, config.train.cache_gib)
     if any(stage.solved for stage in resolved.stages):
-        pooled = net.head.plan.commutes and not objective.needs_maps
+        warmup = all(stage.warmup for stage in resolved.stages if stage.solved) and objective.solvable_warmup
+        pooled = net.head.plan.commutes and (warmup or not objective.needs_maps)
         fixed = plan_cache(len(train), features, 1, limit, pooled=pooled)
     if config.train.preset in (None, SOLVED) and resolved.preset == IN_STEPS and config.train.stages is None:
         notes.insert(0, f"preset {IN_STEPS} was taken, since {why_in_steps(config, _facts(config, train, cpu))}")
@@ -376,8 +378,9 @@ def _resolve(config: Config, train: LabelTable, cpu: bool) -> Resolved:
 def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     """Data, machine and method, as `resolve` wants to know them."""
     located = len(train.locations) > 0
-    method = settled(config.objective, config.objective.name or UNNAMED_METHODS[located])
-    return facts(len(train), len(train.classes), cpu, located, make_objective(method).solvable)
+    objective = make_objective(settled(config.objective, config.objective.name or UNNAMED_METHODS[located]))
+    found = facts(len(train), len(train.classes), cpu, located)
+    return found.model_copy(update={"solvable": objective.solvable, "solvable_warmup": objective.solvable_warmup})
 
 
 def _place_notes(train: LabelTable, objective: Objective, settings: ObjectiveConfig, *, named: bool) -> list[str]:

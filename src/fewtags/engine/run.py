@@ -139,7 +139,7 @@ class Run:
         self.clock.lap("features")
         config = FitConfig(
             r.stages, r.seed, r.weight_decay, r.accumulate, r.clip_norm, r.precision, r.weight_ema, r.batchnorm_eval,
-            r.checkpoint_every_steps, patience=r.patience,
+            r.checkpoint_every_steps, optimizer=r.optimizer, patience=r.patience,
         )  # fmt: skip
         problem = Problem(
             tables.train.matrix, plan.grid, config.warmup_epochs, config.epochs, r.seed, self.shard, device,
@@ -173,7 +173,7 @@ class Run:
         """Of every split but train, what the head needs to predict: computed once, where the trunk is frozen."""
         found: dict[str, Tensor] = {}
         for name, table in self.plan.tables.splits().items():
-            if self._frozen and name != "train":
+            if (self._frozen and name != "train") or (name == "val" and self.plan.fixed is not None):
                 found[name] = self._counted(partial(self._inputs_of, table))
         return found
 
@@ -185,7 +185,7 @@ class Run:
     def _counted(self, make: Callable[[Tick], T]) -> T:
         """Push photos through the trunk, and count them among all that will be."""
         splits, plan = self.plan.tables.splits(), self.plan
-        before = [t for n, t in splits.items() if self._frozen and n != "train"]
+        before = [t for n, t in splits.items() if n != "train" and (self._frozen or (n == "val" and plan.fixed))]
         before += [plan.tables.train] * ((plan.fixed is not None) + (plan.cache.views if plan.cache else 0))
         total = sum(self.shard.rows(len(table)) for table in before)
         began = self._photos_done
@@ -270,13 +270,21 @@ class Run:
         return EvalLoader(data, size, self.collate, self.workers, rank=shard.rank, world=shard.world, device=device)
 
     def _validation(self) -> Callable[[nn.Module], Mapping[str, float]]:
-        labels = self.plan.tables.val.matrix.dense()
-        return lambda module: epoch_metrics(self._logits(_spatial(module), "val"), labels)
+        labels, trunk = self.plan.tables.val.matrix.dense(), self.plan.net.backbone
+        trained = [stage.trainable != "head" for stage in self.plan.resolved.stages]
+        head_first = trained == sorted(trained)
 
-    def _logits(self, net: SpatialNet, split: str) -> Logits:
-        """float32 [N, C] of all photos of a split, on every process."""
+        def validate(module: nn.Module) -> Mapping[str, float]:
+            # While the first stages train the head alone, what it sees stays as it was.
+            moved = not head_first or any(parameter.requires_grad for parameter in trunk.parameters())
+            return epoch_metrics(self._logits(_spatial(module), "val", moved=moved), labels)
+
+        return validate
+
+    def _logits(self, net: SpatialNet, split: str, *, moved: bool) -> Logits:
+        """float32 [N, C] of all photos of a split, on every process; `moved`: the trunk is not what it was."""
         table, device = self.plan.tables.splits()[split], self.accelerator.device
-        if split not in self._inputs:
+        if moved or split not in self._inputs:
             return predict_logits(net, self.eval_loader(table), len(table), device, self.shard)
         with torch.no_grad():
             parts = self._inputs[split].split(EVAL_BATCH)
@@ -298,7 +306,9 @@ class Run:
             )
             selection = f"the last epoch ({ended.epochs}), {why}"
         with repeatable(device):
-            logits = {name: self._logits(net, name) for name in tables.splits() if name != "train"}
+            logits = {
+                name: self._logits(net, name, moved=not self._frozen) for name in tables.splits() if name != "train"
+            }
         if self.accelerator.is_main_process:
             thresholds = choose_thresholds(logits["val"], tables, plan.objective)
             for name, values in logits.items():

@@ -124,6 +124,11 @@ class Objective(ABC):
         """
         return False
 
+    @property
+    def solvable_warmup(self) -> bool:
+        """Whether a warm-up stage may solve the head on pooled features: as `solvable`, and no maps are needed."""
+        return self.solvable and not self.needs_maps
+
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make stores and heads for a problem. What is returned is checkpointed; its modules are optimised."""
         return {}

@@ -67,6 +67,7 @@ class ExpectedNegative(Objective):
         reading: of the top-p_i rule (`ExpectedPositives`).
         warmup_loss: "assume_negative"; or "expected_negative" from the second warm-up epoch on (not in the paper:
             prototype remedy R i; the averages that CL and SCL start from are then less biased towards "absent").
+            None: "assume_negative"; a plan takes "expected_negative" where the warm-up solves the head.
         corrected_averages: forget the start values of s and H (not in the paper: remedies R ii and iii;
             `ScoreStore`, `HeatmapPlan`). Averages of nothing then have no weight in CL and SCL.
         ramp_epochs: the weights of CL and SCL rise from 0 over so many epochs after the warm-up (not in the paper).
@@ -89,7 +90,7 @@ class ExpectedNegative(Objective):
     momentum: float = 0.8
     expected_positives: Treatment = "ignore"
     reading: Reading = "all_then_or"
-    warmup_loss: WarmupLoss = "assume_negative"
+    warmup_loss: WarmupLoss | None = None
     corrected_averages: bool = False
     ramp_epochs: int = 0
     heatmap_top_k: int | None = None
@@ -100,7 +101,7 @@ class ExpectedNegative(Objective):
 
     def __post_init__(self) -> None:
         for name, options in CHOICES.items():
-            if (value := getattr(self, name)) not in options:
+            if (value := getattr(self, name)) not in options and not (name == "warmup_loss" and value is None):
                 raise ConfigError(
                     f"{name} must be one of {', '.join(options)}, got {value!r}{suggest(str(value), options)}."
                 )
@@ -138,6 +139,11 @@ class ExpectedNegative(Objective):
     def solvable(self) -> bool:
         """Without consistency between views: EN is convex in the logits while the expected positives stay."""
         return not self.cl_weight and not self.scl_weight
+
+    @property
+    def solvable_warmup(self) -> bool:
+        """Consistency starts after the warm-up."""
+        return True
 
     def heatmap_plan(self, seed: int = 0) -> HeatmapPlan:
         """How heatmaps are kept, for `heatmap_bytes`."""

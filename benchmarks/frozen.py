@@ -18,6 +18,7 @@ from fewtags.data.augment import SquareCrop
 from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
 from fewtags.data.strong import Strong
 from fewtags.data.table import LabelTable
+from fewtags.engine.machine import keep_freed_memory
 from fewtags.engine.sources import CachePlan, ViewFeatures, fill_views
 from fewtags.labels import Label
 from fewtags.nets.backbones import create_net
@@ -90,7 +91,8 @@ class Material:
 
 def make_net(benchmark: Setup, classes: int, seed: int, head: HeadPlan | None = None) -> SpatialNet:
     """The pretrained net; its head starts from the seed."""
-    weights = (REPOSITORY / benchmark.weights).resolve()
+    given = benchmark.weights
+    weights = given if given == "offline" else (REPOSITORY / given).resolve()
     return create_net(benchmark.backbone, classes, weights=weights, size=benchmark.size, seed=seed, head=head)
 
 
@@ -109,7 +111,8 @@ def features_folder(benchmark: Setup, data: BenchmarkSet, cache: Path) -> Path:
 
 
 def fill(benchmark: Setup, data: BenchmarkSet, folder: Path) -> None:
-    """Push all views of a set, and its validation and test images, through the frozen part."""
+    """Push all views of a set, and the whole training, validation and test images, through the frozen part."""
+    keep_freed_memory()
     trunk = below(make_net(benchmark, 1, 0), benchmark.trained_blocks)
     trunk.requires_grad_(False).to(memory_format=torch.channels_last).eval()
     policy = SquareCrop(benchmark.size, (benchmark.min_area, 1.0))
@@ -124,7 +127,7 @@ def fill(benchmark: Setup, data: BenchmarkSet, folder: Path) -> None:
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         fill_views(trunk, loader, CachePlan(benchmark.views, torch.float32, 0)).save(made)
-        for name, table in (("val", data.val), ("test", data.test)):
+        for name, table in (("plain", data.train_truth), ("val", data.val), ("test", data.test)):
             with torch.no_grad():
                 batches = EvalLoader(EvalSet(_photos(table), table.matrix, policy), EVAL_BATCH, collate)
                 features = torch.cat([trunk.features(b.images) for b in batches])

@@ -44,6 +44,9 @@ chosen on the test part. *predicted*: sum of the predicted probabilities per val
 *expected*: precision / recall of the expected positives among the unannotated cells, at the start of the last epoch.
 *CPU*: training time per epoch of the main stage relative to AN (median). *memory*: peak that a run adds to interpreter
 and shared features, and how much more than AN's that is.
+Learning rates were chosen for no method: all share those of the file, which are too high for a frozen trunk. Solved to
+the end, EN leads AN by at most 1 mAP there ([LOG](LOG.md)): most of *- AN* in `quick` is the rate's, not the loss's.
+README has the comparison with equal tuning.
 *pointing*, *IoA-P*: whether the heatmap of a class that is present is highest inside its object, and the share of its
 hot area (mean over thresholds .6 to .9) inside; chance is what a flat map reaches.
 """

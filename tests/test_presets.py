@@ -165,6 +165,9 @@ def test_what_cannot_be_solved_takes_the_preset_views():
     for facts in (LAPTOP.model_copy(update={"solvable": False}), LAPTOP.model_copy(update={"samples": 10**9})):
         assert resolve(read(), facts).preset == "views"
     assert resolve(read(), LAPTOP).preset == "cpu"
+    many = LAPTOP.model_copy(update={"samples": 100_000, "needs_maps": True})
+    assert why_in_steps(read(), many) == "100,000 images x 5 classes x 81 cells are too many to solve"
+    assert why_in_steps(read(augment__size=64), many) == ""
     assert resolve(read(augment__policy="none", augment__flip=False), LAPTOP).preset == "cpu"
 
 

@@ -24,6 +24,8 @@ class Facts(Settings):
     """Whether a training label says where its class is."""
     solvable: bool = True
     """Whether the method's loss allows a head to be solved, see `Objective.solvable`."""
+    needs_maps: bool = False
+    """Whether the method looks at single cells of the maps, see `Objective.needs_maps`."""
     solvable_warmup: bool = True
     """The same in a warm-up, see `Objective.solvable_warmup`."""
 
@@ -270,8 +272,11 @@ def why_in_steps(config: Config, facts: Facts) -> str:
         return f"{', '.join(asked)} {'is' if len(asked) == 1 else 'are'} about training in steps"
     if not facts.solvable:
         return "the method compares views or changes its labels while it learns"
-    if facts.samples * facts.classes > MOST_CELLS:
-        return f"{facts.samples:,} images x {facts.classes:,} classes are too many to solve"
+    # Backbones have a cell in 32 pixels, most of them.
+    places = ((augment.size or PRESETS[SOLVED].size) // 32) ** 2 if facts.needs_maps else 1
+    if facts.samples * facts.classes * places > MOST_CELLS:
+        cells = f" x {places} cells" if places > 1 else ""
+        return f"{facts.samples:,} images x {facts.classes:,} classes{cells} are too many to solve"
     return ""
 
 
@@ -280,7 +285,7 @@ STEP_SETTINGS = (
     *("checkpoint_every_steps", "patience"),
 )
 MOST_CELLS = 20_000_000
-"""Images x classes. So many take about half an hour on one core with 1,280 channels, for each method that is tried."""
+"""Images x classes, and x cells where maps count. So many take about half an hour on one core with 1,280 channels."""
 
 
 def _fitting(stages: tuple[StageConfig, ...], facts: Facts) -> tuple[StageConfig, ...]:

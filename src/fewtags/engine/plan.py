@@ -380,7 +380,13 @@ def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     located = len(train.locations) > 0
     objective = make_objective(settled(config.objective, config.objective.name or UNNAMED_METHODS[located]))
     found = facts(len(train), len(train.classes), cpu, located)
-    return found.model_copy(update={"solvable": objective.solvable, "solvable_warmup": objective.solvable_warmup})
+    return found.model_copy(
+        update={
+            "solvable": objective.solvable,
+            "solvable_warmup": objective.solvable_warmup,
+            "needs_maps": objective.needs_maps,
+        }
+    )
 
 
 def _place_notes(train: LabelTable, objective: Objective, settings: ObjectiveConfig, *, named: bool) -> list[str]:

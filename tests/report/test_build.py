@@ -266,3 +266,15 @@ def test_unfinished_run(tmp_path: Path, file: str, message: str) -> None:
         (tmp_path / file).touch()
     with pytest.raises(CheckpointError, match=message):
         load_run(tmp_path)
+
+
+def test_the_page_compares_with_the_baseline_and_accounts_for_the_time(make_run):
+    told = ("baseline, logistic regression: mAP val 60.0 (this run 59.0)", "The baseline is better on val by 1.0.")
+    run = replace(make_run(), baseline=told, seconds={"features": 51.6, "training": 9.0})
+    page = render([run])
+    assert (
+        "<p>Baseline, logistic regression: mAP val 60.0 (this run 59.0). The baseline is better on val by 1.0.</p>"
+        in page
+    )
+    assert "photos to model in 61 s: 52 s features, 9 s training." in page
+    assert "aseline" not in render([make_run()])

@@ -66,6 +66,7 @@ def render(runs: Sequence[RunData]) -> str:
     # Adding zero makes a difference of -0.0 a plain 0.0.
     environment.filters["signed"] = lambda v: f"{round(100 * v, 1) + 0.0:+.1f}"
     environment.filters["percent"] = lambda v: "–" if v is None else f"{100 * v:.1f}"
+    environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
     template = environment.from_string(template_text("report.html.j2"))
     shared = [s for s in runs[0].evaluations if all(s in run.evaluations for run in runs)]
     return template.render(

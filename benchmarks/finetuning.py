@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from datasets import Name
 from fewtags.config import Settings, StageConfig
 from fewtags.data.loader import EpochSampler
 from fewtags.data.simulate import single_positive
@@ -57,11 +58,12 @@ class FineTuning(Setup):
     """A file of fine-tuning runs; `stages` says how many blocks are trained."""
 
     weight_ema: float
+    trial_sets: tuple[Name, ...]
     methods: dict[str, Tuned]
 
     def protocol(self, method: str) -> str:
         """A digest of everything that decides a run beside set, method name and seed."""
-        shared = self.model_dump(mode="json", exclude={"sets", "seeds", "methods"})
+        shared = self.model_dump(mode="json", exclude={"sets", "trial_sets", "seeds", "methods"})
         return digest([shared, self.methods[method].model_dump(mode="json", exclude={"label"})])
 
 
@@ -138,7 +140,9 @@ def _fixed(above: Above, plain: Tensor, sampler: EpochSampler, labels: LabelMatr
 
 def jobs(benchmark: FineTuning, seeds: Sequence[int]) -> list[Job]:
     """Trials on the development seed, then the chosen methods on the others, seed by seed."""
-    trials = [Job(s, m, DEV) for s in benchmark.sets for m, method in benchmark.methods.items() if not method.label]
+    trials = [
+        Job(s, m, DEV) for s in benchmark.trial_sets for m, method in benchmark.methods.items() if not method.label
+    ]
     chosen = [
         Job(s, m, n) for n in seeds for s in benchmark.sets for m in benchmark.methods if benchmark.methods[m].label
     ]
@@ -150,10 +154,10 @@ def table(benchmark: FineTuning, records: Sequence[Record]) -> Iterator[str]:
     runs: dict[str, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         runs[record["method"]][record["set"]][record["seed"]] = record
-    yield f"| trial (val mAP, label seed {DEV}) | {' | '.join(benchmark.sets)} | mean |"
-    yield "|" + "---|" * (2 + len(benchmark.sets))
+    yield f"| trial (val mAP, label seed {DEV}) | {' | '.join(benchmark.trial_sets)} | mean |"
+    yield "|" + "---|" * (2 + len(benchmark.trial_sets))
     for name in (m for m, method in benchmark.methods.items() if not method.label and m in runs):
-        values = [runs[name][s][DEV]["chosen"]["val_mAP"] for s in benchmark.sets if DEV in runs[name][s]]
+        values = [runs[name][s][DEV]["chosen"]["val_mAP"] for s in benchmark.trial_sets if DEV in runs[name][s]]
         yield f"| {name} | {' | '.join(f'{v:.1f}' for v in values)} | {statistics.mean(values):.2f} |"
     chosen = {m: method.label for m, method in benchmark.methods.items() if method.label and m in runs}
     yield ""

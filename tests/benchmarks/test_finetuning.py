@@ -49,7 +49,7 @@ def test_the_table_compares_by_seed_and_over_sets():
         "a": full.methods[names[0]].model_copy(update={"label": "BCE"}),
         "b": full.methods[names[1]].model_copy(update={"label": "EN"}),
     }
-    benchmark = full.model_copy(update={"sets": ("voc2", "ccp"), "methods": methods})
+    benchmark = full.model_copy(update={"sets": ("voc2", "ccp"), "trial_sets": ("voc2", "ccp"), "methods": methods})
     records = [record("trial", s, finetuning.DEV, 0.0, v) for s, v in (("voc2", 60.0), ("ccp", 31.0))]
     for s, base in (("voc2", 60.0), ("ccp", 30.0)):
         records += [record("a", s, 0, base), record("a", s, 1, base), record("b", s, 0, base + 1)]

@@ -140,7 +140,7 @@ class Classifier:
             train: the labels, or a path that `fewtags.read` reads with its defaults; photos are found below its root.
             val: chooses the epoch and the thresholds; None: a tenth of `train`, by seed, equal photos together.
             out: the run folder: record, checkpoints, model, evaluation.
-            epochs: of the last stage; None: the preset's.
+            epochs: of all stages that train in steps; None: the preset's.
             truth: complete labels of the training images, for diagnostics only.
             on_event: called with every `fewtags.engine.events` event.
             settings: further ones by dotted key, for example {"train.batch_size": 8}; `fewtags config` lists them. They

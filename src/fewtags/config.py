@@ -187,7 +187,9 @@ class TrainConfig(Settings):
         None, description="one after the other, as [[train.stages]]; left out: the preset's"
     )
     epochs: int | None = Field(
-        None, ge=1, description="epochs of the whole run; the preset's stages share them in its proportions"
+        None,
+        ge=1,
+        description="of all stages that train in steps; they share them in the preset's proportions",
     )
     lr: float | None = Field(
         None, gt=0, description="learning rate of the last stage; those of earlier stages change by the same factor"
@@ -205,7 +207,7 @@ class TrainConfig(Settings):
         None, description="of the net's arithmetic, no: float32; left out: bf16 on a GPU that has it"
     )
     weight_ema: float | None = Field(
-        None, gt=0, lt=1, description="decay of averaged weights, which are then evaluated and kept; left out: none"
+        None, ge=0, lt=1, description="decay of averaged weights, which are then evaluated and kept; 0: none"
     )
     batchnorm_eval: bool | None = Field(None, description="hold BatchNorm statistics fixed while fine-tuning")
     cached_views: int | None = Field(

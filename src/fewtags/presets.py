@@ -200,10 +200,10 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     _check_stages(stages)
     if train.stages and (train.epochs or train.lr):
         raise ConfigError("train.epochs and train.lr change the preset's stages; with train.stages set them there.")
-    stages = stages if train.stages else _rescaled(stages, train.epochs, train.lr)
+    stages = tuple(s for s in stages if s.epochs) if train.stages else _rescaled(stages, train.epochs, train.lr)
     weights = model.weights or _weights(model.backbone or preset.backbone, facts)
     frozen = all(stage.trainable == "head" for stage in stages)
-    solved = all(stage.solved for stage in stages if stage.epochs)
+    solved = all(stage.solved for stage in stages)
     cached = train.cached_views if train.cached_views is not None else (preset.cached_views if frozen else 0)
     cached = 0 if solved else cached
     if cached and not frozen:
@@ -244,7 +244,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         accumulate=train.accumulate,
         clip_norm=train.clip_norm or 0.0,
         precision=precision,
-        weight_ema=train.weight_ema or preset.weight_ema,
+        weight_ema=preset.weight_ema if train.weight_ema is None else train.weight_ema,
         batchnorm_eval=preset.batchnorm_eval if train.batchnorm_eval is None else train.batchnorm_eval,
         cached_views=cached,
         workers=min(8, max(0, facts.cores - 1)) if train.workers is None else train.workers,
@@ -267,7 +267,8 @@ def why_in_steps(config: Config, facts: Facts) -> str:
         "augment.flip": augment.flip,
         "augment.jitter": augment.jitter,
     }
-    asked = [name for name, value in given.items() if value]
+    solves = train.stages is not None and not given["train.stages"]  # who names such stages means them
+    asked = [name for name, value in given.items() if value and not solves]
     if asked:
         return f"{', '.join(asked)} {'is' if len(asked) == 1 else 'are'} about training in steps"
     if not facts.solvable:

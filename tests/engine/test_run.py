@@ -782,6 +782,15 @@ def test_no_readable_photo_at_all(scenes, make_config, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_an_account_of_the_time_covers_interruptions(tables, make_config, tmp_path):
+    train(make_config(), tables, tmp_path / "run", stop=7)
+    before = read_json(tmp_path / "run" / "seconds.json")
+    take(open_run(tmp_path / "run", cpu=True).resume())
+    after = read_json(tmp_path / "run" / "seconds.json")
+    assert list(after) == ["features", "training", "evaluation"]
+    assert all(after[phase] > before[phase] for phase in before)
+
+
 SOLVE_FIRST = [
     {"name": "solve", "logit_variances": [0.3, 3.0], "trainable": "head", "warmup": True},
     {"name": "main", "epochs": 2, "lr": 1e-3, "trainable": "all"},
@@ -805,3 +814,27 @@ def test_a_run_that_solves_the_head_and_then_trains_all_resumes_to_the_same_bits
         take(open_run(out, cpu=True).resume())
         for name in ("model.safetensors", "evaluation/val.npy", "evaluation/test.npy"):
             assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), (stop, name)
+
+
+def test_a_head_of_three_by_three_is_solved(tables, make_config, tmp_path):
+    """Its gradient comes channels last, which L-BFGS cannot take as it is."""
+    solve = {"name": "solve", "logit_variances": [1.0], "trainable": "head"}
+    config = make_config(
+        train__stages=[solve], train__cached_views=None, model__head_kernel=3, objective={"name": "assume_negative"}
+    )
+    train(config, tables, tmp_path / "run")
+    assert load_model(tmp_path / "run")[0].head.weight.shape[2:] == (3, 3)
+
+
+def test_consistency_is_left_out_of_a_solved_stage_that_is_no_warmup(tables, make_config, tmp_path):
+    stages = [SOLVE_FIRST[0] | {"warmup": False}, SOLVE_FIRST[1]]
+    own = {"name": "expected_negative", "positives_per_image": 2.0}
+    plan = make_plan(
+        make_config(train__stages=stages, train__cached_views=None, objective=own), tables=tables, cpu=True
+    )
+    assert plan.objective.scl_weight == 0
+    assert plan.fixed.pooled
+    plan = make_plan(
+        make_config(train__stages=SOLVE_FIRST, train__cached_views=None, objective=own), tables=tables, cpu=True
+    )
+    assert (plan.objective.scl_weight, plan.objective.warmup_loss) == (0.1, "expected_negative")

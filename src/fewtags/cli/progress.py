@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -83,10 +84,9 @@ def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool)
         "val/pessimistic_mAP": "val mAP, unknown counted as absent",
     }
     for key, name in shown.items():
-        if key in record:
-            parts.append(
-                f"{name} {100 * float(record[key]):.1f}{' (best so far)' if best and key == 'val/mAP' else ''}"
-            )
+        if key in record and math.isfinite(float(record[key])):
+            mark = " (best so far)" if best and key != "val/hit@1" else ""
+            parts.append(f"{name} {100 * float(record[key]):.1f}{mark}")
     if "train/sum_of_probabilities" in record:
         parts.append(f"predicted positives/image {float(record['train/sum_of_probabilities']):.2f}")
     if "train/spread" in record:

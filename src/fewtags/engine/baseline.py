@@ -120,8 +120,8 @@ def compare(baseline: Mapping[str, Any], evaluations: Mapping[str, Mapping[str, 
     lead = found[judge] - (own[judge] or 0) if judge in found else 0.0
     if round(100 * lead, 1) > 0:
         lines.append(
-            f"The baseline is better on {judge} by {100 * lead:.1f}. `--preset cpu --method assume_negative` makes a "
-            "model of it, with thresholds and heatmaps."
+            f"The baseline is better on {judge} by {100 * lead:.1f}. `--preset cpu --method assume_negative`, with the "
+            "same model.backbone and augment.size, makes a model of it, with thresholds and heatmaps."
         )
     return tuple(lines)
 

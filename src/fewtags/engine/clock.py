@@ -18,6 +18,15 @@ class Clock:
         self.seconds: dict[str, float] = {}
         self._began = time.perf_counter()
 
+    def add(self, seconds: dict[str, float]) -> None:
+        """Count what an interrupted run had spent."""
+        for phase, value in seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + value
+
+    def so_far(self, phase: str) -> dict[str, float]:
+        """The account if `phase` ended now."""
+        return {**self.seconds, phase: self.seconds.get(phase, 0.0) + time.perf_counter() - self._began}
+
     def start(self) -> None:
         """What has passed since the last lap belongs to no phase."""
         self._began = time.perf_counter()

@@ -88,7 +88,7 @@ class FitConfig:
         batchnorm_eval: hold BatchNorm statistics of trained blocks fixed.
         checkpoint_every_steps: beside the checkpoint after every epoch; 0: only that.
         monitor: validation metric whose maximum is "best".
-        fallback: the same for stages that solve the head, where the monitor is not known.
+        fallback: the same where the monitor is not known and some stage solves the head.
         optimizer: "adam"; "adamw", with decoupled weight decay that spares biases and norms; or "sgd" with a
             momentum of 0.9.
         patience: stop after so many epochs, of the last stage, that did not better the monitor; 0: never.
@@ -501,8 +501,9 @@ class Fit:
             **{f"val/{k}": v for k, v in metrics.items()},
         }
         value = metrics.get(self.config.monitor, math.nan)
-        if stage.solved and not math.isfinite(value):
+        if not math.isfinite(value) and any(stage.solved for stage in self.config.stages):
             # How strongly to regularise has to be chosen somehow: the known positives against all other cells will do.
+            # Stages in steps are then measured alike, so that they can be better than the solution they begin with.
             value = metrics.get(self.config.fallback, math.nan)
         best = math.isfinite(value) and (state.best_value is None or value > state.best_value)
         if best:

@@ -333,7 +333,8 @@ def derive(
     grid = net.grid((resolved.size, resolved.size))
     objective = make_objective(
         settings, positives_per_image=positives, image_unknown=unknown_classes(train.matrix),
-        patch_weights=even_patches(grid), scl_weight=0.0 if all(s.solved for s in resolved.stages) else SCL_WEIGHT,
+        patch_weights=even_patches(grid),
+        scl_weight=0.0 if any(s.solved and not s.warmup for s in resolved.stages) else SCL_WEIGHT,
         warmup_loss="expected_negative" if resolved.stages[0].solved else "assume_negative",
     )  # fmt: skip
     notes = _place_notes(train, objective, settings, named=config.objective.name is not None)
@@ -351,7 +352,12 @@ def derive(
     if any(stage.solved for stage in resolved.stages):
         warmup = all(stage.warmup for stage in resolved.stages if stage.solved) and objective.solvable_warmup
         pooled = net.head.plan.commutes and (warmup or not objective.needs_maps)
-        fixed = plan_cache(len(train), features, 1, limit, pooled=pooled)
+        try:
+            fixed = plan_cache(len(train), features, 1, limit, pooled=pooled)
+        except ConfigError as error:
+            reason = str(error).split(" Raise ")[0]
+            raise ConfigError(f"{reason} Raise train.cache_gib, or train in steps (--preset views).") from None
+        notes += _cache_note(fixed, 1, config.train.cache_gib)
     if config.train.preset in (None, SOLVED) and resolved.preset == IN_STEPS and config.train.stages is None:
         notes.insert(0, f"preset {IN_STEPS} was taken, since {why_in_steps(config, _facts(config, train, cpu))}")
     needed = 0
@@ -378,7 +384,8 @@ def _resolve(config: Config, train: LabelTable, cpu: bool) -> Resolved:
 def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     """Data, machine and method, as `resolve` wants to know them."""
     located = len(train.locations) > 0
-    objective = make_objective(settled(config.objective, config.objective.name or UNNAMED_METHODS[located]))
+    method = settled(config.objective, config.objective.name or UNNAMED_METHODS[located])
+    objective = make_objective(method, scl_weight=0.0)  # where nobody asked for consistency, it can be left out
     found = facts(len(train), len(train.classes), cpu, located)
     return found.model_copy(
         update={

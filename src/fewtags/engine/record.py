@@ -134,6 +134,15 @@ def settings_tree(model: BaseModel) -> dict[str, Any]:
     return tree
 
 
+def _in_a_list(key: str) -> bool:
+    """Whether a dotted key names a place in a list, of which there may be more than there were.
+
+    >>> _in_a_list("data.positive_words.0"), _in_a_list("train.baseline")
+    (True, False)
+    """
+    return any(part.isdigit() for part in key.split("."))
+
+
 def refuse_edited(file: Path, began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Compare settings with those that a run began with.
 
@@ -141,6 +150,8 @@ def refuse_edited(file: Path, began: Mapping[str, Any], now: Mapping[str, Any]) 
         CheckpointError: one is another, and which.
     """
     before, after = dict(_flat(began)), dict(_flat(now))
+    if new := next((key for key in after if key not in before and not _in_a_list(key)), None):
+        raise CheckpointError(f"the run was begun by an older fewtags, which had no setting {new}; start a new run.")
     for key in {**after, **before}:
         if before.get(key) != after.get(key):
             change = f"{key} {_shown(before.get(key))} -> {_shown(after.get(key))}"

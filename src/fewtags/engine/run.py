@@ -128,12 +128,15 @@ class Run:
     def _train(self, resume: bool) -> Iterator[Event]:
         plan, r, device = self.plan, self.plan.resolved, self.accelerator.device
         net, tables = plan.net.to(device), plan.tables
+        if resume and (self.out / CLOCK_FILE).exists():
+            self.clock.add(json.loads((self.out / CLOCK_FILE).read_text("utf-8")))
         self.clock.start()
         self._inputs = self._head_inputs()
         fixed = self._fixed()
         self.clock.lap("features")
         baseline = self._baseline(fixed)
-        self.clock.lap("baseline")
+        if plan.baseline:
+            self.clock.lap("baseline")
         source = fixed if fixed is not None and all(stage.solved for stage in r.stages) else self._source()
         cached = isinstance(source, StoredViews)
         self.clock.lap("features")
@@ -158,6 +161,7 @@ class Run:
         for event in fit.run(resume):
             if isinstance(event, EpochEnded) and self.accelerator.is_main_process:
                 epoch = int(event.record["epoch"])
+                write_text(self.out / CLOCK_FILE, json.dumps(self.clock.so_far("training")))
                 if epoch in moments:
                     save_gallery(self.out, f"epoch-{epoch:04d}", gallery.look(_spatial(fit.evaluated), device))
             if isinstance(event, Ended):
@@ -177,15 +181,17 @@ class Run:
                 found[name] = self._counted(partial(self._inputs_of, table))
         return found
 
-    def _inputs_of(self, table: LabelTable, tick: Tick) -> Tensor:
+    def _inputs_of(self, table: LabelTable, tick: Tick, *, pooled: bool = False) -> Tensor:
         device = self.accelerator.device
         with repeatable(device):  # a resumed run makes them anew
-            return head_inputs(self.plan.net, self.eval_loader(table), device, tick)
+            return head_inputs(self.plan.net, self.eval_loader(table), device, tick, pooled=pooled)
 
     def _counted(self, make: Callable[[Tick], T]) -> T:
         """Push photos through the trunk, and count them among all that will be."""
         splits, plan = self.plan.tables.splits(), self.plan
-        before = [t for n, t in splits.items() if n != "train" and (self._frozen or (n == "val" and plan.fixed))]
+        early = self._frozen or plan.baseline
+        before = [t for n, t in splits.items() if n != "train" and (early or (n == "val" and plan.fixed))]
+        before += [plan.tables.train] if plan.baseline and plan.fixed is None else []
         before += [plan.tables.train] * ((plan.fixed is not None) + (plan.cache.views if plan.cache else 0))
         total = sum(self.shard.rows(len(table)) for table in before)
         began = self._photos_done
@@ -239,8 +245,7 @@ class Run:
             elif name in self._inputs:
                 local = self._inputs[name]
             else:
-                with repeatable(device):
-                    local = self._inputs_of(table, lambda _done, _total: None)
+                local = self._counted(partial(self._inputs_of, table, pooled=True))
             local = local.float().mean((2, 3)).to(device)
             pooled[name] = self.shard.gather(local, len(table)).cpu()
         if not self.accelerator.is_main_process:
@@ -304,7 +309,9 @@ class Run:
                 if select == "last"
                 else "since no validation class has both known positives and known negatives"
             )
-            selection = f"the last epoch ({ended.epochs}), {why}"
+            last = plan.resolved.stages[-1]
+            which = f", logit variance {last.logit_variances[-1]:g}" if last.solved else ""
+            selection = f"the last epoch ({ended.epochs}{which}), {why}"
         with repeatable(device):
             logits = {
                 name: self._logits(net, name, moved=not self._frozen) for name in tables.splits() if name != "train"

@@ -17,8 +17,11 @@ from torch import Tensor, nn
 from fewtags.nets.spatial import SpatialHead
 from fewtags.stores.shard import Shard
 
-SMALLEST_STD = 1e-6
-"""A channel that varies less is taken as if it varied so much: its weight then has next to no effect."""
+SMALLEST_STD = (1e-6, 1e-4)
+"""A channel that varies less than the first plus the second times its mean is taken as if it varied so much.
+
+Its weight then has next to no effect, and rounding of the mean does not count.
+"""
 
 
 @final
@@ -50,7 +53,7 @@ def channel_statistics(
     if shard.world > 1:
         total = shard.sum(total.to(device)).cpu()
     mean, square = total / (samples * len(features))
-    std = (square - mean.square()).clamp_min(0).sqrt().clamp_min(SMALLEST_STD)
+    std = (square - mean.square()).clamp_min(0).sqrt().maximum(SMALLEST_STD[0] + SMALLEST_STD[1] * mean.abs())
     return ChannelStatistics(mean.float(), std.float())
 
 
@@ -99,7 +102,8 @@ class HeadSolver:
         head = self.head
         penalty = head.weight[0].numel() / (variance * samples)
         with torch.no_grad():
-            v = (head.weight * self.std).requires_grad_()
+            # L-BFGS wants its parameters and gradients in one piece.
+            v = (head.weight * self.std).contiguous().requires_grad_()
             b = (head.bias + self._offset(head.weight)).requires_grad_()
         optimizer = torch.optim.LBFGS(
             [v, b, *self.others],
@@ -117,7 +121,7 @@ class HeadSolver:
             value = loss()
             weight_grad, bias_grad = self._gradients()
             # The chain rule through weight = v / std, bias = b - weight . mean.
-            v.grad = (weight_grad - self._spread(bias_grad)) / self.std + penalty * v.detach()
+            v.grad = ((weight_grad - self._spread(bias_grad)) / self.std + penalty * v.detach()).contiguous()
             b.grad = bias_grad
             penalised = float(value + penalty / 2 * v.detach().square().sum())
             if not math.isfinite(penalised):

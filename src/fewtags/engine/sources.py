@@ -285,17 +285,21 @@ def fill_fixed(
     return ViewFeatures(filling.features, filling.views)
 
 
-def head_inputs(net: SpatialNet, loader: EvalLoader, device: torch.device, tick: Tick | None = None) -> Tensor:
+def head_inputs(
+    net: SpatialNet, loader: EvalLoader, device: torch.device, tick: Tick | None = None, *, pooled: bool = False
+) -> Tensor:
     """What the head needs of this process's photos to predict, in order.
 
     Returns:
-        float32 [n, d, 1, 1], mean features, where the pool may come first; else float32 [n, d, h, w].
+        float32 [n, d, 1, 1], mean features, where the pool may come first, or if they are asked for (`pooled`); else
+        float32 [n, d, h, w].
     """
+    pooled = pooled or net.head.plan.commutes
     pieces: list[Tensor] = []
     done = 0
     for _, features in _through_trunk(net, loader, device):
         features = features.float()
-        pieces.append((features.mean((2, 3), keepdim=True) if net.head.plan.commutes else features).cpu())
+        pieces.append((features.mean((2, 3), keepdim=True) if pooled else features).cpu())
         done += len(features)
         if tick is not None:
             tick(done, 0)

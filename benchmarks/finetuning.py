@@ -185,6 +185,8 @@ def _over_sets(values: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
 
 
 def _cell(own: Mapping[int, float], base: Mapping[int, float], compared: bool) -> str:
+    if not own:
+        return "–"
     text = mean_and_sd([*own.values()])
     found = paired(own, base) if compared else None
     if found is None:

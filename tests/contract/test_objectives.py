@@ -53,7 +53,7 @@ METHODS = {
         2,
     ),
     "patchml": (PatchML, 0),
-    "patchml-cross-entropy": (lambda: PatchML(image_gammas=(0, 0, 0), patch_gammas=(0, 0, 0)), 0),
+    "patchml-cross-entropy": (lambda: PatchML(image_gammas=(0.0,) * 3, patch_gammas=(0.0,) * 3), 0),
     "patchml-selective": (
         lambda: PatchML(
             image_unknown="selective",

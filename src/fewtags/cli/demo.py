@@ -30,13 +30,13 @@ RECIPE: dict[str, Any] = {
         "stages": [
             {
                 "name": "assume negative",
-                "epochs": 11,
+                "epochs": 14,
                 "lr": 5e-3,
                 "trainable": "all",
                 "schedule": "constant",
                 "warmup": True,
             },
-            {"name": "main", "epochs": 9, "lr": 5e-3, "trainable": "all"},
+            {"name": "main", "epochs": 12, "lr": 5e-3, "trainable": "all"},
         ],
     },
 }

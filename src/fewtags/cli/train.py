@@ -180,7 +180,7 @@ def demo(
 ) -> None:
     """See it work: handwritten digits, two methods, a report.
 
-    Scenes of several digits, one of them labelled per scene; assume-negative against EN + SCL, about three minutes.
+    Scenes of several digits, one of them labelled per scene; assume-negative against EN + SCL, about two minutes.
     Nothing is downloaded.
     """
     from fewtags.cli.demo import run_demo

@@ -121,7 +121,8 @@ PRESETS: Mapping[str, _Preset] = {
 
 
 ON_CPU: Mapping[str, _Preset] = {
-    # A net that two cores can train, from a head that is solved; the rest was chosen on validation (docs/LOG.md).
+    # A net that two cores can train, from a head that is solved. Rate and weight decay were chosen on validation at
+    # 192 px (docs/LOG.md); the size is that of the preset `cpu`, and this combination was not measured.
     "finetune": _Preset(
         backbone="tf_efficientnet_lite0",
         size=288,

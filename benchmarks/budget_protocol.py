@@ -9,14 +9,14 @@ from typing import Any, final
 from pydantic import Field
 
 from datasets import Name
-from fewtags.config import Settings
-from fewtags.data.budget import Mode, PointRule
-from fewtags.data.costs import Annotation
+from fewtags.budget.costs import Annotation
+from fewtags.budget.purchase import Mode, PointRule
+from fewtags.config.sections import Settings
 from fewtags.engine.methods import method_class
 from fewtags.errors import ConfigError
-from fewtags.labels import suggest
 from fewtags.nets.pool import Pool, PoolName
 from fewtags.nets.spatial import HeadPlan
+from fewtags.text import suggest
 from protocol import Setup, check_objective, digest, other_settings, read_lines, read_setup, seed_numbers
 
 

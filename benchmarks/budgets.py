@@ -28,10 +28,8 @@ from torch import nn
 
 from budget_protocol import BudgetJob, Budgets, choose_jobs, read_budgets, read_done
 from datasets import BenchmarkSet, chance
-from fewtags.data.budget import simulate_budget
-from fewtags.data.costs import CostModel
-from fewtags.data.loader import EpochSampler
-from fewtags.data.table import LabelTable
+from fewtags.budget.costs import CostModel
+from fewtags.budget.purchase import simulate_budget
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.machine import cores
 from fewtags.engine.methods import make_objective, settings_models
@@ -40,7 +38,9 @@ from fewtags.errors import FewtagsError
 from fewtags.labels import Label, LabelMatrix
 from fewtags.metrics.locate import LocateOptions, Place, locate_report
 from fewtags.objectives.base import Problem
+from fewtags.photos.loader import EpochSampler
 from fewtags.stores.pseudo import PseudoLabels
+from fewtags.table.table import LabelTable
 from frozen import EVAL_BATCH, Above, Material, make_net
 from single_positive import Record, arguments, execute, look, metrics, positives_per_image, predict, train
 

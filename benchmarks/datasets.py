@@ -34,8 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from fewtags.data.table import LabelTable, Notes
 from fewtags.labels import ClassNames, Label
+from fewtags.table.table import LabelTable, Notes
 
 Name = Literal["camvid", "collages", "voc2", "voc", "ccp"]
 NAMES: tuple[Name, ...] = ("camvid", "collages", "voc2", "voc", "ccp")

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from datasets import Name
-from fewtags.config import Settings, StageConfig
-from fewtags.data.loader import EpochSampler
-from fewtags.data.simulate import single_positive
+from fewtags.budget.simulate import single_positive
+from fewtags.config.sections import Settings, StageConfig
 from fewtags.engine.events import EpochEnded
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.methods import make_objective, settings_models
@@ -34,6 +33,7 @@ from fewtags.errors import FewtagsError
 from fewtags.labels import LabelMatrix
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Problem
+from fewtags.photos.loader import EpochSampler
 from frozen import Above, Material, features_folder, make_net
 from protocol import Job, Setup, check_objective, digest, other_settings, read_lines, read_setup, seed_numbers
 from single_positive import Record, arguments, execute, look, metrics, positives_per_image, predict

@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from datasets import REPOSITORY, BenchmarkSet
-from fewtags.data.augment import SquareCrop
-from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
-from fewtags.data.strong import Strong
-from fewtags.data.table import LabelTable
 from fewtags.engine.machine import keep_freed_memory
 from fewtags.engine.sources import CachePlan, ViewFeatures, fill_views
 from fewtags.labels import Label
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan, Output, SpatialHead, SpatialNet
+from fewtags.photos.augment import SquareCrop
+from fewtags.photos.augment_fixmatch import Strong
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
+from fewtags.table.table import LabelTable
 from protocol import Setup, digest
 
 FEATURES = "features"  # in the cache folder

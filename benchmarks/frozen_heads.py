@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datasets import CACHE, DATA, NAMES, REPOSITORY, BenchmarkSet, load
-from fewtags.data.augment import WholeImage
-from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos
-from fewtags.data.simulate import single_positive
+from fewtags.budget.simulate import single_positive
+from fewtags.config.presets import LOGIT_VARIANCES
 from fewtags.engine.machine import keep_freed_memory
 from fewtags.engine.solve import HeadSolver, channel_statistics
 from fewtags.labels import Label
@@ -35,7 +34,8 @@ from fewtags.losses.partial import assume_negative, bce, expected_negative, expe
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import SpatialHead
-from fewtags.presets import LOGIT_VARIANCES
+from fewtags.photos.augment import WholeImage
+from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos
 from fewtags.stores.topk import ExpectedPositives, expected_counts
 from protocol import read_lines
 

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from budget_protocol import Budgets, read_budgets
 from budgets import LOCATE, located
 from datasets import REPOSITORY, BenchmarkSet, load
-from fewtags.config import StageConfig
-from fewtags.data.loader import EpochSampler
+from fewtags.config.sections import StageConfig
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.sources import StoredViews, ViewFeatures
 from fewtags.labels import Label, LabelMatrix, Locations
@@ -33,6 +32,7 @@ from fewtags.metrics.locate import locate_report
 from fewtags.objectives.base import Objective, Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.objectives.patchml import PatchML
+from fewtags.photos.loader import EpochSampler
 from frozen import EVAL_BATCH, Above, features_folder, fill, make_net
 from single_positive import metrics, positives_per_image, predict
 

@@ -1,4 +1,4 @@
-"""Write the demo set's handwriting, src/fewtags/data/assets/digits.npz, from the copy that scikit-learn ships.
+"""Write the demo set's handwriting, src/fewtags/assets/digits.npz, from the copy that scikit-learn ships.
 
     python benchmarks/make_digits_asset.py
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-ASSET = Path(__file__).parents[1] / "src/fewtags/data/assets/digits.npz"
+ASSET = Path(__file__).parents[1] / "src/fewtags/assets/digits.npz"
 
 
 def main() -> None:

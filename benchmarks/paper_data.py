@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewtags.data.costs import Annotation
-from fewtags.data.formats.coco_masks import draw_mask
-from fewtags.data.formats.common import ReadOptions, read_json
-from fewtags.data.read import read
-from fewtags.data.table import LabelTable
+from fewtags.budget.costs import Annotation
 from fewtags.errors import ConfigError
+from fewtags.formats.coco_masks import draw_mask
+from fewtags.formats.common import ReadOptions, read_json
+from fewtags.formats.read import read
 from fewtags.metrics.locate import Place
 from fewtags.patches import cells_of_boxes, cells_of_masks
+from fewtags.table.table import LabelTable
 from paper_files import PaperProtocol
 
 RESOLUTION = (224, 224)  # at which masks are compared with maps

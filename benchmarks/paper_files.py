@@ -12,9 +12,10 @@ from typing import Any, Literal, final
 from pydantic import Field, ValidationError
 
 from budget_protocol import fits, parts_of
-from fewtags.config import Settings, apply_overrides
-from fewtags.data.budget import Mode
-from fewtags.data.costs import Annotation
+from fewtags.budget.costs import Annotation
+from fewtags.budget.purchase import Mode
+from fewtags.config.parse import apply_overrides
+from fewtags.config.sections import Settings
 from fewtags.errors import ConfigError
 from protocol import check_objective, digest, other_settings, read_lines, seed_numbers
 

@@ -28,10 +28,8 @@ from budget_table import report
 from budgets import LOCATED, receipt
 from datasets import chance
 from fewtags.api import Classifier
-from fewtags.data.budget import PointRule, simulate_budget
-from fewtags.data.costs import CostModel, find_cost
-from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos, Workers
-from fewtags.data.table import LabelTable
+from fewtags.budget.costs import CostModel, find_cost
+from fewtags.budget.purchase import PointRule, simulate_budget
 from fewtags.engine.checkpoint import load_tensors
 from fewtags.engine.events import EpochEnded, Event
 from fewtags.engine.machine import cores, torch_device
@@ -42,6 +40,8 @@ from fewtags.labels import Label
 from fewtags.metrics.locate import LocateOptions, locate_report
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.spatial import Output, SpatialNet
+from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos, Workers
+from fewtags.table.table import LabelTable
 from paper_data import RESOLUTION, PaperData
 from paper_files import PaperJob, PaperProtocol, choose_runs, read_finished, read_paper
 from table import read_results

@@ -26,14 +26,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from fewtags.config import StageConfig
-from fewtags.data.augment import SquareCrop
-from fewtags.data.budget import simulate_budget
-from fewtags.data.costs import CostModel
-from fewtags.data.demo import CLASSES, DemoSet, make_scenes
-from fewtags.data.images import read_image
-from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
-from fewtags.data.table import LabelTable
+from fewtags.budget.costs import CostModel
+from fewtags.budget.purchase import simulate_budget
+from fewtags.config.sections import StageConfig
+from fewtags.demo_set import CLASSES, DemoSet, make_scenes
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.sources import CachePlan, StoredViews, ViewFeatures, fill_views
 from fewtags.labels import Label
@@ -43,7 +39,11 @@ from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import SpatialHead, SpatialNet
 from fewtags.objectives.base import Problem
 from fewtags.objectives.patchml import PatchML
+from fewtags.photos.augment import SquareCrop
+from fewtags.photos.decode import read_image
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
 from fewtags.report.overlay import overlay
+from fewtags.table.table import LabelTable
 from readme_picture import enlarge
 
 SCENES = {"train": 1200, "val": 1, "test": 200, "size": 128}

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from datasets import BenchmarkSet
-    from fewtags.data.table import LabelTable
+    from fewtags.table.table import LabelTable
 
 Record = dict[str, Any]
 Floats = NDArray[np.float32]
@@ -442,7 +442,7 @@ def locate(data: BenchmarkSet) -> Located:
 
 def prepare(path: Path, data: BenchmarkSet, located: Located, seeds: Sequence[int]) -> Folder:
     """Write the labels that every row of a set gets."""
-    from fewtags.data.simulate import single_positive
+    from fewtags.budget.simulate import single_positive
 
     path.mkdir(parents=True)
     for name, table in (("val", data.val), ("test", data.test)):
@@ -541,8 +541,8 @@ def read_scores(run: Path, names: Sequence[str], classes: Sequence[str]) -> tupl
     Raises:
         DataError: the run tested other images or knows other classes.
     """
-    from fewtags.data.storage import load as load_table
     from fewtags.errors import DataError
+    from fewtags.table.storage import load as load_table
 
     vocabulary = [entry["id"] for entry in json.loads((run / "vocabulary.json").read_text("utf-8"))]
     images = load_table(run / "tables/test.parquet").images.to_pylist()
@@ -589,7 +589,7 @@ def measure(data: BenchmarkSet, labels: Floats, located: Located, found: Found) 
 
 def default_rows() -> list[str]:
     """The baseline as a user would run it, the baseline with the input size of fewtags, and fewtags."""
-    from fewtags.presets import PRESETS
+    from fewtags.config.presets import PRESETS
 
     sizes = dict.fromkeys((224, PRESETS["cpu"].size))
     return [*(f"lr --size {size}" for size in sizes), "fewtags"]
@@ -602,7 +602,7 @@ def parse_row(text: str) -> Row:
         ConfigError: no such kind.
     """
     from fewtags.errors import ConfigError
-    from fewtags.labels import suggest
+    from fewtags.text import suggest
 
     kind, *options = shlex.split(text) or [""]
     if kind not in KINDS:

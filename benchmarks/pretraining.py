@@ -32,12 +32,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from datasets import BenchmarkSet, chance, load
-from fewtags.data.augment import SquareCrop
-from fewtags.data.budget import simulate_budget
-from fewtags.data.costs import CostModel
-from fewtags.data.loader import EpochSampler
-from fewtags.data.simulate import single_positive
-from fewtags.data.table import LabelTable
+from fewtags.budget.costs import CostModel
+from fewtags.budget.purchase import simulate_budget
+from fewtags.budget.simulate import single_positive
 from fewtags.engine.encoder_file import EncoderInfo, load_encoder, save_encoder
 from fewtags.engine.events import EpochEnded
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
@@ -51,6 +48,9 @@ from fewtags.nets.backbones import create_net
 from fewtags.nets.encoder import Encoder, create_encoder, pooled
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Problem
+from fewtags.photos.augment import SquareCrop
+from fewtags.photos.loader import EpochSampler
+from fewtags.table.table import LabelTable
 from fewtags.transfer.features import photo_features
 from fewtags.transfer.probes import knn_scores
 from pretraining_pixels import (

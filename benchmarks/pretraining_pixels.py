@@ -17,14 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from datasets import SPLITS, BenchmarkSet
-from fewtags.data.augment import Policy, ResizedCrop, SquareCrop
-from fewtags.data.augplus import AugPlus
-from fewtags.data.loader import EpochSampler, EvalSet, Failure, Photos, Sample, TrainSet, make_places
-from fewtags.data.table import LabelTable
 from fewtags.errors import DataError
 from fewtags.geometry import stack_views
 from fewtags.labels import Batch, LabelMatrix, Locations, StrongView
 from fewtags.nets.spatial import Preprocessing
+from fewtags.photos.augment import Policy, ResizedCrop, SquareCrop
+from fewtags.photos.augment_moco import AugPlus
+from fewtags.photos.loader import EpochSampler, EvalSet, Failure, Photos, Sample, TrainSet, make_places
+from fewtags.table.table import LabelTable
 from pretraining_protocol import PretrainBenchmark
 from protocol import digest
 

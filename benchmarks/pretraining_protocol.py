@@ -11,10 +11,10 @@ from pydantic import Field, ValidationError
 
 from budget_protocol import fits, parts_of
 from datasets import Name
-from fewtags.config import Settings, StageConfig
+from fewtags.config.pretrain import PretrainConfig
+from fewtags.config.sections import Settings, StageConfig
 from fewtags.engine.pretrain import read_settings
 from fewtags.errors import ConfigError
-from fewtags.pretraining import PretrainConfig
 from protocol import check_objective, digest, other_settings, read_lines, seed_numbers
 
 SET: Name = "voc"

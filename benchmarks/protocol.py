@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeVar, final
 from pydantic import ValidationError
 
 from datasets import Name
-from fewtags.config import Settings, StageConfig
+from fewtags.config.sections import Settings, StageConfig
 from fewtags.engine.methods import method_class, settings_models
 from fewtags.errors import ConfigError, DataError
-from fewtags.labels import suggest
+from fewtags.text import suggest
 
 
 @final

@@ -17,14 +17,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fewtags.data.images import read_image
-from fewtags.data.storage import load
-from fewtags.data.table import LabelTable
 from fewtags.engine.evaluate import sigmoid
 from fewtags.engine.model import load_model, make_policy
 from fewtags.engine.predict import decide, heatmaps
 from fewtags.labels import Label
+from fewtags.photos.decode import read_image
 from fewtags.report.overlay import overlay
+from fewtags.table.storage import load
+from fewtags.table.table import LabelTable
 
 HEATMAPS = 3
 SIDE = 512

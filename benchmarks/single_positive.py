@@ -38,9 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from datasets import CACHE, DATA, REPOSITORY, BenchmarkSet, Name, chance, load
-from fewtags.data.loader import EpochSampler
-from fewtags.data.simulate import single_positive
-from fewtags.data.table import LabelTable
+from fewtags.budget.simulate import single_positive
 from fewtags.engine.evaluate import sigmoid
 from fewtags.engine.events import EpochEnded
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
@@ -52,6 +50,8 @@ from fewtags.labels import Label
 from fewtags.metrics.localisation import localisation_report
 from fewtags.metrics.ranking import ranking_report
 from fewtags.objectives.base import Problem
+from fewtags.photos.loader import EpochSampler
+from fewtags.table.table import LabelTable
 from frozen import EVAL_BATCH, Above, Material, features_folder, fill, make_net, open_material
 from protocol import Benchmark, Job, Setup, choose_jobs, read_benchmark, read_done
 

@@ -34,22 +34,22 @@ from torch import Tensor, nn
 from budget_protocol import BudgetJob, Budgets, read_budgets
 from budgets import LOCATE, buy, located, receipt
 from datasets import CACHE, DATA, REPOSITORY, BenchmarkSet, Name, chance, load
-from fewtags.config import StageConfig
-from fewtags.data.augment import SquareCrop
-from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
-from fewtags.data.storage import replacing
-from fewtags.data.table import LabelTable
+from fewtags.config.sections import StageConfig
 from fewtags.engine.events import EpochEnded
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.machine import cores
 from fewtags.engine.methods import make_objective, settings_models
 from fewtags.engine.sources import CachePlan, StoredViews, ViewFeatures, fill_views
 from fewtags.errors import FewtagsError
+from fewtags.files import replacing
 from fewtags.labels import Label
 from fewtags.metrics.locate import locate_report
 from fewtags.nets.spatial import HeadPlan, Preprocessing, SpatialHead, SpatialNet
 from fewtags.nets.tscam import coupled_maps
 from fewtags.objectives.base import Problem
+from fewtags.photos.augment import SquareCrop
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
+from fewtags.table.table import LabelTable
 from protocol import digest, other_settings, read_lines, seed_numbers
 from single_positive import in_processes, metrics
 

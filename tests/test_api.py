@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 import fewtags as ft
-from fewtags.data.demo import make_scenes
-from fewtags.data.storage import save
+from fewtags.demo_set import make_scenes
 from fewtags.engine.events import Ended, Started, StepEnded
 from fewtags.engine.model import ModelInfo
 from fewtags.engine.plan import hold_out
@@ -18,6 +17,7 @@ from fewtags.engine.predict import evaluate_table
 from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan
+from fewtags.table.storage import save
 
 SETTINGS = {
     "train.batch_size": 8,

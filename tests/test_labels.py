@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fewtags.errors import DataError
-from fewtags.labels import Batch, ClassNames, Label, LabelMatrix, Locations, Places, StrongView, suggest
+from fewtags.labels import Batch, ClassNames, Label, LabelMatrix, Locations, Places, StrongView
+from fewtags.text import suggest
 
 # --- ClassNames
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fewtags.api import Classifier, pretrain
-    from fewtags.data.formats.common import ReadOptions
-    from fewtags.data.merge import merge
-    from fewtags.data.read import read
-    from fewtags.data.table import LabelTable
     from fewtags.engine.fit import Fit, FitConfig
+    from fewtags.formats.common import ReadOptions
+    from fewtags.formats.read import read
     from fewtags.labels import ClassNames, Label
     from fewtags.objectives.assume_negative import BCE, AssumeNegative
     from fewtags.objectives.base import Objective
     from fewtags.objectives.expected_negative import ExpectedNegative
     from fewtags.objectives.fixmatch import FixMatch
     from fewtags.objectives.patchml import PatchML
+    from fewtags.table.merge import merge
+    from fewtags.table.table import LabelTable
 
 _HOMES = {
     "BCE": "fewtags.objectives.assume_negative",
@@ -32,13 +32,13 @@ _HOMES = {
     "FitConfig": "fewtags.engine.fit",
     "FixMatch": "fewtags.objectives.fixmatch",
     "Label": "fewtags.labels",
-    "LabelTable": "fewtags.data.table",
+    "LabelTable": "fewtags.table.table",
     "Objective": "fewtags.objectives.base",
     "PatchML": "fewtags.objectives.patchml",
-    "ReadOptions": "fewtags.data.formats.common",
-    "merge": "fewtags.data.merge",
+    "ReadOptions": "fewtags.formats.common",
+    "merge": "fewtags.table.merge",
     "pretrain": "fewtags.api",
-    "read": "fewtags.data.read",
+    "read": "fewtags.formats.read",
 }
 """Where each public name lives (PEP 562); a test compares it with the imports above."""
 

@@ -12,10 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewtags.config import Config, apply_overrides, parse
-from fewtags.data.read import read
-from fewtags.data.table import LabelTable
-from fewtags.data.vocabulary import common_vocabulary, match_images
+from fewtags.config.parse import apply_overrides, parse
+from fewtags.config.sections import Config
 from fewtags.engine.encoder_file import ENCODER_FILE, PRETRAIN_SETTINGS, initial_weights
 from fewtags.engine.evaluate import Evaluation
 from fewtags.engine.events import Event, Noted
@@ -34,9 +32,12 @@ from fewtags.engine.pretrain import (
 from fewtags.engine.record import IN_MEMORY, changed_split, refuse_used_folder
 from fewtags.engine.run import Run, open_run
 from fewtags.errors import ConfigError, DataError
+from fewtags.formats.read import read
 from fewtags.labels import ClassNames
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Objective
+from fewtags.table.table import LabelTable
+from fewtags.table.vocabulary import common_vocabulary, match_images
 
 # What in the section [data] is not about files.
 SPLIT_SETTINGS = ("data.val_share", "data.group_by", "data.decode")

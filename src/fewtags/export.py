@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 from collections.abc import Mapping
@@ -15,9 +14,10 @@ from torch import Tensor
 from fewtags.engine.checkpoint import publish_tensors
 from fewtags.engine.encoder_file import EncoderInfo
 from fewtags.errors import CheckpointError, ConfigError
-from fewtags.labels import suggest
+from fewtags.files import replacing
 from fewtags.nets.encoder import Encoder
 from fewtags.nets.weights import match_weights
+from fewtags.text import suggest
 
 Format = Literal["timm", "torchvision", "detectron2"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -60,10 +60,8 @@ def export_backbone(encoder: Encoder, info: EncoderInfo, out: Path, format: Form
         "matching_heuristics": True,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    with replacing(out) as temporary, temporary.open("wb") as file:
         pickle.dump(content, file)
-    temporary.replace(out)
     return f"MODEL.WEIGHTS {out} with PIXEL_MEAN, PIXEL_STD in RGB and RESNETS.STRIDE_IN_1X1 False"
 
 

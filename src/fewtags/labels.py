@@ -5,7 +5,6 @@ This is the one place that knows which number stands for which state.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
+from fewtags.text import suggest
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -28,16 +28,6 @@ class Label(IntEnum):
     NEGATIVE = -1
     UNKNOWN = 0
     POSITIVE = 1
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string.
-
-    >>> suggest("brid", ["bird", "cat"])
-    " (did you mean 'bird'?)"
-    """
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 @final

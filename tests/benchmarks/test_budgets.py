@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from fewtags.config import StageConfig
+from fewtags.config.sections import StageConfig
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames, Label, LabelMatrix
 from fewtags.nets.spatial import SpatialHead, SpatialNet

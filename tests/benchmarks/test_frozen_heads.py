@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fewtags.data.table import LabelTable
 from fewtags.labels import ClassNames
+from fewtags.table.table import LabelTable
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fewtags.data.table import LabelTable
 from fewtags.labels import ClassNames, Label
+from fewtags.table.table import LabelTable
 
 # Benchmarks are scripts that import each other from their folder.
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fewtags.data.table import LabelTable
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames, Label
 from fewtags.metrics.locate import Place
+from fewtags.table.table import LabelTable
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROTOCOLS = BENCHMARKS / "protocols"

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fewtags.data.demo import make_scenes
+from fewtags.demo_set import make_scenes
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

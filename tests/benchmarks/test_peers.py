@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fewtags.data.storage import save
-from fewtags.data.table import LabelTable
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames, Label
+from fewtags.table.storage import save
+from fewtags.table.table import LabelTable
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

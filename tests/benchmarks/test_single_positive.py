@@ -12,9 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fewtags.config import StageConfig
-from fewtags.data.augment import SquareCrop
-from fewtags.data.loader import Collate, EpochSampler, Photos, TrainLoader, TrainSet
+from fewtags.config.sections import StageConfig
 from fewtags.engine.events import EpochEnded
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.sources import CachePlan, StoredViews, fill_views
@@ -24,6 +22,8 @@ from fewtags.nets.backbones import create_net
 from fewtags.nets.freezing import freeze
 from fewtags.objectives.base import Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.photos.augment import SquareCrop
+from fewtags.photos.loader import Collate, EpochSampler, Photos, TrainLoader, TrainSet
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -9,9 +9,9 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from fewtags.cli.main import app
-from fewtags.data.storage import save
-from fewtags.data.table import LabelTable
 from fewtags.labels import ClassNames, Label
+from fewtags.table.storage import save
+from fewtags.table.table import LabelTable
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 60, 230)}
 TINY = (

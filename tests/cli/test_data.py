@@ -13,14 +13,14 @@ import pytest
 from PIL import Image
 from typer.testing import Result
 
-from fewtags.data.budget import simulate_budget
-from fewtags.data.costs import CostModel, find_cost
-from fewtags.data.read import read
-from fewtags.data.simulate import keep, single_positive
-from fewtags.data.storage import load, save
-from fewtags.data.table import LabelTable
-from fewtags.data.vocabulary import with_classes
+from fewtags.budget.costs import CostModel, find_cost
+from fewtags.budget.purchase import simulate_budget
+from fewtags.budget.simulate import keep, single_positive
+from fewtags.formats.read import read
 from fewtags.labels import ClassNames, Label
+from fewtags.table.storage import load, save
+from fewtags.table.table import LabelTable
+from fewtags.table.vocabulary import with_classes
 
 Run = Callable[..., Result]
 Thin = Callable[[LabelTable], LabelTable]

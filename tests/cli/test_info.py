@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from typer.testing import Result
 
-from fewtags.config import parse, parse_as
+from fewtags.config.parse import parse, parse_as
+from fewtags.config.presets import PRESETS
+from fewtags.config.pretrain import PretrainConfig
 from fewtags.engine.methods import METHODS, PRETRAIN_METHODS, pretrain_settings_models, settings_models
-from fewtags.presets import PRESETS
-from fewtags.pretraining import PretrainConfig
 
 Run = Callable[..., Result]
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from typer.testing import Result
 
-from fewtags.data.demo import make_scenes
-from fewtags.data.storage import load, save
+from fewtags.demo_set import make_scenes
+from fewtags.table.storage import load, save
 
 Run = Callable[..., Result]
 PLACE = ("--photos", 5000, "--classes", 80, "--positives", 2.9, "--instances", 7.3)

@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from typer.testing import Result
 
-from fewtags.config import load_toml
+from fewtags.config.parse import load_toml
 from fewtags.engine.events import StepEnded
 from fewtags.engine.pretrain import PretrainRun
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from typer.testing import Result
 
 from fewtags.cli.train import what_next
-from fewtags.config import load_toml
+from fewtags.config.parse import load_toml
 from fewtags.engine.events import Event, Saved
 from fewtags.engine.methods import METHODS
 from fewtags.engine.run import Run as EngineRun

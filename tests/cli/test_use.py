@@ -14,14 +14,14 @@ import pytest
 from PIL import Image
 from typer.testing import Result
 
-from fewtags.data.images import read_image
-from fewtags.data.storage import load, save
-from fewtags.data.table import LabelTable
 from fewtags.engine.model import ModelInfo, save_model
 from fewtags.labels import Label
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan
+from fewtags.photos.decode import read_image
 from fewtags.report.overlay import overlay
+from fewtags.table.storage import load, save
+from fewtags.table.table import LabelTable
 
 Run = Callable[..., Result]
 

@@ -45,7 +45,7 @@ def test_command_lines_are_accepted(text: str) -> None:
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the examples assume: photos/ with a folder per class, and a.jpg, b.jpg."""
-    from fewtags.data.demo import make_scenes
+    from fewtags.demo_set import make_scenes
 
     place = tmp_path_factory.mktemp("examples")
     scenes = make_scenes(place / "scenes", train=30, val=4, test=2, size=64, seed=0)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from two_processes import load
 
-from fewtags.config import apply_overrides, parse
-from fewtags.data.demo import make_scenes
+from fewtags.config.parse import apply_overrides, parse
+from fewtags.demo_set import make_scenes
 from fewtags.engine.methods import settings_models
 from fewtags.engine.plan import Tables
 

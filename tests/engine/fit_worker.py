@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fewtags.config import StageConfig
-from fewtags.data.loader import EpochSampler, rng
+from fewtags.config.sections import StageConfig
 from fewtags.engine.checkpoint import CheckpointFolder
 from fewtags.engine.evaluate import epoch_metrics
 from fewtags.engine.events import StepEnded
@@ -27,6 +26,7 @@ from fewtags.losses.partial import assume_negative
 from fewtags.nets.spatial import SpatialHead, SpatialNet
 from fewtags.objectives.base import Objective, Problem, Step
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.photos.loader import EpochSampler, rng
 from fewtags.stores.shard import Shard
 
 CLASSES, SIZE, BATCH = 4, 12, 4

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from two_processes import main
 
-from fewtags.config import StageConfig
-from fewtags.data.loader import EpochSampler
+from fewtags.config.sections import StageConfig
 from fewtags.engine.evaluate import epoch_metrics
 from fewtags.engine.events import Ended
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
@@ -18,6 +17,7 @@ from fewtags.labels import Label, LabelMatrix
 from fewtags.nets.spatial import SpatialHead, SpatialNet
 from fewtags.objectives.base import Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.photos.loader import EpochSampler
 
 SAMPLES, CLASSES, DIM = 23, 3, 6  # 12 of one process, 11 of the other
 STAGES = (StageConfig(name="solve", epochs=3, logit_variances=(0.1, 1.0, 10.0), trainable="head"),)

@@ -10,16 +10,9 @@ import pytest
 import torch
 
 from fewtags.engine import checkpoint
-from fewtags.engine.checkpoint import (
-    CheckpointFolder,
-    load_part,
-    load_pickled,
-    load_tensors,
-    save_part,
-    save_tensors,
-    write_text,
-)
+from fewtags.engine.checkpoint import CheckpointFolder, load_part, load_pickled, load_tensors, save_part, save_tensors
 from fewtags.errors import CheckpointError
+from fewtags.files import write_text
 
 
 def write(folder, step, content):

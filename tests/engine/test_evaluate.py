@@ -9,12 +9,12 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from fewtags.data.augment import WholeImage
-from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos
 from fewtags.engine.evaluate import epoch_metrics, evaluate_logits, predict_logits, sigmoid
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
 from fewtags.nets.backbones import create_net
+from fewtags.photos.augment import WholeImage
+from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos
 
 CLASSES = ClassNames(("1", "2", "3"), ("cat", "crane", "crane"))
 HALF = np.full(3, 0.5)

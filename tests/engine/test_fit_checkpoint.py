@@ -10,9 +10,7 @@ import torch
 from fits import STEPS, assert_same_run, assert_same_state, records, state, take
 from torch import nn
 
-from fewtags.config import StageConfig
-from fewtags.data.augment import SquareCrop
-from fewtags.data.loader import Collate, EpochSampler, Photos, TrainLoader, TrainSet, Workers
+from fewtags.config.sections import StageConfig
 from fewtags.engine.events import Ended, Started
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.errors import CheckpointError
@@ -20,6 +18,8 @@ from fewtags.nets.spatial import SpatialHead, SpatialNet
 from fewtags.objectives.assume_negative import AssumeNegative
 from fewtags.objectives.base import Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.photos.augment import SquareCrop
+from fewtags.photos.loader import Collate, EpochSampler, Photos, TrainLoader, TrainSet, Workers
 
 VARIANTS = {
     "plain": {},

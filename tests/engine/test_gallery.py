@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fewtags.data.augment import WholeImage
-from fewtags.data.loader import Collate
 from fewtags.engine.gallery import Gallery, Panel, Shown, choose_roles, load_gallery, save_gallery
 from fewtags.nets.backbones import create_net
+from fewtags.photos.augment import WholeImage
+from fewtags.photos.loader import Collate
 
 COLLATE = Collate((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
-from fewtags.data.table import LabelTable
 from fewtags.engine import localise as localising
 from fewtags.engine.localise import (
     WITHOUT_BOXES,
@@ -28,6 +27,7 @@ from fewtags.geometry import View
 from fewtags.labels import ClassNames, Label
 from fewtags.metrics.locate import DEFAULT, LocateOptions
 from fewtags.nets.spatial import HeadPlan, SpatialHead, SpatialNet
+from fewtags.table.table import LabelTable
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
 COLOURS = ("red", "green", "blue")

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fewtags.data.augment import ResizedCrop, SquareCrop, WholeImage
 from fewtags.engine.model import ModelInfo, load_model, make_policy, model_path, read_info, save_model
 from fewtags.errors import CheckpointError
 from fewtags.nets.backbones import create_net
 from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import HeadPlan
+from fewtags.photos.augment import ResizedCrop, SquareCrop, WholeImage
 
 INFO = ModelInfo(
     backbone="test_resnet",

@@ -7,17 +7,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fewtags.config import apply_overrides, parse
-from fewtags.data.budget import simulate_budget
-from fewtags.data.costs import Annotation, CostModel
-from fewtags.data.demo import make_scenes
-from fewtags.data.results import read_results
-from fewtags.data.table import LabelTable
+from fewtags.budget.costs import Annotation, CostModel
+from fewtags.budget.purchase import simulate_budget
+from fewtags.budget.results import read_results
+from fewtags.config.parse import apply_overrides, parse
+from fewtags.demo_set import make_scenes
 from fewtags.engine import pilot as piloting
 from fewtags.engine.methods import settings_models
 from fewtags.engine.pilot import RESULTS, SETTINGS, Design, measured_split, pilot_parts, run_pilot
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
+from fewtags.table.table import LabelTable
 
 TAGS, SP = Annotation.TAGS, Annotation.ONE_POINT
 DESIGN = Design((TAGS, SP), ("25%", "50%"), 1)

@@ -6,10 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fewtags.config import DataConfig, ObjectiveConfig
-from fewtags.data.formats.common import ReadOptions
-from fewtags.data.storage import save
-from fewtags.data.table import LabelTable
+from fewtags.config.sections import DataConfig, ObjectiveConfig
 from fewtags.engine import plan as planning
 from fewtags.engine.plan import (
     Tables,
@@ -23,8 +20,11 @@ from fewtags.engine.plan import (
     read_tables,
 )
 from fewtags.errors import ConfigError, DataError
+from fewtags.formats.common import ReadOptions
 from fewtags.labels import ClassNames, Label
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.table.storage import save
+from fewtags.table.table import LabelTable
 
 CLASSES = ClassNames.of(["a", "b", "c", "d"])
 

@@ -8,12 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fewtags.data.augment import WholeImage
-from fewtags.data.formats.folder import read_folder
-from fewtags.data.images import open_photo
-from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos
-from fewtags.data.table import LabelTable
-from fewtags.data.vocabulary import with_classes
 from fewtags.engine.evaluate import predict_logits, sigmoid
 from fewtags.engine.model import ModelInfo
 from fewtags.engine.predict import (
@@ -26,12 +20,18 @@ from fewtags.engine.predict import (
     score_table,
 )
 from fewtags.errors import ConfigError, DataError
+from fewtags.formats.folder import read_folder
 from fewtags.geometry import View
 from fewtags.labels import ClassNames
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan
 from fewtags.nets.tscam import coupled_maps
+from fewtags.photos.augment import WholeImage
+from fewtags.photos.decode import open_photo
+from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos
+from fewtags.table.table import LabelTable
+from fewtags.table.vocabulary import with_classes
 
 CPU = torch.device("cpu")
 

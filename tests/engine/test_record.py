@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fewtags.config import load_toml
+from fewtags.config.parse import load_toml
 from fewtags.engine import record as recording
 from fewtags.engine.plan import Tables, make_plan
 from fewtags.engine.record import (
@@ -22,11 +22,11 @@ from fewtags.engine.record import (
     read_record,
     refuse_changed_photos,
     refuse_lost_checkpoints,
-    refuse_unwritable,
     refuse_used_folder,
     write_record,
 )
 from fewtags.errors import CheckpointError, ConfigError
+from fewtags.files import refuse_folder
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +268,7 @@ def test_a_folder_without_permission(tmp_path, monkeypatch):
 
 def test_a_file_that_can_be_replaced(tmp_path):
     (tmp_path / "report.html").touch()
-    refuse_unwritable(tmp_path / "report.html")
+    refuse_folder(tmp_path / "report.html")
 
 
 def test_what_a_killed_start_has_left_is_said(tmp_path):

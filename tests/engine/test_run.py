@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fewtags.config import DataConfig, StageConfig, load_toml, parse
-from fewtags.data.storage import load
-from fewtags.data.table import LabelTable
+from fewtags.config.parse import load_toml, parse
+from fewtags.config.presets import Resolved
+from fewtags.config.sections import DataConfig, StageConfig
 from fewtags.engine import plan as planning
 from fewtags.engine import record as recording
 from fewtags.engine import run as running
@@ -30,7 +30,8 @@ from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.labels import ClassNames, Label
 from fewtags.objectives.assume_negative import AssumeNegative
 from fewtags.objectives.expected_negative import ExpectedNegative
-from fewtags.presets import Resolved
+from fewtags.table.storage import load
+from fewtags.table.table import LabelTable
 
 FINETUNE = {
     "train__stages": [

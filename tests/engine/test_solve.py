@@ -9,7 +9,7 @@ from fits import assert_same_run, take
 from sklearn.linear_model import LogisticRegression
 from two_processes import both, load
 
-from fewtags.config import StageConfig
+from fewtags.config.sections import StageConfig
 from fewtags.engine.events import EpochEnded, Saved, StepEnded
 from fewtags.engine.fit import Fit, make_accelerator
 from fewtags.engine.solve import ChannelStatistics, HeadSolver, channel_statistics

@@ -9,10 +9,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from fewtags.config import StageConfig
-from fewtags.data.augment import SquareCrop
-from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
-from fewtags.data.strong import Strong
+from fewtags.config.sections import StageConfig
 from fewtags.engine.events import EpochEnded
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.sources import (
@@ -31,6 +28,9 @@ from fewtags.nets.spatial import HeadPlan, SpatialHead, SpatialNet
 from fewtags.objectives.base import Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.objectives.fixmatch import FixMatch
+from fewtags.photos.augment import SquareCrop
+from fewtags.photos.augment_fixmatch import Strong
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
 from fewtags.stores.shard import Shard
 
 SAMPLES, CLASSES, SIZE, VIEWS, DIM = 11, 3, 16, 2, 6

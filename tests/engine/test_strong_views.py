@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fewtags.data.loader import Workers
-from fewtags.data.table import LabelTable
 from fewtags.engine.checkpoint import CheckpointFolder, load_part
 from fewtags.engine.events import Ended, StepEnded
 from fewtags.engine.plan import Tables, make_plan
 from fewtags.engine.run import Run, open_run
 from fewtags.errors import ConfigError
 from fewtags.labels import Label
+from fewtags.photos.loader import Workers
+from fewtags.table.table import LabelTable
 
 # Python 3.12 and later warn of every fork of a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from two_processes import both
 
-from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos
 from fewtags.engine.evaluate import predict_logits
 from fewtags.engine.model import load_model, make_policy
+from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos
 from fewtags.stores.shard import Shard
 
 WORKER = Path(__file__).with_name("two_processes_worker.py")

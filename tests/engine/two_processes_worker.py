@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 from two_processes import load, main
 
-from fewtags.config import parse
-from fewtags.data.demo import make_scenes
-from fewtags.data.loader import Collate, EvalLoader, EvalSet, Photos
+from fewtags.config.parse import parse
+from fewtags.demo_set import make_scenes
 from fewtags.engine.evaluate import predict_logits
 from fewtags.engine.events import Ended, EpochEnded, StepEnded
 from fewtags.engine.methods import settings_models
@@ -20,6 +19,7 @@ from fewtags.engine.model import load_model, make_policy
 from fewtags.engine.plan import Tables, make_plan
 from fewtags.engine.run import Run, open_run
 from fewtags.errors import TrainingError
+from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos
 
 SAMPLES = 23  # 12 of one process, 11 of the other: batches of different sizes
 EQUAL = {"samples": SAMPLES, "batchnorm_eval": True, "dropout": 0.0, "weight_ema": 0.9, "checkpoint_every_steps": 2}

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fewtags.data.check import check
-from fewtags.data.table import LabelTable
+from fewtags.check.check import check
 from fewtags.engine.evaluate import evaluate_logits
 from fewtags.engine.gallery import Panel, Shown, choose_roles
 from fewtags.engine.model import ModelInfo
 from fewtags.labels import ClassNames, Label
 from fewtags.nets.spatial import HeadPlan
 from fewtags.report.load import RunData
+from fewtags.table.table import LabelTable
 
 MakeRun = Callable[..., RunData]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fewtags.data.table import LabelTable
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.labels import ClassNames, Label
 from fewtags.metrics.ranking import average_precision
@@ -17,6 +16,7 @@ from fewtags.report import build
 from fewtags.report.build import alone, build_report, class_rows, difference, render
 from fewtags.report.gallery import SIDE, cards, over_epochs, read_picture
 from fewtags.report.load import RunData, load_run
+from fewtags.table.table import LabelTable
 
 MakeRun = Callable[..., RunData]
 

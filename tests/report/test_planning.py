@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fewtags.data.costs import Annotation, CostModel
-from fewtags.data.curves import Result
-from fewtags.data.planner import Guide, paper_guide, pilot_guide, plan_budget
+from fewtags.budget.costs import Annotation, CostModel
+from fewtags.budget.curves import Result
+from fewtags.budget.planner import Guide, paper_guide, pilot_guide, plan_budget
 from fewtags.report.planning import plan_figure, save_plan_figure
 
 COST = CostModel(classes=4, positives_per_image=1)

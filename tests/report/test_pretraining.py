@@ -7,14 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from fewtags.data.augment import WholeImage
-from fewtags.data.table import LabelTable
 from fewtags.engine.pretrain import PretrainRun, make_pretrain_plan, read_settings
 from fewtags.errors import CheckpointError, DataError
 from fewtags.labels import ClassNames, Label
 from fewtags.nets.encoder import create_encoder
+from fewtags.photos.augment import WholeImage
 from fewtags.report.neighbours import neighbour_rows
 from fewtags.report.pretraining import build_pretraining_report, churn, curves
+from fewtags.table.table import LabelTable
 
 COLOURS = {"red": (230, 20, 20), "blue": (20, 20, 230)}
 

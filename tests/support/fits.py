@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from fewtags.config import StageConfig
+from fewtags.config.sections import StageConfig
 from fewtags.engine.checkpoint import load_pickled
 from fewtags.engine.events import StepEnded
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fewtags.data.images import read_image
 from fewtags.errors import DataError
+from fewtags.photos.decode import read_image
 
 ORIENTATION = 274
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fewtags.data.augment import WholeImage
-from fewtags.data.table import LabelTable
 from fewtags.engine.fit import make_accelerator
 from fewtags.labels import ClassNames, Label
 from fewtags.nets.encoder import create_encoder
+from fewtags.photos.augment import WholeImage
+from fewtags.table.table import LabelTable
 from fewtags.transfer.task import make_task
 from fewtags.transfer.training import Place
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fewtags.data.augment import ResizedCrop, WholeImage
-from fewtags.data.loader import Collate, EvalSet, Photos
 from fewtags.errors import DataError
 from fewtags.nets.encoder import pooled
+from fewtags.photos.augment import ResizedCrop, WholeImage
+from fewtags.photos.loader import Collate, EvalSet, Photos
 from fewtags.transfer.features import photo_features, unit
 
 

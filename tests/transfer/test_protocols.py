@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fewtags.data.augment import ResizedCrop, WholeImage
 from fewtags.engine.encoder_file import EncoderInfo
+from fewtags.photos.augment import ResizedCrop, WholeImage
 from fewtags.transfer.protocols import finetune_protocol, knn_protocol, linear_protocol, svm_protocol
 from fewtags.transfer.task import Task
 from fewtags.transfer.training import TrainSettings

@@ -8,9 +8,9 @@ from PIL import Image
 from scipy.io import savemat
 from torchvision import datasets
 
-from fewtags.data.images import open_photo
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
+from fewtags.photos.decode import open_photo
 from fewtags.transfer.sets import SETS, read_set
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN

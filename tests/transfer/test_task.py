@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fewtags.data.table import LabelTable
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames, Label
+from fewtags.table.table import LabelTable
 from fewtags.transfer.task import few_photos, make_task, targets
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN

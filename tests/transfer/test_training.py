@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fewtags.data.augment import SquareCrop
 from fewtags.errors import ConfigError
+from fewtags.photos.augment import SquareCrop
 from fewtags.transfer.features import photo_features
 from fewtags.transfer.measure import measure
 from fewtags.transfer.training import (

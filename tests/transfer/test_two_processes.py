@@ -7,8 +7,8 @@ import pytest
 import torch
 from two_processes import both, load
 
-from fewtags.data.augment import WholeImage
 from fewtags.nets.encoder import create_encoder
+from fewtags.photos.augment import WholeImage
 from fewtags.transfer.features import photo_features
 
 WORKER = Path(__file__).with_name("two_processes_worker.py")

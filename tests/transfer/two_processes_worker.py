@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from two_processes import load, main
 
-from fewtags.data.augment import WholeImage
 from fewtags.engine.fit import make_accelerator
 from fewtags.nets.encoder import create_encoder
+from fewtags.photos.augment import WholeImage
 from fewtags.transfer.features import photo_features
 from fewtags.transfer.task import make_task
 from fewtags.transfer.training import Place, TrainSettings, finetuned_scores

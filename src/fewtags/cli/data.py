@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from fewtags.data.budget import Mode, PointRule
-    from fewtags.data.table import LabelTable
+    from fewtags.budget.purchase import Mode, PointRule
+    from fewtags.table.table import LabelTable
 
 PROTOCOLS = ("single", "cole", "keep")
 
@@ -49,13 +49,13 @@ def check(
       fewtags check tags.csv --images photos/ --excluded excluded.csv
       fewtags check train.csv --val val.csv --images photos/ --json
     """  # noqa: D301
+    from fewtags.check.check import check as look
     from fewtags.cli.progress import counting, say
     from fewtags.cli.train import read_settings
-    from fewtags.cli.writing import refuse_file
-    from fewtags.data.check import check as look
-    from fewtags.data.vocabulary import common_vocabulary
     from fewtags.engine.memory import heatmap_need
     from fewtags.engine.plan import read_named
+    from fewtags.files import refuse_file
+    from fewtags.table.vocabulary import common_vocabulary
 
     if excluded is not None:
         refuse_file(excluded, "--excluded", "excluded.csv", [data, val, test])
@@ -150,9 +150,9 @@ def simulate(
     """  # noqa: D301
     from fewtags.cli.progress import say
     from fewtags.cli.reading import read_labels
-    from fewtags.cli.writing import refuse_file
-    from fewtags.data.storage import save, unwritten_classes, write_csv
     from fewtags.errors import ConfigError
+    from fewtags.files import refuse_file
+    from fewtags.table.storage import save, unwritten_classes, write_csv
 
     shares = {"positives": positives, "negatives": negatives}
     purchase = {"type": type_, "cost": cost, "mode": mode, "points": points}
@@ -195,7 +195,7 @@ def _training_thinned(whole: LabelTable, thin: Callable[[LabelTable], LabelTable
     import numpy as np
 
     from fewtags.cli.reading import split_sizes
-    from fewtags.data.merge import merge
+    from fewtags.table.merge import merge
 
     training = _training_images(whole)
     train, rest = whole.subset(training), whole.subset(~training)
@@ -248,9 +248,9 @@ def _refuse_mixed(
     protocol: str | None, shares: Mapping[str, object], budget: str | None, purchase: Mapping[str, str | None]
 ) -> None:
     """Options that are unknown or do not go together."""
-    from fewtags.data.costs import Annotation
+    from fewtags.budget.costs import Annotation
     from fewtags.errors import ConfigError
-    from fewtags.labels import suggest
+    from fewtags.text import suggest
 
     if protocol is not None and protocol not in PROTOCOLS:
         raise ConfigError(
@@ -273,7 +273,7 @@ def _refuse_mixed(
 
 
 def _thinned(table: LabelTable, protocol: str, seed: int | None, shares: Mapping[str, float | None]) -> LabelTable:
-    from fewtags.data import simulate as make
+    from fewtags.budget import simulate as make
 
     if protocol == "single":
         return make.single_positive(table, seed=seed or 0, protocol="plain")
@@ -289,8 +289,8 @@ def _thinned(table: LabelTable, protocol: str, seed: int | None, shares: Mapping
 
 
 def _bought(table: LabelTable, budget: str, seed: int, purchase: Mapping[str, str | None]) -> LabelTable:
-    from fewtags.data.budget import simulate_budget
-    from fewtags.data.costs import find_cost
+    from fewtags.budget.costs import find_cost
+    from fewtags.budget.purchase import simulate_budget
 
     return simulate_budget(
         table,

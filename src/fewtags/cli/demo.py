@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from fewtags.config import apply_overrides
+from fewtags.config.parse import apply_overrides
 from fewtags.errors import ConfigError
 
 # A small net from scratch, since the demo must work without any download. Crops of 48 pixels keep digits about as
@@ -49,7 +49,7 @@ SCENES = {"train": 1200, "val": 200, "test": 200, "size": 128}
 
 def run_demo(out: Path, seed: int) -> None:
     """Make scenes, train both methods side by side, and write the comparison."""
-    from fewtags.data.demo import make_scenes
+    from fewtags.demo_set import make_scenes
     from fewtags.report.build import build_report
 
     runs = [out / name for name in METHODS]
@@ -84,8 +84,8 @@ def train_one(name: str, settings: dict[str, Any], counts: dict[str, int], out: 
     import torch
 
     from fewtags.cli.progress import epoch_line
-    from fewtags.config import parse
-    from fewtags.data.demo import make_scenes
+    from fewtags.config.parse import parse
+    from fewtags.demo_set import make_scenes
     from fewtags.engine.events import EpochEnded
     from fewtags.engine.methods import settings_models
     from fewtags.engine.plan import Tables, make_plan

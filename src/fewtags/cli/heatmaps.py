@@ -13,16 +13,16 @@ import torch
 from PIL import Image
 
 from fewtags.cli.tables import escaped_names, text_name
-from fewtags.data.findings import counted
-from fewtags.data.images import read_image
-from fewtags.data.storage import replacing
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.engine.predict import decide, heatmaps
 from fewtags.errors import ConfigError, DataError
-from fewtags.labels import ClassNames, suggest
+from fewtags.files import replacing
+from fewtags.labels import ClassNames
 from fewtags.metrics.localisation import normalise_map
 from fewtags.nets.spatial import SpatialNet
+from fewtags.photos.decode import read_image
 from fewtags.report.overlay import overlay
+from fewtags.text import counted, suggest
 
 _KEY_COLUMNS = ["file", "image", "class"]
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-    from fewtags.config import Settings, StageConfig
+    from fewtags.config.sections import Settings, StageConfig
 
 
 def methods(
@@ -76,9 +76,9 @@ def config(
     """  # noqa: D301
     import json
 
-    from fewtags.config import Config
+    from fewtags.config.pretrain import PretrainConfig
+    from fewtags.config.sections import Config
     from fewtags.engine.methods import pretrain_settings_models, settings_models
-    from fewtags.pretraining import PretrainConfig
 
     model, command = (PretrainConfig, "pretrain") if pretrain else (Config, "train")
     if as_json:
@@ -110,7 +110,7 @@ def config(
 
 
 def _presets() -> Iterator[str]:
-    from fewtags.presets import PRESETS
+    from fewtags.config.presets import PRESETS
 
     for name, preset in PRESETS.items():
         stages = ", then ".join(_stage(stage) for stage in preset.stages)
@@ -124,14 +124,14 @@ def _stage(stage: StageConfig) -> str:
 
 
 def _pretrain_presets() -> Iterator[str]:
-    from fewtags.pretraining import PRESETS
+    from fewtags.config.pretrain import PRESETS
 
     for name, preset in PRESETS.items():
         yield f"{name}: {preset.backbone} at {preset.size} px, batch {preset.batch_size}; {preset.epochs} epochs"
 
 
 def _settings(annotation: Any) -> type[Settings]:
-    from fewtags.config import Settings
+    from fewtags.config.sections import Settings
 
     assert isinstance(annotation, type)
     assert issubclass(annotation, Settings)

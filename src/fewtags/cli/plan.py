@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from fewtags.config import Config
-    from fewtags.data.costs import Annotation, CostModel
-    from fewtags.data.planner import BudgetPlan, Guide
-    from fewtags.data.table import LabelTable
+    from fewtags.budget.costs import Annotation, CostModel
+    from fewtags.budget.planner import BudgetPlan, Guide
+    from fewtags.config.sections import Config
     from fewtags.engine.pilot import Design
+    from fewtags.table.table import LabelTable
 
 MEASURE_ON = 0.3
 
@@ -95,13 +95,13 @@ def plan(
     """  # noqa: D301
     import json
 
+    from fewtags.budget.costs import budget_seconds, find_cost
+    from fewtags.budget.planner import paper_guide, pilot_guide, plan_budget
+    from fewtags.budget.results import read_results
     from fewtags.cli.progress import say
     from fewtags.cli.reading import read_labels
-    from fewtags.cli.writing import refuse_file, refuse_folder
-    from fewtags.data.costs import budget_seconds, find_cost
-    from fewtags.data.planner import paper_guide, pilot_guide, plan_budget
-    from fewtags.data.results import read_results
     from fewtags.errors import ConfigError
+    from fewtags.files import refuse_file, refuse_folder
 
     if photos is None:
         raise ConfigError("--photos is missing: how many photos are there to label?")
@@ -188,7 +188,7 @@ def _refuse_given(options: Mapping[str, object], why: str) -> None:
 
 
 def _kinds(types: str | None) -> tuple[Annotation, ...]:
-    from fewtags.data.costs import Annotation
+    from fewtags.budget.costs import Annotation
 
     return tuple(dict.fromkeys(Annotation.of(word) for word in (types or "").split(",") if word.strip()))
 
@@ -209,7 +209,7 @@ def _refuse_other_classes(table: LabelTable, cost: CostModel) -> None:
 
 
 def _design(kinds: tuple[Annotation, ...], budgets: str | None, seeds: int | None) -> Design:
-    from fewtags.data.curves import LEAST_BUDGETS, LEAST_SEEDS
+    from fewtags.budget.curves import LEAST_BUDGETS, LEAST_SEEDS
     from fewtags.engine.pilot import Design
     from fewtags.errors import ConfigError
 

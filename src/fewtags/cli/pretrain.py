@@ -59,7 +59,7 @@ def pretrain(
     import os
 
     from fewtags.cli.progress import counting, leading, say
-    from fewtags.config import apply_overrides, load_toml
+    from fewtags.config.parse import apply_overrides, load_toml
     from fewtags.engine.pretrain import PretrainRun, make_pretrain_plan, read_settings
     from fewtags.engine.record import refuse_used_folder
     from fewtags.errors import ConfigError
@@ -187,10 +187,10 @@ def export_backbone(
       fewtags export-backbone runs/pretrained backbone.pkl --format detectron2
     """  # noqa: D301
     from fewtags.cli.progress import say
-    from fewtags.cli.writing import refuse_file
     from fewtags.engine.encoder_file import find_encoder
     from fewtags.export import as_format
     from fewtags.export import export_backbone as export
+    from fewtags.files import refuse_file
 
     chosen = as_format(format)
     kept = [encoder / name for name in ("encoder.safetensors", "model.safetensors")] if encoder.is_dir() else [encoder]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fewtags.data.table import LabelTable
+    from fewtags.table.table import LabelTable
 
 
 def read_labels(
@@ -53,7 +53,8 @@ def reading_lines(table: LabelTable, source: str) -> Iterator[str]:
         table: what was read.
         source: how `fewtags check` is told what to read, to see the list of what was left out.
     """
-    from fewtags.data.findings import counted, reader_findings
+    from fewtags.check.label_findings import reader_findings
+    from fewtags.text import counted
 
     yield from (f"read: {reading}" for reading in table.notes.readings)
     yield from (str(finding) for finding in reader_findings({"": table}) if finding.code in ("reader", "misread"))
@@ -66,7 +67,7 @@ def reading_lines(table: LabelTable, source: str) -> Iterator[str]:
 
 def split_sizes(named: Mapping[str, LabelTable]) -> str:
     """How many images each split has, in words; those of no split are under ""."""
-    from fewtags.data.findings import counted
+    from fewtags.text import counted
 
     return ", ".join(
         f"{counted(len(table), 'image')} of " + (f"split {name!r}" if name else "no split")

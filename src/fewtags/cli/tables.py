@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fewtags.data.findings import counted
 from fewtags.engine.model import ModelInfo
 from fewtags.engine.predict import Prediction, decide
 from fewtags.errors import ConfigError
+from fewtags.text import counted
 
 FORMATS = (".csv", ".parquet", ".jsonl")
 ROWS_PER_GROUP = 50_000

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from fewtags.config import Config
+    from fewtags.config.sections import Config
     from fewtags.engine.events import Event
     from fewtags.engine.sources import Tick
 
@@ -194,7 +194,7 @@ def read_settings(config: Path | None, flags: dict[str, Any], assignments: list[
     Raises:
         ConfigError: see `config.parse`; or there is nothing to train on.
     """
-    from fewtags.config import apply_overrides, load_toml, parse
+    from fewtags.config.parse import apply_overrides, load_toml, parse
     from fewtags.engine.methods import settings_models
     from fewtags.errors import ConfigError
 

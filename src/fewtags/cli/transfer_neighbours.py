@@ -42,13 +42,13 @@ def neighbours(
 
     from fewtags.cli.progress import counting, say
     from fewtags.cli.reading import read_labels
-    from fewtags.cli.writing import refuse_file
-    from fewtags.data.augment import WholeImage
-    from fewtags.data.unlabelled import check_photos
-    from fewtags.data.unlabelled import unlabelled as photos_alone
     from fewtags.engine.encoder_file import find_encoder
     from fewtags.engine.machine import torch_device
     from fewtags.engine.pretrain import left_out
+    from fewtags.files import refuse_file
+    from fewtags.formats.unlabelled import check_photos
+    from fewtags.formats.unlabelled import unlabelled as photos_alone
+    from fewtags.photos.augment import WholeImage
     from fewtags.report.neighbours import neighbour_rows
     from fewtags.report.pretraining import build_neighbours_page
 

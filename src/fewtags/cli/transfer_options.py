@@ -17,9 +17,9 @@ import typer
 from fewtags.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fewtags.data.table import LabelTable
     from fewtags.engine.encoder_file import EncoderInfo
     from fewtags.engine.events import Event
+    from fewtags.table.table import LabelTable
     from fewtags.transfer.task import Kind, Task
     from fewtags.transfer.training import TrainSettings
     from fewtags.transfer.trials import Found, Trials
@@ -261,7 +261,7 @@ def one_of(option: str, word: str, known: Sequence[str]) -> str:
     Raises:
         ConfigError: it is none of them; the closest is suggested.
     """
-    from fewtags.labels import suggest
+    from fewtags.text import suggest
 
     if word not in known:
         raise ConfigError(f"{option} {word}: expected one of {', '.join(known)}{suggest(word, known)}.")

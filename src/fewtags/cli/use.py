@@ -10,7 +10,7 @@ import typer
 from fewtags.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from fewtags.data.table import LabelTable
+    from fewtags.table.table import LabelTable
 
 Model = Annotated[Path, typer.Argument(help="Run folder, or its model.safetensors.")]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")]
@@ -98,9 +98,8 @@ def choose_split(whole: LabelTable, asked: str | None) -> tuple[LabelTable, str]
         ConfigError: no split of that name.
     """
     from fewtags.cli.reading import split_sizes
-    from fewtags.data.findings import counted
-    from fewtags.data.formats.common import split_name
-    from fewtags.labels import suggest
+    from fewtags.formats.common import split_name
+    from fewtags.text import counted, suggest
 
     named = {} if whole.split_names is None else whole.named_splits()
     if not any(named):
@@ -149,10 +148,10 @@ def predict(
     """  # noqa: D301
     from fewtags.cli.progress import counting, say
     from fewtags.cli.tables import PredictionWriter, escaped_names
-    from fewtags.cli.writing import refuse_file
     from fewtags.engine.machine import torch_device
     from fewtags.engine.model import load_model
     from fewtags.engine.predict import find_photos, predict_photos
+    from fewtags.files import refuse_file
 
     net, info = load_model(model)
     writer = PredictionWriter(out, info, wide, threshold, max_tags)
@@ -214,10 +213,10 @@ def heatmap(
     """  # noqa: D301
     from fewtags.cli.heatmaps import NameKey, Wanted, class_position, output_names, write_heatmaps
     from fewtags.cli.progress import counting, say
-    from fewtags.cli.writing import refuse_folder
     from fewtags.engine.machine import torch_device
     from fewtags.engine.model import load_model
     from fewtags.engine.predict import find_photos
+    from fewtags.files import refuse_folder
     from fewtags.nets.tscam import attention_layers
 
     refuse_folder(out)

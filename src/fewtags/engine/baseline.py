@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fewtags.config.presets import LOGIT_VARIANCES
 from fewtags.engine.evaluate import Logits, epoch_metrics
 from fewtags.engine.solve import HeadSolver, channel_statistics
 from fewtags.labels import LabelMatrix
 from fewtags.losses.partial import assume_negative
 from fewtags.nets.spatial import SpatialHead
-from fewtags.presets import LOGIT_VARIANCES
 
 NAME = "logistic regression on the same features, unknown taken as absent"
 MEASURES: Mapping[str, str] = {"mAP": "mAP", "pessimistic_mAP": "mAP with unknown counted as absent"}

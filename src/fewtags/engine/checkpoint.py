@@ -23,49 +23,33 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fewtags.errors import CheckpointError
+from fewtags.files import replacing, write_text
 
 FORMAT = 1
 # Tensors above this many bytes are streamed to their own .npy file: safetensors would copy them in memory first.
 STREAM_BYTES = 64 * 2**20
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def write_array(path: Path, values: NDArray[Any]) -> None:
     """Write a .npy file atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         np.save(file, values)
-    temporary.replace(path)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, dict(metadata or {}))
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, dict(metadata or {}))
 
 
 def publish_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """The same for a file that is handed on: readable for whom the umask allows (safetensors: for the owner alone)."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
+    with replacing(path) as temporary:
         temporary.touch()
         mode = stat.S_IMODE(temporary.stat().st_mode)
         save_tensors(temporary, tensors, metadata)
         temporary.chmod(mode)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_metadata(path: Path) -> dict[str, str]:

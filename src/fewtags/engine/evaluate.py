@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewtags.data.findings import counted
-from fewtags.data.loader import EvalLoader
 from fewtags.engine.machine import keep_freed_memory
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
@@ -26,7 +24,9 @@ from fewtags.metrics.ranking import (
     ranking_report,
 )
 from fewtags.nets.spatial import SpatialNet
+from fewtags.photos.loader import EvalLoader
 from fewtags.stores.shard import Shard
+from fewtags.text import counted
 
 Logits = NDArray[np.float32]
 

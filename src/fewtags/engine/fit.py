@@ -20,20 +20,13 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from fewtags.config import StageConfig
+from fewtags.config.sections import StageConfig
 from fewtags.engine.autocast import Autocast, repeatable, seeded
-from fewtags.engine.checkpoint import (
-    CheckpointFolder,
-    load_part,
-    load_pickled,
-    load_tensors,
-    save_part,
-    save_tensors,
-    write_text,
-)
+from fewtags.engine.checkpoint import CheckpointFolder, load_part, load_pickled, load_tensors, save_part, save_tensors
 from fewtags.engine.events import Ended, EpochEnded, EpochStarted, Event, Saved, Started, StepEnded
 from fewtags.engine.solve import ChannelStatistics, HeadSolver
 from fewtags.errors import CheckpointError, ConfigError, TrainingError
+from fewtags.files import write_text
 from fewtags.labels import Batch
 from fewtags.nets.encoder import Encoder
 from fewtags.nets.freezing import freeze

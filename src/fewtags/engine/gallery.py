@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewtags.data.augment import Policy
-from fewtags.data.loader import Collate, read_through
-from fewtags.data.table import LabelTable
-from fewtags.engine.checkpoint import write_text
+from fewtags.files import replacing, write_text
 from fewtags.labels import Label
 from fewtags.nets.spatial import SpatialNet
+from fewtags.photos.augment import Policy
+from fewtags.photos.loader import Collate, read_through
+from fewtags.table.table import LabelTable
 
 Role = Literal["annotated", "unannotated positive", "predicted", "negative"]
 
@@ -142,9 +142,8 @@ def save_gallery(folder: Path, name: str, shown: Sequence[Shown]) -> None:
     folder = folder / "gallery"
     folder.mkdir(exist_ok=True)
     arrays = {f"{i}_{j}": panel.map for i, photo in enumerate(shown) for j, panel in enumerate(photo.panels)}
-    with (folder / f".{name}.npz.tmp").open("wb") as file:
+    with replacing(folder / f"{name}.npz") as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    (folder / f".{name}.npz.tmp").replace(folder / f"{name}.npz")
     content = [
         {
             "split": s.split,

@@ -16,8 +16,6 @@ from typing import Any, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.data.findings import counted
-from fewtags.data.table import LabelTable
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import ModelInfo
 from fewtags.engine.predict import Scored, matched, predict_maps
@@ -28,6 +26,8 @@ from fewtags.metrics.locate import DEFAULT, LocateOptions, LocateReport, Place, 
 from fewtags.metrics.ranking import mean_of_known
 from fewtags.nets.spatial import SpatialNet
 from fewtags.patches import SLACK
+from fewtags.table.table import LabelTable
+from fewtags.text import counted
 
 Tick = Callable[[int, int], None]
 Maps = NDArray[np.float64]

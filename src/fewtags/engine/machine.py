@@ -15,8 +15,8 @@ from typing import Any, Literal
 import psutil
 import torch
 
+from fewtags.config.presets import Facts
 from fewtags.nets.weights import OFFLINE_BACKBONE, OFFLINE_PACKAGE
-from fewtags.presets import Facts
 
 PACKAGES = (
     "fewtags",

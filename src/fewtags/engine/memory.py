@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from fewtags.data.check import HeatmapNeed
+from fewtags.check.check import HeatmapNeed
 from fewtags.engine.machine import free_disk, free_memory, share_of_images, torch_device
 from fewtags.errors import ConfigError
 from fewtags.objectives.expected_negative import ExpectedNegative

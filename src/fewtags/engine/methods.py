@@ -10,9 +10,9 @@ from typing import Any, get_type_hints
 
 from pydantic import create_model
 
-from fewtags.config import ObjectiveConfig, validated
+from fewtags.config.parse import validated
+from fewtags.config.sections import ObjectiveConfig
 from fewtags.errors import ConfigError
-from fewtags.labels import suggest
 from fewtags.objectives.assume_negative import BCE, AssumeNegative
 from fewtags.objectives.base import Objective
 from fewtags.objectives.byol import BYOL
@@ -24,6 +24,7 @@ from fewtags.objectives.moco import MoCo
 from fewtags.objectives.nnclr import NNCLR
 from fewtags.objectives.patchml import PatchML
 from fewtags.objectives.simsiam import SimSiam
+from fewtags.text import suggest
 
 METHODS: Mapping[str, type[Objective]] = {
     "bce": BCE,

@@ -9,12 +9,12 @@ from typing import Any, Literal, final
 
 from pydantic import TypeAdapter, ValidationError
 
-from fewtags.data.augment import Policy, ResizedCrop, SquareCrop, WholeImage
 from fewtags.engine.checkpoint import load_tensors, publish_tensors, read_metadata
 from fewtags.errors import CheckpointError
 from fewtags.labels import ClassNames
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan, Preprocessing, SpatialNet
+from fewtags.photos.augment import Policy, ResizedCrop, SquareCrop, WholeImage
 
 MODEL_FORMAT = 1
 MODEL_FILE = "model.safetensors"

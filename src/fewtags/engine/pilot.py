@@ -16,19 +16,19 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.config import Config
-from fewtags.data.budget import simulate_budget
-from fewtags.data.costs import Annotation, CostModel, budget_seconds
-from fewtags.data.findings import counted
-from fewtags.data.table import LabelTable
-from fewtags.engine.checkpoint import write_text
+from fewtags.budget.costs import Annotation, CostModel, budget_seconds
+from fewtags.budget.purchase import simulate_budget
+from fewtags.config.sections import Config
 from fewtags.engine.localise import WITHOUT_BOXES, has_boxes, localise_table
 from fewtags.engine.model import load_model
 from fewtags.engine.plan import Tables, can_rank, hold_out, make_plan
 from fewtags.engine.predict import Scored
 from fewtags.engine.run import Run
 from fewtags.errors import ConfigError, DataError
+from fewtags.files import write_text
 from fewtags.labels import Label
+from fewtags.table.table import LabelTable
+from fewtags.text import counted
 
 RESULTS, RECORD = "results.jsonl", "pilot.json"
 
@@ -270,7 +270,7 @@ def _worth(run: Path, measured: LabelTable, cpu: bool) -> dict[str, float]:
 
 
 def _row(purchase: _Purchase, pool: LabelTable, cost: CostModel, worth: Mapping[str, float]) -> dict[str, Any]:
-    """A line of results.jsonl, see `fewtags.data.results`."""
+    """A line of results.jsonl, see `fewtags.budget.results`."""
     matrix = purchase.table.matrix
     return {
         "type": purchase.kind.short,

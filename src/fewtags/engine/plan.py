@@ -10,20 +10,16 @@ from typing import final
 import numpy as np
 import torch
 
-from fewtags.config import UNNAMED_METHODS, Config, DataConfig, ObjectiveConfig
-from fewtags.data.check import CheckReport, check
-from fewtags.data.content import content_groups
-from fewtags.data.findings import counted
-from fewtags.data.formats.common import ReadOptions
-from fewtags.data.read import read
-from fewtags.data.scan import Progress as ScanProgress
-from fewtags.data.table import Excluded, LabelTable, Notes
-from fewtags.data.vocabulary import common_vocabulary, match_images
+from fewtags.check.check import CheckReport, check
+from fewtags.config.presets import IN_STEPS, MOST_CELLS, SOLVED, Facts, Resolved, resolve, why_in_steps
+from fewtags.config.sections import UNNAMED_METHODS, Config, DataConfig, ObjectiveConfig
 from fewtags.engine.machine import facts
 from fewtags.engine.memory import heatmap_memory
 from fewtags.engine.methods import make_objective, settled
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.errors import ConfigError, DataError
+from fewtags.formats.common import ReadOptions
+from fewtags.formats.read import read
 from fewtags.labels import Label, LabelMatrix
 from fewtags.nets.backbones import create_net
 from fewtags.nets.freezing import freeze
@@ -33,8 +29,12 @@ from fewtags.objectives.base import Objective, Problem
 from fewtags.objectives.expected_negative import SCL_WEIGHT, ExpectedNegative
 from fewtags.objectives.supervised import Settings as Supervised
 from fewtags.objectives.supervised import even_patches, unknown_classes
-from fewtags.presets import IN_STEPS, MOST_CELLS, SOLVED, Facts, Resolved, resolve, why_in_steps
+from fewtags.photos.scan import Progress as ScanProgress
 from fewtags.stores.heatmaps import heatmap_bytes
+from fewtags.table.content import content_groups
+from fewtags.table.table import Excluded, LabelTable, Notes
+from fewtags.table.vocabulary import common_vocabulary, match_images
+from fewtags.text import counted
 
 # Without a complete label list nobody knows how many classes an image holds. ImageNet 1.2, VOC 1.5, COCO 2.9.
 ASSUMED_POSITIVES = 1.5

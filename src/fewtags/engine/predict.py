@@ -14,20 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from fewtags.data.findings import counted
-from fewtags.data.formats.folder import walk
-from fewtags.data.formats.photos import is_photo
-from fewtags.data.loader import Collate, Sample, read_through
-from fewtags.data.table import LabelTable
 from fewtags.engine.evaluate import Evaluation, Logits, evaluate_logits, sigmoid
 from fewtags.engine.gallery import class_maps
 from fewtags.engine.machine import keep_freed_memory, torch_device
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.errors import ConfigError, DataError, FewtagsError
+from fewtags.formats.folder import walk
+from fewtags.formats.locate import is_photo
 from fewtags.geometry import View
 from fewtags.labels import Label
 from fewtags.nets.spatial import SpatialNet
 from fewtags.nets.tscam import coupled_maps
+from fewtags.photos.loader import Collate, Sample, read_through
+from fewtags.table.table import LabelTable
+from fewtags.text import counted
 
 MOST_NAMED = 20
 """So many unreadable photos are named one by one; the others are counted."""

@@ -15,16 +15,10 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import nn
 
-from fewtags.config import dump_toml, load_toml, parse_as
-from fewtags.data.augment import ResizedCrop
-from fewtags.data.augplus import AugPlus
-from fewtags.data.check import write_excluded
-from fewtags.data.loader import Collate, EpochSampler, Photos, TrainLoader, TrainSet, Workers
-from fewtags.data.scan import Progress as ScanProgress
-from fewtags.data.storage import load, save
-from fewtags.data.table import LabelTable
-from fewtags.data.unlabelled import check_photos, unlabelled
-from fewtags.engine.checkpoint import write_array, write_text
+from fewtags.check.check import write_excluded
+from fewtags.config.parse import dump_toml, load_toml, parse_as
+from fewtags.config.pretrain import PretrainConfig, PretrainResolved, resolve_pretrain
+from fewtags.engine.checkpoint import write_array
 from fewtags.engine.collapse import Watch
 from fewtags.engine.encoder_file import ENCODER_FILE, PRETRAIN_SETTINGS, EncoderInfo, save_encoder
 from fewtags.engine.events import Ended, EpochEnded, Event, Noted
@@ -44,10 +38,17 @@ from fewtags.engine.record import (
     sizes_path,
 )
 from fewtags.errors import CheckpointError, ConfigError, FewtagsError, TrainingError
+from fewtags.files import write_text
+from fewtags.formats.unlabelled import check_photos, unlabelled
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.objectives.base import Objective, Problem
-from fewtags.pretraining import PretrainConfig, PretrainResolved, resolve_pretrain
+from fewtags.photos.augment import ResizedCrop
+from fewtags.photos.augment_moco import AugPlus
+from fewtags.photos.loader import Collate, EpochSampler, Photos, TrainLoader, TrainSet, Workers
+from fewtags.photos.scan import Progress as ScanProgress
 from fewtags.stores.shard import Shard
+from fewtags.table.storage import load, save
+from fewtags.table.table import LabelTable
 
 DEFAULT_METHOD = "mls"
 

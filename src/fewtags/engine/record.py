@@ -16,17 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from fewtags.config import Config, dump_toml, load_toml, parse
-from fewtags.data.content import each, photo_paths
-from fewtags.data.storage import load, save
-from fewtags.data.table import LabelTable
-from fewtags.engine.checkpoint import CheckpointFolder, write_array, write_text
+from fewtags.config.parse import dump_toml, load_toml, parse
+from fewtags.config.presets import Resolved
+from fewtags.config.sections import Config
+from fewtags.engine.checkpoint import CheckpointFolder, write_array
 from fewtags.engine.encoder_file import ENCODER_FILE, PRETRAIN_SETTINGS
 from fewtags.engine.machine import environment
 from fewtags.engine.methods import settings_models
 from fewtags.engine.plan import Plan, Tables, read_tables
 from fewtags.errors import CheckpointError, ConfigError, DataError, FewtagsError
-from fewtags.presets import Resolved
+from fewtags.files import refuse_folder, write_text
+from fewtags.table.content import each, photo_paths
+from fewtags.table.storage import load, save
+from fewtags.table.table import LabelTable
 
 IN_MEMORY = "(tables in memory)"
 """`data.train` of a run on tables that were never read from a file."""
@@ -341,22 +343,7 @@ def refuse_used_folder(out: Path) -> None:
         interrupted = any((out / began).exists() and not (out / ended).exists() for began, ended in kinds)
         go_on = f", or go on with: fewtags resume {out}" if interrupted else ""
         raise ConfigError(f"{out} is not empty; choose another --out{go_on}.")
-    refuse_unwritable(out)
-
-
-def refuse_unwritable(path: Path) -> None:
-    """Notice before any work that a file or folder cannot be made at a path.
-
-    Raises:
-        ConfigError: a folder above it is a file, or may not be written.
-    """
-    place = path.absolute()
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir() and place != path.absolute():
-        raise ConfigError(f"{path} cannot be made, since {place} is a file; choose another --out.")
-    if not os.access(place, os.W_OK):
-        raise ConfigError(f"{path} cannot be written: no permission for {place}; choose another --out.")
+    refuse_folder(out)
 
 
 def forget(out: Path, made: bool) -> None:

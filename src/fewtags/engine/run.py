@@ -15,13 +15,9 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fewtags.data.augment import Jitter
-from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet, Workers
-from fewtags.data.strong import Strong
-from fewtags.data.table import LabelTable
 from fewtags.engine.autocast import repeatable
 from fewtags.engine.baseline import Baseline, Measured, logistic_regression
-from fewtags.engine.checkpoint import load_tensors, write_array, write_text
+from fewtags.engine.checkpoint import load_tensors, write_array
 from fewtags.engine.clock import Clock
 from fewtags.engine.evaluate import Evaluation, Logits, epoch_metrics, evaluate_logits, predict_logits, sigmoid
 from fewtags.engine.events import Ended, EpochEnded, Event
@@ -44,13 +40,18 @@ from fewtags.engine.record import (
 )
 from fewtags.engine.sources import StoredViews, Tick, fill_fixed, fill_views, head_inputs
 from fewtags.errors import CheckpointError, ConfigError
+from fewtags.files import write_text
 from fewtags.labels import Label, Locations
 from fewtags.metrics.thresholds import Thresholds, fit_thresholds
 from fewtags.nets.freezing import freeze
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Objective, Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.photos.augment import Jitter
+from fewtags.photos.augment_fixmatch import Strong
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet, Workers
 from fewtags.stores.shard import Shard
+from fewtags.table.table import LabelTable
 
 T = TypeVar("T")
 BASELINE_FILE, CLOCK_FILE = "baseline.json", "seconds.json"

@@ -18,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewtags.data.loader import EpochSampler, EvalLoader, TrainLoader, make_places
+from fewtags.engine.checkpoint import write_array
 from fewtags.engine.solve import ChannelStatistics, channel_statistics
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.labels import Batch, LabelMatrix, Locations, StrongView
 from fewtags.nets.spatial import SpatialNet
+from fewtags.photos.loader import EpochSampler, EvalLoader, TrainLoader, make_places
 from fewtags.stores.shard import Shard
 
 Tick = Callable[[int, int], None]
@@ -113,10 +114,7 @@ class ViewFeatures:
         """Write `features.npy` and `views.npy`, strong ones into `strong/`; the folder is made if need be."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, values in (("features", self.features.permute(*CHANNELS_LAST)), ("views", self.views)):
-            temporary = folder / f".{name}.npy.tmp"
-            with temporary.open("wb") as file:
-                np.save(file, values.numpy())
-            temporary.replace(folder / f"{name}.npy")
+            write_array(folder / f"{name}.npy", values.numpy())
         shutil.rmtree(folder / "strong", ignore_errors=True)
         if self.strong is not None:
             self.strong.save(folder / "strong")

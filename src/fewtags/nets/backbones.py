@@ -15,9 +15,9 @@ from timm.layers.pool2d_same import AvgPool2dSame
 from torch import Tensor, nn
 
 from fewtags.errors import CheckpointError, ConfigError
-from fewtags.labels import suggest
 from fewtags.nets.spatial import HeadPlan, Layout, Preprocessing, SpatialHead, SpatialNet, probe, spatial_features
 from fewtags.nets.weights import OFFLINE_BACKBONE, Classifier, Match, Origin, fingerprint, load_backbone, offline_file
+from fewtags.text import suggest
 
 # No backbone has cells larger than this; one that seems to has pooled already.
 LARGEST_STRIDE = 64

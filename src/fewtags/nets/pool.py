@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fewtags.errors import ConfigError
-from fewtags.labels import suggest
+from fewtags.text import suggest
 
 PoolName = Literal["mean", "mean_prob", "max", "lse", "softmax", "csra"]
 

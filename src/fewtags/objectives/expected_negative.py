@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fewtags.errors import ConfigError
-from fewtags.labels import Batch, Label, LabelMatrix, suggest
+from fewtags.labels import Batch, Label, LabelMatrix
 from fewtags.losses.consistency import consistency
 from fewtags.losses.partial import expected_negative, expected_positive
 from fewtags.nets.spatial import Output
@@ -21,6 +21,7 @@ from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
 from fewtags.stores.heatmaps import HeatmapPlan, HeatmapStore, Precision, Rounding
 from fewtags.stores.rows import ScoreStore
 from fewtags.stores.topk import BLOCK_CELLS, ExpectedPositives, Reading, class_blocks, expected_counts
+from fewtags.text import suggest
 
 SCL_WEIGHT = 0.1
 Distance = Literal["l1", "l2", "jsd"]

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from fewtags.errors import ConfigError
-from fewtags.labels import Batch, Label, LabelMatrix, suggest
+from fewtags.labels import Batch, Label, LabelMatrix
 from fewtags.losses.selective import EVEN, PerLabel, patch_loss, patch_selectivity, selective_loss, selectivity
 from fewtags.nets.spatial import Output
 from fewtags.patches import patch_labels
 from fewtags.stores.pseudo import PseudoCount
+from fewtags.text import suggest
 
 Unknown = Literal["ignore", "negative", "selective"]
 Cropped = Literal["unknown", "keep"]

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 
-from fewtags.engine.checkpoint import write_text
 from fewtags.engine.clock import clock_line
-from fewtags.engine.record import refuse_unwritable
 from fewtags.errors import ConfigError
+from fewtags.files import refuse_folder, write_text
 from fewtags.metrics.ranking import ranking_report, resampled_means
 from fewtags.report.figures import COLOURS, curves, png, png_pixels, save_png, score_distributions
 from fewtags.report.gallery import cards, over_epochs
@@ -41,7 +40,7 @@ def build_report(runs: Sequence[Path], out: Path | None) -> Path:
     page = out or runs[0] / ("report.html" if len(runs) == 1 else "compare.html")
     if page.is_dir():
         raise ConfigError(f"{page} is a folder; --out takes a file, for example {page / 'report.html'}.")
-    refuse_unwritable(page)
+    refuse_folder(page)
     loaded = [load_run(path) for path in runs]
     if len({run.name for run in loaded}) < len(loaded):
         loaded = [replace(run, name=str(run.path)) for run in loaded]

@@ -9,14 +9,14 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.data.images import open_photo
-from fewtags.data.table import LabelTable
 from fewtags.engine.gallery import Panel, Shown
 from fewtags.engine.model import make_policy
 from fewtags.errors import DataError
+from fewtags.photos.decode import open_photo
 from fewtags.report.figures import jpeg
 from fewtags.report.load import RunData
 from fewtags.report.overlay import overlay
+from fewtags.table.table import LabelTable
 
 # Longest side of the pictures in pixels: sharp on a dense screen, and the page stays below a few megabytes.
 SIDE, SMALL = 360, 200

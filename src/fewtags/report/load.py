@@ -10,14 +10,14 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.config import load_toml
-from fewtags.data.storage import load
-from fewtags.data.table import LabelTable
+from fewtags.config.parse import load_toml
 from fewtags.engine.baseline import compare
 from fewtags.engine.gallery import Shown, load_gallery
 from fewtags.engine.model import ModelInfo, read_info
 from fewtags.engine.run import BASELINE_FILE, CLOCK_FILE
 from fewtags.errors import CheckpointError
+from fewtags.table.storage import load
+from fewtags.table.table import LabelTable
 
 
 @final

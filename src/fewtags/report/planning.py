@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from fewtags.data.curves import FARTHEST
-from fewtags.data.planner import BudgetPlan, Offer
+from fewtags.budget.curves import FARTHEST
+from fewtags.budget.planner import BudgetPlan, Offer
 from fewtags.report.figures import save_png
 
 COLOURS = ("#2364aa", "#d1495b", "#3f7d20", "#8a5a00", "#6a4c93")

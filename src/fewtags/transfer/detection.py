@@ -21,12 +21,12 @@ from torchvision.models.detection.faster_rcnn import FasterRCNN, FastRCNNConvFCH
 from torchvision.models.detection.mask_rcnn import MaskRCNN, MaskRCNNHeads
 from torchvision.models.detection.rpn import RPNHead
 
-from fewtags.data.loader import rng
 from fewtags.engine.autocast import seeded
 from fewtags.engine.machine import keep_freed_memory
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import Encoder
 from fewtags.objectives.momentum import seed_of
+from fewtags.photos.loader import rng
 from fewtags.transfer.detection_data import Scene, Scenes
 from fewtags.transfer.drawn import CHANGE, HEAD, draws, read_batches
 

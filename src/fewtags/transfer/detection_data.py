@@ -14,10 +14,10 @@ from defusedxml.common import DefusedXmlException
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from fewtags.data.formats.coco_masks import draw_mask, run_lengths
-from fewtags.data.images import read_image
-from fewtags.data.loader import rng
 from fewtags.errors import ConfigError, DataError
+from fewtags.formats.coco_masks import draw_mask, run_lengths
+from fewtags.photos.decode import read_image
+from fewtags.photos.loader import rng
 from fewtags.transfer.drawn import HOLD_OUT
 
 VOC_CLASSES = (

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar, cast, final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from fewtags.data.loader import Failure, rng
 from fewtags.errors import DataError, FewtagsError
+from fewtags.photos.loader import Failure, rng
 
 T = TypeVar("T")
 Key = tuple[int, int]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fewtags.data.augment import Policy, ResizedCrop
 from fewtags.engine.encoder_file import EncoderInfo
+from fewtags.photos.augment import Policy, ResizedCrop
 from fewtags.transfer.probes import SVM_COST
 from fewtags.transfer.task import Task
 from fewtags.transfer.training import TrainSettings

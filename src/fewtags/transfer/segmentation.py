@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from torchvision.models.segmentation.deeplabv3 import DeepLabHead
 from torchvision.models.segmentation.fcn import FCNHead
 
-from fewtags.data.images import open_photo
-from fewtags.data.loader import Collate, rng
 from fewtags.engine.autocast import repeatable, seeded
 from fewtags.engine.encoder_file import EncoderInfo
 from fewtags.engine.machine import keep_freed_memory
@@ -27,6 +25,8 @@ from fewtags.metrics.segmentation import SegmentationReport, confusion, segmenta
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.nets.spatial import spatial_features
 from fewtags.objectives.momentum import seed_of
+from fewtags.photos.decode import open_photo
+from fewtags.photos.loader import Collate, rng
 from fewtags.transfer.drawn import CHANGE, HEAD, draws, read_batches
 
 IGNORE = 255

@@ -10,12 +10,12 @@ from typing import final
 import numpy as np
 from torchvision import datasets
 
-from fewtags.data.findings import counted
-from fewtags.data.formats.common import ReadOptions
-from fewtags.data.formats.voc import read_voc
-from fewtags.data.table import LabelTable
 from fewtags.errors import ConfigError, DataError
-from fewtags.labels import ClassNames, Label, suggest
+from fewtags.formats.common import ReadOptions
+from fewtags.formats.voc import read_voc
+from fewtags.labels import ClassNames, Label
+from fewtags.table.table import LabelTable
+from fewtags.text import counted, suggest
 from fewtags.transfer.task import Kind, Task, make_task
 
 Listed = list[tuple[Path, str]]

@@ -8,10 +8,10 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.data.table import LabelTable
-from fewtags.data.vocabulary import common_vocabulary
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
+from fewtags.table.table import LabelTable
+from fewtags.table.vocabulary import common_vocabulary
 
 Kind = Literal["single", "multi"]
 """One class per photo (softmax, top-1), or any number of them (one decision per class, AP)."""

@@ -15,10 +15,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fewtags.config import StageConfig
-from fewtags.data.augment import Policy
-from fewtags.data.loader import Collate, EpochSampler, EvalLoader, EvalSet, TrainLoader, TrainSet, Workers
-from fewtags.data.table import LabelTable
+from fewtags.config.sections import StageConfig
 from fewtags.engine.evaluate import predict_logits
 from fewtags.engine.events import Event
 from fewtags.engine.fit import BatchSource, Fit, FitConfig
@@ -30,7 +27,10 @@ from fewtags.nets.freezing import freeze
 from fewtags.nets.spatial import SpatialHead, SpatialNet
 from fewtags.objectives.assume_negative import BCE
 from fewtags.objectives.base import Problem
+from fewtags.photos.augment import Policy
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, TrainLoader, TrainSet, Workers
 from fewtags.stores.shard import Shard
+from fewtags.table.table import LabelTable
 from fewtags.transfer.features import BATCH, photos_of
 from fewtags.transfer.measure import measure
 from fewtags.transfer.softmax import Softmax

@@ -9,10 +9,10 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.data.table import LabelTable
 from fewtags.engine.sources import Tick, ViewFeatures
 from fewtags.errors import ConfigError
 from fewtags.nets.encoder import Encoder
+from fewtags.table.table import LabelTable
 from fewtags.transfer.features import photo_features
 from fewtags.transfer.measure import measure
 from fewtags.transfer.probes import knn_scores, svm_scores

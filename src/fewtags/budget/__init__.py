@@ -1,0 +1,1 @@
+"""Annotation budgets: simulated annotators, costs, purchases, learning curves and plans."""

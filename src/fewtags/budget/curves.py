@@ -1,0 +1,318 @@
+"""Learning curves: how good a classifier gets with how many labels, from measured runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.budget.costs import Annotation
+from fewtags.errors import DataError
+
+Measure = Literal["mAP", "mAP_loc"]
+Values = NDArray[np.float64]
+
+LEAST_BUDGETS = 3
+LEAST_SEEDS = 2
+FARTHEST = 4.0
+"""A fitted curve says nothing beyond so many times the most labels it was measured with."""
+LEVEL = 0.95
+DRAWS = 1000
+
+_SHAPES = 60
+"""How many values of the parameter that is not linear are tried."""
+
+
+@final
+@dataclass(frozen=True)
+class Result:
+    """One measured run: a net trained on a purchase of labels.
+
+    Attributes:
+        kind: what was bought.
+        labels: (image, class) pairs bought.
+        seed: of the purchase and of training; runs of one seed are taken to go up and down together.
+        mean_ap: mAP on complete labels, 0..1.
+        mean_ap_loc: mAP-loc likewise; None: not measured.
+        photos: how many photos the purchase could choose from; None: not known.
+    """
+
+    kind: Annotation
+    labels: int
+    seed: int
+    mean_ap: float
+    mean_ap_loc: float | None = None
+    photos: int | None = None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """What a curve says about one number of labels.
+
+    Attributes:
+        value: the expected measure, 0..1; None where the curve says nothing.
+        low: lower end of the interval of the expectation; None where there is no interval.
+        high: its upper end.
+        factor: labels as a multiple of the most that the curve was measured with; above 1 it is extrapolated.
+        refused: why there is no value, in words.
+    """
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    factor: float = 1.0
+    refused: str = ""
+
+    @property
+    def extrapolated(self) -> bool:
+        """Whether the value lies beyond what was measured, by more than a hundredth."""
+        return self.value is not None and self.factor > 1.01
+
+
+FORMS: Mapping[str, Callable[[Values, Values], Values]] = {
+    "inverse power law": lambda z, c: z**-c,
+    "exponential": lambda z, t: np.exp(-z / t),
+    "hyperbola": lambda z, t: 1 / (1 + z / t),
+}
+"""u(z) of the forms a - b u(z): falling, towards 0, with one parameter each."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """measure(x) = a - b u(x / x0): rises and saturates; kept in 0..1.
+
+    u is an inverse power law, the usual form of learning curves (Hestness et al., Deep Learning Scaling is Predictable,
+    Empirically, 2017), an exponential or a hyperbola (both in Viering and Loog, The Shape of Learning Curves: a Review,
+    2023). Few points cannot tell these apart, but they differ in what comes next; so all three are fitted, and each has
+    the weight that its fit earns: exp(-(RSS - min RSS) / (2 s^2)), s^2 = min RSS / (n - 3). These are Akaike weights of
+    noise whose variance is known, for which that of the best fit is taken (all forms have three parameters); if each
+    form had a variance of its own, they would be (RSS / min RSS)^(-n / 2).
+
+    Attributes:
+        labels: float64 [n], x of the runs.
+        measured: float64 [n], their measure.
+        seeds: int64 [n].
+        scale: x0.
+        weights: float64 [3], of the forms in `FORMS`; they sum to 1.
+        fits: the best fit of each form.
+        draws: bootstrap fits, as many of each form as its weight says; R of them.
+        spread: standard deviation of single runs around the curve.
+    """
+
+    labels: Values
+    measured: Values
+    seeds: NDArray[np.int64]
+    scale: float
+    weights: Values
+    fits: Fits
+    draws: Fits
+    spread: float
+
+    @property
+    def most(self) -> float:
+        """The most labels that were measured."""
+        return float(self.labels.max())
+
+    def expected(self, labels: float) -> float:
+        """The weighted mean of the forms, without regard to how far away that is."""
+        return float(self.weights @ self.fits.at(labels / self.scale))
+
+    def estimate(self, labels: float) -> Estimate:
+        """The expected measure of a net trained on so many labels, with a 95 % interval of that expectation.
+
+        A single training scatters around it by `spread`, which is not part of the interval.
+        """
+        factor = labels / self.most
+        if factor > FARTHEST * (1 + 1e-9):
+            why = f"{factor:.3g} times the largest pilot, and beyond {FARTHEST:g} times nothing is promised"
+            return Estimate(None, factor=factor, refused=why)
+        if labels < (least := float(self.labels.min())) / FARTHEST:
+            why = f"less than a {FARTHEST:g}th of the smallest pilot, {least:,.0f} labels"
+            return Estimate(None, factor=factor, refused=why)
+        value, draws = self.expected(labels), self.draws.at(labels / self.scale)
+        low, high = interval(draws)
+        return Estimate(value, min(low, value), max(high, value), factor)
+
+    def of_seed(self, labels: float, seed: int) -> Values:
+        """float64 [R] in 0..1: what one seed's runs say, with the shapes of the bootstrap and a and b of their own."""
+        own = self.seeds == seed
+        u = self.draws.falling(self.labels[own] / self.scale)  # [R, k]
+        at = self.draws.falling(np.array([labels / self.scale]))[:, 0]
+        from_mean, mean = u - u.mean(1, keepdims=True), float(self.measured[own].mean())
+        slope = (from_mean @ self.measured[own]) / (from_mean**2).sum(1)
+        found: Values = np.clip(mean + slope * (at - u.mean(1)), 0.0, 1.0)
+        return found
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Fits:
+    """Curves a - b u(z; shape) of several forms; all arrays are [r].
+
+    Attributes:
+        form: int64, position in `FORMS`.
+        a: saturation, at least 0; what is above 1 is cut off at 1.
+        b: at least 0.
+        shape: the parameter of u.
+    """
+
+    form: NDArray[np.int64]
+    a: Values
+    b: Values
+    shape: Values
+
+    def at(self, z: float) -> Values:
+        """float64 [r] in 0..1."""
+        return np.clip(self.a - self.b * self.falling(np.array([z]))[:, 0], 0.0, 1.0)
+
+    def falling(self, z: Values) -> Values:
+        """u(z) of each fit at each of z [k], float64 [r, k]."""
+        shape = self.shape[:, None]
+        return np.select([self.form[:, None] == i for i in range(len(FORMS))], [f(z, shape) for f in FORMS.values()])
+
+    def __add__(self, other: Fits) -> Fits:
+        columns = ("form", "a", "b", "shape")
+        return Fits(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in columns))
+
+
+def fit_curve(results: Sequence[Result], measure: Measure = "mAP", *, draws: int = DRAWS, seed: int = 0) -> Curve:
+    """Fit a curve to the runs of one type by least squares, with intervals from a bootstrap.
+
+    For a given shape a curve is linear in a and b, so that the best of both is known in closed form; the best shape is
+    the best of 60.
+
+    The bootstrap is parametric. Residuals are taken apart into an effect of the seed, which all budgets of a seed share
+    (they are nested), and the rest; new measurements are drawn with these variances and fitted again. The variances
+    come from few runs, so each draw takes other ones, scaled by their chi-squared distributions: with two seeds the
+    interval is wide, as it should be.
+
+    Args:
+        results: all of one type.
+        measure: which of their measures.
+        draws: R.
+        seed: of the bootstrap.
+
+    Raises:
+        DataError: fewer than three budgets that at least two seeds were run at; what to run is said.
+    """
+    if problem := too_few(results):
+        raise DataError(problem)
+    x = np.array([r.labels for r in results], np.float64)
+    y = np.array([_measured(r, measure) for r in results], np.float64)
+    seeds = np.array([r.seed for r in results], np.int64)
+    scale = float(np.exp(np.log(x).mean()))
+    z, rng = x / scale, np.random.default_rng(seed)
+    found = [_fit_form(form, z, y[None]) for form in range(len(FORMS))]
+    errors = np.array([float(((y - curve) ** 2).sum()) for _, (curve,) in found])
+    weights = np.exp(-(errors - errors.min()) / max(2 * errors.min() / (len(y) - 3), 1e-12))
+    weights /= weights.sum()
+    noise, spread = _noise(y - found[int(errors.argmin())][1][0], seeds, draws, rng)
+    drawn = np.split(noise, np.round(np.cumsum(weights)[:-1] * draws).astype(int))
+    again = [_fit_form(i, z, curve + part)[0] for i, ((_, curve), part) in enumerate(zip(found, drawn, strict=True))]
+    first = [fits for fits, _ in found]
+    return Curve(x, y, seeds, scale, weights, first[0] + first[1] + first[2], again[0] + again[1] + again[2], spread)
+
+
+def difference(first: Curve, labels: float, second: Curve, others: float) -> tuple[float, float, float] | None:
+    """The expectation of one curve at `labels` minus that of another at `others`, with a 95 % interval.
+
+    It is paired by seed: purchases of a seed are nested across types, so that much of their ups and downs is common.
+    Each seed's own runs are fitted with the shapes of the bootstrap, and the differences of the seeds are given
+    Student's t distribution. Draws of both curves are paired in the order of their forms. Each curve has as many draws
+    of a form as its own weights say, so that most pairs, but not all, are of one form.
+
+    It is not the difference of `Curve.expected`, which is of fits to all seeds together: the two are close where runs
+    were measured, and may be mAP points apart far beyond.
+
+    Returns:
+        median, low and high of one distribution; None where fewer than two seeds have three runs or more of both.
+    """
+    shared = [
+        seed
+        for seed in np.intersect1d(first.seeds, second.seeds).tolist()
+        if min((first.seeds == seed).sum(), (second.seeds == seed).sum()) >= LEAST_BUDGETS
+    ]
+    if len(shared) < LEAST_SEEDS:
+        return None
+    found = np.stack([first.of_seed(labels, seed) - second.of_seed(others, seed) for seed in shared], 1)
+    error = found.std(1, ddof=1) / math.sqrt(len(shared))
+    student = np.random.default_rng(0).standard_t(len(shared) - 1, len(found))
+    drawn = found.mean(1) + student * error
+    return float(np.median(drawn)), *interval(drawn)
+
+
+def interval(draws: Values) -> tuple[float, float]:
+    """The middle 95 % of draws [R]."""
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def _measured(result: Result, measure: Measure) -> float:
+    value = result.mean_ap if measure == "mAP" else result.mean_ap_loc
+    assert value is not None, "fit_curve was asked for a measure that a run lacks"
+    return value
+
+
+def too_few(results: Sequence[Result]) -> str:
+    """What to run before a curve can be fitted to the runs of one type; empty if nothing."""
+    seeds: dict[int, set[int]] = {}
+    for result in results:
+        seeds.setdefault(result.labels, set()).add(result.seed)
+    good = sum(len(found) >= LEAST_SEEDS for found in seeds.values())
+    if good >= LEAST_BUDGETS:
+        return ""
+    every = len({result.seed for result in results})
+    kind = results[0].kind.described() if results else "this type"
+    return (
+        f"{kind}: {len(seeds)} {_plural(len(seeds), 'budget')} and {every} {_plural(every, 'seed')} are too few for a "
+        f"learning curve; run at least {LEAST_BUDGETS} budgets, each with at least the same {LEAST_SEEDS} seeds "
+        "(better: 4 budgets, each twice the one before, with 3 seeds)."
+    )
+
+
+def _plural(count: int, noun: str) -> str:
+    return noun if count == 1 else f"{noun}s"
+
+
+def _fit_form(form: int, z: Values, y: Values) -> tuple[Fits, Values]:
+    """The best curve of a form for each row of y [r, n], and its values there [r, n]."""
+    name = list(FORMS)[form]
+    # Beyond these an exponential or hyperbola is a straight line, or constant from the first point on.
+    low, high = (0.02, 3.0) if form == 0 else (float(z.min()) / 4, 3 * float(z.max()))
+    shapes = np.geomspace(low, high, _SHAPES)
+    u = FORMS[name](z, shapes[:, None])  # [s, n]
+    mean_u, mean_y = u.mean(1), y.mean(1)[:, None]
+    from_mean = u - mean_u[:, None]
+    b = np.maximum(-(y @ from_mean.T) / (from_mean**2).sum(1), 0.0)
+    a = mean_y + b * mean_u
+    # |y - a + b u|^2 at the best a and b: what is left of the variance of y
+    error = ((y - mean_y) ** 2).sum(1)[:, None] - b**2 * (from_mean**2).sum(1)
+    best, rows = error.argmin(1), np.arange(len(y))
+    fits = Fits(np.full(len(y), form), a[rows, best], b[rows, best], shapes[best])
+    return fits, fits.a[:, None] - fits.b[:, None] * u[best]
+
+
+def _noise(residual: Values, seeds: NDArray[np.int64], draws: int, rng: np.random.Generator) -> tuple[Values, float]:
+    """New residuals [R, n], and the standard deviation of a single run."""
+    n, (_, of, runs) = len(residual), np.unique(seeds, return_inverse=True, return_counts=True)
+    groups = len(runs)
+    means = np.bincount(of, residual) / runs
+    free, per_seed = n - 3 - (groups - 1), n / groups
+    if free < 1:  # many seeds with a run or two each: nothing tells their effect from the rest
+        variance = float((residual**2).sum()) / (n - 3)
+        scaled = variance * (n - 3) / rng.chisquare(n - 3, draws)
+        return rng.standard_normal((draws, n)) * np.sqrt(scaled)[:, None], math.sqrt(variance)
+    between = float((runs * means**2).sum()) / (groups - 1)
+    within = float(((residual - means[of]) ** 2).sum()) / free
+    drawn_within = within * free / rng.chisquare(free, draws)
+    drawn_between = between * (groups - 1) / rng.chisquare(groups - 1, draws)
+    effect = np.sqrt(np.maximum(drawn_between - drawn_within, 0.0) / per_seed)
+    noise = rng.standard_normal((draws, groups))[:, of] * effect[:, None]
+    noise += rng.standard_normal((draws, n)) * np.sqrt(drawn_within)[:, None]
+    return noise, math.sqrt(within + max(between - within, 0.0) / per_seed)

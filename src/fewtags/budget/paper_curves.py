@@ -1,0 +1,95 @@
+"""PatchML's measured curves, as rough guidance where there is no pilot of one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.budget.costs import PROFILES, Annotation
+from fewtags.budget.curves import Estimate, Measure
+
+SINGLE, ALL = "Table 1, mean of 3 snapshots", "Table 2, apparently 1 snapshot"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PaperCurve:
+    """One type of label in PatchML's tables 1 and 2 (MS-COCO, 80 classes).
+
+    Between the five printed budgets it is interpolated, linear in the logarithm of labels; beyond them it says nothing,
+    and it has no intervals, since the paper gives none.
+
+    Attributes:
+        table: where it is printed.
+        per_class: float64 [5], labels per class: what the printed budgets buy, see `CostModel.pairs_for`.
+        values: mAP (and mAP_loc, where printed), each float64 [5] in 0..1.
+    """
+
+    table: str
+    per_class: NDArray[np.float64]
+    values: Mapping[str, NDArray[np.float64]]
+
+    def estimate(self, labels: float, classes: int, measure: Measure = "mAP") -> Estimate:
+        """What the paper measured with as many labels per class.
+
+        Deviation: the paper has no rule for other sets. As many labels per class is ours: it gives the printed numbers
+        for COCO, and ignores how frequent the classes are.
+        """
+        if measure not in self.values:
+            return Estimate(None, refused="the paper does not say")
+        first, last = float(self.per_class[0]), float(self.per_class[-1])
+        each = labels / classes
+        if not first * (1 - 1e-3) <= each <= last * (1 + 1e-3):
+            where = "fewer" if each < first else "more"
+            why = f"{each:,.0f} labels per class are {where} than the {first:,.0f} to {last:,.0f} of the paper"
+            return Estimate(None, factor=each / last, refused=why)
+        value = np.interp(np.log(each), np.log(self.per_class), self.values[measure])
+        return Estimate(float(value), factor=min(1.0, each / last))
+
+
+def paper_curves() -> dict[Annotation, PaperCurve]:
+    """The paper's curves: tags, one point and one box from table 1, all points and all boxes from table 2."""
+    return {kind: _curve(kind) for kind in Annotation}
+
+
+def _curve(kind: Annotation) -> PaperCurve:
+    asset, table = _asset(), ALL if kind.every else SINGLE
+    row, classes = asset["tables"][table][kind.short], asset["classes"]
+    pairs = asset["photos"] * classes
+    bought = [PROFILES["coco"].pairs_for(f"{budget}%", kind, pairs) for budget in row["budget_percent"]]
+    values = {name: np.array(row[name]) / 100 for name in ("mAP", "mAP_loc") if name in row}
+    return PaperCurve(table, np.array(bought) / classes, values)
+
+
+def paper_resolution() -> float:
+    """The largest difference between two numbers that the paper prints for the same cell (tables 1 and 2), 0..1.
+
+    Smaller differences between types are not to be trusted.
+    """
+    single, every = (_asset()["tables"][table] for table in (SINGLE, ALL))
+    shared = [kind for kind in single if kind in every]
+    return max(
+        abs(float(a) - float(b)) / 100
+        for kind in shared
+        for a, b in zip(single[kind]["mAP"], every[kind]["mAP"], strict=True)
+    )
+
+
+def paper_source() -> str:
+    """Where the numbers are from and what they were measured on."""
+    return f"{_asset()['source']}; {_asset()['set']}"
+
+
+@cache
+def _asset() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        resources.files("fewtags").joinpath("assets", "patchml_curves.json").read_text("utf-8")
+    )
+    return found

@@ -1,0 +1,339 @@
+"""What to buy with a budget: how much of each type it buys, and what may be expected of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from fewtags.budget.costs import Annotation, CostModel
+from fewtags.budget.curves import FARTHEST, Curve, Estimate, Measure, Result, difference, fit_curve, too_few
+from fewtags.budget.paper_curves import paper_curves, paper_resolution, paper_source
+from fewtags.budget.results import by_type
+from fewtags.errors import ConfigError, DataError
+
+Guess = Callable[[float, Measure], Estimate]
+"""(labels, measure) -> what may be expected."""
+
+
+@final
+@dataclass(frozen=True)
+class Guide:
+    """Where expectations come from.
+
+    Attributes:
+        source: in words.
+        guesses: by type; a type that is not there cannot be judged.
+        notes: what has to be known about them, in words.
+        resolution: differences below this, 0..1, are not resolved; None: the bootstrap tells.
+        curves: the fitted curves of mAP, for a plot.
+        photos: how many photos the pilot could choose from; None where there is none, or it is not known.
+    """
+
+    source: str
+    guesses: Mapping[Annotation, Guess]
+    notes: tuple[str, ...] = ()
+    resolution: float | None = None
+    curves: Mapping[Annotation, Curve] | None = None
+    photos: int | None = None
+
+
+def paper_guide(classes: int) -> Guide:
+    """PatchML's tables, at as many labels per class."""
+    guesses: dict[Annotation, Guess] = {
+        kind: lambda labels, measure, curve=curve: curve.estimate(labels, classes, measure)  # type: ignore[misc]
+        for kind, curve in paper_curves().items()
+    }
+    resolution = paper_resolution()
+    return Guide(
+        f"the paper's curves ({paper_source()})",
+        guesses,
+        (
+            "rough guidance only: other photos, another net and other classes give other numbers; read at the same "
+            "number of labels per class. The paper gives no intervals. Run a pilot on your own photos: --run-pilot",
+            "tags, one point and one box are from table 1 (mean of 3 snapshots), all points and all boxes from table 2 "
+            f"(1 snapshot). The two tables differ by up to {100 * resolution:.1f} mAP where they print the same run",
+        ),
+        resolution,
+    )
+
+
+def pilot_guide(results: Sequence[Result], source: str) -> Guide:
+    """Curves fitted to measured runs.
+
+    Raises:
+        DataError: no type has enough runs; what to run is said.
+    """
+    groups = by_type(results)
+    problems = {kind: why for kind, found in groups.items() if (why := too_few(found))}
+    if len(problems) == len(groups):
+        raise DataError("\n".join([f"{source}: nothing to fit a curve to.", *problems.values()]))
+    curves: dict[Annotation, Curve] = {}
+    guesses: dict[Annotation, Guess] = {}
+    for kind, found in groups.items():
+        if kind in problems:
+            continue
+        by_measure: dict[Measure, Curve] = {"mAP": fit_curve(found)}
+        if all(result.mean_ap_loc is not None for result in found):
+            by_measure["mAP_loc"] = fit_curve(found, "mAP_loc")
+        curves[kind], guesses[kind] = by_measure["mAP"], _guess(by_measure)
+    photos = {result.photos for result in results if result.photos is not None}
+    scatter = ", ".join(f"{kind} {100 * curve.spread:.1f}" for kind, curve in curves.items())
+    return Guide(
+        source,
+        guesses,
+        (*problems.values(), f"a single training scatters around what is expected by (standard deviation): {scatter}"),
+        curves=curves,
+        photos=max(photos, default=None),
+    )
+
+
+def _guess(curves: Mapping[Measure, Curve], otherwise: str = "not measured") -> Guess:
+    def guess(labels: float, measure: Measure) -> Estimate:
+        return curves[measure].estimate(labels) if measure in curves else Estimate(None, refused=otherwise)
+
+    return guess
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """What the budget buys of one type.
+
+    Attributes:
+        kind: the type.
+        labels: (image, class) pairs that are asked about, drawn from all photos.
+        photos: about so many photos have one of them or more: N (1 - (1 - labels / (N C))^C).
+        complete_photos: so many could be asked about all classes instead.
+        positives: about so many answers are "yes".
+        places: about so many points or boxes.
+        seconds: what this takes.
+        left: seconds of the budget that nothing is left to buy for.
+        mean_ap: what to expect.
+        mean_ap_loc: likewise.
+    """
+
+    kind: Annotation
+    labels: int
+    photos: int
+    complete_photos: int
+    positives: int
+    places: int
+    seconds: float
+    left: float
+    mean_ap: Estimate
+    mean_ap_loc: Estimate
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        names = ("labels", "photos", "complete_photos", "positives", "places")
+        return {
+            "type": str(self.kind),
+            **{name: getattr(self, name) for name in names},
+            "hours": self.seconds / 3600,
+            "hours_left": self.left / 3600,
+            "mAP": _plain(self.mean_ap),
+            "mAP_loc": _plain(self.mean_ap_loc),
+        }
+
+
+def _plain(estimate: Estimate) -> dict[str, Any]:
+    interval = None if estimate.low is None else [estimate.low, estimate.high]
+    return {
+        "value": estimate.value,
+        "interval": interval,
+        "extrapolated": estimate.extrapolated,
+        "factor": estimate.factor,
+        "refused": estimate.refused or None,
+    }
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BudgetPlan:
+    """An answer to "what do I buy?".
+
+    Attributes:
+        seconds: the budget.
+        photos: N, how many photos there are.
+        cost: what answers take.
+        guide: where expectations come from.
+        offers: by type.
+        notes: what else has to be known, in words.
+    """
+
+    seconds: float
+    photos: int
+    cost: CostModel
+    guide: Guide
+    offers: tuple[Offer, ...]
+    notes: tuple[str, ...]
+
+    def ranked(self) -> list[Offer]:
+        """The offers that something is expected of, best first."""
+        judged = [offer for offer in self.offers if offer.mean_ap.value is not None]
+        return sorted(judged, key=lambda offer: -(offer.mean_ap.value or 0.0))
+
+    def advice(self) -> str:
+        """One sentence: what to buy, and whether the difference to the second best is resolved."""
+        ranked = self.ranked()
+        if not ranked:
+            return (
+                "No type can be recommended: "
+                + "; ".join(f"{offer.kind.described()}: {offer.mean_ap.refused}" for offer in self.offers)
+                + ("; run a pilot on more photos." if self.guide.curves else "; run a pilot: --run-pilot.")
+            )
+        best = ranked[0]
+        what = (
+            f"{best.kind.described()}, {best.labels:,} labels in {best.photos:,} photos for {best.seconds / 3600:,.1f} "
+            f"h, expected mAP {_shown(best.mean_ap)}"
+        )
+        if len(ranked) == 1:
+            return f"Buy {what}; no other type can be judged."
+        second = ranked[1]
+        low, high, lead = self._lead(best, second)
+        ahead = f"{lead} mAP over {second.kind.described()}"
+        if low > 0:
+            return f"Buy {what}: {ahead}, the second best."
+        if high < 0:
+            return (
+                f"Buy {what}, or else {second.kind.described()}: compared seed by seed, {ahead} contradicts the curves "
+                "of all seeds together, so run more seeds, or take what is easier to make."
+            )
+        return (
+            f"Buy {what}, or else {second.kind.described()}: the difference of {ahead} is not resolved, so take what "
+            "is easier to make."
+        )
+
+    def _lead(self, best: Offer, second: Offer) -> tuple[float, float, str]:
+        """Lower and upper end of how much one offer is better, and how much that is in words."""
+        curves, lead = self.guide.curves, (best.mean_ap.value or 0.0) - (second.mean_ap.value or 0.0)
+        if curves is None:
+            blur = math.inf if self.guide.resolution is None else self.guide.resolution
+            return lead - blur, lead + blur, f"{100 * lead:+.1f}"
+        found = difference(curves[best.kind], best.labels, curves[second.kind], second.labels)
+        if found is None:
+            return -math.inf, math.inf, f"{100 * lead:+.1f} (no seeds in common to compare)"
+        middle, low, high = (100 * value for value in found)
+        return low, high, f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+    def lines(self) -> Iterator[str]:
+        """The table, for people."""
+        yield f"budget {self.seconds / 3600:,.1f} h, {self.photos:,} photos; {self.cost}"
+        header = ("type", "photos", "or complete", "labels", "positives", "places", "hours", "mAP", "mAP-loc", "")
+        rows = [header, *(_cells(offer) for offer in self.offers)]
+        if all(row[8] == "-" for row in rows[1:]):
+            rows = [(*row[:8], *row[9:]) for row in rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            first, *rest, last = row
+            cells = [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:-1], strict=True)), last]
+            yield "  ".join(cells).rstrip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "hours": self.seconds / 3600,
+            "photos": self.photos,
+            "cost": dict(vars(self.cost)),
+            "source": self.guide.source,
+            "offers": [offer.to_dict() for offer in self.offers],
+            "advice": self.advice(),
+            "notes": [*self.guide.notes, *self.notes],
+        }
+
+
+def plan_budget(
+    seconds: float, photos: int, cost: CostModel, guide: Guide, kinds: Sequence[Annotation] = tuple(Annotation)
+) -> BudgetPlan:
+    """What a budget buys of each type, at flat cost.
+
+    Args:
+        seconds: the budget.
+        photos: N, how many photos there are; no more than N x C labels can be bought.
+        cost: what answers take, and C.
+        guide: what to expect.
+        kinds: the types to compare.
+
+    Raises:
+        ConfigError: no photo, or a budget that buys no label of any type.
+    """
+    if photos < 1:
+        raise ConfigError(f"photos is {photos}; expected 1 or more.")
+    notes: list[str] = []
+    if cost.instances_per_image is None and any(kind.every for kind in kinds):
+        notes.append(
+            "all points and all boxes are left out, since the number of objects in an average photo is not known; give "
+            "--instances"
+        )
+        kinds = [kind for kind in kinds if not kind.every]
+    offers = [offer for kind in kinds if (offer := _offer(kind, seconds, photos, cost, guide)).labels]
+    if not offers:
+        raise ConfigError(f"{seconds:g} s buy no label of {', '.join(map(str, kinds)) or 'any type'}.")
+    return BudgetPlan(seconds, photos, cost, guide, tuple(offers), (*notes, *_remarks(offers, photos, cost, guide)))
+
+
+def _offer(kind: Annotation, seconds: float, photos: int, cost: CostModel, guide: Guide) -> Offer:
+    each, everything = cost.seconds_per_pair(kind), photos * cost.classes
+    labels = min(everything, math.floor(seconds / each * (1 + 1e-9)))
+    positives = labels * cost.positives_per_image / cost.classes
+    present = cost.positives_per_image if not kind.every else cost.instances_per_image or 0.0
+    places = labels * present / cost.classes if kind is not Annotation.TAGS else 0.0
+    guess = guide.guesses.get(kind, _guess({}, "not in the pilot"))
+    return Offer(
+        kind,
+        labels,
+        round(photos * (1 - (1 - labels / everything) ** cost.classes)),
+        labels // cost.classes,
+        round(positives),
+        round(places),
+        labels * each,
+        seconds - labels * each if labels == everything else 0.0,
+        guess(float(labels), "mAP"),
+        guess(float(labels), "mAP_loc"),
+    )
+
+
+def _remarks(offers: Sequence[Offer], photos: int, cost: CostModel, guide: Guide) -> Iterator[str]:
+    for offer in offers:
+        if offer.left > 0:
+            yield (
+                f"{offer.kind.described()}: all {offer.labels:,} labels ({photos:,} photos x {cost.classes:,} classes) "
+                f"take {offer.seconds / 3600:,.1f} h, and {offer.left / 3600:,.1f} h are left: for more photos, or for "
+                "a dearer type"
+            )
+    for offer in offers:
+        if offer.mean_ap.refused:
+            yield f"{offer.kind.described()}: nothing is expected: {offer.mean_ap.refused}"
+    if any(offer.mean_ap.extrapolated for offer in offers):
+        yield (
+            "extrapolated values hold only if the curves go on as they began; intervals allow for three forms of curve "
+            f"and end at {FARTHEST:g} times the largest pilot"
+        )
+    if guide.photos is not None and photos > guide.photos:
+        yield (
+            f"the pilot chose its labels from {guide.photos:,} photos; from {photos:,} the same number is spread "
+            "further, which the curves do not know about"
+        )
+
+
+def _cells(offer: Offer) -> tuple[str, ...]:
+    estimate = offer.mean_ap
+    mark = f"extrapolated x{estimate.factor:.2g}" if estimate.extrapolated else ""
+    counts = (offer.photos, offer.complete_photos, offer.labels, offer.positives, offer.places)
+    return (
+        offer.kind.described(),
+        *(f"{count:,}" for count in counts),
+        f"{offer.seconds / 3600:,.1f}",
+        _shown(estimate),
+        _shown(offer.mean_ap_loc),
+        mark,
+    )
+
+
+def _shown(estimate: Estimate) -> str:
+    if estimate.value is None:
+        return "-"
+    spread = "" if estimate.low is None else f" [{100 * estimate.low:.1f}, {100 * (estimate.high or 0.0):.1f}]"
+    return f"{100 * estimate.value:.1f}{spread}"

@@ -1,0 +1,318 @@
+"""What a time budget buys: tags, points or boxes for some (image, class) pairs of fuller labels (PatchML).
+
+An annotator is asked about one class in one image at a time. "No" takes as long whatever is asked for; "yes" takes
+longer where a place has to be shown. So a budget buys many tags, or fewer points, or still fewer boxes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, final, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fewtags.budget.costs import Annotation, CostModel, budget_seconds
+from fewtags.budget.simulate import MOST_CELLS
+from fewtags.errors import ConfigError, DataError
+from fewtags.labels import Label
+from fewtags.table.keyed_random import content_hashes, mixed, seeded, uniform
+from fewtags.table.table import BLANKET_SOURCE, FACTS, LabelTable, fact_table
+from fewtags.text import suggest
+
+Mode = Literal["flat", "exact"]
+PointRule = Literal["uniform", "centre"]
+
+CENTRE_SIGMA = 0.02
+"""Spread of points around the centre of a box, in fractions of the image (PatchML on Objects365)."""
+
+_ORDER, _INSTANCE, _ACROSS, _DOWN = range(1, 5)
+"""Streams of random numbers: the order of the pairs, which object, and where in it."""
+
+_BLOCK = 500_000
+_CORNERS = ("x0", "y0", "x1", "y1")
+
+
+def simulate_budget(
+    table: LabelTable,
+    budget: str | float,
+    annotation: str,
+    seed: int,
+    cost: CostModel,
+    mode: Mode = "flat",
+    points: PointRule = "uniform",
+) -> LabelTable:
+    """Buy the answers about random (image, class) pairs until the budget is spent; all others become unknown.
+
+    All known pairs are put in one random order for each seed, which hangs on image keys and class ids alone; what is
+    bought is the beginning of it. So a larger budget contains a smaller one, and the pairs of a dearer type are among
+    those of a cheaper one (in PatchML probably too: its counts are closer to each other than independent draws are).
+
+    Absent classes become negatives without a place. Present ones get, by type: nothing but the label (I), a point in a
+    random object (SP), a random object's box (SB), a point in every object (AP), every box (AB). An object has the same
+    point in SP and AP, and SP and SB show the same one where the source has boxes only. Where it has no place that the
+    type can use (a point is no box), a pair gets a tag. Pairs unknown in the source cannot be asked: they are passed
+    over at no cost. Notes count all this. Images of which nothing was bought stay, without a label.
+
+    Args:
+        table: fuller labels, best complete ones with boxes. What is a point already is used as it is.
+        budget: see `budget_seconds`; a share is one of all N x C pairs, unknown ones included.
+        annotation: see `Annotation.of`.
+        seed: another seed, another order.
+        cost: seconds and averages, see `costs.PROFILES` and `CostModel.measured`.
+        mode: "flat": the same for each pair, positive or not, as in PatchML. "exact": what each pair really takes, as
+            far as the budget goes.
+        points: "uniform": anywhere in the box. (PatchML on COCO: anywhere in the mask, which tables do not hold; read
+            with `places` "points", COCO's objects are such points already.) "centre": normal around its centre with a
+            standard deviation of 0.02 of the image in each direction (PatchML on Objects365), kept inside the image.
+
+    Raises:
+        ConfigError: a word that is not known, or a budget that buys nothing.
+        DataError: nothing known in the table, or more pairs than fit (`MOST_CELLS`).
+    """
+    kind = Annotation.of(annotation)
+    _refuse_unknown("mode", mode, get_args(Mode))
+    _refuse_unknown("point rule", points, get_args(PointRule))
+    cells = len(table) * len(table.classes)
+    known = cells - int(table.matrix.counts(Label.UNKNOWN).sum())
+    if not known:
+        raise DataError(f"none of the {len(table):,} images has a label, so there is nothing to buy.")
+    seconds = budget_seconds(budget, cells * cost.tag)
+    flat = cost.seconds_per_pair(kind) if mode == "flat" else None
+    most = cost.pairs_for(budget, kind, cells) if flat else math.floor(_generous(seconds) / cost.least(kind))
+    if (wanted := min(most, known)) > MOST_CELLS:
+        raise DataError(
+            f"the budget {budget} buys {wanted:,} pairs, which would be written out one by one; at most {MOST_CELLS:,} "
+            "are. Spend less, or use fewer images."
+        )
+    pairs = _first_pairs(table, max(1, wanted), known, seed)
+    places = _Places.of(table, pairs, kind)
+    spent = np.cumsum(np.full(len(pairs), flat) if flat else cost.exact_seconds(kind, places.count))
+    bought = wanted if flat else int(np.searchsorted(spent, _generous(seconds), side="right"))
+    if not bought:
+        raise ConfigError(f"the budget {budget} is {seconds:.6g} s and buys nothing: a pair costs {spent[0]:.6g} s.")
+    pairs = pairs.first(bought)
+    positives, tags, left_out = places.bought(table, pairs, kind, points, seed)
+    result = replace(
+        table,
+        facts=pa.concat_tables([positives, *_negatives(table, pairs)]).unify_dictionaries(),
+        closed=np.full(len(table), -1, np.int16),
+        covers=np.zeros((0, len(table.classes)), np.bool_),
+    )
+    took = float(spent[bought - 1])
+    head = f"simulated a budget of {budget} ({kind.described()}, {mode} costs, seed {seed})"
+    rest = seconds - took if bought == known else 0.0
+    return result.noting(
+        f"{head}: {_receipt(result, pairs, took)}",
+        f"costs: {cost}",
+        *_remarks(kind, tags, left_out, cells - known, rest),
+    )
+
+
+def _refuse_unknown(what: str, word: str, known: tuple[str, ...]) -> None:
+    if word not in known:
+        raise ConfigError(f"{what} {word!r} is not known{suggest(word, known)}; known: {', '.join(known)}.")
+
+
+def _generous(seconds: float) -> float:
+    """A budget with room for the rounding of long sums."""
+    return seconds * (1 + 1e-9)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """Pairs in the order in which they are asked.
+
+    Attributes:
+        image: int64 [T].
+        class_: int64 [T].
+        state: int8 [T], positive or negative.
+        word: uint64 [T], a hash of the image's key and the class id, the same for every seed.
+    """
+
+    image: NDArray[np.int64]
+    class_: NDArray[np.int64]
+    state: NDArray[np.int8]
+    word: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+    def first(self, n: int) -> _Pairs:
+        return self.take(slice(n))
+
+    def take(self, index: NDArray[np.int64] | slice) -> _Pairs:
+        return _Pairs(self.image[index], self.class_[index], self.state[index], self.word[index])
+
+
+def _first_pairs(table: LabelTable, wanted: int, known: int, seed: int) -> _Pairs:
+    """The first pairs in the order of a seed; of a large table only so many are held at a time as are needed."""
+    share = (wanted + 6 * math.sqrt(wanted) + 64) / known
+    while True:
+        pairs, draw = _pairs_below(table, share, seed)
+        if len(pairs) >= wanted:
+            return pairs.take(np.argsort(draw, kind="stable")[:wanted])
+        share *= 2
+
+
+def _pairs_below(table: LabelTable, share: float, seed: int) -> tuple[_Pairs, NDArray[np.uint64]]:
+    """The known pairs that drew a number in the lowest `share` of all numbers, and those numbers."""
+    limit = np.uint64(min(2**64 - 1, int(share * 2.0**64)))
+    images, classes = content_hashes(table.images.to_pylist()), content_hashes(table.classes.ids)
+    blocks, draws = [], []
+    step = max(1, _BLOCK // max(1, len(classes)))
+    for start in range(0, len(images), step):
+        state = table.matrix.rows(np.arange(start, min(start + step, len(images))))
+        word = mixed(images[start : start + step, None], classes[None])
+        draw = _stream(word, _ORDER, seed)
+        row, class_ = np.nonzero((draw <= limit) & (state != Label.UNKNOWN))
+        blocks.append(_Pairs(start + row, class_, state[row, class_], word[row, class_]))
+        draws.append(draw[row, class_])
+    columns = ([getattr(block, name) for block in blocks] for name in ("image", "class_", "state", "word"))
+    return _Pairs(*map(np.concatenate, columns)), np.concatenate(draws)
+
+
+def _stream(words: NDArray[np.uint64], stream: int, seed: int) -> NDArray[np.uint64]:
+    return seeded(seeded(words, stream), seed)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """The facts behind positive pairs, by pair; those that the type can use first, in an order of their own.
+
+    Attributes:
+        fact: int64 [K], row in the table's facts.
+        pair: int64 [K], position of the pair, ascending.
+        rank: int64 [K], number among the facts of the pair.
+        usable: bool [K], whether it has a place that the type can use.
+        box: float32 [K, 4], the place; NaN for none.
+        count: int64 [T], usable ones of each pair.
+    """
+
+    fact: NDArray[np.int64]
+    pair: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    usable: NDArray[np.bool_]
+    box: NDArray[np.float32]
+    count: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: LabelTable, pairs: _Pairs, kind: Annotation) -> _Places:
+        fact, pair = _facts_of(table, pairs, Label.POSITIVE)
+        box = np.stack([table.facts[corner].to_numpy()[fact] for corner in _CORNERS], 1).astype(np.float32)
+        usable = ~np.isnan(box[:, 0])
+        if kind is Annotation.TAGS:
+            usable[:] = False
+        elif kind.boxed:
+            usable &= ~_is_point(box)
+        order = np.lexsort((*box.T[::-1], ~usable, pair))
+        fact, pair, usable, box = fact[order], pair[order], usable[order], box[order]
+        rank = np.arange(len(pair)) - np.searchsorted(pair, pair)
+        return cls(fact, pair, rank, usable, box, np.bincount(pair[usable], minlength=len(pairs)))
+
+    def bought(
+        self, table: LabelTable, pairs: _Pairs, kind: Annotation, points: PointRule, seed: int
+    ) -> tuple[pa.Table, int, int]:
+        """The facts that the first pairs become, how many of these are tags, and how many places were left out."""
+        k = int(np.searchsorted(self.pair, len(pairs)))
+        fact, pair, rank, usable = self.fact[:k], self.pair[:k], self.rank[:k], self.usable[:k]
+        lot = np.floor(uniform(_stream(pairs.word, _INSTANCE, seed)) * self.count[: len(pairs)])
+        chosen = rank == lot[pair]
+        if kind.every:
+            chosen |= usable
+        where = np.where(usable[:, None], self.box[:k], np.float32(np.nan))[chosen]
+        if kind.pointed:
+            words = mixed(pairs.word[pair], rank.astype(np.uint64))[chosen]
+            where = _points_in(where, words, points, seed)
+        left_out = ~usable & ~np.isnan(self.box[:k, 0]) & (self.count[pair] > 0) & kind.every
+        facts = _placed(table.facts.take(pa.array(fact[chosen])), where)
+        return facts, int((chosen & ~usable).sum()), int(left_out.sum())
+
+
+def _is_point(box: NDArray[np.float32]) -> NDArray[np.bool_]:
+    return np.asarray((box[:, 0] == box[:, 2]) & (box[:, 1] == box[:, 3]))
+
+
+def _facts_of(table: LabelTable, pairs: _Pairs, state: Label) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The facts in `state` about pairs in that state: row in the table's facts, and position of the pair."""
+    c = len(table.classes)
+    asked = np.flatnonzero(pairs.state == state)
+    cell = pairs.image[asked] * c + pairs.class_[asked]
+    order = np.argsort(cell)
+    cell, asked = cell[order], asked[order]
+    image, class_ = (table.facts[name].to_numpy().astype(np.int64) for name in ("image", "class"))
+    fact = np.flatnonzero(table.facts["state"].to_numpy() == state)
+    stated = image[fact] * c + class_[fact]
+    place = np.searchsorted(cell, stated)
+    found = np.append(cell, -1)[place] == stated
+    return fact[found], asked[place[found]]
+
+
+def _points_in(box: NDArray[np.float32], words: NDArray[np.uint64], rule: PointRule, seed: int) -> NDArray[np.float32]:
+    """A point in each box, as boxes [K, 4] without extent; what is a point already, or nowhere, stays so."""
+    across, down = (uniform(_stream(words, stream, seed)) for stream in (_ACROSS, _DOWN))
+    low, high = box[:, :2].astype(np.float64), box[:, 2:].astype(np.float64)
+    if rule == "uniform":
+        point = low + np.stack([across, down], 1) * (high - low)
+    else:
+        # Box & Muller (1958): two uniform numbers are a radius and an angle.
+        radius, angle = CENTRE_SIGMA * np.sqrt(-2 * np.log1p(-across)), 2 * math.pi * down
+        offset = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)
+        point = np.where(_is_point(box)[:, None], low, np.clip((low + high) / 2 + offset, 0, 1))
+    return np.concatenate([point, point], 1).astype(np.float32)
+
+
+def _placed(facts: pa.Table, where: NDArray[np.float32]) -> pa.Table:
+    """The same facts in other places, float32 [F, 4]; NaN for none."""
+    missing = np.isnan(where[:, 0])
+    for i, corner in enumerate(_CORNERS):
+        column = FACTS.get_field_index(corner)
+        facts = facts.set_column(column, FACTS.field(column), pa.array(where[:, i], mask=missing))
+    return facts
+
+
+def _negatives(table: LabelTable, pairs: _Pairs) -> list[pa.Table]:
+    """One fact for each negative pair: the source's own, or one for what only its complete annotation says."""
+    fact, pair = _facts_of(table, pairs, Label.NEGATIVE)
+    pair, first = np.unique(pair, return_index=True)
+    own = _placed(table.facts.take(pa.array(fact[first])), np.full((len(pair), 4), np.nan, np.float32))
+    blanket = pairs.state == Label.NEGATIVE
+    blanket[pair] = False
+    rest = pairs.take(np.flatnonzero(blanket))
+    return [own, fact_table(rest.image, rest.class_, rest.state, source=BLANKET_SOURCE)]
+
+
+def _receipt(result: LabelTable, pairs: _Pairs, seconds: float) -> str:
+    touched = np.zeros(len(result), np.bool_)
+    touched[pairs.image] = True
+    positives, box = int((pairs.state == Label.POSITIVE).sum()), result.locations.boxes
+    points = int(_is_point(box).sum())
+    places = [f"{n:,} {what}" for n, what in ((points, "points"), (len(box) - points, "boxes")) if n]
+    return (
+        f"{len(pairs):,} pairs ({positives:,} positive{' with ' if places else ''}{' and '.join(places)}, "
+        f"{len(pairs) - positives:,} negative) in {touched.sum():,} of {len(result):,} images for {_time(seconds)}, "
+        f"{seconds / len(pairs):.4g} s a pair"
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.0f} s ({seconds / 3600:,.2f} h)"
+
+
+def _remarks(kind: Annotation, tags: int, left_out: int, unknown: int, rest: float) -> tuple[str, ...]:
+    """What a user may not expect, as far as it happened."""
+    place = "box" if kind.boxed else "point or box"
+    said = (
+        (
+            tags and kind is not Annotation.TAGS,
+            f"{tags:,} positive pairs have no {place} in the source and became tags",
+        ),
+        (left_out, f"{left_out:,} points in the source were left out beside boxes, since they have no extent"),
+        (unknown, f"{unknown:,} pairs are unknown in the source, so they could not be asked and cost nothing"),
+        (rest >= 1, f"all known pairs are bought, and {_time(rest)} are left"),
+    )
+    return tuple(text for happened, text in said if happened)

@@ -1,0 +1,289 @@
+"""Weaker labels made from fuller ones, to measure what a method loses: one positive per image, or a share of labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fewtags.errors import ConfigError, DataError
+from fewtags.labels import Label, LabelMatrix
+from fewtags.table.keyed_random import content_hashes, mixed, seeded, uniform
+from fewtags.table.table import BLANKET_SOURCE, MOST_CLOSURES, LabelTable, fact_table
+
+COLE_SEED = 1200
+"""The seed of Cole et al. (Multi-Label Learning from Single Positive Labels, CVPR 2021), for labels and split."""
+
+MOST_CELLS = 30_000_000
+"""How many negatives of closed images are written out one by one at most (about 30 bytes each)."""
+
+_BLOCK = 500_000
+
+
+def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "cole"] = "plain") -> LabelTable:
+    """Keep one random positive per image and nothing else.
+
+    Images without a positive stay, without a label. The kept class keeps all its locations in the image.
+
+    Args:
+        table: what is known; only its positives are drawn from.
+        seed: another seed, another draw. `COLE_SEED` is the one of the published benchmarks.
+        protocol: "plain": drawn for each image by itself, from the seed, its key and the class ids, so that neither the
+            order nor the number of the images matters. "cole": the draw of Cole et al., bit for bit; it depends on the
+            order of images and classes and needs full labels. They draw before they split, see `cole_split`.
+
+    Raises:
+        DataError: "cole" with unknown cells.
+        ConfigError: another protocol, or a seed that "cole" does not take.
+    """
+    labels = table.matrix
+    if protocol == "cole":
+        if len(lacking := np.flatnonzero(labels.image_counts(Label.UNKNOWN))):
+            raise DataError(
+                f"the protocol of Cole et al. needs full labels, but {len(lacking):,} of {len(table):,} images have "
+                f"unknown classes (the first: {table.images[int(lacking[0])].as_py()!r}). Read the annotations as "
+                "complete, or use the protocol 'plain'."
+            )
+        observed = cole_observe(labels, seed=seed)
+        image = np.repeat(np.arange(len(table)), np.diff(observed.indptr))
+        class_ = observed.classes.astype(np.int64)
+    elif protocol == "plain":
+        image, class_ = _draw_one(labels, _CellDraw.of(table, seed))
+    else:
+        raise ConfigError(f"there is no protocol {protocol!r}; choose 'plain' or 'cole'.")
+    chosen = np.full(len(table), -1, np.int64)
+    chosen[image] = class_
+    facts = table.facts
+    kept = chosen[facts["image"].to_numpy()] == facts["class"].to_numpy()
+    kept &= facts["state"].to_numpy() == Label.POSITIVE
+    result = replace(
+        table,
+        facts=facts.filter(pa.array(kept)),
+        closed=np.full(len(table), -1, np.int16),
+        covers=np.zeros((0, len(table.classes)), np.bool_),
+    )
+    return result.noting(f"simulated one positive per image ({protocol}, seed {seed}): {_difference(table, result)}")
+
+
+def _draw_one(labels: LabelMatrix, draw: _CellDraw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The positive with the smallest number in each image that has one."""
+    positive = labels.states == Label.POSITIVE
+    image = np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))[positive]
+    class_ = labels.classes[positive].astype(np.int64)
+    order = np.lexsort((draw(image, class_), image))
+    first = order[np.flatnonzero(np.diff(image, prepend=-1))]
+    return image[first], class_[first]
+
+
+def cole_observe(
+    labels: LabelMatrix, positives: int | None = 1, negatives: int | None = 0, seed: int = COLE_SEED
+) -> LabelMatrix:
+    """Draw labels as Cole et al. do: one stream of random numbers through all images in order.
+
+    In each image its positives are shuffled and the first `positives` kept, then its negatives are shuffled and the
+    first `negatives` kept. The second shuffle moves the stream on even when no negative is kept. Whatever is not
+    positive counts as negative.
+
+    Args:
+        labels: full labels; the order of images and classes matters.
+        positives: how many positives of each image to keep; None for all.
+        negatives: how many negatives.
+        seed: of `numpy.random.RandomState`.
+
+    Raises:
+        ConfigError: a seed that the generator does not take.
+    """
+    n, c = labels.shape
+    stream = _stream(seed)
+    every = np.arange(c)  # Eight bytes wide: numpy shuffles that fastest.
+    indptr, classes, states = [0], [], []
+    for image in range(n):
+        row = slice(labels.indptr[image], labels.indptr[image + 1])
+        positive = labels.classes[row][labels.states[row] == Label.POSITIVE].astype(np.int64)
+        negative = every[: c - len(positive)].copy()
+        if negatives != 0:  # Otherwise anything of that length may be shuffled: which numbers are drawn is the same.
+            negative = np.setdiff1d(every, positive, assume_unique=True)
+        stream.shuffle(positive)
+        stream.shuffle(negative)
+        kept = np.concatenate([positive[:positives], negative[:negatives]])
+        state = np.full(len(kept), Label.NEGATIVE, np.int8)
+        state[: len(positive[:positives])] = Label.POSITIVE
+        order = np.argsort(kept)
+        classes.append(kept[order])
+        states.append(state[order])
+        indptr.append(indptr[-1] + len(kept))
+    return LabelMatrix(
+        np.array(indptr, np.int64),
+        np.concatenate([np.zeros(0, np.int64), *classes]).astype(np.int32),
+        np.concatenate([np.zeros(0, np.int8), *states]),
+        np.full(n, -1, np.int16),
+        np.zeros((0, c), np.bool_),
+    )
+
+
+def _stream(seed: int) -> np.random.RandomState:
+    """The old generator of numpy, because the published labels come from it."""
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"the seed is {seed}, but the protocol of Cole et al. takes 0 to {2**32 - 1}.")
+    return np.random.RandomState(seed)
+
+
+def cole_split(n: int, val: float = 0.2, seed: int = COLE_SEED) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positions of the training and the validation images of Cole et al., each ascending.
+
+    Args:
+        n: number of images of the official training set.
+        val: share of the validation images, in (0, 1).
+        seed: of `numpy.random.RandomState`.
+
+    Raises:
+        ConfigError: `val` outside (0, 1), or a seed that the generator does not take.
+    """
+    if not 0 < val < 1:
+        raise ConfigError(f"the share of 'val' is {val}, but a share lies between 0 and 1 (0.2 for a fifth).")
+    order = _stream(seed).permutation(n)
+    train = n - round(n * val)
+    return np.sort(order[:train]), np.sort(order[train:])
+
+
+def keep(table: LabelTable, *, positives: float, negatives: float, seed: int) -> LabelTable:
+    """Keep a random share of the positive and of the negative labels; the others become unknown.
+
+    Every label is drawn by itself, from the seed, its image's key and its class id: a larger share contains the smaller
+    one, and a part of the images is treated as it would be in the whole. Kept labels keep all their facts and
+    locations. Images left without a label stay. Cells that contradict themselves stay unknown.
+
+    Negatives that come from completely annotated (closed) images: with a share of 1 the images stay closed for all
+    classes but the positives they lost; with 0 they are opened; in between the drawn ones are written out one by one.
+
+    Args:
+        table: what is known.
+        positives: share of the positive labels, in [0, 1].
+        negatives: share of the negative labels, in [0, 1].
+        seed: another seed, another draw.
+
+    Raises:
+        ConfigError: a share outside [0, 1].
+        DataError: more negatives to write out than fit (`MOST_CELLS`).
+    """
+    for what, share in (("positives", positives), ("negatives", negatives)):
+        if not 0 <= share <= 1:
+            raise ConfigError(f"the share of {what} to keep is {share}, but a share lies between 0 and 1.")
+    labels, draw = table.matrix, _CellDraw.of(table, seed)
+    c = len(table.classes)
+    image, class_ = table.facts["image"].to_numpy().astype(np.int64), table.facts["class"].to_numpy().astype(np.int64)
+    positive = table.facts["state"].to_numpy() == Label.POSITIVE
+    unclear = labels.states == Label.UNKNOWN
+    owner = np.repeat(np.arange(len(table)), np.diff(labels.indptr))
+    disputed = np.isin(image * c + class_, owner[unclear] * c + labels.classes[unclear])
+    kept = disputed | (draw(image, class_) < np.where(positive, positives, negatives))
+    lost = positive & ~kept
+    closed, covers, written_out = _thinned(table, draw, negatives, image[lost], class_[lost])
+    facts = pa.concat_tables([table.facts.filter(pa.array(kept)), *written_out]).unify_dictionaries()
+    result = replace(table, facts=facts, closed=closed, covers=covers)
+    shares = f"{positives:.4g} of the positives, {negatives:.4g} of the negatives, seed {seed}"
+    return result.noting(f"simulated missing labels ({shares}): {_difference(table, result)}")
+
+
+def _thinned(
+    table: LabelTable, draw: _CellDraw, share: float, image: NDArray[np.int64], class_: NDArray[np.int64]
+) -> tuple[NDArray[np.int16], NDArray[np.bool_], list[pa.Table]]:
+    """The closures that are left, and facts for those negatives that are written out.
+
+    Args:
+        table: before.
+        draw: the random numbers.
+        share: of the blanket negatives to keep.
+        image: image of every lost positive, which must not turn into a blanket negative, and
+        class_: its class.
+    """
+    shut = np.flatnonzero(table.closed >= 0)
+    if share == 0 or not len(shut):
+        return np.full(len(table), -1, np.int16), np.zeros((0, len(table.classes)), np.bool_), []
+    if share == 1:
+        if (opened := _without_cells(table.closed, table.covers, image, class_)) is not None:
+            return *opened, []
+        losers = np.zeros(len(table), np.bool_)
+        losers[image] = True
+        shut = shut[losers[shut]]
+    closed = table.closed.copy()
+    closed[shut] = -1
+    covers = table.covers if np.any(closed >= 0) else table.covers[:0]
+    return closed, covers, [_write_out(table, draw, share, shut)]
+
+
+def _without_cells(
+    closed: NDArray[np.int16], covers: NDArray[np.bool_], image: NDArray[np.int64], class_: NDArray[np.int64]
+) -> tuple[NDArray[np.int16], NDArray[np.bool_]] | None:
+    """Take single cells out of the blankets; None where that makes more different rows than a table can hold."""
+    under = closed[image] >= 0
+    under[under] = covers[closed[image[under]], class_[under]]
+    image, class_ = image[under], class_[under]
+    order = np.argsort(image, kind="stable")
+    image, class_ = image[order], class_[order]
+    images, row = np.unique(image, return_inverse=True)
+    packed = []
+    step = max(1, _BLOCK // max(1, covers.shape[1]))
+    for start in range(0, len(images), step):
+        block = covers[closed[images[start : start + step]]]
+        here = slice(*np.searchsorted(row, [start, start + step]))
+        block[row[here] - start, class_[here]] = False
+        packed.append(np.packbits(block, axis=1))
+    if not packed:
+        return closed, covers
+    unique, number = np.unique(np.concatenate(packed), axis=0, return_inverse=True)
+    if len(covers) + len(unique) > MOST_CLOSURES:
+        return None
+    rows = np.unpackbits(unique, axis=1, count=covers.shape[1]).astype(np.bool_)
+    opened = closed.copy()
+    opened[images] = len(covers) + number.reshape(-1)
+    return opened, np.concatenate([covers, rows])
+
+
+def _write_out(table: LabelTable, draw: _CellDraw, share: float, images: NDArray[np.int64]) -> pa.Table:
+    """A share of the blanket negatives of `images` as facts."""
+    expected = share * float(table.covers.sum(1)[table.closed[images]].sum())
+    if expected > MOST_CELLS:
+        raise DataError(
+            f"about {expected:,.0f} negatives of completely annotated images would have to be written out one by one; "
+            f"at most {MOST_CELLS:,} are. Keep a smaller share of them, or all (1) or none (0), or use fewer images."
+        )
+    found_images, found_classes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    step = max(1, _BLOCK // max(1, len(table.classes)))
+    for start in range(0, len(images), step):
+        block = images[start : start + step]
+        row, class_ = table.matrix.blanket(block)
+        lucky = draw(block[row], class_) < share
+        found_images.append(block[row[lucky]])
+        found_classes.append(class_[lucky])
+    image, class_ = np.concatenate(found_images), np.concatenate(found_classes)
+    return fact_table(image, class_, np.full(len(image), Label.NEGATIVE), source=BLANKET_SOURCE)
+
+
+def _difference(before: LabelTable, after: LabelTable) -> str:
+    parts = [
+        f"{after.matrix.counts(state).sum():,} of {before.matrix.counts(state).sum():,} {word} labels kept"
+        for state, word in ((Label.POSITIVE, "positive"), (Label.NEGATIVE, "negative"))
+    ]
+    bare = int((after.matrix.image_counts(Label.UNKNOWN) == len(after.classes)).sum())
+    return f"{', '.join(parts)}, {bare:,} of {len(after):,} images without a label"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _CellDraw:
+    """A number in [0, 1) for each cell of a table, from the seed, the image's key and the class id."""
+
+    images: NDArray[np.uint64]
+    classes: NDArray[np.uint64]
+    seed: int
+
+    @classmethod
+    def of(cls, table: LabelTable, seed: int) -> _CellDraw:
+        return cls(content_hashes(table.images.to_pylist()), content_hashes(table.classes.ids), seed)
+
+    def __call__(self, image: NDArray[np.int64], class_: NDArray[np.int64]) -> NDArray[np.float64]:
+        return uniform(seeded(mixed(self.images[image], self.classes[class_]), self.seed))

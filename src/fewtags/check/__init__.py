@@ -1,0 +1,1 @@
+"""Findings in labels and photos, before training."""

@@ -1,0 +1,294 @@
+"""`check`: what the labels and photos are, before anything trains on them.
+
+Nothing is changed or dropped by looking: `CheckReport.clean` leaves out what cannot be read, with a reason for each.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+from fewtags.check.label_findings import Finding, label_findings, reader_findings, training_split
+from fewtags.check.photo_findings import Photos
+from fewtags.errors import DataError
+from fewtags.files import replacing
+from fewtags.labels import Label
+from fewtags.photos.scan import Progress
+from fewtags.table.summary import Summary
+from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
+from fewtags.text import counted
+
+_ROWS = 20
+"""How many classes at each end of the printed table."""
+_WIDEST = 40
+"""Where class names are cut in it, in characters."""
+
+
+@final
+@dataclass(frozen=True)
+class HeatmapNeed:
+    """What is needed to say whether the running heatmaps of the training images fit.
+
+    Attributes:
+        needed: (images, classes, top_k or None for all classes) -> bytes, from the store that will hold them.
+        limit: bytes that they may take.
+    """
+
+    needed: Callable[[int, int, int | None], int]
+    limit: int
+
+
+@final
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check` found.
+
+    Attributes:
+        summaries: counts of each split.
+        findings: errors first, then warnings, then notes.
+        readings: how the readers understood each distinct value.
+        photos: how many photo files were looked at.
+        decoded: whether their pixels were read, too, which finds truncated files.
+        unusable: split -> image key -> why it has no picture.
+        excluded: what the readers left out.
+        heatmap_bytes: what the heatmaps of the training images would take, all classes kept; None: not asked.
+    """
+
+    summaries: Mapping[str, Summary]
+    findings: tuple[Finding, ...]
+    readings: tuple[ValueReading, ...]
+    photos: int
+    decoded: bool
+    unusable: Mapping[str, Mapping[str, str]]
+    excluded: tuple[Excluded, ...]
+    heatmap_bytes: int | None = None
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """Data would be lost or misread; a command ends with exit code 1."""
+        return tuple(f for f in self.findings if f.level == "error")
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """Results may suffer."""
+        return tuple(f for f in self.findings if f.level == "warning")
+
+    def excluded_rows(self) -> tuple[Excluded, ...]:
+        """Everything that is left out: by the readers, and images without a readable photo."""
+        rows = [
+            Excluded(key, why, split, "unreadable")
+            for split, images in self.unusable.items()
+            for key, why in images.items()
+        ]
+        return (*self.excluded, *rows)
+
+    def write_excluded_csv(self, path: Path) -> None:
+        """Write `excluded_rows` with the columns item, where, reason; a header alone says that nothing was left out."""
+        write_excluded(self.excluded_rows(), path)
+
+    def clean(self, tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]:
+        """The tables that were checked without the images that have no readable photo; each is noted with its reason.
+
+        Raises:
+            DataError: nothing is left of a split.
+        """
+        return {split: _without(split, table, self.unusable.get(split, {})) for split, table in tables.items()}
+
+    def lines(self) -> Iterator[str]:
+        """The report for people."""
+        for split, summary in self.summaries.items():
+            yield from _split_lines(split, summary)
+        how = "decoded" if self.decoded else "headers only"
+        yield f"photos: {self.photos:,} files looked at ({how})"
+        if self.heatmap_bytes is not None:
+            yield f"heatmaps of all classes: {_size(self.heatmap_bytes)}"
+        yield from _class_lines(self.summaries)
+        yield from (f"read: {reading}" for reading in self.readings)
+        yield from map(str, self.findings)
+        yield f"{counted(len(self.errors), 'error')}, {counted(len(self.warnings), 'warning')}"
+
+    def to_json(self) -> str:
+        """The report for programs, one JSON object; lists are complete."""
+        content: dict[str, Any] = {
+            "splits": {split: _summary_facts(summary) for split, summary in self.summaries.items()},
+            "errors": len(self.errors),
+            "warnings": len(self.warnings),
+            "findings": [asdict(finding) for finding in self.findings],
+            "readings": [asdict(reading) for reading in self.readings],
+            "photos": {"files": self.photos, "decoded": self.decoded},
+            "heatmap_bytes": self.heatmap_bytes,
+            "excluded": [asdict(row) for row in self.excluded_rows()],
+        }
+        return json.dumps(content)
+
+
+def write_excluded(rows: Iterable[Excluded], path: Path) -> None:
+    """Write what was left out as a CSV, atomically: item, where, reason."""
+    with (
+        replacing(path) as temporary,
+        temporary.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(["item", "where", "reason"])
+        writer.writerows([row.item, row.where, row.reason] for row in rows)
+
+
+def check(
+    splits: Mapping[str, LabelTable],
+    *,
+    decode: bool = True,
+    input_size: int | None = None,
+    heatmaps: HeatmapNeed | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> CheckReport:
+    """Look at labels and photos and say what they are and what is wrong with them.
+
+    Args:
+        splits: tables by name; "train", or else the first, is the one to train on.
+        decode: decode every photo, which finds truncated ones; False reads headers only.
+        input_size: side of the net's input in pixels; smaller photos are counted.
+        heatmaps: memory that heatmaps of the training images need and may take; None: not said.
+        threads: how many photos are read at a time; None for one per core, at most 8.
+        progress: called now and then with the number of photos read and to read.
+
+    Raises:
+        DataError: no split at all.
+    """
+    if not splits:
+        raise DataError("there is nothing to check: no split was given.")
+    summaries = {split: table.summary() for split, table in splits.items()}
+    photos = Photos.look(splits, decode=decode, threads=threads, progress=progress)
+    train = splits[training_split(splits)]
+    dense = None if heatmaps is None else heatmaps.needed(len(train), len(train.classes), None)
+    findings = [
+        *label_findings(splits, summaries),
+        *photos.findings(splits, input_size),
+        *([] if heatmaps is None else _heatmap_findings(train, heatmaps)),
+        *reader_findings(splits),
+    ]
+    order = ["error", "warning", "note"]
+    return CheckReport(
+        summaries=summaries,
+        findings=tuple(sorted(findings, key=lambda f: order.index(f.level))),
+        readings=tuple(dict.fromkeys(r for t in splits.values() for r in t.notes.readings)),
+        photos=len(photos.paths),
+        decoded=decode,
+        unusable=photos.unusable(splits),
+        excluded=tuple(dict.fromkeys(e for t in splits.values() for e in t.notes.excluded)),
+        heatmap_bytes=dense,
+    )
+
+
+def _heatmap_findings(train: LabelTable, need: HeatmapNeed) -> Iterator[Finding]:
+    images, classes = len(train), len(train.classes)
+    if (dense := need.needed(images, classes, None)) <= need.limit:
+        return
+    start = (
+        f"heatmaps of {counted(images, 'image')} and {counted(classes, 'class', 'classes')} need {_size(dense)}; "
+        f"half of the free memory is {_size(need.limit)}."
+    )
+    # Annotated classes are always kept, so k cannot be smaller than the positives of any image.
+    least = int(train.matrix.image_counts(Label.POSITIVE).max(initial=1))
+    below, above = least - 1, classes  # the largest k that fits is in below..above - 1
+    while above - below > 1:
+        middle = (below + above) // 2
+        fits = need.needed(images, classes, middle) <= need.limit
+        below, above = (middle, above) if fits else (below, middle)
+    if below >= least:
+        size = _size(need.needed(images, classes, below))
+        cure = f"Keep those of the {below:,} best classes of each image (objective.heatmap_top_k = {below}): {size}."
+    else:
+        cure = (
+            f"Even one heatmap for each of the {least:,} positives that an image may have does not fit: take a smaller "
+            'input (augment.size), objective.heatmap_storage = "disk", or objective.scl_weight = 0, which needs none.'
+        )
+    yield Finding("warning", "heatmap-memory", f"{start} {cure}")
+
+
+def _without(split: str, table: LabelTable, unusable: Mapping[str, str]) -> LabelTable:
+    if not unusable:
+        return table
+    kept = [n for n, key in enumerate(table.images.to_pylist()) if key not in unusable]
+    if not kept:
+        key, reason = next(iter(unusable.items()))
+        raise DataError(f"{split}: no photo can be read, for example {key}: {reason}")
+    message = f"{split}: {counted(len(unusable), 'image')} left out, without a readable photo; see excluded.csv"
+    notes = Notes(excluded=tuple(Excluded(key, why, split) for key, why in unusable.items()), messages=(message,))
+    return replace(table.subset(kept), notes=table.notes + notes)
+
+
+def _split_lines(split: str, summary: Summary) -> Iterator[str]:
+    yield (
+        f"{split}: {counted(summary.images, 'image')}, {counted(len(summary.classes), 'class', 'classes')}, labels: "
+        f"{summary.kind}; {summary.positives_per_image:.2f} positives per image; "
+        f"{summary.without_positive:,} without a positive, {summary.without_label:,} without any label"
+    )
+    if summary.points or summary.boxes:
+        yield f"  {counted(summary.points, 'point')}, {counted(summary.boxes, 'box', 'boxes')}"
+
+
+def _class_lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
+    """Positive, negative and unknown images of every class in every split, and its points and boxes if there are any.
+
+    Of many classes, the first and the last.
+    """
+    first, *others = summaries.values()
+    if any(other.classes.ids != first.classes.ids for other in others):
+        return  # an error says so; there is no common table
+    order = sorted(range(len(first.classes)), key=lambda c: (-first.positives[c], c))
+    left_out = max(0, len(order) - 2 * _ROWS)
+    shown = order if left_out <= 1 else order[:_ROWS] + order[-_ROWS:]
+    display = first.classes.display
+    width = min(_WIDEST, max([5, *(len(display[c]) for c in shown)]))
+    placed = {split: summary.points + summary.boxes > 0 for split, summary in summaries.items()}
+    columns = "".join(
+        f"{split[:12] + ' +':>15}{'-':>10}{'?':>10}" + (f"{'points':>10}{'boxes':>10}" if placed[split] else "")
+        for split in summaries
+    )
+    yield f"{'class':<{width}}{columns}   (+ positive, - negative, ? unknown)"
+    for place, c in enumerate(shown):
+        if left_out > 1 and place == _ROWS:
+            yield f"... {left_out:,} more classes"
+        cells = "".join(
+            f"{s.positives[c]:>15,}{s.negatives[c]:>10,}{s.unknowns[c]:>10,}"
+            + (f"{s.points_of[c]:>10,}{s.boxes_of[c]:>10,}" if placed[split] else "")
+            for split, s in summaries.items()
+        )
+        yield f"{display[c][:width]:<{width}}{cells}"
+
+
+def _summary_facts(summary: Summary) -> dict[str, Any]:
+    facts = {name: value for name, value in vars(summary).items() if name not in ("classes", "contradicting")}
+    counts = zip(
+        summary.classes.ids,
+        summary.classes.display,
+        summary.positives,
+        summary.negatives,
+        summary.unknowns,
+        summary.points_of,
+        summary.boxes_of,
+        strict=True,
+    )
+    keys = ("id", "name", "positive", "negative", "unknown", "points", "boxes")
+    classes = [dict(zip(keys, row, strict=True)) for row in counts]
+    for name in ("positives", "negatives", "unknowns"):
+        facts[name] = sum(facts[name])
+    facts |= {"points": sum(facts.pop("points_of")), "boxes": sum(facts.pop("boxes_of"))}
+    return {**facts, "positives_per_image": summary.positives_per_image, "classes": classes}
+
+
+def _size(count: int) -> str:
+    """Bytes for people, in powers of 1000.
+
+    >>> _size(999), _size(4_118_760_000)
+    ('999 bytes', '4.1 GB')
+    """
+    for exponent, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if count >= 1000**exponent:
+            return f"{count / 1000**exponent:.1f} {unit}"
+    return f"{count} bytes"

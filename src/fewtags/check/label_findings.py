@@ -1,0 +1,243 @@
+"""What `check` finds in label tables, apart from their photos."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.table.summary import Summary
+from fewtags.table.table import Excluded, Kind, LabelTable
+from fewtags.text import counted
+
+Level = Literal["error", "warning", "note"]
+
+SHARE_RATIO = 3.0
+"""A class whose share of the positives differs by more than this factor between two splits is worth a look ..."""
+SHARE_COUNT = 5
+"""... where at least so many positives are there or should be: smaller counts differ by chance."""
+FEW = 5
+"""A class with fewer training positives is named."""
+
+
+_LEFT_OUT: Mapping[Kind, tuple[Level, str, str, str]] = {
+    "missing": (
+        *("error", "photo that the labels name is not there", "photos that the labels name are not there"),
+        "Check the folder of the images, or take the names out of the labels.",
+    ),
+    "unreadable": (
+        *("error", "file or folder cannot be read and is left out", "files or folders cannot be read and are left out"),
+        "Mend, rename or remove them.",
+    ),
+    "unusable": (
+        *("error", "item of the labels cannot be used and is left out"),
+        *("items of the labels cannot be used and are left out", "Mend or remove them in the file."),
+    ),
+    "splits": (
+        *("error", "image is in several splits or in none of them", "images are in several splits or in none of them"),
+        "Decide on one split for each, or take them out.",
+    ),
+    "bad-place": (
+        *("error", "box or point cannot be used and is left out", "boxes or points cannot be used and are left out"),
+        "Mend them, or remove them where the label is all that counts.",
+    ),
+    "unread-place": (
+        *("warning", "place is of a kind that is not read", "places are of a kind that is not read"),
+        "The labels are kept; draw the places otherwise if they are to be used.",
+    ),
+    "partial": (
+        *("warning", "set of images has labels but no photos here", "sets of images have labels but no photos here"),
+        "Download the photos if they are to be used.",
+    ),
+    "excluded": ("note", "item is left out as asked for", "items are left out as asked for", "Nothing is to be done."),
+}
+"""Of each kind of `Excluded`: level, what it is for one and for several, and what to do."""
+
+
+@final
+@dataclass(frozen=True)
+class Finding:
+    """One thing that `check` has to say.
+
+    Attributes:
+        level: "error": data would be lost or misread; "warning": results may suffer; "note": how something is taken.
+        code: what kind, a fixed word for scripts, for example "leak".
+        message: what, how many, what to do.
+        items: everything that the message counts.
+
+    >>> print(Finding("warning", "few-positives", "train: 2 classes have fewer than 5 positives.", ("bat 1", "owl 4")))
+    warning: train: 2 classes have fewer than 5 positives. (bat 1; owl 4)
+    """
+
+    level: Level
+    code: str
+    message: str
+    items: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        shown = "; ".join(self.items[:3]) + (f"; and {len(self.items) - 3:,} more" if len(self.items) > 3 else "")
+        return f"{self.level}: {self.message}" + (f" ({shown})" if shown else "")
+
+
+def training_split(splits: Iterable[str]) -> str:
+    """The split to train on: "train", or else the first."""
+    names = list(splits)
+    return "train" if "train" in names else names[0]
+
+
+def label_findings(tables: Mapping[str, LabelTable], summaries: Mapping[str, Summary]) -> Iterator[Finding]:
+    """Everything that can be said without opening a photo."""
+    train = training_split(tables)
+    for name, summary in summaries.items():
+        yield from _split_findings(name, summary, name == train)
+    for name, summary in summaries.items():
+        if name != train:
+            yield from _compared(train, summaries[train], name, summary)
+    yield from _collisions(tables)
+
+
+def reader_findings(tables: Mapping[str, LabelTable]) -> Iterator[Finding]:
+    """What the readers had to say; splits of one table carry the same notes, which are said once."""
+    for message in dict.fromkeys(m for t in tables.values() for m in t.notes.messages):
+        yield Finding("note", "reader", message)
+    for message in dict.fromkeys(m for t in tables.values() for m in t.notes.warnings):
+        yield Finding("warning", "misread", message)
+    kinds: dict[Kind, list[Excluded]] = defaultdict(list)
+    for row in dict.fromkeys(e for t in tables.values() for e in t.notes.excluded):
+        kinds[row.kind].append(row)
+    for kind, rows in kinds.items():
+        level, one, many, cure = _LEFT_OUT[kind]
+        items = tuple(f"{e.where + ', ' if e.where else ''}{e.item}: {e.reason}" for e in rows)
+        yield Finding(level, kind, f"{counted(len(rows), one, many)}; see excluded.csv. {cure}", items)
+
+
+def _split_findings(name: str, summary: Summary, trained_on: bool) -> Iterator[Finding]:
+    if not summary.images:
+        yield Finding("error", "empty", f"{name}: there are no images.")
+        return
+    yield from _contradictions(name, summary)
+    if summary.kind == "unlabelled":
+        message = f"{name}: no image has a label. Check that labels and photos belong together."
+        yield Finding("error" if trained_on else "warning", "unlabelled", message)
+        return
+    if summary.without_label:
+        message = (
+            f"{name}: of {counted(summary.without_label, 'image')} nothing is known. Blank is not absent: where an "
+            "image shows none of the classes, say so (a `none` folder or tag, zeros in a table, --complete)."
+        )
+        yield Finding("warning", "unlabelled", message)
+    if not trained_on and not sum(summary.negatives):
+        message = (
+            f"{name}: no negative is known, so average precision has no meaning here; hit@1, recall@k and mean rank "
+            "are reported instead. Use --complete if what is not named is known to be absent."
+        )
+        yield Finding("warning", "no-negatives", message)
+    yield from _scarce(name, summary, trained_on)
+    if trained_on:
+        yield from _one_sided(name, summary)
+
+
+def _contradictions(name: str, summary: Summary) -> Iterator[Finding]:
+    """Labels that are lost because both states are claimed; between sources, that is what unknown is for."""
+    inside = summary.contradictions_inside
+    levels: tuple[tuple[Level, bool, int, str], ...] = (
+        ("error", True, inside, "in one source, and taken as unknown. Mend it"),
+        ("warning", False, summary.contradictions - inside, "and taken as unknown. Decide which source is right"),
+    )
+    for level, alone, count, end in levels:
+        if count:
+            items = tuple(str(c) for c in summary.contradicting if c.inside == alone)
+            message = f"{name}: {counted(count, 'label is', 'labels are')} both positive and negative {end}."
+            yield Finding(level, "contradiction", message, items)
+
+
+def _one_sided(name: str, summary: Summary) -> Iterator[Finding]:
+    """Classes that are never known to be absent, where others are."""
+    positives, negatives = np.array(summary.positives), np.array(summary.negatives)
+    classes = np.flatnonzero((positives > 0) & (negatives == 0))
+    if negatives.any() and len(classes):
+        message = (
+            f"{name}: {counted(len(classes), 'class is', 'classes are')} never known to be absent, while others are: "
+            "with bce, all that can be learnt is that they are always there. Take a method that counts unknown as "
+            "absent (expected_negative, assume_negative), or say where they are absent."
+        )
+        yield Finding("warning", "only-positives", message, tuple(summary.classes.display[c] for c in classes))
+
+
+def _scarce(name: str, summary: Summary, trained_on: bool) -> Iterator[Finding]:
+    positives = np.array(summary.positives, np.int64)
+    display = summary.classes.display
+    if absent := tuple(display[c] for c in np.flatnonzero(positives == 0)):
+        end = "nothing can be learnt about them" if trained_on else "they cannot be scored"
+        message = f"{name}: {counted(len(absent), 'class has', 'classes have')} no positive; {end}."
+        yield Finding("warning", "absent-class", message, absent)
+    few = np.flatnonzero((positives > 0) & (positives < FEW))
+    if trained_on and len(few):
+        message = f"{name}: {counted(len(few), 'class has', 'classes have')} fewer than {FEW} positives; expect little."
+        yield Finding("warning", "few-positives", message, tuple(f"{display[c]} {positives[c]}" for c in few))
+
+
+def _compared(train: str, ours: Summary, name: str, theirs: Summary) -> Iterator[Finding]:
+    """Vocabulary and class shares of another split against the training split's."""
+    if ours.classes.ids != theirs.classes.ids:
+        missing, extra = (
+            set(ours.classes.ids) - set(theirs.classes.ids),
+            set(theirs.classes.ids) - set(ours.classes.ids),
+        )
+        items = tuple(
+            [f"only in {train}: {c}" for c in sorted(missing)] + [f"only in {name}: {c}" for c in sorted(extra)]
+        )
+        message = (
+            f"{name} has {'other classes' if items else 'the classes in another order'} than {train}; all splits need "
+            "one vocabulary. Read them together, or name the classes when reading."
+        )
+        yield Finding("error", "vocabulary", message, items)
+        return
+    differ = _differing(np.array(ours.positives, np.int64), np.array(theirs.positives, np.int64))
+    if differ:
+        display = ours.classes.display
+        items = tuple(f"{display[c]} {a:.1%} in {train}, {b:.1%} in {name}" for c, a, b in differ)
+        message = (
+            f"{name}: {counted(len(differ), 'class takes', 'classes take')} a share of the positives more than "
+            f"{SHARE_RATIO:g} times larger or smaller than in {train}. What is fitted on one may not carry over; a "
+            "stratified split keeps the shares."
+        )
+        yield Finding("warning", "class-share", message, items)
+
+
+def _differing(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> list[tuple[int, float, float]]:
+    """Class numbers with their shares of all positives, where these differ by more than `SHARE_RATIO`.
+
+    Shares of the positives, not of the images: one label per photo in train and all labels in val are comparable then.
+    """
+    if not ours.sum() or not theirs.sum():
+        return []
+    a, b = ours / ours.sum(), theirs / theirs.sum()
+    enough = np.maximum(a * theirs.sum(), theirs) >= SHARE_COUNT
+    known = (ours > 0) & (theirs > 0)
+    far = np.maximum(a, b) > SHARE_RATIO * np.minimum(a, b)
+    return [(int(c), float(a[c]), float(b[c])) for c in np.flatnonzero(enough & known & far)]
+
+
+def _collisions(tables: Mapping[str, LabelTable]) -> Iterator[Finding]:
+    """Keys that a case-insensitive or normalising file system (Windows, macOS) takes for one file."""
+    first: dict[tuple[str, str], str] = {}
+    others: dict[str, set[str]] = defaultdict(set)
+    for table in tables.values():
+        root = str(table.root)
+        for key in table.images.to_pylist():
+            known = first.setdefault((root, unicodedata.normalize("NFC", key).casefold()), key)
+            if known != key:
+                others[known].add(key)
+    items = tuple(" = ".join([key, *sorted(rest)]) for key, rest in others.items())
+    if items:
+        message = (
+            f"{counted(len(items), 'image name is', 'image names are')} spelt in several ways that differ only in case "
+            "or in how accents are encoded; on Windows and macOS they are one file. Rename them."
+        )
+        yield Finding("warning", "name-collision", message, items)

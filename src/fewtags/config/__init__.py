@@ -1,0 +1,1 @@
+"""Settings of `train` and `pretrain`: sections, presets, and reading them from TOML and the command line."""

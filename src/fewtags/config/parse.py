@@ -1,0 +1,244 @@
+"""Read and write settings: one TOML file, `--set a.b=c`, and one line for each problem."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from fewtags.config.sections import UNNAMED_METHODS, Config, ObjectiveConfig, Section
+from fewtags.errors import ConfigError
+from fewtags.text import suggest
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        ConfigError: the file is missing or not TOML; line and column are named.
+    """
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+
+
+def apply_overrides(tree: Mapping[str, Any], assignments: Mapping[str, Any] | list[str]) -> dict[str, Any]:
+    """A copy of `tree` with dotted keys set; values of `a.b=c` strings are read as TOML, else as plain text.
+
+    `null` sets a key back to "derive"; `none` is a word like others (some settings know it).
+
+    >>> apply_overrides({"train": {"seed": 0}}, ["train.seed=3", "objective.name=bce"])
+    {'train': {'seed': 3}, 'objective': {'name': 'bce'}}
+
+    Raises:
+        ConfigError: an assignment without `=`, or a key below a plain value.
+    """
+    out: dict[str, Any] = copy.deepcopy(dict(tree))
+    pairs = assignments.items() if isinstance(assignments, Mapping) else [_assignment(text) for text in assignments]
+    for key, value in pairs:
+        *path, last = key.split(".")
+        node = out
+        for part in path:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"--set {key}: {part!r} is a value, not a section.")
+        node[last] = value
+    return out
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text!r}: expected section.key=value, for example --set train.seed=3.")
+    key, value = key.strip(), value.strip()
+    if value == "null":
+        return key, None
+    try:
+        read = tomllib.loads(f"v = {value}")
+    except tomllib.TOMLDecodeError:
+        return key, value
+    # A second line would be a second key, and no setting is a date: 2024-05-01 is the name of a folder.
+    dates = (datetime.date, datetime.time)
+    return key, value if len(read) > 1 or isinstance(read["v"], dates) else read["v"]
+
+
+def validated(model: type[Section], values: Mapping[str, Any], where: str) -> Section:
+    """One section from plain values.
+
+    Raises:
+        ConfigError: one line a problem, as `parse` says it.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise _refusal(_lines(error, model, ""), where) from None
+
+
+def parse(
+    tree: Mapping[str, Any], objectives: Mapping[str, type[ObjectiveConfig]], where: str = "configuration"
+) -> Config:
+    """The settings of a training run, see `parse_as`.
+
+    A method that is not named is left to `presets.resolve`, which knows the labels. Settings without a name are those
+    of the first of `UNNAMED_METHODS` that has them all.
+    """
+    section = tree.get("objective", {})
+    given = {k for k, v in section.items() if (k, v) != ("name", None)} if isinstance(section, Mapping) else {"?"}
+    default = next((m for m in UNNAMED_METHODS if given <= {*objectives[m].model_fields}), UNNAMED_METHODS[0])
+    config = parse_as(Config, tree, objectives, where, default)
+    return config if given else config.model_copy(update={"objective": ObjectiveConfig()})
+
+
+def parse_as(
+    model: type[Section],
+    tree: Mapping[str, Any],
+    objectives: Mapping[str, type[ObjectiveConfig]],
+    where: str = "configuration",
+    default: str = "expected_negative",
+) -> Section:
+    """Validate a tree of settings against all models; every problem is reported at once.
+
+    Args:
+        model: the settings of a whole run; `objective` is one of its sections.
+        tree: nested settings.
+        objectives: the model of each method's settings, by name.
+        where: the file, for error messages.
+        default: the method where none is named.
+
+    Raises:
+        ConfigError: one line a problem, unknown keys with the closest known one.
+    """
+    tree = dict(tree)
+    parsed, problems = _parse_objective(tree.pop("objective", {}), objectives, default)
+    try:
+        base = model.model_validate({**tree, "objective": {"name": "placeholder"}})
+    except ValidationError as error:
+        problems += _lines(error, model, "")
+    if problems:
+        raise _refusal(problems, where)
+    assert parsed is not None
+    return base.model_copy(update={"objective": parsed})
+
+
+def _refusal(problems: list[str], where: str) -> ConfigError:
+    return ConfigError(f"{len(problems)} problem(s) in {where}:\n" + "\n".join(f"  {p}" for p in problems))
+
+
+def _parse_objective(
+    given: Any, objectives: Mapping[str, type[ObjectiveConfig]], default: str
+) -> tuple[ObjectiveConfig | None, list[str]]:
+    """The settings of the method, or what is wrong with them."""
+    if not isinstance(given, Mapping):
+        return None, [f'objective = {given!r} is a value, not a section; write objective.name = "{default}"']
+    name = default if given.get("name") is None else given["name"]
+    if not isinstance(name, str) or name not in objectives:
+        hint = suggest(str(name), objectives)
+        return None, [f"objective.name = {name!r} is not a method{hint}; known: {', '.join(sorted(objectives))}"]
+    try:
+        return objectives[name].model_validate({**given, "name": name}), []
+    except ValidationError as error:
+        return None, _lines(error, objectives[name], "objective.")
+
+
+def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[str]:
+    """One line per problem; what the members of a union say about one value goes into one line."""
+    lines: dict[str, str] = {}
+    for problem in error.errors(include_url=False):
+        path = _path_of_field(model, [str(p) for p in problem["loc"]])
+        key = prefix + ".".join(path)
+        if problem["type"] == "missing":
+            lines[key] = f"missing key {key!r}"
+        elif problem["type"] == "extra_forbidden":
+            known = _fields_at(model, path[:-1])
+            close = difflib.get_close_matches(path[-1], known, n=1)
+            hint = (
+                f"; did you mean {prefix + '.'.join([*path[:-1], close[0]])!r}?"
+                if close
+                else f"; known here: {', '.join(known)}"
+            )
+            lines[key] = f"unknown key {key!r}{hint}"
+        elif problem["type"] == "value_error":
+            lines[key] = f"{key}: {problem['ctx']['error']}"
+        else:
+            said = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
+            if problem["type"] == "tuple_type":
+                said += f"; a list in TOML looks like {key} = {_example(model, path)}"
+            lines[key] = f"{lines[key]}, or {said}" if key in lines else f"{key} = {problem['input']!r}: {said}"
+    return list(lines.values())
+
+
+def _path_of_field(model: type[BaseModel], path: list[str]) -> list[str]:
+    """The part of pydantic's location that is a user's key: without the members of a union at its end."""
+    for length in range(1, len(path)):
+        within = _model_at(model, path[:length])
+        if within is None and not path[length].isdigit():
+            return path[:length]
+    return path
+
+
+def _model_at(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
+    """The section at a path, through optional and repeated ones; None where a value is."""
+    found: type[BaseModel] | None = model
+    for part in path:
+        if part.isdigit():  # the place in a list of sections
+            continue
+        field = None if found is None else found.model_fields.get(part)
+        found = None if field is None else _section(field.annotation)
+    return found
+
+
+_EXAMPLES = {str: ('"first"', '"second"'), float: ("0.5", "1.0", "2.0")}
+
+
+def _example(model: type[BaseModel], path: list[str]) -> str:
+    """A list of what the field at a path takes."""
+    parent = _model_at(model, path[:-1])
+    assert parent is not None
+    members = _members(parent.model_fields[path[-1]].annotation)
+    if _section(members[0]) is not None:
+        return '[{ name = "main", epochs = 10, lr = 0.001 }]'
+    words = _EXAMPLES[members[0]]
+    return f"[{', '.join(words[: 2 if members[1] is ... else len(members)])}]"
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The types in a tuple's annotation, through optional ones and validators."""
+    if get_origin(annotation) is tuple:
+        return get_args(annotation)
+    return next((found for inner in get_args(annotation) if (found := _members(inner))), ())
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := _section(inner))), None)
+
+
+def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    found = _model_at(model, path)
+    return [] if found is None else list(found.model_fields)
+
+
+def dump_toml(model: BaseModel) -> str:
+    """TOML text of a model; settings that are None (derive) are left out."""
+    return tomli_w.dumps(_without_none(model.model_dump(mode="json", serialize_as_any=True)))
+
+
+def _without_none(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {k: _without_none(v) for k, v in tree.items() if v is not None}
+    if isinstance(tree, list):
+        return [_without_none(v) for v in tree]
+    return tree

@@ -1,0 +1,348 @@
+"""What a configuration means on a machine: presets, and a pure `resolve` that leaves nothing to derive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Literal, final
+
+from fewtags.config.sections import UNNAMED_METHODS, AugmentConfig, Config, Settings, StageConfig
+from fewtags.errors import ConfigError
+
+
+@final
+class Facts(Settings):
+    """What `resolve` may know about data and machine."""
+
+    samples: int
+    classes: int
+    device: Literal["cpu", "cuda", "mps"]
+    cores: int
+    offline_backbone: str | None = None
+    bf16: bool = False
+    located: bool = False
+    """Whether a training label says where its class is."""
+    solvable: bool = True
+    """Whether the method's loss allows a head to be solved, see `Objective.solvable`."""
+    needs_maps: bool = False
+    """Whether the method looks at single cells of the maps, see `Objective.needs_maps`."""
+    solvable_warmup: bool = True
+    """The same in a warm-up, see `Objective.solvable_warmup`."""
+
+
+class _Preset(Settings):
+    backbone: str
+    size: int
+    batch_size: int
+    weight_decay: float
+    batchnorm_eval: bool
+    cached_views: int
+    stages: tuple[StageConfig, ...]
+    optimizer: Literal["adam", "adamw"] = "adam"
+    weight_ema: float = 0.0
+
+
+def _stages(
+    warmup: int, warmup_lr: float, epochs: int, lr: float, trainable: Literal["head", "all"] | int
+) -> tuple[StageConfig, ...]:
+    head = StageConfig(name="warmup", epochs=warmup, lr=warmup_lr, trainable="head", schedule="constant", warmup=True)
+    main = StageConfig(name="main", epochs=epochs, lr=lr, trainable=trainable)
+    return (head, main) if warmup else (main,)
+
+
+LOGIT_VARIANCES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+SOLVED = "cpu"
+IN_STEPS = "views"
+"""The preset that takes the place of `SOLVED` where something is asked for that only training in steps can do."""
+
+PRESETS: Mapping[str, _Preset] = {
+    # One plain view of each photo through a frozen trunk, and a head that is solved to the end: the fastest good model.
+    # Lite0 was trained at 224 px; 288 px gave more than anything else that was tried at this cost (docs/LOG.md).
+    SOLVED: _Preset(
+        backbone="tf_efficientnet_lite0",
+        size=288,
+        batch_size=16,
+        weight_decay=0.0,
+        batchnorm_eval=True,
+        cached_views=0,
+        stages=(
+            StageConfig(name="solve", epochs=len(LOGIT_VARIANCES), logit_variances=LOGIT_VARIANCES, trainable="head"),
+        ),
+    ),
+    # The same trunk, and a head trained in steps on several random views of each photo.
+    IN_STEPS: _Preset(
+        backbone="tf_efficientnet_lite0",
+        size=224,
+        batch_size=16,
+        weight_decay=0.0,
+        batchnorm_eval=True,
+        cached_views=8,
+        stages=_stages(5, 5e-4, 12, 5e-4, "head"),
+    ),
+    "finetune": _Preset(
+        backbone="resnet50",
+        size=320,
+        batch_size=16,
+        weight_decay=0.0,
+        batchnorm_eval=True,
+        cached_views=0,
+        stages=_stages(5, 3e-3, 12, 1e-4, "all"),
+    ),
+    # Section 4.1: linear layer for 5 epochs at 1e-3, then everything for 25 epochs at 1e-5, cosine, Adam, batch 8.
+    "paper": _Preset(
+        backbone="resnet50",
+        size=448,
+        batch_size=8,
+        weight_decay=0.0,
+        batchnorm_eval=False,
+        cached_views=0,
+        stages=_stages(5, 1e-3, 25, 1e-5, "all"),
+    ),
+    "paper_scratch": _Preset(
+        backbone="resnet50",
+        size=448,
+        batch_size=8,
+        weight_decay=0.0,
+        batchnorm_eval=False,
+        cached_views=0,
+        stages=_stages(0, 1e-3, 100, 1e-4, "all"),
+    ),
+    # Section 4.3.
+    "paper_imagenet": _Preset(
+        backbone="resnet50",
+        size=224,
+        batch_size=64,
+        weight_decay=1e-4,
+        batchnorm_eval=False,
+        cached_views=0,
+        stages=_stages(5, 1e-4, 25, 1e-4, "all"),
+    ),
+}
+
+
+ON_CPU: Mapping[str, _Preset] = {
+    # A net that two cores can train, from a head that is solved. Rate and weight decay were chosen on validation at
+    # 192 px (docs/LOG.md); the size is that of the preset `cpu`, and this combination was not measured.
+    "finetune": _Preset(
+        backbone="tf_efficientnet_lite0",
+        size=288,
+        batch_size=32,
+        weight_decay=0.01,
+        batchnorm_eval=True,
+        cached_views=0,
+        stages=(
+            StageConfig(
+                name="solve",
+                epochs=len(LOGIT_VARIANCES),
+                logit_variances=LOGIT_VARIANCES,
+                trainable="head",
+                warmup=True,
+            ),
+            StageConfig(name="main", epochs=6, lr=1e-3, trainable=2),
+        ),
+        optimizer="adamw",
+        weight_ema=0.98,
+    ),
+}
+"""What a preset is without a GPU, where that is something else."""
+
+
+@final
+class Resolved(Settings):
+    """Every setting of a run with nothing left to derive; printed, and stored beside the run."""
+
+    preset: str
+    method: str
+    backbone: str
+    weights: str
+    drop_path: float
+    output_stride: int
+    head_kernel: int
+    pool: Literal["mean", "mean_prob", "max", "lse", "softmax", "csra"]
+    pool_temperature: float
+    pool_weight: float
+    policy: Literal["coco", "imagenet", "none"]
+    size: int
+    min_area: float
+    flip: bool
+    jitter: float
+    stages: tuple[StageConfig, ...]
+    batch_size: int
+    optimizer: Literal["adam", "adamw"] = "adam"
+    weight_decay: float
+    accumulate: int
+    clip_norm: float
+    precision: Literal["no", "bf16", "fp16"]
+    weight_ema: float
+    batchnorm_eval: bool
+    cached_views: int
+    workers: int
+    seed: int
+    checkpoint_every_steps: int
+    patience: int = 0
+    select: Literal["auto", "best", "last"]
+
+
+def resolve(config: Config, facts: Facts) -> Resolved:
+    """Fill everything that was left to derive. Pure: the same config and facts give the same answer.
+
+    A zero means: not used, in `clip_norm`, `weight_ema`, `patience` and `checkpoint_every_steps`; the backbone's own,
+    in `output_stride`.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+    """
+    train, model, augment = config.train, config.model, config.augment
+    name = train.preset or ("finetune" if facts.device == "cuda" else SOLVED)
+    if name == SOLVED and why_in_steps(config, facts):
+        name = IN_STEPS
+    preset = ON_CPU.get(name, PRESETS[name]) if facts.device == "cpu" else PRESETS[name]
+    stages = _fitting(preset.stages, facts) if train.stages is None else train.stages
+    _check_stages(stages)
+    if train.stages and (train.epochs or train.lr):
+        raise ConfigError("train.epochs and train.lr change the preset's stages; with train.stages set them there.")
+    stages = tuple(s for s in stages if s.epochs) if train.stages else _rescaled(stages, train.epochs, train.lr)
+    weights = model.weights or _weights(model.backbone or preset.backbone, facts)
+    frozen = all(stage.trainable == "head" for stage in stages)
+    solved = all(stage.solved for stage in stages)
+    cached = train.cached_views if train.cached_views is not None else (preset.cached_views if frozen else 0)
+    cached = 0 if solved else cached
+    if cached and not frozen:
+        raise ConfigError(
+            'train.cached_views needs a frozen trunk: give every stage trainable = "head", or set it to 0.'
+        )
+    allowed = {False: facts.solvable, True: facts.solvable_warmup}
+    if any(stage.solved and not allowed[stage.warmup] for stage in stages):
+        raise ConfigError(
+            f"stage {next(s.name for s in stages if s.solved)!r} solves the head, which this method's loss does not "
+            "allow: it compares views, or changes its labels while it learns. Give the stage lr instead."
+        )
+    policy = augment.policy or ("imagenet" if name == "paper_imagenet" else "coco")
+    _check_policy(policy, augment)
+    precision = train.precision or ("bf16" if facts.device == "cuda" and facts.bf16 else "no")
+    if precision == "fp16" and facts.device == "cpu":
+        raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')
+    return Resolved(
+        preset=name,
+        method=config.objective.name or UNNAMED_METHODS[facts.located],
+        backbone=model.backbone or preset.backbone,
+        weights=weights,
+        drop_path=model.drop_path,
+        output_stride=model.output_stride or 0,
+        head_kernel=model.head_kernel,
+        pool=model.pool,
+        pool_temperature=model.pool_temperature,
+        pool_weight=model.pool_weight,
+        policy=policy,
+        size=augment.size or preset.size,
+        min_area=augment.min_area or SMALLEST_AREA[policy],
+        flip=policy != "none" if augment.flip is None else augment.flip,
+        jitter=augment.jitter,
+        stages=stages,
+        batch_size=train.batch_size or preset.batch_size,
+        optimizer=train.optimizer or preset.optimizer,
+        weight_decay=preset.weight_decay if train.weight_decay is None else train.weight_decay,
+        accumulate=train.accumulate,
+        clip_norm=train.clip_norm or 0.0,
+        precision=precision,
+        weight_ema=preset.weight_ema if train.weight_ema is None else train.weight_ema,
+        batchnorm_eval=preset.batchnorm_eval if train.batchnorm_eval is None else train.batchnorm_eval,
+        cached_views=cached,
+        workers=min(8, max(0, facts.cores - 1)) if train.workers is None else train.workers,
+        seed=train.seed,
+        checkpoint_every_steps=train.checkpoint_every_steps or 0,
+        patience=train.patience or 0,
+        select=train.select,
+    )
+
+
+def why_in_steps(config: Config, facts: Facts) -> str:
+    """Why preset `cpu` cannot solve the head for this configuration, in words; empty where it can."""
+    train, augment = config.train, config.augment
+    given = {
+        "train.stages": train.stages is not None and not all(stage.solved for stage in train.stages),
+        **{f"train.{name}": getattr(train, name) is not None for name in STEP_SETTINGS},
+        "train.accumulate": train.accumulate > 1,
+        "augment.policy": augment.policy not in (None, "none"),
+        "augment.min_area": augment.min_area,
+        "augment.flip": augment.flip,
+        "augment.jitter": augment.jitter,
+    }
+    solves = train.stages is not None and not given["train.stages"]  # who names such stages means them
+    asked = [name for name, value in given.items() if value and not solves]
+    if asked:
+        return f"{', '.join(asked)} {'is' if len(asked) == 1 else 'are'} about training in steps"
+    if not facts.solvable:
+        return "the method compares views or changes its labels while it learns"
+    # Backbones have a cell in 32 pixels, most of them.
+    places = ((augment.size or PRESETS[SOLVED].size) // 32) ** 2 if facts.needs_maps else 1
+    if facts.samples * facts.classes * places > MOST_CELLS:
+        cells = f" x {places} cells" if places > 1 else ""
+        return f"{facts.samples:,} images x {facts.classes:,} classes{cells} are too many to solve"
+    return ""
+
+
+STEP_SETTINGS = (
+    *("epochs", "lr", "batch_size", "optimizer", "weight_decay", "clip_norm", "weight_ema", "cached_views"),
+    *("checkpoint_every_steps", "patience"),
+)
+MOST_CELLS = 20_000_000
+"""Images x classes, and x cells where maps count. So many take about half an hour on one core with 1,280 channels."""
+
+
+def _fitting(stages: tuple[StageConfig, ...], facts: Facts) -> tuple[StageConfig, ...]:
+    """A preset's stages; a warm-up that cannot solve the head trains it in steps."""
+    if facts.solvable_warmup and facts.samples * facts.classes <= MOST_CELLS:
+        return stages
+    steps = StageConfig(name="warmup", epochs=5, lr=3e-3, trainable="head", schedule="constant", warmup=True)
+    return tuple(steps if stage.solved and stage.warmup else stage for stage in stages)
+
+
+def _rescaled(stages: tuple[StageConfig, ...], epochs: int | None, lr: float | None) -> tuple[StageConfig, ...]:
+    """A preset's stages with `epochs` in all, and the last learning rate `lr`; both in the preset's proportions.
+
+    Every stage keeps an epoch, but of a single one: that is the last stage's. Stages that solve the head do not change.
+    """
+    stages = tuple(stage for stage in stages if stage.epochs)
+    solved, stages = tuple(s for s in stages if s.solved), tuple(s for s in stages if not s.solved)
+    if not stages:
+        return solved
+    rates = 1.0 if lr is None else lr / (stages[-1].lr or lr)
+    shares = [stage.epochs for stage in stages]
+    if epochs is not None:
+        whole = sum(shares)
+        first = [max(1, round(epochs * share / whole)) for share in shares[:-1]]
+        shares = [*first, epochs - sum(first)] if epochs > sum(first) else [*[0] * len(first), epochs]
+    return solved + tuple(
+        stage.model_copy(update={"epochs": share, "lr": None if stage.lr is None else stage.lr * rates})
+        for stage, share in zip(stages, shares, strict=True)
+        if share
+    )
+
+
+SMALLEST_AREA: Mapping[str, float] = {"coco": 0.25, "imagenet": 0.08, "none": 1.0}
+
+
+def _check_policy(policy: str, augment: AugmentConfig) -> None:
+    """The policy `none` takes the whole photo as it is, so it cannot crop or flip."""
+    asked = [] if augment.min_area is None else [f"augment.min_area = {augment.min_area:g}"]
+    asked += ["augment.flip = true"] if augment.flip else []
+    if policy == "none" and asked:
+        raise ConfigError(
+            f'{" and ".join(asked)} would do nothing: augment.policy = "none" shows the whole photo, never flipped; '
+            'leave it out, or use the policy "coco" or "imagenet".'
+        )
+
+
+def _check_stages(stages: tuple[StageConfig, ...]) -> None:
+    if not any(stage.epochs for stage in stages):
+        raise ConfigError("train.stages have no epoch in all; give at least one stage epochs above 0.")
+    later = [stage.name for before, stage in pairwise(stages) if stage.warmup and not before.warmup]
+    if later:
+        raise ConfigError(
+            f"stage {later[0]!r} has warmup = true but comes after a stage without; warm-up stages come first."
+        )
+
+
+def _weights(backbone: str, facts: Facts) -> str:
+    return "offline" if backbone == facts.offline_backbone else "hub"

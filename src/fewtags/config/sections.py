@@ -1,0 +1,238 @@
+"""Sections of the settings of `train`: frozen pydantic models.
+
+`None` means "derive": `presets.resolve` fills it from the preset and from what is known about data and machine.
+Settings of an objective are declared by its class; `engine.methods` makes the models for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar, final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+class Settings(BaseModel):
+    """Base of every section: frozen; an unknown key is an error, and so is a number that is not finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+Section = TypeVar("Section", bound=Settings)
+
+
+def _several(given: Any) -> Any:
+    """Words with commas between them, as people write them on a command line: "a, b" is ("a", "b")."""
+    return tuple(word.strip() for word in given.split(",") if word.strip()) if isinstance(given, str) else given
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_several)]
+UNNAMED_METHODS = ("expected_negative", "patchml")
+"""What is trained with where no method is named: tags alone; points and boxes, too."""
+MOST_SEED = 2**32 - 1
+"""The largest seed that every generator takes; `numpy.random.RandomState` takes the fewest."""
+
+
+@final
+class DataConfig(Settings):
+    """Where the labels and photos are, and how to read them."""
+
+    train: str = Field(description="folder of class folders, or any other form of labels (see `format`), for training")
+    images: str | None = Field(None, description="folder that image names are relative to")
+    val: str | None = Field(
+        None, description="the same for validation; left out: a share of the training set is held out"
+    )
+    test: str | None = Field(None, description="the same for a final test")
+    truth: str | None = Field(None, description="complete labels of the training set, for diagnostics only")
+    val_share: float = Field(0.1, gt=0, lt=1, description="share of images held out when no validation set is given")
+    group_by: str | None = Field(None, description="regular expression; images whose first group agrees stay together")
+    format: Literal["folder", "csv", "coco", "voc", "yolo", "openimages", "labelstudio", "cvat", "parquet"] | None = (
+        Field(None, description="what the labels are; left out: told from the path, and said")
+    )
+    complete: bool = Field(False, description="what is not named is known to be absent")
+    val_complete: bool | None = Field(None, description="the same for val and test; left out: as `complete`")
+    uncertain: Literal["ignore", "ones", "zeros"] = Field("ignore", description="what an uncertain cell (-1) means")
+    blank: Literal["unknown", "negative"] = Field("unknown", description="what an empty cell means")
+    difficult: Literal["unknown", "positive", "negative"] = Field("unknown", description="VOC objects marked difficult")
+    none_folder: str = Field("none", description="folder or tag that says: none of the classes")
+    crowd: Literal["positive", "unknown"] = Field("positive", description="what COCO crowds and OpenImages groups mean")
+    places: Literal["boxes", "points", "none"] = Field(
+        "boxes", description="of COCO's objects: their boxes, a point drawn in each mask, or none"
+    )
+    point_seed: int = Field(0, ge=0, le=MOST_SEED, description="of the points drawn in masks")
+    image_column: str | None = Field(
+        None, description="CSV column or Label Studio key with the image names; left out: found out"
+    )
+    columns: Words | None = Field(
+        None, description="CSV columns that are classes, or the one with tags; Label Studio controls to read"
+    )
+    points: Literal["pixels", "fractions"] | None = Field(None, description="what the columns x and y of a CSV count")
+    delimiter: str | None = Field(None, description="what separates the cells of a CSV; tab for a tabulator")
+    tags_separator: str | None = Field(None, description="what separates the tags in a cell; space for a blank")
+    positive_words: Words = Field((), description="further words for positive in class columns")
+    negative_words: Words = Field((), description="further words for negative")
+    unknown_words: Words = Field((), description="further words for unknown")
+    decode: bool = Field(
+        True,
+        description="decode every photo before training, which finds broken ones (0.6 ms for one of 320 x 240 pixels); "
+        "false reads headers only (0.1 ms), and a broken photo stops training",
+    )
+
+
+@final
+class ModelConfig(Settings):
+    """The network and where its weights come from."""
+
+    backbone: str | None = Field(None, description="any timm model with a spatial feature map")
+    weights: str | None = Field(None, description="hub, offline, none, or a file")
+    drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth rate in training")
+    output_stride: Literal[8, 16, 32] | None = Field(
+        None, description="pixels per map cell; left out: the backbone's own"
+    )
+    head_kernel: Literal[1, 3] = Field(1, description="side of the head's convolution; TS-CAM's is 3")
+    pool: Literal["mean", "mean_prob", "max", "lse", "softmax", "csra"] = Field(
+        "mean", description="from maps to image logits"
+    )
+    pool_temperature: float = Field(1.0, gt=0, description="of the pools lse, softmax and csra")
+    pool_weight: float = Field(0.1, ge=0, description="of the softmax pool in csra")
+
+
+@final
+class AugmentConfig(Settings):
+    """How training views are drawn."""
+
+    policy: Literal["coco", "imagenet", "none"] | None = Field(
+        None, description="left out: imagenet for preset paper_imagenet, coco for the others"
+    )
+    size: int | None = Field(None, ge=32, description="input side in pixels")
+    min_area: float | None = Field(
+        None, gt=0, le=1, description="smallest cropped share of the image; left out: the policy's"
+    )
+    flip: bool | None = Field(
+        None, description="exchange left and right in half of the views; left out: true, but for policy none"
+    )
+    jitter: float = Field(
+        0.0, ge=0, le=1, description="strength of random brightness, contrast and saturation of the views; 0: none"
+    )
+
+
+@final
+class StageConfig(Settings):
+    """One stage of training."""
+
+    name: str = Field(description="what progress and metrics call it")
+    epochs: int = Field(ge=0, description="how many times every image is seen; 0 skips the stage")
+    lr: float | None = Field(None, gt=0, description="learning rate of Adam, at the start")
+    logit_variances: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (),
+        description="solve the head to the end instead, once for each of these prior variances of a logit (small: "
+        "strongly regularised); the best on validation becomes the model",
+    )
+    trainable: Literal["head", "all"] | int = Field("all", description="head, all, or how many of the last blocks")
+    head_factor: float = Field(1.0, gt=0, description="the head's learning rate over that of the other layers")
+    schedule: Literal["constant", "cosine", "cosine_epoch"] = Field(
+        "cosine", description="of the learning rate; cosine ends at 0, cosine_epoch changes it between epochs only"
+    )
+    warmup: bool = Field(False, description="assume-negative only; heatmaps start after it")
+
+    @property
+    def solved(self) -> bool:
+        """Whether the head is solved to the end, one epoch a prior variance, and not trained in steps."""
+        return bool(self.logit_variances)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_of_a_solution(cls, given: Any) -> Any:
+        """A solved stage has an epoch for each prior variance."""
+        if isinstance(given, Mapping) and isinstance(variances := given.get("logit_variances"), list | tuple):
+            return {"epochs": len(variances), **given}
+        return given
+
+    @model_validator(mode="after")
+    def _one_way_to_train(self) -> Self:
+        if not self.solved:
+            if self.lr is None:
+                raise ValueError(f"stage {self.name!r} needs lr, or logit_variances to solve the head")
+            return self
+        if self.lr is not None:
+            raise ValueError(f"stage {self.name!r} has lr and logit_variances; a head that is solved has no rate")
+        if self.trainable != "head":
+            raise ValueError(f'stage {self.name!r} has logit_variances, which need trainable = "head"')
+        if self.epochs != len(self.logit_variances):
+            raise ValueError(
+                f"stage {self.name!r} has {self.epochs} epochs and {len(self.logit_variances)} logit_variances; "
+                "leave epochs out"
+            )
+        return self
+
+
+@final
+class TrainConfig(Settings):
+    """Optimisation."""
+
+    preset: Literal["cpu", "views", "finetune", "paper", "paper_scratch", "paper_imagenet"] | None = Field(
+        None, description="what stands where nothing is said; left out: finetune with a GPU, else cpu"
+    )
+    stages: tuple[StageConfig, ...] | None = Field(
+        None, description="one after the other, as [[train.stages]]; left out: the preset's"
+    )
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        description="of all stages that train in steps; they share them in the preset's proportions",
+    )
+    lr: float | None = Field(
+        None, gt=0, description="learning rate of the last stage; those of earlier stages change by the same factor"
+    )
+    batch_size: int | None = Field(None, ge=1, description="per process")
+    optimizer: Literal["adam", "adamw"] | None = Field(
+        None, description="adamw takes weight decay off the weights themselves, of matrices and kernels only"
+    )
+    weight_decay: float | None = Field(
+        None, ge=0, description="of adam, added to the gradient; of adamw, see optimizer"
+    )
+    accumulate: int = Field(1, ge=1, description="batches per optimiser step")
+    clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient; left out: any")
+    precision: Literal["no", "bf16", "fp16"] | None = Field(
+        None, description="of the net's arithmetic, no: float32; left out: bf16 on a GPU that has it"
+    )
+    weight_ema: float | None = Field(
+        None, ge=0, lt=1, description="decay of averaged weights, which are then evaluated and kept; 0: none"
+    )
+    batchnorm_eval: bool | None = Field(None, description="hold BatchNorm statistics fixed while fine-tuning")
+    cached_views: int | None = Field(
+        None, ge=0, description="random views cached per image when the trunk is frozen; 0: no cache"
+    )
+    cache_gib: float = Field(4.0, gt=0, description="memory for cached views in GiB, of all processes together")
+    workers: int | None = Field(
+        None, ge=0, description="processes that read photos, per training process; 0: none of their own"
+    )
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="decides everything random")
+    checkpoint_every_steps: int | None = Field(None, ge=1, description="beside the one at every epoch's end")
+    baseline: bool = Field(
+        True,
+        description="compare with logistic regression on the features of the untrained trunk, unknown taken as absent",
+    )
+    patience: int | None = Field(
+        None, ge=1, description="stop after so many epochs without a better validation mAP; left out: train them all"
+    )
+    select: Literal["auto", "best", "last"] = Field("auto", description="which epoch's weights become the model")
+
+
+class ObjectiveConfig(Settings):
+    """The method; each has its own settings, see `fewtags methods`."""
+
+    name: str | None = Field(
+        None, description="which method; left out: patchml where points or boxes are known, else expected_negative"
+    )
+
+
+@final
+class Config(Settings):
+    """Everything a run is told."""
+
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    augment: AugmentConfig = AugmentConfig()
+    objective: ObjectiveConfig
+    train: TrainConfig = TrainConfig()

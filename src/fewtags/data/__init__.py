@@ -1,1 +1,0 @@
-"""From files to label tables to batches."""

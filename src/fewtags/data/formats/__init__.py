@@ -1,1 +1,0 @@
-"""One reader a file: annotation files to a `LabelTable`."""

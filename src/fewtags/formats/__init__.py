@@ -1,0 +1,1 @@
+"""Readers: one module for each annotation format, and `read`, which detects the format."""

@@ -1,0 +1,208 @@
+"""Outlines and run lengths of COCO annotations: as masks, and as one point drawn from each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.table.keyed_random import content_hashes, uniform
+
+MOST_PIXELS = 2**27
+"""A mask of more pixels is not drawn; files are not trusted, and no photo is that large."""
+_MOST_SIDE = 2**16
+
+_DRAWS = ("pixel", "across", "down")
+
+
+def draws(seed: int, key: object) -> tuple[float, float, float]:
+    """Three numbers in [0, 1): which pixel of an object, and where in it across and down.
+
+    Args:
+        seed: another seed, other numbers.
+        key: what the object is called; nothing else matters.
+    """
+    pixel, across, down = uniform(content_hashes(f"{seed}/{key}/{word}" for word in _DRAWS)).tolist()
+    return pixel, across, down
+
+
+def run_lengths(counts: object) -> NDArray[np.int64]:
+    """int64 [R]: lengths of the runs of a mask, down its columns, outside first; empty for what is none.
+
+    Compressed counts are text: each number in groups of five bits, lowest first, as characters from "0" on, whose sixth
+    bit says that the number goes on; the last group's fifth bit is the sign. From the fourth on, a number is a
+    difference to the one before the previous one.
+
+    Args:
+        counts: a list of numbers, or compressed text.
+
+    >>> run_lengths([6, 2, 1]).tolist(), run_lengths("621").tolist(), run_lengths("52203O").tolist()
+    ([6, 2, 1], [6, 2, 1], [5, 2, 2, 2, 5, 1])
+    """
+    nothing = np.zeros(0, np.int64)
+    if isinstance(counts, str):
+        runs = _decompressed(counts)
+    elif isinstance(counts, list) and all(isinstance(n, int) for n in counts):
+        runs = counts
+    else:
+        return nothing
+    if not runs or min(runs) < 0 or sum(runs) > MOST_PIXELS:
+        return nothing
+    return np.array(runs, np.int64)
+
+
+def _decompressed(text: str) -> list[int]:
+    runs: list[int] = []
+    value = shift = 0
+    for character in text:
+        group = ord(character) - 48
+        if not 0 <= group < 64 or shift > 60:
+            return []
+        value |= (group & 31) << shift
+        shift += 5
+        if group & 32:
+            continue
+        if group & 16:
+            value -= 1 << shift
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+        value = shift = 0
+    return [] if shift else runs
+
+
+def draw_mask(segmentation: object, height: int, width: int) -> NDArray[np.bool_]:
+    """The pixels of an object; none for what is neither polygons nor run lengths of that size.
+
+    A pixel belongs to a polygon if its centre lies inside, by the even-odd rule; to several polygons if to any of them.
+
+    Args:
+        segmentation: a list of polygons x, y, x, y, ... in pixels, or `size` (height, width) and `counts`.
+        height: of the image in pixels.
+        width: likewise.
+
+    Returns:
+        bool [height, width].
+    """
+    if isinstance(segmentation, Mapping):
+        runs = _runs_of(segmentation)
+        if runs is None or segmentation["size"] != [height, width]:
+            return np.zeros((height, width), np.bool_)
+        return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
+    starts, ends = _spans(_polygons(segmentation), (0, 0, width, height))
+    mask = np.zeros(height * width, np.bool_)
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        mask[start:end] = True
+    return mask.reshape(height, width)
+
+
+def point_of(segmentation: object, draw: tuple[float, float, float]) -> tuple[float, float] | None:
+    """A point of an object in pixels, anywhere in its mask alike; None where the mask has no pixel.
+
+    Args:
+        segmentation: see `draw_mask`.
+        draw: see `draws`.
+    """
+    pixel, across, down = draw
+    if isinstance(segmentation, Mapping):
+        runs = _runs_of(segmentation)
+        if runs is None or not runs[1::2].any():
+            return None
+        ends = np.cumsum(runs)
+        column, row = divmod(_nth((ends - runs)[1::2], ends[1::2], pixel), segmentation["size"][0])
+        return column + across, row + down
+    polygons = _polygons(segmentation)
+    if not polygons:
+        return None
+    points = np.concatenate(polygons)
+    left, top = np.floor(points.min(0)).astype(int).tolist()
+    right, bottom = np.ceil(points.max(0)).astype(int).tolist()
+    starts, ends = _spans(polygons, (left, top, right, bottom))
+    if not len(starts):
+        return None
+    row, column = divmod(_nth(starts, ends, pixel), right - left)
+    return left + column + across, top + row + down
+
+
+def point_in_box(
+    box: Sequence[float], size: tuple[float, float], draw: tuple[float, float, float]
+) -> tuple[float, float]:
+    """A point of a box in pixels, anywhere in what of it the photo shows alike; sides below a pixel are widened to one.
+
+    Args:
+        box: x0, y0, x1, y1.
+        size: width and height of the photo; nan where unknown.
+        draw: see `draws`.
+    """
+    found = []
+    for low, high, most, part in zip(box[:2], box[2:], size, draw[1:], strict=True):
+        if 0 <= high - low < 1:
+            low, high = (low + high - 1) / 2, (low + high + 1) / 2
+        if most > 0 and max(low, 0.0) < min(high, most):
+            low, high = max(low, 0.0), min(high, most)
+        found.append(low + part * (high - low))
+    return found[0], found[1]
+
+
+def _runs_of(segmentation: Mapping[str, Any]) -> NDArray[np.int64] | None:
+    """The runs of a mask, if they fill its size."""
+    size, runs = segmentation.get("size"), run_lengths(segmentation.get("counts"))
+    if not (isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)):
+        return None
+    return runs if int(runs.sum()) == size[0] * size[1] else None
+
+
+def _polygons(segmentation: object) -> list[NDArray[np.float64]]:
+    """The polygons [P, 2] that have an inside, and a size that photos have."""
+    found = []
+    for polygon in segmentation if isinstance(segmentation, list) else []:
+        try:
+            corners = np.array(polygon, np.float64)
+        except (TypeError, ValueError, OverflowError):
+            continue
+        if corners.ndim == 1 and len(corners) >= 6 and len(corners) % 2 == 0 and (abs(corners) <= _MOST_SIDE).all():
+            found.append(corners.reshape(-1, 2))
+    return found
+
+
+def _spans(
+    polygons: Sequence[NDArray[np.float64]], frame: tuple[int, int, int, int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where runs of pixels inside any polygon begin and end, ascending and apart.
+
+    Args:
+        polygons: corners in pixels.
+        frame: x0, y0, x1, y1 of the pixels that are looked at.
+
+    Returns:
+        int64 [S] each: positions in the frame, row by row; a run ends before its end.
+    """
+    x0, y0, x1, y1 = frame
+    width = x1 - x0
+    flat = [np.zeros(0, np.int64)]
+    for start in polygons:
+        end = np.roll(start, -1, 0)
+        low, high = start[:, 1].min(), start[:, 1].max()
+        centres = np.arange(max(y0, math.floor(low)), min(y1, math.ceil(high)))[:, None] + 0.5
+        row, edge = np.nonzero((start[:, 1] <= centres) != (end[:, 1] <= centres))
+        height = centres[row, 0]
+        share = (height - start[edge, 1]) / (end[edge, 1] - start[edge, 1])
+        crossing = start[edge, 0] + share * (end[edge, 0] - start[edge, 0])
+        # Inside begins and ends with the first pixel whose centre lies at a crossing or right of it.
+        column = np.ceil(crossing - 0.5).clip(x0, x1) - x0
+        flat.append(np.sort(((height - 0.5 - y0) * width + column).astype(np.int64)))
+    starts, ends = (np.concatenate([part[first::2] for part in flat]) for first in (0, 1))
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate(ends[order]) if len(starts) else ends
+    starts = np.maximum(starts, np.concatenate([starts[:1], ends[:-1]]))
+    kept = ends > starts
+    return starts[kept], ends[kept]
+
+
+def _nth(starts: NDArray[np.int64], ends: NDArray[np.int64], share: float) -> int:
+    """The position that has `share` of all positions in runs before it."""
+    before = np.cumsum(ends - starts)
+    number = int(share * before[-1])
+    run = int(np.searchsorted(before, number, "right"))
+    return int(ends[run] - before[run] + number)

@@ -1,0 +1,225 @@
+"""Which column of a text table means what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+from fewtags.errors import DataError
+from fewtags.formats.common import Points, ReadOptions, fold
+from fewtags.formats.delimited import Sheet
+from fewtags.formats.locate import is_photo
+from fewtags.formats.words import Words
+from fewtags.text import some
+
+Form = Literal["classes", "tags", "facts"]
+
+_IMAGE = (
+    *("image", "images", "image_name", "image_path", "image_file", "image_index", "image_id", "img", "img_path"),
+    *("filename", "file_name", "file", "filepath", "file_path", "path", "photo"),
+)
+_TAGS = frozenset({"tag", "tags", "label", "labels", "class", "classes", "category", "categories", "keywords"})
+_SPLIT = frozenset({"split", "subset", "partition"})
+_SAMPLE = 100
+
+
+@final
+@dataclass(frozen=True)
+class Layout:
+    """Positions of the columns of a sheet.
+
+    Attributes:
+        form: "classes", one column per class; "tags", one column of tags; "facts", one label a row, as we write them.
+        image: the column with image names.
+        labels: the class columns, the tags column, or the column of the class and that of the state if there is one.
+        split: the column with split names; None: there is none.
+        messages: how this was found out, and what is ignored.
+        point: the columns with x and y of a point; None: there are none.
+        unit: what they count.
+        size: the columns with the width and height that pixels are of; None: there are none.
+    """
+
+    form: Form
+    image: int
+    labels: tuple[int, ...]
+    split: int | None
+    messages: tuple[str, ...]
+    point: tuple[int, int] | None = None
+    unit: Points | None = None
+    size: tuple[int, int] | None = None
+
+
+def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
+    """Tell image, label and split columns from the options, the header and the values.
+
+    A column is one of classes if at least half of its values are words for present and absent, so that a single wrong
+    value is an error and not the end of a class.
+
+    Raises:
+        DataError: it cannot be told which column holds the images or the labels; the option that says so is named.
+    """
+    words = Words(options)
+    image = sheet.find(options.image_column) if options.image_column else _image_column(sheet)
+    chosen = None if options.columns is None else tuple(sheet.find(name) for name in options.columns)
+    split = next((j for j in _others(sheet, image) if fold(sheet.header[j]) in _SPLIT), None)
+    if split is not None and (split in (chosen or ()) or _share(sheet, split, words) == 1.0):
+        split = None
+    rest = [j for j in _others(sheet, image) if j != split]
+    names = {fold(sheet.header[j]): j for j in rest}
+    point, unit = _point_columns(sheet, names, options)
+    if chosen is not None:
+        form: Form = "tags" if len(chosen) == 1 and _holds_tags(sheet, chosen[0], words, options) else "classes"
+        labels = chosen
+    elif {"class", "state"} <= names.keys():
+        form, labels = "facts", (names["class"], names["state"])
+    elif point:
+        form, labels = "facts", (_class_column(sheet, names),)
+    else:
+        form, labels = _label_columns(sheet, rest, words, options)
+    if form == "tags" and point and chosen is not None:
+        form, labels = "facts", (*labels, *([names["state"]] if "state" in names else []))
+    if form != "facts":
+        point, unit = None, None
+    sized = unit == "pixels" and {"width", "height"} <= names.keys()
+    size = (names["width"], names["height"]) if sized else None
+    used = {*labels, *(point or ()), *(size or ())}
+    used |= {names[corner] for corner in ("x0", "y0", "x1", "y1") if form == "facts" and corner in names}
+    ignored = [_ignored(sheet, j) for j in rest if j not in used]
+    head = (
+        f"{sheet.path.name}: {len(sheet):,} rows, cells separated by {sheet.delimiter!r}; images in \
+{sheet.header[image]!r}, {_label_text(sheet, form, labels)}"
+        + (f", points in {unit} in {' and '.join(repr(sheet.header[j]) for j in point)}" if point else "")
+        + (f", split in {sheet.header[split]!r}" if split else "")
+    )
+    return Layout(form, image, labels, split, (head, *ignored), point, unit, size)
+
+
+def _point_columns(
+    sheet: Sheet, names: Mapping[str, int], options: ReadOptions
+) -> tuple[tuple[int, int] | None, Points | None]:
+    """The columns of points and what they count: said by the header (x_px, y_px) or the option, never guessed."""
+    if {"x_px", "y_px"} <= names.keys():
+        if options.points == "fractions":
+            raise DataError(f"{sheet.path}: the columns x_px and y_px are pixels, but points says fractions.")
+        return (names["x_px"], names["y_px"]), "pixels"
+    if {"x", "y"} <= names.keys():
+        if options.points is not None:
+            return (names["x"], names["y"]), options.points
+        if options.columns is None and _TAGS & names.keys():
+            raise DataError(
+                f"{sheet.path}: are the columns 'x' and 'y' points in pixels or in fractions of the photo? Pass points "
+                "(--set data.points=pixels, or fractions), or call them x_px and y_px; if they are no points, pass as "
+                "columns those that hold labels."
+            )
+    elif options.points is not None:
+        raise DataError(
+            f"{sheet.path}: points is {options.points!r}, but there are no columns x and y; there are "
+            f"{some(sheet.header, 12)}."
+        )
+    return None, None
+
+
+def _class_column(sheet: Sheet, names: Mapping[str, int]) -> int:
+    """The column that names the class of each point."""
+    found = [names["class"]] if "class" in names else [j for name, j in names.items() if name in _TAGS]
+    if len(found) != 1:
+        what = f"{some([sheet.header[j] for j in found])} may all hold" if found else "no column is called 'class' with"
+        raise DataError(f"{sheet.path}: {what} the class of each point; pass as columns the one that does.")
+    return found[0]
+
+
+def _others(sheet: Sheet, image: int) -> list[int]:
+    return [j for j in range(len(sheet.header)) if j != image]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s\-]+", "_", fold(name))
+
+
+def _image_column(sheet: Sheet) -> int:
+    named = [j for alias in _IMAGE for j, name in enumerate(sheet.header) if _plain(name) == alias]
+    photos = [j for j in range(len(sheet.header)) if _holds_photos(sheet.columns[j])]
+    for candidates in ([j for j in named if j in photos], named, photos if len(photos) == 1 else []):
+        if candidates:
+            return candidates[0]
+    raise DataError(
+        f"{sheet.path}: no column is called 'image' or holds photo names; its columns are {some(sheet.header, 12)}. "
+        "Pass image_column."
+    )
+
+
+def _holds_photos(column: Sequence[str]) -> bool:
+    sample = [value for value in column[:_SAMPLE] if value.strip()]
+    return bool(sample) and sum(map(is_photo, map(str.strip, sample))) * 2 > len(sample)
+
+
+def _share(sheet: Sheet, column: int, words: Words) -> float:
+    """Share of words for present, absent and uncertain among the values that are not blank or unknown; 0 for none."""
+    said = filled = 0
+    for value, count in sheet.values[column].items():
+        if words.says_something(value):
+            said += count
+            filled += count
+        elif words.meaning(value) is None:
+            filled += count
+    return said / filled if filled else 0.0
+
+
+def _blank(sheet: Sheet, column: int, words: Words) -> bool:
+    return all(words.meaning(value) is not None and not words.says_something(value) for value in sheet.values[column])
+
+
+def _holds_tags(sheet: Sheet, column: int, words: Words, options: ReadOptions) -> bool:
+    return options.tags_separator is not None or (
+        _share(sheet, column, words) < 0.5 and not _blank(sheet, column, words)
+    )
+
+
+def _label_columns(
+    sheet: Sheet, rest: Sequence[int], words: Words, options: ReadOptions
+) -> tuple[Form, tuple[int, ...]]:
+    named = [j for j in rest if sheet.header[j]]
+    exact = [j for j in named if fold(sheet.header[j]) in _TAGS]
+    about = [j for j in named if _TAGS & set(re.split(r"[^a-z]+", fold(sheet.header[j])))]
+    share = {j: _share(sheet, j, words) for j in named}
+    certain = [j for j in named if share[j] == 1.0 and j not in exact]
+    tags = [j for j in (about if not exact and not certain else exact) if _holds_tags(sheet, j, words, options)]
+    if len(tags) > 1 or (tags and len(certain) > 1):
+        names = some([sheet.header[j] for j in (*tags, *certain)])
+        raise DataError(
+            f"{sheet.path}: {names} may all hold labels; pass as columns the one of tags, or those of the classes."
+        )
+    if tags:
+        return "tags", tuple(tags)
+    classes = [j for j in named if share[j] >= 0.5]
+    if len(classes) == 1 and classes[0] in exact:
+        name, values = sheet.header[classes[0]], some(sorted(sheet.values[classes[0]]))
+        raise DataError(
+            f"{sheet.path}: the values of {name!r} ({values}) say whether {name!r} is there, or are names of classes; "
+            f"pass columns=({name!r},) for the former, tags_separator for the latter."
+        )
+    if classes:
+        return "classes", tuple(j for j in named if j in classes or _blank(sheet, j, words))
+    texts = [j for j in named if not _blank(sheet, j, words)]
+    if len(texts) == 1:
+        return "tags", tuple(texts)
+    raise DataError(
+        f"{sheet.path}: cannot tell which of {some([sheet.header[j] for j in named], 12)} holds labels; pass columns "
+        "with the column of tags, or with one column per class."
+    )
+
+
+def _ignored(sheet: Sheet, column: int) -> str:
+    values = sheet.values[column]
+    name = sheet.header[column] or "(without a name)"
+    examples = some([value for value, _ in values.most_common()], 3)
+    return f"{sheet.path.name}: column {name!r} ignored, it holds {examples}"
+
+
+def _label_text(sheet: Sheet, form: Form, labels: Sequence[int]) -> str:
+    names = [sheet.header[j] for j in labels]
+    if form == "classes":
+        return f"{len(names):,} class columns {some(names)}"
+    return f"tags in {names[0]!r}" if form == "tags" else "one label a row"

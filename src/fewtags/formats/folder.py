@@ -1,0 +1,351 @@
+"""A tree of class folders: the folder below the root is the label; the same photo in several folders has several."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.errors import DataError
+from fewtags.formats.common import ReadOptions, fold, split_name
+from fewtags.formats.locate import extension, is_photo
+from fewtags.labels import ClassNames, Label
+from fewtags.table.content import same_content
+from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
+from fewtags.text import some
+
+_SPLITS = frozenset({"train", "val", "test"})
+
+
+def read_folder(path: Path, options: ReadOptions | None = None) -> LabelTable:
+    """Read a tree of class folders.
+
+    - The class is the folder below the root, however deep the photo lies. Where all folders below the root are called
+      train, val (valid, validation) or test, they are the split, and the class is the folder below them. Where train
+      and one of the others hold folders of the same name, photos beside them are left out.
+    - "cat,dog" is a folder of photos with both; `none_folder` holds photos that show none of the classes.
+    - Photos with the same bytes are one image with the labels of all their folders; its key is the first path in
+      sorted order. Copies in different splits stay apart: which one has to go is for the user to say.
+    - Photos that lie directly in the root (or split) are images with nothing known, even if `complete`.
+    - Symbolic links are followed. Hidden files are ignored.
+
+    Args:
+        path: the root.
+        options: `none_folder` and `complete` (a photo shows no other class than its folders say) count.
+
+    Returns:
+        a table with the classes sorted by name and the images by path.
+
+    Raises:
+        DataError: no such folder, no class folders, folders of which it cannot be told whether they are splits or
+            classes, or a folder name that contradicts itself.
+    """
+    options = options or ReadOptions()
+    files = walk(path)
+    split, excluded = _split_level(path, files.photos)
+    photos = [key for key in files.photos if key not in {e.item for e in excluded}] if excluded else files.photos
+    folder = {key: _class_folder(key, split) for key in photos}
+    meaning = {name: _tags(name, options.none_folder, path) for name in sorted({*folder.values()} - {""})}
+    classes = ClassNames.of(sorted({tag for tags in meaning.values() for tag in tags}))
+    if not len(classes):
+        raise DataError(_no_classes(path, files, meaning))
+    if len(meaning) == 1 and not split and (trouble := _single_folder(path, files, *meaning)):
+        raise DataError(trouble)
+    equal = same_content([str(path / key) for key in photos])
+    copies = [[photos[i] for i in positions] for positions in equal]
+    first = _first_copies(photos, copies, split)
+    keys = sorted({*first.values()})
+    facts, labelled, nothing = _facts(keys, first, folder, meaning, classes)
+    image, class_, state = facts.T
+    messages = _messages(first, folder, split) + _copy_messages(copies, first, split)
+    if contradictory := len(np.unique(image[state == Label.NEGATIVE])):
+        messages += (f"{contradictory:,} photos lie in a class folder and in {options.none_folder!r}: unknown",)
+    if options.complete:
+        messages += ("complete: classes that the folders of a photo do not name are absent",)
+    if excluded:
+        messages += (f"{len(excluded):,} photos lie in none of the splits and are left out, see the excluded list",)
+    return LabelTable.build(
+        keys,
+        classes,
+        image=image,
+        class_=class_,
+        state=state,
+        source=path.resolve().name,
+        closed=np.where(labelled if options.complete else nothing, 0, -1),
+        covers=np.ones((1, len(classes)), np.bool_),
+        root=path,
+        split=[split_name(key.split("/")[0]) for key in keys] if split else None,
+        notes=files.notes + Notes(_readings(path, folder, meaning), excluded, messages),
+    )
+
+
+def _facts(
+    keys: Sequence[str],
+    first: Mapping[str, str],
+    folder: Mapping[str, str],
+    meaning: Mapping[str, tuple[str, ...]],
+    classes: ClassNames,
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Facts [F, 3] (image, class, state), and which images [N] lie in a class or `none` folder, and in the latter."""
+    position = {key: i for i, key in enumerate(keys)}
+    labelled, nothing = np.zeros((2, len(keys)), np.bool_)
+    cells: set[tuple[int, int]] = set()
+    for key, name in folder.items():
+        if name:
+            image = position[first[key]]
+            labelled[image] = True
+            nothing[image] |= not meaning[name]
+            cells.update((image, classes.index(tag)) for tag in meaning[name])
+    facts = [(i, c, Label.POSITIVE) for i, c in sorted(cells)]
+    # A photo in a class folder and in the `none` folder: both facts stay, which the table takes as unknown.
+    facts += [(i, c, Label.NEGATIVE) for i, c in sorted(cells) if nothing[i]]
+    return np.array(facts, np.int64).reshape(-1, 3), labelled, nothing
+
+
+@final
+@dataclass(frozen=True)
+class Files:
+    """What lies below a root.
+
+    Attributes:
+        photos: sorted paths, relative to the root, with forward slashes.
+        others: how many files (and hidden folders) of which kind are no photos.
+        notes: the same in words; photos and folders that cannot be used are in its excluded list.
+    """
+
+    photos: list[str]
+    others: Counter[str]
+    notes: Notes
+
+
+def walk(root: Path, *, any_name: bool = False) -> Files:
+    """All photos below a folder. Links are followed, though not in circles; hidden files and folders are not looked at.
+
+    Args:
+        root: the folder.
+        any_name: also take names that are no UTF-8; they cannot be keys of a table, and are excluded otherwise.
+
+    Raises:
+        DataError: it is no folder.
+    """
+    if not root.is_dir():
+        raise DataError(f"{str(root)!r} is not a folder; pass the folder that contains the class folders.")
+    photos: list[str] = []
+    others: Counter[str] = Counter()
+    excluded: list[Excluded] = []
+    # Each folder comes with the identities of itself and of all folders above: a link back to one of them is a loop.
+    stack = [("", frozenset({_identity(root.stat())}))]
+    while stack:
+        folder, above = stack.pop()
+        for key in _listing(root, folder, excluded):
+            name = key.rpartition("/")[2]
+            if name.startswith(".") or name == "__MACOSX":
+                others["(hidden)"] += 1
+            elif not any_name and not _is_text(name):
+                excluded.append(Excluded(ascii(key), "the name is not valid UTF-8; rename it", str(root), "unreadable"))
+            elif (status := _status(root, key, excluded)) is None:
+                continue
+            elif stat.S_ISDIR(status.st_mode):
+                if _identity(status) in above:
+                    excluded.append(Excluded(key, "a link to a folder that contains it", str(root)))
+                else:
+                    stack.append((key, above | {_identity(status)}))
+            elif not is_photo(name):
+                others[f"*{extension(name)}" if extension(name) else "(no extension)"] += 1
+            elif status.st_size == 0:
+                excluded.append(Excluded(key, "empty file", str(root), "unreadable"))
+            else:
+                photos.append(key)
+    left_out = sorted(excluded, key=lambda e: e.item)
+    readings = [ValueReading(str(root), kind, "ignored, not a photo", n) for kind, n in sorted(others.items())]
+    messages = (f"{len(excluded):,} files or folders left out, see the excluded list",) if excluded else ()
+    return Files(sorted(photos), others, Notes(tuple(readings), tuple(left_out), messages))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _listing(root: Path, folder: str, excluded: list[Excluded]) -> list[str]:
+    """Paths below the root of everything in a folder."""
+    try:
+        with os.scandir(root / folder) as entries:
+            names = [entry.name for entry in entries]
+    except OSError as error:
+        excluded.append(Excluded(folder, f"folder cannot be read: {error.strerror}", str(root), "unreadable"))
+        return []
+    return [f"{folder}/{name}" if folder else name for name in names]
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _status(root: Path, key: str, excluded: list[Excluded]) -> os.stat_result | None:
+    try:
+        return (root / key).stat()
+    except OSError as error:
+        excluded.append(Excluded(key, f"cannot be read: {error.strerror}", str(root), "unreadable"))
+    return None
+
+
+def _split_level(root: Path, keys: Sequence[str]) -> tuple[bool, tuple[Excluded, ...]]:
+    """Whether the folders below the root are splits, and the photos that then lie in none of them.
+
+    A single folder with the name of a split may be a class, since trains are photographed, too; but not where its
+    photos all lie in folders of their own.
+
+    Raises:
+        DataError: they are called like splits, but look otherwise.
+    """
+    inside: dict[str, set[str]] = defaultdict(set)  # folders in each folder; "" where photos lie in it
+    for parts in (key.split("/") for key in keys):
+        if len(parts) > 1:
+            inside[parts[0]].add(parts[1] if len(parts) > 2 else "")
+    splits = sorted(top for top in inside if split_name(top) in _SPLITS)
+    others = sorted({*inside} - {*splits})
+    if not splits:
+        return False, ()
+    if not others and not any({*inside[top]} - {""} for top in splits):
+        raise DataError(
+            f"{root}: {some(splits)} {'holds' if len(splits) == 1 else 'hold'} photos but no class folders; expected "
+            f"{root}/{splits[0]}/CLASS/PHOTO.jpg. If it is a class and no split, rename it."
+        )
+    if others and not _same_classes(inside, splits):
+        if len({*map(split_name, splits)}) == 1 and not any(
+            len(inside[top]) > 1 and "" not in inside[top] for top in splits
+        ):
+            return False, ()
+        raise DataError(
+            f"{root}: looks like splits ({some(splits)}) plus {some(others)}. If they are splits, move the other "
+            "folders into one of them, or out of here; if all of them are classes, rename those that are called like "
+            "splits."
+        )
+    reason = f"lies in none of the splits {', '.join(splits)}"
+    return True, tuple(
+        Excluded(key, reason, str(root), "splits") for key in keys if "/" not in key or key.split("/")[0] in others
+    )
+
+
+def _same_classes(inside: Mapping[str, set[str]], splits: Sequence[str]) -> bool:
+    """Whether train and another split hold folders of the same name."""
+    train, rest = (
+        {name for top in splits if (split_name(top) == "train") == wanted for name in inside[top] if name}
+        for wanted in (True, False)
+    )
+    return bool(train & rest)
+
+
+def _class_folder(key: str, split: bool) -> str:
+    """The folder that labels a photo; "" for none."""
+    parts = key.split("/")[int(split) :]
+    return parts[0] if len(parts) > 1 else ""
+
+
+def _tags(folder: str, none_folder: str, root: Path) -> tuple[str, ...]:
+    """Classes that a folder name stands for; empty for the `none` folder."""
+    tags = tuple(dict.fromkeys(tag.strip() for tag in folder.split(",") if tag.strip()))
+    nothing = [tag for tag in tags if none_folder and fold(tag) == fold(none_folder)]
+    if not tags:
+        raise DataError(f"{root}: the folder {folder!r} names no class; rename it.")
+    if nothing and len(tags) > 1:
+        raise DataError(f"{root}: the folder {folder!r} says both {nothing[0]!r} and a class; rename it.")
+    return () if nothing else tags
+
+
+def _no_classes(root: Path, files: Files, meaning: Mapping[str, tuple[str, ...]]) -> str:
+    if meaning:
+        return f"{root}: there is no class folder beside {some([*meaning])}; make one folder for each class."
+    start = f"{root}: no class folders with photos in them"
+    if xml := files.others["*.xml"]:
+        return f"{start}, but {xml:,} XML files; for VOC annotations pass format='voc'."
+    if tables := _label_files(root):
+        return f"{start}, but label files; pass one of them instead of the folder: {some(tables)}."
+    what = f"{len(files.photos):,} photos without a folder" if files.photos else "no photos at all"
+    return f"{start}, {what}; expected {root}/CLASS/PHOTO.jpg, or the file that holds the labels."
+
+
+def _label_files(root: Path) -> list[str]:
+    return sorted(p.name for p in root.iterdir() if p.suffix.lower() in {".csv", ".tsv", ".json", ".parquet"})
+
+
+def _single_folder(root: Path, files: Files, name: str) -> str:
+    """What is wrong with a tree of one class folder, if anything is."""
+    if all(key.count("/") != 1 for key in files.photos):
+        return (
+            f"{root}: {name!r} is the only folder, and holds folders but no photos; if these are the classes, pass "
+            f"{str(root / name)!r}."
+        )
+    if tables := _label_files(root):
+        return (
+            f"{root}: {name!r} would be the only class, and there are label files; pass one of them instead of the "
+            f"folder: {some(tables)}."
+        )
+    return ""
+
+
+def _first_copies(keys: Iterable[str], copies: Iterable[Sequence[str]], split: bool) -> dict[str, str]:
+    """The key of each photo's image: the first path with the same content in the same split."""
+    first = {key: key for key in keys}
+    for group in copies:
+        for same in _by_split(group, split):
+            first.update(dict.fromkeys(same, same[0]))
+    return first
+
+
+def _by_split(keys: Iterable[str], split: bool) -> list[list[str]]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for key in keys:
+        groups[split_name(key.split("/")[0]) if split else ""].append(key)
+    return list(groups.values())
+
+
+def _readings(
+    root: Path, folder: Mapping[str, str], meaning: Mapping[str, tuple[str, ...]]
+) -> tuple[ValueReading, ...]:
+    counts = Counter(folder.values())
+    labels = {name: f"positive: {', '.join(tags)}" if tags else "none of the classes" for name, tags in meaning.items()}
+    readings = [ValueReading(str(root), f"{name}/", label, counts[name]) for name, label in labels.items()]
+    if counts[""]:
+        readings.append(ValueReading(str(root), "(in no class folder)", "nothing known", counts[""]))
+    return tuple(readings)
+
+
+def _messages(first: Mapping[str, str], folder: Mapping[str, str], split: bool) -> tuple[str, ...]:
+    """How the tree was understood."""
+    tops = sorted({key.split("/")[0] for key in first if "/" in key})
+    messages = [
+        f"splits: {', '.join(tops)}; the class is the folder below" if split else "class = folder below the root"
+    ]
+    if deeper := sum(len(key.split("/")) > 2 + split for key in first):
+        messages.append(f"{deeper:,} photos lie deeper than their class folder and count for it")
+    forms: dict[str, list[str]] = defaultdict(list)
+    for name in sorted({*folder.values()}):
+        forms[fold(name)].append(name)
+    messages += [
+        f"{some(names)} differ in case or blanks only and stay {len(names)} classes"
+        for names in forms.values()
+        if len(names) > 1
+    ]
+    return tuple(messages)
+
+
+def _copy_messages(copies: Sequence[Sequence[str]], first: Mapping[str, str], split: bool) -> tuple[str, ...]:
+    messages = []
+    if extra := sum(first[key] != key for key in first):
+        merged = len({first[key] for key in first if first[key] != key})
+        messages.append(f"{extra:,} copies of {merged:,} photos joined; each photo has the labels of all its folders")
+    if leaks := [group for group in copies if len(_by_split(group, split)) > 1]:
+        messages.append(f"{len(leaks):,} photos are in several splits and stay there, for example {some(leaks[0], 3)}")
+    return tuple(messages)

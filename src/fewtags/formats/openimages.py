@@ -1,0 +1,246 @@
+"""OpenImages: CSV files of verified image labels, of boxes and of points, and of what the class ids are called."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.errors import DataError
+from fewtags.formats.common import ReadOptions, distinct, fold, split_name
+from fewtags.formats.locate import Located, folder_of, is_photo
+from fewtags.formats.openimages_files import ANNOTATION_FOLDERS, Kind, Rows, describe, find_files, read_rows
+from fewtags.formats.stated import Labels, Source
+from fewtags.labels import ClassNames, Label
+from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
+from fewtags.text import some
+
+_SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|val|test)(?:[^a-z]|$)")
+_DEPTH = 2
+_KINDS: tuple[Kind, ...] = ("labels", "boxes", "points")
+
+
+def read_openimages(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
+    """Read label, box and point files of OpenImages (V4 to V7).
+
+    - A label with Confidence 1 says that its class is present, with 0 that it is absent: both were verified by people.
+      Labels of a machine (Source "machine", or a Confidence between) are guesses, and their classes stay unknown.
+    - A box says that its class is present, and where. `IsGroupOf` boxes are groups of objects: see `crowd`.
+      `IsDepiction` (a drawing of the object) and the other flags change nothing.
+    - A point answered "yes" says that its class is present, and where. "no" says that it is not *there*, and nothing
+      about the rest of the photo: its class stays unknown, and so it does for "unsure". Votes are not looked at.
+    - Classes are called by the name in the class descriptions; those that share a name stay apart (ids "Crane#/m/..."),
+      and those without a name are called by their id. Nothing is inferred from the class hierarchy.
+    - What is not named is unknown, or absent if `complete`.
+    - The split is in the names of the files, or in the column Subset of an image list.
+    - OpenImages is rarely downloaded whole: images whose photo is not there are left out, and counted.
+
+    Args:
+        path: one file, beside which class descriptions are looked for, or a folder, of which all files are read.
+        images: folder that has the photos, at any depth; None looks in the folder and two levels below, and if it is
+            called annotations, labels or metadata, also beside it.
+        options: `complete` and `crowd` count.
+
+    Returns:
+        a table with the classes sorted by id, and the images in the order of the files.
+
+    Raises:
+        DataError: no file of labels, boxes or points, rows that are something else, or no photo in `images`.
+    """
+    options = options or ReadOptions()
+    files = find_files(path)
+    parts = [read_rows(file) for kind in _KINDS for file in files[kind]]
+    if not any(len(rows) for rows in parts):
+        raise DataError(f"{path}: no row names a class, so there is nothing to learn.")
+    ids, image = _numbered(rows.image for rows in parts)
+    keys, class_ = _numbered(rows.class_ for rows in parts)
+    classes, order = _classes(keys, describe(files["classes"]))
+    labels = _labels(parts, image, order[class_], options)
+    photos = _photos(ids, path, images)
+    splits, said, several = _splits(ids, parts, image, files["images"])
+    ends = np.cumsum([len(rows) for rows in parts])
+
+    def origin(i: int) -> str:
+        part = int(np.searchsorted(ends, i, "right"))
+        return f"{parts[part].file.name} row {i - (ends[part - 1] if part else 0) + 2}"
+
+    readings = _readings(parts, options)
+    cells = len(ids) * len(classes) - len(distinct(labels.image * len(classes) + labels.class_))
+    rest = "negative (complete)" if options.complete else "unknown"
+    readings += (ValueReading(path.name, "class that is not named in an image", rest, cells),) if cells else ()
+    unnamed = sum(key == class_id for key, class_id in zip(keys, np.array(classes.ids)[order], strict=True))
+    if unnamed:
+        said += (f"{unnamed:,} classes have no name in a file of class descriptions, and are called by their id",)
+    said += tuple(text for rows in parts for text in _point_messages(rows))
+    said += tuple(f"{file.name} holds neither labels, boxes nor points, and is ignored" for file in files["others"])
+    return Source(
+        path=path,
+        classes=classes,
+        labels=labels,
+        photos=photos,
+        unit="fractions",
+        sizes=np.full((len(ids), 2), np.nan),
+        closes=np.full(len(ids), options.complete),
+        nothing=np.zeros(len(ids), np.bool_),
+        origin=origin,
+        splits=splits,
+        sources=(path.resolve().name, *_source_names(parts)),
+        notes=Notes(readings, several, said),
+    ).table()
+
+
+def _numbered(columns: Iterable[tuple[Sequence[str], NDArray[np.int64]]]) -> tuple[list[str], NDArray[np.int64]]:
+    """One numbering for the values of several encoded columns, in order of appearance."""
+    number: dict[str, int] = {}
+    codes = [np.array([number.setdefault(v, len(number)) for v in values], np.int64)[code] for values, code in columns]
+    return list(number), np.concatenate(codes)
+
+
+def _classes(keys: Sequence[str], described: Mapping[str, str]) -> tuple[ClassNames, NDArray[np.int64]]:
+    """The vocabulary, and the class of each key. Names are unique or not in all of the descriptions, used or not."""
+    uses = Counter(described.values())
+    names = [described.get(key, key) for key in keys]
+    ids = [name if uses[name] < 2 else f"{name}#{key}" for key, name in zip(keys, names, strict=True)]
+    by_id = dict(sorted(zip(ids, names, strict=True)))
+    position = {class_id: i for i, class_id in enumerate(by_id)}
+    return ClassNames.of(by_id, by_id.values()), np.array([position[i] for i in ids], np.int64)
+
+
+def _labels(parts: Sequence[Rows], image: NDArray[np.int64], class_: NDArray[np.int64], options: ReadOptions) -> Labels:
+    state = np.concatenate([rows.state for rows in parts])
+    group = np.concatenate([rows.flags.get("IsGroupOf", np.zeros(len(rows), np.bool_)) for rows in parts])
+    if options.crowd == "unknown":
+        state[group] = Label.UNKNOWN
+    corners = np.concatenate([rows.corners for rows in parts])
+    placed = np.concatenate([np.full(len(rows), rows.boxed or rows.pointed) for rows in parts])
+    point = np.concatenate([np.full(len(rows), rows.pointed) for rows in parts])
+    first = np.cumsum([1, *(len(rows.sources) for rows in parts)])[:-1]
+    source = np.concatenate([rows.source + start for rows, start in zip(parts, first, strict=True)])
+    return Labels(image, class_, state, corners, placed, point, source)
+
+
+def _source_names(parts: Sequence[Rows]) -> list[str]:
+    return [f"{rows.file.name}: {source}" if source else rows.file.name for rows in parts for source in rows.sources]
+
+
+def _splits(
+    ids: Sequence[str], parts: Sequence[Rows], image: NDArray[np.int64], lists: Sequence[Path]
+) -> tuple[list[str] | None, tuple[str, ...], tuple[Excluded, ...]]:
+    """The split of each image: of the first file that names it, or of an image list."""
+    splits, start = [""] * len(ids), 0
+    clashes: dict[int, Excluded] = {}
+    for rows in parts:
+        split = _split_of(rows.file)
+        for i in distinct(image[start : start + len(rows)]).tolist() if split else ():
+            if splits[i] not in ("", split):
+                reason = f"is in {splits[i]} and in {split}; the first of them counts"
+                clashes[i] = Excluded(ids[i], reason, rows.file.name, "splits")
+            splits[i] = splits[i] or split
+        start += len(rows)
+    number = {key: i for i, key in enumerate(ids)}
+    said = []
+    for file in lists:
+        rows = read_rows(file)
+        (names, code), (words, word) = rows.image, rows.class_
+        known = [number.get(name, -1) for name in names]
+        for k, w in zip(code.tolist(), word.tolist(), strict=True):
+            if known[k] >= 0 and not splits[known[k]]:
+                splits[known[k]] = split_name(words[w])
+        said.append(f"{file.name}: {sum(k < 0 for k in known):,} of {len(names):,} images have no label or box here")
+    if clashes:
+        said.append(f"{len(clashes):,} images are in several splits; the first of them counts")
+    return splits if any(splits) else None, tuple(said), tuple(clashes.values())
+
+
+def _split_of(file: Path) -> str:
+    found = _SPLIT.findall(file.name.lower())
+    return split_name(found[0]) if found else ""
+
+
+def _photos(ids: Sequence[str], path: Path, images: Path | None) -> Located:
+    """The photos by their id, which is their name without the extension, wherever in the folder they are."""
+    if images is not None and not images.is_dir():
+        raise DataError(f"{str(images)!r} is not a folder; pass as images the folder that holds the photos.")
+    above = Path(os.path.normpath(path.absolute())) if path.is_dir() else folder_of(path)
+    likely = [above, above.parent] if above.name in ANNOTATION_FOLDERS else [above]
+    wanted = {*ids}
+    for root in likely if images is None else [images]:
+        found, repeated = _search(root, wanted, None if images is not None else _DEPTH)
+        if found:
+            break
+    else:
+        if images is not None:
+            raise DataError(f"no photo in {str(images)!r} is called like an image of {path}, such as {ids[0]}.jpg.")
+        said = "photos: none found beside the file; give --images FOLDER to use them"
+        return Located([f"{i}.jpg" for i in ids], np.arange(len(ids)), None, Notes(messages=(said,)))
+    here = [i for i in ids if i in found]
+    position = {key: i for i, key in enumerate(here)}
+    messages = [f"photos: {root}"] if images is None else []
+    gone = [i for i in ids if i not in found]
+    excluded = (Excluded(f"{some(gone, 3)}", f"photo not found in {root}", str(path), "partial"),) if gone else ()
+    if gone:
+        messages.append(f"{path.name}: {len(gone):,} of {len(ids):,} images left out, their photos are not there")
+    if repeated:
+        messages.append(f"{path.name}: {repeated:,} photos are there more than once; the first of each counts")
+    image = np.fromiter((position.get(i, -1) for i in ids), np.int64, len(ids))
+    return Located([found[i] for i in here], image, root, Notes((), excluded, tuple(messages)))
+
+
+def _search(root: Path, wanted: set[str], depth: int | None) -> tuple[dict[str, str], int]:
+    """Key of each wanted photo below a folder, and how many are there more than once."""
+    found: dict[str, str] = {}
+    repeated = 0
+    for parent, folders, names in os.walk(root):
+        inside = Path(parent).relative_to(root)
+        shown = [] if depth is not None and len(inside.parts) >= depth else folders
+        folders[:] = sorted(name for name in shown if not name.startswith("."))
+        for name in sorted(filter(is_photo, names)):
+            stem = name.rpartition(".")[0]
+            if stem in wanted:
+                repeated += stem in found
+                found.setdefault(stem, (inside / name).as_posix())
+    return found, repeated
+
+
+def _point_messages(rows: Rows) -> tuple[str, ...]:
+    """What becomes of answers that are not yes."""
+    counts = Counter(fold(rows.confidence[0][code]) for code in rows.confidence[1].tolist() if rows.pointed)
+    said = (("no", "say nothing about the rest of the photo"), ("unsure", "say nothing"))
+    return tuple(
+        f"{rows.file.name}: {counts[word]:,} points answered {word!r} {what}; their classes stay unknown"
+        for word, what in said
+        if counts[word]
+    )
+
+
+_FLAGS = {
+    "IsOccluded": "positive, as the others",
+    "IsTruncated": "positive, as the others",
+    "IsDepiction": "positive (a picture of the object)",
+    "IsInside": "positive (seen from its inside)",
+}
+
+
+def _readings(parts: Sequence[Rows], options: ReadOptions) -> tuple[ValueReading, ...]:
+    said = []
+    for rows in parts:
+        counts = Counter(zip(rows.source.tolist(), rows.confidence[1].tolist(), strict=True))
+        for (source, code), n in sorted(counts.items()):
+            value = rows.confidence[0][code]
+            what = "box" if rows.boxed else "point" if rows.pointed else "label"
+            column = "EstimatedYesNo" if rows.pointed else "Confidence"
+            where = f"Source {rows.sources[source] or '(none)'}, {column} {value}"
+            states = {1: "positive, with its " + what if rows.boxed or rows.pointed else "positive", -1: "negative"}
+            state = int(rows.state[(rows.source == source) & (rows.confidence[1] == code)][0])
+            unknown = "unknown (nothing about the rest of the photo)" if rows.pointed else "unknown (not verified)"
+            meaning = states.get(state, unknown)
+            said.append(ValueReading(rows.file.name, f"{what}, {where}", meaning, n))
+        meanings = _FLAGS | {"IsGroupOf": f"{options.crowd} (a group of objects)"}
+        for flag, values in rows.flags.items():
+            said.append(ValueReading(rows.file.name, f"box, {flag} = 1", meanings[flag], int(values.sum())))
+    return tuple(reading for reading in said if reading.count)

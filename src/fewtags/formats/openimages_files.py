@@ -1,0 +1,270 @@
+"""The CSV files of OpenImages: which is which, and their rows as arrays."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, final, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+from numpy.typing import NDArray
+
+from fewtags.errors import DataError
+from fewtags.formats.common import fold
+from fewtags.labels import Label
+
+Kind = Literal["labels", "boxes", "points", "images", "classes", "others"]
+Encoded = tuple[Sequence[str], NDArray[np.int64]]
+"""A column of words: the different ones, and the position of each row's among them."""
+
+_BOX = ("XMin", "YMin", "XMax", "YMax")
+_POINT = ("X", "Y")
+_ANSWERS = {"yes": Label.POSITIVE, "no": Label.UNKNOWN, "unsure": Label.UNKNOWN}
+"""What an answer about a point says of the whole photo: that a class is not there says nothing of elsewhere."""
+_FLAGS = ("IsOccluded", "IsTruncated", "IsGroupOf", "IsDepiction", "IsInside")
+_NAMED: Mapping[Kind, tuple[str, str]] = {"images": ("ImageID", "Subset"), "points": ("ImageId", "Label")}
+"""Columns of the image and of the class (of an image list: the subset) where they are called otherwise."""
+ANNOTATION_FOLDERS = ("annotations", "labels", "metadata")
+_WORDS = pa.dictionary(pa.int32(), pa.string())
+_CLASS_KEY = re.compile(r"/[a-z]+/\w+")
+_LONGEST_HEADER = 1 << 16
+
+
+@final
+@dataclass(frozen=True)
+class Rows:
+    """R rows of a file.
+
+    Attributes:
+        file: the file.
+        image: image ids.
+        class_: class ids; of an image list, the subsets.
+        state: int8 [R], values of `Label`, about the whole photo.
+        confidence: as written; of points, the answers.
+        source: int64 [R], position in `sources`.
+        sources: who says so.
+        corners: float64 [R, 4], NaN without places; of a point, its place twice.
+        boxed: whether there are boxes.
+        pointed: whether there are points.
+        flags: bool [R], the rows for which a flag is 1.
+    """
+
+    file: Path
+    image: Encoded
+    class_: Encoded
+    state: NDArray[np.int8]
+    confidence: Encoded
+    source: NDArray[np.int64]
+    sources: Sequence[str]
+    corners: NDArray[np.float64]
+    boxed: bool = False
+    pointed: bool = False
+    flags: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+
+def kind_of(file: Path) -> Kind:
+    """What a CSV file holds, by its header; class descriptions have none in old versions."""
+    if file.suffix.lower() != ".csv" or not file.is_file():
+        return "others"
+    cells = _header(file)
+    header = {*cells}
+    if {"ImageID", "LabelName", *_BOX} <= header:
+        return "boxes"
+    if {"ImageID", "LabelName", "Confidence"} <= header:
+        return "labels"
+    if {"ImageId", "Label", "EstimatedYesNo", *_POINT} <= header:
+        return "points"
+    if {"ImageID", "Subset"} <= header:
+        return "images"
+    named = len(cells) == 2 and _CLASS_KEY.fullmatch(cells[0]) is not None
+    return "classes" if named or {"LabelName", "DisplayName"} <= header else "others"
+
+
+def _header(file: Path) -> list[str]:
+    with file.open("rb") as stream:
+        line = stream.readline(_LONGEST_HEADER).decode("utf-8-sig", "replace").strip()
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:  # no table at all, then
+        return []
+
+
+def is_openimages(file: Path) -> bool:
+    """Whether a CSV file holds labels, boxes or points of OpenImages."""
+    return kind_of(file) in ("labels", "boxes", "points")
+
+
+def named_by(file: Path) -> str:
+    """The columns by which a file of labels, boxes or points is known."""
+    return "ImageId and EstimatedYesNo" if kind_of(file) == "points" else "ImageID and LabelName"
+
+
+def files_beside(folder: Path) -> list[Path]:
+    """The CSV files of a folder, and of those in it that are called like places for annotations."""
+    return [file for part in (".", *ANNOTATION_FOLDERS) for file in sorted((folder / part).glob("*.csv"))]
+
+
+def find_files(path: Path) -> dict[Kind, list[Path]]:
+    """The files to read, by kind: those of a folder, or one with the class descriptions and image lists beside it.
+
+    Raises:
+        DataError: none of them holds labels, boxes or points.
+    """
+    found: dict[Kind, list[Path]] = {kind: [] for kind in get_args(Kind)}
+    for file in files_beside(path if path.is_dir() else path.parent):
+        found[kind_of(file)].append(file)
+    if not path.is_dir():
+        kind = kind_of(path)
+        found |= {"labels": [], "boxes": [], "points": [], "others": [], kind: [path]}
+    if not found["labels"] and not found["boxes"] and not found["points"]:
+        raise DataError(
+            f"{path}: no CSV with the columns ImageID, LabelName and Confidence (labels), or also XMin, XMax, YMin and "
+            "YMax (boxes), or with ImageId, X, Y, Label and EstimatedYesNo (points), as in OpenImages."
+        )
+    return found
+
+
+def read_rows(file: Path) -> Rows:
+    """The rows of a file of labels, boxes or points, or of an image list.
+
+    Raises:
+        DataError: a row is not what the header says; it is named.
+    """
+    kind = kind_of(file)
+    columns = _columns(file, kind)
+    image_name, class_name = _NAMED.get(kind, ("ImageID", "LabelName"))
+    image, class_ = _encoded(columns[image_name]), _encoded(columns[class_name])
+    rows = len(image[1])
+    for name, (values, code) in ((image_name, image), (class_name, class_)):
+        if "" in values:
+            row = int(np.argmax(code == list(values).index(""))) + 2
+            raise DataError(f"{file} row {row}: there is no {name}; fill it in, or remove the row.")
+    alike: Encoded = ([""], np.zeros(rows, np.int64))
+    sources, source = _encoded(columns["Source"]) if "Source" in columns else alike
+    places = {"boxes": _BOX, "points": _POINT * 2}.get(kind)
+    corners = np.full((rows, 4), np.nan)
+    if places:
+        corners = np.stack([columns[name].to_numpy().astype(np.float64) for name in places], 1)
+    if kind == "points":
+        answers = _encoded(columns["EstimatedYesNo"])
+        state = _answers(file, answers)
+        return Rows(file, image, class_, state, answers, source, sources, corners, pointed=True)
+    boxed = kind == "boxes"
+    confidence = _encoded(columns["Confidence"]) if "Confidence" in columns else (["1"], alike[1])
+    flags = {name: _ones(file, name, columns[name]) for name in _FLAGS if name in columns}
+    state = _states(file, confidence, boxed)
+    state[np.isin(source, [i for i, word in enumerate(sources) if fold(word) == "machine"])] = Label.UNKNOWN
+    return Rows(file, image, class_, state, confidence, source, sources, corners, boxed, flags=flags)
+
+
+def describe(files: Sequence[Path]) -> dict[str, str]:
+    """The name of each class id, from files of class descriptions; the first that names it counts.
+
+    Raises:
+        DataError: a row without an id or name, or two names for one id in one file.
+    """
+    names: dict[str, str] = {}
+    for file in files:
+        try:
+            text = file.read_bytes().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file}: not UTF-8 text (byte {error.start:,}); save it as UTF-8.") from None
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        try:
+            rows = [row for row in reader if row]
+        except csv.Error as error:
+            raise DataError(f"{file} row {reader.line_num}: broken quotes ({error}); close each quoted cell.") from None
+        key, name, own = 0, 1, dict[str, str]()
+        if rows and {"LabelName", "DisplayName"} <= {*rows[0]}:
+            key, name = rows[0].index("LabelName"), rows[0].index("DisplayName")
+            rows = rows[1:]
+        for row in rows:
+            if len(row) <= max(key, name) or not row[key].strip() or not row[name].strip():
+                raise DataError(
+                    f"{file}: {','.join(row)[:60]!r} is not an id and a name, such as '/m/011k07,Tortoise'."
+                )
+            if (first := own.setdefault(row[key].strip(), row[name].strip())) != row[name].strip():
+                raise DataError(
+                    f"{file}: {row[key]!r} is called {first!r} and {row[name].strip()!r}; leave one of the rows."
+                )
+        names = own | names
+    return names
+
+
+def _columns(file: Path, kind: Kind) -> dict[str, pa.ChunkedArray]:
+    header = _header(file)
+    words = ["ImageID", "LabelName", "Source", "Confidence", *_FLAGS]
+    if kind in _NAMED:
+        words = [*_NAMED[kind], *(("Source", "EstimatedYesNo") if kind == "points" else ())]
+    numbers = {"boxes": _BOX, "points": _POINT}.get(kind, ())
+    if twice := next((name for name in (*words, *numbers) if header.count(name) > 1), None):
+        raise DataError(f"{file}: several columns are called {twice!r}; rename or remove one.")
+    types = dict.fromkeys((name for name in words if name in header), _WORDS)
+    types |= dict.fromkeys(numbers, pa.float64())
+    try:
+        table = pa.csv.read_csv(
+            file,
+            # In one thread the messages have row numbers.
+            read_options=pa.csv.ReadOptions(use_threads=False),
+            convert_options=pa.csv.ConvertOptions(include_columns=list(types), column_types=types),
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{file}: not the rows that its header promises ({error}). Mend that row; cells are separated by commas, "
+            "and the text is UTF-8."
+        ) from None
+    return {name: table[name] for name in types}
+
+
+def _encoded(column: pa.ChunkedArray) -> Encoded:
+    one = column.unify_dictionaries().combine_chunks()
+    if isinstance(one, pa.ChunkedArray):  # no row, no chunk
+        return [], np.zeros(0, np.int64)
+    values = [value.strip() for value in one.dictionary.to_pylist()]
+    return values, one.indices.to_numpy().astype(np.int64)
+
+
+def _ones(file: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Where a flag is 1; 0, -1 (nobody knows) and nothing are the other values."""
+    values, code = _encoded(column)
+    for i, value in enumerate(values):
+        if value not in ("1", "0", "-1", ""):
+            row = int(np.argmax(code == i)) + 2
+            raise DataError(f"{file} row {row}: {name} is {value!r}; expected 1, 0 or -1.")
+    return np.isin(code, [i for i, value in enumerate(values) if value == "1"])
+
+
+def _answers(file: Path, answers: Encoded) -> NDArray[np.int8]:
+    """What answers about points say of the whole photo."""
+    values, code = answers
+    for i, value in enumerate(values):
+        if fold(value) not in _ANSWERS:
+            row = int(np.argmax(code == i)) + 2
+            raise DataError(f"{file} row {row}: EstimatedYesNo is {value!r}; expected yes, no or unsure.")
+    return np.array([_ANSWERS[fold(value)] for value in values], np.int8)[code]
+
+
+def _states(file: Path, confidence: Encoded, boxed: bool) -> NDArray[np.int8]:
+    """Present for 1; absent for 0, of labels; unknown for what lies between."""
+    values, code = confidence
+    known = {1.0: Label.POSITIVE, 0.0: Label.UNKNOWN if boxed else Label.NEGATIVE}
+    states = np.full(len(values), Label.UNKNOWN, np.int8)
+    for i, value in enumerate(values):
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not 0.0 <= number <= 1.0:
+            row = int(np.argmax(code == i)) + 2
+            raise DataError(f"{file} row {row}: the Confidence is {value!r}; expected 0, 1, or a number between.")
+        states[i] = known.get(number, Label.UNKNOWN)
+    return states[code]

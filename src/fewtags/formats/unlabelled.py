@@ -1,0 +1,215 @@
+"""Photos without labels, for pretraining: a label table of no classes, whatever the photos come from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fewtags.check.photo_findings import TINY
+from fewtags.errors import DataError
+from fewtags.formats.common import ReadOptions, split_name
+from fewtags.formats.delimited import DELIMITERS
+from fewtags.formats.detect import Format
+from fewtags.formats.folder import Files, walk
+from fewtags.formats.locate import extension, folder_of, is_photo, locate
+from fewtags.formats.read import read
+from fewtags.labels import ClassNames
+from fewtags.photos.scan import Progress, scan
+from fewtags.table.content import photo_paths, same_content
+from fewtags.table.table import Excluded, LabelTable, Notes, fact_table
+from fewtags.text import counted, some
+
+MOST_COMPARED = 50_000
+"""Copies are looked for among at most so many photos: more of them agree in size by chance and have to be opened."""
+
+_BLOCK = 16_384
+_LISTS = (".txt", ".csv", ".tsv")
+_MASKS = frozenset({"segmentationclass", "segmentationobject", "annotations", "mask", "masks", "stuffthingmaps"})
+
+
+def unlabelled(
+    path: Path | str,
+    images: Path | str | None = None,
+    *,
+    format: Format | None = None,
+    options: ReadOptions | None = None,
+) -> LabelTable:
+    """Find photos and forget what is known about them.
+
+    - A folder: all photos below it, sorted. Names of folders mean nothing; links are followed, though not in circles;
+      hidden files are skipped. (With `images` or a `format` other than "folder", it is read as annotations.)
+    - A text file with one path a line (.txt, .csv or .tsv): these photos, in its order, each once; a line without an
+      extension means the only photo of that name. A first line that is no photo, while the second is one, is a header.
+    - Any file that `read` knows: the photos it names.
+
+    Args:
+        path: one of these.
+        images: folder that the names in a file are relative to; None looks in the usual places beside the file.
+        format: of the annotations, see `read`; None tells it from the path.
+        options: how to read them.
+
+    Returns:
+        a table without classes that knows its folder. Its notes say what was left out, and that labels were.
+
+    Raises:
+        DataError: no such file, no photo in it, photos that are not where the file says, or a file of no known form.
+    """
+    path, folder = Path(path), None if images is None else Path(images)
+    if path.is_dir() and folder is None and format in (None, "folder"):
+        table = _below(path)
+    elif path.is_file() and format is None and (lines := _listed(path)):
+        table = _from_list(path, folder, lines)
+    else:
+        table = _forgetting(path, read(path, images=folder, format=format, options=options))
+    if not len(table):
+        raise DataError(_no_photos(path, table.notes))
+    if table.root is None:
+        raise DataError(
+            f"{path}: its photos, such as {table.images[0].as_py()!r}, are not beside it; pass as images the folder "
+            "that their names are relative to."
+        )
+    return table
+
+
+def check_photos(
+    table: LabelTable, *, decode: bool = True, threads: int | None = None, progress: Progress | None = None
+) -> LabelTable:
+    """The table without the photos that cannot be read; each is in the excluded list of its notes, with the reason.
+
+    A message counts photos with the same content, where they were decoded and are no more than `MOST_COMPARED`.
+
+    Args:
+        table: with a folder of photos.
+        decode: decode every photo, which finds truncated ones; False reads headers only.
+        threads: how many photos are read at a time; None for one per core, at most 8.
+        progress: called now and then with the number of photos read and to read.
+
+    Raises:
+        DataError: nothing is left, or the table has no folder.
+    """
+    if table.root is None:
+        raise DataError("the table does not say where its photos are; give it their folder, with_root(FOLDER).")
+    excluded: list[Excluded] = []
+    usable = np.ones(len(table), np.bool_)
+    tiny = 0
+    for start in range(0, len(table), _BLOCK):
+        keys = table.images.slice(start, _BLOCK).to_pylist()
+        told = _from(start, len(table), progress)
+        seen = scan([str(table.root / key) for key in keys], decode=decode, threads=threads, progress=told)
+        tiny += int(((seen.width > 0) & (np.minimum(seen.width, seen.height) < TINY)).sum())
+        for n in sorted(seen.unusable):
+            usable[start + n] = False
+            gone = n in seen.missing
+            reason = "no such file" if gone else seen.unreadable[n]
+            excluded.append(Excluded(keys[n], reason, str(table.root), "missing" if gone else "unreadable"))
+    if not usable.any():
+        example = f", for example {excluded[0].item}: {excluded[0].reason}" if excluded else ": there is none"
+        raise DataError(f"no photo can be read{example}.")
+    kept = table if usable.all() else table.subset(usable)
+    messages = [f"{counted(len(excluded), 'photo')} left out, not readable; see the excluded list"] if excluded else []
+    if decode and len(kept) <= MOST_COMPARED and (copies := same_content(photo_paths(kept), threads=threads)):
+        extra = sum(map(len, copies)) - len(copies)
+        messages.append(f"{counted(extra, 'photo is a copy', 'photos are copies')} of others, byte for byte, and stay")
+    side = f"a side shorter than {TINY} pixels; is that what they should be?"
+    warnings = (f"{counted(tiny, 'photo has', 'photos have')} {side}",) if tiny else ()
+    return replace(kept, notes=kept.notes + Notes((), tuple(excluded), tuple(messages), warnings))
+
+
+def _from(start: int, total: int, progress: Progress | None) -> Progress | None:
+    """The progress of a part that begins at photo `start`."""
+    return None if progress is None else lambda done, _: progress(start + done, total)
+
+
+def _table(keys: Sequence[str], root: Path | None, notes: Notes) -> LabelTable:
+    none = np.zeros(0, np.int64)
+    return LabelTable.build(keys, ClassNames.of(()), image=none, class_=none, state=none, root=root, notes=notes)
+
+
+def _below(root: Path) -> LabelTable:
+    files = walk(root)
+    return _table(files.photos, root, files.notes + _folder_notes(root, files))
+
+
+def _folder_notes(root: Path, files: Files) -> Notes:
+    """What may surprise about a tree of photos."""
+    parents = Counter(key.rpartition("/")[0] for key in files.photos)
+    tops: dict[str, list[str]] = {}
+    masks: Counter[str] = Counter()
+    for parent, count in parents.items():
+        parts = parent.split("/")
+        tops.setdefault(split_name(parts[0]), []).append(parts[0])
+        masks.update({part: count for part in parts if part.casefold() in _MASKS})
+    inside = f" in {counted(len(parents), 'folder')}; folder names are not used" if parents.keys() - {""} else ""
+    messages = [f"{root}: {counted(len(files.photos), 'photo')}{inside}"]
+    held = sorted({name for split in ("val", "test") for name in tops.get(split, [])})
+    if held and "train" in tops:
+        train = root / tops["train"][0]
+        messages.append(f"{root}: photos in {some(held)} are used like all others; to leave them out, pass {train}")
+    warnings = tuple(
+        f"{root}: {counted(count, 'picture')} in folders called {name!r} may be masks and not photos; move that folder "
+        "out if they are."
+        for name, count in sorted(masks.items())
+    )
+    return Notes((), (), tuple(messages), warnings)
+
+
+def _listed(path: Path) -> list[str]:
+    """The lines of a text file that lists photos, without blanks around them; none where it is something else."""
+    if (ending := extension(path.name)) not in _LISTS:
+        return []
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start:,}); save it as UTF-8.") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
+    lines = [stripped for line in text.split("\n") if (stripped := line.strip())]
+    if not lines:
+        raise DataError(f"{path}: the file is empty; expected the path of a photo in each line.")
+    cells = any(mark in lines[0] for mark in DELIMITERS)
+    return [] if cells and not (ending == ".txt" and is_photo(lines[0])) else lines
+
+
+def _from_list(path: Path, images: Path | None, lines: Sequence[str]) -> LabelTable:
+    messages = [f"{path.name}: read as a list, one photo a line"]
+    if not is_photo(lines[0]) and any(map(is_photo, lines[1:2])):
+        messages.append(f"{path.name}: its first line, {lines[0]!r}, is taken for a header")
+        lines = lines[1:]
+    if repeats := len(lines) - len(set(lines)):
+        messages.append(f"{path.name}: {counted(repeats, 'line repeats', 'lines repeat')} another one; each photo once")
+    found = locate(lines, file=path, images=images, beside=[folder_of(path)])
+    return _table(found.keys, found.root, Notes(messages=tuple(messages)) + found.notes)
+
+
+def _forgetting(path: Path, table: LabelTable) -> LabelTable:
+    """A table without its labels, and without what its reader had to say about them."""
+    none = np.zeros(0, np.int64)
+    messages = [*table.notes.messages, f"{path.name}: its labels ({len(table.classes):,} classes) are not used"]
+    if table.split_names is not None:
+        sizes = Counter(name or "no split" for name in table.split_names.to_pylist())
+        told = ", ".join(f"{name} {count:,}" for name, count in sizes.items())
+        messages.append(f"{path.name}: names splits ({told}); the photos of all of them are used")
+    return replace(
+        table,
+        classes=ClassNames.of(()),
+        facts=fact_table(none, none, none),
+        closed=np.full(len(table), -1, np.int16),
+        covers=np.zeros((0, 0), np.bool_),
+        notes=replace(
+            table.notes,
+            readings=(),
+            excluded=tuple(e for e in table.notes.excluded if e.kind not in ("bad-place", "unread-place")),
+            messages=tuple(messages),
+        ),
+    )
+
+
+def _no_photos(path: Path, notes: Notes) -> str:
+    seen = [f"{reading.value} {reading.count:,}" for reading in notes.readings]
+    seen += [f"{e.item}: {e.reason}" for e in notes.excluded[:3]]
+    there = f"; there are {', '.join(seen)}" if seen else ""
+    return f"{path}: there is no photo{there}. Expected a folder with photos in it, or a file that names them."

@@ -1,0 +1,363 @@
+"""Where the photos and label files of a YOLO data set are, and what its class numbers stand for."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import yaml
+
+from fewtags.errors import DataError
+from fewtags.formats.common import fold, split_name
+from fewtags.formats.locate import extension, folder_of, is_photo
+from fewtags.table.table import Excluded
+from fewtags.text import some
+
+_SPLITS = ("train", "val", "valid", "validation", "test")
+CLASS_FILES = ("classes.txt", "labels/classes.txt", "obj.names", "labels/obj.names")
+_LARGEST, _LARGEST_LABELS, _LARGEST_LIST = 1 << 20, 1 << 24, 1 << 30  # bytes
+_NAMES = re.compile(r"^[\"']?names[\"']?\s*:", re.MULTILINE)
+
+
+@final
+@dataclass(frozen=True)
+class YoloFolder:
+    """A YOLO data set.
+
+    Attributes:
+        root: the folder that all of it is in.
+        names: name of each class number.
+        named_in: the file that says so.
+        keypoints: how many numbers of keypoints follow a box.
+        images: image names relative to `root`; without an extension where only the label file is there.
+        labels: the label file of each image, or None.
+        splits: the split of each image, "" for none.
+        photos: whether any photo is there.
+        messages: what else was found.
+        repeated: images that are in several splits.
+    """
+
+    root: Path
+    names: Mapping[int, str]
+    named_in: Path
+    keypoints: int
+    images: Sequence[str]
+    labels: Sequence[Path | None]
+    splits: Sequence[str]
+    photos: bool
+    messages: tuple[str, ...]
+    repeated: tuple[Excluded, ...]
+
+
+def find_yolo(path: Path) -> YoloFolder:
+    """Find all parts of a data set.
+
+    Args:
+        path: its `data.yaml`, or a folder with that or with `classes.txt`, and `labels`.
+
+    Raises:
+        DataError: no class names, folders that the YAML file names but that are not there, or no label file.
+    """
+    home, file = _home(path)
+    config = {} if file is None else _load(file)
+    names, named_in = _class_names(home, file, config)
+    parts = [*_parts(config, home, file)]
+    found = _Found(home)
+    for split, where in parts or [("", home)]:
+        found.add(split, where)
+    if not any(found.labels_of.values()):
+        raise DataError(f"{path}: no label file of a photo is here; expected images/ and, beside it, labels/.")
+    root = _root(list(found.labels_of), [home, *_roots(config, home)])
+    names_of = [image.relative_to(root).as_posix() for image in found.labels_of]
+    splits = [*found.splits.values()] if parts else [*map(_split_of, names_of)]
+    counted = str(config.get("nc", len(names))).strip()
+    messages = [f"nc is {counted:.20}, but there are {len(names)} names; the names count"]
+    messages = [] if counted == str(len(names)) else messages
+    return YoloFolder(
+        root,
+        names,
+        named_in,
+        _keypoints(config, file),
+        names_of,
+        list(found.labels_of.values()),
+        splits,
+        found.photos,
+        (*messages, *found.messages()),
+        tuple(
+            Excluded(image.relative_to(root).as_posix(), reason, str(home), "splits")
+            for image, reason in found.repeated.items()
+        ),
+    )
+
+
+def names_classes(file: Path) -> bool:
+    """Whether a YAML file has a key `names`, as those of YOLO data sets do."""
+    if file.suffix.lower() not in (".yaml", ".yml") or not file.is_file() or file.stat().st_size > _LARGEST:
+        return False
+    try:
+        return _NAMES.search(file.read_bytes().decode("utf-8-sig", "replace")) is not None
+    except OSError:  # whoever reads it says so
+        return False
+
+
+def _home(path: Path) -> tuple[Path, Path | None]:
+    """The folder of the data set, and its YAML file if there is one."""
+    if not path.is_dir():
+        if path.suffix.lower() not in (".yaml", ".yml"):
+            raise DataError(f"{path}: expected the data.yaml of a YOLO data set, or its folder.")
+        return folder_of(path), path
+    home = Path(os.path.normpath(path.absolute()))
+    if home.name == "labels":
+        home = home.parent
+    files = [file for file in sorted(home.iterdir()) if names_classes(file)]
+    if len(files) > 1:
+        raise DataError(f"{path}: {some([file.name for file in files])} all name classes; pass the one to read.")
+    return home, files[0] if files else None
+
+
+def _load(file: Path) -> dict[str, Any]:
+    """A YAML file with every scalar as text, so that a class "no" or "1e3" keeps its name. Aliases are refused."""
+    text = text_of(file, _LARGEST, "the data.yaml of a YOLO data set")
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise DataError(f"{file}: uses YAML aliases (*name), which are not read; write the values out.")
+        if twice := _repeated_key(yaml.compose(text, yaml.BaseLoader)):
+            raise DataError(f"{file}: {twice}; leave one of them.")
+        found = yaml.load(text, yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        said = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else "nested too deeply"
+        raise DataError(f"{file}: not valid YAML ({said[:200]}).") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{file}: expected keys such as train, val and names, as in the data.yaml of YOLO.")
+    return found
+
+
+def _repeated_key(node: yaml.Node | None) -> str:
+    """What is said twice in a YAML file, of which parsers keep the last without a word; "" for nothing."""
+    if isinstance(node, yaml.SequenceNode):
+        return next(filter(None, map(_repeated_key, node.value)), "")
+    if not isinstance(node, yaml.MappingNode):
+        return ""
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                return f"{key.value[:40]!r} stands in line {lines[key.value]} and again in line {line}"
+            lines[key.value] = line
+        if said := _repeated_key(value):
+            return said
+    return ""
+
+
+def _class_names(home: Path, file: Path | None, config: Mapping[str, Any]) -> tuple[dict[int, str], Path]:
+    if file is not None and "names" in config:
+        found = config["names"]
+        numbered = dict(enumerate(found)) if isinstance(found, list) else found
+        if not isinstance(numbered, dict) or not all(isinstance(name, str) for name in numbered.values()):
+            raise DataError(f"{file}: names must be a list, or number: name for each class.")
+        if wrong := next((key for key in numbered if not _is_count(key)), None):
+            raise DataError(f"{file}: names has the key {wrong!r:.40}; expected the number of a class.")
+        names = {int(key): name.strip() for key, name in numbered.items()}
+        if len(names) < len(numbered):
+            raise DataError(f"{file}: names gives several names to one class number; leave one of them.")
+        named_in = file
+    else:
+        listed = next((home / name for name in CLASS_FILES if (home / name).is_file()), None)
+        if listed is None:
+            where = home if file is None else file
+            raise DataError(
+                f"{where}: nothing says what the class numbers stand for; expected names in a data.yaml, or a "
+                "classes.txt with a name per line."
+            )
+        names, named_in = dict(enumerate(line.strip() for line in text_of(listed).splitlines())), listed
+    names = {key: name for key, name in sorted(names.items()) if name}
+    if not names:
+        raise DataError(f"{named_in}: names no class, so there is nothing to learn.")
+    return names, named_in
+
+
+def text_of(file: Path, largest: int = _LARGEST_LABELS, what: str = "a label file") -> str:
+    """A small text file.
+
+    Raises:
+        DataError: it cannot be read, is too large, or not UTF-8.
+    """
+    try:
+        if file.stat().st_size > largest:
+            raise DataError(f"{file}: more than {largest >> 20} MiB; is this {what}?")
+        return file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror}); mend or remove it.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 text (byte {error.start:,}); save it as UTF-8.") from None
+
+
+def _is_count(text: object) -> bool:
+    """Whether a text is a number of things, in plain digits; more than nine of them are none."""
+    return str(text).isascii() and str(text).isdigit() and len(str(text)) < 10
+
+
+def _keypoints(config: Mapping[str, Any], file: Path | None) -> int:
+    shape = config.get("kpt_shape")
+    if shape is None:
+        return 0
+    if not isinstance(shape, list) or len(shape) != 2 or not all(map(_is_count, shape)):
+        raise DataError(f"{file}: kpt_shape must be two numbers, as in [17, 3].")
+    return int(shape[0]) * int(shape[1])
+
+
+def _roots(config: Mapping[str, Any], home: Path) -> list[Path]:
+    """Where the paths of a YAML file may start: `path`, from its own folder, and that folder."""
+    given = config.get("path")
+    root = [Path(os.path.normpath(home / given))] if isinstance(given, str) and given.strip() else []
+    return [*root, home]
+
+
+def _parts(config: Mapping[str, Any], home: Path, file: Path | None) -> Iterator[tuple[str, Path]]:
+    """The folders and lists of photos of each split."""
+    for key in _SPLITS:
+        value = config.get(key)
+        if value is None or value in ("", "null", "~"):
+            continue
+        for text in value if isinstance(value, list) else [value]:
+            if not isinstance(text, str) or not text.strip():
+                raise DataError(f"{file}: {key} must be a folder, a list of photos, or several of them.")
+            yield split_name(key), _existing(text.strip(), config, home, f"{file}: {key}")
+
+
+def _existing(text: str, config: Mapping[str, Any], home: Path, where: str) -> Path:
+    """A folder or list that a YAML file names, where its photos or its labels are there.
+
+    Roboflow writes "../train/images" for what lies beside the YAML file.
+    """
+    spelt = [text, text.removeprefix("../")]
+    tried = [Path(os.path.normpath(root / part)) for part in spelt for root in _roots(config, home)]
+    for candidate in tried:
+        if _is(Path.exists, candidate) or _is(Path.is_dir, _swapped(candidate, "images", "labels", home)):
+            return candidate
+    raise DataError(f"{where} is {text!r}, which is not there; tried {some([*map(str, dict.fromkeys(tried))])}.")
+
+
+def _is(what: Callable[[Path], bool], path: Path) -> bool:
+    try:
+        return what(path)
+    except (OSError, ValueError):  # a name too long, or with a null character
+        return False
+
+
+def _swapped(path: Path, old: str, new: str, home: Path) -> Path:
+    """The path with its last part `old` below `home` replaced; the path itself where there is none."""
+    parts = list(path.parts)
+    first = len(home.parts) if path.is_relative_to(home) else 0
+    if old not in parts[first:]:
+        return path
+    parts[len(parts) - 1 - parts[::-1].index(old)] = new
+    return Path(*parts)
+
+
+@final
+@dataclass
+class _Found:
+    """Images as they are found: label file and split of each, by path."""
+
+    home: Path
+    labels_of: dict[Path, Path | None] = field(default_factory=dict)
+    splits: dict[Path, str] = field(default_factory=dict)
+    photos: bool = False
+    _stray: int = 0
+    repeated: dict[Path, str] = field(default_factory=dict)
+    _listed: dict[Path, frozenset[str]] = field(default_factory=dict)
+
+    def add(self, split: str, where: Path) -> None:
+        """All images of a folder, or of a file that lists them."""
+        if where.is_file():
+            images = self._of_list(where)
+            self.photos = self.photos or any(_is(Path.is_file, image) for image in images[:20])
+        else:
+            images = _files(where, is_photo)
+            self.photos = self.photos or bool(images)
+        labels = {image: self._label_of(image) for image in images}
+        if not where.is_file():
+            unused = [file for file in self._label_files(where) if file not in {*labels.values()}]
+            labels |= {_swapped(file.with_suffix(""), "labels", "images", self.home): file for file in unused}
+        for image, label in labels.items():
+            if (first := self.splits.setdefault(image, split)) != split:
+                self.repeated[image] = f"is in {first} and in {split}; the first of them counts"
+            self.labels_of.setdefault(image, label)
+
+    def messages(self) -> Iterator[str]:
+        """What was left out."""
+        if self._stray:
+            yield f"{self._stray:,} .txt files outside of labels/ have no photo of that name and are ignored"
+        if self.repeated:
+            yield f"{len(self.repeated):,} photos are in several splits; the first of them counts"
+
+    def _label_files(self, folder: Path) -> list[Path]:
+        """Label files of a folder of photos: in `labels` in place of `images`, or in folders `labels` below it."""
+        beside = _swapped(folder, "images", "labels", self.home)
+        found = [file for file in _files(beside, _is_text) if file.name != "classes.txt"]
+        if beside != folder:
+            return found
+        inside = [file for file in found if "labels" in file.relative_to(folder).parts[:-1]]
+        stray = {*found} - {*inside}
+        self._stray += sum(file.with_suffix("").name not in _stems(self._listing(file.parent)) for file in stray)
+        return inside
+
+    def _label_of(self, image: Path) -> Path | None:
+        """The label file of a photo: in `labels` in place of `images`, or beside it."""
+        name = f"{image.stem if is_photo(image.name) else image.name}.txt"
+        folders = dict.fromkeys((_swapped(image.parent, "images", "labels", self.home), image.parent))
+        return next((folder / name for folder in folders if name in self._listing(folder)), None)
+
+    def _of_list(self, file: Path) -> list[Path]:
+        """The photos that a file lists, relative to its folder or to one above."""
+        lines = [line.strip() for line in text_of(file, _LARGEST_LIST).splitlines() if line.strip()]
+        roots = (file.parent, *file.parent.parents[:2])
+        sample = [Path(line) for line in lines[:: max(1, len(lines) // 20)]]
+        hits = [
+            sum(_is(Path.is_file, root / p) or self._label_of(root / p) is not None for p in sample) for root in roots
+        ]
+        root = roots[hits.index(max(hits))]
+        return [Path(os.path.normpath(root / line)) for line in lines]
+
+    def _listing(self, folder: Path) -> frozenset[str]:
+        if folder not in self._listed:
+            there = _is(Path.is_dir, folder)
+            self._listed[folder] = frozenset(entry.name for entry in os.scandir(folder)) if there else frozenset()
+        return self._listed[folder]
+
+
+def _files(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
+    """Files below a folder, hidden ones excepted, sorted."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(parent, name) for name in sorted(names) if not name.startswith(".") and wanted(name)]
+    return found
+
+
+def _is_text(name: str) -> bool:
+    return extension(name) == ".txt"
+
+
+def _stems(names: Iterable[str]) -> set[str]:
+    return {name.rpartition(".")[0] for name in names if is_photo(name)}
+
+
+def _root(images: Sequence[Path], likely: Sequence[Path]) -> Path:
+    """A folder that all images are in: one of the likely ones, or the deepest."""
+    for folder in likely:
+        if all(image.is_relative_to(folder) for image in images):
+            return folder
+    return Path(os.path.commonpath([image.parent for image in images]))
+
+
+def _split_of(name: str) -> str:
+    """The split that the folders of an image name: images/train/a.jpg or train/images/a.jpg."""
+    parts = [part for part in name.split("/")[:-1] if part not in ("images", "labels")]
+    return split_name(parts[0]) if parts and fold(parts[0]) in _SPLITS else ""

@@ -1,0 +1,1 @@
+"""Photos: from files to decoded images, augmented views and batches."""

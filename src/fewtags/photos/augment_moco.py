@@ -1,0 +1,94 @@
+"""The pixels of MoCo-v2's views: what is done to a crop so that two of one photo look different."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from PIL import Image, ImageFilter
+
+from fewtags.errors import ConfigError
+from fewtags.photos.augment import Pixels, adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation
+
+
+@final
+@dataclass(frozen=True)
+class AugPlus:
+    """Random colours, grey and blur: the "aug-plus" of MoCo-v2 (Chen et al., arXiv 2003.04297), as in SimCLR.
+
+    The crop and the flip belong to the policy: `ResizedCrop(size, area=(0.2, 1.0))`. As in torchvision's `ColorJitter`,
+    the four changes of colour come in random order, by factors uniform in 1 - strength .. 1 + strength and a shift
+    uniform in -hue .. hue. Colours are not rounded to 256 hues first, as torchvision does with Pillow's images.
+
+    The blur is counted in pixels of the crop, whatever its size: MoCo always crops 224. The same look on smaller crops
+    needs a sigma that is smaller in proportion; on very small ones, SimCLR goes without (`blur_share=0`).
+
+    Attributes:
+        brightness: strength 0..1; 0 is off.
+        contrast: strength 0..1; 0 is off.
+        saturation: strength 0..1; 0 is off.
+        hue: largest shift, as a share of the colour circle, 0..0.5; 0 is off.
+        jitter_share: of the crops whose colours change, 0..1.
+        grey_share: of the crops that become grey, 0..1.
+        blur_share: of the crops that are blurred, 0..1.
+        blur_sigma: smallest and largest standard deviation of the Gaussian, in pixels; drawn uniformly.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    jitter_share: float = 0.8
+    grey_share: float = 0.2
+    blur_share: float = 0.5
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+
+    def __post_init__(self) -> None:
+        for name in ("brightness", "contrast", "saturation"):
+            if not 0 <= (strength := getattr(self, name)) <= 1:
+                raise ConfigError(f"{name} jitter {strength:g} must be within 0 (off) to 1.")
+        if not 0 <= self.hue <= 0.5:
+            raise ConfigError(f"hue jitter {self.hue:g} must be within 0 (off) to 0.5, half the colour circle.")
+        for name in ("jitter_share", "grey_share", "blur_share"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise ConfigError(f"{name} {share:g} must be within 0 (never) to 1 (always).")
+        low, high = self.blur_sigma
+        if not 0 <= low <= high < np.inf:
+            raise ConfigError(f"blur sigma {low:g} to {high:g} pixels must be 0 or more, smaller number first.")
+
+    def __call__(self, image: Pixels, rng: np.random.Generator) -> Pixels:
+        """A changed copy of uint8 [h, w, 3]; all numbers are drawn, so that no switch changes another one."""
+        changes, turns_grey, blurs = rng.random(3) < (self.jitter_share, self.grey_share, self.blur_share)
+        order, draws, sigma = rng.permutation(4), rng.uniform(-1.0, 1.0, 4), rng.uniform(*self.blur_sigma)
+        changed = image.copy()
+        if changes:
+            for place in order.tolist():
+                adjust, neutral, strength = self._steps[place]
+                if strength:
+                    changed = adjust(changed, neutral + strength * float(draws[place]))
+        if turns_grey:
+            changed = adjust_saturation(changed, 0.0)
+        return blur(changed, sigma) if blurs else changed
+
+    @property
+    def _steps(self) -> tuple[tuple[Callable[[Pixels, float], Pixels], float, float], ...]:
+        """The changes of colour, with the amount that changes nothing and the most to add to it or take away."""
+        return (
+            (adjust_brightness, 1.0, self.brightness),
+            (adjust_contrast, 1.0, self.contrast),
+            (adjust_saturation, 1.0, self.saturation),
+            (adjust_hue, 0.0, self.hue),
+        )
+
+
+def blur(image: Pixels, sigma: float) -> Pixels:
+    """Blur uint8 [h, w, 3] by a Gaussian of a standard deviation in pixels; the edge pixels go on outside.
+
+    Pillow's, as in MoCo: three box filters in place of the Gaussian.
+    """
+    return np.array(Image.fromarray(image).filter(ImageFilter.GaussianBlur(sigma)))

@@ -1,0 +1,449 @@
+"""Photo files -> RGB arrays in the displayed frame, with Pillow; nothing here knows labels or training.
+
+What a file means is decided once, here:
+
+- Content decides the format, never the extension; only the formats below are opened (Pillow would start Ghostscript for
+  an EPS file), and animations and multi-page files give their first frame.
+- EXIF orientation is applied. Colour profiles are not.
+- Transparent pixels are put on white, the background that logos, drawings and product photos are made for.
+- 16-bit grey is divided by 257, so that its full range is the 8-bit range (12-bit TIFF likewise); values are never
+  clipped. 12-bit data in a 16-bit file is therefore dark: rescale such files once, beforehand.
+- Float pixels must lie in 0..1. What has no known range (32-bit or signed integers) is an error, not a guess.
+- CMYK and YCCK JPEGs are read as Adobe writes them (inverted), as every browser does.
+- A truncated file is an error: training on half a grey photo would be worse.
+
+Files are untrusted: pixels are counted before they are decoded, and whatever a broken file makes a decoder raise
+becomes one `DataError` that names the file, the cause and the cure. Threads and processes may read at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+import struct
+import threading
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import (
+    AvifImagePlugin,
+    BmpImagePlugin,
+    ExifTags,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    Jpeg2KImagePlugin,
+    JpegImagePlugin,
+    PngImagePlugin,
+    PpmImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
+
+from fewtags.errors import ConfigError, DataError
+from fewtags.geometry import View
+from fewtags.photos.color_modes import eight_bit
+from fewtags.photos.orientation import orientation_view, swaps_axes
+
+PIXEL_LIMIT = 100_000_000
+"""Default for the most pixels a photo may have: 10,000 x 10,000, about 400 MB once decoded."""
+PIXEL_LIMIT_VARIABLE = "FEWTAGS_PIXEL_LIMIT"
+"""Environment variable with another one, for all commands and processes."""
+
+EXTENSIONS = {
+    **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"), "JPEG"),
+    **dict.fromkeys((".png", ".apng"), "PNG"),
+    **dict.fromkeys((".tif", ".tiff"), "TIFF"),
+    **dict.fromkeys((".bmp", ".dib"), "BMP"),
+    **dict.fromkeys((".jp2", ".j2k", ".j2c", ".jpc", ".jpx"), "JPEG2000"),
+    **dict.fromkeys((".ppm", ".pgm", ".pbm", ".pnm", ".pfm"), "PPM"),
+    **dict.fromkeys((".heic", ".heif", ".hif"), "HEIF"),
+    ".gif": "GIF",
+    ".webp": "WEBP",
+    ".avif": "AVIF",
+}
+"""Lower-case file name extension -> format, of everything that can be read (HEIF with the extra `heif`)."""
+
+_PLUGINS: dict[str, Callable[[BinaryIO, str], ImageFile.ImageFile]] = {
+    "JPEG": JpegImagePlugin.JpegImageFile,
+    "PNG": PngImagePlugin.PngImageFile,
+    "TIFF": TiffImagePlugin.TiffImageFile,
+    "BMP": BmpImagePlugin.BmpImageFile,
+    "JPEG2000": Jpeg2KImagePlugin.Jpeg2KImageFile,
+    "PPM": PpmImagePlugin.PpmImageFile,
+    "GIF": GifImagePlugin.GifImageFile,
+    "WEBP": WebPImagePlugin.WebPImageFile,
+    "AVIF": AvifImagePlugin.AvifImageFile,
+}
+
+_MAGIC = (
+    ("JPEG", re.compile(rb"\xff\xd8\xff")),
+    ("PNG", re.compile(rb"\x89PNG\r\n\x1a\n")),
+    ("GIF", re.compile(rb"GIF8[79]a")),
+    ("WEBP", re.compile(rb"RIFF....WEBP", re.DOTALL)),
+    ("TIFF", re.compile(rb"II[*+]\0|MM\0[*+]")),
+    ("AVIF", re.compile(rb"....ftyp(?:avi[fs]|m(?:if|sf)1.*avi[fs])", re.DOTALL)),
+    ("HEIF", re.compile(rb"....ftyp(?:hei[cxms]|hev[cxms]|m(?:if|sf)1)", re.DOTALL)),
+    ("JPEG2000", re.compile(rb"\xff\x4f\xff\x51|\0\0\0\x0cjP  \r\n\x87\n")),
+    ("BMP", re.compile(rb"BM")),
+    ("PPM", re.compile(rb"P[1-7fF]\s")),
+)
+
+_OTHERS = (
+    (re.compile(rb"version https://git-lfs"), "is a Git LFS pointer, not the photo itself", "run `git lfs pull`"),
+    (re.compile(rb"\s*<"), "is a web page or other markup, not a photo", "download it again, or remove it"),
+    (re.compile(rb"%PDF"), "is a PDF, not a photo", "export its pages as photos, or remove it"),
+    (re.compile(rb"PK\x03\x04|\x1f\x8b|7z\xbc"), "is an archive, not a photo", "unpack it first"),
+)
+
+# What Pillow's decoders raise for broken files, found by feeding them thousands of truncated and damaged ones.
+_DAMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    RuntimeError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
+# A JPEG is decoded at 1/2, 1/4 or 1/8 when at least this many decoded pixels remain for one of the result.
+_DRAFT_GAP = 1.5
+# (axes exchanged, columns reversed, rows reversed) of the stored crop -> what shows it as displayed.
+_TURNS = {
+    (False, False, False): None,
+    (False, True, False): Image.Transpose.FLIP_LEFT_RIGHT,
+    (False, False, True): Image.Transpose.FLIP_TOP_BOTTOM,
+    (False, True, True): Image.Transpose.ROTATE_180,
+    (True, False, False): Image.Transpose.TRANSPOSE,
+    (True, True, False): Image.Transpose.ROTATE_90,
+    (True, False, True): Image.Transpose.ROTATE_270,
+    (True, True, True): Image.Transpose.TRANSVERSE,
+}
+# Views come from float arithmetic, so the edge of a whole image may be a hair outside.
+_TOLERANCE = 1e-6
+
+
+@final
+@dataclass(frozen=True)
+class ImageInfo:
+    """What the header of a photo file says.
+
+    Attributes:
+        width: displayed width in pixels, orientation applied.
+        height: displayed height in pixels.
+        stored: (width, height) of the pixel grid in the file.
+        orientation: EXIF orientation, 1..8; 1 where there is none or it is damaged.
+        format: from the content, one of the values of `EXTENSIONS`.
+        mode: Pillow's colour mode: "L", "RGB", "CMYK", "P", "RGBA", "I;16", ...
+        bits: per sample, as stored.
+        animated: the file holds several frames or pages; the first one is read.
+        misnamed: the extension belongs to another format.
+    """
+
+    width: int
+    height: int
+    stored: tuple[int, int]
+    orientation: int
+    format: str
+    mode: str
+    bits: int
+    animated: bool
+    misnamed: bool
+
+    @property
+    def aspect(self) -> float:
+        """Displayed width / height."""
+        return self.width / self.height
+
+
+@final
+@dataclass(frozen=True)
+class Photo:
+    """A photo file whose header is read and whose pixels are not; made by `open_photo`, read at most once."""
+
+    path: str
+    info: ImageInfo
+    _image: ImageFile.ImageFile = field(repr=False)
+
+    def read(self, view: View | None = None, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
+        """Decode what a view shows: crop, flip, quarter turn and resize in one pass over the pixels that are needed.
+
+        The filter is bilinear and widens with the reduction (no aliasing). Next to the edges of the box it sees the
+        photo beyond the box, as it sees it inside.
+
+        Args:
+            view: crop frame -> displayed frame, axis-aligned; None is the whole photo.
+            size: (height, width) of the result; None keeps the scale.
+
+        Returns:
+            uint8 [h, w, 3], RGB, contiguous and writable.
+
+        Raises:
+            DataError: the pixels cannot be decoded or have no known range.
+            ValueError: the view reaches outside the photo or has no area.
+            NotImplementedError: the view is not axis-aligned.
+        """
+        turned = self.info.orientation if self.info.format != "TIFF" else 1  # Pillow turns TIFF pixels itself
+        total = orientation_view(turned).then(view or View.identity())
+        a, b, c, d, e, f = total.matrix
+        if swapped := abs(a) < abs(b):
+            a, b, d, e = b, a, e, d
+        if max(abs(b), abs(d)) > _TOLERANCE:
+            raise NotImplementedError(f"only axis-aligned views can be read, not {total.matrix}")
+        x, y = _interval(c, a), _interval(f, e)
+        width, height = self._image.size
+        if size is None:
+            across, down = max(1, round((x[1] - x[0]) * width)), max(1, round((y[1] - y[0]) * height))
+        else:
+            across, down = size if swapped else size[::-1]
+        scaled = self._draft(across / (x[1] - x[0]), down / (y[1] - y[0]))
+        image = eight_bit(self._load(), self.path, self.info.bits)
+        extent = scaled or image.size
+        box = (x[0] * extent[0], y[0] * extent[1], x[1] * extent[0], y[1] * extent[1])
+        small = image.resize((across, down), Image.Resampling.BILINEAR, box=box)
+        # After the exchange of axes, a and e are the signs along the columns and the rows of the stored crop.
+        if (turn := _TURNS[swapped, a < 0, e < 0]) is not None:
+            small = small.transpose(turn)  # ten times faster than a numpy view that is copied
+        return np.array(small.convert("RGB"))
+
+    def _draft(self, width: float, height: float) -> tuple[float, float] | None:
+        """Ask the JPEG decoder for fewer pixels; the scaled size, or None for other formats.
+
+        The size is exact: the decoder rounds it up to whole pixels, of which the photo covers the last ones in part.
+        """
+        if self.info.format != "JPEG":
+            return None  # for HEIF it would mean the embedded thumbnail
+        assert self._image.tile, "a photo is read once: what is decoded may be a fraction of its size"
+        wanted = (math.ceil(width * _DRAFT_GAP), math.ceil(height * _DRAFT_GAP))
+        scaled = self._image.draft("", wanted)
+        return None if scaled is None else scaled[1][2:]
+
+    def _load(self) -> Image.Image:
+        try:
+            self._image.load()
+        except _DAMAGE as error:
+            if "truncated" in str(error).lower():
+                raise DataError(f"{self.path}: {_truncation(self._image)}; re-export or remove the file.") from error
+            raise DataError(f"{self.path}: cannot be decoded ({error}); re-export or remove the file.") from error
+        return self._image
+
+
+@contextmanager
+def open_photo(path: Path | str, *, pixel_limit: int | None = None) -> Iterator[Photo]:
+    """Open a photo file: the header is read and checked, the pixels only when asked for.
+
+    Args:
+        path: the file.
+        pixel_limit: the most pixels to decode; None: `most_pixels`. Pillow's own global limit is neither used nor
+            changed (except that Pillow refuses TIFF and WebP above twice `Image.MAX_IMAGE_PIXELS`).
+
+    Raises:
+        DataError: no such file, not a photo, a damaged header, or more pixels than the limit.
+    """
+    shown = os.fspath(path).encode("utf-8", "backslashreplace").decode()
+    with _open_file(Path(path), shown) as file:
+        image, info = _read_header(file, Path(path), shown)
+        width, height = info.stored
+        if width * height > (limit := most_pixels() if pixel_limit is None else pixel_limit):
+            raise DataError(
+                f"{shown}: has {width:,} x {height:,} = {width * height / 1e6:,.1f} million pixels, more than the "
+                f"limit of {limit / 1e6:,.1f} million; shrink the photo, or set the environment variable "
+                f"{PIXEL_LIMIT_VARIABLE}={width * height} if that is its size."
+            )
+        yield Photo(shown, info, image)
+
+
+def most_pixels() -> int:
+    """The most pixels a photo may have: what FEWTAGS_PIXEL_LIMIT says, else `PIXEL_LIMIT`.
+
+    Raises:
+        ConfigError: the variable is no number above 0.
+    """
+    text = os.environ.get(PIXEL_LIMIT_VARIABLE, str(PIXEL_LIMIT))
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"{PIXEL_LIMIT_VARIABLE}={text!r}: expected a number of pixels, for example 200000000.")
+    return int(text)
+
+
+def probe(path: Path | str) -> ImageInfo:
+    """Read the header of a photo file, whatever its size.
+
+    Raises:
+        DataError: no such file, not a photo, or a damaged header.
+    """
+    shown = os.fspath(path).encode("utf-8", "backslashreplace").decode()
+    with _open_file(Path(path), shown) as file:
+        return _read_header(file, Path(path), shown)[1]
+
+
+def read_image(
+    path: Path | str,
+    *,
+    box: tuple[float, float, float, float] | None = None,
+    size: tuple[int, int] | None = None,
+    pixel_limit: int | None = None,
+) -> NDArray[np.uint8]:
+    """Read a photo, or a box of it, at a size.
+
+    Args:
+        path: the file.
+        box: x0, y0, x1, y1 in 0..1 of the displayed frame; None is everything.
+        size: (height, width) of the result; None keeps the scale.
+        pixel_limit: the most pixels to decode; None: `most_pixels`.
+
+    Returns:
+        uint8 [h, w, 3], RGB, in the displayed frame.
+
+    Raises:
+        DataError: the file cannot be read; see the module for what counts.
+        ValueError: the box reaches outside 0..1 or has no area.
+    """
+    with open_photo(path, pixel_limit=pixel_limit) as photo:
+        return photo.read(None if box is None else View.crop(*map(float, box)), size)
+
+
+def _interval(start: float, length: float) -> tuple[float, float]:
+    """The part of 0..1 that one axis of a view covers."""
+    low, high = min(start, start + length), max(start, start + length)
+    if low < -_TOLERANCE or high > 1 + _TOLERANCE or high - low < _TOLERANCE:
+        raise ValueError(f"a view must cover a part of the photo, not {low:.6g} to {high:.6g} of 0 to 1")
+    return max(low, 0.0), min(high, 1.0)
+
+
+def _open_file(path: Path, shown: str) -> BinaryIO:
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise DataError(f"{shown}: is a folder, not a photo; name the files in it.")
+        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for ever
+            raise DataError(f"{shown}: is not a regular file; copy the photo to one.")
+        if status.st_size == 0:
+            raise DataError(f"{shown}: is empty (0 bytes); copy it again, or remove it.")
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise DataError(f"{shown}: no such file; check the path and the image folder.") from error
+    except OSError as error:
+        raise DataError(f"{shown}: cannot be opened ({error.strerror}); check the path and its permissions.") from error
+    except ValueError as error:
+        raise DataError(f"{shown!r}: is not a path ({error}); check the label file.") from error
+
+
+def _read_header(file: BinaryIO, path: Path, shown: str) -> tuple[ImageFile.ImageFile, ImageInfo]:
+    head = file.read(64)
+    kind = next((name for name, magic in _MAGIC if magic.match(head)), None)
+    if kind is None:
+        other = next(((what, cure) for magic, what, cure in _OTHERS if magic.match(head)), None)
+        what, cure = other or (
+            f"is not a photo (its first bytes are {head[:8]!r})",
+            "remove it, or export it as JPEG or PNG",
+        )
+        raise DataError(f"{shown}: {what}; {cure}.")
+    plugin = _heif_plugin(shown) if kind == "HEIF" else _PLUGINS[kind]
+    file.seek(0)
+    try:
+        with _without_pillow_warnings():
+            image = plugin(file, "")
+            if kind == "PNG" and "exif" not in image.info:
+                image.info["exif"] = _late_exif(file)
+            orientation = _orientation(image)
+            animated = bool(getattr(image, "is_animated", False))  # only formats that may hold frames define it
+    except _DAMAGE as error:
+        raise DataError(
+            f"{shown}: its {kind} header is damaged or of an unknown kind ({error}); re-export or remove the file."
+        ) from error
+    turned_by_pillow = kind == "TIFF" and swaps_axes(orientation)
+    width, height = image.size
+    stored = (height, width) if turned_by_pillow else (width, height)
+    displayed = stored[::-1] if swaps_axes(orientation) else stored
+    misnamed = EXTENSIONS.get(path.suffix.lower(), kind) != kind
+    bits = _bits(image, kind, head)
+    return image, ImageInfo(*displayed, stored, orientation, kind, image.mode, bits, animated, misnamed)
+
+
+def _heif_plugin(shown: str) -> Callable[[BinaryIO, str], ImageFile.ImageFile]:
+    try:
+        from pillow_heif import HeifImageFile
+    except ImportError as error:
+        raise DataError(
+            f"{shown}: is a HEIF photo, which needs pillow-heif; pip install 'fewtags[heif]', or export it as JPEG."
+        ) from error
+    plugin: Callable[[BinaryIO, str], ImageFile.ImageFile] = HeifImageFile
+    return plugin
+
+
+def _late_exif(file: BinaryIO) -> bytes | None:
+    """The EXIF of a PNG from behind its pixels, which Pillow would decode to get there."""
+    before, position = file.tell(), 8
+    file.seek(position)
+    while len(start := file.read(8)) == 8:
+        length, chunk = struct.unpack(">I4s", start)
+        if chunk == b"eXIf":
+            break
+        position += 12 + length
+        file.seek(position)
+    else:
+        length = 0
+    exif = file.read(min(length, 1 << 20))
+    file.seek(before)
+    return exif or None
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation; damaged EXIF blocks are common and no reason to refuse a photo."""
+    try:
+        # Not `image.getexif()`, which for a PNG decodes the pixels.
+        value = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
+    except _DAMAGE:
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _bits(image: Image.Image, kind: str, head: bytes) -> int:
+    if kind == "PNG":
+        return head[24]
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        return int(max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))))
+    if image.mode.startswith("I;16") or (kind == "PPM" and image.mode == "I"):
+        return 16
+    return int(image.info.get("bit_depth", {"1": 1, "I": 32, "F": 32}.get(image.mode, 8)))
+
+
+_LOCKS: dict[int, threading.Lock] = {}
+
+
+@contextmanager
+def _without_pillow_warnings() -> Iterator[None]:
+    """Silence Pillow about damaged metadata and large pictures: both are handled here, and for each file.
+
+    Warning filters are global to the process, hence a lock; it is kept per process, since a fork may copy a held one.
+    """
+    with _LOCKS.setdefault(os.getpid(), threading.Lock()), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
+
+
+def _truncation(image: Image.Image) -> str:
+    """How much of a truncated picture was there, where that can be told: rows that were not decoded are black."""
+    image.tile = []  # type: ignore[attr-defined]  # nothing more to decode: keep what there is
+    try:
+        filled = image.getbbox()
+    except _DAMAGE:
+        filled = None
+    if filled is None or filled[3] == image.height:
+        return "truncated, its data end before the picture does"
+    return f"truncated after {filled[3] / image.height:.0%} of the picture"

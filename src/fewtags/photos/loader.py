@@ -1,0 +1,536 @@
+"""From a label table and photos to batches: random numbers, order, worker processes.
+
+Everything random is a function of (seed, epoch, sample index), so the number of workers, the order in which samples
+are asked for, and a resume in the middle of an epoch change nothing. The epoch travels with the index from the sampler
+to the data set; no data set, transform or worker has a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast, final
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
+
+from fewtags.errors import ConfigError, DataError, FewtagsError
+from fewtags.geometry import View, stack_views
+from fewtags.labels import Batch, LabelMatrix, Locations, Places, StrongView
+from fewtags.photos.augment import PixelChange, Pixels, Policy
+from fewtags.photos.decode import open_photo
+
+AUGMENTATION, ORDER, STRONG = 0, 1, 2
+"""Streams of `rng` used here."""
+
+
+def rng(seed: int, epoch: int, index: int, stream: int = 0) -> np.random.Generator:
+    """The random numbers of one sample in one epoch: a generator that is a function of its arguments.
+
+    Philox, a counter-based generator: (seed, stream) is its key, (index, epoch) the upper half of its counter, and
+    drawing advances the lower half. Different arguments, each below 2**64, therefore give sequences that share no block
+    for the first 2**128 draws, and no state is kept anywhere.
+
+    >>> rng(0, 1, 2).random() == rng(0, 1, 2).random() != rng(0, 2, 1).random()
+    True
+    """
+    key, counter = np.array([seed, stream], np.uint64), np.array([0, 0, index, epoch], np.uint64)
+    return np.random.Generator(np.random.Philox(counter=counter, key=key))
+
+
+@final
+@dataclass(frozen=True)
+class Photos:
+    """The files behind a label table.
+
+    Attributes:
+        root: folder that the keys are relative to.
+        keys: pyarrow string [N]. Not a list: worker processes would slowly copy all of its objects.
+    """
+
+    root: Path
+    keys: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def path(self, index: int) -> Path:
+        """Where a photo is."""
+        key: str = self.keys[index].as_py()
+        return self.root / key
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One photo through one view.
+
+    Attributes:
+        pixels: uint8 [h, w, 3].
+        labels: int8 [C].
+        index: global sample index.
+        view: where the pixels are in the photo.
+        classes: int32 [m], of the located objects; None where no photo has any.
+        boxes: float32 [m, 4], where they are in the photo.
+        strong: the photo through another view, and strongly changed; None where nobody asks for it.
+    """
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.int8]
+    index: int
+    view: View
+    classes: NDArray[np.int32] | None = None
+    boxes: NDArray[np.float32] | None = None
+    strong: Sample | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Failure:
+    """The text of an error the user can mend, on its way out of a worker.
+
+    torch raises a worker's exception again with a traceback for a message; a value comes through as it is.
+    """
+
+    message: str
+
+
+@final
+@dataclass(frozen=True)
+class TrainSet(Dataset[Sample | Failure]):
+    """Training photos, cropped at random.
+
+    Attributes:
+        photos: N files.
+        labels: N images by C classes.
+        policy: draws the views.
+        seed: of the run.
+        jitter: how the pixels of every view are changed; None: not at all.
+        views_cycle: repeat the views of the first so many epochs for ever, as a cache of them does; None never repeats.
+        locations: points and boxes that go into the batches; None for none.
+        strong: how the pixels of a second view of every photo are changed, a crop of its own; None: no second view.
+    """
+
+    photos: Photos
+    labels: LabelMatrix
+    policy: Policy
+    seed: int = 0
+    jitter: PixelChange | None = None
+    views_cycle: int | None = None
+    locations: Locations | None = None
+    strong: PixelChange | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.photos) == self.labels.shape[0], (len(self.photos), self.labels.shape)
+        assert self.views_cycle is None or self.views_cycle > 0, self.views_cycle
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def __getitem__(self, at: tuple[int, int]) -> Sample | Failure:
+        """The sample of (epoch, index)."""
+        sample = self._drawn(at, AUGMENTATION, self.jitter)
+        if isinstance(sample, Failure):
+            return sample
+        if self.locations is not None:
+            _, classes, boxes = self.locations.rows([sample.index])
+            sample = replace(sample, classes=classes, boxes=boxes)
+        if self.strong is None:
+            return sample
+        strong = self._drawn(at, STRONG, self.strong)
+        return strong if isinstance(strong, Failure) else replace(sample, strong=strong)
+
+    def _drawn(self, at: tuple[int, int], stream: int, change: PixelChange | None) -> Sample | Failure:
+        """The photo through a view of its own, changed; all that is random comes from one stream."""
+        epoch, index = at
+        random = rng(self.seed, epoch % self.views_cycle if self.views_cycle else epoch, index, stream)
+        sample = _sample(
+            self.photos, self.labels, index, lambda aspect: self.policy.sample(random, aspect), self.policy
+        )
+        if isinstance(sample, Failure) or change is None:
+            return sample
+        return replace(sample, pixels=change(sample.pixels, random))
+
+
+@final
+@dataclass(frozen=True)
+class EvalSet(Dataset[Sample | Failure]):
+    """Photos through the policy's one test view.
+
+    Attributes:
+        photos: N files.
+        labels: N images by C classes.
+        policy: gives the view.
+    """
+
+    photos: Photos
+    labels: LabelMatrix
+    policy: Policy
+
+    def __post_init__(self) -> None:
+        assert len(self.photos) == self.labels.shape[0], (len(self.photos), self.labels.shape)
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def __getitem__(self, index: int) -> Sample | Failure:
+        """The sample of an index."""
+        return _sample(self.photos, self.labels, index, self.policy.test_view, self.policy)
+
+
+def _sample(
+    photos: Photos, labels: LabelMatrix, index: int, view_of: Callable[[float], View], policy: Policy
+) -> Sample | Failure:
+    try:
+        pixels, view = read_through(photos.path(index), view_of, policy.size)
+    except FewtagsError as error:
+        return Failure(str(error))
+    return Sample(pixels, labels.rows([index])[0], index, view)
+
+
+def read_through(path: Path, view_of: Callable[[float], View], size: int) -> tuple[NDArray[np.uint8], View]:
+    """A photo through a view, uint8 [size, size, 3], and that view.
+
+    Args:
+        path: the file.
+        view_of: aspect (displayed width / height) -> view, for example a policy's `test_view`.
+        size: side of the square in pixels.
+
+    Raises:
+        DataError: the photo cannot be read.
+    """
+    with open_photo(path) as photo:
+        view = view_of(photo.info.aspect)
+        return photo.read(view, (size, size)), view
+
+
+@final
+@dataclass(frozen=True)
+class EpochSampler:
+    """Which samples make up which batch, on every process and in every epoch.
+
+    The epoch's order is one permutation of all samples, drawn from (seed, epoch). Sample i belongs to rank i mod world
+    in every epoch, so that a row of a store has one owner, and each rank takes its samples in the order of that
+    permutation, cut into batches whose sizes differ by one at most: never an empty or a tiny last one. Every sample
+    comes exactly once per epoch; nothing is padded, repeated or dropped. All ranks make the same number of steps.
+
+    Attributes:
+        samples: N.
+        batch_size: the most samples per process and step. (One more where the number of samples per rank is uneven and
+            so small that a rank would be left without a batch: in practice, with batch size 1 only.)
+        seed: of the run.
+        rank: this process among `world`.
+        world: number of processes.
+
+    Raises:
+        ConfigError: no samples, a batch size below 1, or more processes than samples.
+    """
+
+    samples: int
+    batch_size: int
+    seed: int = 0
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.rank < self.world, (self.rank, self.world)
+        if self.batch_size < 1:
+            raise ConfigError(f"batch size {self.batch_size} must be 1 or more.")
+        if self.samples < self.world:
+            raise ConfigError(
+                f"{self.samples} training images cannot be shared by {self.world} processes; add images or use fewer."
+            )
+
+    @property
+    def steps(self) -> int:
+        """Batches per epoch, the same on every rank and in every epoch."""
+        fewest, most = self.samples // self.world, -(-self.samples // self.world)
+        return min(-(-most // self.batch_size), fewest)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[list[tuple[int, int]]]:
+        """The (epoch, index) pairs of each batch of an epoch, from batch number `start` on."""
+        order = rng(self.seed, epoch, 0, ORDER).permutation(self.samples)
+        cut = np.array_split(order[order % self.world == self.rank], self.steps)
+        for step in range(start, self.steps):
+            yield [(epoch, int(index)) for index in cut[step]]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PixelBatch:
+    """A batch as it leaves a worker process: its images, those of its strong view included, are not normalised yet.
+
+    Attributes:
+        batch: images are uint8 [b, h, w, 3], a quarter of the bytes of a normalised batch.
+    """
+
+    batch: Batch
+
+    def pin_memory(self) -> PixelBatch:
+        """Copy to page-locked memory; a `DataLoader` with `pin_memory` calls this."""
+        return PixelBatch(self.batch.pin_memory())
+
+
+@final
+@dataclass(frozen=True)
+class Collate:
+    """Samples -> `Batch`, with pixels normalised to (pixel / 255 - mean) / std.
+
+    Worker processes `stack`; the main process normalises, on the device where the batch is used.
+
+    Attributes:
+        mean: of red, green and blue in 0..1, as the net's weights expect.
+        std: likewise.
+    """
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def __call__(self, samples: Sequence[Sample | Failure]) -> Batch | Failure:
+        """A normalised batch, or the first failure among its samples."""
+        stacked = self.stack(samples)
+        return stacked if isinstance(stacked, Failure) else self.normalise(stacked)
+
+    def stack(self, samples: Sequence[Sample | Failure]) -> PixelBatch | Failure:
+        """A batch of pixels as they are, or the first failure among its samples."""
+        for sample in samples:
+            if isinstance(sample, Failure):
+                return sample
+        good = cast("Sequence[Sample]", samples)
+        strong = [sample.strong for sample in good if sample.strong is not None]
+        batch = Batch(
+            _stacked(good),
+            torch.from_numpy(np.stack([sample.labels for sample in good])),
+            torch.tensor([sample.index for sample in good], dtype=torch.int64),
+            stack_views([sample.view for sample in good]),
+            _places(good),
+            StrongView(_stacked(strong), stack_views([s.view for s in strong])) if strong else None,
+        )
+        return PixelBatch(batch)
+
+    def normalise(self, stacked: PixelBatch, device: torch.device | None = None) -> Batch:
+        """The batch with images float32 [b, 3, h, w] on a device; everything else stays in main memory."""
+        batch = stacked.batch
+        strong = batch.strong
+        if strong is not None:
+            strong = strong._replace(images=self._normalised(strong.images, device))
+        return replace(batch, images=self._normalised(batch.images, device), strong=strong)
+
+    def pixels(self, crops: Sequence[Pixels], device: torch.device | None = None) -> torch.Tensor:
+        """Normalised pixels, float32 [b, 3, h, w] on a device, of crops uint8 [h, w, 3] of one size."""
+        return self._normalised(torch.from_numpy(np.stack(crops)), device)
+
+    def _normalised(self, pixels: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+        """uint8 [b, h, w, 3] -> float32 [b, 3, h, w], channels last in memory, the same bits on every device."""
+        device = device or torch.device("cpu")
+        pixels = pixels.to(device, non_blocking=True)
+        count, height, width, _ = pixels.shape
+        table = torch.from_numpy(self._table).to(device).flatten()
+        # The three channels have 256 entries each, one after the other.
+        first = torch.tensor([0, 256, 512], dtype=torch.int32, device=device).repeat(width)
+        images = torch.empty(count, height, width, 3, device=device)
+        # On a CPU the places in the table of one image at a time stay in the cache.
+        step = 1 if device.type == "cpu" else max(1, count)
+        for rows, out in zip(pixels.view(count, height, width * 3).split(step), images.split(step), strict=True):
+            torch.index_select(table, 0, (rows + first).flatten(), out=out.view(-1))
+        return images.permute(0, 3, 1, 2)
+
+    @property
+    def _table(self) -> NDArray[np.float32]:
+        """What each of the 256 values becomes: [3, 256]. Rounded once, so equal pixels are equal everywhere."""
+        mean, std = np.array(self.mean)[:, None], np.array(self.std)[:, None]
+        table: NDArray[np.float64] = (np.arange(256) / 255 - mean) / std
+        return table.astype(np.float32)
+
+
+def _stacked(samples: Sequence[Sample]) -> torch.Tensor:
+    return torch.from_numpy(np.stack([sample.pixels for sample in samples]))
+
+
+def _places(samples: Sequence[Sample]) -> Places | None:
+    classes = [sample.classes for sample in samples if sample.classes is not None]
+    boxes = [sample.boxes for sample in samples if sample.boxes is not None]
+    if not classes:
+        return None
+    row = np.repeat(np.arange(len(samples)), [len(c) for c in classes])
+    return make_places(row, np.concatenate(classes), np.concatenate(boxes))
+
+
+def make_places(row: NDArray[np.int64], classes: NDArray[np.int32], boxes: NDArray[np.float32]) -> Places:
+    """What `Locations.rows` found, as tensors of a batch."""
+    return Places(torch.from_numpy(row), torch.from_numpy(classes).long(), torch.from_numpy(boxes))
+
+
+@final
+@dataclass(frozen=True)
+class Workers:
+    """How batches are made: in this process, or ahead of time in others. Never changes what a batch holds.
+
+    Attributes:
+        count: worker processes; 0 works in this one.
+        prefetch: batches each worker prepares ahead.
+        pin_memory: put batches into page-locked memory, for faster copies to a GPU.
+    """
+
+    count: int = 0
+    prefetch: int = 2
+    pin_memory: bool = False
+
+
+@final
+class TrainLoader:
+    """Training batches of any epoch, from any step on; a `BatchSource` of the training loop.
+
+    Worker processes start with the first epoch and stay until the loader is gone. One epoch is read at a time.
+
+    Args:
+        data: what is loaded.
+        sampler: in which order.
+        collate: how samples become a batch.
+        workers: by whom; None works in this process.
+        device: where the images are normalised and stay, as uint8 until then; None: main memory. Everything else of a
+            batch is in main memory.
+
+    Attributes:
+        sampler: the order, for those who need it without the photos.
+    """
+
+    def __init__(
+        self,
+        data: TrainSet,
+        sampler: EpochSampler,
+        collate: Collate,
+        workers: Workers | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        assert len(data) == sampler.samples, (len(data), sampler.samples)
+        self.sampler = sampler
+        self._collate, self._device = collate, device
+        self._plan = _Plan(sampler)
+        self._loader = make_loader(data, self._plan, collate, workers)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches per epoch, the same on every process."""
+        return self.sampler.steps
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from number `start` on; those before it are not decoded.
+
+        Raises:
+            DataError: a photo cannot be read.
+        """
+        self._plan.epoch, self._plan.start = epoch, start
+        return _normalised(iter(self._loader), self._collate, self._device)
+
+
+@dataclass
+class _Plan:
+    """The order of the epoch that is asked for next; workers never see it."""
+
+    sampler: EpochSampler
+    epoch: int = 0
+    start: int = 0
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return self.sampler.batches(self.epoch, self.start)
+
+    def __len__(self) -> int:
+        return self.sampler.steps - self.start
+
+
+@final
+class EvalLoader:
+    """This process's share of the photos once, in order, through the test view; nothing is padded or dropped.
+
+    Args:
+        data: what is loaded.
+        batch_size: the last batch may be smaller.
+        collate: how samples become a batch.
+        workers: by whom; they start anew for every pass. None works in this process.
+        rank: this process among `world`; photo i belongs to rank i mod world.
+        world: number of processes.
+        device: where the images are normalised and stay; see `TrainLoader`.
+
+    Raises:
+        ConfigError: a batch size below 1.
+        DataError: while iterating: a photo cannot be read.
+    """
+
+    def __init__(
+        self,
+        data: EvalSet,
+        batch_size: int,
+        collate: Collate,
+        workers: Workers | None = None,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch size {batch_size} must be 1 or more.")
+        assert 0 <= rank < world, (rank, world)
+        self._share = _Share(range(rank, len(data), world), batch_size)
+        self._collate, self._device = collate, device
+        self._loader = make_loader(data, self._share, collate, workers, persistent=False)
+
+    def __len__(self) -> int:
+        return len(self._share)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return _normalised(iter(self._loader), self._collate, self._device)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Batches of consecutive samples of one process."""
+
+    samples: range
+    batch_size: int
+
+    def __iter__(self) -> Iterator[range]:
+        return (self.samples[i : i + self.batch_size] for i in range(0, len(self.samples), self.batch_size))
+
+    def __len__(self) -> int:
+        return -(-len(self.samples) // self.batch_size)
+
+
+def make_loader(
+    data: TrainSet | EvalSet,
+    batches: Iterable[Sequence[Any]],
+    collate: Collate,
+    workers: Workers | None = None,
+    *,
+    persistent: bool = True,
+) -> DataLoader[Any]:
+    """A torch `DataLoader` over given batches of keys.
+
+    It yields a `PixelBatch`, or a `Failure` for a batch that cannot be made.
+    """
+    workers = workers or Workers()
+    busy = workers.count > 0
+    return DataLoader(
+        data,
+        batch_sampler=cast("Any", batches),
+        collate_fn=collate.stack,
+        num_workers=workers.count,
+        prefetch_factor=workers.prefetch if busy else None,
+        persistent_workers=persistent and busy,
+        pin_memory=workers.pin_memory,
+        # Workers get a seed that nobody uses; drawing it must not advance the global generator.
+        generator=torch.Generator(),
+    )
+
+
+def _normalised(
+    batches: Iterator[PixelBatch | Failure], collate: Collate, device: torch.device | None
+) -> Iterator[Batch]:
+    for batch in batches:
+        if isinstance(batch, Failure):
+            raise DataError(batch.message)
+        yield collate.normalise(batch, device)

@@ -1,0 +1,131 @@
+"""Look at many photo files in a few threads: what their headers say, and whether they decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.errors import DataError
+from fewtags.photos.decode import ImageInfo, open_photo
+from fewtags.table.content import each
+
+Progress = Callable[[int, int], None]
+"""Called with (how many files are done, how many there are)."""
+
+_REPORTED = 64
+# Every byte of a JPEG is decoded at any scale, so that truncation shows; the smallest scale is the quickest.
+_SMALL = (8, 8)
+
+
+class Trait(IntFlag):
+    """What is unusual about a photo file. All of it is handled when the file is read."""
+
+    ROTATED = 1
+    DEEP = 2
+    CMYK = 4
+    PALETTE = 8
+    ALPHA = 16
+    ANIMATED = 32
+    MISNAMED = 64
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """What was seen of N photo files.
+
+    Attributes:
+        width: int32 [N], displayed width in pixels, 0 where the header cannot be read.
+        height: int32 [N], displayed height.
+        traits: uint8 [N], a `Trait`.
+        missing: positions of files that are not there.
+        unreadable: position -> why a file cannot be read, and what to do.
+    """
+
+    width: NDArray[np.int32]
+    height: NDArray[np.int32]
+    traits: NDArray[np.uint8]
+    missing: frozenset[int]
+    unreadable: dict[int, str]
+
+    @property
+    def unusable(self) -> set[int]:
+        """Positions of all files without a picture."""
+        return set(self.missing) | self.unreadable.keys()
+
+
+class _Look(NamedTuple):
+    width: int = 0
+    height: int = 0
+    traits: int = 0
+    problem: str = ""
+    missing: bool = False
+
+
+def scan(
+    paths: Sequence[str],
+    *,
+    decode: bool = True,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Scan:
+    """Look at every file.
+
+    Args:
+        paths: the files.
+        decode: decode all pixels, which finds truncated files; False reads headers only.
+        threads: how many files are read at a time; None for one per core, at most 8.
+        progress: called now and then, from this thread.
+    """
+    looks = []
+    for look in each(partial(_look, decode=decode), paths, threads=threads):
+        looks.append(look)
+        if progress and (len(looks) % _REPORTED == 0 or len(looks) == len(paths)):
+            progress(len(looks), len(paths))
+    width, height, traits = np.array([look[:3] for look in looks], np.int32).reshape(-1, 3).T
+    return Scan(
+        width,
+        height,
+        traits.astype(np.uint8),
+        frozenset(n for n, look in enumerate(looks) if look.missing),
+        {n: look.problem for n, look in enumerate(looks) if look.problem and not look.missing},
+    )
+
+
+def _look(path: str, decode: bool) -> _Look:
+    seen = _Look()
+    try:
+        with open_photo(path) as photo:
+            seen = _Look(photo.info.width, photo.info.height, _traits(photo.info))
+            if decode:
+                photo.read(size=_SMALL)
+    except DataError as error:
+        return seen._replace(problem=str(error).removeprefix(f"{path}: ").removesuffix("."), missing=_missing(path))
+    return seen
+
+
+def _missing(path: str) -> bool:
+    try:
+        return not Path(path).exists()
+    except (OSError, ValueError):  # a name that no file can have, for instance with a null character
+        return True
+
+
+def _traits(info: ImageInfo) -> int:
+    found = {
+        Trait.ROTATED: info.orientation != 1,
+        Trait.DEEP: info.bits > 8,
+        Trait.CMYK: info.mode == "CMYK",
+        Trait.PALETTE: info.mode in ("P", "PA"),
+        Trait.ALPHA: info.mode in ("RGBA", "LA", "PA", "RGBa", "La"),
+        Trait.ANIMATED: info.animated,
+        Trait.MISNAMED: info.misnamed,
+    }
+    return sum(trait for trait, present in found.items() if present)

@@ -1,0 +1,120 @@
+"""Which files have the same content: copies inside a split, and across splits, where they are leaks."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from io import SEEK_END
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.errors import DataError
+
+if TYPE_CHECKING:
+    from fewtags.table.table import LabelTable
+
+_TAIL = 4096
+_CHUNK = 64
+_MOST_THREADS = 8  # a disk serves no more than that at once, and photos are large when decoded
+
+_Result = TypeVar("_Result")
+
+
+def each(function: Callable[[str], _Result], paths: Sequence[str], *, threads: int | None = None) -> Iterator[_Result]:
+    """What a function says of every file, in order, computed by a few threads.
+
+    Args:
+        function: called with a path, from any thread.
+        paths: the files.
+        threads: None for one per core, at most 8.
+    """
+    chunks = (paths[i : i + _CHUNK] for i in range(0, len(paths), _CHUNK))
+    pool = ThreadPoolExecutor(threads or min(_MOST_THREADS, os.cpu_count() or 1), "fewtags-read")
+    try:
+        for results in pool.map(lambda chunk: [function(path) for path in chunk], chunks):
+            yield from results
+    finally:
+        # Ctrl-C must not wait for the files still to come.
+        pool.shutdown(cancel_futures=True)
+
+
+def same_content(paths: Sequence[str], *, threads: int | None = None) -> list[tuple[int, ...]]:
+    """Positions of files with the same bytes, two or more each, in order; files that cannot be opened are in none.
+
+    Only files that agree in size are opened, and only those that agree in their last 4 KiB are read: the tail, because
+    the heads of one camera's photos are alike.
+    """
+    groups = [list(range(len(paths)))]
+    for fingerprint in (_size, _digest_of_tail, _digest_of_all):
+        suspects = [n for group in groups for n in group]
+        group_of = [g for g, group in enumerate(groups) for _ in group]
+        found = each(fingerprint, [paths[n] for n in suspects], threads=threads)
+        groups = _alike(suspects, zip(group_of, found, strict=True))
+    return sorted(map(tuple, groups))
+
+
+def content_groups(table: LabelTable, *, threads: int | None = None) -> NDArray[np.int64]:
+    """Group ids that keep photos with the same content in one split: `table.split(groups=content_groups(table))`.
+
+    Returns:
+        int64 [N], the position of the first photo with the same content; a file that cannot be opened is its own.
+
+    Raises:
+        DataError: the table has no folder of photos.
+    """
+    if table.root is None:
+        raise DataError("the labels do not say where the photos are, which are compared; give --images FOLDER.")
+    out = np.arange(len(table))
+    for same in same_content(photo_paths(table), threads=threads):
+        out[list(same)] = same[0]
+    return out
+
+
+def photo_paths(table: LabelTable) -> list[str]:
+    """Where the photos of a table are; none where it has no root."""
+    root = table.root
+    return [] if root is None else [str(root / key) for key in table.images.to_pylist()]
+
+
+def _alike(items: Iterable[int], keys: Iterable[tuple[int, bytes | int | None]]) -> list[list[int]]:
+    """Items with equal keys, two or more each; those whose file has no fingerprint are left out."""
+    groups: dict[tuple[int, bytes | int | None], list[int]] = defaultdict(list)
+    for item, key in zip(items, keys, strict=True):
+        if key[1] is not None:
+            groups[key].append(item)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _size(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_size
+    except (OSError, ValueError):  # a name with a null character is a ValueError
+        return None
+
+
+def _digest_of_tail(path: str) -> bytes | None:
+    return _digest(path, -_TAIL)
+
+
+def _digest_of_all(path: str) -> bytes | None:
+    return _digest(path, 0)
+
+
+def _digest(path: str, start: int) -> bytes | None:
+    """Hash of the content from `start` on, negative: from the end; None for a file that cannot be opened."""
+    digest = blake2b(digest_size=16)
+    try:
+        with Path(path).open("rb") as file:
+            if start < 0:
+                file.seek(max(start + file.seek(0, SEEK_END), 0))
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError:
+        return None
+    return digest.digest()

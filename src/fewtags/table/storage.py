@@ -1,0 +1,324 @@
+"""Label tables on disk: one Parquet file to load again, or a CSV to look at.
+
+The Parquet file has one row per fact, and one with an empty class for each image without facts, so that any Parquet
+reader shows what is in it: `image, class, state, x0, y0, x1, y1, source, split, closed`. Images come in the table's
+order. The key "fewtags" of the file's metadata holds, as JSON, the format number, vocabulary and covered classes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fewtags.errors import DataError
+from fewtags.files import replacing
+from fewtags.labels import ClassNames, Label
+from fewtags.table.table import BLANKET_SOURCE, FACTS, LabelTable, Notes, fact_table
+
+FORMAT = 1
+"""Number of the file format; raised whenever an older fewtags could misread a file."""
+
+_KEY = b"fewtags"
+_CORNERS = ("x0", "y0", "x1", "y1")
+_WORDS = pa.dictionary(pa.int32(), pa.string())
+_COLUMNS = {
+    "image": _WORDS,
+    "class": _WORDS,
+    "state": pa.int8(),
+    **dict.fromkeys(_CORNERS, pa.float32()),
+    "source": _WORDS,
+    "split": _WORDS,
+    "closed": pa.int16(),
+}
+_MOST_CSV_ROWS = 100_000_000
+_CSV_BLOCK = 2_000_000
+
+
+@final
+class _Header(BaseModel):
+    """What the file's metadata says."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    format: Annotated[int, Field(ge=1)]
+    ids: list[str]
+    names: list[str]
+    covers: list[list[Annotated[int, Field(ge=0)]]]
+    root: str | None
+    messages: list[str]
+
+
+def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> None:
+    """Write a table to one Parquet file, atomically.
+
+    Stored are classes, images in their order, facts, blanket negatives, split names and the messages of the notes; not
+    how each value was read and what was left out (readers report that, once).
+
+    Args:
+        table: what to write.
+        path: the file; one that is there is replaced.
+        keep_root: store the image folder too. Off by default: photos move, and a path can tell more than one wants.
+
+    Raises:
+        DataError: the folder of `path` does not exist.
+    """
+    index, fact = _rows_by_image(table.facts["image"].to_numpy(), np.arange(len(table), dtype=np.int32))
+    taken = _taken(table.facts, fact)
+    names = None if table.split_names is None else pc.fill_null(table.split_names, "").dictionary_encode()
+    columns = {
+        **taken,
+        "image": pa.DictionaryArray.from_arrays(pa.array(index), table.images),
+        "class": pa.DictionaryArray.from_arrays(taken["class"], pa.array(table.classes.ids, pa.string())),
+        "split": pa.nulls(len(index), _WORDS) if names is None else names.take(pa.array(index)),
+        "closed": pa.array(table.closed[index], mask=table.closed[index] < 0),
+    }
+    header = _Header(
+        format=FORMAT,
+        ids=list(table.classes.ids),
+        names=list(table.classes.names),
+        covers=[np.flatnonzero(row).tolist() for row in table.covers],
+        root=table.root.as_posix() if keep_root and table.root is not None else None,
+        messages=list(table.notes.messages),
+    )
+    schema = pa.schema(list(_COLUMNS.items()), metadata={_KEY: header.model_dump_json().encode()})
+    with replacing(Path(path)) as temporary:
+        pyarrow.parquet.write_table(
+            pa.table(columns, schema=schema), temporary, compression="zstd", write_page_checksum=True
+        )
+
+
+def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
+    """Read a table that `save` wrote. The file is not trusted: everything is checked.
+
+    Args:
+        path: the Parquet file.
+        root: folder of the images; without it, what the file says, if it says it.
+
+    Raises:
+        DataError: no such file, not a label table, a newer format, or rows that contradict each other or the
+            vocabulary.
+    """
+    path = Path(path)
+    try:
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            raw = file.read()
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {str(path)!r}.") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path.name} cannot be read as a Parquet file: {error}") from error
+    header = _read_header(raw.schema.metadata or {}, path.name)
+    classes = ClassNames.of(header.ids, header.names)
+    rows = _Rows(path.name, {name: _column(raw, name, path.name) for name in _COLUMNS})
+    images, index = rows.images()
+    first = np.unique(index, return_index=True)[1]
+    closed = np.asarray(pc.fill_null(rows.columns["closed"], -1)).astype(np.int16)
+    rows.refuse(closed != closed[first][index], "has another 'closed' than the rows above of the same image")
+    rows.refuse(
+        (closed < -1) | (closed >= len(header.covers)),
+        f"is closed for a set of classes other than the {len(header.covers)}",
+    )
+    stored = header.root if root is None else root
+    return LabelTable(
+        images,
+        classes,
+        rows.facts(index, classes),
+        closed[first],
+        _read_covers(header.covers, len(classes), path.name),
+        None if stored is None else Path(stored),
+        rows.split_names(index, first),
+        Notes(messages=tuple(header.messages)),
+    )
+
+
+def _read_header(metadata: dict[bytes, bytes], name: str) -> _Header:
+    if _KEY not in metadata:
+        raise DataError(
+            f"{name} is a Parquet file but no label table (its metadata has no 'fewtags'); give a CSV instead."
+        )
+    try:
+        found = json.loads(metadata[_KEY])
+        if isinstance(found, dict) and isinstance(found.get("format"), int) and found["format"] > FORMAT:
+            raise DataError(
+                f"{name} has format {found['format']}, this fewtags reads {FORMAT}; install a newer fewtags."
+            )
+        return _Header.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(f"{name}: its 'fewtags' metadata is damaged ({where}: {first['msg']}).") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name}: its 'fewtags' metadata is damaged ({error}).") from error
+
+
+def _read_covers(covers: list[list[int]], classes: int, name: str) -> NDArray[np.bool_]:
+    rows = np.zeros((len(covers), classes), np.bool_)
+    for row, covered in enumerate(covers):
+        if covered and max(covered) >= classes:
+            raise DataError(f"{name}: its metadata covers class number {max(covered)}, but there are {classes:,}.")
+        rows[row, covered] = True
+    return rows
+
+
+def _column(table: pa.Table, name: str, file: str) -> pa.Array:
+    if name not in table.column_names:
+        raise DataError(f"{file} has no column {name!r}; a label table has {', '.join(_COLUMNS)}.")
+    try:
+        if _COLUMNS[name] != _WORDS:
+            return table[name].cast(_COLUMNS[name]).combine_chunks()
+        # Written out and encoded again: then codes count up in order of appearance, whoever wrote the file.
+        words = table[name].cast(pa.string()).combine_chunks().dictionary_encode()
+        words.validate(full=True)  # Not every writer's strings are UTF-8.
+        return words
+    except pa.ArrowException as error:
+        raise DataError(f"{file}: column {name!r} holds {table[name].type}, not {_COLUMNS[name]} ({error}).") from error
+
+
+@final
+class _Rows:
+    """The rows of a file, checked as they are taken apart."""
+
+    def __init__(self, file: str, columns: dict[str, pa.Array]) -> None:
+        self.file = file
+        self.columns = columns
+
+    def refuse(self, wrong: NDArray[np.bool_], why: str) -> None:
+        """Raise for the first wrong row."""
+        if np.any(wrong):
+            row = int(np.argmax(wrong))
+            image = self.columns["image"][row].as_py()
+            raise DataError(f"{self.file} row {row + 1:,} (image {image!r}) {why}; the file was changed or damaged.")
+
+    def missing(self, name: str) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = self.columns[name].is_null().to_numpy(zero_copy_only=False)
+        return found
+
+    def images(self) -> tuple[pa.Array, NDArray[np.int32]]:
+        self.refuse(self.missing("image"), "has no image")
+        return self.columns["image"].dictionary, self.columns["image"].indices.to_numpy()
+
+    def split_names(self, index: NDArray[np.int32], first: NDArray[np.int64]) -> pa.Array | None:
+        if (missing := self.missing("split")).all():
+            return None
+        self.refuse(missing, "has no split, but others have")
+        split = self.columns["split"].indices.to_numpy()
+        self.refuse(split != split[first][index], "is in another split than the rows above of the same image")
+        return self.columns["split"].take(pa.array(first)).cast(pa.string())
+
+    def facts(self, index: NDArray[np.int32], classes: ClassNames) -> pa.Table:
+        silent = self.missing("class")
+        state = np.asarray(pc.fill_null(self.columns["state"], Label.UNKNOWN))
+        self.refuse(silent & (state != Label.UNKNOWN), "has a state but no class")
+        known = np.isin(state, (Label.NEGATIVE, Label.POSITIVE))
+        self.refuse(~silent & ~known, f"has a state that is neither {Label.NEGATIVE:d} nor {Label.POSITIVE:d}")
+        self.refuse(~silent & self.missing("source"), "has a label without a source")
+        corners = [self.columns[corner].to_numpy(zero_copy_only=False) for corner in _CORNERS]
+        x0, y0, x1, y1 = corners
+        inside = (x0 >= 0) & (x0 <= x1) & (x1 <= 1) & (y0 >= 0) & (y0 <= y1) & (y1 <= 1)
+        none = np.logical_and.reduce([self.missing(corner) for corner in _CORNERS])
+        self.refuse(~none & ~inside, "has a location that is not 0 <= x0 <= x1 <= 1 and 0 <= y0 <= y1 <= 1")
+        words = self.columns["class"]
+        known = pc.is_in(words, pa.array(classes.ids, pa.string())).to_numpy(zero_copy_only=False)
+        self.refuse(~silent & ~known, "has a class that is not in the file's vocabulary")
+        number = np.array([*(classes.index(word) for word in words.dictionary.to_pylist()), 0], np.int32)
+        columns = [
+            pa.array(index),
+            pa.array(number[np.asarray(pc.fill_null(words.indices, -1))]),
+            pa.array(state),
+            *(self.columns[c] for c in _CORNERS),
+            self.columns["source"],
+        ]
+        return pa.table(columns, names=FACTS.names).filter(pa.array(~silent)).cast(FACTS)
+
+
+def write_csv(table: LabelTable, path: Path | str, *, blanket: bool = True) -> None:
+    """Write a table as CSV for people and other tools: one row per label, atomically.
+
+    Columns: image, class (its id), state ("positive" or "negative"), x0, y0, x1, y1 (fractions of the displayed image,
+    empty without a location), source; and split, where the table names splits. An image without labels has one row with
+    nothing but its name and split. Classes without any label are not in it, see `unwritten_classes`.
+
+    Args:
+        table: what to write.
+        path: the file; one that is there is replaced.
+        blanket: also write, one by one, the negatives of images that are completely annotated. Without them the file
+            says less than the table.
+
+    Raises:
+        DataError: the folder does not exist; more blanket negatives than a CSV is good for.
+    """
+    covered = int(table.covers.sum(1)[table.closed[table.closed >= 0]].sum()) if blanket else 0
+    if covered > _MOST_CSV_ROWS:
+        raise DataError(
+            f"{covered:,} negatives of completely annotated images are too many for a CSV (at most "
+            f"{_MOST_CSV_ROWS:,}); give a name that ends in .parquet, or in Python blanket=False."
+        )
+    facts = table.facts.take(pa.array(np.argsort(table.facts["image"].to_numpy(), kind="stable")))
+    step = max(1, _CSV_BLOCK // max(1, len(table.classes)))
+    blocks = (np.arange(i, min(i + step, len(table)), dtype=np.int32) for i in range(0, len(table), step))
+    with replacing(Path(path)) as temporary, pyarrow.csv.CSVWriter(temporary, _csv_schema(table)) as writer:
+        for block in blocks:
+            writer.write_table(_csv_block(table, facts, block, blanket))
+
+
+def unwritten_classes(table: LabelTable) -> list[str]:
+    """Ids of the classes of which nothing is known in any image: a CSV of `write_csv` does not name them."""
+    named = np.zeros(len(table.classes), np.bool_)
+    named[table.facts["class"].to_numpy()] = True
+    named |= table.covers[np.unique(table.closed[table.closed >= 0])].any(0)
+    return [class_id for class_id, there in zip(table.classes.ids, named.tolist(), strict=True) if not there]
+
+
+def _csv_block(table: LabelTable, facts: pa.Table, block: NDArray[np.int32], blanket: bool) -> pa.Table:
+    """The CSV rows of a run of images; `facts` are sorted by image."""
+    begin, end = np.searchsorted(facts["image"].to_numpy(), [block[0], block[-1] + 1])
+    row, class_ = table.matrix.blanket(block if blanket else block[:0])
+    written_out = fact_table(block[row], class_, np.full(len(row), Label.NEGATIVE), source=BLANKET_SOURCE)
+    both = pa.concat_tables([facts.slice(begin, end - begin), written_out])
+    image, fact = _rows_by_image(both["image"].to_numpy(), block)
+    taken = _taken(both, fact)
+    positive = pc.equal(taken["state"], int(Label.POSITIVE))
+    columns = {
+        **taken,
+        "image": table.images.take(pa.array(image)),
+        "class": pa.array(table.classes.ids, pa.string()).take(taken["class"]),
+        "state": pc.if_else(positive, "positive", "negative"),
+        "source": taken["source"].cast(pa.string()),
+    }
+    if table.split_names is not None:
+        columns["split"] = pc.fill_null(table.split_names, "").take(pa.array(image))
+    return pa.table(columns, schema=_csv_schema(table))
+
+
+def _csv_schema(table: LabelTable) -> pa.Schema:
+    unwritten = ("closed",) if table.split_names is not None else ("closed", "split")
+    kinds = {name: kind for name, kind in _COLUMNS.items() if name not in unwritten}
+    return pa.schema([(name, pa.string() if kind in (_WORDS, pa.int8()) else kind) for name, kind in kinds.items()])
+
+
+def _rows_by_image(image: NDArray[np.int32], images: NDArray[np.int32]) -> tuple[NDArray[np.int32], pa.Array]:
+    """One row per fact and one per image without facts, by image: the image, and the number of the fact or null.
+
+    Args:
+        image: image of each fact.
+        images: all images, a run of consecutive numbers.
+    """
+    silent = np.ones(len(images), np.bool_)
+    silent[image - images[:1]] = False
+    index = np.concatenate([image, images[silent]])
+    order = np.argsort(index, kind="stable")
+    return index[order], pa.array(order, mask=order >= len(image))
+
+
+def _taken(facts: pa.Table, fact: pa.Array) -> dict[str, pa.Array]:
+    """The columns of `facts` but the image at positions `fact`, null where that is null."""
+    facts = facts.unify_dictionaries().combine_chunks()
+    return {name: facts[name].combine_chunks().take(fact) for name in ("class", "state", *_CORNERS, "source")}

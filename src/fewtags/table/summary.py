@@ -1,0 +1,212 @@
+"""What a label table holds, in numbers: for `check`, for reports, and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, final
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from fewtags.labels import ClassNames, Label
+
+if TYPE_CHECKING:
+    from fewtags.table.table import LabelTable
+
+Kind = Literal["single positive", "positives only", "partial", "full", "unlabelled"]
+
+_LISTED = 20
+"""How many contradictions are listed, and how many classes at each end of the printed table."""
+
+
+@final
+@dataclass(frozen=True)
+class Contradiction:
+    """One cell that is positive in one place and negative in another, and is therefore taken as unknown.
+
+    Attributes:
+        image: key of the image.
+        class_id: the class.
+        sources: who says so.
+        inside: whether one source alone says both.
+    """
+
+    image: str
+    class_id: str
+    sources: tuple[str, ...]
+    inside: bool
+
+    def __str__(self) -> str:
+        return f"{self.image}: {self.class_id} is both positive and negative ({', '.join(self.sources)})"
+
+
+@final
+@dataclass(frozen=True)
+class Summary:
+    """Counts over a label table.
+
+    Attributes:
+        images: N.
+        classes: the vocabulary.
+        kind: "unlabelled": no cell is known; "full": every cell is; "single positive": no negative is known and no
+            image has more than one positive; "positives only": no negative is known; "partial": anything else.
+        positives: in how many images each class is positive, C numbers.
+        negatives: the same for negative, blanket negatives included.
+        unknowns: the same for unknown.
+        without_label: images of which no cell is known.
+        without_positive: images without a positive, those without any label included.
+        points_of: located facts of each class without an extent, C numbers.
+        boxes_of: the same with an extent.
+        sources: facts per source.
+        contradictions: cells that are positive in one place and negative in another; they count as unknown.
+        contradictions_inside: those of which one source alone says both.
+        contradicting: the first 20 of them, those inside one source before the others.
+    """
+
+    images: int
+    classes: ClassNames
+    kind: Kind
+    positives: tuple[int, ...]
+    negatives: tuple[int, ...]
+    unknowns: tuple[int, ...]
+    without_label: int
+    without_positive: int
+    points_of: tuple[int, ...]
+    boxes_of: tuple[int, ...]
+    sources: Mapping[str, int]
+    contradictions: int
+    contradictions_inside: int
+    contradicting: tuple[Contradiction, ...]
+
+    @property
+    def points(self) -> int:
+        """Located facts without an extent."""
+        return sum(self.points_of)
+
+    @property
+    def boxes(self) -> int:
+        """Located facts with an extent."""
+        return sum(self.boxes_of)
+
+    @property
+    def positives_per_image(self) -> float:
+        """Mean over all images, those without a positive included."""
+        return sum(self.positives) / self.images if self.images else 0.0
+
+    def __str__(self) -> str:
+        cells = max(self.images * len(self.classes), 1)
+        counts = {"positive": sum(self.positives), "negative": sum(self.negatives), "unknown": sum(self.unknowns)}
+        lines = [
+            f"{self.images:,} images, {len(self.classes):,} classes: {self.kind}",
+            "labels: " + ", ".join(f"{n:,} {state} ({n / cells:.1%})" for state, n in counts.items()),
+            f"positives per image: {self.positives_per_image:.2f} on average; "
+            f"{self.without_positive:,} images have none, {self.without_label:,} have no label at all",
+            f"locations: {self.points:,} points, {self.boxes:,} boxes",
+            "facts per source: " + (", ".join(f"{s or '(unnamed)'} {n:,}" for s, n in self.sources.items()) or "none"),
+        ]
+        if self.contradictions:
+            lines.append(f"contradictions, taken as unknown: {self.contradictions:,}, such as {self.contradicting[0]}")
+        return "\n".join(lines + self._class_lines())
+
+    def _class_lines(self) -> list[str]:
+        order = sorted(range(len(self.classes)), key=lambda c: (-self.positives[c], c))
+        left_out = len(order) - 2 * _LISTED
+        shown = order if left_out <= 1 else order[:_LISTED] + order[-_LISTED:]
+        display = self.classes.display
+        names = {c: _short(display[c]) for c in shown}
+        width = max([5, *(len(n) for n in names.values())])
+        lines = [f"{'class':<{width}}  {'positive':>11}  {'negative':>11}  {'unknown':>11}"] if shown else []
+        for place, c in enumerate(shown):
+            if left_out > 1 and place == _LISTED:
+                lines.append(f"... {left_out:,} more classes")
+            counts = (self.positives[c], self.negatives[c], self.unknowns[c])
+            lines.append(f"{names[c]:<{width}}" + "".join(f"  {n:>11,}" for n in counts))
+        return lines
+
+
+def _short(name: str, width: int = 40) -> str:
+    return name if len(name) <= width else name[: width - 3] + "..."
+
+
+def summarise(table: LabelTable) -> Summary:
+    """Count what a table holds."""
+    labels = table.matrix
+    positives, negatives, unknowns = (
+        tuple(labels.counts(s).tolist()) for s in (Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN)
+    )
+    positive_images, unknown_cells = labels.image_counts(Label.POSITIVE), labels.image_counts(Label.UNKNOWN)
+    points, boxes = _places(table)
+    contradicting, inside = _contradicting(table)
+    return Summary(
+        images=len(table),
+        classes=table.classes,
+        kind=_kind(sum(positives), sum(negatives), sum(unknowns), int(positive_images.max(initial=0))),
+        positives=positives,
+        negatives=negatives,
+        unknowns=unknowns,
+        without_label=int((unknown_cells == len(table.classes)).sum()),
+        without_positive=int((positive_images == 0).sum()),
+        points_of=points,
+        boxes_of=boxes,
+        sources=_sources(table),
+        contradictions=int((labels.states == Label.UNKNOWN).sum()),
+        contradictions_inside=inside,
+        contradicting=contradicting,
+    )
+
+
+def _places(table: LabelTable) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Points and boxes of each class."""
+    located = table.facts.filter(table.facts["x0"].is_valid())
+    x0, y0, x1, y1 = (located[c].to_numpy() for c in ("x0", "y0", "x1", "y1"))
+    point, class_ = (x0 == x1) & (y0 == y1), located["class"].to_numpy()
+    points, boxes = (np.bincount(class_[kind], minlength=len(table.classes)).tolist() for kind in (point, ~point))
+    return tuple(points), tuple(boxes)
+
+
+def _kind(positives: int, negatives: int, unknowns: int, most: int) -> Kind:
+    if not positives + negatives:
+        return "unlabelled"
+    if not unknowns:
+        return "full"
+    if negatives:
+        return "partial"
+    return "single positive" if most == 1 else "positives only"
+
+
+def _sources(table: LabelTable) -> dict[str, int]:
+    counts = table.facts["source"].cast("string").value_counts()
+    pairs = zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)
+    return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
+
+
+def _contradicting(table: LabelTable) -> tuple[tuple[Contradiction, ...], int]:
+    """The first contradictions, and how many there are inside one source."""
+    labels = table.matrix
+    entries = np.flatnonzero(labels.states == Label.UNKNOWN)
+    owner = np.searchsorted(labels.indptr, entries, side="right") - 1
+    cells = owner.astype(np.int64) * len(table.classes) + labels.classes[entries]
+    inside = np.isin(cells, _inside(table, cells))
+    found = []
+    for n in np.argsort(~inside, kind="stable")[:_LISTED]:
+        image, class_ = int(owner[n]), int(labels.classes[entries[n]])
+        cell = pc.and_(pc.equal(table.facts["image"], image), pc.equal(table.facts["class"], class_))
+        sources = tuple(dict.fromkeys(table.facts["source"].filter(cell).to_pylist()))
+        found.append(Contradiction(table.images[image].as_py(), table.classes.ids[class_], sources, bool(inside[n])))
+    return tuple(found), int(inside.sum())
+
+
+def _inside(table: LabelTable, cells: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those of some cells (image * C + class) that one source alone calls both positive and negative."""
+    cell = table.facts["image"].to_numpy().astype(np.int64) * len(table.classes) + table.facts["class"].to_numpy()
+    rows = np.flatnonzero(np.isin(cell, cells))
+    source = table.facts["source"].unify_dictionaries().combine_chunks()
+    if not len(rows):
+        return cells[:0]
+    said = cell[rows] * len(source.dictionary) + source.indices.to_numpy()[rows]
+    positive = table.facts["state"].to_numpy()[rows] == Label.POSITIVE
+    both: NDArray[np.bool_] = np.isin(said, said[positive]) & np.isin(said, said[~positive])
+    found: NDArray[np.int64] = cell[rows[both]]
+    return found

@@ -1,0 +1,194 @@
+"""What a budget buys and what is said about it, by hand."""
+
+import re
+
+import numpy as np
+import pytest
+
+from fewtags.budget.costs import PROFILES, Annotation, CostModel
+from fewtags.budget.curves import Result, difference
+from fewtags.budget.planner import paper_guide, pilot_guide, plan_budget
+from fewtags.errors import ConfigError, DataError
+
+COST = CostModel(classes=4, positives_per_image=1, instances_per_image=2)
+"""Seconds per pair: I 1, SP 1.35, SB 2.5, AP 1.575, AB 4.25 (see test_costs)."""
+TAGS, SP, SB = Annotation.TAGS, Annotation.ONE_POINT, Annotation.ONE_BOX
+
+
+def runs(kind, level, jitter=0.001, seeds=3, **more):
+    """0.8 - level (x / 100)^-0.5 at 100, 200, 400, 800 labels; seeds differ a little."""
+    return [
+        Result(kind, x, s, 0.8 - level * (x / 100) ** -0.5 + jitter * (s - 1), **more)
+        for x in (100, 200, 400, 800)
+        for s in range(seeds)
+    ]
+
+
+def offers(plan):
+    return {offer.kind.short: offer for offer in plan.offers}
+
+
+def test_what_a_budget_buys_by_hand():
+    """100 photos of 4 classes are 400 pairs. 270 s: 270 tags; 200 points (1.35 s); 108 boxes (2.5 s); 171 (1.575 s)
+    with all points; 63 (4.25 s) with all boxes. A quarter of the answers is yes; two objects for each yes.
+
+    Photos asked about: 100 (1 - (1 - 200 / 400)^4) = 93.75.
+    """
+    found = offers(plan_budget(270, 100, COST, paper_guide(4)))
+    assert {k: o.labels for k, o in found.items()} == {"I": 270, "SP": 200, "SB": 108, "AP": 171, "AB": 63}
+    sp, ab = found["SP"], found["AB"]
+    assert (sp.photos, sp.complete_photos, sp.positives, sp.places) == (94, 50, 50, 50)
+    assert (ab.positives, ab.places) == (16, 32)
+    assert found["I"].places == 0
+    assert sp.seconds == pytest.approx(270)
+    assert all(o.left == 0 and o.seconds <= 270 for o in found.values())
+
+
+def test_no_more_than_all_photos_is_bought_and_what_is_left_is_said():
+    """All 400 tags take 400 s; of an hour 3,200 s are left, which is 0.9 h."""
+    plan = plan_budget(3600, 100, COST, paper_guide(4))
+    tags = offers(plan)["I"]
+    assert (tags.labels, tags.photos, tags.seconds, tags.left) == (400, 100, 400, 3200)
+    assert (
+        "tags (I): all 400 labels (100 photos x 4 classes) take 0.1 h, and 0.9 h are left: for more photos, or for a "
+        "dearer type"
+    ) in plan.notes
+
+
+@pytest.mark.parametrize(
+    ("budget", "photos", "mean_ap"),
+    [("0.25%", 14.2, 43.19), ("0.5%", 26.0, 52.30), ("1%", 44.0, 58.86), ("2%", 64.9, 63.29), ("4%", 78.9, 66.43)],
+)
+def test_the_papers_row_for_one_point(budget, photos, mean_ap):
+    """Tables 1 and 2: thousands of images within the tolerance of one permutation (2 % is 0.2 off), and mAP."""
+    share = float(budget.rstrip("%")) / 100
+    plan = plan_budget(share * 82_783 * 80, 82_783, PROFILES["coco"], paper_guide(80))
+    found = offers(plan)["SP"]
+    assert found.photos / 1000 == pytest.approx(photos, abs=0.25)
+    assert found.mean_ap.value == pytest.approx(mean_ap / 100, abs=1e-4)
+
+
+def test_the_papers_advice_names_its_limits():
+    """1 %: all points 59.09 (table 2), one point 58.86 (table 1): less apart than the tables are themselves, 1.64."""
+    plan = plan_budget(66_226.4, 82_783, PROFILES["coco"], paper_guide(80), [TAGS, SP, Annotation.ALL_POINTS])
+    assert plan.advice() == (
+        "Buy all points (AP), 59,744 labels in 42,688 photos for 18.4 h, expected mAP 59.1, or else one point (SP): "
+        "the difference of +0.2 mAP over one point (SP) is not resolved, so take what is easier to make."
+    )
+    resolved = plan_budget(66_226.4, 82_783, PROFILES["coco"], paper_guide(80), [TAGS, SP]).advice()
+    assert resolved == (
+        "Buy one point (SP), 62,404 labels in 43,967 photos for 18.4 h, expected mAP 58.9: +3.3 mAP over tags (I), the "
+        "second best."
+    )
+    assert any("The paper gives no intervals" in note for note in plan.guide.notes)
+
+
+def test_a_resolved_difference():
+    """800 s buy 800 tags (0.8 - 0.1 = .7 expected) or 320 boxes (0.8 - 0.6 / sqrt(3.2) = .465)."""
+    plan = plan_budget(800, 1000, COST, pilot_guide([*runs(TAGS, 0.283), *runs(SB, 0.6)], "the test"))
+    tags, boxes = plan.ranked()
+    assert (tags.kind, boxes.kind) == (TAGS, SB)
+    assert tags.mean_ap.value == pytest.approx(0.7, abs=0.003)
+    assert boxes.mean_ap.value == pytest.approx(0.465, abs=0.005)
+    assert re.fullmatch(
+        r"Buy tags \(I\), 800 labels in 590 photos for 0\.2 h, expected mAP 70\.\d \[69\.\d, 70\.\d\]: \+23\.\d "
+        r"\[\+2\d\.\d, \+2\d\.\d\] mAP over one box \(SB\), the second best\.",
+        plan.advice(),
+    )
+
+
+def test_a_difference_that_is_not_resolved():
+    """Seeds differ by 4 points, and what is good for tags is bad for points."""
+    plan = plan_budget(800, 1000, COST, pilot_guide([*runs(TAGS, 0.3, 0.04), *runs(SP, 0.28, -0.04)], "the test"))
+    assert "is not resolved, so take what is easier to make." in plan.advice()
+
+
+def test_a_lead_and_its_interval_are_of_one_estimate():
+    """Far beyond the pilot the curves of all seeds differ by another number than the seeds do; only theirs is told."""
+    rng = np.random.default_rng(1)
+    both = [
+        Result(r.kind, r.labels, r.seed, r.mean_ap + rng.normal(0, 0.02)) for r in [*runs(TAGS, 0.3), *runs(SP, 0.27)]
+    ]
+    plan = plan_budget(2400, 1000, COST, pilot_guide(both, "the test"))
+    best, second = plan.ranked()
+    curves = plan.guide.curves
+    middle, low, high = (
+        f"{100 * value:+.1f}"
+        for value in difference(curves[best.kind], best.labels, curves[second.kind], second.labels)
+    )
+    assert middle != f"{100 * (best.mean_ap.value - second.mean_ap.value):+.1f}"
+    assert f"the difference of {middle} [{low}, {high}] mAP over {second.kind.described()} is" in plan.advice()
+
+
+def test_a_comparison_by_seed_that_contradicts_the_curves_is_told():
+    """Seeds 0 to 2 have both types, and points are a tenth ahead; tags alone have two seeds more, far better ones."""
+    tags = [*runs(TAGS, 0.3), *[Result(TAGS, r.labels, r.seed + 3, r.mean_ap + 0.19) for r in runs(TAGS, 0.3)]]
+    tags = [r for r in tags if r.seed < 5]
+    points = [Result(SP, r.labels, r.seed, r.mean_ap + 0.05) for r in runs(TAGS, 0.3)]
+    plan = plan_budget(800, 1000, COST, pilot_guide([*tags, *points], "the test"))
+    assert re.search(
+        r", or else one point \(SP\): compared seed by seed, -\d\.\d \[-\d\.\d, -\d\.\d\] mAP over one point \(SP\) "
+        r"contradicts the curves of all seeds together, so run more seeds, or take what is easier to make\.$",
+        plan.advice(),
+    )
+
+
+def test_types_measured_with_other_seeds_cannot_be_compared():
+    points = [Result(r.kind, r.labels, r.seed + 5, r.mean_ap) for r in runs(SP, 0.25)]
+    plan = plan_budget(800, 1000, COST, pilot_guide([*runs(TAGS, 0.3), *points], "the test"))
+    assert "(no seeds in common to compare) mAP over tags (I) is not resolved" in plan.advice()
+
+
+def test_beyond_the_pilot_values_are_marked_and_then_refused():
+    """2,000 tags are 2.5 times the pilot's 800; 10,000 are 12.5 times."""
+    guide = pilot_guide(runs(TAGS, 0.3, photos=200), "the test")
+    near = plan_budget(2_000, 5_000, COST, guide, [TAGS])
+    assert offers(near)["I"].mean_ap.extrapolated
+    assert [*near.lines()][-1].endswith("extrapolated x2.5")
+    assert any(note.startswith("extrapolated values hold only if") for note in near.notes)
+    assert any("the pilot chose its labels from 200 photos; from 5,000" in note for note in near.notes)
+    far = plan_budget(10_000, 5_000, COST, guide, [TAGS])
+    assert offers(far)["I"].mean_ap.value is None
+    why = "12.5 times the largest pilot, and beyond 4 times nothing is promised"
+    assert far.advice() == f"No type can be recommended: tags (I): {why}; run a pilot on more photos."
+    assert f"tags (I): nothing is expected: {why}" in far.notes
+
+
+def test_types_without_a_pilot_are_not_judged():
+    plan = plan_budget(800, 1000, COST, pilot_guide(runs(TAGS, 0.3), "the test"), [TAGS, SP])
+    assert offers(plan)["SP"].mean_ap.refused == "not in the pilot"
+    assert plan.advice().endswith("; no other type can be judged.")
+
+
+def test_a_pilot_that_is_too_small_says_what_to_run():
+    few = runs(SP, 0.3, seeds=1)
+    guide = pilot_guide([*runs(TAGS, 0.3), *few], "r.jsonl")
+    assert list(guide.guesses) == [TAGS]
+    assert guide.notes[0].startswith("one point (SP): 4 budgets and 1 seed are too few for a learning curve; run at")
+    with pytest.raises(DataError) as error:
+        pilot_guide(few, "r.jsonl")
+    assert str(error.value).startswith("r.jsonl: nothing to fit a curve to.\none point (SP): 4 budgets and 1 seed are")
+
+
+def test_mean_ap_loc_is_shown_where_it_was_measured():
+    located = [Result(r.kind, r.labels, r.seed, r.mean_ap, r.mean_ap / 2) for r in runs(SP, 0.3)]
+    plan = plan_budget(1080, 1000, COST, pilot_guide([*runs(TAGS, 0.3), *located], "the test"))
+    found = offers(plan)
+    assert found["SP"].mean_ap_loc.value == pytest.approx(found["SP"].mean_ap.value / 2, abs=0.002)
+    assert found["I"].mean_ap_loc.refused == "not measured"
+    header, tags, points = [*plan.lines()][1:4]
+    assert header.split()[-1] == "mAP-loc"
+    assert (tags.split()[-3], points.split()[-1][-1]) == ("-", "]")
+
+
+def test_types_with_all_objects_need_their_number():
+    plan = plan_budget(270, 100, CostModel(4, 1), paper_guide(4))
+    assert list(offers(plan)) == ["I", "SP", "SB"]
+    assert plan.notes[0].startswith("all points and all boxes are left out, since the number of objects")
+
+
+def test_what_cannot_be_planned():
+    with pytest.raises(ConfigError, match=r"^photos is 0; expected 1 or more\.$"):
+        plan_budget(10, 0, COST, paper_guide(4))
+    with pytest.raises(ConfigError, match=r"^0\.5 s buy no label of tags, one point\.$"):
+        plan_budget(0.5, 10, COST, paper_guide(4), [TAGS, SP])

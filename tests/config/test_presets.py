@@ -1,0 +1,254 @@
+"""Presets by machine, what is said against what a preset says, and settings that contradict each other."""
+
+import tomllib
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from fewtags.config.parse import apply_overrides, dump_toml, parse
+from fewtags.config.presets import LOGIT_VARIANCES, PRESETS, Facts, Resolved, resolve, why_in_steps
+from fewtags.config.sections import ModelConfig, StageConfig
+from fewtags.engine.methods import settings_models
+from fewtags.engine.model import make_policy
+from fewtags.errors import ConfigError
+from fewtags.nets.pool import PoolName
+
+LAPTOP = Facts(samples=100, classes=5, device="cpu", cores=4, offline_backbone="tf_efficientnet_lite0")
+SERVER = Facts(samples=100, classes=5, device="cuda", cores=32, offline_backbone="tf_efficientnet_lite0", bf16=True)
+BARE = {"data": {"train": "photos"}}
+STAGE = {"name": "main", "epochs": 2, "lr": 1e-3}
+
+
+def read(**changes):
+    """The configuration of dotted keys, with __ for the dot."""
+    flat = {key.replace("__", "."): value for key, value in changes.items()}
+    return parse(apply_overrides(BARE, flat), settings_models(), "run.toml")
+
+
+def test_presets_by_machine():
+    laptop, server = resolve(read(), LAPTOP), resolve(read(), SERVER)
+    assert (laptop.preset, laptop.backbone, laptop.weights) == ("cpu", "tf_efficientnet_lite0", "offline")
+    assert (server.preset, server.backbone, server.weights) == ("finetune", "resnet50", "hub")
+    assert (laptop.cached_views, server.cached_views) == (0, 0)
+    assert [s.logit_variances for s in laptop.stages] == [LOGIT_VARIANCES]
+    assert (laptop.precision, server.precision) == ("no", "bf16")
+    assert (laptop.workers, server.workers) == (3, 8)
+    assert resolve(read(), LAPTOP.model_copy(update={"device": "mps"})).preset == "cpu"
+    assert resolve(read(), LAPTOP.model_copy(update={"offline_backbone": None})).weights == "hub"
+
+
+@pytest.mark.parametrize(
+    ("objective", "located", "method"),
+    [
+        ({}, False, "expected_negative"),
+        ({}, True, "patchml"),
+        ({"objective__name": "bce"}, True, "bce"),
+        ({"objective__scl_weight": 0.3}, True, "expected_negative"),
+        ({"objective__patch_weight": 0.3}, False, "patchml"),
+    ],
+)
+def test_the_method_follows_from_the_labels_where_none_is_named(objective, located, method):
+    """Settings name it, too: only one of the two that may be derived has them."""
+    facts = LAPTOP.model_copy(update={"located": located})
+    assert resolve(read(**objective), facts).method == method
+
+
+def test_the_papers_numbers():
+    """Section 4.1: head 5 epochs at 1e-3, then all for 25 at 1e-5, cosine, Adam, batch 8, 448 px; from scratch 100 at
+    1e-4. Section 4.3 (ImageNet): 1e-4 and weight decay 1e-4 at 224 px."""
+    paper = resolve(read(train__preset="paper"), SERVER)
+    assert [(s.epochs, s.lr, s.trainable, s.schedule, s.warmup) for s in paper.stages] == [
+        (5, 1e-3, "head", "constant", True),
+        (25, 1e-5, "all", "cosine", False),
+    ]
+    assert (paper.batch_size, paper.size, paper.weight_decay, paper.policy, paper.min_area) == (8, 448, 0, "coco", 0.25)
+    scratch = resolve(read(train__preset="paper_scratch"), SERVER)
+    assert [(s.epochs, s.lr, s.warmup) for s in scratch.stages] == [(100, 1e-4, False)]
+    imagenet = resolve(read(train__preset="paper_imagenet"), SERVER)
+    assert [(s.epochs, s.lr) for s in imagenet.stages] == [(5, 1e-4), (25, 1e-4)]
+    assert (imagenet.size, imagenet.weight_decay, imagenet.policy, imagenet.min_area) == (224, 1e-4, "imagenet", 0.08)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_resolves_and_is_pure(preset):
+    config = read(train__preset=preset)
+    assert resolve(config, LAPTOP) == resolve(config, LAPTOP)
+    assert not any(value is None for value in resolve(config, LAPTOP).model_dump().values())
+
+
+def test_what_is_said_beats_the_preset():
+    chosen = {
+        "model__backbone": "resnet18", "model__weights": "none", "augment__size": 96, "augment__min_area": 0.5,
+        "augment__flip": False, "augment__jitter": 0.4, "train__batch_size": 3,
+        "train__weight_decay": 0.5, "train__batchnorm_eval": False,
+        "train__workers": 0, "train__clip_norm": 2.0, "train__weight_ema": 0.9, "train__checkpoint_every_steps": 7,
+        "train__select": "last", "train__accumulate": 2, "train__cached_views": 0, "train__precision": "bf16",
+        "model__drop_path": 0.1, "train__seed": 4,
+    }  # fmt: skip
+    resolved = resolve(read(**chosen), LAPTOP)
+    for key, value in chosen.items():
+        assert getattr(resolved, key.split("__")[1]) == value, key
+
+
+@pytest.mark.parametrize(
+    ("policy", "preset", "found", "area"),
+    [
+        (None, "paper", "coco", 0.25),
+        ("imagenet", "paper", "imagenet", 0.08),
+        (None, "paper_imagenet", "imagenet", 0.08),
+        ("coco", "paper_imagenet", "coco", 0.25),
+        ("none", "paper_imagenet", "none", 1.0),
+    ],
+)
+def test_the_policy_of_a_preset_is_a_default(policy, preset, found, area):
+    resolved = resolve(read(augment__policy=policy, train__preset=preset), SERVER)
+    assert (resolved.policy, resolved.min_area) == (found, area)
+
+
+@pytest.mark.parametrize(
+    ("policy", "flip", "found"),
+    [
+        (None, None, True),
+        ("imagenet", None, True),
+        ("coco", False, False),
+        ("none", None, False),
+        ("none", False, False),
+    ],
+)
+def test_flips(policy, flip, found):
+    """The policy none never flips, so what is resolved says so."""
+    resolved = resolve(read(augment__policy=policy, augment__flip=flip), LAPTOP)
+    assert resolved.flip is found
+    drawn = make_policy(resolved.policy, 64, resolved.min_area, resolved.flip)
+    views = [drawn.sample(np.random.default_rng(seed), 1.0) for seed in range(20)]
+    assert any(view.matrix[0] < 0 for view in views) is found
+
+
+@pytest.mark.parametrize(
+    ("epochs", "lr", "stages"),
+    [
+        (6, None, [(1, 1e-3), (5, 1e-5)]),
+        (12, None, [(2, 1e-3), (10, 1e-5)]),
+        (2, None, [(1, 1e-3), (1, 1e-5)]),
+        (1, None, [(1, 1e-5)]),
+        (None, 1e-6, [(5, 1e-4), (25, 1e-6)]),
+        (60, 2e-5, [(10, 2e-3), (50, 2e-5)]),
+    ],
+)
+def test_epochs_and_lr_are_of_the_whole_run(epochs, lr, stages):
+    """The paper's 5 + 25 epochs at 1e-3 and 1e-5 keep their proportions."""
+    resolved = resolve(read(train__preset="paper", train__epochs=epochs, train__lr=lr), SERVER)
+    assert [s.epochs for s in resolved.stages] == [epochs for epochs, _ in stages]
+    assert [s.lr for s in resolved.stages] == pytest.approx([lr for _, lr in stages])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"train__epochs": 3}, "train.epochs is about training in steps"),
+        ({"train__lr": 1e-3}, "train.lr is about training in steps"),
+        ({"train__cached_views": 0}, "train.cached_views is about training in steps"),
+        ({"augment__policy": "coco", "train__accumulate": 2},
+         "train.accumulate, augment.policy are about training in steps"),
+        ({"train__stages": [STAGE]}, "train.stages is about training in steps"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("preset", [None, "cpu"])
+def test_what_only_steps_can_do_takes_the_preset_views(preset, changes, why):
+    config = read(train__preset=preset, **changes)
+    assert resolve(config, LAPTOP).preset == "views"
+    assert resolve(config, LAPTOP).size == 224
+    assert why_in_steps(config, LAPTOP) == why
+
+
+def test_what_cannot_be_solved_takes_the_preset_views():
+    for facts in (LAPTOP.model_copy(update={"solvable": False}), LAPTOP.model_copy(update={"samples": 10**9})):
+        assert resolve(read(), facts).preset == "views"
+    assert resolve(read(), LAPTOP).preset == "cpu"
+    many = LAPTOP.model_copy(update={"samples": 100_000, "needs_maps": True})
+    assert why_in_steps(read(), many) == "100,000 images x 5 classes x 81 cells are too many to solve"
+    assert why_in_steps(read(augment__size=64), many) == ""
+    assert resolve(read(augment__policy="none", augment__flip=False), LAPTOP).preset == "cpu"
+
+
+def test_finetune_without_a_gpu_trains_the_last_blocks_of_a_small_net():
+    found = resolve(read(train__preset="finetune"), LAPTOP)
+    assert (found.backbone, found.size, found.optimizer) == ("tf_efficientnet_lite0", 288, "adamw")
+    assert [(s.name, s.solved, s.trainable, s.warmup) for s in found.stages] == [
+        ("solve", True, "head", True),
+        ("main", False, 2, False),
+    ]
+    assert (found.weight_ema, found.cached_views) == (0.98, 0)
+    longer = resolve(read(train__preset="finetune", train__epochs=12, train__lr=1e-4), LAPTOP)
+    assert [(s.epochs, s.lr) for s in longer.stages] == [(6, None), (12, 1e-4)]
+    server = resolve(read(train__preset="finetune"), SERVER)
+    assert (server.backbone, [s.solved for s in server.stages]) == ("resnet50", [False, False])
+
+
+@pytest.mark.parametrize("change", [{"solvable_warmup": False}, {"samples": 10**9}])
+def test_a_warmup_that_cannot_be_solved_trains_the_head_in_steps(change):
+    found = resolve(read(train__preset="finetune"), LAPTOP.model_copy(update=change))
+    assert [(s.name, s.epochs, s.lr, s.trainable) for s in found.stages] == [
+        ("warmup", 5, 3e-3, "head"),
+        ("main", 6, 1e-3, 2),
+    ]
+
+
+def test_a_stage_may_solve_the_head_before_others_train():
+    stages = [{"name": "solve", "logit_variances": [1.0], "trainable": "head"}, STAGE]
+    found = resolve(read(train__stages=stages), LAPTOP)
+    assert [(s.name, s.epochs, s.solved) for s in found.stages] == [("solve", 1, True), ("main", 2, False)]
+    with pytest.raises(ConfigError, match="stage 'solve' solves the head, which this method's loss does not allow"):
+        resolve(read(train__stages=stages), LAPTOP.model_copy(update={"solvable": False}))
+
+
+def test_stages_replace_those_of_the_preset():
+    stages = resolve(read(train__stages=[STAGE | {"trainable": 2}]), LAPTOP).stages
+    assert stages == (StageConfig(name="main", epochs=2, lr=1e-3, trainable=2),)
+
+
+def test_views_are_cached_where_every_stage_trains_the_head():
+    head = STAGE | {"trainable": "head"}
+    assert resolve(read(train__stages=[head]), LAPTOP).cached_views == 8
+    assert resolve(read(train__stages=[head, STAGE]), LAPTOP).cached_views == 0
+    assert resolve(read(train__stages=[head], train__preset="paper"), LAPTOP).cached_views == 0
+    assert resolve(read(train__stages=[head], train__preset="paper", train__cached_views=3), LAPTOP).cached_views == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train__stages": [STAGE], "train__epochs": 3},
+         "train.epochs and train.lr change the preset's stages; with train.stages set them there."),
+        ({"train__stages": [STAGE], "train__cached_views": 2},
+         'train.cached_views needs a frozen trunk: give every stage trainable = "head", or set it to 0.'),
+        ({"augment__policy": "none", "augment__flip": True},
+         'augment.flip = true would do nothing: augment.policy = "none" shows the whole photo, never flipped; leave it '
+         'out, or use the policy "coco" or "imagenet".'),
+        ({"augment__policy": "none", "augment__flip": True, "augment__min_area": 0.5},
+         'augment.min_area = 0.5 and augment.flip = true would do nothing: augment.policy = "none" shows the whole '
+         'photo, never flipped; leave it out, or use the policy "coco" or "imagenet".'),
+        ({"train__precision": "fp16"}, 'train.precision = "fp16" needs a GPU; use bf16 or no.'),
+        ({"train__stages": []}, "train.stages have no epoch in all; give at least one stage epochs above 0."),
+        ({"train__stages": [STAGE | {"epochs": 0}]},
+         "train.stages have no epoch in all; give at least one stage epochs above 0."),
+        ({"train__stages": [STAGE, STAGE | {"name": "late", "warmup": True}]},
+         "stage 'late' has warmup = true but comes after a stage without; warm-up stages come first."),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict_each_other(changes, message):
+    with pytest.raises(ConfigError) as error:
+        resolve(read(**changes), LAPTOP)
+    assert str(error.value) == message
+
+
+def test_the_pools_are_those_of_the_nets():
+    """Written out twice, because nets and configuration do not know each other."""
+    for model in (ModelConfig, Resolved):
+        assert get_args(model.model_fields["pool"].annotation) == get_args(PoolName)
+
+
+def test_toml_brings_what_was_resolved_back():
+    resolved = resolve(read(train__preset="paper"), SERVER)
+    assert Resolved.model_validate(tomllib.loads(dump_toml(resolved))) == resolved

@@ -1,0 +1,144 @@
+import csv
+import io
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fewtags.errors import ConfigError, DataError
+from fewtags.formats.delimited import read_sheet
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="a.csv"):
+        file = tmp_path / name
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "delimiter"),
+    [
+        ("image,tags\na.jpg,cat;dog|x\n", ","),
+        ("image;tags\na.jpg;cat,dog,x\n", ";"),
+        ("image\ttags\na.jpg\tcat,dog\n", "\t"),
+        ("image|tags\na.jpg|cat,dog\n", "|"),
+        ('\n\n"image; or, so";tags\nx;y\n', ";"),
+    ],
+)
+def test_the_header_tells_the_delimiter(write, text, delimiter):
+    sheet = read_sheet(write(text))
+    assert sheet.delimiter == delimiter
+    assert len(sheet.header) == 2
+
+
+def test_cells_rows_and_lines(write):
+    """Line 1 is blank, the header is line 2, the quoted cell spans lines 3 and 4, so that the last row is line 6."""
+    sheet = read_sheet(write('\r\n image ,tags\r\n"a, 1.jpg","big\r\ncat"\r\n\r\nb.jpg,"say ""hi"""\r\n'))
+    assert sheet.header == ("image", "tags")
+    assert [list(column) for column in sheet.columns] == [["a, 1.jpg", "b.jpg"], ["big\r\ncat", 'say "hi"']]
+    assert sheet.lines.tolist() == [3, 6]
+    assert sheet.at(1, 0).endswith("a.csv row 6, column 'image'")
+    assert sheet.first(1, 'say "hi"').endswith("a.csv row 6, column 'tags'")
+
+
+def test_byte_order_mark_and_unicode(write):
+    sheet = read_sheet(write(b"\xef\xbb\xbfimage,tags\n" + "ä.jpg,größe\n".encode()))
+    assert (sheet.header, sheet.columns[1][0]) == (("image", "tags"), "größe")
+
+
+def test_a_delimiter_that_is_given(write):
+    file = write("image:a\tb\nx:1\t2\n")
+    assert read_sheet(file, ":").header == ("image", "a\tb")
+    assert read_sheet(file, "tab").header == read_sheet(file, "\\t").header == ("image:a", "b")
+    with pytest.raises(ConfigError, match=r"delimiter '::': expected one character, or 'tab'\."):
+        read_sheet(file, "::")
+
+
+def test_a_header_alone(write):
+    sheet = read_sheet(write("image,tags\n"))
+    assert (len(sheet), [list(column) for column in sheet.columns]) == (0, [[], []])
+
+
+def test_more_rows_than_a_block(write):
+    sheet = read_sheet(write("image,n\n" + "".join(f"{i}.jpg,{i}\n" for i in range(1_000))))
+    assert list(sheet.columns[1]) == [str(i) for i in range(1_000)]
+    assert sheet.lines[-1] == 1_001
+
+
+cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.tuples(cells, cells, cells), max_size=6), delimiter=st.sampled_from(",\t;|"))
+def test_whatever_the_standard_library_writes_is_read_back(write, rows, delimiter):
+    out = io.StringIO(newline="")
+    csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows([("i", "a", "b"), *rows])
+    sheet = read_sheet(write(out.getvalue()))
+    assert list(zip(*sheet.columns, strict=True)) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", ": the file is empty; expected a header such as 'image,tags' and a row per photo."),
+        (
+            'image,tags\na,"b\nc,d\n',
+            " row 2: broken quotes (unexpected end of data); close each quoted cell, and write a quote inside it "
+            "twice.",
+        ),
+        (
+            'image,tags\n\na,"b"c\n',
+            " row 3: broken quotes (',' expected after '\"'); close each quoted cell, and write a quote inside it "
+            "twice.",
+        ),
+        (
+            "image,tags\na,b\nc,d,e\n",
+            " row 3: 3 cells, but the header has 2; quote cells that contain ',', or pass another delimiter.",
+        ),
+        (
+            "image\na.jpg\n",
+            ": a single column 'image' when cut at ','; expected an image column and labels. Pass delimiter if "
+            "something else separates the cells.",
+        ),
+        ("image,a,a\n", ": several columns are called 'a'; rename them."),
+        ("a.jpg,cat\n", " row 1: 'a.jpg' looks like a photo, not like a column; add a header such as 'image,tags'."),
+        (b"image,tags\na,b\nc,\xff\n", " row 3: not UTF-8 text; save the table as 'CSV UTF-8'."),
+        (b"image,tags\na,\0\n", " row 2: a null character; is this a text file?"),
+    ],
+)
+def test_errors(write, text, message):
+    file = write(text)
+    with pytest.raises(DataError) as error:
+        read_sheet(file)
+    assert str(error.value) == f"{file}{message}"
+
+
+def test_a_file_that_cannot_be_opened(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        read_sheet(tmp_path)
+
+
+def test_columns_are_found_by_name(write):
+    sheet = read_sheet(write("image,Cat,cat,Dog\nx,1,2,3\n"))
+    assert (sheet.find("cat"), sheet.find("dog "), sheet.find("Cat")) == (2, 3, 1)
+    with pytest.raises(DataError) as error:
+        sheet.find("Dgo")
+    assert str(error.value).endswith(
+        "there is no column 'Dgo' (did you mean 'Dog'?); its columns are 'image', 'Cat', 'cat', 'Dog'."
+    )
+    with pytest.raises(DataError, match="there is no column 'CAT'"):
+        sheet.find("CAT")
+
+
+def test_a_quote_that_is_left_open_over_a_long_text(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text('image,tags\na.jpg,"' + "x" * 200_000 + "\n")
+    with pytest.raises(DataError) as error:
+        read_sheet(file)
+    assert str(error.value) == (
+        f"{file} row 2: a cell is too long (field larger than field limit (131072)); is a quote left open?"
+    )

@@ -1,0 +1,321 @@
+from pathlib import Path
+
+import pytest
+from seen import facts, labels, readings
+
+from fewtags.errors import DataError
+from fewtags.formats.common import ReadOptions
+from fewtags.formats.voc import read_voc
+from fewtags.labels import Label
+
+P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
+
+
+def box(x0, y0, x1, y1):
+    return f"<bndbox><xmin>{x0}</xmin><ymin>{y0}</ymin><xmax>{x1}</xmax><ymax>{y1}</ymax></bndbox>"
+
+
+BOX = box(21, 11, 60, 30)
+
+
+def thing(name, difficult=None, corners=BOX):
+    hard = "" if difficult is None else f"<difficult>{difficult}</difficult>"
+    return f"<object><name>{name}</name>{hard}{corners}</object>"
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes an XML file; the photo is 200 x 100."""
+
+    def write(
+        stem, *objects, filename=None, size="<size><width>200</width><height>100</height><depth>3</depth></size>"
+    ):
+        file = tmp_path / "Annotations" / f"{stem}.xml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        name = f"<filename>{filename or Path(stem).name + '.jpg'}</filename>"
+        file.write_text(f"<annotation>{name}{size}{''.join(objects)}</annotation>")
+
+    return write
+
+
+@pytest.fixture
+def write_list(tmp_path):
+    def write_list(name, text):
+        file = tmp_path / "ImageSets/Main" / f"{name}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    return write_list
+
+
+def test_objects_and_boxes(tmp_path, write):
+    """Pixels count from 1 and the last is inside: xmin 21, xmax 60 of 200 is 20 to 60, .1 to .3; all is 1 to 200."""
+    write("b", thing("dog"), thing("cat", 0, box(1, 1, 200, 100)), thing("dog", 0, box(101, 51, 150, 75)))
+    write("a")
+    table = read_voc(tmp_path)
+    assert table.classes.ids == ("cat", "dog")
+    assert table.images.to_pylist() == ["a.jpg", "b.jpg"]
+    assert facts(table) == [
+        ("b.jpg", "dog", P, (0.1, 0.1, 0.3, 0.3)),
+        ("b.jpg", "cat", P, (0.0, 0.0, 1.0, 1.0)),
+        ("b.jpg", "dog", P, (0.5, 0.5, 0.75, 0.75)),
+    ]
+    assert readings(table) == {
+        "Annotations, object": ("positive", 3),
+        "Annotations, photo without object": ("kept", 1),
+        "class that is not named in a photo": ("unknown", 2),
+    }
+    assert (table.root, table.split_names) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("difficult", "expected"),
+    [
+        ("unknown", {"cat": P}),
+        ("positive", {"cat": P, "dog": P}),
+        ("negative", {"cat": P, "dog": N}),
+    ],
+)
+def test_difficult_objects(tmp_path, write, difficult, expected):
+    """The difficult cat beside a plain one changes nothing."""
+    write("a", thing("dog", 1), thing("cat", 1), thing("cat", 0))
+    table = read_voc(tmp_path, options=ReadOptions(difficult=difficult))
+    assert labels(table) == {"a.jpg": expected}
+    assert readings(table)["Annotations, object with difficult = 1"] == (difficult, 2)
+
+
+def test_complete_leaves_difficult_classes_open(tmp_path, write):
+    write("a", thing("dog", 1), thing("cat"))
+    write("b", thing("cat", 1), thing("cat"), thing("cow"))
+    write("c")
+    table = read_voc(tmp_path, options=ReadOptions(complete=True))
+    assert labels(table) == {
+        "a.jpg": {"cat": P, "cow": N},
+        "b.jpg": {"cat": P, "cow": P, "dog": N},
+        "c.jpg": {"cat": N, "cow": N, "dog": N},
+    }
+
+
+def test_lists_of_classes(tmp_path, write_list):
+    write_list("cat_train", "000005 -1\n000007  0\n000009  1\n")
+    write_list("potted_plant_trainval", "000005 1\n\n000011 -1\n")
+    table = read_voc(tmp_path)
+    assert table.classes.ids == ("cat", "potted_plant")
+    assert labels(table) == {
+        "000005.jpg": {"cat": N, "potted_plant": P},
+        "000007.jpg": {},
+        "000009.jpg": {"cat": P},
+        "000011.jpg": {"potted_plant": N},
+    }
+    assert readings(table) == {
+        "ImageSets/Main, 1": ("positive", 2),
+        "ImageSets/Main, 0": ("difficult: unknown", 1),
+        "ImageSets/Main, -1": ("negative", 2),
+        "class that is not named in a photo": ("unknown", 3),
+    }
+    hard = read_voc(tmp_path, options=ReadOptions(difficult="positive"))
+    assert labels(hard)["000007.jpg"] == {"cat": P}
+
+
+def test_lists_of_splits(tmp_path, write, write_list):
+    """d is in trainval only, which counts as train; e is in no list; f is listed without annotation."""
+    for stem in "abcde":
+        write(stem, thing("cat"))
+    write_list("train", "a\n")
+    write_list("val", "b\na\n")
+    write_list("trainval", "a\nb\nd\n")
+    write_list("test", "c\nf\n")
+    table = read_voc(tmp_path)
+    assert dict(zip(table.images.to_pylist(), table.split_names.to_pylist(), strict=True)) == {
+        "a.jpg": "train",
+        "b.jpg": "val",
+        "c.jpg": "test",
+        "d.jpg": "train",
+        "e.jpg": "",
+        "f.jpg": "test",
+    }
+    assert labels(table)["f.jpg"] == {}
+    assert readings(table)["ImageSets/Main/trainval.txt"] == ("split 'train'", 3)
+    assert f"{tmp_path.name}: 1 photos are in several of the lists train, val and test; the first of them counts" in (
+        table.notes.messages
+    )
+    assert [(e.item, e.reason, e.kind) for e in table.notes.excluded] == [
+        ("a", "is in several of the lists train, val and test; the first of them counts", "splits")
+    ]
+
+
+def test_xml_and_list_say_the_same_once(tmp_path, write, write_list):
+    write("a", thing("cat"))
+    write_list("cat_train", "a 1\n")
+    write_list("cat_trainval", "a 1\n")
+    assert facts(read_voc(tmp_path)) == [("a.jpg", "cat", P, (0.1, 0.1, 0.3, 0.3))]
+
+
+def test_xml_and_list_contradict_each_other(tmp_path, write, write_list):
+    write("a", thing("cat"))
+    write_list("cat_train", "a -1\n")
+    table = read_voc(tmp_path)
+    assert labels(table) == {"a.jpg": {}}
+    assert table.summary().contradictions == 1
+
+
+def test_photos_are_called_like_the_xml_files(tmp_path, write, make_photo):
+    """The name in the file is of no use: tools write whatever the photo was called at the time."""
+    write("sub/a", thing("cat"), filename="IMG_1.png")
+    write("b.v1", thing("cat"))
+    make_photo("JPEGImages/sub/a.jpeg", 1, size=(200, 100))
+    make_photo("JPEGImages/b.v1.jpg", 2, size=(200, 100))
+    make_photo("JPEGImages/without.jpg", 3)
+    table = read_voc(tmp_path)
+    assert table.root == tmp_path / "JPEGImages"
+    assert labels(table) == {"b.v1.jpg": {"cat": P}, "sub/a.jpeg": {"cat": P}, "without.jpg": {}}
+    assert f"1 photos in {table.root} have no XML file: nothing is known about them" in table.notes.messages
+
+
+def test_photos_without_xml_stay_open_even_if_complete(tmp_path, write, make_photo):
+    write("a", thing("cat"), thing("dog"))
+    make_photo("JPEGImages/a.jpg", 1)
+    make_photo("JPEGImages/b.jpg", 2)
+    table = read_voc(tmp_path, options=ReadOptions(complete=True))
+    assert labels(table) == {"a.jpg": {"cat": P, "dog": P}, "b.jpg": {}}
+
+
+def test_photos_that_no_list_names_are_left_alone(tmp_path, write, write_list, make_photo):
+    write("a", thing("cat"))
+    write_list("train", "a\n")
+    make_photo("JPEGImages/a.jpg", 1)
+    make_photo("JPEGImages/b.jpg", 2)
+    assert read_voc(tmp_path).images.to_pylist() == ["a.jpg"]
+
+
+def test_a_folder_of_xml_files_beside_their_photos(tmp_path, write, make_photo):
+    write("a", thing("cat"))
+    make_photo("Annotations/a.png", size=(200, 100))
+    for folder in (tmp_path / "Annotations", tmp_path):
+        table = read_voc(folder)
+        assert (table.root, labels(table)) == (tmp_path / "Annotations", {"a.png": {"cat": P}})
+    (tmp_path / "Annotations").rename(tmp_path / "mine")
+    assert labels(read_voc(tmp_path / "mine")) == {"a.png": {"cat": P}}
+
+
+def test_a_folder_of_photos_that_is_given(tmp_path, write, make_photo):
+    write("a", thing("cat"))
+    write("b", thing("cat"))
+    write("gone", thing("dog"))
+    for key in ("p/a.jpg", "p/b.jpg", "p/more.jpg"):
+        make_photo(key)
+    table = read_voc(tmp_path, tmp_path / "p")
+    assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {"cat": P}}
+    assert table.classes.ids == ("cat", "dog")
+    assert [e.item for e in table.notes.excluded] == ["gone"]
+
+
+def test_boxes_follow_a_photo_that_exif_turns(tmp_path, write, make_photo):
+    """Stored 200 x 100 with orientation 8: x' = y, y' = 1 - x."""
+    write("a", thing("cat"))
+    make_photo("JPEGImages/a.jpg", size=(200, 100), orientation=8)
+    assert facts(read_voc(tmp_path)) == [("a.jpg", "cat", P, (0.1, 0.7, 0.3, 0.9))]
+
+
+@pytest.mark.parametrize(
+    ("corners", "fault"),
+    [
+        (box(60, 11, 21, 30), "its box has no width or no height"),
+        (box(300, 11, 340, 30), "its box lies outside the photo"),
+        (box("x", 11, 60, 30), "its box has coordinates that are not numbers"),
+        (box("nan", "nan", "nan", "nan"), "its box has coordinates that are not numbers"),
+        ("<bndbox/>", "its box has coordinates that are not numbers"),
+    ],
+)
+def test_a_box_that_cannot_be_used_leaves_the_label(tmp_path, write, corners, fault):
+    write("a", thing("dog", corners=""), thing("cat", corners=corners))
+    table = read_voc(tmp_path)
+    assert facts(table) == [("a.jpg", "dog", P, None), ("a.jpg", "cat", P, None)]
+    assert [(e.item, e.reason) for e in table.notes.excluded] == [
+        ("a.xml, object 2 (cat)", f"{fault}; its label is kept")
+    ]
+
+
+def test_boxes_of_parts_are_not_boxes_of_the_object(tmp_path, write):
+    part = f"<part><name>head</name>{box(1, 1, 2, 2)}</part>"
+    write("a", f"<object><name>person</name>{part}{box(21, 11, 60, 30)}</object>")
+    table = read_voc(tmp_path)
+    assert facts(table) == [("a.jpg", "person", P, (0.1, 0.1, 0.3, 0.3))]
+
+
+def test_objects_without_a_name_are_left_out(tmp_path, write):
+    write("a", thing(""), thing("cat"))
+    table = read_voc(tmp_path)
+    assert len(table.facts) == 1
+    assert [(e.item, e.reason, e.kind) for e in table.notes.excluded] == [
+        ("a.xml", "1 objects have no name", "unusable")
+    ]
+
+
+def test_a_missing_size(tmp_path, write):
+    write("a", thing("cat"), size="")
+    assert facts(read_voc(tmp_path)) == [("a.jpg", "cat", P, None)]
+
+
+BOMB = """<!DOCTYPE annotation [<!ENTITY a "lol"><!ENTITY b "&a;&a;&a;&a;&a;&a;"><!ENTITY c "&b;&b;&b;&b;&b;&b;">]>
+<annotation><filename>&c;</filename></annotation>"""
+OUTWARD = (
+    '<!DOCTYPE annotation [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation><filename>&x;</filename></annotation>'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "trouble"),
+    [
+        (BOMB, "defines XML entities, which annotations have no use for and attacks are made of"),
+        (OUTWARD, "defines XML entities, which annotations have no use for and attacks are made of"),
+        ("<annotation><object>", "is not valid XML (no element found: line 1, column 20)"),
+        ("", "is not valid XML (no element found: line 1, column 0)"),
+        ("<html/>", "begins with <html> where <annotation> was expected"),
+        (
+            "<annotation><object><difficult>2</difficult></object></annotation>",
+            "has <difficult>2</difficult>, expected 0 or 1",
+        ),
+    ],
+)
+def test_broken_and_dangerous_xml(tmp_path, write, text, trouble):
+    write("a", thing("cat"))
+    for stem in ("b", "c"):
+        (tmp_path / f"Annotations/{stem}.xml").write_text(text)
+    with pytest.raises(DataError) as error:
+        read_voc(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path}/Annotations/b.xml: {trouble} (1 other XML files cannot be read either); mend or remove it."
+    )
+
+
+def test_broken_encodings(tmp_path, write):
+    write("a", thing("cat"))
+    (tmp_path / "Annotations/b.xml").write_bytes(b'<?xml version="1.0" encoding="klingon"?><annotation/>')
+    with pytest.raises(DataError, match=r"b\.xml: .*mend or remove it\.$"):
+        read_voc(tmp_path)
+
+
+def test_broken_lists(tmp_path, write_list):
+    write_list("cat_train", "a 1\nb 2\n")
+    with pytest.raises(DataError) as error:
+        read_voc(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path}/ImageSets/Main/cat_train.txt row 2: 'b 2'; expected a photo and 1, 0 or -1, for example "
+        "'000005 -1'."
+    )
+    (tmp_path / "ImageSets/Main/cat_train.txt").write_bytes(b"\xff 1\n")
+    with pytest.raises(DataError, match=r"cat_train\.txt: not UTF-8 text \(byte 0\); save it as UTF-8\."):
+        read_voc(tmp_path)
+
+
+def test_nothing_to_learn(tmp_path, write):
+    with pytest.raises(
+        DataError, match=r"no XML file or class list here names a class; is this a folder in VOC layout\?"
+    ):
+        read_voc(tmp_path)
+    write("a")
+    with pytest.raises(DataError, match="no XML file or class list here names a class"):
+        read_voc(tmp_path)
+    with pytest.raises(DataError, match="is not a folder; pass the one with Annotations"):
+        read_voc(tmp_path / "nowhere")

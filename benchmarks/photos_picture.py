@@ -5,17 +5,21 @@
     fewtags train /tmp/single.parquet --images images --out /tmp/voc
     cd -
     python benchmarks/photos_picture.py /tmp/voc docs/images/photos.png
+
+The photos are free: NASA, public domain, and Stefan van der Walt, CC0.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from PIL import Image
 from skimage import data
 
@@ -24,8 +28,7 @@ from fewtags.engine.predict import heatmaps
 from fewtags.report.overlay import overlay
 from readme_picture import show
 
-PHOTOS = {"astronaut": data.astronaut, "chelsea": data.chelsea}
-"""Free photos: NASA, public domain; Stefan van der Walt, CC0."""
+PHOTOS: Mapping[str, Callable[[], NDArray[np.uint8]]] = {"astronaut": data.astronaut, "chelsea": data.chelsea}
 
 
 def draw(run: Path, out: Path) -> str:

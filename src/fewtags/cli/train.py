@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from fewtags.config.sections import Config
     from fewtags.engine.events import Event
-    from fewtags.engine.sources import Tick
+    from fewtags.photos.scan import Tick
 
 Set = Annotated[
     list[str] | None,

@@ -26,8 +26,8 @@ from fewtags.errors import ConfigError
 
 if TYPE_CHECKING:
     from fewtags.engine.encoder_file import EncoderInfo
-    from fewtags.transfer.detection_data import Scenes
-    from fewtags.transfer.segmentation import Pairs
+    from fewtags.transfer.dense.scenes import Scenes
+    from fewtags.transfer.dense.segmentation import Pairs
 
 METRICS = {
     "box_AP": "box AP",
@@ -100,10 +100,10 @@ def detect(
     """  # noqa: D301
     from dataclasses import replace
 
-    from fewtags.transfer.dense_protocols import detect_protocol
-    from fewtags.transfer.detection import VOC, DetectSettings, make_detector, train_detection
-    from fewtags.transfer.detection_measure import detect as find
-    from fewtags.transfer.detection_measure import measure_detections, require_measure
+    from fewtags.transfer.dense.detection import VOC, DetectSettings, make_detector, train_detection
+    from fewtags.transfer.dense.measure import detect as find
+    from fewtags.transfer.dense.measure import measure_detections, require_measure
+    from fewtags.transfer.dense.protocols import detect_protocol
 
     refuse_processes("detect")
     voc = one_of("--layout", layout, ("coco", "voc")) == "voc"
@@ -187,8 +187,8 @@ def segment(
     from dataclasses import replace
     from functools import partial
 
-    from fewtags.transfer.dense_protocols import segment_protocol
-    from fewtags.transfer.segmentation import (
+    from fewtags.transfer.dense.protocols import segment_protocol
+    from fewtags.transfer.dense.segmentation import (
         SegmentNet,
         SegmentSettings,
         at_stride,
@@ -230,7 +230,7 @@ def _coco_sets(
     data: Path, files: Mapping[str, Path | None], only_2007: bool, masks: bool
 ) -> tuple[Scenes, Scenes] | Scenes:
     """Training and test photos, or all of them where a part is to be held out."""
-    from fewtags.transfer.detection_data import coco_scenes
+    from fewtags.transfer.dense.scenes import coco_scenes
 
     if only_2007:
         raise ConfigError("--only-2007 is about VOC; leave it out, or give --layout voc.")
@@ -253,7 +253,7 @@ def _coco_sets(
 def _voc_sets(data: Path, files: Mapping[str, Path | None], boxes_only: bool, only_2007: bool) -> tuple[Scenes, Scenes]:
     from dataclasses import replace
 
-    from fewtags.transfer.detection_data import voc_scenes
+    from fewtags.transfer.dense.scenes import voc_scenes
 
     unused = [name for name, value in {**files, "--boxes-only": boxes_only or None}.items() if value is not None]
     if unused:
@@ -267,7 +267,7 @@ def _voc_sets(data: Path, files: Mapping[str, Path | None], boxes_only: bool, on
 def _pairs(
     data: Path, test: str, classes: int | None, ignore: list[int] | None, size: tuple[int, int] | None, *, city: bool
 ) -> tuple[Pairs, Pairs]:
-    from fewtags.transfer.segmentation import IGNORE, cityscapes_pairs, folder_pairs
+    from fewtags.transfer.dense.segmentation import IGNORE, cityscapes_pairs, folder_pairs
 
     if city:
         if classes is not None or ignore or test != "val":

@@ -29,7 +29,7 @@ from fewtags.objectives.base import Objective, Problem
 from fewtags.objectives.expected_negative import SCL_WEIGHT, ExpectedNegative
 from fewtags.objectives.supervised import Settings as Supervised
 from fewtags.objectives.supervised import even_patches, unknown_classes
-from fewtags.photos.scan import Progress as ScanProgress
+from fewtags.photos.scan import Tick
 from fewtags.stores.heatmaps import heatmap_bytes
 from fewtags.table.content import content_groups
 from fewtags.table.table import Excluded, LabelTable, Notes
@@ -269,7 +269,7 @@ def make_plan(
     tables: Tables | None = None,
     out: Path | None = None,
     cpu: bool = False,
-    progress: ScanProgress | None = None,
+    progress: Tick | None = None,
 ) -> Plan:
     """Read, check and resolve.
 

@@ -38,7 +38,7 @@ from fewtags.engine.record import (
     saying_what_to_do,
     write_record,
 )
-from fewtags.engine.sources import StoredViews, Tick, fill_fixed, fill_views, head_inputs
+from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.files import write_text
 from fewtags.labels import Label, Locations
@@ -50,6 +50,7 @@ from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.photos.augment import Jitter
 from fewtags.photos.augment_fixmatch import Strong
 from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet, Workers
+from fewtags.photos.scan import Tick
 from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
 

@@ -7,11 +7,11 @@ import torch
 from numpy.typing import NDArray
 
 from fewtags.engine.machine import keep_freed_memory
-from fewtags.engine.sources import Tick
 from fewtags.errors import DataError
 from fewtags.nets.encoder import Encoder, pooled
 from fewtags.photos.augment import Policy
 from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos, Workers
+from fewtags.photos.scan import Tick
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from fewtags.table.table import LabelTable
 

@@ -20,7 +20,7 @@ from fewtags.engine.evaluate import predict_logits
 from fewtags.engine.events import Event
 from fewtags.engine.fit import BatchSource, Fit, FitConfig
 from fewtags.engine.machine import keep_freed_memory
-from fewtags.engine.sources import CachePlan, StoredViews, Tick, ViewFeatures, fill_views
+from fewtags.engine.sources import CachePlan, StoredViews, ViewFeatures, fill_views
 from fewtags.errors import ConfigError
 from fewtags.nets.encoder import Encoder, pooled
 from fewtags.nets.freezing import freeze
@@ -29,6 +29,7 @@ from fewtags.objectives.assume_negative import BCE
 from fewtags.objectives.base import Problem
 from fewtags.photos.augment import Policy
 from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, TrainLoader, TrainSet, Workers
+from fewtags.photos.scan import Tick
 from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
 from fewtags.transfer.features import BATCH, photos_of

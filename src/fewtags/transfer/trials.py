@@ -9,9 +9,10 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.engine.sources import Tick, ViewFeatures
+from fewtags.engine.sources import ViewFeatures
 from fewtags.errors import ConfigError
 from fewtags.nets.encoder import Encoder
+from fewtags.photos.scan import Tick
 from fewtags.table.table import LabelTable
 from fewtags.transfer.features import photo_features
 from fewtags.transfer.measure import measure

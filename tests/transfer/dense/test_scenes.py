@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from fewtags.errors import ConfigError, DataError
-from fewtags.transfer.detection_data import coco_scenes, voc_scenes
+from fewtags.transfer.dense.scenes import coco_scenes, voc_scenes
 
 SQUARE = [[10.0, 20.0, 30.0, 20.0, 30.0, 40.0, 10.0, 40.0]]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -27,7 +27,8 @@ from fewtags.nets.spatial import spatial_features
 from fewtags.objectives.momentum import seed_of
 from fewtags.photos.decode import open_photo
 from fewtags.photos.loader import Collate, rng
-from fewtags.transfer.drawn import CHANGE, HEAD, draws, read_batches
+from fewtags.photos.scan import Tick
+from fewtags.transfer.dense.batches import CHANGE, HEAD, draws, read_batches
 
 IGNORE = 255
 CITYSCAPES = {
@@ -37,7 +38,6 @@ CITYSCAPES = {
 """labelId -> trainId of the 19 classes that are evaluated; every other id is ignored."""
 GREY = 127
 """What is around a photo, after normalisation about 0."""
-Tick = Callable[[int, int], None]
 
 
 @final

@@ -18,7 +18,7 @@ from fewtags.errors import ConfigError, DataError
 from fewtags.formats.coco_masks import draw_mask, run_lengths
 from fewtags.photos.decode import read_image
 from fewtags.photos.loader import rng
-from fewtags.transfer.drawn import HOLD_OUT
+from fewtags.transfer.dense.batches import HOLD_OUT
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +27,10 @@ from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import Encoder
 from fewtags.objectives.momentum import seed_of
 from fewtags.photos.loader import rng
-from fewtags.transfer.detection_data import Scene, Scenes
-from fewtags.transfer.drawn import CHANGE, HEAD, draws, read_batches
+from fewtags.photos.scan import Tick
+from fewtags.transfer.dense.batches import CHANGE, HEAD, draws, read_batches
+from fewtags.transfer.dense.scenes import Scene, Scenes
 
-Tick = Callable[[int, int], None]
 Sample = tuple[Tensor, dict[str, Tensor]]
 CHANNELS = 256
 """Of the feature pyramid and the heads, as in all of torchvision's."""

@@ -8,9 +8,9 @@ from PIL import Image
 
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import create_encoder
-from fewtags.transfer.detection import VOC, DetectSettings, make_detector, train_detection, training_sample
-from fewtags.transfer.detection_data import Scene, Scenes
-from fewtags.transfer.detection_measure import detect, measure_detections
+from fewtags.transfer.dense.detection import VOC, DetectSettings, make_detector, train_detection, training_sample
+from fewtags.transfer.dense.measure import detect, measure_detections
+from fewtags.transfer.dense.scenes import Scene, Scenes
 
 TINY = DetectSettings(
     iterations=30, batch_size=2, lr=0.005, warm_up=4, drops=(0.8,), min_sizes=(64,), max_size=64, masks=False,

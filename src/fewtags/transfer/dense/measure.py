@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fewtags.engine.machine import keep_freed_memory
 from fewtags.errors import ConfigError, DataError
 from fewtags.metrics.detection_voc import Found, Truth, voc_detection
-from fewtags.transfer.detection import as_image
-from fewtags.transfer.detection_data import Scene, Scenes
-from fewtags.transfer.drawn import read_batches
+from fewtags.photos.scan import Tick
+from fewtags.transfer.dense.batches import read_batches
+from fewtags.transfer.dense.detection import as_image
+from fewtags.transfer.dense.scenes import Scene, Scenes
 
-Tick = Callable[[int, int], None]
 MASK_AT = 0.5
 """Above this probability a pixel belongs to the mask."""
 

@@ -1,9 +1,9 @@
 from dataclasses import replace
 
 from fewtags.engine.encoder_file import EncoderInfo
-from fewtags.transfer.dense_protocols import detect_protocol, segment_protocol
-from fewtags.transfer.detection import VOC, DetectSettings
-from fewtags.transfer.segmentation import SegmentSettings
+from fewtags.transfer.dense.detection import VOC, DetectSettings
+from fewtags.transfer.dense.protocols import detect_protocol, segment_protocol
+from fewtags.transfer.dense.segmentation import SegmentSettings
 
 
 def info(backbone):

@@ -10,7 +10,7 @@ from fewtags.engine.encoder_file import EncoderInfo
 from fewtags.errors import ConfigError, DataError, TrainingError
 from fewtags.nets.encoder import create_encoder
 from fewtags.nets.spatial import Preprocessing
-from fewtags.transfer.segmentation import (
+from fewtags.transfer.dense.segmentation import (
     GREY,
     IGNORE,
     SegmentNet,
@@ -21,8 +21,8 @@ from fewtags.transfer.segmentation import (
     folder_pairs,
     train_segmentation,
 )
-from fewtags.transfer.segmentation import _crop as crop
-from fewtags.transfer.segmentation import _cross_entropy as cross_entropy
+from fewtags.transfer.dense.segmentation import _crop as crop
+from fewtags.transfer.dense.segmentation import _cross_entropy as cross_entropy
 
 COLOURS = np.array([(220, 30, 30), (30, 60, 220)], np.uint8)
 TINY = SegmentSettings(iterations=30, batch_size=2, crop=(64, 64), scale=(1.0, 1.0), lr=0.05, head="fcn")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fewtags.engine.encoder_file import EncoderInfo
-from fewtags.transfer.detection import VOC, DetectSettings
-from fewtags.transfer.segmentation import SegmentSettings
+from fewtags.transfer.dense.detection import VOC, DetectSettings
+from fewtags.transfer.dense.segmentation import SegmentSettings
 
 
 def detect_protocol(settings: DetectSettings, info: EncoderInfo, *, voc: bool, published: bool) -> str:

@@ -9,9 +9,9 @@ from PIL import Image
 from torch import nn
 
 from fewtags.errors import ConfigError, DataError
-from fewtags.transfer.detection_data import Scene, Scenes
-from fewtags.transfer.detection_measure import Detections, detect, measure_detections
-from fewtags.transfer.detection_measure import _encoded as encoded
+from fewtags.transfer.dense.measure import Detections, detect, measure_detections
+from fewtags.transfer.dense.measure import _encoded as encoded
+from fewtags.transfer.dense.scenes import Scene, Scenes
 
 
 def scene(boxes, classes, aside=None, size=(200, 100), outlines=None, image=Path("none.png")):
@@ -111,7 +111,7 @@ def test_nothing_to_find_is_refused():
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch):
-    from fewtags.transfer.detection_measure import require_measure
+    from fewtags.transfer.dense.measure import require_measure
 
     require_measure()
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)

@@ -1,7 +1,7 @@
 import pytest
 
 from fewtags.errors import DataError
-from fewtags.transfer.drawn import draws, read_batches
+from fewtags.transfer.dense.batches import draws, read_batches
 
 
 def square(epoch, n):

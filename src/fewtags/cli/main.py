@@ -9,7 +9,7 @@ from typing import Any, final
 import typer
 from typer.core import TyperGroup
 
-from fewtags.cli import data, info, plan, pretrain, train, transfer_dense, transfer_neighbours, use
+from fewtags.cli import data, info, plan, pretrain, train, transfer_dense, use
 from fewtags.cli.transfer import transfer_app
 from fewtags.errors import FewtagsError
 
@@ -65,7 +65,6 @@ app.command(name="train", rich_help_panel="Training")(train.train)
 app.command(rich_help_panel="Training")(train.resume)
 app.command(rich_help_panel="Training")(pretrain.pretrain)
 app.command(rich_help_panel="Training")(train.report)
-transfer_app.command()(transfer_neighbours.neighbours)
 transfer_app.command()(transfer_dense.detect)
 transfer_app.command()(transfer_dense.segment)
 app.add_typer(transfer_app, name="transfer", rich_help_panel="Training")

@@ -289,8 +289,7 @@ def make_plan(
     tables = tables or read_tables(config.data, config.train.seed)
     _resolve(config, tables.train, cpu)  # likewise, before photos are looked at
     for split, table in tables.splits().items():
-        if table.root is None:
-            raise ConfigError(f"the {split} labels do not say where the photos are; give --images FOLDER.")
+        table.require_root(f"the {split} labels")
     found = check(tables.splits(), decode=config.data.decode, progress=progress)
     cleaned = _clean(tables, found)
     return derive(config, cleaned, found, out=out, cpu=cpu)

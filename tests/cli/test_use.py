@@ -155,7 +155,7 @@ def test_evaluate_one_split(
         (
             ["0.png,1,0,train", "1.png,0,1,", "2.png,1,0,train"],
             3,
-            "evaluating on all 3 images, which have no split test or val: 2 images of split 'train', 1 image of no split",
+            "evaluating on all 3 images, no split is test or val: 2 images of split 'train', 1 image of no split",
         ),
     ],
 )
@@ -172,8 +172,8 @@ def test_an_unknown_split(run: Run, model: Path, dataset: Path, labels: Path) ->
     result = run("evaluate", model, labels, "--images", dataset / "images", "--split", "tset", "--cpu")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines()[-1] == (
-        "error: --split tset is not a split of these labels (did you mean 'test'?); there are 2 images of split 'train', "
-        "3 images of split 'val', 1 image of split 'test', 1 image of no split."
+        "error: --split tset is not a split of these labels (did you mean 'test'?); there are 2 images of split "
+        "'train', 3 images of split 'val', 1 image of split 'test', 1 image of no split."
     )
     result = run("evaluate", model, dataset / "val.parquet", "--split", "val", "--cpu")
     assert result.stderr.splitlines()[-1] == (
@@ -352,11 +352,11 @@ def test_an_unreadable_photo_is_reported_and_skipped(run: Run, model: Path, phot
         (("nowhere.jpg",), "error: nowhere.jpg does not exist; give photos or folders of photos.\n"),
         (
             ("--wide", "--threshold", "0.5"),
-            "error: --wide writes the probabilities of all classes, so --threshold has no effect; leave one of them out.\n",
+            "error: --wide writes the probabilities of all classes, so --threshold has no effect; remove one option.\n",
         ),
         (
             ("--wide", "--max-tags", "2"),
-            "error: --wide writes the probabilities of all classes, so --max-tags has no effect; leave one of them out.\n",
+            "error: --wide writes the probabilities of all classes, so --max-tags has no effect; remove one option.\n",
         ),
     ],
 )
@@ -508,8 +508,20 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = create_net("test_vit", 3, weights="none", size=64, head=HeadPlan(3))
     colours, wanted = ("red", "green", "blue"), net.preprocessing
     info = ModelInfo(
-        *("test_vit", 0, net.head.plan, 64, "coco", colours, colours, (0.5,) * 3, ("half",) * 3, wanted.mean),
-        *(wanted.std, {}, "", ""),
+        backbone="test_vit",
+        output_stride=0,
+        head=net.head.plan,
+        size=64,
+        policy="coco",
+        class_ids=colours,
+        class_names=colours,
+        thresholds=(0.5,) * 3,
+        threshold_rules=("half",) * 3,
+        mean=wanted.mean,
+        std=wanted.std,
+        method={},
+        selection="",
+        version="",
     )
     path = tmp_path_factory.mktemp("vit") / "model.safetensors"
     save_model(path, net, info)

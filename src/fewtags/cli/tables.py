@@ -82,7 +82,7 @@ class PredictionWriter:
         if wide and (threshold is not None or max_tags is not None):
             chosen = "--threshold" if threshold is not None else "--max-tags"
             raise ConfigError(
-                f"--wide writes the probabilities of all classes, so {chosen} has no effect; leave one of them out."
+                f"--wide writes the probabilities of all classes, so {chosen} has no effect; remove one option."
             )
         if wide and "image" in info.class_ids:
             raise ConfigError("a class is named 'image', like the column of the photos; leave out --wide.")

@@ -106,10 +106,7 @@ def choose_split(whole: LabelTable, asked: str | None) -> tuple[LabelTable, str]
     usual = next((name for name in ("test", "val") if name in named), None)
     name = usual if asked is None else asked if asked in named else split_name(asked)
     if name is None:
-        return (
-            whole,
-            f"evaluating on all {len(whole):,} images, because there is no split test or val: {split_sizes(named)}",
-        )
+        return whole, f"evaluating on all {len(whole):,} images, no split is test or val: {split_sizes(named)}"
     if name not in named:
         hint = suggest(name, list(named))
         raise ConfigError(f"--split {asked} is not a split of these labels{hint}; there are {split_sizes(named)}.")

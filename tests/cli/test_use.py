@@ -112,7 +112,7 @@ def labels(dataset: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "images", "said"),
+    ("words", "images", "message"),
     [
         (
             (),
@@ -135,16 +135,16 @@ def labels(dataset: Path, tmp_path: Path) -> Path:
     ],
 )
 def test_evaluate_one_split(
-    run: Run, model: Path, dataset: Path, labels: Path, words: tuple[str, ...], images: int, said: str
+    run: Run, model: Path, dataset: Path, labels: Path, words: tuple[str, ...], images: int, message: str
 ) -> None:
     result = run("evaluate", model, labels, "--images", dataset / "images", "--json", "--cpu", *words)
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["images"] == images
-    assert result.stderr.splitlines()[-1] == said
+    assert result.stderr.splitlines()[-1] == message
 
 
 @pytest.mark.parametrize(
-    ("rows", "images", "said"),
+    ("rows", "images", "message"),
     [
         (
             ["0.png,1,0,val", "1.png,0,1,train"],
@@ -160,12 +160,12 @@ def test_evaluate_one_split(
     ],
 )
 def test_the_default_split(
-    run: Run, model: Path, photos: Path, tmp_path: Path, rows: list[str], images: int, said: str
+    run: Run, model: Path, photos: Path, tmp_path: Path, rows: list[str], images: int, message: str
 ) -> None:
     (tmp_path / "labels.csv").write_text("\n".join(["image,red,green,split", *rows]))
     result = run("evaluate", model, tmp_path / "labels.csv", "--images", photos, "--json", "--cpu")
     assert json.loads(result.stdout)["images"] == images
-    assert result.stderr.splitlines()[-1] == said
+    assert result.stderr.splitlines()[-1] == message
 
 
 def test_an_unknown_split(run: Run, model: Path, dataset: Path, labels: Path) -> None:
@@ -184,15 +184,15 @@ def test_an_unknown_split(run: Run, model: Path, dataset: Path, labels: Path) ->
 def test_evaluate_reports_how_it_read(run: Run, model: Path, dataset: Path, labels: Path) -> None:
     """In the words of `check`, with the command that lists what was left out."""
     images = dataset / "images"
-    said = run("evaluate", model, labels, "--images", images, "--cpu").stderr.splitlines()
+    lines = run("evaluate", model, labels, "--images", images, "--cpu").stderr.splitlines()
     checked = run("check", labels, "--images", images, "--headers-only").stdout.splitlines()
     for start in ("read: ", "note: "):
-        found = [line for line in said if line.startswith(start)]
+        found = [line for line in lines if line.startswith(start)]
         assert found
         assert found == [line for line in checked if line.startswith(start) and ("labels.csv" in line)]
-    assert "read: labels.csv, class columns: (blank) -> unknown (2)" in said
+    assert "read: labels.csv, class columns: (blank) -> unknown (2)" in lines
     listed = f"`fewtags check {labels} --images {images} --excluded FILE` lists them."
-    assert f"warning: 1 item left out while reading; {listed}" in said
+    assert f"warning: 1 item left out while reading; {listed}" in lines
 
 
 def test_evaluate_skips_photos_that_cannot_be_read(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None:
@@ -227,9 +227,9 @@ def boxed(dataset: Path, tmp_path: Path) -> Path:
 
 
 def test_evaluate_localises(run: Run, model: Path, boxed: Path) -> None:
-    """Of 12 photos, 6 have two positives each, of which those of one have no place; 6 have one, with a point.
+    """6 of 12 photos have two positives each (no location in one photo); 6 have one positive with a point.
 
-    Every box takes a quarter of its photo. What is said of the labels themselves stays as it is.
+    Every box covers a quarter of its photo. The evaluation of the labels does not change.
     """
     plain = run("evaluate", model, boxed, "--cpu")
     result = run("evaluate", model, boxed, "--localise", "--cpu")

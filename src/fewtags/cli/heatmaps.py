@@ -33,7 +33,7 @@ def class_position(classes: ClassNames, word: str) -> int:
     """Return the position of a class, given its id or display name.
 
     Raises:
-        DataError: there is no such class; the closest is suggested.
+        DataError: the class is unknown; the closest is suggested.
 
     >>> class_position(ClassNames.of(["n02085936", "n02123045"], ["Maltese", "tabby"]), "tabby")
     1

@@ -43,7 +43,7 @@ def detections(boxes, classes, scores, size=(200, 100), masks=False):
 
 
 def test_coco_by_hand():
-    """One class, two objects, of which the first is found exactly: precision 1 up to recall 1/2.
+    """One class, two objects, and the first is found exactly: precision 1 up to recall 1/2.
 
     51 of the 101 recall points 0, .01, .. 1 are at most 1/2: AP 51/101 at every overlap, for boxes and masks.
     """

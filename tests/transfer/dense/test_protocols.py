@@ -21,16 +21,16 @@ def test_coco_with_the_published_settings():
 
 def test_coco_with_other_settings():
     settings = DetectSettings(iterations=150, masks=False, heads="v1", seed=3, workers=2)
-    said = detect_protocol(settings, info("resnet18.a1_in1k"), voc=False, published=False)
-    assert said.endswith(
+    text = detect_protocol(settings, info("resnet18.a1_in1k"), voc=False, published=False)
+    assert text.endswith(
         "torchvision's Faster R-CNN, feature pyramid and v1 heads, BatchNorm of one process, other photos, the "
         "backbone is resnet18.a1_in1k, not resnet50, boxes only, other settings."
     )
 
 
 def test_voc_names_its_average_precision():
-    said = detect_protocol(replace(VOC, seed=1), info("resnet50"), voc=True, published=True)
-    assert said == (
+    text = detect_protocol(replace(VOC, seed=1), info("resnet50"), voc=True, published=True)
+    assert text == (
         "protocol: resembles VOC07+12 of MoCo and MLS (ICCV 2023, table 4: Faster R-CNN C4 of detectron2, 24k steps, "
         "11-point AP as here); differs: torchvision's Faster R-CNN, feature pyramid and v2 heads, BatchNorm of one "
         "process."
@@ -38,8 +38,8 @@ def test_voc_names_its_average_precision():
 
 
 def test_cityscapes():
-    said = segment_protocol(SegmentSettings(workers=4), info("resnet50"), cityscapes=True, stride=8)
-    assert said == (
+    text = segment_protocol(SegmentSettings(workers=4), info("resnet50"), cityscapes=True, stride=8)
+    assert text == (
         "protocol: resembles mmsegmentation's Cityscapes 512x1024 40k with PSPNet or PSANet, which MLS (ICCV 2023, "
         "table 3) used; differs: torchvision's DeepLab head, no colour augmentation, BatchNorm of one process."
     )
@@ -47,8 +47,8 @@ def test_cityscapes():
 
 def test_other_segmentation():
     settings = SegmentSettings(iterations=10, head="fcn")
-    said = segment_protocol(settings, info("resnet18"), cityscapes=False, stride=None)
-    assert said.endswith(
+    text = segment_protocol(settings, info("resnet18"), cityscapes=False, stride=None)
+    assert text.endswith(
         "torchvision's FCN head, no colour augmentation, BatchNorm of one process, the data are not Cityscapes"
         " at full size, the backbone is resnet18, not resnet50, output stride of the encoder, other settings."
     )

@@ -171,9 +171,9 @@ def write_voc(root, name, objects, split="trainval"):
     photo(base / "JPEGImages" / f"{name}.jpg")
     for folder in ("Annotations", "ImageSets/Main"):
         (base / folder).mkdir(parents=True, exist_ok=True)
-    said = "".join(OBJECT.format(*box, name=word, hard=hard) for word, box, hard in objects)
+    objects_xml = "".join(OBJECT.format(*box, name=word, hard=hard) for word, box, hard in objects)
     size = "<size><width>60</width><height>50</height><depth>3</depth></size>"
-    (base / "Annotations" / f"{name}.xml").write_text(f"<annotation>{size}{said}</annotation>")
+    (base / "Annotations" / f"{name}.xml").write_text(f"<annotation>{size}{objects_xml}</annotation>")
     with (base / "ImageSets/Main" / f"{split}.txt").open("a") as file:
         file.write(f"{name}\n")
 

@@ -155,7 +155,7 @@ def test_photos_and_masks_that_do_not_match(tmp_path):
 
 
 def test_a_crop_keeps_pixels_and_classes_together():
-    """The photo holds its class as its colour, so that any crop, scale and mirror must keep them equal."""
+    """The colour of each pixel is its class, so any crop, scale and mirror must keep them equal."""
     truth = np.arange(8 * 10, dtype=np.uint8).reshape(8, 10) // 3
     pixels = np.repeat(truth[:, :, None], 3, 2)
     settings = SegmentSettings(crop=(5, 4), scale=(1.0, 1.0))

@@ -48,7 +48,7 @@ def knn(
         float, typer.Option(help="A neighbour of cosine similarity s votes with weight exp(s / temperature).")
     ] = 0.07,
 ) -> None:
-    """Classify by nearest neighbours on frozen features, without training.
+    """Classify by nearest neighbours on frozen features.
 
     \b
     Examples:
@@ -80,7 +80,9 @@ def svm(
         ),
     ] = None,
 ) -> None:
-    """Train a linear SVM per class on frozen features (the VOC07 SVM protocol). Needs scikit-learn: fewtags[transfer].
+    """Train a linear SVM per class on frozen features.
+
+    This is the VOC07 SVM protocol. It needs scikit-learn: fewtags[transfer].
 
     \b
     Examples:
@@ -224,7 +226,9 @@ def neighbours(
     cpu: Cpu = False,
     as_json: Json = False,
 ) -> None:
-    """Show photos with their nearest neighbours, and how many neighbours share a class.
+    """Show photos with their nearest neighbours.
+
+    Writes a page, and reports how many neighbours share a class with their photo.
 
     \b
     Examples:

@@ -77,7 +77,9 @@ def detect(
         int, typer.Option(min=1, help="Proposals per photo that the box head classifies in tests.")
     ] = 1000,
 ) -> None:
-    """Train torchvision's Faster or Mask R-CNN on a ResNet, with all layers. COCO's AP needs faster-coco-eval.
+    """Train a Faster or Mask R-CNN on a ResNet encoder.
+
+    Trains all layers of torchvision's detectors and reports AP. COCO's AP needs faster-coco-eval.
 
     \b
     Examples:
@@ -162,7 +164,9 @@ def segment(
         int, typer.Option("--output-stride", help="Pixels per cell, by dilation: 8 or 16; 0 keeps the encoder's.")
     ] = 8,
 ) -> None:
-    """Train semantic segmentation with a torchvision head, with all layers: mIoU, mAcc and aAcc.
+    """Train semantic segmentation on an encoder.
+
+    Trains all layers, with a torchvision head, and reports mIoU, mAcc and aAcc.
 
     \b
     Examples:

@@ -27,7 +27,6 @@ from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import Encoder
 from fewtags.objectives.momentum import seed_of
 from fewtags.photos.loader import rng
-from fewtags.photos.scan import Tick
 from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches
 from fewtags.transfer.dense.scenes import Scene, Scenes
 
@@ -152,9 +151,7 @@ def make_detector(encoder: Encoder, classes: int, settings: DetectSettings) -> n
     return net
 
 
-def train_detection(
-    net: nn.Module, data: Scenes, settings: DetectSettings, device: torch.device, tick: Tick | None = None
-) -> Iterator[float]:
+def train_detection(net: nn.Module, data: Scenes, settings: DetectSettings, device: torch.device) -> Iterator[float]:
     """Train; yields the loss of every step. An interrupted training cannot be resumed.
 
     The same seed gives the same losses on a CPU. On a GPU the last bits may differ: torchvision's deterministic region
@@ -165,7 +162,6 @@ def train_detection(
         data: training photos; those without an object to train on are left out.
         settings: training settings.
         device: device of the network.
-        tick: progress callback.
 
     Raises:
         DataError: a photo cannot be used, or no photo has an object to train on.
@@ -190,8 +186,6 @@ def train_detection(
         value = float(loss.item())
         if not math.isfinite(value):
             raise TrainingError(f"the loss of step {step + 1} is {value}; lower the learning rate.")
-        if tick is not None:
-            tick(step + 1, settings.iterations)
         yield value
 
 

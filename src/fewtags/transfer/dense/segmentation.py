@@ -256,7 +256,7 @@ def _resized(logits: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def train_segmentation(
-    net: SegmentNet, data: Pairs, settings: SegmentSettings, device: torch.device, tick: Tick | None = None
+    net: SegmentNet, data: Pairs, settings: SegmentSettings, device: torch.device
 ) -> Iterator[float]:
     """Train; yields the loss of every step. An interrupted training cannot be resumed.
 
@@ -265,7 +265,6 @@ def train_segmentation(
         data: training photos.
         settings: training settings.
         device: device of the network.
-        tick: progress callback.
 
     Raises:
         DataError: a photo or mask cannot be used.
@@ -293,8 +292,6 @@ def train_segmentation(
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingError(f"the loss of step {step + 1} is {value}; lower the learning rate.")
-        if tick is not None:
-            tick(step + 1, settings.iterations)
         yield value
 
 

@@ -1,4 +1,4 @@
-"""A backbone in the formats of other libraries."""
+"""Export a backbone to the formats of other libraries."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ from fewtags.text import suggest
 
 Format = Literal["timm", "torchvision", "detectron2"]
 FORMATS: tuple[str, ...] = get_args(Format)
-# timm's name -> torchvision's, where they differ and the layers are the same in the same order.
+# timm's name -> torchvision's name of architectures with the same layers in the same order.
 TORCHVISION = {"mobilenetv2_100": "mobilenet_v2"}
 
 
 def export_backbone(encoder: Encoder, info: EncoderInfo, out: Path, format: Format) -> str:
-    """Write a backbone, without classifier, for another library.
+    """Write a backbone without classifier for another library.
 
     Args:
-        encoder: the backbone.
-        info: what it is.
+        encoder: the encoder.
+        info: description of the encoder.
         out: the file: .safetensors for timm and torchvision, .pkl for detectron2.
-        format: "timm": `timm.create_model(NAME, num_classes=0)`; "torchvision": `torchvision.models`, all but the
-            classifier (`load_state_dict(..., strict=False)`); "detectron2": a pickle for MODEL.WEIGHTS, ResNets only.
+        format: "timm": for `timm.create_model(NAME, num_classes=0)`; "torchvision": for `torchvision.models`, without
+            the classifier (`load_state_dict(..., strict=False)`); "detectron2": a pickle for MODEL.WEIGHTS, only for
+            ResNets.
 
     Returns:
-        how to load it, in words.
+        a sentence that says how to load the file.
 
     Raises:
-        ConfigError: another ending, or an architecture that the other library does not have.
+        ConfigError: the ending is wrong, or the other library does not have the architecture.
     """
     ending = ".pkl" if format == "detectron2" else ".safetensors"
     if out.suffix != ending:
-        raise ConfigError(f"{out}: {format} weights go into a {ending} file; choose such a name.")
+        raise ConfigError(f"{out}: {format} weights need a file that ends in {ending}; choose another name.")
     tensors = {name: tensor.detach().cpu() for name, tensor in encoder.backbone.state_dict().items()}
     about = f"{info.backbone}, {info.method.get('name', '')}, {info.images} images, {info.epochs} epochs"
     if format == "timm":
@@ -55,7 +56,7 @@ def export_backbone(encoder: Encoder, info: EncoderInfo, out: Path, format: Form
         return f"torchvision.models.{name}(), then load_state_dict(..., strict=False) of {out}"
     content = {
         "model": {name: tensor.numpy() for name, tensor in detectron2_tensors(tensors, info.backbone).items()},
-        # detectron2 matches names by their endings only if a file says so, and that it is not its own.
+        # detectron2 matches names by their endings only if these two entries are set.
         "__author__": "fewtags",
         "matching_heuristics": True,
     }
@@ -66,10 +67,10 @@ def export_backbone(encoder: Encoder, info: EncoderInfo, out: Path, format: Form
 
 
 def torchvision_tensors(tensors: Mapping[str, Tensor], backbone: str) -> tuple[str, dict[str, Tensor]]:
-    """Name of an architecture in torchvision, and tensors under its names.
+    """Return torchvision's name of an architecture, and the tensors under torchvision's names.
 
     Raises:
-        ConfigError: torchvision does not have it, or not with the same layers.
+        ConfigError: torchvision does not have the architecture, or has other layers.
     """
     known = torchvision.models.list_models(module=torchvision.models)
     architecture = backbone.partition(".")[0]
@@ -82,17 +83,18 @@ def torchvision_tensors(tensors: Mapping[str, Tensor], backbone: str) -> tuple[s
     try:
         match = match_weights(tensors, trunk, f"{backbone} of timm")
     except CheckpointError as error:
-        raise ConfigError(f"torchvision's {name} is built otherwise than timm's {backbone}: {error}") from None
+        raise ConfigError(f"torchvision's {name} has other layers than timm's {backbone}: {error}") from None
     return name, match.tensors
 
 
 def detectron2_tensors(tensors: Mapping[str, Tensor], backbone: str) -> dict[str, Tensor]:
-    """Tensors of a ResNet under detectron2's names.
+    """Return the tensors of a ResNet under detectron2's names.
 
-    `conv1` is `stem.conv1`, `layer1` is `res2`, `bn1` is `conv1.norm`, `downsample.0` is `shortcut`.
+    `conv1` becomes `stem.conv1`, `layer1` becomes `res2`, `bn1` becomes `conv1.norm`, `downsample.0` becomes
+    `shortcut`.
 
     Raises:
-        ConfigError: the architecture is no ResNet with torchvision's layers.
+        ConfigError: the architecture is not a ResNet with torchvision's layers.
 
     >>> import torch
     >>> list(detectron2_tensors({"layer1.0.bn2.weight": torch.zeros(1), "bn1.bias": torch.zeros(1)}, "resnet50"))
@@ -113,11 +115,11 @@ def detectron2_tensors(tensors: Mapping[str, Tensor], backbone: str) -> dict[str
 
 
 def as_format(word: str) -> Any:
-    """A format from a word.
+    """Return a format by name.
 
     Raises:
-        ConfigError: unknown; the closest is suggested.
+        ConfigError: the format is unknown; the closest is suggested.
     """
     if word not in FORMATS:
-        raise ConfigError(f"--format {word}: not a format{suggest(word, FORMATS)}; known: {', '.join(FORMATS)}.")
+        raise ConfigError(f"--format {word}: expected one of {', '.join(FORMATS)}{suggest(word, FORMATS)}.")
     return word

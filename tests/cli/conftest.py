@@ -75,7 +75,7 @@ def train_command(dataset: Path) -> tuple[str, ...]:
 def trained(
     run: Callable[..., Result], train_command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Result]:
-    """A finished run, and what the command line said."""
+    """A finished run and the result of its command."""
     out = tmp_path_factory.mktemp("runs") / "first"
     result = run(*train_command, "--out", out)
     assert result.exit_code == 0, (result.stderr, result.exception)

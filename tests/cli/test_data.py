@@ -1,4 +1,4 @@
-"""check, simulate."""
+"""`fewtags check` and `fewtags simulate`."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ Run = Callable[..., Result]
 Thin = Callable[[LabelTable], LabelTable]
 
 
-def test_check_tells_what_there_is(run: Run, dataset: Path) -> None:
+def test_check_prints_a_summary(run: Run, dataset: Path) -> None:
     result = run("check", dataset / "train.parquet", "--val", dataset / "val.parquet")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -38,15 +38,15 @@ def test_check_tells_what_there_is(run: Run, dataset: Path) -> None:
 
 def test_check_json_is_one_object(run: Run, dataset: Path) -> None:
     result = run("check", dataset / "train.parquet", "--json", "--headers-only")
-    told = json.loads(result.stdout)
-    assert told["photos"] == {"files": 24, "decoded": False}
-    assert told["splits"]["train"]["kind"] == "single positive"
-    assert told["heatmap_bytes"] > 0
+    content = json.loads(result.stdout)
+    assert content["photos"] == {"files": 24, "decoded": False}
+    assert content["splits"]["train"]["kind"] == "single positive"
+    assert content["heatmap_bytes"] > 0
 
 
 @pytest.fixture
 def broken(dataset: Path, tmp_path: Path) -> Path:
-    """The data set with one photo cut short and one gone."""
+    """The data set with one truncated and one missing photo."""
     shutil.copytree(dataset / "images", tmp_path / "images")
     cut = tmp_path / "images" / "train" / "3.png"
     cut.write_bytes(cut.read_bytes()[:200])
@@ -54,12 +54,12 @@ def broken(dataset: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_check_ends_with_1_on_errors_and_says_what_would_be_left_out(run: Run, dataset: Path, broken: Path) -> None:
+def test_check_ends_with_1_on_errors_and_lists_what_would_be_left_out(run: Run, dataset: Path, broken: Path) -> None:
     out = broken / "new" / "excluded.csv"
     result = run("check", dataset / "train.parquet", "--images", broken / "images", "--excluded", out)
     assert result.exit_code == 1
     assert "Traceback" not in result.stdout + result.stderr
-    assert result.stderr == f"what would be left out: 2 rows in {out}\n"
+    assert result.stderr == f"list of what would be left out: 2 rows in {out}\n"
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["item"] for row in rows] == ["train/3.png", "train/5.png"]
@@ -70,9 +70,9 @@ def test_check_ends_with_1_on_errors_and_says_what_would_be_left_out(run: Run, d
 def test_check_json_stays_json_on_errors(run: Run, dataset: Path, broken: Path) -> None:
     result = run("check", dataset / "train.parquet", "--images", broken / "images", "--json")
     assert result.exit_code == 1
-    told = json.loads(result.stdout)
-    assert told["errors"] >= 1
-    assert {row["item"] for row in told["excluded"]} == {"train/3.png", "train/5.png"}
+    content = json.loads(result.stdout)
+    assert content["errors"] >= 1
+    assert {row["item"] for row in content["excluded"]} == {"train/3.png", "train/5.png"}
 
 
 COCO = {
@@ -96,7 +96,7 @@ FLAT = {"id": 9, "image_id": 0, "category_id": 1, "bbox": [1, 1, 0, 4]}
         ("a.json", json.dumps(COCO | {"annotations": [*COCO["annotations"], FLAT]}), "bad-place"),
     ],
 )
-def test_check_ends_with_1_where_data_would_be_lost(run: Run, tmp_path: Path, name: str, text: str, code: str) -> None:
+def test_check_ends_with_1_if_data_would_be_lost(run: Run, tmp_path: Path, name: str, text: str, code: str) -> None:
     for n in range(3):
         Image.new("L", (8, 8), n).save(tmp_path / f"{n}.png")
     (tmp_path / "empty.png").touch()
@@ -131,8 +131,8 @@ def test_simulate_keeps_one_positive_per_image(run: Run, dataset: Path, tmp_path
     out = tmp_path / "new" / "part.parquet"
     result = run("simulate", dataset / "val.parquet", "--protocol", protocol, "--out", out)
     assert (result.exit_code, result.stdout) == (0, f"{out}\n"), result.stderr
-    told, simulated = result.stderr.splitlines()
-    assert told == "note: val.parquet: read as parquet, by its ending"
+    read_as, simulated = result.stderr.splitlines()
+    assert read_as == "note: val.parquet: read as parquet, by its ending"
     assert simulated.startswith(f"simulated one positive per image ({'plain' if protocol == 'single' else 'cole'}")
     full, part = load(dataset / "val.parquet").matrix, load(out).matrix
     assert part.image_counts(Label.POSITIVE).tolist() == [1] * 12
@@ -141,7 +141,7 @@ def test_simulate_keeps_one_positive_per_image(run: Run, dataset: Path, tmp_path
     assert (full.dense()[kept] == Label.POSITIVE).all()
 
 
-def test_cole_draws_with_the_published_seed(run: Run, dataset: Path, tmp_path: Path) -> None:
+def test_cole_uses_the_published_seed(run: Run, dataset: Path, tmp_path: Path) -> None:
     for name, words in (("default", ()), ("1200", ("--seed", 1200)), ("0", ("--seed", 0))):
         out = tmp_path / f"{name}.parquet"
         run("simulate", dataset / "val.parquet", "--protocol", "cole", "--out", out, *words)
@@ -189,12 +189,12 @@ def with_splits(dataset: Path, folder: Path, names: tuple[str, ...]) -> Path:
 def test_only_training_images_are_thinned(
     run: Run, dataset: Path, tmp_path: Path, ending: str, words: tuple[object, ...], thin: Thin
 ) -> None:
-    """As if they were alone; all others are written as they are, in their place, and all keep their split."""
+    """As in a table of their own; other images are not changed, and all keep their order and split."""
     full, out = load(with_splits(dataset, tmp_path, SPLITS)), tmp_path / f"part.{ending}"
     result = run("simulate", tmp_path / "full.parquet", "--out", out, *words)
     assert result.exit_code == 0, result.stderr
     assert (
-        "thinned: 8 images of split 'train'; as they were: 1 image of split 'val', 1 image of split 'test', 1 image of "
+        "thinned: 8 images of split 'train'; not changed: 1 image of split 'val', 1 image of split 'test', 1 image of "
         "no split, 1 image of split 'extra'"
     ) in result.stderr.splitlines()
     part = with_classes(read(out, images=dataset / "images"), full.classes)
@@ -220,7 +220,7 @@ def test_closed_images_of_other_splits_stay_closed(run: Run, boxes: Path, tmp_pa
 def test_without_a_split_called_train_all_but_val_and_test_are_thinned(run: Run, dataset: Path, tmp_path: Path) -> None:
     source = with_splits(dataset, tmp_path, ("a", "", "val", *["a"] * 9))
     result = run("simulate", source, "--out", tmp_path / "part.parquet")
-    last = "thinned: 10 images of split 'a', 1 image of no split; as they were: 1 image of split 'val'"
+    last = "thinned: 10 images of split 'a', 1 image of no split; not changed: 1 image of split 'val'"
     assert result.stderr.splitlines()[-1] == last
     part = load(tmp_path / "part.parquet")
     assert (part.matrix.image_counts(Label.UNKNOWN) == 0).tolist() == [i == 2 for i in range(12)]
@@ -231,8 +231,8 @@ def test_without_training_images_nothing_is_thinned(run: Run, dataset: Path, tmp
     result = run("simulate", source, "--out", tmp_path / "part.parquet")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (
         1,
-        "error: there are no training images to thin, only 5 images of split 'val', 7 images of split 'test'; call the "
-        "split of those images 'train', or leave it empty.",
+        "error: there are no training images to thin, only 5 images of split 'val', 7 images of split 'test'; name the "
+        "split of the training images 'train', or leave it empty.",
     )
     assert not (tmp_path / "part.parquet").exists()
 
@@ -246,15 +246,15 @@ def test_classes_without_a_label_are_not_in_a_csv(run: Run, dataset: Path, tmp_p
     (kept,) = read(tmp_path / "part.csv", images=dataset / "images").classes.ids
     lost = [name for name in ("red", "green", "blue") if name != kept]
     assert lines[-1] == (
-        f"warning: 2 of 3 classes are not in part.csv, since no label of them is left ('{lost[0]}', '{lost[1]}'); a "
-        ".parquet file keeps them."
+        f"warning: 2 of 3 classes have no label left and are not in part.csv: '{lost[0]}', '{lost[1]}'; a .parquet "
+        "file keeps them."
     )
     assert "part.parquet" not in run(*words, tmp_path / "part.parquet").stderr
     assert load(tmp_path / "part.parquet").classes.ids == ("red", "green", "blue")
 
 
-def test_simulate_says_how_it_read_and_what_was_unknown_before(run: Run, dataset: Path, tmp_path: Path) -> None:
-    """Of two images and two classes three cells are known, and one photo is not there."""
+def test_simulate_reports_how_it_read_and_what_was_already_unknown(run: Run, dataset: Path, tmp_path: Path) -> None:
+    """Of two images and two classes three cells are known; one photo is missing."""
     rows = ["image,red,green", "val/0.png,1,", "val/1.png,1,0", "val/gone.png,1,1"]
     (tmp_path / "full.csv").write_text("\n".join(rows))
     words = ("simulate", tmp_path / "full.csv", "--images", dataset / "images", "--out", tmp_path / "part.parquet")
@@ -266,20 +266,20 @@ def test_simulate_says_how_it_read_and_what_was_unknown_before(run: Run, dataset
         "--excluded FILE` lists them."
     ) in lines
     assert lines[-1] == (
-        "warning: 1 of 4 cells of the training images (25.0%) were unknown before, so fewer labels are left than the "
-        "protocol says; pass --complete if what is not named is known to be absent."
+        "warning: 1 of 4 cells of the training images (25.0%) were already unknown, so fewer labels are left than the "
+        "protocol states; pass --complete if classes that are not listed are absent."
     )
-    assert "unknown before" not in run(*words, "--complete").stderr
+    assert "already unknown" not in run(*words, "--complete").stderr
 
 
-def test_simulate_refuses_a_place_that_cannot_be_written_before_it_reads(run: Run, tmp_path: Path) -> None:
+def test_simulate_refuses_an_unwritable_path_before_it_reads(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "part.csv"
     result = run("simulate", tmp_path / "nowhere.csv", "--out", out)
     assert (result.exit_code, result.stdout, result.stderr) == (
         1,
         "",
-        f"error: --out {out} cannot be written: {tmp_path / 'file'} is no folder; give another place.\n",
+        f"error: --out {out} cannot be written: {tmp_path / 'file'} is not a folder; give another path.\n",
     )
 
 
@@ -288,7 +288,7 @@ def test_simulate_refuses_a_place_that_cannot_be_written_before_it_reads(run: Ru
     [
         (
             ("--out", "x.parquet", "--protocol", "singel"),
-            "error: --protocol 'singel' is not known (did you mean 'single'",
+            "error: --protocol singel: expected one of single, cole, keep (did you mean 'single'?).\n",
         ),
         (("--out", "x.txt"), "error: --out x.txt: expected a file that ends in .parquet or .csv.\n"),
         (("--out", "x.csv", "--positives", "0.5"), "error: --positives and --negatives are for --protocol keep, not"),
@@ -329,7 +329,7 @@ def boxes(dataset: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
 @pytest.mark.parametrize("kind", ["tags", "SP", "one-box", "all-points", "AB"])
 def test_simulate_a_budget(run: Run, dataset: Path, boxes: Path, kind: str, ending: str) -> None:
-    """What is written is read as what was bought, places included. 36 pairs, half of them positive, 24 objects."""
+    """The file is read as the bought labels, with their locations. 36 pairs, half of them positive, 24 objects."""
     out = boxes.parent / "new" / f"part.{ending}"
     result = run("simulate", boxes, "--budget", "30s", "--type", kind, "--seed", 3, "--mode", "exact", "--out", out)
     assert (result.exit_code, result.stdout) == (0, f"{out}\n"), result.stderr
@@ -343,7 +343,7 @@ def test_simulate_a_budget(run: Run, dataset: Path, boxes: Path, kind: str, endi
     assert len(expected.locations) > 0 or kind == "tags"
 
 
-def test_simulate_a_budget_tells_what_was_bought(run: Run, boxes: Path, tmp_path: Path) -> None:
+def test_simulate_a_budget_reports_what_was_bought(run: Run, boxes: Path, tmp_path: Path) -> None:
     """25 % of 36 tags are 9 s; of 3 classes 1.5 are positive: a pair costs (1.5 + 1.5 x 2.4) / 3 = 1.7 s; 5 pairs."""
     result = run("simulate", boxes, "--budget", "25%", "--type", "sp", "--out", tmp_path / "a.parquet")
     _, receipt, costs = result.stderr.splitlines()
@@ -375,8 +375,8 @@ def test_simulate_with_other_costs_and_points(run: Run, boxes: Path, tmp_path: P
     [
         (
             ("--budget", "1%"),
-            "--budget 1% needs --type, what to buy with it: tags (I), one point (SP), one box (SB), all points (AP), "
-            "all boxes (AB).",
+            "--budget 1% needs --type, the labels to buy: tags (I), one point (SP), one box (SB), all points (AP), all "
+            "boxes (AB).",
         ),
         (
             ("--budget", "1%", "--type", "one-pint"),
@@ -385,15 +385,15 @@ def test_simulate_with_other_costs_and_points(run: Run, boxes: Path, tmp_path: P
         ),
         (
             ("--budget", "1%", "--type", "SP", "--protocol", "keep"),
-            "--budget 1% and --protocol keep are two ways to thin labels; give one of them.",
+            "--budget 1% and --protocol keep are two ways to thin labels; give only one.",
         ),
         (
             ("--budget", "1%", "--type", "SP", "--positives", "1"),
             "--positives and --negatives are for --protocol keep, not --budget 1%.",
         ),
         (("--positives", "0"), "--positives and --negatives are for --protocol keep, not single."),
-        (("--type", "SP"), "--type is for --budget; say how much to spend, for example --budget 1%."),
-        (("--mode", "flat"), "--mode is for --budget; say how much to spend, for example --budget 1%."),
+        (("--type", "SP"), "--type is for --budget; give a budget as well, for example --budget 1%."),
+        (("--mode", "flat"), "--mode is for --budget; give a budget as well, for example --budget 1%."),
         (
             ("--budget", "1%", "--type", "SB", "--points", "centre"),
             "--points is for --type one-point or all-points, not one box (SB).",
@@ -416,7 +416,7 @@ def test_simulate_refuses_budgets(run: Run, boxes: Path, words: tuple[str, ...],
     assert not out.exists()
 
 
-def test_nothing_is_written_over_what_is_read(run: Run, tmp_path: Path) -> None:
+def test_inputs_are_not_overwritten(run: Run, tmp_path: Path) -> None:
     """Neither the labels nor, by another spelling of the path, a link to them."""
     labels = tmp_path / "full.csv"
     labels.write_text("image,cat,dog\na.jpg,1,0\nb.jpg,0,1\n")
@@ -433,5 +433,5 @@ def test_nothing_is_written_over_what_is_read(run: Run, tmp_path: Path) -> None:
         before = out.read_bytes()
         result = run(*command, option, out)
         assert result.exit_code == 1
-        assert f"{option} {out} is what is read here, and would be lost; write to another file." in result.stderr
+        assert f"{option} {out} is an input of this command and would be lost; write to another file." in result.stderr
         assert out.read_bytes() == before

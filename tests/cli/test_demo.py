@@ -1,4 +1,4 @@
-"""The demo, in small: everything it does but the length of the training."""
+"""The demo with few scenes and short training."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,11 +31,13 @@ def test_trains_both_methods_and_compares_them(
         assert (tmp_path / "demo" / name / "report.html").exists()
 
 
-def test_runs_that_are_not_of_a_demo_are_left_alone(tmp_path: Path) -> None:
+def test_runs_that_the_demo_did_not_make_are_kept(tmp_path: Path) -> None:
     model = tmp_path / "runs" / "assume_negative" / "model.safetensors"
     model.parent.mkdir(parents=True)
     model.write_text("mine")
-    with pytest.raises(ConfigError, match=r"assume_negative is not of a demo, which would replace it; choose another"):
+    with pytest.raises(
+        ConfigError, match=r"assume_negative was not made by the demo, which would replace it; choose another"
+    ):
         demo.run_demo(tmp_path / "runs", seed=0)
     assert model.read_text() == "mine"
     assert [entry.name for entry in (tmp_path / "runs").iterdir()] == ["assume_negative"]

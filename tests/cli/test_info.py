@@ -1,4 +1,4 @@
-"""methods, config, doctor."""
+"""`fewtags methods`, `config` and `doctor`."""
 
 import json
 import tomllib
@@ -40,8 +40,8 @@ def test_methods_lists_all(run: Run) -> None:
     train, pretrain = result.stdout.split("To pretrain without labels, fewtags pretrain --method NAME:\n\n")
     assert train.startswith("To train with labels, fewtags train --method NAME:\n\nbce: ")
     for text, methods in ((train, METHODS), (pretrain, PRETRAIN_METHODS)):
-        told = [line.split(":")[0] for line in text.splitlines() if line[:1].islower() and ": " in line]
-        assert told == list(methods)
+        listed = [line.split(":")[0] for line in text.splitlines() if line[:1].islower() and ": " in line]
+        assert listed == list(methods)
     assert "  # scl_weight =" in train
     assert "  momentum = 0.8" in train
     assert '  neighbour_loss = "bce"' in pretrain
@@ -84,5 +84,5 @@ def test_doctor_finds_what_is_broken(run: Run, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("fewtags.nets.backbones.create_net", broken)
     result = run("doctor")
     assert result.exit_code == 1
-    assert "problem: a net cannot be made: no operator 'conv2d'\nnot ready.\n" in result.stdout
+    assert "problem: a network cannot be created: no operator 'conv2d'\nnot ready.\n" in result.stdout
     assert json.loads(run("doctor", "--json").stdout)["problems"]

@@ -108,8 +108,8 @@ def test_closed_pipe_is_no_traceback(trained: tuple[Path, Result], dataset: Path
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
-        said = process.stderr.read()
-    assert said == ""
+        output = process.stderr.read()
+    assert output == ""
     assert process.returncode == 1
 
 

@@ -1,4 +1,4 @@
-"""plan."""
+"""`fewtags plan`."""
 
 import json
 from collections.abc import Callable
@@ -36,19 +36,19 @@ def test_the_papers_table_one(run: Run) -> None:
     """1 % of COCO: 55.53, 58.86 and 57.36 of table 1 for 66.2k, 62.4k and 52.5k labels."""
     result = run("plan", "--budget", "1%", *COCO, "--types", "i,sp,sb", "--json")
     assert result.exit_code == 0, result.stderr
-    told = json.loads(result.stdout)
-    assert [(o["type"], o["labels"], round(100 * o["mAP"]["value"], 2)) for o in told["offers"]] == [
+    content = json.loads(result.stdout)
+    assert [(o["type"], o["labels"], round(100 * o["mAP"]["value"], 2)) for o in content["offers"]] == [
         ("tags", 66226, 55.53),
         ("one point", 62404, 58.86),
         ("one box", 52456, 57.36),
     ]
-    assert all(o["mAP"]["interval"] is None for o in told["offers"])
-    assert told["source"].startswith("the paper's curves (PatchML")
-    assert "MS-COCO train2014" in told["source"]
+    assert all(o["mAP"]["interval"] is None for o in content["offers"])
+    assert content["source"].startswith("the paper's curves (PatchML")
+    assert "MS-COCO train2014" in content["source"]
     assert result.stderr == ""
 
 
-def test_people_get_a_table_and_a_sentence(run: Run) -> None:
+def test_output_is_a_table_and_a_sentence(run: Run) -> None:
     result = run("plan", "--hours", 40, *PLACE)
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
@@ -70,8 +70,8 @@ def test_people_get_a_table_and_a_sentence(run: Run) -> None:
 def test_stopwatch_numbers_change_what_is_bought(run: Run) -> None:
     """With 2 s a tag, half as many labels; a point that takes no longer than a tag buys as many as tags."""
     words = ("--tag", 2, "--point", 2, "--types", "i,sp", "--json")
-    told = json.loads(run("plan", "--hours", 40, *PLACE, *words).stdout)
-    assert [o["labels"] for o in told["offers"]] == [72_000, 72_000]
+    content = json.loads(run("plan", "--hours", 40, *PLACE, *words).stdout)
+    assert [o["labels"] for o in content["offers"]] == [72_000, 72_000]
 
 
 def test_a_pilot_gives_intervals_and_a_plot(run: Run, results: Path, tmp_path: Path) -> None:
@@ -91,15 +91,15 @@ def test_a_pilot_gives_intervals_and_a_plot(run: Run, results: Path, tmp_path: P
 
 def test_beyond_the_pilot_nothing_is_promised(run: Run, results: Path) -> None:
     """40 h are 144,000 tags, 18 times the pilot's 8,000."""
-    told = json.loads(run("plan", "--hours", 40, *PLACE, "--pilot", results, "--json").stdout)
-    assert told["offers"][0]["mAP"] == {
+    content = json.loads(run("plan", "--hours", 40, *PLACE, "--pilot", results, "--json").stdout)
+    assert content["offers"][0]["mAP"] == {
         "value": None,
         "interval": None,
         "extrapolated": False,
         "factor": 18.0,
         "refused": "18 times the largest pilot, and beyond 4 times nothing is promised",
     }
-    assert told["advice"].startswith("No type can be recommended: tags (I): 18 times the largest pilot")
+    assert content["advice"].startswith("No type can be recommended: tags (I): 18 times the largest pilot")
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ TINY = (
 )
 
 
-def test_a_pilot_is_run_planned_with_and_not_run_again(run: Run, scenes: Path, tmp_path: Path) -> None:
+def test_a_pilot_runs_once_and_its_results_are_reused(run: Run, scenes: Path, tmp_path: Path) -> None:
     words = ("plan", scenes, "--budget", "300s", "--photos", 500, "--run-pilot", "--out", tmp_path / "p", *TINY)
     result = run(*words, "--types", "sp")
     assert result.exit_code == 0, (result.stderr, result.exception)
@@ -127,12 +127,12 @@ def test_a_pilot_is_run_planned_with_and_not_run_again(run: Run, scenes: Path, t
         (budget, seed) for seed in (0, 1) for budget in ("25%", "50%", "100%")
     ]
     lines = result.stderr.splitlines()
-    assert lines[1].startswith("pilot: buys from ")
+    assert lines[1].startswith("pilot: buys labels of ")
     assert [line.split()[0] for line in lines[2:8]] == [f"{i}/6" for i in range(1, 7)]
     assert "one point (SP)" in result.stdout
     again = run(*words, "--types", "sp")
     assert again.stdout == result.stdout
-    assert again.stderr.count("(was there)") == 6
+    assert again.stderr.count("(already done)") == 6
     # The same rows serve a plan without the photos, at other prices.
     later = run("plan", scenes, "--budget", "300s", "--photos", 500, "--pilot", tmp_path / "p" / "results.jsonl")
     assert later.exit_code == 0, later.stderr
@@ -141,7 +141,7 @@ def test_a_pilot_is_run_planned_with_and_not_run_again(run: Run, scenes: Path, t
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--hours", 1), "--photos is missing: how many photos are there to label?"),
+        (("--hours", 1), "--photos is missing: give the number of photos to label."),
         (("--photos", 9), "give the budget once: --hours 40, or --budget 40h (30min, 900s, or 1%)."),
         (
             ("--photos", 9, "--hours", 1, "--budget", "1h"),
@@ -154,31 +154,34 @@ def test_a_pilot_is_run_planned_with_and_not_run_again(run: Run, scenes: Path, t
         ),
         (
             ("--photos", 9, "--hours", 1, "--run-pilot", "--pilot", "r.csv"),
-            "--pilot reads measured runs and --run-pilot makes them; give one of them.",
+            "--pilot reads the results of runs, and --run-pilot runs them; give only one.",
         ),
         (
             ("--photos", 9, "--hours", 1, "--run-pilot"),
-            "--run-pilot needs LABELS: complete labels of a few hundred photos, with boxes.",
+            "--run-pilot needs DATA: complete labels of a few hundred photos, with boxes.",
         ),
         (("--photos", 9, "--hours", 1, "--run-pilot", "x.csv"), "--run-pilot needs --out, a folder for its results."),
         (
             ("--photos", 9, "--hours", 1, "--out", "x"),
-            "--out is for --run-pilot; the plan itself goes to stdout (--json, --plot).",
+            "--out is for --run-pilot; the plan is printed on stdout (see --json and --plot).",
         ),
         *(
-            (("--photos", 9, "--hours", 1, *words), f"{words[0]} is for --run-pilot; give that, or leave it out.")
+            (
+                ("--photos", 9, "--hours", 1, *words),
+                f"{words[0]} is for --run-pilot; give --run-pilot as well, or leave it out.",
+            )
             for words in (("--pilot-seeds", 2), ("--pilot-budgets", "50%"), ("--measure-on", 0.2), ("--cpu",))
         ),
         *(
             (
                 ("--photos", 9, "--hours", 1, *words),
-                f"{words[0]} needs LABELS, since it says how they are read; give them, or leave it out.",
+                f"{words[0]} says how to read DATA; give DATA as well, or leave it out.",
             )
             for words in (("--images", "/nowhere"), ("--complete",), ("--set", "nonsense.key=1"))
         ),
         (
             ("x.csv", "--photos", 9, "--hours", 1, "--set", "data.blank=negative", "--set", "train.workers=0"),
-            "--set train.workers=0 is no reading option (data.KEY=VALUE), and all others are for --run-pilot.",
+            "--set train.workers=0 is not a reading option (data.KEY=VALUE); other settings are only for --run-pilot.",
         ),
         (("--photos", 9, "--hours", 1, "--plot", "x.pdf"), "--plot x.pdf: expected a file that ends in .png."),
         (
@@ -188,12 +191,12 @@ def test_a_pilot_is_run_planned_with_and_not_run_again(run: Run, scenes: Path, t
         ),
     ],
 )
-def test_what_is_refused(run: Run, words: tuple[object, ...], message: str) -> None:
+def test_refusals(run: Run, words: tuple[object, ...], message: str) -> None:
     result = run("plan", *words)
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"error: {message}\n")
 
 
-def test_a_folder_is_no_plot(run: Run, tmp_path: Path) -> None:
+def test_a_folder_as_plot_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "d.png").mkdir()
     result = run("plan", "--hours", 40, *PLACE, "--plot", tmp_path / "d.png")
     assert (result.exit_code, result.stdout, result.stderr) == (
@@ -204,7 +207,7 @@ def test_a_folder_is_no_plot(run: Run, tmp_path: Path) -> None:
     )
 
 
-def test_a_share_to_measure_on_is_refused_where_the_labels_name_a_split(run: Run, scenes: Path, tmp_path: Path) -> None:
+def test_measure_on_is_refused_if_the_labels_have_a_split(run: Run, scenes: Path, tmp_path: Path) -> None:
     whole = load(scenes)
     names = pa.array(["train", "val", "train"] * (len(whole) // 3))
     save(replace(whole, split_names=names), tmp_path / "split.parquet", keep_root=True)
@@ -212,8 +215,8 @@ def test_a_share_to_measure_on_is_refused_where_the_labels_name_a_split(run: Run
     result = run("plan", tmp_path / "split.parquet", *words)
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        "error: --measure-on 0.2 would do nothing: the labels name a split 'val', and a pilot is measured on that; "
-        "leave --measure-on out."
+        "error: --measure-on 0.2 has no effect: the pilot is evaluated on the split 'val' of the labels; leave "
+        "--measure-on out."
     )
     assert not (tmp_path / "p").exists()
 
@@ -223,20 +226,20 @@ def test_a_pilot_of_other_classes_is_refused(run: Run, scenes: Path, tmp_path: P
     result = run("plan", scenes, *words)
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        "error: the costs are those of 12 classes, but the labels have 10; leave --classes out, or use the labels of "
-        "the classes you plan for."
+        "error: the costs are for 12 classes, but the labels have 10; leave --classes out, or give labels of the "
+        "classes you plan for."
     )
 
 
 @pytest.mark.parametrize(("budgets", "seeds"), [("25%,50%", 3), ("25%,50%,100%", 1)])
-def test_a_pilot_too_small_for_a_curve_is_refused_before_it_is_run(
+def test_a_pilot_too_small_for_a_curve_is_refused_before_it_runs(
     run: Run, scenes: Path, tmp_path: Path, budgets: str, seeds: int
 ) -> None:
     words = ("--hours", 1, "--photos", 9, "--run-pilot", "--out", tmp_path / "p")
     result = run("plan", scenes, *words, "--pilot-budgets", budgets, "--pilot-seeds", seeds)
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        "error: a learning curve needs 3 --pilot-budgets and 2 --pilot-seeds at least, got "
+        "error: a learning curve needs at least 3 --pilot-budgets and 2 --pilot-seeds, got "
         f"{budgets.count(',') + 1} and {seeds}; leave them out for 4 and 3."
     )
     assert not (tmp_path / "p").exists()

@@ -1,4 +1,4 @@
-"""`fewtags transfer` on tiny photos: what is printed, what is refused."""
+"""`fewtags transfer` on tiny photos: output and refusals."""
 
 import json
 
@@ -43,58 +43,58 @@ def test_knn_on_a_pair_of_class_folders(run, folders):
 
 def test_svm_on_labels_with_splits_as_json(run, folders):
     result = probe(run, "svm", folders / "labels.csv", "--kind", "multi", "--cost", 5.0, "--json")
-    told = json.loads(result.stdout)
-    assert told["command"] == "svm"
-    assert told["data"]["kind"] == "multi"
-    assert told["classes_counted"] == "2 of 2 classes counted"
-    assert told["settings"] == {"costs": [5.0]}
-    assert (told["train_photos"], told["test_photos"], told["seeds"]) == ([12], 6, [0])
-    assert list(told["metrics"]) == ["mAP", "mAP_all_point", "mAP_11_point"]
-    assert told["metrics"]["mAP"] == {"mean": 1.0, "sd": None, "runs": [1.0]}
-    assert told["protocol"].startswith("protocol: resembles the VOC07 SVM")
+    content = json.loads(result.stdout)
+    assert content["command"] == "svm"
+    assert content["data"]["kind"] == "multi"
+    assert content["classes_counted"] == "2 of 2 classes counted"
+    assert content["settings"] == {"costs": [5.0]}
+    assert (content["train_photos"], content["test_photos"], content["seeds"]) == ([12], 6, [0])
+    assert list(content["metrics"]) == ["mAP", "mAP_all_point", "mAP_11_point"]
+    assert content["metrics"]["mAP"] == {"mean": 1.0, "sd": None, "runs": [1.0]}
+    assert content["protocol"].startswith("protocol: resembles the VOC07 SVM")
 
 
-def test_runs_of_few_photos(run, folders):
+def test_runs_on_sampled_photos(run, folders):
     result = probe(run, "svm", folders / "labels.csv", "--per-class", 2, "--runs", 3, "--seed", 7)
-    assert result.stdout.splitlines()[0] == "4 of 12 training photos a run"
+    assert result.stdout.splitlines()[0] == "4 of 12 training photos per run"
     assert "over 3 runs)" in result.stdout
-    told = json.loads(
+    content = json.loads(
         probe(run, "svm", folders / "labels.csv", "--per-class", 2, "--runs", 3, "--seed", 7, "--json").stdout
     )
-    assert told["seeds"] == [7, 8, 9]
-    assert told["train_photos"] == [4, 4, 4]
+    assert content["seeds"] == [7, 8, 9]
+    assert content["train_photos"] == [4, 4, 4]
 
 
 def test_the_linear_layer_tries_learning_rates(run, folders):
     result = probe(
         run, "linear", folders / "labels.csv", "--epochs", 4, "--views", 1, "--lr", 1e-9, "--lr", 5.0, "--json",
     )  # fmt: skip
-    told = json.loads(result.stdout)
-    assert told["settings"]["lr"] == [1e-9, 5.0]
-    assert told["settings"]["views"] == 1
-    assert told["notes"][0].startswith("seed 0: lr ")
-    assert told["notes"][0] in result.stderr
+    content = json.loads(result.stdout)
+    assert content["settings"]["lr"] == [1e-9, 5.0]
+    assert content["settings"]["views"] == 1
+    assert content["notes"][0].startswith("seed 0: lr ")
+    assert content["notes"][0] in result.stderr
 
 
 def test_finetuning(run, folders):
     result = probe(
         run, "finetune", folders / "labels.csv", "--epochs", 2, "--batch-size", 6, "--share", 0.5, "--json"
     )  # fmt: skip
-    told = json.loads(result.stdout)
-    assert told["train_photos"] == [6]
-    assert (told["settings"]["epochs"], told["settings"]["batch_size"], told["settings"]["lr"]) == (2, 6, 0.01)
+    content = json.loads(result.stdout)
+    assert content["train_photos"] == [6]
+    assert (content["settings"]["epochs"], content["settings"]["batch_size"], content["settings"]["lr"]) == (2, 6, 0.01)
     assert "epoch 2/2" in result.stderr
 
 
 def test_defaults_of_finetuning_depend_on_the_kind(run, folders, monkeypatch):
-    """120 epochs of 64 photos, centre crops; several classes: 30 of 16, whole photos."""
+    """Single-label: 120 epochs, batch 64, centre crops; multi-label: 30 epochs, batch 16, whole photos."""
     seen = []
 
-    def no_training(trials, candidates, *, follow):
-        from fewtags.transfer.trials import Found
+    def no_training(trials, candidates, *, consume):
+        from fewtags.transfer.trials import ProbeResults
 
-        seen.append((candidates[0].epochs, candidates[0].batch_size, type(trials.place.policy).__name__))
-        return Found([{"top1": 0.5}], [12], [])
+        seen.append((candidates[0].epochs, candidates[0].batch_size, type(trials.context.policy).__name__))
+        return ProbeResults([{"top1": 0.5}], [12], [])
 
     monkeypatch.setattr("fewtags.transfer.trials.run_finetune", no_training)
     for kind in ("single", "multi"):
@@ -113,18 +113,21 @@ def test_an_encoder_of_a_training_run(run, folders, trained):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("knn", "none", "train"), "train has no split for testing; give --test LABELS, or --as NAME"),
-        (("knn", "none", "labels.csv", "--any-size"), "--any-size is about the known sets; give --as NAME with it"),
+        (("knn", "none", "train"), "train has no split test; give --test LABELS, or --as NAME"),
+        (("knn", "none", "labels.csv", "--any-size"), "--any-size is for published sets; give --as NAME as well"),
         (
             ("knn", "none", "labels.csv", "--as", "dtd", "--complete", "--test", "x"),
-            "--test, --complete: --as dtd knows all about its set; leave it out.",
+            "--test, --complete: --as dtd sets this by itself; leave it out.",
         ),
         (("knn", "none", "labels.csv", "--kind", "multiple"), "--kind multiple: expected one of single, multi"),
         (("knn", "none", "labels.csv", "--policy", "center"), "--policy center: expected one of imagenet, coco, none"),
         (("linear", "none", "labels.csv", "--schedule", "step"), "--schedule step: expected one of steps, cosine"),
         (("finetune", "none", "labels.csv", "--precision", "half"), "--precision half: expected one of no, bf16, fp16"),
         (("knn", "nowhere.pt", "labels.csv"), "nowhere.pt"),
-        (("knn", "none", "labels.csv", "-k", "2", "--runs", "2", "--share", "0"), "a share of the training photos is"),
+        (
+            ("knn", "none", "labels.csv", "-k", "2", "--runs", "2", "--share", "0"),
+            "the share of the training photos must",
+        ),
     ],
 )
 def test_refusals(run, folders, monkeypatch, arguments, words):
@@ -134,8 +137,8 @@ def test_refusals(run, folders, monkeypatch, arguments, words):
     assert words in result.stderr
 
 
-def test_probes_work_in_one_process(run, folders, monkeypatch):
+def test_probes_run_in_one_process(run, folders, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = run("transfer", "svm", "none", folders / "labels.csv", *RANDOM)
     assert result.exit_code == 1
-    assert "transfer svm works in one process; start it without torchrun or accelerate launch." in result.stderr
+    assert "transfer svm runs in one process; start it without torchrun or accelerate launch." in result.stderr

@@ -1,4 +1,4 @@
-"""`fewtags transfer detect` and `segment` on tiny photos: what is printed, what is refused."""
+"""`fewtags transfer detect` and `segment` on tiny photos: output and refusals."""
 
 import json
 import shutil
@@ -83,17 +83,17 @@ def masks(tmp_path_factory):
 def test_detection_on_coco_as_json(run, published):
     result = run("transfer", "detect", "none", published, *RANDOM, *QUICK, *SMALL, "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert list(told["metrics"]) == ["box_AP", "box_AP50", "box_AP75", "mask_AP", "mask_AP50", "mask_AP75"]
-    assert (told["train_photos"], told["test_photos"], told["seeds"]) == (4, 4, [0])
-    assert told["settings"]["min_sizes"] == [64]
-    assert told["protocol"].startswith("protocol: resembles Mask R-CNN R50-FPN 1x of MLS (ICCV 2023, table 1")
-    assert "other photos" not in told["protocol"]
+    content = json.loads(result.stdout)
+    assert list(content["metrics"]) == ["box_AP", "box_AP50", "box_AP75", "mask_AP", "mask_AP50", "mask_AP75"]
+    assert (content["train_photos"], content["test_photos"], content["seeds"]) == (4, 4, [0])
+    assert content["settings"]["min_sizes"] == [64]
+    assert content["protocol"].startswith("protocol: resembles Mask R-CNN R50-FPN 1x of MLS (ICCV 2023, table 1")
+    assert "other photos" not in content["protocol"]
     assert "test_resnet, 4 training photos, 4 test photos, 2 classes" in result.stderr
     assert "step 1/1  loss " in result.stderr
 
 
-def test_detection_holds_a_part_of_one_file_out(run, tmp_path):
+def test_detection_holds_out_a_share_of_one_file(run, tmp_path):
     file = coco(tmp_path, "own", "photos", outlines=False)
     result = run(
         "transfer", "detect", "none", file, "--images", tmp_path / "photos", "--boxes-only", "--hold-out", 0.5,
@@ -127,15 +127,15 @@ def test_segmentation_of_folders(run, masks):
         "mIoU", "mAcc (mean accuracy of the classes)", "aAcc (share of the pixels that are right)", "protocol",
     ]  # fmt: skip
     assert "over 2 runs)" in lines[0]
-    told = json.loads(run("transfer", "segment", "none", masks, *arguments, *RANDOM, *QUICK, "--json").stdout)
-    assert told["command"] == "segment"
-    assert list(told["metrics"]) == ["mIoU", "mAcc", "aAcc"]
-    assert 0 <= told["metrics"]["mIoU"]["mean"] <= 1
-    assert (told["settings"]["crop"], told["settings"]["head"]) == ([64, 64], "fcn")
+    content = json.loads(run("transfer", "segment", "none", masks, *arguments, *RANDOM, *QUICK, "--json").stdout)
+    assert content["command"] == "segment"
+    assert list(content["metrics"]) == ["mIoU", "mAcc", "aAcc"]
+    assert 0 <= content["metrics"]["mIoU"]["mean"] <= 1
+    assert (content["settings"]["crop"], content["settings"]["head"]) == ([64, 64], "fcn")
 
 
-def test_a_mask_that_cannot_be_used_is_told_before_training(run, masks, tmp_path):
-    """The second test mask is of another size than its photo."""
+def test_an_unusable_mask_is_reported_before_training(run, masks, tmp_path):
+    """The second test mask has another size than its photo."""
     shutil.copytree(masks, tmp_path / "masks")
     save(tmp_path / "masks" / "test" / "masks" / "1.png", np.zeros((8, 8), np.uint8))
     arguments = ("--layout", "folders", "--classes", 2, "--ignore", 11, "--crop", 64, 64, "--test", "test")
@@ -150,20 +150,23 @@ def test_a_mask_that_cannot_be_used_is_told_before_training(run, masks, tmp_path
     [
         (("detect", "none", "{coco}", "--layout", "kitti"), "--layout kitti: expected one of coco, voc."),
         (("detect", "none", "{coco}", "--heads", "v3"), "--heads v3: expected one of v1, v2."),
-        (("detect", "none", "{coco}", "--images", "x"), "--images: goes with one instances file, and"),
-        (("detect", "none", "{file}"), "instances_val2017.json is one file; name the folder of its photos: --images F"),
-        (("detect", "none", "{coco}", "--only-2007"), "--only-2007 is about VOC; leave it out, or give --layout voc."),
+        (("detect", "none", "{coco}", "--images", "x"), "--images: only for a single instances file, but"),
+        (
+            ("detect", "none", "{file}"),
+            "instances_val2017.json is a single file; give the folder of its photos: --imag",
+        ),
+        (("detect", "none", "{coco}", "--only-2007"), "--only-2007 is for VOC; leave it out, or give --layout voc."),
         (
             ("detect", "none", "{coco}", "--layout", "voc", "--boxes-only"),
-            "--boxes-only: --layout voc knows its files, and has boxes only; leave it out.",
+            "--boxes-only: --layout voc has fixed files and boxes only; leave it out.",
         ),
         (("segment", "none", "{masks}", "--classes", "2"), "--classes, --ignore and --test are for --layout folders;"),
         (("segment", "none", "{masks}", "--layout", "folders"), "--layout folders needs the number of classes: --clas"),
         (("segment", "none", "{masks}", "--output-stride", "4"), "--output-stride 4: expected 8 or 16, or 0 for the"),
-        (("segment", "none", "{masks}"), "train holds no CITY/*_leftImg8bit.png; unpack leftImg8bit there."),
+        (("segment", "none", "{masks}"), "train contains no CITY/*_leftImg8bit.png; unpack leftImg8bit there."),
     ],
 )
-def test_what_does_not_fit_is_refused(run, published, masks, arguments, words):
+def test_wrong_options_are_refused(run, published, masks, arguments, words):
     places = {
         "{coco}": published, "{masks}": masks, "{file}": published / "annotations" / "instances_val2017.json",
     }  # fmt: skip

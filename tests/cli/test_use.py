@@ -1,4 +1,4 @@
-"""evaluate, predict, heatmap."""
+"""`fewtags evaluate`, `predict` and `heatmap`."""
 
 import csv
 import io
@@ -48,10 +48,10 @@ def read(path: Path) -> list[dict[str, object]]:
 # evaluate
 
 
-def test_evaluate_tells_headline_and_classes(run: Run, model: Path, dataset: Path) -> None:
+def test_evaluate_prints_headline_and_classes(run: Run, model: Path, dataset: Path) -> None:
     result = run("evaluate", model, dataset / "val.parquet", "--cpu")
     assert result.exit_code == 0, result.stderr
-    assert result.stderr == "note: val.parquet: read as parquet, by its ending\nmeasuring on 12 images\n"
+    assert result.stderr == "note: val.parquet: read as parquet, by its ending\nevaluating on 12 images\n"
     lines = result.stdout.splitlines()
     assert lines[0].startswith("mAP ")
     assert lines[0].endswith("3 of 3 classes counted, 12 images, 36 known cells.")
@@ -60,16 +60,16 @@ def test_evaluate_tells_headline_and_classes(run: Run, model: Path, dataset: Pat
 
 def test_evaluate_json_equals_what_training_measured(run: Run, model: Path, dataset: Path) -> None:
     result = run("evaluate", model, dataset / "val.parquet", "--cpu", "--json")
-    told = json.loads(result.stdout)
+    content = json.loads(result.stdout)
     stored = json.loads((model / "evaluation" / "val.json").read_text("utf-8"))
-    assert told["mAP"] == pytest.approx(stored["mAP"], abs=1e-12)
-    assert [c["positives"] for c in told["per_class"]] == [c["positives"] for c in stored["per_class"]]
+    assert content["mAP"] == pytest.approx(stored["mAP"], abs=1e-12)
+    assert [c["positives"] for c in content["per_class"]] == [c["positives"] for c in stored["per_class"]]
 
 
-def test_evaluate_takes_settings_of_data_alone(run: Run, model: Path, dataset: Path) -> None:
+def test_evaluate_only_has_settings_of_data(run: Run, model: Path, dataset: Path) -> None:
     result = run("evaluate", model, dataset / "val.parquet", "--set", "augment.policy=imagenet", "--cpu")
     assert result.exit_code == 1
-    assert "error: --set augment.policy=imagenet: this command takes settings of data alone" in result.stderr
+    assert "error: --set augment.policy=imagenet: this command only has settings of data" in result.stderr
 
 
 def test_evaluate_without_known_negatives(run: Run, model: Path, dataset: Path) -> None:
@@ -79,7 +79,7 @@ def test_evaluate_without_known_negatives(run: Run, model: Path, dataset: Path) 
     assert "hit@1" in result.stdout
 
 
-def test_evaluate_with_something_that_is_no_model(run: Run, dataset: Path) -> None:
+def test_evaluate_without_a_model(run: Run, dataset: Path) -> None:
     result = run("evaluate", dataset, dataset / "val.parquet")
     assert result.exit_code == 1
     assert "model.safetensors does not exist; give a run folder" in result.stderr
@@ -112,103 +112,101 @@ def labels(dataset: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "images", "said"),
+    ("words", "images", "message"),
     [
         (
             (),
             1,
-            "measuring on 1 image of split 'test'; not measured: 2 images of split 'train', 3 images of split 'val', "
+            "evaluating on 1 image of split 'test'; not on 2 images of split 'train', 3 images of split 'val', "
             "1 image of no split",
         ),
         (
             ("--split", "val"),
             3,
-            "measuring on 3 images of split 'val'; not measured: 2 images of split 'train', 1 image of split 'test', "
+            "evaluating on 3 images of split 'val'; not on 2 images of split 'train', 1 image of split 'test', "
             "1 image of no split",
         ),
         (
             ("--split", "Training"),
             2,
-            "measuring on 2 images of split 'train'; not measured: 3 images of split 'val', 1 image of split 'test', "
+            "evaluating on 2 images of split 'train'; not on 3 images of split 'val', 1 image of split 'test', "
             "1 image of no split",
         ),
     ],
 )
 def test_evaluate_one_split(
-    run: Run, model: Path, dataset: Path, labels: Path, words: tuple[str, ...], images: int, said: str
+    run: Run, model: Path, dataset: Path, labels: Path, words: tuple[str, ...], images: int, message: str
 ) -> None:
     result = run("evaluate", model, labels, "--images", dataset / "images", "--json", "--cpu", *words)
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["images"] == images
-    assert result.stderr.splitlines()[-1] == said
+    assert result.stderr.splitlines()[-1] == message
 
 
 @pytest.mark.parametrize(
-    ("rows", "images", "said"),
+    ("rows", "images", "message"),
     [
         (
             ["0.png,1,0,val", "1.png,0,1,train"],
             1,
-            "measuring on 1 image of split 'val'; not measured: 1 image of split 'train'",
+            "evaluating on 1 image of split 'val'; not on 1 image of split 'train'",
         ),
-        (["0.png,1,0,val", "1.png,0,1,val"], 2, "measuring on 2 images of split 'val', which is all"),
+        (["0.png,1,0,val", "1.png,0,1,val"], 2, "evaluating on 2 images of split 'val' (all images)"),
         (
             ["0.png,1,0,train", "1.png,0,1,", "2.png,1,0,train"],
             3,
-            "measuring on all 3 images, since none is for test or val: 2 images of split 'train', 1 image of no split",
+            "evaluating on all 3 images, no split is test or val: 2 images of split 'train', 1 image of no split",
         ),
     ],
 )
-def test_which_images_are_measured_by_default(
-    run: Run, model: Path, photos: Path, tmp_path: Path, rows: list[str], images: int, said: str
+def test_the_default_split(
+    run: Run, model: Path, photos: Path, tmp_path: Path, rows: list[str], images: int, message: str
 ) -> None:
     (tmp_path / "labels.csv").write_text("\n".join(["image,red,green,split", *rows]))
     result = run("evaluate", model, tmp_path / "labels.csv", "--images", photos, "--json", "--cpu")
     assert json.loads(result.stdout)["images"] == images
-    assert result.stderr.splitlines()[-1] == said
+    assert result.stderr.splitlines()[-1] == message
 
 
-def test_a_split_that_is_not_there(run: Run, model: Path, dataset: Path, labels: Path) -> None:
+def test_an_unknown_split(run: Run, model: Path, dataset: Path, labels: Path) -> None:
     result = run("evaluate", model, labels, "--images", dataset / "images", "--split", "tset", "--cpu")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines()[-1] == (
-        "error: --split tset is no split of these labels (did you mean 'test'?); there are 2 images of split 'train', "
-        "3 images of split 'val', 1 image of split 'test', 1 image of no split."
+        "error: --split tset is not a split of these labels (did you mean 'test'?); there are 2 images of split "
+        "'train', 3 images of split 'val', 1 image of split 'test', 1 image of no split."
     )
     result = run("evaluate", model, dataset / "val.parquet", "--split", "val", "--cpu")
     assert result.stderr.splitlines()[-1] == (
-        "error: --split val: these labels name no splits; leave it out to measure on all of them."
+        "error: --split val: these labels have no splits; leave it out to evaluate on all images."
     )
 
 
-def test_evaluate_says_how_it_read(run: Run, model: Path, dataset: Path, labels: Path) -> None:
-    """In the words of `check`, and how to see the list of what is missing."""
+def test_evaluate_reports_how_it_read(run: Run, model: Path, dataset: Path, labels: Path) -> None:
+    """In the words of `check`, with the command that lists what was left out."""
     images = dataset / "images"
-    said = run("evaluate", model, labels, "--images", images, "--cpu").stderr.splitlines()
+    lines = run("evaluate", model, labels, "--images", images, "--cpu").stderr.splitlines()
     checked = run("check", labels, "--images", images, "--headers-only").stdout.splitlines()
     for start in ("read: ", "note: "):
-        found = [line for line in said if line.startswith(start)]
+        found = [line for line in lines if line.startswith(start)]
         assert found
         assert found == [line for line in checked if line.startswith(start) and ("labels.csv" in line)]
-    assert "read: labels.csv, class columns: (blank) -> unknown (2)" in said
+    assert "read: labels.csv, class columns: (blank) -> unknown (2)" in lines
     listed = f"`fewtags check {labels} --images {images} --excluded FILE` lists them."
-    assert f"warning: 1 item left out while reading; {listed}" in said
+    assert f"warning: 1 item left out while reading; {listed}" in lines
 
 
-def test_evaluate_goes_on_without_photos_that_cannot_be_read(
-    run: Run, model: Path, dataset: Path, tmp_path: Path
-) -> None:
+def test_evaluate_skips_photos_that_cannot_be_read(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None:
     shutil.copytree(dataset / "images" / "val", tmp_path / "val")
     (tmp_path / "val" / "3.png").write_bytes(b"no photo")
     (tmp_path / "val" / "4.png").unlink()
     result = run("evaluate", model, dataset / "val.parquet", "--images", tmp_path, "--json", "--cpu")
     assert result.exit_code == 1
-    told = json.loads(result.stdout)
-    assert (told["images"], told["unreadable"]) == (10, 2)
+    content = json.loads(result.stdout)
+    assert (content["images"], content["unreadable"]) == (10, 2)
     *_, first, second, last = result.stderr.splitlines()
     assert first.startswith(f"{tmp_path / 'val' / '3.png'}: ")
     assert second.startswith(f"{tmp_path / 'val' / '4.png'}: ")
-    assert last == "2 of 12 photos could not be read; the others are measured."
+    assert last == "2 of 12 photos could not be read and were skipped."
 
 
 @pytest.fixture
@@ -229,9 +227,9 @@ def boxed(dataset: Path, tmp_path: Path) -> Path:
 
 
 def test_evaluate_localises(run: Run, model: Path, boxed: Path) -> None:
-    """Of 12 photos, 6 have two positives each, of which those of one have no place; 6 have one, with a point.
+    """6 of 12 photos have two positives each (no location in one photo); 6 have one positive with a point.
 
-    Every box takes a quarter of its photo. What is said of the labels themselves stays as it is.
+    Every box covers a quarter of its photo. The evaluation of the labels does not change.
     """
     plain = run("evaluate", model, boxed, "--cpu")
     result = run("evaluate", model, boxed, "--localise", "--cpu")
@@ -246,16 +244,16 @@ def test_evaluate_localises(run: Run, model: Path, boxed: Path) -> None:
     assert list(measures) == ["pointing game", "IoA-P", "mAP-loc", "mAP-cl, same cells", "MaxBoxAccV2", "PxAP"]
     assert [measures[name][1] for name in ("pointing game", "IoA-P", "PxAP")] == ["25.0"] * 3
 
-    told = json.loads(run("evaluate", model, boxed, "--localise", "--json", "--cpu").stdout)
-    found = told.pop("localisation")
-    assert told == json.loads(run("evaluate", model, boxed, "--json", "--cpu").stdout)
+    content = json.loads(run("evaluate", model, boxed, "--localise", "--json", "--cpu").stdout)
+    found = content.pop("localisation")
+    assert content == json.loads(run("evaluate", model, boxed, "--json", "--cpu").stdout)
     assert found["mAP-loc"] <= found["mAP-cl_same_cells"]
     assert f"{100 * found['mAP-loc']:.1f}" == measures["mAP-loc"][0]
     assert (found["located"], found["not_located"], found["cuts"]) == (10, 8, 20)
     assert [row["id"] for row in found["per_class"]] == ["red", "green", "blue"]
 
 
-def test_evaluate_localises_at_as_many_cuts_as_asked_for(run: Run, model: Path, boxed: Path) -> None:
+def test_evaluate_localises_with_the_given_number_of_cuts(run: Run, model: Path, boxed: Path) -> None:
     """The finer of two nested sets finds no worse boxes; nothing else changes."""
     few, many = (
         json.loads(run("evaluate", model, boxed, "--localise", "--loc-cuts", n, "--json", "--cpu").stdout)[
@@ -278,7 +276,7 @@ def test_evaluate_cannot_localise_without_boxes(run: Run, model: Path, dataset: 
     )
     result = run("evaluate", model, dataset / "val.parquet", "--loc-cuts", 5, "--cpu")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "error: --loc-cuts is for --localise; give that, or leave it out.\n"
+    assert result.stderr == "error: --loc-cuts is for --localise; give --localise as well, or leave it out.\n"
 
 
 # predict
@@ -322,7 +320,7 @@ def test_threshold_and_max_tags(run: Run, model: Path, photos: Path) -> None:
     none = run("predict", model, photos, "--threshold", 1, "--cpu")
     assert none.exit_code == 0
     assert none.stdout == "image,class,name,probability,threshold\n"
-    assert none.stderr == "12 of 12 photos got no tag and have no row; --wide lists all photos.\n"
+    assert none.stderr == "12 of 12 photos have no tag and no row; --wide writes all photos.\n"
 
 
 def test_stored_thresholds_are_used(run: Run, model: Path, photos: Path) -> None:
@@ -334,7 +332,7 @@ def test_stored_thresholds_are_used(run: Run, model: Path, photos: Path) -> None
     assert {(row["image"], row["class"]) for row in long} - doubtful == expected
 
 
-def test_unreadable_photo_is_named_and_the_others_are_done(run: Run, model: Path, photos: Path, tmp_path: Path) -> None:
+def test_an_unreadable_photo_is_reported_and_skipped(run: Run, model: Path, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes((photos / "0.png").read_bytes()[:200])
     result = run("predict", model, photos, tmp_path, "--wide", "--out", tmp_path / "tags.csv", "--cpu")
     assert result.exit_code == 1
@@ -342,7 +340,7 @@ def test_unreadable_photo_is_named_and_the_others_are_done(run: Run, model: Path
     first, last = result.stderr.splitlines()
     assert first.startswith("error: ")
     assert "broken.png" in first
-    assert last == "1 of 13 photos could not be read; the others are done."
+    assert last == "1 of 13 photos could not be read and were skipped."
     assert len(read(tmp_path / "tags.csv")) == 12
 
 
@@ -354,11 +352,11 @@ def test_unreadable_photo_is_named_and_the_others_are_done(run: Run, model: Path
         (("nowhere.jpg",), "error: nowhere.jpg does not exist; give photos or folders of photos.\n"),
         (
             ("--wide", "--threshold", "0.5"),
-            "error: --wide writes the probabilities of all classes, so --threshold has no effect; leave one out.\n",
+            "error: --wide writes the probabilities of all classes, so --threshold has no effect; remove one option.\n",
         ),
         (
             ("--wide", "--max-tags", "2"),
-            "error: --wide writes the probabilities of all classes, so --max-tags has no effect; leave one out.\n",
+            "error: --wide writes the probabilities of all classes, so --max-tags has no effect; remove one option.\n",
         ),
     ],
 )
@@ -371,12 +369,12 @@ def test_threshold_outside_0_to_1_is_a_usage_error(run: Run, model: Path, photos
     assert run("predict", model, photos, "--threshold", 1.5).exit_code == 2
 
 
-def no_looking(*_: object) -> None:
-    raise AssertionError("photos are looked at before the place for results")
+def no_photos(*_: object) -> None:
+    raise AssertionError("photos are read before the output path is checked")
 
 
 @pytest.mark.parametrize(("command", "name"), [("predict", "tags.csv"), ("heatmap", "maps")])
-def test_a_place_that_cannot_be_written_is_noticed_before_photos_are_read(
+def test_an_unwritable_output_is_refused_before_photos_are_read(
     run: Run,
     model: Path,
     photos: Path,
@@ -386,14 +384,14 @@ def test_a_place_that_cannot_be_written_is_noticed_before_photos_are_read(
     name: str,
 ) -> None:
     """Below a file; and in a folder that may not be written in (root may, so the system's answer is given here)."""
-    monkeypatch.setattr("fewtags.engine.predict.find_photos", no_looking)
+    monkeypatch.setattr("fewtags.engine.predict.find_photos", no_photos)
     (tmp_path / "file").touch()
     out = tmp_path / "file" / name
     result = run(command, model, photos, "--out", out, "--cpu")
     assert (result.exit_code, result.stdout, result.stderr) == (
         1,
         "",
-        f"error: --out {out} cannot be written: {tmp_path / 'file'} is no folder; give another place.\n",
+        f"error: --out {out} cannot be written: {tmp_path / 'file'} is not a folder; give another path.\n",
     )
     monkeypatch.setattr("os.access", lambda place, _: place != tmp_path)
     out = tmp_path / "new" / name
@@ -401,7 +399,7 @@ def test_a_place_that_cannot_be_written_is_noticed_before_photos_are_read(
     assert (result.exit_code, result.stdout, result.stderr) == (
         1,
         "",
-        f"error: --out {out} cannot be written: no permission to write in {tmp_path}; give another place.\n",
+        f"error: --out {out} cannot be written: no permission to write in {tmp_path}; give another path.\n",
     )
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
@@ -430,7 +428,7 @@ def odd(photos: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet", ".jsonl"])
 @pytest.mark.parametrize("wide", [False, True])
-def test_names_that_are_no_text_are_written_so_that_they_can_be_told_apart(
+def test_names_that_are_not_utf8_stay_distinct(
     run: Run, model: Path, odd: Path, tmp_path: Path, ending: str, wide: bool
 ) -> None:
     out = tmp_path / f"tags{ending}"
@@ -443,7 +441,7 @@ def test_names_that_are_no_text_are_written_so_that_they_can_be_told_apart(
     )
 
 
-def test_names_that_are_no_text_on_stdout(run: Run, model: Path, odd: Path) -> None:
+def test_names_that_are_not_utf8_on_stdout(run: Run, model: Path, odd: Path) -> None:
     result = run("predict", model, odd / os.fsdecode(b"caf\xe9.png"), "--wide", "--cpu")
     assert result.exit_code == 0, (result.stderr, result.exception)
     assert result.stdout.splitlines()[1].startswith(f"{odd}/caf\\xe9.png,")
@@ -452,7 +450,7 @@ def test_names_that_are_no_text_on_stdout(run: Run, model: Path, odd: Path) -> N
 # heatmap
 
 
-def test_heatmaps_of_a_folder_keep_their_place(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None:
+def test_heatmaps_of_a_folder_keep_their_subfolders(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None:
     """train/0.png and val/0.png have the same name; neither overwrites the other."""
     result = run("heatmap", model, dataset / "images", "--class", "red", "--arrays", "--out", tmp_path, "--cpu")
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path}\n"), result.stderr
@@ -471,14 +469,14 @@ def test_photos_with_the_same_name_are_numbered(run: Run, model: Path, dataset: 
     result = run("heatmap", model, first, second, "--class", "red", "--out", tmp_path, "--cpu")
     assert {p.name for p in tmp_path.iterdir()} == {"0.red.png", "0-2.red.png", "names.csv"}
     assert result.stderr.splitlines() == [
-        f"{second} is written as 0-2, since 0 is taken",
+        f"{second} is written as 0-2, because 0 is taken",
         "2 overlays of 2 photos",
-        f"1 file could not be called PHOTO.CLASS; {tmp_path / 'names.csv'} says what it shows",
+        f"1 file could not be named PHOTO.CLASS; see {tmp_path / 'names.csv'}",
     ]
     assert (tmp_path / "names.csv").read_text("utf-8") == f"file,image,class\n0-2.red.png,{second},red\n"
 
 
-def test_heatmaps_of_names_that_are_no_text(run: Run, model: Path, odd: Path, tmp_path: Path) -> None:
+def test_heatmaps_of_names_that_are_not_utf8(run: Run, model: Path, odd: Path, tmp_path: Path) -> None:
     result = run("heatmap", model, odd, "--class", "red", "--arrays", "--out", tmp_path / "maps", "--cpu")
     assert result.exit_code == 0, (result.stderr, result.exception)
     names = {row["file"]: (row["image"], row["class"]) for row in read(tmp_path / "maps" / "names.csv")}
@@ -510,8 +508,20 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = create_net("test_vit", 3, weights="none", size=64, head=HeadPlan(3))
     colours, wanted = ("red", "green", "blue"), net.preprocessing
     info = ModelInfo(
-        *("test_vit", 0, net.head.plan, 64, "coco", colours, colours, (0.5,) * 3, ("half",) * 3, wanted.mean),
-        *(wanted.std, {}, "", ""),
+        backbone="test_vit",
+        output_stride=0,
+        head=net.head.plan,
+        size=64,
+        policy="coco",
+        class_ids=colours,
+        class_names=colours,
+        thresholds=(0.5,) * 3,
+        threshold_rules=("half",) * 3,
+        mean=wanted.mean,
+        std=wanted.std,
+        method={},
+        selection="",
+        version="",
     )
     path = tmp_path_factory.mktemp("vit") / "model.safetensors"
     save_model(path, net, info)
@@ -521,7 +531,7 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_coupled_heatmaps_are_drawn_from_their_lowest_to_their_highest_value(
     run: Run, vit: Path, photos: Path, tmp_path: Path
 ) -> None:
-    """The arrays hold the products as they are; a picture is the overlay of (map - lowest) / (highest - lowest)."""
+    """Arrays contain the unscaled products; a picture is the overlay of (map - lowest) / (highest - lowest)."""
     options = ("--class", "red", "--class", "blue", "--arrays", "--cpu")
     result = run("heatmap", vit, photos / "1.png", *options, "--coupled", "--out", tmp_path / "coupled")
     assert (result.exit_code, result.stderr) == (0, "2 overlays of 1 photos\n"), result.exception
@@ -557,5 +567,5 @@ def test_heatmaps_name_an_unreadable_photo(run: Run, model: Path, photos: Path, 
     )
     assert result.exit_code == 1
     assert "broken.png" in result.stderr
-    assert result.stderr.endswith("1 of 2 photos could not be read; the others are done.\n")
+    assert result.stderr.endswith("1 of 2 photos could not be read and were skipped.\n")
     assert [p.name for p in (tmp_path / "maps").iterdir()] == ["1.blue.png"]

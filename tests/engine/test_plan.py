@@ -415,9 +415,9 @@ def test_the_same_seed_gives_the_same_net(tables, make_config):
 
 
 def test_labels_without_photos_are_refused(tables, make_config):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(DataError) as error:
         make_plan(make_config(), tables=Tables(tables.train, tables.val.with_root(None)), cpu=True)
-    assert str(error.value) == "the val labels do not say where the photos are; give --images FOLDER."
+    assert str(error.value) == ("the val labels do not say where the photos are; give their folder: --images FOLDER.")
 
 
 def test_nothing_to_learn_is_refused(tables, make_config):

@@ -281,7 +281,7 @@ def test_tables_that_cannot_be_measured(scenes, model):
     with pytest.raises(DataError) as error:
         evaluate_table(*model, other, cpu=True)
     assert str(error.value) == ("none of the classes cat is known to the model, which has zero, one, two, three, four.")
-    with pytest.raises(DataError, match="the labels do not say where the photos are; give --images FOLDER"):
+    with pytest.raises(DataError, match="the labels do not say where the photos are; give their folder: --images"):
         evaluate_table(*model, scenes.val.with_root(None), cpu=True)
     with pytest.raises(DataError, match="there is no image to evaluate on"):
         evaluate_table(*model, scenes.val.subset(np.zeros(11, bool)), cpu=True)

@@ -11,7 +11,7 @@ from fewtags.nets.encoder import create_encoder
 from fewtags.photos.augment import WholeImage
 from fewtags.table.table import LabelTable
 from fewtags.transfer.task import make_task
-from fewtags.transfer.training import Place
+from fewtags.transfer.training import ProbeContext
 
 SIDE = 32
 COLOURS = {"blue": (40, 60, 230), "green": (30, 200, 40), "red": (220, 30, 30)}
@@ -67,13 +67,13 @@ def multi(tmp_path_factory):
 
 @pytest.fixture
 def encoder():
-    """Random weights; an own one for every test, since probes freeze it."""
+    """Random weights; made anew for every test, because probes freeze it."""
     return create_encoder("test_resnet", weights="none", size=SIDE)
 
 
 @pytest.fixture(scope="session")
-def place():
-    return Place(make_accelerator(cpu=True), WholeImage(SIDE))
+def context():
+    return ProbeContext(make_accelerator(cpu=True), WholeImage(SIDE))
 
 
 @pytest.fixture(scope="session")

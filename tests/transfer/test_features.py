@@ -13,7 +13,7 @@ from fewtags.transfer.features import photo_features, unit
 
 @pytest.mark.parametrize("policy", [WholeImage(32), ResizedCrop(32)])
 def test_features_are_those_of_each_photo_alone(single, encoder, cpu, policy):
-    encoder.train()  # features must not depend on the batch all the same
+    encoder.train()  # features must not depend on the batch anyway
     table = single.train
     found = photo_features(encoder, table, policy, cpu)
     data = EvalSet(Photos(table.root, table.images), table.matrix, policy)
@@ -24,21 +24,21 @@ def test_features_are_those_of_each_photo_alone(single, encoder, cpu, policy):
     np.testing.assert_allclose(found, np.stack(alone), rtol=1e-5, atol=1e-6)
 
 
-def test_progress_is_told(single, encoder, cpu):
-    told = []
-    photo_features(encoder, single.train, WholeImage(32), cpu, tick=lambda *at: told.append(at))
-    assert told == [(18, 18)]
+def test_progress_is_reported(single, encoder, cpu):
+    ticks = []
+    photo_features(encoder, single.train, WholeImage(32), cpu, tick=lambda *at: ticks.append(at))
+    assert ticks == [(18, 18)]
 
 
 def test_features_that_are_not_finite_are_refused(single, encoder, cpu):
     with torch.no_grad():
         next(encoder.parameters()).fill_(torch.nan)
-    with pytest.raises(DataError, match="the features of 9 of 9 photos are not finite; the encoder is broken"):
+    with pytest.raises(DataError, match="the features of 9 of 9 photos are not finite; check the encoder"):
         photo_features(encoder, single.test, WholeImage(32), cpu)
 
 
-def test_photos_have_to_be_somewhere(single, encoder, cpu):
-    with pytest.raises(DataError, match="the labels do not say where the photos are; give --images FOLDER"):
+def test_labels_without_a_photo_folder_are_refused(single, encoder, cpu):
+    with pytest.raises(DataError, match="the labels do not say where the photos are; give their folder: --images"):
         photo_features(encoder, single.test.with_root(None), WholeImage(32), cpu)
 
 

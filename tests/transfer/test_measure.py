@@ -29,7 +29,7 @@ def test_classes_count_the_same_whatever_their_size(single):
 
 
 def test_map_in_three_definitions(multi):
-    """The first is what `fewtags evaluate` tells."""
+    """The first is the mAP of `fewtags evaluate`."""
     scores = np.random.default_rng(0).normal(size=(12, 3))
     found = measure(multi, scores)
     assert list(found) == ["mAP", "mAP_all_point", "mAP_11_point"]

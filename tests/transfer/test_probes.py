@@ -75,8 +75,8 @@ def test_knn_slow_reference(kind, k):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"k": 5}, "--neighbours 5 of 4 training photos: give 1 to 4"),
-        ({"k": 0}, "--neighbours 0 of 4 training photos: give 1 to 4"),
+        ({"k": 5}, "--neighbours 5: there are 4 training photos; give 1 to 4"),
+        ({"k": 0}, "--neighbours 0: there are 4 training photos; give 1 to 4"),
         ({"k": 1, "temperature": 0.0}, "the temperature must be above 0, got 0"),
     ],
 )
@@ -150,8 +150,8 @@ def test_several_costs_are_chosen_per_class_over_three_folds():
         np.testing.assert_array_equal(found.scores[:, c], alone.scores[:, c])
 
 
-@pytest.mark.parametrize(("costs", "told"), [((), "none"), ((0.5, 0.0), "0.5, 0")])
-def test_svm_refuses(costs, told):
+@pytest.mark.parametrize(("costs", "message"), [((), "none"), ((0.5, 0.0), "0.5, 0")])
+def test_svm_refuses(costs, message):
     with pytest.raises(ConfigError) as error:
         svm_scores(*clouds(), clouds()[0], costs=costs)
-    assert str(error.value) == f"the cost of an SVM must be above 0, got {told}."
+    assert str(error.value) == f"the cost of an SVM must be above 0, got {message}."

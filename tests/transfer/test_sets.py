@@ -1,4 +1,4 @@
-"""Every set in the layout that its makers give out, with a handful of generated photos."""
+"""Every set in its published layout, with a handful of generated photos."""
 
 import hashlib
 
@@ -27,7 +27,7 @@ def lines(path, *text):
 
 
 def seen(table):
-    """Each photo with its positive classes; every one can be opened."""
+    """Each photo with its positive classes; checks that every photo can be opened."""
     matrix, classes = table.matrix.dense(), table.classes.ids
     for key in table.images.to_pylist():
         with open_photo(table.root / key) as opened:
@@ -184,10 +184,10 @@ def make(name, root, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch):
-    """Whoever wants to download fails."""
+    """Any download fails."""
 
     def refuse(*arguments, **options):
-        raise AssertionError("a download was tried")
+        raise AssertionError("a download was attempted")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
 
@@ -221,7 +221,7 @@ def test_difficult_objects_alone_leave_a_class_unknown(tmp_path):
 
 def test_the_sizes_are_the_published_ones():
     """MLS, supplement; trainval of VOC2007 and its test."""
-    assert {name: (s.train, s.test, s.classes) for name, s in SETS.items()} == {
+    assert {name: s.sizes for name, s in SETS.items()} == {
         "voc2007": (5011, 4952, 20),
         "cub200": (5994, 5794, 200),
         "flowers": (2040, 6149, 102),
@@ -238,17 +238,17 @@ def test_another_size_is_refused(tmp_path):
     with pytest.raises(DataError) as error:
         read_set("indoor67", tmp_path)
     assert str(error.value) == (
-        f"{tmp_path}: indoor67 has 5,360 training photos, 1,340 test photos and 67 classes, but here are 2 training "
-        "photos, 1 test photo and 2 classes. Complete the set, or pass --any-size, and do not compare the result with "
-        "published ones."
+        f"{tmp_path}: indoor67 has 5,360 training photos, 1,340 test photos and 67 classes, but this folder has 2 "
+        "training photos, 1 test photo and 2 classes. Complete the set, or pass --any-size and do not compare the "
+        "result with published ones."
     )
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_what_is_not_there_is_told(name, tmp_path):
+def test_an_empty_folder_is_refused(name, tmp_path):
     folder = tmp_path / SETS[name].folder
     folder.mkdir()
-    with pytest.raises(DataError, match=r"VOC2007|was expected"):
+    with pytest.raises(DataError, match=r"VOC2007|Expected the folder"):
         read_set(name, folder, any_size=True)
 
 
@@ -258,7 +258,7 @@ def test_a_missing_photo_is_named(tmp_path):
     gone.unlink()
     with pytest.raises(DataError) as error:
         read_set("indoor67", tmp_path, any_size=True)
-    assert str(error.value) == f"indoor67: 1 photo not there, for example {gone}; unpack it again."
+    assert str(error.value) == f"indoor67: 1 photo is missing, for example {gone}; unpack the archive again."
 
 
 def test_a_changed_mat_file_is_refused(tmp_path, monkeypatch):
@@ -272,21 +272,21 @@ def test_a_changed_mat_file_is_refused(tmp_path, monkeypatch):
 def test_a_broken_line_is_named(tmp_path):
     cub200(tmp_path)
     lines(tmp_path / "CUB_200_2011/train_test_split.txt", "1 1", "2")
-    with pytest.raises(DataError, match=r"train_test_split.txt row 2: '2'; expected a number and what it stands for"):
+    with pytest.raises(DataError, match=r"train_test_split.txt row 2: '2'; expected two values separated by a space"):
         read_set("cub200", tmp_path, any_size=True)
 
 
-def test_a_renamed_folder_of_torchvision_is_told(tmp_path):
+def test_a_renamed_folder_of_torchvision_is_refused(tmp_path):
     aircraft(tmp_path)
     (tmp_path / "fgvc-aircraft-2013b").rename(tmp_path / "planes")
-    with pytest.raises(DataError, match="the folder of aircraft has to be called fgvc-aircraft-2013b"):
+    with pytest.raises(DataError, match="the folder of aircraft must be named fgvc-aircraft-2013b"):
         read_set("aircraft", tmp_path / "planes", any_size=True)
 
 
 def test_voc_without_its_test_photos(tmp_path):
     voc2007(tmp_path)
     (tmp_path / "VOC2007/ImageSets/Main/test.txt").unlink()
-    with pytest.raises(DataError, match=r"has no test.txt; unpack the test archive over the other one"):
+    with pytest.raises(DataError, match=r"has no test.txt; unpack the test archive into the same folder"):
         read_set("voc2007", tmp_path, any_size=True)
 
 
@@ -294,6 +294,6 @@ def test_an_unknown_name():
     with pytest.raises(ConfigError) as error:
         read_set("flower", None)
     assert str(error.value) == (
-        "'flower' is no set that is known here (did you mean 'flowers'?); one of voc2007, cub200, flowers, cars, "
-        "aircraft, indoor67, pets, dtd."
+        "--as flower: not a known set (did you mean 'flowers'?); known: voc2007, cub200, flowers, cars, aircraft, "
+        "indoor67, pets, dtd."
     )

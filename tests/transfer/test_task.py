@@ -1,4 +1,4 @@
-"""Tasks: one class per photo or several, photos to choose on, few photos."""
+"""Tasks: one class per photo or several, validation photos, sampled photos."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import LabelTable
-from fewtags.transfer.task import few_photos, make_task, targets
+from fewtags.transfer.task import make_task, sample_photos, targets
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
 
@@ -33,7 +33,7 @@ def test_the_kind_follows_from_the_labels(train, test, kind):
     assert make_task(table(train), table(test)).kind == kind
 
 
-def test_the_kind_that_is_asked_for_is_taken():
+def test_an_explicit_kind_is_used():
     assert make_task(table(ONE_EACH), table(ONE_EACH), kind="multi").kind == "multi"
 
 
@@ -52,16 +52,16 @@ def test_refusals():
     with pytest.raises(DataError) as error:
         make_task(table(ONE_EACH), table([*ONE_EACH, [P, P, N]]), kind="single")
     assert str(error.value) == (
-        "1 of 4 test photos do not have exactly one class, for example 'p3.jpg' with 2; take the task as multi-label "
+        "1 of 4 test photos do not have exactly one class, for example 'p3.jpg' with 2; run the task as multi-label "
         "(--kind multi)."
     )
     with pytest.raises(DataError, match="no class has both known positives and known negatives in the test photos"):
         make_task(table(SEVERAL), table([[P, U, U], [P, P, U]]))
-    with pytest.raises(DataError, match="there are no photos for test; give labels that have some"):
+    with pytest.raises(DataError, match="the test labels have no photos; give labels that have some"):
         make_task(table(ONE_EACH), table([]))
 
 
-def test_settings_are_chosen_on_val_where_there_is_one():
+def test_settings_are_chosen_on_the_validation_photos():
     task = make_task(table(ONE_EACH), table(ONE_EACH, "t"), table(ONE_EACH, "v"))
     choice = task.for_choice(0)
     assert choice.test is task.val
@@ -69,7 +69,7 @@ def test_settings_are_chosen_on_val_where_there_is_one():
     assert choice.val is None
 
 
-def test_settings_are_chosen_on_a_fifth_that_is_held_out_where_there_is_none():
+def test_without_validation_photos_a_fifth_is_held_out():
     task = make_task(table(ONE_EACH * 5), table(ONE_EACH, "t"))
     choice = task.for_choice(0)
     parts = [set(t.images.to_pylist()) for t in (choice.train, choice.test)]
@@ -78,33 +78,33 @@ def test_settings_are_chosen_on_a_fifth_that_is_held_out_where_there_is_none():
     assert parts[0] | parts[1] == set(task.train.images.to_pylist())
 
 
-def test_few_photos_of_each_class():
+def test_sample_photos_of_each_class():
     """Class c has one photo only; the others give two."""
     whole = table(ONE_EACH + [[P, N, N], [N, P, N]] * 4)
-    chosen = few_photos(whole, per_class=2, seed=1)
+    chosen = sample_photos(whole, per_class=2, seed=1)
     assert chosen.tolist() == sorted(set(chosen.tolist()))
     assert whole.subset(chosen).matrix.counts(P).tolist() == [2, 2, 1]
 
 
-def test_a_share_of_the_photos():
+def test_sample_a_share():
     whole = table(ONE_EACH * 5)
-    drawn = [few_photos(whole, share=0.4, seed=seed).tolist() for seed in (0, 0, 1)]
+    drawn = [sample_photos(whole, share=0.4, seed=seed).tolist() for seed in (0, 0, 1)]
     assert len(drawn[0]) == 6
     assert drawn[0] == drawn[1] == sorted(set(drawn[0]))
     assert drawn[0] != drawn[2]
-    assert len(few_photos(whole, share=0.001)) == 1
+    assert len(sample_photos(whole, share=0.001)) == 1
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "give a share of the training photos or a number of photos per class, one of the two"),
-        ({"share": 0.5, "per_class": 1}, "one of the two"),
-        ({"share": 0.0}, "a share of the training photos is above 0 and at most 1, got 0"),
+        ({}, "give either a share of the training photos or a number of photos per class"),
+        ({"share": 0.5, "per_class": 1}, "give either a share"),
+        ({"share": 0.0}, "the share of the training photos must be above 0 and at most 1, got 0"),
         ({"share": 1.5}, "at most 1, got 1.5"),
         ({"per_class": 0}, "photos per class must be 1 or more, got 0"),
     ],
 )
-def test_few_photos_refuses(options, words):
+def test_sample_photos_refuses(options, words):
     with pytest.raises(ConfigError, match=words):
-        few_photos(table(ONE_EACH), **options)
+        sample_photos(table(ONE_EACH), **options)

@@ -23,7 +23,7 @@ from fewtags.transfer.training import (
 SETTINGS = TrainSettings(epochs=10, lr=1.0, weight_decay=0.0, batch_size=8, schedule="steps")
 
 
-def quietly(events):
+def consume(events):
     deque(events, 0)
 
 
@@ -60,18 +60,18 @@ def test_settings_refuse(change, words):
     assert str(error.value) == f"{words}."
 
 
-def test_views_of_the_whole_photo_are_its_features(single, encoder, place, cpu):
+def test_views_of_the_whole_photo_are_its_features(single, encoder, context, cpu):
     """`WholeImage` draws no crop: every view is the test view."""
-    filled = view_features(encoder, single.train, place, 2)
-    whole = photo_features(encoder, single.train, place.policy, cpu)
+    filled = view_features(encoder, single.train, context, 2)
+    whole = photo_features(encoder, single.train, context.policy, cpu)
     assert filled.features.shape == (2, 18, encoder.features_dim, 1, 1)
     for view in filled.features[:, :, :, 0, 0].numpy():
         np.testing.assert_allclose(view, whole, rtol=1e-5, atol=1e-6)
 
 
-def test_crops_differ_by_view_and_seed_and_leave_the_encoder_as_it_is(single, encoder, place):
+def test_crops_differ_by_view_and_seed_and_leave_the_encoder_as_it_is(single, encoder, context):
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
-    random = place._replace(policy=SquareCrop(32, (0.1, 0.3)))
+    random = context._replace(policy=SquareCrop(32, (0.1, 0.3)))
     one, two = (view_features(encoder, single.train, random, 2, seed=seed).features for seed in (0, 1))
     assert not torch.equal(one[0], one[1])
     assert not torch.equal(one, two)
@@ -79,33 +79,33 @@ def test_crops_differ_by_view_and_seed_and_leave_the_encoder_as_it_is(single, en
 
 
 @pytest.mark.parametrize("name", ["single", "multi"])
-def test_a_linear_layer_learns_colours(name, encoder, place, cpu, request):
+def test_a_linear_layer_learns_colours(name, encoder, context, cpu, request):
     """Perfect on photos that only differ by colour; a layer that has learned nothing is not."""
     task = request.getfixturevalue(name)
-    filled = view_features(encoder, task.train, place, 1)
-    test = photo_features(encoder, task.test, place.policy, cpu)
+    filled = view_features(encoder, task.train, context, 1)
+    test = photo_features(encoder, task.test, context.policy, cpu)
     metric = "top1" if name == "single" else "mAP"
-    learned = linear_scores(filled, test, task, place, replace(SETTINGS, epochs=60, lr=10.0), quietly)
-    nothing = linear_scores(filled, test, task, place, replace(SETTINGS, epochs=1, lr=1e-9), quietly)
+    learned = linear_scores(filled, test, task, context, replace(SETTINGS, epochs=60, lr=10.0), consume)
+    nothing = linear_scores(filled, test, task, context, replace(SETTINGS, epochs=1, lr=1e-9), consume)
     assert measure(task, learned)[metric] > 0.9
     assert measure(task, nothing)[metric] < 0.8
 
 
-def test_the_same_seed_gives_the_same_layer(single, encoder, place, cpu):
-    filled = view_features(encoder, single.train, place, 1)
-    test = photo_features(encoder, single.test, place.policy, cpu)
-    found = [linear_scores(filled, test, single, place, replace(SETTINGS, seed=s), quietly) for s in (3, 3, 4)]
+def test_the_same_seed_gives_the_same_layer(single, encoder, context, cpu):
+    filled = view_features(encoder, single.train, context, 1)
+    test = photo_features(encoder, single.test, context.policy, cpu)
+    found = [linear_scores(filled, test, single, context, replace(SETTINGS, seed=s), consume) for s in (3, 3, 4)]
     np.testing.assert_array_equal(found[0], found[1])
     assert not np.array_equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("name", ["single", "multi"])
-def test_finetuning_trains_a_copy(name, encoder, place, request):
+def test_finetuning_trains_a_copy(name, encoder, context, request):
     task = request.getfixturevalue(name)
     before = {key: value.clone() for key, value in encoder.state_dict().items()}
     settings = TrainSettings(epochs=12, lr=0.05, weight_decay=1e-4, batch_size=6, schedule="cosine")
     events = []
-    scores = finetuned_scores(encoder, task, place, settings, events.extend)
+    scores = finetuned_scores(encoder, task, context, settings, events.extend)
     assert scores.shape == (len(task.test), 3)
     assert measure(task, scores)["top1" if name == "single" else "mAP"] > 0.8
     assert all(torch.equal(value, before[key]) for key, value in encoder.state_dict().items())

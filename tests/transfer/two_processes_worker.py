@@ -11,7 +11,7 @@ from fewtags.nets.encoder import create_encoder
 from fewtags.photos.augment import WholeImage
 from fewtags.transfer.features import photo_features
 from fewtags.transfer.task import make_task
-from fewtags.transfer.training import Place, TrainSettings, finetuned_scores
+from fewtags.transfer.training import ProbeContext, TrainSettings, finetuned_scores
 
 TRAIN, TEST = 19, 9  # not the same number on each process
 
@@ -20,11 +20,11 @@ def work(folder, shard):
     made = load(Path(__file__).with_name("conftest.py"))
     root = folder / f"photos{shard.rank}"
     task = make_task(made.single_table(root, "train", TRAIN), made.single_table(root, "test", TEST))
-    place = Place(make_accelerator(cpu=True), WholeImage(made.SIDE))
+    context = ProbeContext(make_accelerator(cpu=True), WholeImage(made.SIDE))
     encoder = create_encoder("test_resnet", weights="none", size=made.SIDE)
-    features = photo_features(encoder, task.train, place.policy, place.device, shard=place.shard)
+    features = photo_features(encoder, task.train, context.policy, context.device, shard=context.shard)
     settings = TrainSettings(epochs=12, lr=0.05, weight_decay=0.0, batch_size=5, schedule="cosine")
-    scores = finetuned_scores(encoder, task, place, settings, lambda events: deque(events, 0))
+    scores = finetuned_scores(encoder, task, context, settings, lambda events: deque(events, 0))
     return {"features": torch.from_numpy(features), "scores": torch.from_numpy(scores)}
 
 

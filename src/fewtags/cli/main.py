@@ -1,4 +1,4 @@
-"""Entry point: the app, its commands, and what happens to errors. Torch is imported inside commands only."""
+"""Entry point: the app, its commands and error handling. Commands import torch only when they run."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any, final
 import typer
 from typer.core import TyperGroup
 
-from fewtags.cli import data, info, plan, pretrain, train, transfer_dense, transfer_neighbours, use
+from fewtags.cli import data, demo, export, info, plan, pretrain, train, transfer_dense, use
 from fewtags.cli.transfer import transfer_app
 from fewtags.errors import FewtagsError
 
 
 @final
 class Commands(TyperGroup):
-    """The commands, and what happens to errors: the user's and the system's are one message and exit code 1."""
+    """The commands. Errors of the user and the system become one message and exit code 1."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Accept `--debug` anywhere: people add it to the end of the line that has just failed."""
+        """Accept `--debug` anywhere, so that it can be appended to a command that failed."""
         if "--debug" in args:
             args = ["--debug", *(a for a in args if a != "--debug")]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; what is neither `FewtagsError` nor `OSError` is our own bug and keeps its traceback."""
+        """Run a command. Errors other than `FewtagsError` and `OSError` are bugs and keep their traceback."""
         try:
             return super().invoke(ctx)
         except FewtagsError as error:
             _refuse(str(error), ctx, error)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader has seen enough; typer ends in silence
+            if error.errno == errno.EPIPE:  # the reader closed the pipe; typer exits silently
                 raise
             place = "" if error.filename is None else f" {error.filename}"
             _refuse(f"{error.strerror or error}:{place}" if place else str(error), ctx, error)
@@ -50,11 +50,11 @@ def _refuse(message: str, ctx: Any, error: Exception) -> None:
 app = typer.Typer(
     cls=Commands,
     name="fewtags",
-    help="Train multi-label image classifiers, with heatmaps, from one label per photo or whatever labels there are.",
+    help="Train multi-label image classifiers with heatmaps from one label per photo, or from any labels you have.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    # Boxes are for terminals; a pipe gets plain lines.
+    # Rich boxes on a terminal, plain lines in a pipe.
     rich_markup_mode="rich" if sys.stdout.isatty() else None,
     epilog="Start with `fewtags demo`, then `fewtags check photos/` and `fewtags train photos/`.",
 )
@@ -65,15 +65,14 @@ app.command(name="train", rich_help_panel="Training")(train.train)
 app.command(rich_help_panel="Training")(train.resume)
 app.command(rich_help_panel="Training")(pretrain.pretrain)
 app.command(rich_help_panel="Training")(train.report)
-transfer_app.command()(transfer_neighbours.neighbours)
 transfer_app.command()(transfer_dense.detect)
 transfer_app.command()(transfer_dense.segment)
 app.add_typer(transfer_app, name="transfer", rich_help_panel="Training")
 app.command(rich_help_panel="Use")(use.evaluate)
 app.command(rich_help_panel="Use")(use.predict)
 app.command(rich_help_panel="Use")(use.heatmap)
-app.command(rich_help_panel="Use")(pretrain.export_backbone)
-app.command(rich_help_panel="About")(train.demo)
+app.command(rich_help_panel="Use")(export.export_backbone)
+app.command(rich_help_panel="About")(demo.demo)
 app.command(rich_help_panel="About")(info.methods)
 app.command(rich_help_panel="About")(info.config)
 app.command(rich_help_panel="About")(info.doctor)
@@ -92,7 +91,7 @@ def main(
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Options of every command; `--debug` is read by `Commands`, which sees the errors."""
+    """Options of every command; `Commands` handles `--debug`."""
 
 
 def run() -> None:

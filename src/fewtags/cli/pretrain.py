@@ -172,29 +172,3 @@ def resume_pretraining(run: Path, cpu: bool) -> bool:
     opened = open_pretrain_run(run, cpu=cpu)
     follow_pretraining(opened, opened.resume, run, cpu)
     return True
-
-
-def export_backbone(
-    encoder: Annotated[Path, typer.Argument(help="Folder of a pretraining (or training) run, or its weight file.")],
-    out: Annotated[Path, typer.Argument(help="File: .safetensors for timm and torchvision, .pkl for detectron2.")],
-    format: Annotated[str, typer.Option(help="timm, torchvision or detectron2.")] = "timm",
-) -> None:
-    """Write a pretrained backbone for another library.
-
-    \b
-    Examples:
-      fewtags export-backbone runs/pretrained backbone.safetensors
-      fewtags export-backbone runs/pretrained backbone.pkl --format detectron2
-    """  # noqa: D301
-    from fewtags.cli.progress import say
-    from fewtags.engine.encoder_file import find_encoder
-    from fewtags.export import as_format
-    from fewtags.export import export_backbone as export
-    from fewtags.files import refuse_file
-
-    chosen = as_format(format)
-    kept = [encoder / name for name in ("encoder.safetensors", "model.safetensors")] if encoder.is_dir() else [encoder]
-    refuse_file(out, option="OUT", example="backbone.safetensors", inputs=kept)
-    net, info = find_encoder(encoder)
-    say(export(net, info, out, chosen))
-    typer.echo(out)

@@ -1,60 +1,71 @@
-"""Labels for commands that use a model or make other labels: read as training reads them, and told how."""
+"""Read labels for commands, with the same settings as training, and report how they were read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from fewtags.cli.options import without_none
+from fewtags.cli.progress import say
+from fewtags.cli.train import read_settings
+from fewtags.errors import ConfigError
+from fewtags.text import counted
 
 if TYPE_CHECKING:
     from fewtags.table.table import LabelTable
 
 
+def reading_flags(
+    data: str, images: Path | None, complete: bool, *, val: str | None = None, test: str | None = None
+) -> dict[str, Any]:
+    """Return the settings of the options that say what to read."""
+    return without_none(
+        {
+            "data.train": data,
+            "data.val": val,
+            "data.test": test,
+            "data.images": None if images is None else str(images),
+            "data.complete": complete or None,
+        }
+    )
+
+
 def read_labels(
     data: str, images: Path | None, complete: bool, assignments: list[str] | None, *, trains: bool = False
 ) -> LabelTable:
-    """Read one source of labels, and say on stderr how every value was taken and how much was left out.
+    """Read one source of labels; report on stderr how each value was read and how much was left out.
 
     Args:
-        data: the file or folder.
-        images: folder that the image names are relative to.
-        complete: what is not named is known to be absent.
-        assignments: of `--set`.
-        trains: whether the command uses other settings than those of data as well.
+        data: file or folder of the labels.
+        images: folder that image names are relative to.
+        complete: classes not listed for a photo are absent.
+        assignments: values of `--set`.
+        trains: whether the command also uses settings other than those of data.
 
     Raises:
-        ConfigError: a setting that is not known, or would do nothing.
-        DataError: the source is not what it should be.
+        ConfigError: a setting is unknown or would have no effect.
+        DataError: the labels cannot be read.
     """
-    from fewtags.cli.progress import say
-    from fewtags.cli.train import read_settings
     from fewtags.engine.plan import read_one
-    from fewtags.errors import ConfigError
 
     for assignment in assignments or []:
         if not trains and not assignment.strip().startswith("data."):
-            raise ConfigError(f"--set {assignment}: this command takes settings of data alone, such as data.uncertain.")
-    flags = {
-        "data.train": data,
-        "data.complete": complete or None,
-        "data.images": None if images is None else str(images),
-    }
-    table = read_one(read_settings(None, {k: v for k, v in flags.items() if v is not None}, assignments or []).data)
-    where = data if images is None else f"{data} --images {images}"
-    for line in reading_lines(table, where):
+            raise ConfigError(f"--set {assignment}: this command only has settings of data, such as data.uncertain.")
+    table = read_one(read_settings(None, reading_flags(data, images, complete), assignments or []).data)
+    for line in reading_lines(table, data if images is None else f"{data} --images {images}"):
         say(line)
     return table
 
 
 def reading_lines(table: LabelTable, source: str) -> Iterator[str]:
-    """What the reader has to say, in the words of `check`.
+    """Yield the reader's messages in the words of `fewtags check`.
 
     Args:
-        table: what was read.
-        source: how `fewtags check` is told what to read, to see the list of what was left out.
+        table: the labels.
+        source: arguments with which `fewtags check` reads the same labels and lists what was left out.
     """
     from fewtags.check.label_findings import reader_findings
-    from fewtags.text import counted
 
     yield from (f"read: {reading}" for reading in table.notes.readings)
     yield from (str(finding) for finding in reader_findings({"": table}) if finding.code in ("reader", "misread"))
@@ -66,9 +77,7 @@ def reading_lines(table: LabelTable, source: str) -> Iterator[str]:
 
 
 def split_sizes(named: Mapping[str, LabelTable]) -> str:
-    """How many images each split has, in words; those of no split are under ""."""
-    from fewtags.text import counted
-
+    """Say how many images each split has; the key of images without a split is ""."""
     return ", ".join(
         f"{counted(len(table), 'image')} of " + (f"split {name!r}" if name else "no split")
         for name, table in named.items()

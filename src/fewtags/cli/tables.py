@@ -1,4 +1,4 @@
-"""Writing predictions to files."""
+"""Write predictions to files."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _ESCAPE = re.compile(r"\\x[0-9a-f]{2}")
 
 
 def text_name(path: Path) -> str:
-    r"""A path as text in UTF-8: as it is, or with bytes that are no UTF-8 as `\xNN` and backslashes doubled.
+    r"""Return a path as UTF-8 text; other bytes become `\xNN`, and backslashes are then doubled.
 
-    No two paths give the same text: one that spells `\xNN` itself has its backslashes doubled, too.
+    Different paths give different texts: in a path that spells `\xNN` itself, backslashes are doubled, too.
 
     >>> print(text_name(Path("caf\udce9.jpg")), text_name(Path(r"caf\xe9.jpg")), text_name(Path("café.jpg")))
     caf\xe9.jpg caf\\xe9.jpg café.jpg
@@ -42,7 +42,7 @@ def text_name(path: Path) -> str:
 
 
 def escaped_names(names: Sequence[str]) -> str:
-    """One line about photos whose names `text_name` had to change."""
+    """Return one line about photos whose names `text_name` changed."""
     return (
         f"{counted(len(names), 'photo has', 'photos have')} a name that is not UTF-8, written with \\xNN for such "
         f"bytes and \\\\ for a backslash: {names[0]}{', ...' if len(names) > 1 else ''}"
@@ -51,26 +51,26 @@ def escaped_names(names: Sequence[str]) -> str:
 
 @final
 class PredictionWriter:
-    """Predictions as they come, to CSV, Parquet or JSON lines; a file appears under its name when it is complete.
+    """Write predictions to CSV, Parquet or JSON lines; the file gets its name when it is complete.
 
-    Long form (default): image, class, name, probability, threshold; one row per tag, best first. A photo without any
-    tag has no row in it and is counted. Wide form: image, then one column per class with its probability.
+    Long form (default): image, class, name, probability, threshold; one row per tag, best first. A photo without a tag
+    has no row and is counted. Wide form: image, then one column per class with its probability.
 
     Args:
         out: the file; None writes CSV to stdout.
-        info: of the model.
-        wide: the wide form.
-        threshold: replaces the stored thresholds.
-        max_tags: at most so many tags per photo.
+        info: description of the model.
+        wide: write the wide form.
+        threshold: used instead of the stored thresholds.
+        max_tags: maximum number of tags per photo.
 
     Attributes:
         failed: photos that could not be read.
-        untagged: photos without a row in the long form.
-        escaped: names as written of photos whose names are no UTF-8, see `text_name`.
+        untagged: number of photos without a row in the long form.
+        escaped: written names of photos whose names are not UTF-8, see `text_name`.
 
     Raises:
-        ConfigError: an ending that is not known; or a wide form, which has all probabilities, with a threshold, with
-            `max_tags`, or with a class that is called "image".
+        ConfigError: the ending is unknown; or the wide form, which has all probabilities, is combined with a threshold,
+            with `max_tags`, or with a class named "image".
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class PredictionWriter:
         if wide and (threshold is not None or max_tags is not None):
             chosen = "--threshold" if threshold is not None else "--max-tags"
             raise ConfigError(
-                f"--wide writes the probabilities of all classes, so {chosen} has no effect; leave one out."
+                f"--wide writes the probabilities of all classes, so {chosen} has no effect; remove one option."
             )
         if wide and "image" in info.class_ids:
-            raise ConfigError("a class is called 'image', like the column of the photos; leave out --wide.")
+            raise ConfigError("a class is named 'image', like the column of the photos; leave out --wide.")
         self.out, self.info, self.wide, self.max_tags = out, info, wide, max_tags
         values = np.array(info.thresholds) if threshold is None else np.full(len(info.class_ids), threshold)
         self.thresholds = values
@@ -122,7 +122,7 @@ class PredictionWriter:
         return self
 
     def add(self, found: Prediction) -> None:
-        """Take one prediction; failures are kept aside."""
+        """Add one prediction; a failed one is kept in `failed`."""
         if found.prob is None:
             self.failed.append(found)
             return
@@ -172,4 +172,4 @@ class PredictionWriter:
             else:
                 self._temporary.unlink(missing_ok=True)
         elif kind is None and self._file is not None:
-            self._file.flush()  # a pipe that was closed must show here, not when the interpreter ends
+            self._file.flush()  # a closed pipe must raise here, not when the interpreter ends

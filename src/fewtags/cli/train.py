@@ -1,4 +1,4 @@
-"""train, resume, report, demo."""
+"""train, resume, report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from fewtags.config.sections import Config
     from fewtags.engine.events import Event
-    from fewtags.engine.sources import Tick
+    from fewtags.photos.scan import Tick
 
 Set = Annotated[
     list[str] | None,
@@ -170,22 +170,6 @@ def report(
         typer.echo(written_report(run, cpu=False))
         return
     typer.echo(build_report([run] if other is None else [run, other], out))
-
-
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for photos, runs and the report; made if need be.")] = Path("demo"),
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, help="Another seed, other scenes and another training.")
-    ] = 0,
-) -> None:
-    """See it work: handwritten digits, two methods, a report.
-
-    Scenes of several digits, one of them labelled per scene; assume-negative against EN + SCL, about two minutes.
-    Nothing is downloaded.
-    """
-    from fewtags.cli.demo import run_demo
-
-    run_demo(out, seed)
 
 
 def read_settings(config: Path | None, flags: dict[str, Any], assignments: list[str]) -> Config:

@@ -1,49 +1,37 @@
-"""`fewtags transfer`: what an encoder is worth on other tasks. Torch is imported inside commands only."""
+"""`fewtags transfer`: evaluate an encoder on other tasks. Commands import torch only when they run."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fewtags.cli.options import Complete, Cpu, Images, Json, expand_groups
+from fewtags.cli.progress import counting, say, show
+from fewtags.cli.reading import read_labels
 from fewtags.cli.transfer_options import (
-    AnySize,
-    Asked,
-    AsSet,
+    PRECISIONS,
     Backbone,
-    Complete,
-    Cpu,
-    DataArg,
-    Decays,
-    EncoderArg,
-    Images,
-    Json,
-    KindOption,
-    Lrs,
-    MinArea,
-    PerClass,
-    PolicyOption,
-    Runs,
-    Seed,
-    SetReading,
-    Share,
+    EncoderOptions,
+    SearchOptions,
     Size,
-    TestLabels,
-    ValLabels,
-    WorkersOption,
-    precision_of,
+    TaskOptions,
+    check_choice,
+    consume,
     prepare,
-    quietly,
+    print_probe_result,
     refuse_processes,
     schedule_of,
     settings_of,
-    showing,
-    tell,
-    ticking,
+    with_progress,
 )
+from fewtags.files import refuse_file
 
 transfer_app = typer.Typer(
-    help="What a (pretrained) encoder is worth on other tasks: probes on frozen features, fine-tuning, detection, "
+    help="Evaluate a (pretrained) encoder on other tasks: probes on frozen features, fine-tuning, detection, "
     "segmentation, nearest photos.",
     no_args_is_help=True,
     add_completion=False,
@@ -51,31 +39,16 @@ transfer_app = typer.Typer(
 
 
 @transfer_app.command()
+@expand_groups
 def knn(
-    encoder: EncoderArg,
-    data: DataArg,
-    as_set: AsSet = None,
-    test: TestLabels = None,
-    val: ValLabels = None,
-    images: Images = None,
-    kind: KindOption = None,
-    complete: Complete = False,
-    any_size: AnySize = False,
+    options: EncoderOptions,
+    task: TaskOptions,
     k: Annotated[int, typer.Option("--neighbours", "-k", min=1, help="Nearest training photos that vote.")] = 20,
-    temperature: Annotated[float, typer.Option(help="A neighbour of cosine s votes with exp(s / this).")] = 0.07,
-    backbone: Backbone = None,
-    size: Size = None,
-    policy: PolicyOption = None,
-    share: Share = None,
-    per_class: PerClass = None,
-    runs: Runs = 1,
-    seed: Seed = 0,
-    workers: WorkersOption = 0,
-    set_: SetReading = None,
-    cpu: Cpu = False,
-    as_json: Json = False,
+    temperature: Annotated[
+        float, typer.Option(help="A neighbour of cosine similarity s votes with weight exp(s / temperature).")
+    ] = 0.07,
 ) -> None:
-    """Nearest neighbours on frozen features: nothing is trained.
+    """Classify by nearest neighbours on frozen features.
 
     \b
     Examples:
@@ -86,46 +59,30 @@ def knn(
     from fewtags.transfer.protocols import knn_protocol
     from fewtags.transfer.trials import run_knn
 
-    asked = Asked(
-        "knn", encoder, data, as_set, test, val, images, kind, complete, any_size, backbone, size, policy, share,
-        per_class, runs, seed, workers, cpu, as_json, set_,
-    )  # fmt: skip
     refuse_processes("knn")
-    info, trials = prepare(asked)
-    with ticking(trials) as trials:
-        found = run_knn(trials, k=k, temperature=temperature)
+    info, trials = prepare(options, task)
+    with with_progress(trials) as trials:
+        results = run_knn(trials, k=k, temperature=temperature)
     settings = {"k": k, "temperature": temperature}
-    tell(asked, info, trials, found, settings, knn_protocol(trials.task, k, temperature))
+    protocol = knn_protocol(trials.task, k, temperature)
+    print_probe_result("knn", options, task.data, info, trials, results, settings, protocol)
 
 
 @transfer_app.command()
+@expand_groups
 def svm(
-    encoder: EncoderArg,
-    data: DataArg,
-    as_set: AsSet = None,
-    test: TestLabels = None,
-    val: ValLabels = None,
-    images: Images = None,
-    kind: KindOption = None,
-    complete: Complete = False,
-    any_size: AnySize = False,
+    options: EncoderOptions,
+    task: TaskOptions,
     costs: Annotated[
         list[float] | None,
-        typer.Option("--cost", help="C of the SVM, default 0.5; may be repeated: each class chooses over three folds."),
+        typer.Option(
+            "--cost", help="C of the SVM, default 0.5; repeat it, and each class chooses the best over three folds."
+        ),
     ] = None,
-    backbone: Backbone = None,
-    size: Size = None,
-    policy: PolicyOption = None,
-    share: Share = None,
-    per_class: PerClass = None,
-    runs: Runs = 1,
-    seed: Seed = 0,
-    workers: WorkersOption = 0,
-    set_: SetReading = None,
-    cpu: Cpu = False,
-    as_json: Json = False,
 ) -> None:
-    """A linear SVM per class on frozen features (the VOC07 SVM protocol). Needs scikit-learn: fewtags[transfer].
+    """Train a linear SVM per class on frozen features.
+
+    This is the VOC07 SVM protocol. It needs scikit-learn: fewtags[transfer].
 
     \b
     Examples:
@@ -137,56 +94,33 @@ def svm(
     from fewtags.transfer.protocols import svm_protocol
     from fewtags.transfer.trials import run_svm
 
-    asked = Asked(
-        "svm", encoder, data, as_set, test, val, images, kind, complete, any_size, backbone, size, policy, share,
-        per_class, runs, seed, workers, cpu, as_json, set_,
-    )  # fmt: skip
     refuse_processes("svm")
     tried = costs or [SVM_COST]
-    info, trials = prepare(asked)
-    with ticking(trials) as trials:
-        found = run_svm(trials, costs=tried)
-    protocol = svm_protocol(trials.task, tried, info, trials.place.policy, trials.few)
-    tell(asked, info, trials, found, {"costs": tried}, protocol)
+    info, trials = prepare(options, task)
+    with with_progress(trials) as trials:
+        results = run_svm(trials, costs=tried)
+    protocol = svm_protocol(trials.task, tried, info, trials.context.policy, trials.subsampled)
+    print_probe_result("svm", options, task.data, info, trials, results, {"costs": tried}, protocol)
 
 
 @transfer_app.command()
+@expand_groups
 def linear(
-    encoder: EncoderArg,
-    data: DataArg,
-    as_set: AsSet = None,
-    test: TestLabels = None,
-    val: ValLabels = None,
-    images: Images = None,
-    kind: KindOption = None,
-    complete: Complete = False,
-    any_size: AnySize = False,
-    epochs: Annotated[int, typer.Option(min=1, help="How many times every photo is seen.")] = 100,
-    lrs: Lrs = None,
-    decays: Decays = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Photos a step.")] = 256,
+    options: EncoderOptions,
+    task: TaskOptions,
+    search: SearchOptions,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training photos.")] = 100,
+    batch_size: Annotated[int, typer.Option(min=1, help="Photos per step.")] = 256,
     schedule: Annotated[
         str, typer.Option(help="steps (a tenth after 60 % and 80 % of the epochs), cosine or constant.")
     ] = "steps",
-    views: Annotated[int, typer.Option(min=1, help="Random crops per photo, pushed through the encoder once.")] = 8,
-    min_area: MinArea = None,
-    backbone: Backbone = None,
-    size: Size = None,
-    policy: PolicyOption = None,
-    share: Share = None,
-    per_class: PerClass = None,
-    runs: Runs = 1,
-    seed: Seed = 0,
-    workers: WorkersOption = 0,
-    set_: SetReading = None,
-    cpu: Cpu = False,
-    as_json: Json = False,
+    views: Annotated[int, typer.Option(min=1, help="Random crops per photo; each goes through the encoder once.")] = 8,
 ) -> None:
-    """A linear layer on frozen features of random crops.
+    """Train a linear layer on frozen features of random crops.
 
-    The defaults are MoCo's: SGD, learning rate 30, 100 epochs. Its crops are new in every epoch; here there are as many
-    as --views (with --views 100 the same). Features are not scaled, so that the right learning rate depends on the
-    encoder: repeat --lr to have it chosen on validation.
+    The defaults are MoCo's: SGD, learning rate 30, 100 epochs. MoCo draws new crops in every epoch; this command reuses
+    --views crops (--views 100 is the same). Features are not scaled, so the best learning rate depends on the encoder:
+    repeat --lr to choose it on validation photos.
 
     \b
     Examples:
@@ -197,61 +131,48 @@ def linear(
     from fewtags.transfer.training import TrainSettings, grid
     from fewtags.transfer.trials import run_linear
 
-    asked = Asked(
-        "linear", encoder, data, as_set, test, val, images, kind, complete, any_size, backbone, size, policy, share,
-        per_class, runs, seed, workers, cpu, as_json, set_, min_area,
-    )  # fmt: skip
     refuse_processes("linear")
-    rates, weights = lrs or [30.0], decays or [0.0]
-    base = TrainSettings(epochs, rates[0], weights[0], batch_size, schedule_of(schedule), workers=workers)
-    candidates = grid(base, rates, weights)
-    info, trials = prepare(asked)
-    with ticking(trials) as trials:
-        found = run_linear(trials, candidates, views=views, follow=quietly)
-    protocol = linear_protocol(trials.task, candidates, views, trials.few)
-    tell(asked, info, trials, found, {**settings_of(candidates), "views": views}, protocol)
+    rates, decays = search.lrs or [30.0], search.decays or [0.0]
+    base = TrainSettings(
+        epochs=epochs,
+        lr=rates[0],
+        weight_decay=decays[0],
+        batch_size=batch_size,
+        schedule=schedule_of(schedule),
+        workers=options.workers,
+    )
+    candidates = grid(base, rates, decays)
+    info, trials = prepare(options, task, min_area=search.min_area)
+    with with_progress(trials) as trials:
+        results = run_linear(trials, candidates, views=views, consume=consume)
+    settings = {**settings_of(candidates), "views": views}
+    protocol = linear_protocol(trials.task, candidates, views, trials.subsampled)
+    print_probe_result("linear", options, task.data, info, trials, results, settings, protocol)
 
 
 @transfer_app.command()
+@expand_groups
 def finetune(
-    encoder: EncoderArg,
-    data: DataArg,
-    as_set: AsSet = None,
-    test: TestLabels = None,
-    val: ValLabels = None,
-    images: Images = None,
-    kind: KindOption = None,
-    complete: Complete = False,
-    any_size: AnySize = False,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Default: 120; multi-label 30.")] = None,
-    lrs: Lrs = None,
-    decays: Decays = None,
+    options: EncoderOptions,
+    task: TaskOptions,
+    search: SearchOptions,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the training photos; default: 120; multi-label 30.")
+    ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Photos a step and process; default: 64; multi-label 16.")
+        int | None, typer.Option(min=1, help="Photos per step and process; default: 64; multi-label 16.")
     ] = None,
     schedule: Annotated[
         str, typer.Option(help="cosine (to 0), steps (a tenth after 60 % and 80 % of the epochs) or constant.")
     ] = "cosine",
-    batchnorm_eval: Annotated[bool, typer.Option("--batchnorm-eval", help="Hold BatchNorm statistics fixed.")] = False,
+    batchnorm_eval: Annotated[bool, typer.Option("--batchnorm-eval", help="Keep BatchNorm statistics fixed.")] = False,
     precision: Annotated[str, typer.Option(help="no (float32), bf16 or fp16.")] = "no",
-    min_area: MinArea = None,
-    backbone: Backbone = None,
-    size: Size = None,
-    policy: PolicyOption = None,
-    share: Share = None,
-    per_class: PerClass = None,
-    runs: Runs = 1,
-    seed: Seed = 0,
-    workers: WorkersOption = 0,
-    set_: SetReading = None,
-    cpu: Cpu = False,
-    as_json: Json = False,
 ) -> None:
-    """Train the whole network with a fresh linear head.
+    """Fine-tune the whole network with a new linear head.
 
-    SGD, learning rate 0.01, weight decay 1e-4. Single classes: 120 epochs, batch 64, as MLS trains its seven sets as
-    far as the paper says. Multi-label: 30 epochs, batch 16, whole photos; VOC2007 at 448 pixels. The weights of the
-    last epoch are measured; nothing is written.
+    SGD, learning rate 0.01, weight decay 1e-4. Single-label: 120 epochs, as in MLS, and batch 64. Multi-label: 30
+    epochs, batch 16, whole photos; VOC2007 at 448 pixels. The weights of the last epoch are evaluated; no file is
+    written.
 
     \b
     Examples:
@@ -263,18 +184,89 @@ def finetune(
     from fewtags.transfer.training import TrainSettings, grid
     from fewtags.transfer.trials import run_finetune
 
-    asked = Asked(
-        "finetune", encoder, data, as_set, test, val, images, kind, complete, any_size, backbone, size, policy, share,
-        per_class, runs, seed, workers, cpu, as_json, set_, min_area, precision_of(precision),
-    )  # fmt: skip
-    info, trials = prepare(asked)
+    check_choice("--precision", precision, PRECISIONS)
+    info, trials = prepare(options, task, finetune=True, min_area=search.min_area, precision=precision)
     single = trials.task.kind == "single"
-    rates, weights = lrs or [0.01], decays or [1e-4]
+    rates, decays = search.lrs or [0.01], search.decays or [1e-4]
     base = TrainSettings(
-        epochs or (120 if single else 30), rates[0], weights[0], batch_size or (64 if single else 16),
-        schedule_of(schedule), batchnorm_eval, precision, workers=workers,
-    )  # fmt: skip
-    candidates = grid(base, rates, weights)
-    found = run_finetune(trials, candidates, follow=showing)
-    protocol = finetune_protocol(trials.task, base, info, trials.few)
-    tell(asked, info, trials, found, settings_of(candidates), protocol)
+        epochs=epochs or (120 if single else 30),
+        lr=rates[0],
+        weight_decay=decays[0],
+        batch_size=batch_size or (64 if single else 16),
+        schedule=schedule_of(schedule),
+        batchnorm_eval=batchnorm_eval,
+        precision=precision,
+        workers=options.workers,
+    )
+    candidates = grid(base, rates, decays)
+    results = run_finetune(trials, candidates, consume=show)
+    protocol = finetune_protocol(trials.task, base, info, trials.subsampled)
+    print_probe_result("finetune", options, task.data, info, trials, results, settings_of(candidates), protocol)
+
+
+@transfer_app.command()
+def neighbours(
+    encoder: Annotated[
+        str,
+        typer.Argument(help="Pretraining or training run; with --backbone also a weight file, none, offline or hub."),
+    ],
+    data: Annotated[
+        str, typer.Argument(help="Labels; with --unlabelled any folder of photos, or a text file with paths.")
+    ],
+    images: Images = None,
+    complete: Complete = False,
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Do not read labels; only make the page.")] = False,
+    backbone: Backbone = None,
+    size: Size = None,
+    out: Annotated[Path, typer.Option(help="HTML file.")] = Path("neighbours.html"),
+    rows: Annotated[int, typer.Option(min=1, help="Photos to show with their neighbours.")] = 12,
+    k: Annotated[int, typer.Option("--neighbours", "-k", min=1, help="Neighbours of each photo.")] = 10,
+    most: Annotated[int, typer.Option(min=2, help="Use at most this many photos, sampled at random.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled photos.")] = 0,
+    cpu: Cpu = False,
+    as_json: Json = False,
+) -> None:
+    """Show photos with their nearest neighbours.
+
+    Writes a page, and reports how many neighbours share a class with their photo.
+
+    \b
+    Examples:
+      fewtags transfer neighbours runs/pretrained tags.csv --images photos/
+      fewtags transfer neighbours runs/pretrained photos/ --unlabelled
+      fewtags transfer neighbours offline tags.csv --images photos/ --backbone tf_efficientnet_lite0
+    """  # noqa: D301
+    from fewtags.engine.encoder_file import find_encoder
+    from fewtags.engine.machine import torch_device
+    from fewtags.engine.pretrain import left_out
+    from fewtags.formats.unlabelled import check_photos
+    from fewtags.formats.unlabelled import unlabelled as read_unlabelled
+    from fewtags.photos.augment import WholeImage
+    from fewtags.report.neighbours import neighbour_rows
+    from fewtags.report.pretraining import build_neighbours_page
+
+    refuse_file(out, example="neighbours.html", inputs=[data])
+    net, info = find_encoder(encoder, backbone=backbone, size=size)
+    table = read_unlabelled(data, images) if unlabelled else read_labels(data, images, complete, None)
+    table = check_photos(table, decode=False)
+    for line in (*table.notes.messages, *left_out(table)):
+        say(line)
+    view = WholeImage(size or info.size)
+    with counting("encoding photos") as tick:
+        found = neighbour_rows(net, table, view, torch_device(cpu), queries=rows, k=k, most=most, seed=seed, tick=tick)
+    build_neighbours_page(net, info, table, found, out, encoder)
+    report = found.report
+    if as_json:
+        values = {} if report is None else asdict(report)
+        known = {key: None if value != value else value for key, value in values.items()}
+        typer.echo(json.dumps({**known, "photos": found.photos, "page": str(out)}))
+        return
+    if report is not None:
+        if report.images:
+            typer.echo(
+                f"{100 * report.precision:.1f} % of the {report.k} nearest photos share a class "
+                f"(chance {100 * report.chance:.1f} %), {report.images:,} photos"
+            )
+        else:
+            say("no photo has a known class and neighbours with known labels.")
+    typer.echo(out)

@@ -1,4 +1,4 @@
-"""What the commands of `fewtags transfer` share: their options, reading the task, telling the result."""
+"""Shared code of the `fewtags transfer` commands: option groups, reading the task, printing the result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,262 +14,251 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, final
 
 import typer
 
+from fewtags.cli.options import Complete, Cpu, Images, Json, ReadingSettings
+from fewtags.cli.progress import counting, leading, say
+from fewtags.cli.reading import reading_flags, reading_lines
+from fewtags.cli.train import read_settings
 from fewtags.errors import ConfigError
+from fewtags.text import suggest
 
 if TYPE_CHECKING:
     from fewtags.engine.encoder_file import EncoderInfo
     from fewtags.engine.events import Event
-    from fewtags.table.table import LabelTable
-    from fewtags.transfer.task import Kind, Task
+    from fewtags.nets.encoder import Encoder
+    from fewtags.transfer.task import Task, TaskKind
     from fewtags.transfer.training import TrainSettings
-    from fewtags.transfer.trials import Found, Trials
+    from fewtags.transfer.trials import ProbeResults, Trials
 
 POLICIES = ("imagenet", "coco", "none")
 SCHEDULES = ("steps", "cosine", "constant")
 PRECISIONS = ("no", "bf16", "fp16")
 VOC_SIZE = 448
-"""Side of the images for fine-tuning on VOC2007, unless --size says otherwise."""
+"""Default side of the images for fine-tuning on VOC2007."""
+KINDS = {"single": "one class per photo", "multi": "any number of classes per photo"}
 
-EncoderArg = Annotated[
-    str,
-    typer.Argument(
-        help="Pretraining or training run, its encoder or model file; with --backbone any weight file, or none "
-        "(random), offline, hub."
-    ),
-]
-DataArg = Annotated[
-    str, typer.Argument(help="Labels to learn from, in any form fewtags reads; with --as, the folder of that set.")
-]
-AsSet = Annotated[
-    str | None,
-    typer.Option(
-        "--as", help="DATA is one of: voc2007, cub200, flowers, cars, aircraft, indoor67, pets, dtd; never downloaded."
-    ),
-]
-TestLabels = Annotated[
-    str | None, typer.Option("--test", help="Labels to test on; default: the split test of the labels.")
-]
-ValLabels = Annotated[str | None, typer.Option("--val", help="Labels to choose settings on; default: the split val.")]
-Images = Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")]
-KindOption = Annotated[
-    str | None,
-    typer.Option("--kind", help="single or multi: classes per photo; default: single if each photo has one."),
-]
-Complete = Annotated[bool, typer.Option("--complete", help="What is not named is known to be absent.")]
-AnySize = Annotated[bool, typer.Option("--any-size", help="With --as: take a set of another size than published.")]
-Backbone = Annotated[str | None, typer.Option(help="timm's name, where the encoder does not know its own.")]
-Size = Annotated[int | None, typer.Option(min=32, help="Side of the images in pixels; default: the encoder's.")]
-PolicyOption = Annotated[
-    str | None, typer.Option("--policy", help="imagenet (centre crop at test) or coco and none (whole photo).")
-]
-Share = Annotated[float | None, typer.Option(help="Each run draws this share of the training photos.")]
-PerClass = Annotated[
-    int | None, typer.Option("--per-class", min=1, help="Each run draws this many training photos of each class.")
-]
-Runs = Annotated[int, typer.Option(min=1, help="Runs with other seeds; mean and standard deviation are told.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the first run.")]
-WorkersOption = Annotated[int, typer.Option("--workers", min=0, help="Processes that read photos; 0: none.")]
-Cpu = Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")]
-Json = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
-MinArea = Annotated[
-    float | None,
-    typer.Option("--min-area", help="Smallest cropped share of a photo; default: 0.08, multi-label 0.25."),
-]
-SetReading = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")
-]
-Lrs = Annotated[
-    list[float] | None, typer.Option("--lr", help="Learning rate; may be repeated: the best on validation is taken.")
-]
-Decays = Annotated[
-    list[float] | None,
-    typer.Option("--weight-decay", help="Added to the gradient; may be repeated: the best on validation is taken."),
+Backbone = Annotated[str | None, typer.Option(help="timm's name of the architecture, for a plain weight file.")]
+Size = Annotated[
+    int | None, typer.Option(min=32, help="Side of the images in pixels; default: the side the encoder was trained on.")
 ]
 
 
 @final
-@dataclass(frozen=True)
-class Asked:
-    """What all commands are told."""
+@dataclass(frozen=True, kw_only=True)
+class EncoderOptions:
+    """Options of all commands that evaluate an encoder: which encoder, how many runs, on which device."""
 
-    command: str
-    encoder: str
-    data: str
-    as_set: str | None
-    test: str | None
-    val: str | None
-    images: Path | None
-    kind: str | None
-    complete: bool
-    any_size: bool
-    backbone: str | None
-    size: int | None
-    policy: str | None
-    share: float | None
-    per_class: int | None
-    runs: int
-    seed: int
-    workers: int
-    cpu: bool
-    as_json: bool
-    assignments: list[str] | None
-    min_area: float | None = None
-    precision: str = "no"
+    encoder: Annotated[
+        str,
+        typer.Argument(
+            help="Pretraining or training run, its encoder or model file; with --backbone also any weight file, or "
+            "none (random weights), offline, hub."
+        ),
+    ]
+    backbone: Backbone = None
+    runs: Annotated[
+        int, typer.Option(min=1, help="Runs with consecutive seeds; mean and standard deviation are printed.")
+    ] = 1
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first run.")] = 0
+    workers: Annotated[int, typer.Option("--workers", min=0, help="Processes that read photos; 0: none.")] = 0
+    cpu: Cpu = False
+    as_json: Json = False
 
 
-def prepare(asked: Asked) -> tuple[EncoderInfo, Trials]:
-    """The encoder's description, and what is to be run.
+@final
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """Options of all probes: labels, training photos and views."""
+
+    data: Annotated[
+        str, typer.Argument(help="Labels to train on, in any format fewtags reads; with --as, the folder of that set.")
+    ]
+    as_set: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            help="Published set in DATA: voc2007, cub200, flowers, cars, aircraft, indoor67, pets or dtd; it is never "
+            "downloaded.",
+        ),
+    ] = None
+    test: Annotated[
+        str | None, typer.Option("--test", help="Labels to test on; default: the split test of the labels.")
+    ] = None
+    val: Annotated[str | None, typer.Option("--val", help="Labels to choose settings on; default: the split val.")] = (
+        None
+    )
+    images: Images = None
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="single or multi (classes per photo); default: single if each photo has one."),
+    ] = None
+    complete: Complete = False
+    any_size: Annotated[
+        bool, typer.Option("--any-size", help="With --as: accept a set of another size than published.")
+    ] = False
+    size: Size = None
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="imagenet (tests on a centre crop), coco or none (whole photo).")
+    ] = None
+    share: Annotated[float | None, typer.Option(help="Share of the training photos that each run samples.")] = None
+    per_class: Annotated[
+        int | None, typer.Option("--per-class", min=1, help="Training photos of each class that each run samples.")
+    ] = None
+    set_: ReadingSettings = None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Options of trained probes: crops, and the values that are tried."""
+
+    lrs: Annotated[
+        list[float] | None,
+        typer.Option("--lr", help="Learning rate; repeat it to choose the best on validation photos."),
+    ] = None
+    decays: Annotated[
+        list[float] | None,
+        typer.Option("--weight-decay", help="L2 penalty; repeat it to choose the best on validation photos."),
+    ] = None
+    min_area: Annotated[
+        float | None,
+        typer.Option("--min-area", help="Smallest share of a photo in a crop; default: 0.08, multi-label 0.25."),
+    ] = None
+
+
+def prepare(
+    options: EncoderOptions,
+    task_options: TaskOptions,
+    *,
+    finetune: bool = False,
+    min_area: float | None = None,
+    precision: str = "no",
+) -> tuple[EncoderInfo, Trials]:
+    """Find the encoder and read the task; return the encoder's description and the runs.
+
+    Args:
+        options: encoder, runs and device.
+        task_options: labels, training photos and views.
+        finetune: use the defaults of fine-tuning for views and sizes.
+        min_area: smallest share of a photo in a training crop.
+        precision: "no", "bf16" or "fp16".
 
     Raises:
-        ConfigError: options that do not fit each other.
-        CheckpointError: no such encoder.
-        DataError: labels that are not what they should be.
+        ConfigError: options contradict each other.
+        CheckpointError: the encoder cannot be read.
+        DataError: the labels cannot be used.
     """
-    from fewtags.cli.progress import say
     from fewtags.engine.encoder_file import find_encoder
     from fewtags.engine.fit import make_accelerator
     from fewtags.engine.model import make_policy
-    from fewtags.transfer.training import Place
+    from fewtags.transfer.training import ProbeContext
     from fewtags.transfer.trials import Trials
 
-    random = asked.encoder == "none"
-    encoder, info = find_encoder(asked.encoder, backbone=asked.backbone, size=asked.size, seed=asked.seed)
-    task = read_task(asked)
-    whole = asked.command == "finetune" and task.kind == "multi"
-    size = asked.size or (VOC_SIZE if whole and task.name == "voc2007" else info.size)
-    area = asked.min_area if asked.min_area is not None else None if task.kind == "single" else 0.25
-    name = one_of("--policy", asked.policy or ("coco" if whole else "imagenet"), POLICIES)
-    policy = make_policy(name, size, area)
-    encoder.grid((size, size))  # refuses at once a size that it cannot take
+    random = options.encoder == "none"
 
-    def of_seed(seed: int) -> Any:
-        if not random or seed == asked.seed:
-            return encoder
-        return find_encoder(asked.encoder, backbone=asked.backbone, size=asked.size, seed=seed)[0]
+    def find(seed: int) -> tuple[Encoder, EncoderInfo]:
+        return find_encoder(options.encoder, backbone=options.backbone, size=task_options.size, seed=seed)
 
+    encoder, info = find(options.seed)
+    task = read_task(task_options)
+    whole = finetune and task.kind == "multi"
+    size = task_options.size or (VOC_SIZE if whole and task.name == "voc2007" else info.size)
+    area = min_area if min_area is not None else None if task.kind == "single" else 0.25
+    name = check_choice("--policy", task_options.policy or ("coco" if whole else "imagenet"), POLICIES)
+    encoder.grid((size, size))  # raises now if the encoder does not accept this size
     say(
         f"{info.backbone} ({encoder.features_dim} features), images of {size} px; {len(task.train):,} training photos, "
-        f"{len(task.test):,} test photos, {task.classes} classes, {_KINDS[task.kind]}"
+        f"{len(task.test):,} test photos, {task.classes} classes, {KINDS[task.kind]}"
     )
-    seeds = tuple(range(asked.seed, asked.seed + asked.runs))
-    place = Place(make_accelerator(asked.precision, asked.cpu), policy)
-    return info, Trials(of_seed, random, task, place, seeds, asked.share, asked.per_class, asked.workers)
+    return info, Trials(
+        make_encoder=lambda seed: find(seed)[0] if random and seed != options.seed else encoder,
+        random_weights=random,
+        task=task,
+        context=ProbeContext(make_accelerator(precision, options.cpu), make_policy(name, size, area)),
+        seeds=tuple(range(options.seed, options.seed + options.runs)),
+        share=task_options.share,
+        per_class=task_options.per_class,
+        workers=options.workers,
+    )
 
 
-_KINDS = {"single": "one class per photo", "multi": "any number of classes per photo"}
-
-
-def read_task(asked: Asked) -> Task:
-    """The photos and labels: one of the known sets, or any labels.
+def read_task(options: TaskOptions) -> Task:
+    """Read the photos and labels: one of the published sets, or any labels.
 
     Raises:
-        ConfigError: nothing to test on, or options of the one way with the other.
+        ConfigError: there is nothing to test on, or options for a published set and for other labels are mixed.
         DataError: see `read_set`, `read_named` and `make_task`.
     """
+    from fewtags.engine.plan import read_named
     from fewtags.transfer.sets import read_set
     from fewtags.transfer.task import make_task
 
-    kind = None if asked.kind is None else cast("Kind", one_of("--kind", asked.kind, ("single", "multi")))
-    if asked.as_set is not None:
+    kind = None if options.kind is None else cast("TaskKind", check_choice("--kind", options.kind, tuple(KINDS)))
+    if options.as_set is not None:
         given = {
-            "--test": asked.test,
-            "--val": asked.val,
-            "--images": asked.images,
+            "--test": options.test,
+            "--val": options.val,
+            "--images": options.images,
             "--kind": kind,
-            "--complete": asked.complete,
-            "--set": asked.assignments,
+            "--complete": options.complete,
+            "--set": options.set_,
         }
         if unused := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{', '.join(unused)}: --as {asked.as_set} knows all about its set; leave it out.")
-        return read_set(asked.as_set, Path(asked.data), any_size=asked.any_size)
-    if asked.any_size:
-        raise ConfigError("--any-size is about the known sets; give --as NAME with it, or leave it out.")
-    tables = _read_tables(asked)
+            raise ConfigError(f"{', '.join(unused)}: --as {options.as_set} sets this by itself; leave it out.")
+        return read_set(options.as_set, Path(options.data), any_size=options.any_size)
+    if options.any_size:
+        raise ConfigError("--any-size is for published sets; give --as NAME as well, or leave it out.")
+    flags = reading_flags(options.data, options.images, options.complete, val=options.val, test=options.test)
+    tables = read_named(read_settings(None, flags, options.set_ or []).data)
+    lines = (line for table in tables.values() for line in reading_lines(table, options.data))
+    for line in dict.fromkeys(lines):
+        say(line)
     if "test" not in tables:
         raise ConfigError(
-            f"{asked.data} has no split for testing; give --test LABELS, or --as NAME if it is one of the known sets."
+            f"{options.data} has no split test; give --test LABELS, or --as NAME if it is a published set."
         )
     return make_task(tables["train"], tables["test"], tables.get("val"), kind=kind)
 
 
-def _read_tables(asked: Asked) -> dict[str, LabelTable]:
-    """What there is of train, val and test, read as training reads it, and told how."""
-    from fewtags.cli.progress import say
-    from fewtags.cli.reading import reading_lines
-    from fewtags.cli.train import read_settings
-    from fewtags.engine.plan import read_named
-
-    flags = {
-        "data.train": asked.data,
-        "data.test": asked.test,
-        "data.val": asked.val,
-        "data.images": None if asked.images is None else str(asked.images),
-        "data.complete": asked.complete or None,
-    }
-    given = {key: value for key, value in flags.items() if value is not None}
-    tables = read_named(read_settings(None, given, asked.assignments or []).data)
-    told = (line for table in tables.values() for line in reading_lines(table, asked.data))
-    for line in dict.fromkeys(told):
-        say(line)
-    return tables
-
-
 @contextmanager
-def ticking(trials: Trials) -> Iterator[Trials]:
-    """The trials with a progress bar."""
-    from fewtags.cli.progress import counting
-
-    with counting("photos through the encoder") as tick:
+def with_progress(trials: Trials) -> Iterator[Trials]:
+    """Yield the trials with a progress bar."""
+    with counting("encoding photos") as tick:
         yield replace(trials, tick=tick)
 
 
-def quietly(events: Iterable[Event]) -> None:
-    """Consume the events of a short training."""
+def consume(events: Iterable[Event]) -> None:
+    """Run a short training to its end without showing it."""
     deque(events, 0)
 
 
-def showing(events: Iterable[Event]) -> None:
-    """Show the events of a long training."""
-    from fewtags.cli.progress import show
-
-    show(events)
-
-
 def refuse_processes(command: str) -> None:
-    """Refuse to do the same work several times over.
+    """Refuse to run the same work in several processes.
 
     Raises:
-        ConfigError: started by `torchrun` or `accelerate launch` with several processes.
+        ConfigError: `torchrun` or `accelerate launch` started several processes.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(f"transfer {command} works in one process; start it without torchrun or accelerate launch.")
+        raise ConfigError(f"transfer {command} runs in one process; start it without torchrun or accelerate launch.")
 
 
 def schedule_of(word: str) -> Literal["cosine", "steps", "constant"]:
-    """A schedule's name."""
-    return cast('Literal["cosine", "steps", "constant"]', one_of("--schedule", word, SCHEDULES))
+    """Return a schedule by name."""
+    return cast('Literal["cosine", "steps", "constant"]', check_choice("--schedule", word, SCHEDULES))
 
 
-def precision_of(word: str) -> str:
-    """A precision's name."""
-    return one_of("--precision", word, PRECISIONS)
-
-
-def one_of(option: str, word: str, known: Sequence[str]) -> str:
-    """The word, if it is a known one.
+def check_choice(option: str, word: str, known: Sequence[str]) -> str:
+    """Return the word if it is one of the known ones.
 
     Raises:
-        ConfigError: it is none of them; the closest is suggested.
+        ConfigError: it is unknown; the closest known word is suggested.
     """
-    from fewtags.text import suggest
-
     if word not in known:
         raise ConfigError(f"{option} {word}: expected one of {', '.join(known)}{suggest(word, known)}.")
     return word
 
 
 def settings_of(candidates: Sequence[TrainSettings]) -> dict[str, Any]:
-    """Settings for the record; what was tried several times is a list."""
+    """Return the settings for the record; values that are tried are lists."""
     one = {key: value for key, value in asdict(candidates[0]).items() if key not in ("seed", "workers")}
     for key in ("lr", "weight_decay"):
         tried = list(dict.fromkeys(getattr(candidate, key) for candidate in candidates))
@@ -277,58 +266,87 @@ def settings_of(candidates: Sequence[TrainSettings]) -> dict[str, Any]:
     return one
 
 
-def _counted_classes(trials: Trials) -> str:
-    """How many classes AP is the mean of, and which it leaves out; "" where that is no question."""
+def _counted_classes(task: Task) -> str:
+    """Say how many classes AP averages over and which it leaves out; "" for single-label tasks."""
     from fewtags.labels import Label
 
-    task = trials.task
     if task.kind == "single":
         return ""
     labels = task.test.matrix.dense()
     known = (labels == Label.POSITIVE).any(0) & (labels == Label.NEGATIVE).any(0)
     left = [name for name, counted in zip(task.test.classes.display, known, strict=True) if not counted]
-    some = f"; not {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}: no positive or no negative test photo"
-    return f"{int(known.sum())} of {len(known)} classes counted{some if left else ''}"
+    names = f"; not {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}: no positive or no negative test photo"
+    return f"{int(known.sum())} of {len(known)} classes counted{names if left else ''}"
 
 
-def tell(
-    asked: Asked, info: EncoderInfo, trials: Trials, found: Found, settings: dict[str, Any], protocol: str
+def print_probe_result(
+    command: str,
+    options: EncoderOptions,
+    data: str,
+    info: EncoderInfo,
+    trials: Trials,
+    results: ProbeResults,
+    settings: dict[str, Any],
+    protocol: str,
 ) -> None:
-    """The result on stdout, notes on stderr."""
-    from fewtags.cli.progress import leading, say
-    from fewtags.transfer.measure import METRICS, over_runs
-
-    for note in found.notes:
+    """Print the result of a probe on stdout and its notes on stderr."""
+    for note in results.notes:
         say(note)
     if not leading():
         return
-    spreads = over_runs(found.runs)
-    if asked.as_json:
-        task = trials.task
+    task, counted = trials.task, _counted_classes(trials.task)
+    if counted and not options.as_json:
+        say(counted)
+    if trials.subsampled and not options.as_json:
+        numbers = " or ".join(f"{n:,}" for n in sorted(set(results.photos)))
+        typer.echo(f"{numbers} of {len(task.train):,} training photos per run")
+    facts = {
+        "data": {"place": data, "set": task.name or None, "kind": task.kind, "classes": task.classes},
+        "size": trials.context.policy.size,
+        "train_photos": results.photos,
+        "test_photos": len(task.test),
+        "settings": settings,
+        "classes_counted": counted or None,
+        "notes": results.notes,
+    }
+    print_result(command, options, info, facts, results.runs, protocol)
+
+
+def print_result(
+    command: str,
+    options: EncoderOptions,
+    info: EncoderInfo,
+    facts: Mapping[str, Any],
+    runs: Sequence[Mapping[str, float]],
+    protocol: str,
+) -> None:
+    """Print mean and standard deviation of every metric and the protocol on stdout, or all of it as JSON.
+
+    Args:
+        command: name of the command.
+        options: encoder and seeds.
+        info: description of the encoder.
+        facts: further entries of the JSON object.
+        runs: metrics of each run.
+        protocol: comparison with the published protocol.
+    """
+    from fewtags.transfer.measure import METRICS, over_runs
+
+    spreads = over_runs(runs)
+    if options.as_json:
         content = {
-            "command": asked.command,
-            "encoder": {"place": asked.encoder, **asdict(info)},
-            "data": {"place": asked.data, "set": task.name or None, "kind": task.kind, "classes": task.classes},
-            "size": trials.place.policy.size,
-            "train_photos": found.photos,
-            "test_photos": len(task.test),
-            "seeds": list(trials.seeds),
-            "settings": settings,
+            "command": command,
+            "encoder": {"place": options.encoder, **asdict(info)},
+            "seeds": list(range(options.seed, options.seed + options.runs)),
             "metrics": {
                 name: {"mean": s.mean, "sd": None if math.isnan(s.sd) else s.sd, "runs": list(s.runs)}
                 for name, s in spreads.items()
             },
             "protocol": protocol,
-            "classes_counted": _counted_classes(trials) or None,
-            "notes": found.notes,
+            **facts,
         }
         typer.echo(json.dumps(content))
         return
-    if counted := _counted_classes(trials):
-        say(counted)
-    drawn = sorted(set(found.photos))
-    if trials.few:
-        typer.echo(f"{' or '.join(f'{n:,}' for n in drawn)} of {len(trials.task.train):,} training photos a run")
     for name, spread in spreads.items():
         several = f" (sd {100 * spread.sd:.2f} over {len(spread.runs)} runs)" if len(spread.runs) > 1 else ""
         typer.echo(f"{METRICS[name]}: {100 * spread.mean:.2f}{several}")

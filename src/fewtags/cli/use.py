@@ -1,53 +1,56 @@
-"""evaluate, predict, heatmap: what a trained model is for."""
+"""`fewtags evaluate`, `predict` and `heatmap`: use a trained model."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fewtags.cli.options import Complete, Cpu, Images, Json, ReadingSettings
+from fewtags.cli.progress import counting, say
+from fewtags.cli.reading import read_labels, split_sizes
 from fewtags.errors import ConfigError, DataError
+from fewtags.files import refuse_file, refuse_folder
+from fewtags.text import counted, suggest
 
 if TYPE_CHECKING:
     from fewtags.table.table import LabelTable
 
 Model = Annotated[Path, typer.Argument(help="Run folder, or its model.safetensors.")]
-Cpu = Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")]
 
 LOC_CUTS = 20
-"""Thresholds of MaxBoxAccV2 unless --loc-cuts says otherwise."""
+"""Default number of map thresholds for MaxBoxAccV2."""
 
 
 def evaluate(
     model: Model,
-    data: Annotated[str, typer.Argument(help="Labels to measure on; unknown cells are left out.")],
-    images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
+    data: Annotated[str, typer.Argument(help="Labels to evaluate on; unknown cells are ignored.")],
+    images: Images = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Which images, where the labels name splits; default: test, or else val, or else all."),
+        typer.Option(help="Split to evaluate, if the labels have splits; default: test, or else val, or else all."),
     ] = None,
-    complete: Annotated[bool, typer.Option("--complete", help="What is not named is known to be absent.")] = False,
-    localise: Annotated[bool, typer.Option("--localise", help="Also hold the heatmaps against boxes.")] = False,
+    complete: Complete = False,
+    localise: Annotated[bool, typer.Option("--localise", help="Also evaluate the heatmaps against boxes.")] = False,
     loc_cuts: Annotated[
         int | None,
-        typer.Option(min=1, help="With --localise: thresholds at which boxes are read off the maps; default: 20."),
+        typer.Option(min=1, help="With --localise: number of thresholds for boxes from heatmaps; default: 20."),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    set_: ReadingSettings = None,
+    as_json: Json = False,
     cpu: Cpu = False,
 ) -> None:
-    """Measure a model on labels.
+    """Evaluate a model on labels.
 
-    AP per class with intervals and counts, mAP, and CF1 and OF1 at the stored thresholds. Unknown cells are left out.
-    Where no negative is known AP has no meaning: hit@1, recall@k and mean rank are told instead. Photos that cannot be
-    read are named, the others are measured, and the exit code is 1.
+    Reports AP per class with intervals and counts, mAP, and CF1 and OF1 at the stored thresholds. Unknown cells are
+    ignored. If no negative is known, AP is undefined, and hit@1, recall@k and mean rank are reported instead. Photos
+    that cannot be read are reported and skipped, and the exit code is 1.
 
-    With --localise, heatmaps are measured where labels have boxes: pointing game, IoA-P, mAP-loc, MaxBoxAccV2 and PxAP,
-    each beside what flat maps reach. MaxBoxAccV2 takes nearly all of that time; it looks at 20 thresholds instead of
-    the paper's 100 (--loc-cuts 100).
+    With --localise, heatmaps are evaluated on photos with boxes: pointing game, IoA-P, mAP-loc, MaxBoxAccV2 and PxAP,
+    each with the value of flat maps. MaxBoxAccV2 takes nearly all of that time; it uses 20 thresholds instead of the
+    paper's 100 (--loc-cuts 100).
 
     \b
     Examples:
@@ -56,16 +59,12 @@ def evaluate(
       fewtags evaluate runs/first instances.json --images photos/ --complete --localise
       fewtags evaluate runs/first tags.csv --images photos/ --split val
     """  # noqa: D301
-    import json
-
-    from fewtags.cli.progress import counting, say
-    from fewtags.cli.reading import read_labels
     from fewtags.engine.localise import even_cuts, localise_table, refuse_without_boxes
     from fewtags.engine.model import load_model
     from fewtags.engine.predict import score_table
 
     if loc_cuts is not None and not localise:
-        raise ConfigError("--loc-cuts is for --localise; give that, or leave it out.")
+        raise ConfigError("--loc-cuts is for --localise; give --localise as well, or leave it out.")
     net, info = load_model(model)
     table, which = choose_split(read_labels(data, images, complete, set_), split)
     say(which)
@@ -75,47 +74,45 @@ def evaluate(
     for note in scored.notes:
         say(note)
     result = scored.evaluate(info)
-    told, text = result.to_dict(), str(result)
+    content, text = result.to_dict(), str(result)
     if localise:
-        with counting("holding heatmaps against boxes") as tick:
+        with counting("evaluating heatmaps") as tick:
             options = even_cuts(loc_cuts or LOC_CUTS)
             found = localise_table(net, info, table, scored, cpu=cpu, options=options, tick=tick)
-        told, text = {**told, "localisation": found.to_dict()}, f"{text}\n\n{found}"
-    typer.echo(json.dumps(told) if as_json else text)
+        content, text = {**content, "localisation": found.to_dict()}, f"{text}\n\n{found}"
+    typer.echo(json.dumps(content) if as_json else text)
     if result.unreadable:
-        say(f"{result.unreadable:,} of {len(table):,} photos could not be read; the others are measured.")
+        say(f"{result.unreadable:,} of {len(table):,} photos could not be read and were skipped.")
         raise typer.Exit(1)
 
 
 def choose_split(whole: LabelTable, asked: str | None) -> tuple[LabelTable, str]:
-    """The images to measure on, and which they are, in words.
+    """Return the images to evaluate on, and a sentence that says which they are.
 
     Args:
         whole: the labels.
-        asked: name of a split, in any of its common spellings; None: test, or else val, or else all images.
+        asked: name of a split, in any common spelling; None: test, or else val, or else all images.
 
     Raises:
-        ConfigError: no split of that name.
+        ConfigError: there is no split of that name.
     """
-    from fewtags.cli.reading import split_sizes
     from fewtags.formats.common import split_name
-    from fewtags.text import counted, suggest
 
     named = {} if whole.split_names is None else whole.named_splits()
     if not any(named):
         if asked is not None:
-            raise ConfigError(f"--split {asked}: these labels name no splits; leave it out to measure on all of them.")
-        return whole, f"measuring on {counted(len(whole), 'image')}"
+            raise ConfigError(f"--split {asked}: these labels have no splits; leave it out to evaluate on all images.")
+        return whole, f"evaluating on {counted(len(whole), 'image')}"
     usual = next((name for name in ("test", "val") if name in named), None)
     name = usual if asked is None else asked if asked in named else split_name(asked)
     if name is None:
-        return whole, f"measuring on all {len(whole):,} images, since none is for test or val: {split_sizes(named)}"
+        return whole, f"evaluating on all {len(whole):,} images, no split is test or val: {split_sizes(named)}"
     if name not in named:
         hint = suggest(name, list(named))
-        raise ConfigError(f"--split {asked} is no split of these labels{hint}; there are {split_sizes(named)}.")
+        raise ConfigError(f"--split {asked} is not a split of these labels{hint}; there are {split_sizes(named)}.")
     rest = {other: table for other, table in named.items() if other != name}
-    which = f"measuring on {split_sizes({name: named[name]})}"
-    return named[name], f"{which}; not measured: {split_sizes(rest)}" if rest else f"{which}, which is all"
+    which = f"evaluating on {split_sizes({name: named[name]})}"
+    return named[name], f"{which}; not on {split_sizes(rest)}" if rest else f"{which} (all images)"
 
 
 def predict(
@@ -125,20 +122,20 @@ def predict(
         Path | None, typer.Option(help="File ending in .csv, .parquet or .jsonl; default: CSV on stdout.")
     ] = None,
     wide: Annotated[
-        bool, typer.Option("--wide", help="One row per photo, one column per class, all probabilities.")
+        bool, typer.Option("--wide", help="One row per photo and one column per class, with all probabilities.")
     ] = False,
     threshold: Annotated[
-        float | None, typer.Option(min=0, max=1, help="One threshold instead of the stored ones.")
+        float | None, typer.Option(min=0, max=1, help="Use this threshold instead of the stored ones.")
     ] = None,
-    max_tags: Annotated[int | None, typer.Option(min=1, help="At most so many tags per photo.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Photos at a time.")] = 32,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode photos; 0: none of their own.")] = 0,
+    max_tags: Annotated[int | None, typer.Option(min=1, help="Maximum number of tags per photo.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Photos per batch.")] = 32,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode photos; 0: none.")] = 0,
     cpu: Cpu = False,
 ) -> None:
     """Tag photos.
 
-    A row per photo and tag: image, class, name, probability, threshold. Photos that cannot be read are named, the
-    others are done, and the exit code is 1.
+    Writes one row per photo and tag: image, class, name, probability, threshold. Photos that cannot be read are
+    reported and skipped, and the exit code is 1.
 
     \b
     Examples:
@@ -146,12 +143,10 @@ def predict(
       fewtags predict runs/first photos/ --wide --out scores.parquet
       fewtags predict runs/first a.jpg b.jpg --threshold 0.5 --max-tags 5
     """  # noqa: D301
-    from fewtags.cli.progress import counting, say
     from fewtags.cli.tables import PredictionWriter, escaped_names
     from fewtags.engine.machine import torch_device
     from fewtags.engine.model import load_model
     from fewtags.engine.predict import find_photos, predict_photos
-    from fewtags.files import refuse_file
 
     net, info = load_model(model)
     writer = PredictionWriter(out, info, wide, threshold, max_tags)
@@ -167,7 +162,7 @@ def predict(
             writer.add(found)
             tick(done, len(paths))
     if writer.untagged:
-        say(f"{writer.untagged:,} of {len(paths):,} photos got no tag and have no row; --wide lists all photos.")
+        say(f"{writer.untagged:,} of {len(paths):,} photos have no tag and no row; --wide writes all photos.")
     if writer.escaped:
         say(escaped_names(writer.escaped))
     for failed in writer.failed:
@@ -175,7 +170,7 @@ def predict(
     if out is not None:
         typer.echo(out)
     if writer.failed:
-        say(f"{len(writer.failed):,} of {len(paths):,} photos could not be read; the others are done.")
+        say(f"{len(writer.failed):,} of {len(paths):,} photos could not be read and were skipped.")
         raise typer.Exit(1)
 
 
@@ -185,25 +180,25 @@ def heatmap(
     out: Annotated[Path, typer.Option(help="Folder for PNG overlays (and arrays).")] = Path("heatmaps"),
     classes: Annotated[
         list[str] | None,
-        typer.Option("--class", help="A class to draw; may be repeated. Default: those that are predicted."),
+        typer.Option("--class", help="Class to draw; may be repeated. Default: the predicted classes."),
     ] = None,
     arrays: Annotated[
         bool, typer.Option("--arrays", help="Also write the maps of all classes, float32 [C, h, w], as .npy.")
     ] = False,
     coupled: Annotated[
-        bool, typer.Option("--coupled", help="Maps times attention (TS-CAM), of a ViT with a class token.")
+        bool, typer.Option("--coupled", help="Maps times attention (TS-CAM), for a ViT with a class token.")
     ] = False,
     cpu: Cpu = False,
 ) -> None:
-    """Draw where a model sees each class.
+    """Draw heatmaps that show where a model sees each class.
 
-    One PNG per photo and class, `PHOTO.CLASS.png`; photos of a folder keep their place below it. Where a name cannot be
-    used as it is, names.csv says which photo and class a file shows. Photos that cannot be read are named, the others
-    are done, and the exit code is 1.
+    Writes one PNG per photo and class, `PHOTO.CLASS.png`; subfolders are kept. If a name cannot be used, names.csv
+    says which photo and class a file shows. Photos that cannot be read are reported and skipped, and the exit code
+    is 1.
 
-    Heat is the probability of the class at a place, on one scale for all pictures. With --coupled it is the class
-    token's attention times the class logit, drawn from the lowest to the highest value of each picture: where in the
-    photo, not how sure. The arrays then hold these products as they are.
+    A heatmap shows the probability of the class at each position, on one scale for all pictures. With --coupled it
+    shows the class token's attention times the class logit, scaled from the lowest to the highest value of each
+    picture: where in the photo, not how sure. The arrays then contain the unscaled products.
 
     \b
     Examples:
@@ -211,12 +206,10 @@ def heatmap(
       fewtags heatmap runs/first photos/ --class cat --class dog --out heatmaps/ --arrays
       fewtags heatmap runs/vit a.jpg --coupled
     """  # noqa: D301
-    from fewtags.cli.heatmaps import NameKey, Wanted, class_position, output_names, write_heatmaps
-    from fewtags.cli.progress import counting, say
+    from fewtags.cli.heatmaps import HeatmapOptions, NameKey, class_position, output_names, write_heatmaps
     from fewtags.engine.machine import torch_device
     from fewtags.engine.model import load_model
     from fewtags.engine.predict import find_photos
-    from fewtags.files import refuse_folder
     from fewtags.nets.tscam import attention_layers
 
     refuse_folder(out)
@@ -224,9 +217,9 @@ def heatmap(
     found, skipped = find_photos(photos)
     names, notes = output_names(photos, found)
     net, info = load_model(model)
-    wanted = Wanted([class_position(info.classes, name) for name in classes or []], arrays, coupled)
+    options = HeatmapOptions([class_position(info.classes, name) for name in classes or []], arrays, coupled)
     if coupled:
-        attention_layers(net)  # says at once where there are none
+        attention_layers(net)  # raises now if the model has none
     for note in [*skipped, *notes]:
         say(note)
     device, written = torch_device(cpu), 0
@@ -234,7 +227,7 @@ def heatmap(
     with counting("drawing heatmaps") as tick:
         for done, (path, name) in enumerate(names.items(), 1):
             try:
-                files = write_heatmaps(net, info, path, out / name, wanted, device)
+                files = write_heatmaps(net, info, path, out / name, options, device)
             except DataError as error:
                 errors.append(str(error))
             else:
@@ -248,5 +241,5 @@ def heatmap(
         say(f"error: {message}")
     typer.echo(out)
     if errors:
-        say(f"{len(errors):,} of {len(names):,} photos could not be read; the others are done.")
+        say(f"{len(errors):,} of {len(names):,} photos could not be read and were skipped.")
         raise typer.Exit(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar, final
@@ -26,10 +26,10 @@ from fewtags.metrics.locate import DEFAULT, LocateOptions, LocateReport, Place, 
 from fewtags.metrics.ranking import mean_of_known
 from fewtags.nets.spatial import SpatialNet
 from fewtags.patches import SLACK
+from fewtags.photos.scan import Tick
 from fewtags.table.table import LabelTable
 from fewtags.text import counted
 
-Tick = Callable[[int, int], None]
 Maps = NDArray[np.float64]
 _Item = TypeVar("_Item")
 _First = TypeVar("_First")

@@ -29,7 +29,7 @@ from fewtags.objectives.base import Objective, Problem
 from fewtags.objectives.expected_negative import SCL_WEIGHT, ExpectedNegative
 from fewtags.objectives.supervised import Settings as Supervised
 from fewtags.objectives.supervised import even_patches, unknown_classes
-from fewtags.photos.scan import Progress as ScanProgress
+from fewtags.photos.scan import Tick
 from fewtags.stores.heatmaps import heatmap_bytes
 from fewtags.table.content import content_groups
 from fewtags.table.table import Excluded, LabelTable, Notes
@@ -269,7 +269,7 @@ def make_plan(
     tables: Tables | None = None,
     out: Path | None = None,
     cpu: bool = False,
-    progress: ScanProgress | None = None,
+    progress: Tick | None = None,
 ) -> Plan:
     """Read, check and resolve.
 
@@ -289,8 +289,7 @@ def make_plan(
     tables = tables or read_tables(config.data, config.train.seed)
     _resolve(config, tables.train, cpu)  # likewise, before photos are looked at
     for split, table in tables.splits().items():
-        if table.root is None:
-            raise ConfigError(f"the {split} labels do not say where the photos are; give --images FOLDER.")
+        table.require_root(f"the {split} labels")
     found = check(tables.splits(), decode=config.data.decode, progress=progress)
     cleaned = _clean(tables, found)
     return derive(config, cleaned, found, out=out, cpu=cpu)

@@ -251,9 +251,7 @@ def matched(info: ModelInfo, table: LabelTable) -> tuple[list[str], Path]:
             f"none of the classes {', '.join(table.classes.ids[:5])} is known to the model, which has "
             f"{', '.join(info.class_ids[:5])}."
         )
-    if table.root is None:
-        raise DataError("the labels do not say where the photos are; give --images FOLDER.")
-    return known, table.root
+    return known, table.require_root()
 
 
 def _foreign(ids: Sequence[str]) -> list[str]:

@@ -45,7 +45,7 @@ from fewtags.objectives.base import Objective, Problem
 from fewtags.photos.augment import ResizedCrop
 from fewtags.photos.augment_moco import AugPlus
 from fewtags.photos.loader import Collate, EpochSampler, Photos, TrainLoader, TrainSet, Workers
-from fewtags.photos.scan import Progress as ScanProgress
+from fewtags.photos.scan import Tick
 from fewtags.stores.shard import Shard
 from fewtags.table.storage import load, save
 from fewtags.table.table import LabelTable
@@ -135,7 +135,7 @@ def make_pretrain_plan(
     photos: LabelTable | None = None,
     cpu: bool = False,
     processes: int = 1,
-    progress: ScanProgress | None = None,
+    progress: Tick | None = None,
 ) -> PretrainPlan:
     """Find the photos, check and resolve.
 

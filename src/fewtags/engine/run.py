@@ -38,8 +38,8 @@ from fewtags.engine.record import (
     saying_what_to_do,
     write_record,
 )
-from fewtags.engine.sources import StoredViews, Tick, fill_fixed, fill_views, head_inputs
-from fewtags.errors import CheckpointError, ConfigError
+from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
+from fewtags.errors import CheckpointError
 from fewtags.files import write_text
 from fewtags.labels import Label, Locations
 from fewtags.metrics.thresholds import Thresholds, fit_thresholds
@@ -50,6 +50,7 @@ from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.photos.augment import Jitter
 from fewtags.photos.augment_fixmatch import Strong
 from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet, Workers
+from fewtags.photos.scan import Tick
 from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
 
@@ -409,9 +410,7 @@ def write_evaluation(out: Path, name: str, logits: Logits, table: LabelTable, th
 
 
 def _photos(table: LabelTable) -> Photos:
-    if table.root is None:
-        raise ConfigError("the labels do not say where the photos are; give --images FOLDER.")
-    return Photos(table.root, table.images)
+    return Photos(table.require_root(), table.images)
 
 
 def _locations(table: LabelTable) -> Locations | None:

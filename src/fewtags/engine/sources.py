@@ -8,7 +8,7 @@ objective needs strong views, there are V of them as well, and number e mod V go
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -24,10 +24,8 @@ from fewtags.errors import CheckpointError, ConfigError
 from fewtags.labels import Batch, LabelMatrix, Locations, StrongView
 from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.loader import EpochSampler, EvalLoader, TrainLoader, make_places
+from fewtags.photos.scan import Tick
 from fewtags.stores.shard import Shard
-
-Tick = Callable[[int, int], None]
-"""Called with images done and images to do."""
 
 # Channels last is how convolutions want features; stored like this, a batch needs no second copy.
 CHANNELS_LAST, CHANNELS_FIRST = (0, 1, 3, 4, 2), (0, 1, 4, 2, 3)

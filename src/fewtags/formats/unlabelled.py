@@ -18,7 +18,7 @@ from fewtags.formats.folder import Files, walk
 from fewtags.formats.locate import extension, folder_of, is_photo, locate
 from fewtags.formats.read import read
 from fewtags.labels import ClassNames
-from fewtags.photos.scan import Progress, scan
+from fewtags.photos.scan import Tick, scan
 from fewtags.table.content import photo_paths, same_content
 from fewtags.table.table import Excluded, LabelTable, Notes, fact_table
 from fewtags.text import counted, some
@@ -76,7 +76,7 @@ def unlabelled(
 
 
 def check_photos(
-    table: LabelTable, *, decode: bool = True, threads: int | None = None, progress: Progress | None = None
+    table: LabelTable, *, decode: bool = True, threads: int | None = None, progress: Tick | None = None
 ) -> LabelTable:
     """The table without the photos that cannot be read; each is in the excluded list of its notes, with the reason.
 
@@ -119,7 +119,7 @@ def check_photos(
     return replace(kept, notes=kept.notes + Notes((), tuple(excluded), tuple(messages), warnings))
 
 
-def _from(start: int, total: int, progress: Progress | None) -> Progress | None:
+def _from(start: int, total: int, progress: Tick | None) -> Tick | None:
     """The progress of a part that begins at photo `start`."""
     return None if progress is None else lambda done, _: progress(start + done, total)
 

@@ -16,8 +16,8 @@ from fewtags.errors import DataError
 from fewtags.photos.decode import ImageInfo, open_photo
 from fewtags.table.content import each
 
-Progress = Callable[[int, int], None]
-"""Called with (how many files are done, how many there are)."""
+Tick = Callable[[int, int], None]
+"""Progress callback, called with (number done, total)."""
 
 _REPORTED = 64
 # Every byte of a JPEG is decoded at any scale, so that truncation shows; the smallest scale is the quickest.
@@ -74,7 +74,7 @@ def scan(
     *,
     decode: bool = True,
     threads: int | None = None,
-    progress: Progress | None = None,
+    progress: Tick | None = None,
 ) -> Scan:
     """Look at every file.
 

@@ -17,12 +17,12 @@ from matplotlib.ticker import MaxNLocator
 from fewtags.config.parse import load_toml
 from fewtags.engine.collapse import COLLAPSED
 from fewtags.engine.encoder_file import ENCODER_FILE, EncoderInfo, load_encoder
-from fewtags.engine.sources import Tick
 from fewtags.errors import CheckpointError, DataError
 from fewtags.files import write_text
 from fewtags.losses.contrastive import fingerprint
 from fewtags.nets.encoder import Encoder
 from fewtags.photos.augment import WholeImage
+from fewtags.photos.scan import Tick
 from fewtags.report.build import template_text
 from fewtags.report.figures import COLOURS, WIDTH, png
 from fewtags.report.neighbours import Rows, neighbour_rows

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.errors import DataError
-
 if TYPE_CHECKING:
     from fewtags.table.table import LabelTable
 
@@ -66,10 +64,9 @@ def content_groups(table: LabelTable, *, threads: int | None = None) -> NDArray[
         int64 [N], the position of the first photo with the same content; a file that cannot be opened is its own.
 
     Raises:
-        DataError: the table has no folder of photos.
+        DataError: the folder of the photos is unknown.
     """
-    if table.root is None:
-        raise DataError("the labels do not say where the photos are, which are compared; give --images FOLDER.")
+    table.require_root()
     out = np.arange(len(table))
     for same in same_content(photo_paths(table), threads=threads):
         out[list(same)] = same[0]

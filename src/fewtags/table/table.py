@@ -329,6 +329,19 @@ class LabelTable:
         codes = encoded.indices.to_numpy()
         return {name: self.subset(codes == code) for code, name in enumerate(encoded.dictionary.to_pylist())}
 
+    def require_root(self, labels: str = "the labels") -> Path:
+        """Return the folder of the photos.
+
+        Args:
+            labels: how the error message calls the table.
+
+        Raises:
+            DataError: the folder is unknown.
+        """
+        if self.root is None:
+            raise DataError(f"{labels} do not say where the photos are; give their folder: --images FOLDER.")
+        return self.root
+
     def with_root(self, root: Path | str | None) -> LabelTable:
         """The same labels for photos in another folder."""
         return replace(self, root=None if root is None else Path(root))

@@ -1,1 +1,1 @@
-"""Transfer: what an encoder is worth on other tasks."""
+"""Transfer evaluation: probes that measure an encoder on other tasks."""

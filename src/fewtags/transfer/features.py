@@ -1,4 +1,4 @@
-"""Photos to feature vectors by a frozen encoder."""
+"""Feature vectors of photos by a frozen encoder."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from numpy.typing import NDArray
 
 from fewtags.engine.machine import keep_freed_memory
-from fewtags.engine.sources import Tick
 from fewtags.errors import DataError
 from fewtags.nets.encoder import Encoder, pooled
 from fewtags.photos.augment import Policy
 from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos, Workers
+from fewtags.photos.scan import Tick
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from fewtags.table.table import LabelTable
 
@@ -28,33 +28,37 @@ def photo_features(
     shard: Shard = SINGLE_PROCESS,
     tick: Tick | None = None,
 ) -> NDArray[np.float32]:
-    """Mean features of every photo through the policy's test view, in order, on every process.
+    """Compute the mean features of every photo in the policy's test view, in the order of the table.
 
     Args:
         encoder: put into eval mode and moved to `device`.
-        table: the photos; their labels are not looked at.
-        policy: gives the view.
-        device: where the encoder works.
-        workers: processes that read photos; 0: none of their own.
-        shard: this process among those that share the photos. Collective: every rank must call it.
-        tick: told about progress, of this process.
+        table: the photos; labels are not used.
+        policy: augmentation policy whose test view is used.
+        device: device of the encoder.
+        workers: processes that read photos; 0: this process.
+        shard: this process's share of the photos. Collective: every rank must call it and gets all features.
+        tick: progress callback over this process's photos.
 
     Returns:
         float32 [N, d].
 
     Raises:
-        DataError: the photos are not there or cannot be read; or features are not finite.
+        DataError: photos are missing or unreadable; or features are not finite.
     """
     keep_freed_memory()
     photos = photos_of(table)
     pre = encoder.preprocessing
     loader = EvalLoader(
-        EvalSet(photos, table.matrix, policy), BATCH, Collate(pre.mean, pre.std),
-        Workers(workers, pin_memory=device.type == "cuda"), rank=shard.rank, world=shard.world,
+        EvalSet(photos, table.matrix, policy),
+        BATCH,
+        Collate(pre.mean, pre.std),
+        Workers(workers, pin_memory=device.type == "cuda"),
+        rank=shard.rank,
+        world=shard.world,
         device=device,
-    )  # fmt: skip
+    )
     encoder.to(device).eval()
-    pieces = [torch.zeros(0, encoder.features_dim, device=device)]  # a process may have no photo at all
+    pieces = [torch.zeros(0, encoder.features_dim, device=device)]  # a process may have no photos
     rows, done = shard.rows(len(table)), 0
     with torch.inference_mode():
         for batch in loader:
@@ -65,23 +69,21 @@ def photo_features(
                 tick(done, rows)
     features: NDArray[np.float32] = shard.gather(torch.cat(pieces), len(table)).cpu().numpy()
     if broken := int((~np.isfinite(features).all(1)).sum()):
-        raise DataError(f"the features of {broken:,} of {len(table):,} photos are not finite; the encoder is broken.")
+        raise DataError(f"the features of {broken:,} of {len(table):,} photos are not finite; check the encoder.")
     return features
 
 
 def photos_of(table: LabelTable) -> Photos:
-    """The files of a table.
+    """Return the files of a table.
 
     Raises:
-        DataError: the labels do not say where the photos are.
+        DataError: the folder of the photos is unknown.
     """
-    if table.root is None:
-        raise DataError("the labels do not say where the photos are; give --images FOLDER.")
-    return Photos(table.root, table.images)
+    return Photos(table.require_root(), table.images)
 
 
 def unit(features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Features [N, d] scaled to length 1; a row of zeros stays one."""
+    """Scale features [N, d] to length 1; a row of zeros stays zero."""
     length = np.linalg.norm(features, axis=1, keepdims=True)
     scaled: NDArray[np.float32] = features / np.maximum(length, np.finfo(np.float32).tiny)
     return scaled

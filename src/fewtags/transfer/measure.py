@@ -1,4 +1,4 @@
-"""Numbers of one run, and their mean and spread over several."""
+"""Metrics of one run, and their mean and standard deviation over several runs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,27 @@ METRICS: Mapping[str, str] = {
     "mAP": "mAP (non-interpolated)",
     "mAP_all_point": "mAP (all-point, VOC2010)",
     "mAP_11_point": "mAP (11-point, VOC2007)",
+    "box_AP": "box AP",
+    "box_AP50": "box AP50",
+    "box_AP75": "box AP75",
+    "mask_AP": "mask AP",
+    "mask_AP50": "mask AP50",
+    "mask_AP75": "mask AP75",
+    "mIoU": "mIoU",
+    "mAcc": "mAcc (mean accuracy of the classes)",
+    "aAcc": "aAcc (share of the pixels that are right)",
 }
+"""Printed name of every metric of `fewtags transfer`."""
 
 
 @final
 class Spread(NamedTuple):
-    """A number over runs.
+    """A metric over runs.
 
     Attributes:
-        mean: over the runs.
+        mean: mean over the runs.
         sd: standard deviation with n - 1; nan for a single run.
-        runs: each run's.
+        runs: value of each run.
     """
 
     mean: float
@@ -38,17 +48,17 @@ class Spread(NamedTuple):
 
 
 def measure(task: Task, scores: NDArray[np.floating]) -> dict[str, float]:
-    """What scores [N, C] of the test photos are worth, 0..1.
+    """Measure scores [N, C] of the test photos; all metrics are in 0..1.
 
-    Single classes: the share of photos whose highest score is right ("top1"; of equal scores the first counts), and the
-    mean of that share over the classes that have test photos. Several classes: the mean of AP over the classes with
-    known positives and known negatives, in three definitions; unknown cells are left out.
+    Single-label: "top1", the share of photos whose highest score is right (the first of equal scores counts), and
+    "class_accuracy", the mean of that share over the classes that have test photos. Multi-label: mAP over the classes
+    with known positives and known negatives, in three definitions; unknown cells are ignored.
 
     Raises:
         DataError: a score is not a number.
     """
     if np.isnan(scores).any():
-        raise DataError("a score of the test photos is not a number; the encoder or its input is broken.")
+        raise DataError("a score of the test photos is not a number; check the encoder and its input.")
     if task.kind == "single":
         truth = targets(task.test, "test")
         right = scores.argmax(1) == truth
@@ -63,7 +73,7 @@ def measure(task: Task, scores: NDArray[np.floating]) -> dict[str, float]:
 
 
 def over_runs(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
-    """Mean and standard deviation of every number."""
+    """Return the mean and standard deviation of every metric."""
     columns = {name: tuple(run[name] for run in runs) for name in runs[0]}
     return {
         name: Spread(float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else float("nan"), v)

@@ -1,4 +1,4 @@
-"""Probes that train no net: nearest neighbours, and a linear SVM per class."""
+"""Probes that train no network: nearest neighbours, and a linear SVM per class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fewtags.errors import ConfigError
 from fewtags.labels import Label
 from fewtags.transfer.features import unit
-from fewtags.transfer.task import Kind
+from fewtags.transfer.task import TaskKind
 
 BLOCK = 256
 SVM_COST = 0.5
@@ -24,34 +24,35 @@ def knn_scores(
     train: NDArray[np.float32],
     labels: NDArray[np.int8],
     test: NDArray[np.float32],
-    kind: Kind,
+    kind: TaskKind,
     *,
     k: int = 20,
     temperature: float = 0.07,
 ) -> NDArray[np.float64]:
-    """Scores of the classes by a weighted vote of the k nearest training photos in cosine.
+    """Score the classes by a weighted vote of the k nearest training photos by cosine similarity.
 
-    A neighbour of cosine s votes with exp(s / temperature) (Wu et al., CVPR 2018, section 3.4). Single classes: the sum
-    of the votes for a class. Several: of the neighbours in which a class is known, the share of the votes of those that
-    have it; where it is known in none of them, its share among all training photos in which it is known, and 0 where
-    there is none either. Of equal cosines at the k-th place the earlier photo counts.
+    A neighbour of cosine s has a vote of exp(s / temperature) (Wu et al., CVPR 2018, section 3.4). Single-label: a
+    class scores the sum of the votes for it. Multi-label: a class scores the share of the votes that its positive
+    neighbours have among the neighbours in which the class is known. If it is known in none of them, it scores its
+    share of positives among all training photos in which it is known, or 0 without such photos. If several photos tie
+    at the k-th place, the earlier one counts.
 
     Args:
         train: features float32 [N, d].
         labels: int8 [N, C], values of `Label`.
         test: features float32 [M, d].
         kind: one class per photo, or several.
-        k: neighbours, 1..N.
+        k: number of neighbours, 1..N.
         temperature: above 0.
 
     Returns:
-        float64 [M, C]; of single classes relative to the nearest neighbour's vote.
+        float64 [M, C]; single-label scores are relative to the nearest neighbour's vote.
 
     Raises:
-        ConfigError: k or the temperature out of range.
+        ConfigError: k or the temperature is out of range.
     """
     if not 1 <= k <= len(train):
-        raise ConfigError(f"--neighbours {k} of {len(train):,} training photos: give 1 to {len(train)}.")
+        raise ConfigError(f"--neighbours {k}: there are {len(train):,} training photos; give 1 to {len(train)}.")
     if not temperature > 0:
         raise ConfigError(f"the temperature must be above 0, got {temperature:g}.")
     positive, known = labels == Label.POSITIVE, labels != Label.UNKNOWN
@@ -63,22 +64,22 @@ def knn_scores(
         nearest = np.argsort(-cosine, 1, kind="stable")[:, :k]
         near = np.take_along_axis(cosine, nearest, 1).astype(np.float64)
         vote = np.exp((near - near[:, :1]) / temperature)
-        for_ = np.einsum("mk,mkc->mc", vote, positive[nearest].astype(np.float64))
+        scores = np.einsum("mk,mkc->mc", vote, positive[nearest].astype(np.float64))
         if kind == "multi":
-            of = np.einsum("mk,mkc->mc", vote, known[nearest].astype(np.float64))
-            for_ = np.where(of > 0, for_ / np.where(of > 0, of, 1), base)
-        blocks.append(for_)
+            total = np.einsum("mk,mkc->mc", vote, known[nearest].astype(np.float64))
+            scores = np.where(total > 0, scores / np.where(total > 0, total, 1), base)
+        blocks.append(scores)
     return np.concatenate(blocks) if blocks else np.zeros((0, labels.shape[1]))
 
 
 @final
 class SvmScores(NamedTuple):
-    """What a linear SVM per class says.
+    """Scores of a linear SVM per class.
 
     Attributes:
-        scores: float64 [M, C], signed distances times the weight's length; 0 for a class without a classifier.
+        scores: float64 [M, C], decision function; 0 for a class without a classifier.
         costs: float64 [C], the cost of each class; nan without a classifier.
-        unconverged: classes whose solver stopped before it was done.
+        unconverged: classes whose solver did not converge.
     """
 
     scores: NDArray[np.float64]
@@ -94,22 +95,22 @@ def svm_scores(
     costs: Sequence[float] = (SVM_COST,),
     seed: int = 0,
 ) -> SvmScores:
-    """A linear SVM per class on unit features: the VOC07 SVM protocol.
+    """Train a linear SVM per class on unit features and score the test photos: the VOC07 SVM protocol.
 
-    Squared hinge, positives weighted 2 and negatives 1, one class against the rest; cells of unknown label are left
-    out. One cost: C = 0.5 is that of Van Gansbeke et al. (NeurIPS 2021). Several: each class takes the one of the best
-    mean AP over three folds, as Goyal et al. (ICCV 2019) do; a class with fewer than three photos of a kind takes the
-    first. A class without known positives or negatives in training has no classifier.
+    Squared hinge loss, positives weighted 2 and negatives 1, one class against the rest; unknown cells are left out.
+    With one cost, C = 0.5 is that of Van Gansbeke et al. (NeurIPS 2021). With several, each class takes the cost with
+    the best mean AP over three folds, as Goyal et al. (ICCV 2019) do; a class with fewer than three positives or three
+    negatives takes the first cost. A class without known positives or negatives in training has no classifier.
 
     Args:
         train: features float32 [N, d].
         labels: int8 [N, C], values of `Label`.
         test: features float32 [M, d].
         costs: C of the SVM, one or several.
-        seed: of the solver where it draws (fewer photos than features).
+        seed: seed of the solver, which draws random numbers if there are fewer photos than features.
 
     Raises:
-        ConfigError: a cost that is not above 0, or scikit-learn is not installed.
+        ConfigError: a cost is not above 0, or scikit-learn is not installed.
     """
     if not costs or not all(cost > 0 for cost in costs):
         raise ConfigError(f"the cost of an SVM must be above 0, got {', '.join(f'{c:g}' for c in costs) or 'none'}.")
@@ -128,7 +129,7 @@ def svm_scores(
 
 
 def _trainable(labels: NDArray[np.int8]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.bool_]]]:
-    """Each class with known positives and negatives, the photos in which it is known, and whether they have it."""
+    """Yield each class with known positives and negatives, the photos in which it is known, and which are positive."""
     for c in range(labels.shape[1]):
         rows = np.flatnonzero(labels[:, c] != Label.UNKNOWN)
         positive = labels[rows, c] == Label.POSITIVE
@@ -142,13 +143,17 @@ def _svm(cost: float, seed: int) -> Any:
     except ImportError:
         raise ConfigError("the SVM probe needs scikit-learn; `pip install fewtags[transfer]`.") from None
     return LinearSVC(
-        C=cost, class_weight={1: 2.0, -1: 1.0}, loss="squared_hinge", dual="auto", max_iter=SVM_ITERATIONS,
+        C=cost,
+        class_weight={1: 2.0, -1: 1.0},
+        loss="squared_hinge",
+        dual="auto",
+        max_iter=SVM_ITERATIONS,
         random_state=seed,
-    )  # fmt: skip
+    )
 
 
 def _fitted(svm: Any, x: NDArray[np.float32], positive: NDArray[np.bool_]) -> tuple[Any, bool]:
-    """The SVM, trained, and whether its solver was done."""
+    """Train the SVM; return it and whether its solver converged."""
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings(record=True) as seen:

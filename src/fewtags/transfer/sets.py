@@ -1,11 +1,11 @@
-"""The eight classification sets of MLS, table 5, in the form that their makers give them out; nothing is downloaded."""
+"""Readers of the eight classification sets of MLS, table 5, as published by their makers; nothing is downloaded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from torchvision import datasets
@@ -16,97 +16,94 @@ from fewtags.formats.voc import read_voc
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import LabelTable
 from fewtags.text import counted, suggest
-from fewtags.transfer.task import Kind, Task, make_task
+from fewtags.transfer.task import Task, TaskKind, make_task
 
 Listed = list[tuple[Path, str]]
-"""Photos with the name of their one class."""
+"""Photos with the name of their only class."""
 
 
 @final
 @dataclass(frozen=True)
 class TransferSet:
-    """One of the sets.
+    """A published data set.
 
     Attributes:
-        folder: what its archive unpacks to, or torchvision's name for it.
+        folder: folder that its archive unpacks to, or torchvision's name for it.
         kind: one class per photo, or several.
-        classes: how many there are.
-        train: training photos (train and val together).
-        test: test photos.
-        needs: what has to be in the folder.
+        sizes: numbers of training photos (train and val together), test photos and classes.
+        content: files and folders that it must contain.
     """
 
     folder: str
-    kind: Kind
-    classes: int
-    train: int
-    test: int
-    needs: str
+    kind: TaskKind
+    sizes: tuple[int, int, int]
+    content: str
 
 
 SETS: Mapping[str, TransferSet] = {
     "voc2007": TransferSet(
-        "VOC2007", "multi", 20, 5011, 4952, "Annotations/, ImageSets/Main/ and JPEGImages/ of trainval and of test"
+        "VOC2007", "multi", (5011, 4952, 20), "Annotations/, ImageSets/Main/, JPEGImages/ of trainval and test"
     ),
     "cub200": TransferSet(
-        "CUB_200_2011", "single", 200, 5994, 5794,
-        "images/, images.txt, classes.txt, image_class_labels.txt, train_test_split.txt",
+        "CUB_200_2011",
+        "single",
+        (5994, 5794, 200),
+        "images/ and images.txt, classes.txt, image_class_labels.txt, train_test_split.txt",
     ),
     "flowers": TransferSet(
-        "flowers-102", "single", 102, 2040, 6149, "jpg/, imagelabels.mat and setid.mat, as they were given out"
+        "flowers-102", "single", (2040, 6149, 102), "jpg/, imagelabels.mat and setid.mat, as published"
     ),
     "cars": TransferSet(
-        "stanford_cars", "single", 196, 8144, 8041,
-        "cars_train/, cars_test/, devkit/ with cars_meta.mat and cars_train_annos.mat, cars_test_annos_withlabels.mat",
+        "stanford_cars", "single", (8144, 8041, 196), "cars_train/, cars_test/, devkit/, cars_test_annos_withlabels.mat"
     ),
     "aircraft": TransferSet(
-        "fgvc-aircraft-2013b", "single", 100, 6667, 3333,
+        "fgvc-aircraft-2013b",
+        "single",
+        (6667, 3333, 100),
         "data/ with images/, variants.txt, images_variant_trainval.txt and images_variant_test.txt",
     ),
-    "indoor67": TransferSet("indoor67", "single", 67, 5360, 1340, "Images/, TrainImages.txt and TestImages.txt"),
+    "indoor67": TransferSet("indoor67", "single", (5360, 1340, 67), "Images/, TrainImages.txt and TestImages.txt"),
     "pets": TransferSet(
-        "oxford-iiit-pet", "single", 37, 3680, 3669, "images/, annotations/ with trainval.txt and test.txt"
+        "oxford-iiit-pet", "single", (3680, 3669, 37), "images/, annotations/ with trainval.txt and test.txt"
     ),
-    "dtd": TransferSet("dtd", "single", 47, 3760, 1880, "dtd/ with images/ and labels/"),
-}  # fmt: skip
+    "dtd": TransferSet("dtd", "single", (3760, 1880, 47), "dtd/ with images/ and labels/"),
+}
 
 
 def read_set(name: str, place: Path, *, any_size: bool = False) -> Task:
     """Read one of `SETS`.
 
-    - Training is on the official train and val photos together (flowers, aircraft, DTD partition 1, VOC2007).
-    - Every photo of the single-class sets is known not to show any other class.
-    - VOC2007: classes of which a photo has difficult objects only are unknown in it.
+    - The training photos are the official train and val photos (flowers, aircraft, DTD partition 1, VOC2007).
+    - In single-label sets, every other class is known to be absent.
+    - VOC2007: a class is unknown in a photo if all of its objects there are difficult.
 
     Args:
-        name: of the set.
-        place: its folder, or the one that holds it under its usual name.
-        any_size: take it even if it has another number of photos or classes than published.
+        name: name of the set.
+        place: its folder, or the parent of the folder with its usual name.
+        any_size: accept numbers of photos or classes other than the published ones.
 
     Raises:
-        ConfigError: no such set.
-        DataError: it is not there, incomplete, or (unless `any_size`) of another size than published.
+        ConfigError: the name is unknown.
+        DataError: the set is missing, incomplete, or (unless `any_size`) not of the published size.
     """
     if name not in SETS:
-        raise ConfigError(f"{name!r} is no set that is known here{suggest(name, SETS)}; one of {', '.join(SETS)}.")
+        raise ConfigError(f"--as {name}: not a known set{suggest(name, SETS)}; known: {', '.join(SETS)}.")
     known = SETS[name]
     inside = place / known.folder
     folder = inside if place.absolute().name != known.folder and inside.is_dir() else place.absolute()
     try:
         train, test = _voc2007(folder) if name == "voc2007" else _single(name, folder)
-    # torchvision's words for what is not there; broken lists and .mat files end in the others.
+    # torchvision raises RuntimeError for missing files; broken lists and .mat files raise the other errors.
     except (RuntimeError, OSError, ValueError, KeyError, IndexError) as error:
         raise DataError(
-            f"{place} cannot be read as {name}: {error}. A folder {known.folder} (or what it is called) with "
-            f"{known.needs} was expected."
+            f"{place} cannot be read as {name}: {error}. Expected the folder {known.folder}, with {known.content}."
         ) from None
     task = make_task(train, test, name=name, kind=known.kind)
     found = (len(task.train), len(task.test), task.classes)
-    published = (known.train, known.test, known.classes)
-    if found != published and not any_size:
+    if found != known.sizes and not any_size:
         raise DataError(
-            f"{place}: {name} has {_sizes(*published)}, but here are {_sizes(*found)}. Complete the set, or pass "
-            "--any-size, and do not compare the result with published ones."
+            f"{place}: {name} has {_sizes(*known.sizes)}, but this folder has {_sizes(*found)}. Complete the set, or "
+            "pass --any-size and do not compare the result with published ones."
         )
     return task
 
@@ -121,7 +118,7 @@ def _voc2007(folder: Path) -> tuple[LabelTable, LabelTable]:
     whole = read_voc(folder, options=ReadOptions(complete=True, difficult="unknown"))
     named = whole.named_splits()
     if "test" not in named:
-        raise DataError(f"{folder}/ImageSets/Main has no test.txt; unpack the test archive over the other one.")
+        raise DataError(f"{folder}/ImageSets/Main has no test.txt; unpack the test archive into the same folder.")
     names = np.array(whole.split_names.to_pylist())  # type: ignore[union-attr]
     return whole.subset(np.isin(names, ("train", "val"))), named["test"]
 
@@ -132,7 +129,8 @@ def _single(name: str, folder: Path) -> tuple[LabelTable, LabelTable]:
     missing = [path for photos in listed for path, _ in photos if not path.is_file()]
     if missing:
         raise DataError(
-            f"{name}: {counted(len(missing), 'photo')} not there, for example {missing[0]}; unpack it again."
+            f"{name}: {counted(len(missing), 'photo is', 'photos are')} missing, for example {missing[0]}; unpack the "
+            "archive again."
         )
     train, test = (_table(folder, photos, classes) for photos in listed)
     return train, test
@@ -154,26 +152,30 @@ def _table(root: Path, photos: Listed, classes: ClassNames) -> LabelTable:
 
 
 def _torchvision_root(name: str, folder: Path) -> Path:
-    """Where torchvision looks for its folder of a fixed name.
+    """Return the folder in which torchvision looks for the set's folder, whose name is fixed.
 
     Raises:
-        DataError: the folder has another name.
+        DataError: the set's folder has another name.
     """
     wanted = SETS[name].folder
     if folder.name != wanted:
-        raise DataError(f"the folder of {name} has to be called {wanted} (got {folder}); rename it.")
+        raise DataError(f"the folder of {name} must be named {wanted}, got {folder}; rename it.")
     return folder.parent
 
 
-# torchvision's data sets hold their lists in attributes without a public name; reading them decodes no photo.
+def _items(dataset: Any) -> list[tuple[Path, int]]:
+    """Return the path and class number of every photo of a torchvision data set made with `loader=Path`.
+
+    The loader returns the path itself, so no photo is decoded.
+    """
+    return [dataset[i] for i in range(len(dataset))]
 
 
 def _flowers(folder: Path) -> tuple[Listed, Listed]:
     root = _torchvision_root("flowers", folder)
 
     def part(split: str) -> Listed:
-        found = datasets.Flowers102(root, split)
-        return [(path, f"{c + 1:03d}") for path, c in zip(found._image_files, found._labels, strict=True)]
+        return [(path, f"{c + 1:03d}") for path, c in _items(datasets.Flowers102(root, split, loader=Path))]
 
     return part("train") + part("val"), part("test")
 
@@ -182,8 +184,8 @@ def _cars(folder: Path) -> tuple[Listed, Listed]:
     root = _torchvision_root("cars", folder)
 
     def part(split: str) -> Listed:
-        found = datasets.StanfordCars(root, split)
-        return [(Path(path), found.classes[c]) for path, c in found._samples]
+        found = datasets.StanfordCars(root, split, loader=Path)
+        return [(path, found.classes[c]) for path, c in _items(found)]
 
     return part("train"), part("test")
 
@@ -192,18 +194,18 @@ def _aircraft(folder: Path) -> tuple[Listed, Listed]:
     root = _torchvision_root("aircraft", folder)
 
     def part(split: str) -> Listed:
-        found = datasets.FGVCAircraft(root, split, annotation_level="variant")
-        return [(Path(p), found.classes[c]) for p, c in zip(found._image_files, found._labels, strict=True)]
+        found = datasets.FGVCAircraft(root, split, annotation_level="variant", loader=Path)
+        return [(path, found.classes[c]) for path, c in _items(found)]
 
     return part("trainval"), part("test")
 
 
 def _pets(folder: Path) -> tuple[Listed, Listed]:
-    root = _torchvision_root("pets", folder)
+    """A photo per line: its name (the breed and a number), and three numbers that are not used."""
 
     def part(split: str) -> Listed:
-        # The breed is the name of the photo up to its number.
-        return [(path, path.stem.rsplit("_", 1)[0]) for path in datasets.OxfordIIITPet(root, split)._images]
+        names = [name for name, _ in _pairs(folder / "annotations" / f"{split}.txt")]
+        return [(folder / "images" / f"{name}.jpg", name.rsplit("_", 1)[0]) for name in names]
 
     return part("trainval"), part("test")
 
@@ -212,7 +214,7 @@ def _dtd(folder: Path) -> tuple[Listed, Listed]:
     root = _torchvision_root("dtd", folder)
 
     def part(split: str) -> Listed:
-        return [(path, path.parent.name) for path in datasets.DTD(root, split, partition=1)._image_files]
+        return [(path, path.parent.name) for path, _ in _items(datasets.DTD(root, split, partition=1, loader=Path))]
 
     return part("train") + part("val"), part("test")
 
@@ -230,7 +232,7 @@ def _cub200(folder: Path) -> tuple[Listed, Listed]:
 
 
 def _indoor67(folder: Path) -> tuple[Listed, Listed]:
-    """A path per line, with its class for a folder."""
+    """A path per line, whose folder is the class."""
 
     def part(name: str) -> Listed:
         lines = (line.strip() for line in (folder / name).read_text("utf-8").splitlines())
@@ -240,10 +242,10 @@ def _indoor67(folder: Path) -> tuple[Listed, Listed]:
 
 
 def _pairs(file: Path) -> Sequence[tuple[str, str]]:
-    """The two words of every line.
+    """Read the first word and the rest of every line.
 
     Raises:
-        DataError: a line with fewer.
+        DataError: a line has only one word.
     """
     pairs = []
     for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
@@ -251,7 +253,7 @@ def _pairs(file: Path) -> Sequence[tuple[str, str]]:
         if len(words) == 2:
             pairs.append((words[0], words[1].strip()))
         elif words:
-            raise DataError(f"{file} row {number}: {line!r}; expected a number and what it stands for.")
+            raise DataError(f"{file} row {number}: {line!r}; expected two values separated by a space. Fix the row.")
     return pairs
 
 

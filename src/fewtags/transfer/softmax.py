@@ -1,4 +1,4 @@
-"""Cross-entropy of one class per photo, for single-class transfer sets."""
+"""Softmax cross-entropy for transfer sets with one class per photo."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
 @final
 @dataclass(frozen=True)
 class Softmax(Objective):
-    """Cross-entropy of the softmax over the classes, mean over the photos; every photo has exactly one class."""
+    """Softmax cross-entropy over the classes, mean over the photos; every photo has exactly one class."""
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:  # noqa: ARG002
-        """Check that every photo has one class.
+        """Check that every photo has exactly one class.
 
         Raises:
-            ConfigError: a photo has none or several.
+            ConfigError: a photo has no class or several.
         """
         counts = problem.labels.image_counts(Label.POSITIVE)
         if wrong := int((counts != 1).sum()):
@@ -34,7 +34,7 @@ class Softmax(Objective):
         return {}
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:  # noqa: ARG002
-        """-log softmax(logits) at the photo's class."""
+        """Compute -log softmax(logits) at the photo's class."""
         out: Output = net(batch.images)
         logits = out.logits.float()
         target = (batch.labels == Label.POSITIVE).int().argmax(1)

@@ -1,4 +1,4 @@
-"""What a transfer task is: photos to learn from, photos to test on, and whether a photo has one class or several."""
+"""Transfer tasks: training and test photos with single-label or multi-label classes."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from fewtags.labels import Label
 from fewtags.table.table import LabelTable
 from fewtags.table.vocabulary import common_vocabulary
 
-Kind = Literal["single", "multi"]
-"""One class per photo (softmax, top-1), or any number of them (one decision per class, AP)."""
+TaskKind = Literal["single", "multi"]
+"""One class per photo (softmax, top-1), or any number of classes (one decision per class, AP)."""
 
 HELD_OUT = 0.2
-"""Share of the training photos that settings are chosen on where there are no photos for that."""
+"""Share of the training photos that are held out to choose settings, if the task has no validation photos."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Photos to learn from and to test on, under one vocabulary.
+    """Training and test photos under one vocabulary.
 
     Attributes:
-        name: of the data set, see `sets.SETS`; "" for other labels.
+        name: data set, see `sets.SETS`; "" for other labels.
         kind: one class per photo, or any number.
-        train: what is learned from.
-        test: what is measured on.
-        val: what settings are chosen on; None: a share of the training photos, which are learned from in the end.
+        train: training photos.
+        test: test photos.
+        val: photos to choose settings on; None: a share of the training photos, on which the final run trains as well.
     """
 
     name: str
-    kind: Kind
+    kind: TaskKind
     train: LabelTable
     test: LabelTable
     val: LabelTable | None = None
@@ -47,18 +47,18 @@ class Task:
 
     @property
     def classes(self) -> int:
-        """C."""
+        """Number of classes, C."""
         return len(self.train.classes)
 
     def with_train(self, index: NDArray[np.int64]) -> Task:
-        """The same with fewer photos to learn from; the test stays as it is."""
+        """Return the task with a subset of the training photos and the same test photos."""
         return replace(self, train=self.train.subset(index))
 
     def for_choice(self, seed: int) -> Task:
-        """The task that settings are chosen on: its test is `val`, or photos that are held out of training.
+        """Return the task to choose settings on: it tests on `val`, or on held-out training photos.
 
         Raises:
-            DataError: too few photos to hold any out.
+            DataError: there are too few photos to hold any out.
         """
         if self.val is not None:
             return replace(self, test=self.val, val=None)
@@ -72,24 +72,25 @@ def make_task(
     val: LabelTable | None = None,
     *,
     name: str = "",
-    kind: Kind | None = None,
+    kind: TaskKind | None = None,
 ) -> Task:
-    """A task from tables.
+    """Make a task from tables.
 
     Args:
-        train: what is learned from.
-        test: what is measured on.
-        val: what settings are chosen on.
-        name: of the data set.
-        kind: None: single if every photo for training and testing has exactly one known positive, else multi.
+        train: training photos.
+        test: test photos.
+        val: photos to choose settings on.
+        name: name of the data set.
+        kind: None: single if every training and test photo has exactly one known positive, else multi.
 
     Raises:
-        DataError: no photos, single classes that are not single, or tests that AP has no meaning on.
+        DataError: a table is empty, a photo of a single-label task has no class or several, or AP is undefined on the
+            test photos.
     """
     tables = {"train": train, "test": test} | ({} if val is None else {"val": val})
     for split, table in tables.items():
         if not len(table):
-            raise DataError(f"there are no photos for {split}; give labels that have some.")
+            raise DataError(f"the {split} labels have no photos; give labels that have some.")
     tables = common_vocabulary(tables)
     if kind is None:
         ones = all((tables[s].matrix.image_counts(Label.POSITIVE) == 1).all() for s in ("train", "test"))
@@ -99,54 +100,54 @@ def make_task(
         both = [task.test.matrix.counts(state) > 0 for state in (Label.POSITIVE, Label.NEGATIVE)]
         if not (both[0] & both[1]).any():
             raise DataError(
-                "no class has both known positives and known negatives in the test photos, so average precision has no "
-                "meaning; where what is not named is absent, read the labels with --complete."
+                "no class has both known positives and known negatives in the test photos, so average precision is "
+                "undefined; if classes that are not listed are absent, pass --complete."
             )
     return task
 
 
 def targets(table: LabelTable, words: str) -> NDArray[np.int64]:
-    """int64 [N]: the one class of each photo.
+    """Return the one class of each photo, int64 [N].
 
     Args:
         table: the labels.
-        words: what they are for, for the message.
+        words: name of the table in the error message.
 
     Raises:
-        DataError: a photo with no class or several.
+        DataError: a photo has no class or several.
     """
     matrix = table.matrix
     counts = matrix.image_counts(Label.POSITIVE)
     if wrong := np.flatnonzero(counts != 1).tolist():
         raise DataError(
             f"{len(wrong):,} of {len(table):,} {words} photos do not have exactly one class, for example "
-            f"{table.images[wrong[0]].as_py()!r} with {counts[wrong[0]]}; take the task as multi-label (--kind multi)."
+            f"{table.images[wrong[0]].as_py()!r} with {counts[wrong[0]]}; run the task as multi-label (--kind multi)."
         )
     classes: NDArray[np.int64] = matrix.classes[matrix.states == Label.POSITIVE].astype(np.int64)
     return classes
 
 
-def few_photos(
+def sample_photos(
     table: LabelTable, *, share: float | None = None, per_class: int | None = None, seed: int = 0
 ) -> NDArray[np.int64]:
-    """Positions of a few training photos, ascending; another seed, other photos.
+    """Sample training photos; return their positions in ascending order. The seed selects the subset.
 
     Args:
-        table: what they are drawn from.
-        share: of all photos, at least one, at random.
-        per_class: photos of each class; all of a class that has fewer. In multi-label sets a photo that is drawn for
-            one class keeps all its labels, so that frequent classes get more than that many.
-        seed: of the draw.
+        table: all training photos.
+        share: share of all photos, at least one photo.
+        per_class: number of photos of each class, or all photos of a class that has fewer. In multi-label tables a
+            photo that is sampled for one class keeps all its labels, so frequent classes get more photos.
+        seed: seed of the sample.
 
     Raises:
-        ConfigError: both or neither of the two, or out of range.
+        ConfigError: both or neither of `share` and `per_class` are given, or the value is out of range.
     """
     if (share is None) == (per_class is None):
-        raise ConfigError("give a share of the training photos or a number of photos per class, one of the two.")
+        raise ConfigError("give either a share of the training photos or a number of photos per class.")
     rng = np.random.default_rng(seed)
     if share is not None:
         if not 0 < share <= 1:
-            raise ConfigError(f"a share of the training photos is above 0 and at most 1, got {share:g}.")
+            raise ConfigError(f"the share of the training photos must be above 0 and at most 1, got {share:g}.")
         return np.sort(rng.permutation(len(table))[: max(1, round(share * len(table)))])
     assert per_class is not None
     if per_class < 1:

@@ -1,4 +1,4 @@
-"""Probes that train: a linear layer on frozen features of random crops, and the whole network."""
+"""Trained probes: a linear layer on frozen features of random crops, and fine-tuning of the whole network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fewtags.engine.evaluate import predict_logits
 from fewtags.engine.events import Event
 from fewtags.engine.fit import BatchSource, Fit, FitConfig
 from fewtags.engine.machine import keep_freed_memory
-from fewtags.engine.sources import CachePlan, StoredViews, Tick, ViewFeatures, fill_views
+from fewtags.engine.sources import CachePlan, StoredViews, ViewFeatures, fill_views
 from fewtags.errors import ConfigError
 from fewtags.nets.encoder import Encoder, pooled
 from fewtags.nets.freezing import freeze
@@ -29,6 +29,7 @@ from fewtags.objectives.assume_negative import BCE
 from fewtags.objectives.base import Problem
 from fewtags.photos.augment import Policy
 from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, TrainLoader, TrainSet, Workers
+from fewtags.photos.scan import Tick
 from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
 from fewtags.transfer.features import BATCH, photos_of
@@ -36,31 +37,31 @@ from fewtags.transfer.measure import measure
 from fewtags.transfer.softmax import Softmax
 from fewtags.transfer.task import Task
 
-Follow = Callable[[Iterable[Event]], None]
-"""Consumes the events of a training."""
+EventConsumer = Callable[[Iterable[Event]], None]
+"""Runs a training by consuming its events."""
 
 DROPS = (0.6, 0.8)
-"""Where MoCo's linear probe divides its learning rate by 10: epochs 60 and 80 of 100."""
+"""MoCo's linear probe divides its learning rate by 10 at epochs 60 and 80 of 100."""
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """How a probe is trained: SGD with a momentum of 0.9.
+    """Settings of a trained probe: SGD with momentum 0.9.
 
     Attributes:
-        epochs: how many times every photo is seen.
-        lr: learning rate at the start.
-        weight_decay: added to the gradient.
-        batch_size: per process.
+        epochs: passes over the training photos.
+        lr: initial learning rate.
+        weight_decay: L2 penalty, added to the gradient.
+        batch_size: photos per step and process.
         schedule: "cosine" to 0; "steps": divided by 10 after 60 % and 80 % of the epochs; or "constant".
-        batchnorm_eval: hold BatchNorm statistics fixed; only where the whole network is trained.
+        batchnorm_eval: keep BatchNorm statistics fixed; used only if the whole network is trained.
         precision: "no" (float32), "bf16" or "fp16".
-        seed: of the head, the order and the crops.
+        seed: seed of the head, the order and the crops.
         workers: processes that read photos.
 
     Raises:
-        ConfigError: a number out of range.
+        ConfigError: a number is out of range.
     """
 
     epochs: int
@@ -81,10 +82,11 @@ class TrainSettings:
             raise ConfigError(f"the learning rate must be above 0, got {self.lr:g}.")
 
     def stages(self, trainable: Literal["head", "all"]) -> tuple[StageConfig, ...]:
-        """The stages of the loop; steps are stages of their own, of which each begins without momentum."""
+        """Return the training stages. Every step of "steps" is its own stage and starts without momentum."""
         if self.schedule != "steps":
-            return (StageConfig(name="main", epochs=self.epochs, lr=self.lr, trainable=trainable,
-                                schedule=self.schedule),)  # fmt: skip
+            return (
+                StageConfig(name="main", epochs=self.epochs, lr=self.lr, trainable=trainable, schedule=self.schedule),
+            )
         cuts = [0, *(round(share * self.epochs) for share in DROPS), self.epochs]
         lengths = np.diff(cuts).tolist()
         return tuple(
@@ -98,24 +100,24 @@ class TrainSettings:
 
 @final
 class _Pooled(nn.Module):
-    """An encoder whose features are pooled to one cell, so that a view of a photo is one vector in a cache."""
+    """An encoder with its features pooled to one cell, so a cached view is one vector."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.encoder = encoder
 
     def forward(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b d 1 1"]:
-        """The mean of the features."""
+        """Return the mean of the features."""
         return pooled(self.encoder.features(images))[:, :, None, None]
 
 
 @final
-class Place(NamedTuple):
-    """Where training happens.
+class ProbeContext(NamedTuple):
+    """Device, processes and views of a probe.
 
     Attributes:
         accelerator: device, processes, precision.
-        policy: gives the crops and the test view.
+        policy: augmentation policy: training crops and test view.
     """
 
     accelerator: Accelerator
@@ -123,12 +125,12 @@ class Place(NamedTuple):
 
     @property
     def shard(self) -> Shard:
-        """This process among all."""
+        """This process's share of the photos."""
         return Shard(self.accelerator.process_index, self.accelerator.num_processes)
 
     @property
     def device(self) -> torch.device:
-        """Where the net is."""
+        """Device of the network."""
         device: torch.device = self.accelerator.device
         return device
 
@@ -139,63 +141,68 @@ class Place(NamedTuple):
 def view_features(
     encoder: Encoder,
     table: LabelTable,
-    place: Place,
+    context: ProbeContext,
     views: int,
     *,
     seed: int = 0,
     workers: int = 0,
     tick: Tick | None = None,
 ) -> ViewFeatures:
-    """Mean features of so many random crops of every photo, by a frozen encoder; for one process.
+    """Compute mean features of `views` random crops of every photo with a frozen encoder; for one process.
 
     Args:
-        encoder: frozen, in place.
+        encoder: frozen in context.
         table: the photos.
-        place: device and crops.
-        views: crops per photo; a probe sees number e mod `views` in epoch e.
-        seed: of the crops.
+        context: device and crops.
+        views: crops per photo; epoch e of a probe uses crop e mod `views`.
+        seed: seed of the crops.
         workers: processes that read photos.
-        tick: told about progress.
+        tick: progress callback.
     """
     keep_freed_memory()
     net = SpatialNet(_Pooled(encoder), _head(encoder.features_dim, 1, seed))
     freeze(net, "head")
-    net.to(place.device)
+    net.to(context.device)
     pre = encoder.preprocessing
-    data = TrainSet(photos_of(table), table.matrix, place.policy, seed, views_cycle=views)
+    data = TrainSet(photos_of(table), table.matrix, context.policy, seed, views_cycle=views)
     sampler, collate = EpochSampler(len(table), BATCH, seed), Collate(pre.mean, pre.std)
-    loader = TrainLoader(data, sampler, collate, Workers(workers), place.device)
+    loader = TrainLoader(data, sampler, collate, Workers(workers), context.device)
     plan = CachePlan(views, torch.float32, views * len(table) * encoder.features_dim * 4)
-    return fill_views(net, loader, plan, device=place.device, tick=tick)
+    return fill_views(net, loader, plan, device=context.device, tick=tick)
 
 
 def linear_scores(
-    filled: ViewFeatures, test: NDArray[np.float32], task: Task, place: Place, settings: TrainSettings, follow: Follow
+    filled: ViewFeatures,
+    test: NDArray[np.float32],
+    task: Task,
+    context: ProbeContext,
+    settings: TrainSettings,
+    consume: EventConsumer,
 ) -> NDArray[np.float32]:
-    """Logits of test photos by a linear layer on frozen features; for one process.
+    """Train a linear layer on frozen features and return its logits of the test photos; for one process.
 
-    Multi-label: binary cross-entropy, unknown cells masked; single classes: softmax.
+    Multi-label: binary cross-entropy, unknown cells masked. Single-label: softmax.
 
     Args:
-        filled: of the task's training photos, see `view_features`.
+        filled: features of the task's training photos, see `view_features`.
         test: mean features float32 [M, d] of its test photos.
         task: the labels.
-        place: where it is trained.
-        settings: how.
-        follow: is given the events.
+        context: device and processes.
+        settings: training settings.
+        consume: receives the events.
 
     Returns:
         float32 [M, C], by the weights of the last epoch.
 
     Raises:
-        TrainingError: the loss is no number.
+        TrainingError: the loss is not finite.
     """
     net = SpatialNet(nn.Identity(), _head(filled.features.shape[2], task.classes, settings.seed))
     sampler = EpochSampler(len(task.train), settings.batch_size, settings.seed)
     source = StoredViews(filled, sampler, task.train.matrix)
-    follow(_fit(net, source, task, place, settings, "head", (1, 1), net.head).run())
+    consume(_fit(net, source, task, context, settings, "head", (1, 1), net.head).run())
     with torch.inference_mode():
-        logits = net.head.predict_logits(torch.from_numpy(test).to(place.device)[:, :, None, None])
+        logits = net.head.predict_logits(torch.from_numpy(test).to(context.device)[:, :, None, None])
     scores: NDArray[np.float32] = logits.float().cpu().numpy()
     return scores
 
@@ -203,25 +210,25 @@ def linear_scores(
 def choose_settings(
     candidates: Sequence[TrainSettings],
     task: Task,
-    try_out: Callable[[TrainSettings], NDArray[np.floating]],
+    score: Callable[[TrainSettings], NDArray[np.floating]],
 ) -> tuple[TrainSettings, list[float]]:
-    """The settings with the best mAP or top-1 on a task that is there for choosing (`Task.for_choice`).
+    """Return the settings with the best mAP or top-1 on a validation task.
 
     Args:
-        candidates: of equally good ones the first is taken.
-        task: for choosing.
-        try_out: from settings to scores of its test photos.
+        candidates: the first of equally good ones is taken.
+        task: validation task, see `Task.for_choice`.
+        score: returns the scores of the task's test photos.
 
     Returns:
-        the settings, and what each candidate reached.
+        the settings, and the metric of each candidate.
     """
     metric = "top1" if task.kind == "single" else "mAP"
-    reached = [measure(task, try_out(candidate))[metric] for candidate in candidates]
-    return candidates[int(np.argmax(reached))], reached
+    values = [measure(task, score(candidate))[metric] for candidate in candidates]
+    return candidates[int(np.argmax(values))], values
 
 
 def grid(settings: TrainSettings, lrs: Sequence[float], decays: Sequence[float]) -> list[TrainSettings]:
-    """The settings with every pair of learning rate and weight decay."""
+    """Return the settings with every pair of learning rate and weight decay."""
     return [replace(settings, lr=lr, weight_decay=decay) for lr, decay in product(lrs, decays)]
 
 
@@ -229,44 +236,52 @@ def grid(settings: TrainSettings, lrs: Sequence[float], decays: Sequence[float])
 
 
 def finetuned_scores(
-    encoder: Encoder, task: Task, place: Place, settings: TrainSettings, follow: Follow
+    encoder: Encoder, task: Task, context: ProbeContext, settings: TrainSettings, consume: EventConsumer
 ) -> NDArray[np.float32]:
-    """Logits of the test photos by a fresh linear head and a copy of the encoder, trained together.
+    """Train a copy of the encoder with a new linear head and return the logits of the test photos.
 
-    Multi-label: binary cross-entropy, unknown cells masked; single classes: softmax. The learning rate of the head is
-    that of the trunk.
+    Multi-label: binary cross-entropy, unknown cells masked. Single-label: softmax. Head and encoder share one learning
+    rate.
 
     Args:
-        encoder: stays as it is.
-        task: the photos and labels.
-        place: device, processes, crops.
-        settings: how it is trained.
-        follow: is given the events.
+        encoder: not changed.
+        task: photos and labels.
+        context: device, processes, crops.
+        settings: training settings.
+        consume: receives the events.
 
     Returns:
         float32 [M, C], by the weights of the last epoch.
 
     Raises:
-        ConfigError: the encoder cannot take crops of the policy's size.
+        ConfigError: the encoder does not accept crops of the policy's size.
         DataError: a photo cannot be read.
-        TrainingError: the loss is no number.
+        TrainingError: the loss is not finite.
     """
     copied, pre, table = deepcopy(encoder), encoder.preprocessing, task.train
     net = SpatialNet(
-        copied.backbone, _head(encoder.features_dim, task.classes, settings.seed), layout=encoder.layout,
-        prefix_tokens=encoder.prefix_tokens, preprocessing=pre, origin=encoder.origin,
-    )  # fmt: skip
-    shard, collate = place.shard, Collate(pre.mean, pre.std)
-    workers = Workers(settings.workers, pin_memory=place.device.type == "cuda")
+        copied.backbone,
+        _head(encoder.features_dim, task.classes, settings.seed),
+        layout=encoder.layout,
+        prefix_tokens=encoder.prefix_tokens,
+        preprocessing=pre,
+        origin=encoder.origin,
+    )
+    shard, collate = context.shard, Collate(pre.mean, pre.std)
+    workers = Workers(settings.workers, pin_memory=context.device.type == "cuda")
     sampler = EpochSampler(len(table), settings.batch_size, settings.seed, shard.rank, shard.world)
     source = TrainLoader(
-        TrainSet(photos_of(table), table.matrix, place.policy, settings.seed), sampler, collate, workers, place.device
+        TrainSet(photos_of(table), table.matrix, context.policy, settings.seed),
+        sampler,
+        collate,
+        workers,
+        context.device,
     )
-    grid_ = net.grid((place.policy.size, place.policy.size))
-    follow(_fit(net, source, task, place, settings, "all", grid_, net).run())
-    data = EvalSet(photos_of(task.test), task.test.matrix, place.policy)
-    loader = EvalLoader(data, BATCH, collate, workers, rank=shard.rank, world=shard.world, device=place.device)
-    return predict_logits(net, loader, len(task.test), place.device, shard)
+    grid_ = net.grid((context.policy.size, context.policy.size))
+    consume(_fit(net, source, task, context, settings, "all", grid_, net).run())
+    data = EvalSet(photos_of(task.test), task.test.matrix, context.policy)
+    loader = EvalLoader(data, BATCH, collate, workers, rank=shard.rank, world=shard.world, device=context.device)
+    return predict_logits(net, loader, len(task.test), context.device, shard)
 
 
 # --- shared
@@ -280,7 +295,7 @@ def _fit(
     net: SpatialNet,
     source: BatchSource,
     task: Task,
-    place: Place,
+    context: ProbeContext,
     settings: TrainSettings,
     trainable: Literal["head", "all"],
     cells: tuple[int, int],
@@ -288,12 +303,22 @@ def _fit(
 ) -> Fit:
     keep_freed_memory()
     config = FitConfig(
-        settings.stages(trainable), settings.seed, settings.weight_decay, precision=settings.precision,
-        batchnorm_eval=settings.batchnorm_eval, optimizer="sgd",
-    )  # fmt: skip
+        stages=settings.stages(trainable),
+        seed=settings.seed,
+        weight_decay=settings.weight_decay,
+        precision=settings.precision,
+        batchnorm_eval=settings.batchnorm_eval,
+        optimizer="sgd",
+    )
     problem = Problem(
-        task.train.matrix, cells, 0, config.epochs, settings.seed, place.shard, place.device,
-        features_dim=net.head.features_dim, precision=settings.precision,
-    )  # fmt: skip
+        labels=task.train.matrix,
+        grid=cells,
+        epochs=config.epochs,
+        seed=settings.seed,
+        shard=context.shard,
+        device=context.device,
+        features_dim=net.head.features_dim,
+        precision=settings.precision,
+    )
     objective = Softmax() if task.kind == "single" else BCE()
-    return Fit(net, objective, source, config, problem, accelerator=place.accelerator, model=model)
+    return Fit(net, objective, source, config, problem, accelerator=context.accelerator, model=model)

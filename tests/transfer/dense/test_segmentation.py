@@ -10,19 +10,19 @@ from fewtags.engine.encoder_file import EncoderInfo
 from fewtags.errors import ConfigError, DataError, TrainingError
 from fewtags.nets.encoder import create_encoder
 from fewtags.nets.spatial import Preprocessing
-from fewtags.transfer.segmentation import (
+from fewtags.transfer.dense.segmentation import (
     GREY,
     IGNORE,
     SegmentNet,
     SegmentSettings,
-    at_stride,
     cityscapes_pairs,
     evaluate_segmentation,
     folder_pairs,
     train_segmentation,
+    with_output_stride,
 )
-from fewtags.transfer.segmentation import _crop as crop
-from fewtags.transfer.segmentation import _cross_entropy as cross_entropy
+from fewtags.transfer.dense.segmentation import _crop as crop
+from fewtags.transfer.dense.segmentation import _cross_entropy as cross_entropy
 
 COLOURS = np.array([(220, 30, 30), (30, 60, 220)], np.uint8)
 TINY = SegmentSettings(iterations=30, batch_size=2, crop=(64, 64), scale=(1.0, 1.0), lr=0.05, head="fcn")
@@ -52,9 +52,15 @@ def pairs(tmp_path):
     return folder_pairs(tmp_path / "images", tmp_path / "masks", 2)
 
 
+def described(backbone, size):
+    return EncoderInfo(
+        backbone=backbone, size=size, mean=(0.5,) * 3, std=(0.5,) * 3, method={}, images=0, epochs=0, version=""
+    )
+
+
 @pytest.fixture
 def info():
-    return EncoderInfo("test_resnet", 64, (0.5,) * 3, (0.5,) * 3, {"name": "none"}, 0, 0, "")
+    return described("test_resnet", 64)
 
 
 # --- settings
@@ -68,12 +74,12 @@ def test_the_rate_falls_as_mmsegmentation_says():
     assert settings.rate(100) == pytest.approx(0.0001)
 
 
-def test_settings_that_cannot_be():
-    with pytest.raises(ConfigError, match=r"^the deeplab head normalises over a batch and needs a batch size of 2 or"):
-        SegmentSettings(batch_size=1)
+def test_settings_out_of_range():
     with pytest.raises(
-        ConfigError, match=r"^the scale goes from a smaller to a larger factor above 0, got \(2, 1\)\.$"
+        ConfigError, match=r"^the deeplab head has BatchNorm after global pooling; it needs a batch size"
     ):
+        SegmentSettings(batch_size=1)
+    with pytest.raises(ConfigError, match=r"^scale must be a range of factors above 0, got \(2, 1\)\.$"):
         SegmentSettings(scale=(2, 1))
     with pytest.raises(ConfigError, match=r"^the learning rate must be above 0, got 0\.$"):
         SegmentSettings(lr=0.0)
@@ -82,7 +88,7 @@ def test_settings_that_cannot_be():
 # --- data
 
 
-def test_folders_pair_names_and_leave_ignored_values_out(tmp_path):
+def test_folders_pair_names_and_ignore_values(tmp_path):
     mask = np.array([[0, 1, 11], [2, 255, 1]], np.uint8)
     save(tmp_path / "images" / "a.jpg", np.zeros((2, 3, 3), np.uint8))
     save(tmp_path / "masks" / "a.png", mask)
@@ -107,32 +113,41 @@ def test_cityscapes_as_it_is_unpacked(tmp_path):
     assert (len(pairs), pairs.classes) == (1, 19)
     assert pairs.read(0)[1].tolist() == [[0, 18, IGNORE], [13, IGNORE, IGNORE]]
     with pytest.raises(
-        DataError, match=r"/leftImg8bit/val holds no CITY/\*_leftImg8bit\.png; unpack leftImg8bit there"
+        DataError, match=r"/leftImg8bit/val contains no CITY/\*_leftImg8bit\.png; unpack leftImg8bit there"
     ):
         cityscapes_pairs(tmp_path, "val")
     (tmp_path / "gtFine/train/ulm/ulm_0_gtFine_labelIds.png").unlink()
-    with pytest.raises(DataError, match=r"ulm_0_gtFine_labelIds\.png is not there, the mask of ulm_0_leftImg8bit\.png"):
+    with pytest.raises(
+        DataError, match=r"ulm_0_gtFine_labelIds\.png, the mask of ulm_0_leftImg8bit\.png, does not exist"
+    ):
         cityscapes_pairs(tmp_path, "train")
 
 
-def test_pairs_that_do_not_fit(tmp_path):
+def test_photos_and_masks_that_do_not_match(tmp_path):
     images, masks = tmp_path / "images", tmp_path / "masks"
-    with pytest.raises(DataError, match=r"images holds no photo; give a folder of photos, and one of masks with the"):
+    with pytest.raises(
+        DataError, match=r"images contains no photo; give a folder of photos, and one of masks with the"
+    ):
         folder_pairs(images, masks, 2)
     save(images / "a.png", np.zeros((4, 6, 3), np.uint8))
-    with pytest.raises(DataError, match=r"a\.png has no mask of that name in .*masks\.$"):
+    with pytest.raises(
+        DataError, match=r"a\.png has no mask of the same name in .*masks; add the mask or remove the photo\.$"
+    ):
         folder_pairs(images, masks, 2)
     save(masks / "a.png", np.zeros((6, 4), np.uint8))
     pairs = folder_pairs(images, masks, 2)
     with pytest.raises(
-        DataError, match=r"a\.png is 4 x 6 and its photo 6 x 4 pixels; give masks of the photos' size\.$"
+        DataError, match=r"a\.png has 4 x 6 pixels, but its photo has 6 x 4; give masks of the photos' size\.$"
     ):
         pairs.read(0)
     save(masks / "a.png", np.full((4, 6), 2, np.uint8))
-    with pytest.raises(DataError, match=r"a\.png holds the value 2, of 2 classes 0 to 1; say how many classes there"):
+    with pytest.raises(
+        DataError,
+        match=r"a\.png contains the value 2, but the 2 classes are 0 to 1; change --classes, or pass --ignore 2\.$",
+    ):
         pairs.read(0)
     save(masks / "a.png", np.zeros((4, 6, 3), np.uint8))
-    with pytest.raises(DataError, match=r"a\.png: expected one channel of 8 bits, class numbers, got RGB\.$"):
+    with pytest.raises(DataError, match=r"a\.png: expected class numbers in one 8-bit channel, got mode RGB\.$"):
         pairs.read(0)
     (masks / "a.png").write_text("no image")
     with pytest.raises(DataError, match=r"a\.png: the mask cannot be read as PNG \("):
@@ -140,7 +155,7 @@ def test_pairs_that_do_not_fit(tmp_path):
 
 
 def test_a_crop_keeps_pixels_and_classes_together():
-    """The photo holds its class as its colour, so that any crop, scale and mirror must keep them equal."""
+    """The colour of each pixel is its class, so any crop, scale and mirror must keep them equal."""
     truth = np.arange(8 * 10, dtype=np.uint8).reshape(8, 10) // 3
     pixels = np.repeat(truth[:, :, None], 3, 2)
     settings = SegmentSettings(crop=(5, 4), scale=(1.0, 1.0))
@@ -153,7 +168,7 @@ def test_a_crop_keeps_pixels_and_classes_together():
     assert 0 < mirrored < 20
 
 
-def test_beyond_the_photo_nothing_counts():
+def test_pixels_beyond_the_photo_are_ignored():
     out, labels = crop(
         np.zeros((2, 3, 3), np.uint8), np.ones((2, 3), np.uint8), SegmentSettings(crop=(4, 4), scale=(1.0, 1.0)),
         np.random.default_rng(0),
@@ -175,7 +190,7 @@ def test_the_loss_is_the_mean_over_pixels_that_count():
 
 
 def test_an_encoder_at_another_stride_has_the_same_weights(encoder, info):
-    finer = at_stride(encoder, info, 8)
+    finer = with_output_stride(encoder, info, 8)
     assert encoder.grid((64, 64)) == (2, 2)
     assert finer.grid((64, 64)) == (8, 8)
     assert all(torch.equal(a, b) for a, b in zip(encoder.parameters(), finer.parameters(), strict=True))
@@ -184,12 +199,12 @@ def test_an_encoder_at_another_stride_has_the_same_weights(encoder, info):
 
 def test_an_encoder_without_dilation_is_refused():
     vit = create_encoder("test_vit", weights="none", size=160)
-    described = EncoderInfo("test_vit", 160, (0.5,) * 3, (0.5,) * 3, {}, 0, 0, "")
+    info = described("test_vit", 160)
     with pytest.raises(
         ConfigError,
         match=r"^'test_vit' has a fixed output stride; leave output_stride unset\. \(transfer segment: --outp",
     ):
-        at_stride(vit, described, 8)
+        with_output_stride(vit, info, 8)
 
 
 @pytest.mark.parametrize("head", ["deeplab", "fcn"])
@@ -215,11 +230,11 @@ def test_a_net_without_a_grid_of_its_own_has_a_second_head_too():
 
 def trained(pairs, info, cpu, settings):
     encoder = create_encoder("test_resnet", weights="none", size=64, seed=1)
-    net = SegmentNet(at_stride(encoder, info, 8), 2, settings.head, auxiliary=True, seed=settings.seed)
+    net = SegmentNet(with_output_stride(encoder, info, 8), 2, settings.head, auxiliary=True, seed=settings.seed)
     return net, list(train_segmentation(net, pairs, settings, cpu))
 
 
-def test_two_photos_are_learnt(pairs, info, cpu):
+def test_training_fits_two_photos(pairs, info, cpu):
     encoder = create_encoder("test_resnet", weights="none", size=64, seed=1)
     before = evaluate_segmentation(SegmentNet(encoder, 2, "fcn", auxiliary=False, seed=0), pairs, cpu)
     net, losses = trained(pairs, info, cpu, TINY)
@@ -232,18 +247,18 @@ def test_two_photos_are_learnt(pairs, info, cpu):
 def test_the_same_seed_gives_the_same_losses(pairs, info, cpu):
     short = replace(TINY, iterations=3, head="deeplab", scale=(0.5, 2.0))
     first = trained(pairs, info, cpu, short)[1]
-    torch.rand(7)  # the global generator has nothing to say, nor has the number of workers
+    torch.rand(7)  # neither the global generator nor the number of workers has any influence
     assert trained(pairs, info, cpu, replace(short, workers=1))[1] == first
     assert trained(pairs, info, cpu, replace(short, seed=1))[1] != first
 
 
-def test_a_loss_that_is_no_number_ends_the_training(pairs, info, cpu):
+def test_a_loss_that_is_not_finite_stops_training(pairs, info, cpu):
     with pytest.raises(TrainingError, match=r"^the loss of step \d+ is (nan|inf); lower the learning rate\.$"):
         trained(pairs, info, cpu, replace(TINY, lr=1e20, final_lr=1e20))
 
 
 class ByColour(nn.Module):
-    """Says class 1 where blue is above red; counts the sizes it was asked about."""
+    """Predicts class 1 where blue is above red; records the sizes of its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -257,7 +272,7 @@ class ByColour(nn.Module):
         return torch.stack([-blue, blue], 1), None
 
 
-def test_photos_are_measured_whole_and_what_is_padded_does_not_count(tmp_path, cpu):
+def test_photos_are_measured_whole_and_padding_does_not_count(tmp_path, cpu):
     """40 x 50 pixels are padded to 64 x 64; the net is right everywhere in the photo and wrong nowhere else."""
     mask = halves(True, 40, 50)
     save(tmp_path / "images" / "a.png", COLOURS[mask])

@@ -1,10 +1,10 @@
-"""Detection and instance segmentation with an encoder: torchvision's Faster and Mask R-CNN on its feature pyramid."""
+"""Detection and instance segmentation: torchvision's Faster and Mask R-CNN with a feature pyramid on an encoder."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -27,41 +27,40 @@ from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import Encoder
 from fewtags.objectives.momentum import seed_of
 from fewtags.photos.loader import rng
-from fewtags.transfer.detection_data import Scene, Scenes
-from fewtags.transfer.drawn import CHANGE, HEAD, draws, read_batches
+from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches
+from fewtags.transfer.dense.scenes import Scene, Scenes
 
-Tick = Callable[[int, int], None]
 Sample = tuple[Tensor, dict[str, Tensor]]
 CHANNELS = 256
-"""Of the feature pyramid and the heads, as in all of torchvision's."""
-COLDEST = 1e-3
-"""The share of the learning rate that warm-up begins with."""
+"""Channels of the feature pyramid and the heads, as in torchvision's models."""
+WARM_UP_START = 1e-3
+"""Share of the learning rate at the first step of warm-up."""
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DetectSettings:
-    """How to train. The defaults are Mask R-CNN's 1x schedule on COCO; `VOC` is MoCo's on VOC.
+    """Training settings. The defaults are Mask R-CNN's 1x schedule on COCO; `VOC` is MoCo's schedule on VOC.
 
     Attributes:
         iterations: optimiser steps.
-        batch_size: photos a step.
-        lr: of SGD with momentum 0.9.
-        weight_decay: added to the gradient.
-        warm_up: steps over which the learning rate rises, linearly from a thousandth.
+        batch_size: photos per step.
+        lr: learning rate of SGD with momentum 0.9.
+        weight_decay: L2 penalty, added to the gradient.
+        warm_up: steps over which the learning rate rises linearly from a thousandth.
         drops: shares of the steps after which the learning rate is divided by 10.
-        min_sizes: shorter sides in pixels, drawn from in training; tests take the last.
-        max_size: the longer side is no longer than this.
+        min_sizes: shorter sides in pixels, sampled in training; tests use the last.
+        max_size: maximum of the longer side in pixels.
         masks: Mask R-CNN instead of Faster R-CNN.
-        heads: torchvision's "v2" (BatchNorm in pyramid and heads, four convolutions for boxes) or the cheaper "v1".
+        heads: torchvision's "v2" (BatchNorm in pyramid and heads, four box convolutions) or the cheaper "v1".
         anchor: side of the smallest anchors in pixels; four more sizes double it.
-        rois: proposals per photo that the box head is trained on.
-        proposals: per photo that the box head looks at in tests.
-        seed: decides everything random.
-        workers: processes that read photos; they change nothing else.
+        rois: proposals per photo that train the box head.
+        proposals: proposals per photo that the box head classifies in tests.
+        seed: seed of all random numbers.
+        workers: processes that read photos; they do not change the result.
 
     Raises:
-        ConfigError: a number out of range.
+        ConfigError: a number is out of range.
     """
 
     iterations: int = 90_000
@@ -87,8 +86,8 @@ class DetectSettings:
             raise ConfigError(f"the shorter side {max(self.min_sizes)} exceeds the longest side, {self.max_size}.")
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step, counted from 0."""
-        warm = COLDEST + (1 - COLDEST) * min(1.0, step / self.warm_up) if self.warm_up else 1.0
+        """Return the learning rate of a step, counted from 0."""
+        warm = WARM_UP_START + (1 - WARM_UP_START) * min(1.0, step / self.warm_up) if self.warm_up else 1.0
         passed = bisect_right([round(share * self.iterations) for share in self.drops], step)
         return self.lr * warm * 0.1**passed
 
@@ -96,25 +95,25 @@ class DetectSettings:
 VOC = DetectSettings(
     iterations=24_000, warm_up=100, drops=(0.75, 11 / 12), min_sizes=tuple(range(480, 801, 32)), masks=False
 )
-"""MoCo's settings for VOC07+12; there the heads are those of C4, without a pyramid."""
+"""MoCo's settings for VOC07+12. MoCo uses C4 heads without a pyramid."""
 
 
 def make_detector(encoder: Encoder, classes: int, settings: DetectSettings) -> nn.Module:
-    """A detector with a copy of the encoder as its body; all of it is trained, BatchNorm included.
+    """Make a detector with a copy of the encoder as its body; all parameters are trained, BatchNorm included.
 
     Args:
-        encoder: a ResNet of timm's.
+        encoder: one of timm's ResNets.
         classes: C, without the background.
         settings: sizes, heads and seed.
 
     Raises:
-        ConfigError: the encoder is no ResNet.
+        ConfigError: the encoder is not a ResNet.
     """
     body = encoder.backbone
     if not isinstance(body, ResNet):
         raise ConfigError(
-            f"the feature pyramid stands on the four stages of a ResNet, which {type(body).__name__} does not have; "
-            "give an encoder such as resnet18, resnet50 or resnext50_32x4d."
+            f"the feature pyramid needs the four stages of a ResNet, which {type(body).__name__} does not have; give "
+            "an encoder such as resnet18, resnet50 or resnext50_32x4d."
         )
     modern = settings.heads == "v2"
     norm = nn.BatchNorm2d if modern else None
@@ -139,38 +138,41 @@ def make_detector(encoder: Encoder, classes: int, settings: DetectSettings) -> n
         pre = encoder.preprocessing
         make = MaskRCNN if settings.masks else FasterRCNN
         net: nn.Module = make(
-            pyramid, classes + 1, min_size=settings.min_sizes, max_size=settings.max_size, image_mean=list(pre.mean),
-            image_std=list(pre.std), box_batch_size_per_image=settings.rois,
-            rpn_post_nms_top_n_test=settings.proposals, **parts,
-        )  # fmt: skip
+            pyramid,
+            classes + 1,
+            min_size=settings.min_sizes,
+            max_size=settings.max_size,
+            image_mean=list(pre.mean),
+            image_std=list(pre.std),
+            box_batch_size_per_image=settings.rois,
+            rpn_post_nms_top_n_test=settings.proposals,
+            **parts,
+        )
     return net
 
 
-def train_detection(
-    net: nn.Module, data: Scenes, settings: DetectSettings, device: torch.device, tick: Tick | None = None
-) -> Iterator[float]:
-    """Train; yields the loss of every step. Interrupted, it has to begin again.
+def train_detection(net: nn.Module, data: Scenes, settings: DetectSettings, device: torch.device) -> Iterator[float]:
+    """Train; yields the loss of every step. An interrupted training cannot be resumed.
 
-    The same seed gives the same losses on a CPU. On a GPU the last bits may differ: torchvision's deterministic way to
-    align regions there takes far too much memory.
+    The same seed gives the same losses on a CPU. On a GPU the last bits may differ: torchvision's deterministic region
+    alignment takes too much memory there.
 
     Args:
         net: from `make_detector`, changed in place.
-        data: for training; photos without an object to learn from are left out.
-        settings: how.
-        device: where.
-        tick: told about progress.
+        data: training photos; those without an object to train on are left out.
+        settings: training settings.
+        device: device of the network.
 
     Raises:
-        DataError: a photo that cannot be used, or nothing to learn from.
-        TrainingError: the loss is not a number.
+        DataError: a photo cannot be used, or no photo has an object to train on.
+        TrainingError: the loss is not finite.
     """
     keep_freed_memory()
     data = data.with_objects()
     net.to(device).train()
     optimizer = torch.optim.SGD(net.parameters(), lr=settings.lr, momentum=0.9, weight_decay=settings.weight_decay)
     read = partial(training_sample, data, settings.masks, settings.seed)
-    keys = draws(len(data), settings.batch_size, settings.iterations, settings.seed)
+    keys = batch_keys(len(data), settings.batch_size, settings.iterations, settings.seed)
     for step, samples in enumerate(read_batches(read, keys, settings.workers)):
         images = [image.to(device) for image, _ in samples]
         targets = [{name: value.to(device) for name, value in target.items()} for _, target in samples]
@@ -184,20 +186,18 @@ def train_detection(
         value = float(loss.item())
         if not math.isfinite(value):
             raise TrainingError(f"the loss of step {step + 1} is {value}; lower the learning rate.")
-        if tick is not None:
-            tick(step + 1, settings.iterations)
         yield value
 
 
 def training_sample(data: Scenes, masks: bool, seed: int, epoch: int, n: int) -> Sample:
-    """A photo, mirrored or not, float32 [3, h, w] in 0..1, and torchvision's targets in its pixels.
+    """Return a photo, mirrored at random, float32 [3, h, w] in 0..1, and torchvision's targets in its pixels.
 
     Args:
         data: photos and objects.
-        masks: whether masks are wanted.
-        seed: with `epoch` and `n` decides whether the photo is mirrored.
-        epoch: how often the photos were seen.
-        n: which one.
+        masks: whether to return masks.
+        seed: together with `epoch` and `n`, determines whether the photo is mirrored.
+        epoch: number of the epoch.
+        n: number of the photo.
 
     Raises:
         DataError: the photo cannot be used.
@@ -205,7 +205,7 @@ def training_sample(data: Scenes, masks: bool, seed: int, epoch: int, n: int) ->
     scene = data.scenes[n]
     pixels = scene.pixels()
     height, width, _ = pixels.shape
-    index = np.flatnonzero(data.to_learn(scene))
+    index = np.flatnonzero(data.trainable(scene))
     boxes, index = _in_photo(scene, index, height, width)
     drawn = [scene.mask(i, height, width) for i in index.tolist()] if masks else []
     mask = np.stack(drawn) if drawn else np.zeros((0, height, width), np.bool_)
@@ -219,14 +219,14 @@ def training_sample(data: Scenes, masks: bool, seed: int, epoch: int, n: int) ->
 
 
 def as_image(pixels: NDArray[np.uint8]) -> Tensor:
-    """Float32 [3, h, w] in 0..1 of uint8 [h, w, 3]; torchvision's detectors normalise it themselves."""
+    """Convert uint8 [h, w, 3] to float32 [3, h, w] in 0..1; torchvision's detectors normalise it themselves."""
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).float() / 255
 
 
 def _in_photo(
     scene: Scene, index: NDArray[np.int64], height: int, width: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Boxes in pixels of the photo, cut to it, and whose they are; what is less than a tenth of a pixel is left out."""
+    """Return the boxes clipped to the photo, in its pixels, and their objects; sides below 0.1 pixels are dropped."""
     scale = np.array([width / scene.width, height / scene.height] * 2)
     boxes = (scene.boxes[index] * scale).clip(0, [width, height, width, height])
     kept = (boxes[:, 2:] - boxes[:, :2] >= 0.1).all(1)

@@ -1,9 +1,9 @@
-"""Semantic segmentation with an encoder: what its features say about every pixel."""
+"""Semantic segmentation with an encoder: data, network, training and evaluation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -27,30 +27,30 @@ from fewtags.nets.spatial import spatial_features
 from fewtags.objectives.momentum import seed_of
 from fewtags.photos.decode import open_photo
 from fewtags.photos.loader import Collate, rng
-from fewtags.transfer.drawn import CHANGE, HEAD, draws, read_batches
+from fewtags.photos.scan import Tick
+from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches
 
 IGNORE = 255
 CITYSCAPES = {
     7: 0, 8: 1, 11: 2, 12: 3, 13: 4, 17: 5, 19: 6, 20: 7, 21: 8, 22: 9, 23: 10, 24: 11, 25: 12, 26: 13, 27: 14,
     28: 15, 31: 16, 32: 17, 33: 18,
 }  # fmt: skip
-"""labelId -> trainId of the 19 classes that are evaluated; every other id is ignored."""
+"""labelId -> trainId of the 19 evaluated classes; all other ids are ignored."""
 GREY = 127
-"""What is around a photo, after normalisation about 0."""
-Tick = Callable[[int, int], None]
+"""Padding around a photo; about 0 after normalisation."""
 
 
 @final
 @dataclass(frozen=True)
 class Pairs:
-    """Photos with a mask each.
+    """Photos with one mask each.
 
     Attributes:
         images: N files.
         masks: N PNG files, one channel, the same size.
         classes: C.
-        lookup: uint8 [256], what a mask's value means: a class 0..C - 1, or `IGNORE`.
-        size: (height, width) that photos are reduced to before anything else; None: their own.
+        lookup: uint8 [256], the class 0..C - 1 of each mask value, or `IGNORE`.
+        size: (height, width) that photos are resized to; None: their own size.
     """
 
     images: tuple[Path, ...]
@@ -63,10 +63,10 @@ class Pairs:
         return len(self.images)
 
     def read(self, n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Pixels [h, w, 3], of `size`, and classes [H, W], of the mask's own size.
+        """Read pixels [h, w, 3], resized to `size`, and classes [H, W], in the mask's own size.
 
         Raises:
-            DataError: one cannot be read, their sizes differ, or the mask holds a value that is no class.
+            DataError: a file cannot be read, the sizes differ, or a value of the mask is not a class.
         """
         place = self.masks[n]
         with open_photo(self.images[n]) as photo:
@@ -77,8 +77,8 @@ class Pairs:
         wrong = truth[(truth >= self.classes) & (truth != IGNORE)]
         if len(wrong):
             raise DataError(
-                f"{place} holds the value {int(wrong[0])}, of {self.classes} classes 0 to {self.classes - 1}; say how "
-                "many classes there are, or that this value is to be ignored."
+                f"{place} contains the value {int(wrong[0])}, but the {self.classes} classes are 0 to "
+                f"{self.classes - 1}; change --classes, or pass --ignore {int(wrong[0])}."
             )
         return pixels, truth
 
@@ -88,11 +88,11 @@ def _read_mask(place: Path, width: int, height: int) -> NDArray[np.uint8]:
         with Image.open(place, formats=("PNG",)) as file:
             if file.size != (width, height):
                 raise DataError(
-                    f"{place} is {file.width} x {file.height} and its photo {width} x {height} pixels; give masks of "
-                    "the photos' size."
+                    f"{place} has {file.width} x {file.height} pixels, but its photo has {width} x {height}; give "
+                    "masks of the photos' size."
                 )
             if file.mode not in ("L", "P", "1"):
-                raise DataError(f"{place}: expected one channel of 8 bits, class numbers, got {file.mode}.")
+                raise DataError(f"{place}: expected class numbers in one 8-bit channel, got mode {file.mode}.")
             return np.array(file).astype(np.uint8)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{place}: the mask cannot be read as PNG ({error}).") from None
@@ -101,44 +101,44 @@ def _read_mask(place: Path, width: int, height: int) -> NDArray[np.uint8]:
 def folder_pairs(
     images: Path, masks: Path, classes: int, ignore: Sequence[int] = (IGNORE,), size: tuple[int, int] | None = None
 ) -> Pairs:
-    """Photos and masks of the same name (endings aside) in two folders.
+    """List the photos and masks of the same name, apart from the ending, in two folders.
 
     Args:
         images: folder of photos.
         masks: folder of PNG files whose values are class numbers.
         classes: C.
-        ignore: values that do not count.
+        ignore: mask values to ignore.
         size: see `Pairs`.
 
     Raises:
-        DataError: no photo, or one without a mask.
+        DataError: there is no photo, or a photo has no mask.
     """
     named = {path.stem: path for path in sorted(masks.iterdir())} if masks.is_dir() else {}
     found = sorted(path for path in images.iterdir() if path.is_file()) if images.is_dir() else []
     if not found:
-        raise DataError(f"{images} holds no photo; give a folder of photos, and one of masks with the same names.")
+        raise DataError(f"{images} contains no photo; give a folder of photos, and one of masks with the same names.")
     if missing := next((path for path in found if path.stem not in named), None):
-        raise DataError(f"{missing} has no mask of that name in {masks}.")
+        raise DataError(f"{missing} has no mask of the same name in {masks}; add the mask or remove the photo.")
     lookup = np.arange(256, dtype=np.uint8)
     lookup[list(ignore)] = IGNORE
     return Pairs(tuple(found), tuple(named[path.stem] for path in found), classes, lookup, size)
 
 
 def cityscapes_pairs(root: Path, split: Literal["train", "val"], size: tuple[int, int] | None = None) -> Pairs:
-    """Cityscapes as it is unpacked: leftImg8bit/SPLIT/CITY/*_leftImg8bit.png, gtFine/SPLIT/CITY/*_gtFine_labelIds.png.
+    """List Cityscapes' leftImg8bit/SPLIT/CITY/*_leftImg8bit.png and gtFine/SPLIT/CITY/*_gtFine_labelIds.png.
 
     Raises:
-        DataError: no photo there, or one without a mask.
+        DataError: there is no photo, or a photo has no mask.
     """
     images = sorted((root / "leftImg8bit" / split).glob("*/*_leftImg8bit.png"))
     if not images:
-        raise DataError(f"{root / 'leftImg8bit' / split} holds no CITY/*_leftImg8bit.png; unpack leftImg8bit there.")
+        raise DataError(f"{root / 'leftImg8bit' / split} contains no CITY/*_leftImg8bit.png; unpack leftImg8bit there.")
     masks = []
     for image in images:
         name = image.name.replace("_leftImg8bit.png", "_gtFine_labelIds.png")
         mask = root / "gtFine" / split / image.parent.name / name
         if not mask.exists():
-            raise DataError(f"{mask} is not there, the mask of {image.name}; unpack gtFine in {root}.")
+            raise DataError(f"{mask}, the mask of {image.name}, does not exist; unpack gtFine in {root}.")
         masks.append(mask)
     lookup = np.full(256, IGNORE, np.uint8)
     lookup[list(CITYSCAPES)] = list(CITYSCAPES.values())
@@ -146,25 +146,25 @@ def cityscapes_pairs(root: Path, split: Literal["train", "val"], size: tuple[int
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SegmentSettings:
-    """How to train. The defaults are mmsegmentation's for Cityscapes (512 x 1024, 40k), which MLS used.
+    """Training settings. The defaults are mmsegmentation's for Cityscapes (512 x 1024, 40k), which MLS used.
 
     Attributes:
         iterations: optimiser steps.
-        batch_size: crops a step.
+        batch_size: crops per step.
         crop: height and width of the crops in pixels.
-        scale: photos are resized by a factor uniform in this range before a crop is cut.
-        lr: of SGD with momentum 0.9, falling as (1 - t) ** 0.9 to `final_lr`.
-        final_lr: at the end.
-        weight_decay: added to the gradient.
+        scale: photos are resized by a factor uniform in this range before they are cropped.
+        lr: initial learning rate of SGD with momentum 0.9; it decays as (1 - t) ** 0.9 to `final_lr`.
+        final_lr: final learning rate.
+        weight_decay: L2 penalty, added to the gradient.
         head: torchvision's "deeplab" (ASPP) or "fcn".
-        auxiliary: weight of the loss of a second, plain head on the stage before the last; 0: none.
-        seed: decides everything random.
-        workers: processes that read photos; they change nothing else.
+        auxiliary: loss weight of an auxiliary FCN head on the stage before the last; 0: no such head.
+        seed: seed of all random numbers.
+        workers: processes that read photos; they do not change the result.
 
     Raises:
-        ConfigError: a number out of range.
+        ConfigError: a number is out of range.
     """
 
     iterations: int = 40_000
@@ -181,23 +181,25 @@ class SegmentSettings:
 
     def __post_init__(self) -> None:
         if self.head == "deeplab" and self.batch_size < 2:
-            raise ConfigError("the deeplab head normalises over a batch and needs a batch size of 2 or more.")
+            raise ConfigError(
+                "the deeplab head has BatchNorm after global pooling; it needs a batch size of 2 or more."
+            )
         if not 0 < self.scale[0] <= self.scale[1]:
-            raise ConfigError(f"the scale goes from a smaller to a larger factor above 0, got {self.scale}.")
+            raise ConfigError(f"scale must be a range of factors above 0, got {self.scale}.")
         if not self.lr > 0:
             raise ConfigError(f"the learning rate must be above 0, got {self.lr:g}.")
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step, counted from 0; mmsegmentation's "poly"."""
+        """Return the learning rate of a step, counted from 0; mmsegmentation's "poly" schedule."""
         left = 1 - step / self.iterations
         return (self.lr - self.final_lr) * math.pow(left, 0.9) + self.final_lr
 
 
-def at_stride(encoder: Encoder, info: EncoderInfo, output_stride: int | None) -> Encoder:
-    """A copy of an encoder that keeps 8 or 16 pixels per cell by dilation; None: as it is.
+def with_output_stride(encoder: Encoder, info: EncoderInfo, output_stride: int | None) -> Encoder:
+    """Copy an encoder, dilated to an output stride of 8 or 16; None keeps its stride.
 
     Raises:
-        ConfigError: the architecture cannot.
+        ConfigError: the architecture does not support the stride.
     """
     try:
         made = create_encoder(info.backbone, weights="none", size=info.size, output_stride=output_stride)
@@ -210,14 +212,14 @@ def at_stride(encoder: Encoder, info: EncoderInfo, output_stride: int | None) ->
 
 @final
 class SegmentNet(nn.Module):
-    """An encoder and a head of torchvision's on its last feature map; logits at the size of the images.
+    """An encoder with a torchvision head on its last feature map; logits have the size of the images.
 
     Args:
-        encoder: best made with output stride 8 (`at_stride`), as the protocols do.
+        encoder: the published protocols use output stride 8 (`with_output_stride`).
         classes: C.
         head: "deeplab" or "fcn".
-        auxiliary: whether to add a plain head on the features of the stage before the last.
-        seed: of the heads' weights.
+        auxiliary: whether to add an FCN head on the features of the stage before the last.
+        seed: seed of the heads' weights.
     """
 
     def __init__(
@@ -225,7 +227,7 @@ class SegmentNet(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        # timm's account of the stages: name of the module and channels of each.
+        # timm's description of the stages: name of the module and channels of each.
         stages: Any = encoder.backbone.feature_info
         self._before: str = stages[-2]["module"]
         with seeded(torch.device("cpu"), seed_of(seed, HEAD)):
@@ -234,10 +236,10 @@ class SegmentNet(nn.Module):
             self.auxiliary: nn.Module | None = FCNHead(stages[-2]["num_chs"], classes) if auxiliary else None
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits [b, C, H, W] of the head, and in training of the auxiliary one."""
+        """Return the logits [b, C, H, W] of the head and, in training, those of the auxiliary head."""
         size = (images.shape[2], images.shape[3])
         if self.auxiliary is None or not self.training:
-            return _enlarged(self.head(self.encoder.features(images)), size), None
+            return _resized(self.head(self.encoder.features(images)), size), None
         kept: list[Tensor] = []
         stage = self.encoder.backbone.get_submodule(self._before)
         handle = stage.register_forward_hook(lambda _module, _inputs, out: kept.append(out))
@@ -246,35 +248,34 @@ class SegmentNet(nn.Module):
         finally:
             handle.remove()
         before = spatial_features(kept[0], self.encoder.layout, size, self.encoder.prefix_tokens)
-        return _enlarged(self.head(features), size), _enlarged(self.auxiliary(before), size)
+        return _resized(self.head(features), size), _resized(self.auxiliary(before), size)
 
 
-def _enlarged(logits: Tensor, size: tuple[int, int]) -> Tensor:
+def _resized(logits: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(logits.float(), size, mode="bilinear", align_corners=False)
 
 
 def train_segmentation(
-    net: SegmentNet, data: Pairs, settings: SegmentSettings, device: torch.device, tick: Tick | None = None
+    net: SegmentNet, data: Pairs, settings: SegmentSettings, device: torch.device
 ) -> Iterator[float]:
-    """Train; yields the loss of every step. Interrupted, it has to begin again.
+    """Train; yields the loss of every step. An interrupted training cannot be resumed.
 
     Args:
         net: changed in place.
-        data: for training.
-        settings: how.
-        device: where.
-        tick: told about progress.
+        data: training photos.
+        settings: training settings.
+        device: device of the network.
 
     Raises:
-        DataError: a photo or mask that cannot be used.
-        TrainingError: the loss is not a number.
+        DataError: a photo or mask cannot be used.
+        TrainingError: the loss is not finite.
     """
     keep_freed_memory()
     net.to(device).train()
     optimizer = torch.optim.SGD(net.parameters(), lr=settings.lr, momentum=0.9, weight_decay=settings.weight_decay)
     pre = net.encoder.preprocessing
     collate = Collate(pre.mean, pre.std)
-    keys = draws(len(data), settings.batch_size, settings.iterations, settings.seed)
+    keys = batch_keys(len(data), settings.batch_size, settings.iterations, settings.seed)
     for step, crops in enumerate(read_batches(_Crops(data, settings), keys, settings.workers)):
         images = collate.pixels([pixels for pixels, _ in crops], device)
         truth = torch.from_numpy(np.stack([mask for _, mask in crops])).to(device).long()
@@ -291,13 +292,11 @@ def train_segmentation(
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingError(f"the loss of step {step + 1} is {value}; lower the learning rate.")
-        if tick is not None:
-            tick(step + 1, settings.iterations)
         yield value
 
 
 def _cross_entropy(logits: Tensor, truth: Tensor) -> Tensor:
-    """Mean over the pixels that count; 0 where none does."""
+    """Mean cross-entropy over the pixels that are not ignored; 0 without such pixels."""
     total = F.cross_entropy(logits, truth, ignore_index=IGNORE, reduction="sum")
     return total / (truth != IGNORE).sum().clamp(min=1)
 
@@ -305,7 +304,7 @@ def _cross_entropy(logits: Tensor, truth: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True)
 class _Crops:
-    """Crops of photos, of a place that depends on the seed, the epoch and the photo's number alone."""
+    """Random crops, determined by the seed, the epoch and the number of the photo."""
 
     data: Pairs
     settings: SegmentSettings
@@ -317,7 +316,7 @@ class _Crops:
 def _crop(
     pixels: NDArray[np.uint8], mask: NDArray[np.uint8], settings: SegmentSettings, random: np.random.Generator
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Resize, cut, flip; what the crop has more than the photo is grey and does not count."""
+    """Resize, crop and flip at random; the crop is padded with grey, ignored pixels beyond the photo."""
     factor, (height, width) = random.uniform(*settings.scale), settings.crop
     size = (max(1, round(pixels.shape[1] * factor)), max(1, round(pixels.shape[0] * factor)))
     photo = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR))
@@ -345,18 +344,18 @@ class _Whole:
 def evaluate_segmentation(
     net: SegmentNet, data: Pairs, device: torch.device, *, stride: int = 32, workers: int = 0, tick: Tick | None = None
 ) -> SegmentationReport:
-    """Whole photos one by one, measured at their masks' own size, all pixels in one confusion matrix.
+    """Evaluate whole photos at the size of their masks, all pixels in one confusion matrix.
 
     Args:
         net: put into eval mode.
-        data: to measure on.
-        device: where.
-        stride: photos are padded to multiples of it, on the right and below; what is padded does not count.
+        data: test photos.
+        device: device of the network.
+        stride: photos are padded to multiples of it, on the right and below; padded pixels do not count.
         workers: processes that read photos.
-        tick: told about progress.
+        tick: progress callback.
 
     Raises:
-        DataError: a photo or mask that cannot be used.
+        DataError: a photo or mask cannot be used.
     """
     keep_freed_memory()
     net.to(device).eval()
@@ -370,7 +369,7 @@ def evaluate_segmentation(
         with repeatable(device):
             logits = net(collate.pixels([padded], device))[0][:, :, :height, :width]
         if logits.shape[2:] != mask.shape:
-            logits = _enlarged(logits, (mask.shape[0], mask.shape[1]))
+            logits = _resized(logits, (mask.shape[0], mask.shape[1]))
         matrix += confusion(logits[0].argmax(0).cpu().numpy(), mask, data.classes, IGNORE)
         if tick is not None:
             tick(done, len(data))

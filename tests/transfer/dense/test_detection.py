@@ -8,9 +8,9 @@ from PIL import Image
 
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import create_encoder
-from fewtags.transfer.detection import VOC, DetectSettings, make_detector, train_detection, training_sample
-from fewtags.transfer.detection_data import Scene, Scenes
-from fewtags.transfer.detection_measure import detect, measure_detections
+from fewtags.transfer.dense.detection import VOC, DetectSettings, make_detector, train_detection, training_sample
+from fewtags.transfer.dense.measure import detect_objects, measure_detections
+from fewtags.transfer.dense.scenes import Scene, Scenes
 
 TINY = DetectSettings(
     iterations=30, batch_size=2, lr=0.005, warm_up=4, drops=(0.8,), min_sizes=(64,), max_size=64, masks=False,
@@ -28,9 +28,11 @@ def scene(path, box, class_, size=(64, 64), stated=None):
     pixels[y0:y1, x0:x1] = COLOURS[class_]
     Image.fromarray(pixels).save(path)
     x0, y0, x1, y1 = x0 * across, y0 * down, x1 * across, y1 * down
+    width, height = stated or size
     return Scene(
-        path, *(stated or size), np.array([[x0, y0, x1, y1]], np.float64), np.array([class_]), np.array([False]),
-        ([[x0, y0, x1, y0, x1, y1, x0, y1]],), np.array([(x1 - x0) * (y1 - y0)]),
+        image=path, width=width, height=height, boxes=np.array([[x0, y0, x1, y1]], np.float64),
+        classes=np.array([class_]), ignored=np.array([False]), outlines=([[x0, y0, x1, y0, x1, y1, x0, y1]],),
+        areas=np.array([(x1 - x0) * (y1 - y0)]),
     )  # fmt: skip
 
 
@@ -60,7 +62,7 @@ def test_the_rate_of_the_1x_schedule():
     assert [VOC.rate(step) for step in (17_999, 18_000, 22_000)] == pytest.approx([0.02, 0.002, 0.0002])
 
 
-def test_settings_that_cannot_be():
+def test_settings_out_of_range():
     with pytest.raises(ConfigError, match=r"^the learning rate must be above 0, got -1\.$"):
         DetectSettings(lr=-1.0)
     with pytest.raises(ConfigError, match=r"^the shorter side 800 exceeds the longest side, 640\.$"):
@@ -107,7 +109,7 @@ def test_other_encoders_are_refused():
     vit = create_encoder("test_vit", weights="none", size=64)
     with pytest.raises(
         ConfigError,
-        match=r"^the feature pyramid stands on the four stages of a ResNet, which VisionTransformer does not have; g",
+        match=r"^the feature pyramid needs the four stages of a ResNet, which VisionTransformer does not have; g",
     ):
         make_detector(vit, 3, TINY)
 
@@ -135,7 +137,10 @@ def test_targets_are_in_pixels_of_the_photo_and_follow_the_mirror(data):
 def test_objects_beyond_the_photo_are_left_out(tmp_path):
     one = scene(tmp_path / "a.png", (6, 10, 34, 42), 0)
     boxes = np.array([[6.0, 10, 34, 42], [64, 0, 80, 20], [50, 50, 90, 90]])
-    more = Scene(one.image, 64, 64, boxes, np.array([0, 1, 1]), np.zeros(3, np.bool_), (None,) * 3, np.ones(3))
+    more = Scene(
+        image=one.image, width=64, height=64, boxes=boxes, classes=np.array([0, 1, 1]),
+        ignored=np.zeros(3, np.bool_), outlines=(None,) * 3, areas=np.ones(3),
+    )  # fmt: skip
     data = Scenes("coco", (more,), ("red", "blue"))
     target = training_sample(data, False, 0, 0, 0)[1]
     assert target["labels"].tolist() == [1, 2]
@@ -146,12 +151,12 @@ def test_objects_beyond_the_photo_are_left_out(tmp_path):
 # --- training
 
 
-def test_two_photos_are_learnt(data, encoder, cpu):
+def test_training_fits_two_photos(data, encoder, cpu):
     untrained = make_detector(encoder, 2, TINY)
-    before = measure_detections(data, detect(untrained, data, cpu))
+    before = measure_detections(data, detect_objects(untrained, data, cpu))
     net = make_detector(encoder, 2, TINY)
     losses = list(train_detection(net, data, TINY, cpu))
-    after = measure_detections(data, detect(net, data, cpu))
+    after = measure_detections(data, detect_objects(net, data, cpu))
     assert len(losses) == TINY.iterations
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) / 2
     assert before["box_AP50"] < 0.25
@@ -164,32 +169,33 @@ def test_the_same_seed_gives_the_same_losses(data, encoder, cpu):
         return list(train_detection(make_detector(encoder, 2, short), data, short, cpu))
 
     first = losses(0)
-    torch.rand(7)  # the global generator has nothing to say
+    torch.rand(7)  # the global generator has no influence
     assert losses(0) == first
     assert losses(1) != first
 
 
-def test_masks_are_found_where_they_are_learnt(data, encoder, cpu):
+def test_a_detector_with_masks_predicts_masks(data, encoder, cpu):
     short = replace(TINY, iterations=1, masks=True, rois=4, proposals=4)
     net = make_detector(encoder, 2, short)
     list(train_detection(net, data, short, cpu))
     net.roi_heads.score_thresh = 0.0
-    found = detect(net, data, cpu)
+    found = detect_objects(net, data, cpu)
     assert all(one.masks is not None and len(one.masks) == len(one.boxes) for one in found)
     assert set(measure_detections(data, found)) > {"box_AP", "mask_AP"}
 
 
-def test_a_loss_that_is_no_number_ends_the_training(data, encoder, cpu):
+def test_a_loss_that_is_not_finite_stops_training(data, encoder, cpu):
     wild = replace(TINY, lr=1e30, warm_up=0)
     with pytest.raises(TrainingError, match=r"^the loss of step \d+ is (nan|inf); lower the learning rate\.$"):
         list(train_detection(make_detector(encoder, 2, wild), data, wild, cpu))
 
 
 def test_photos_without_objects_are_not_trained_on(data, encoder, cpu):
-    """A photo that is not there would be an error if it were read."""
+    """The missing photo would be an error if it were read."""
     none = Scene(
-        Path("missing.png"), 64, 64, np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, np.bool_), (), np.zeros(0)
-    )
+        image=Path("missing.png"), width=64, height=64, boxes=np.zeros((0, 4)), classes=np.zeros(0, np.int64),
+        ignored=np.zeros(0, np.bool_), outlines=(), areas=np.zeros(0),
+    )  # fmt: skip
     short = replace(TINY, iterations=3, batch_size=1, rois=4)
     more = replace(data, scenes=(none, *data.scenes))
     assert len(list(train_detection(make_detector(encoder, 2, short), more, short, cpu))) == 3

@@ -1,4 +1,4 @@
-"""Which published protocol of detection or segmentation a run resembles, and in what it differs."""
+"""Compare detection and segmentation runs with published protocols, in words."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fewtags.engine.encoder_file import EncoderInfo
-from fewtags.transfer.detection import VOC, DetectSettings
-from fewtags.transfer.segmentation import SegmentSettings
+from fewtags.transfer.dense.detection import VOC, DetectSettings
+from fewtags.transfer.dense.segmentation import SegmentSettings
 
 
 def detect_protocol(settings: DetectSettings, info: EncoderInfo, *, voc: bool, published: bool) -> str:
-    """Detection against MLS (ICCV 2023), tables 1 and 4.
+    """Compare a detection run with MLS (ICCV 2023), tables 1 and 4.
 
     Args:
-        settings: of the training.
-        info: of the encoder.
-        voc: Pascal VOC, with its AP; otherwise COCO.
+        settings: training settings.
+        info: description of the encoder.
+        voc: Pascal VOC and its AP; otherwise COCO.
         published: whether the photos are those of the protocol (train2017 and val2017; VOC07+12 and test2007).
     """
     usual = VOC if voc else DetectSettings()
@@ -37,19 +37,19 @@ def detect_protocol(settings: DetectSettings, info: EncoderInfo, *, voc: bool, p
 
 
 def segment_protocol(settings: SegmentSettings, info: EncoderInfo, *, cityscapes: bool, stride: int | None) -> str:
-    """Segmentation against MLS (ICCV 2023), table 3.
+    """Compare a segmentation run with MLS (ICCV 2023), table 3.
 
     Args:
-        settings: of the training.
-        info: of the encoder.
+        settings: training settings.
+        info: description of the encoder.
         cityscapes: whether the photos are those of the protocol, at their own size.
         stride: output stride of the encoder; None: its own.
     """
     usual = SegmentSettings()
     head = "DeepLab" if settings.head == "deeplab" else "FCN"
     differs = [
-        f"torchvision's {head} head here",
-        "no change of colours in training",
+        f"torchvision's {head} head",
+        "no colour augmentation",
         "BatchNorm of one process",
         *([] if cityscapes else ["the data are not Cityscapes at full size"]),
         *_backbone(info),

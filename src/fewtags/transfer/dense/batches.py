@@ -1,4 +1,4 @@
-"""Photos of dense tasks in batches: which ones in which step, and read by whom."""
+"""Batches of photos for dense tasks: the photos of every step, read in this process or in workers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 Key = tuple[int, int]
 """(epoch, photo)."""
 ORDER, CHANGE, HOLD_OUT, HEAD = 0, 1, 104, 103
-"""Streams of random numbers: the order of the photos, how each is changed, which are held out, the heads' weights."""
+"""Random streams: order of the photos, augmentation, held-out photos, weights of the heads."""
 
 
-def draws(photos: int, batch_size: int, iterations: int, seed: int) -> Iterator[list[Key]]:
-    """The samples of every step. Each epoch is a permutation of its own; batches run on across its end.
+def batch_keys(photos: int, batch_size: int, iterations: int, seed: int) -> Iterator[list[Key]]:
+    """Yield the (epoch, photo) keys of every step. Each epoch is a permutation; batches may span two epochs.
 
-    >>> [len({n for _, n in batch}) for batch in draws(4, 2, 4, seed=0)]
+    >>> [len({n for _, n in batch}) for batch in batch_keys(4, 2, 4, seed=0)]
     [2, 2, 2, 2]
     """
     endless = ((epoch, int(n)) for epoch in range(2**62) for n in rng(seed, epoch, 0, ORDER).permutation(photos))
@@ -31,22 +31,22 @@ def draws(photos: int, batch_size: int, iterations: int, seed: int) -> Iterator[
 
 
 def read_batches(read: Callable[[int, int], T], keys: Iterable[list[Key]], workers: int = 0) -> Iterator[list[T]]:
-    """What `read(epoch, photo)` gives, batch by batch; the number of workers changes nothing else.
+    """Yield the results of `read(epoch, photo)` in batches. The number of workers does not change them.
 
     Args:
-        read: called in this process or in others.
-        keys: of each batch.
-        workers: processes that read ahead; 0 reads in this one.
+        read: called in this process or in the workers.
+        keys: keys of each batch.
+        workers: processes that read ahead; 0: this process.
 
     Raises:
-        DataError: what `read` raised.
+        DataError: `read` raised an error.
     """
     loader: DataLoader[Any] = DataLoader(
         _Guarded(read),
         batch_sampler=cast("Any", keys),
         collate_fn=list,
         num_workers=workers,
-        # Workers get a seed that nobody uses; drawing it must not advance the global generator.
+        # The seed of the workers is not used; drawing it must not advance the global generator.
         generator=torch.Generator(),
     )
     for batch in loader:

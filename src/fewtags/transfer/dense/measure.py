@@ -1,8 +1,8 @@
-"""What a detector finds, and what that is worth: COCO's AP with faster-coco-eval, Pascal VOC's with our own."""
+"""Run a detector and measure it: COCO's AP with faster-coco-eval, Pascal VOC's AP with our own code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -14,23 +14,23 @@ from torch import Tensor, nn
 from fewtags.engine.machine import keep_freed_memory
 from fewtags.errors import ConfigError, DataError
 from fewtags.metrics.detection_voc import Found, Truth, voc_detection
-from fewtags.transfer.detection import as_image
-from fewtags.transfer.detection_data import Scene, Scenes
-from fewtags.transfer.drawn import read_batches
+from fewtags.photos.scan import Tick
+from fewtags.transfer.dense.batches import read_batches
+from fewtags.transfer.dense.detection import as_image
+from fewtags.transfer.dense.scenes import Scene, Scenes
 
-Tick = Callable[[int, int], None]
 MASK_AT = 0.5
-"""Above this probability a pixel belongs to the mask."""
+"""A pixel belongs to the mask above this probability."""
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Detections:
-    """What a detector says about a photo, in its pixels.
+    """Detected objects of a photo, in its pixels.
 
     Attributes:
-        height: of the photo.
-        width: of the photo.
+        height: height of the photo.
+        width: width of the photo.
         boxes: float32 [k, 4], x0, y0, x1, y1.
         classes: int64 [k], 0..C - 1.
         scores: float32 [k].
@@ -46,17 +46,17 @@ class Detections:
 
 
 @torch.no_grad()
-def detect(
+def detect_objects(
     net: nn.Module, data: Scenes, device: torch.device, *, workers: int = 0, tick: Tick | None = None
 ) -> list[Detections]:
-    """What a detector of `make_detector` finds in each photo.
+    """Detect objects in every photo.
 
     Args:
-        net: put into eval mode.
-        data: photos; their objects are not looked at.
-        device: where.
+        net: from `make_detector`; put into eval mode.
+        data: the photos; their objects are not used.
+        device: device of the network.
         workers: processes that read photos.
-        tick: told about progress.
+        tick: progress callback.
 
     Raises:
         DataError: a photo cannot be used.
@@ -72,7 +72,9 @@ def detect(
         if "masks" in out:
             masks = tuple(_encoded(mask[0] > MASK_AT) for mask in out["masks"])
         boxes, labels, scores = (out[name].cpu().numpy() for name in ("boxes", "labels", "scores"))
-        found.append(Detections(height, width, boxes, labels - 1, scores, masks))
+        found.append(
+            Detections(height=height, width=width, boxes=boxes, classes=labels - 1, scores=scores, masks=masks)
+        )
         if tick is not None:
             tick(done, len(data))
     return found
@@ -88,24 +90,24 @@ class _Photos:
 
 
 def measure_detections(data: Scenes, found: Sequence[Detections]) -> dict[str, float]:
-    """AP by the rules of the data's layout, 0..1.
+    """Compute AP by the rules of the data's layout, 0..1.
 
-    COCO: "AP", "AP50", "AP75" of boxes (`box_AP`), and of masks where there are any (`mask_AP`): IoU .50 to .95, 101
-    points of recall, 100 detections a photo, crowds neither to be found nor wrong to find.
-    VOC: the same names for boxes, with 11 points (VOC2007), means over IoU .50 to .95 as detectron2 prints them,
-    difficult objects left out.
+    COCO: "box_AP", "box_AP50", "box_AP75", and the same of masks ("mask_AP") if the detector predicts masks: IoU .50 to
+    .95, 101 recall points, 100 detections per photo, crowds ignored.
+    VOC: the same names for boxes, with 11 recall points (VOC2007), means over IoU .50 to .95 as detectron2 prints them,
+    difficult objects ignored.
 
     Args:
-        data: what is there.
-        found: of each photo, in the same order.
+        data: annotated photos.
+        found: detections of each photo, in the same order.
 
     Raises:
-        ConfigError: faster-coco-eval is missing.
-        DataError: nothing to find.
+        ConfigError: faster-coco-eval is not installed.
+        DataError: no photo has an object that counts.
     """
     assert len(found) == len(data), (len(found), len(data))
-    if not any((~scene.aside).any() for scene in data.scenes):
-        raise DataError("no photo to test on has an object that counts; give photos with annotated objects.")
+    if not any((~scene.ignored).any() for scene in data.scenes):
+        raise DataError("no test photo has an object that counts; give photos with annotated objects.")
     if data.layout == "voc":
         result = voc_detection(
             [_voc_truth(scene, one) for scene, one in zip(data.scenes, found, strict=True)],
@@ -127,24 +129,24 @@ def measure_detections(data: Scenes, found: Sequence[Detections]) -> dict[str, f
 
 
 def _counted(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Continuous corners -> numbers of the first and last pixels, from 1, as VOC has them."""
+    """Convert continuous corners to VOC's numbers of the first and last pixels, counted from 1."""
     counted: NDArray[np.float64] = boxes + np.array([1.0, 1.0, 0.0, 0.0])
     return counted
 
 
 def _voc_truth(scene: Scene, one: Detections) -> Truth:
     scale = np.array([one.width / scene.width, one.height / scene.height] * 2)
-    return Truth(_counted(scene.boxes * scale), scene.classes, scene.aside)
+    return Truth(_counted(scene.boxes * scale), scene.classes, scene.ignored)
 
 
 # --- COCO
 
 
 def require_measure() -> None:
-    """Refuse at once, not after hours of training.
+    """Raise an error before training if AP cannot be computed afterwards.
 
     Raises:
-        ConfigError: faster-coco-eval is missing.
+        ConfigError: faster-coco-eval is not installed.
     """
     _library()
 
@@ -154,7 +156,7 @@ def _library() -> Any:
         import faster_coco_eval
     except ImportError:
         raise ConfigError(
-            "COCO's AP is computed by faster-coco-eval, which is not installed; pip install 'fewtags[coco]'."
+            "COCO's AP needs faster-coco-eval, which is not installed; run pip install 'fewtags[coco]'."
         ) from None
     return faster_coco_eval
 
@@ -166,7 +168,7 @@ def _encoded(mask: Tensor | NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def _coco_truth(data: Scenes, found: Sequence[Detections]) -> dict[str, Any]:
-    """The annotations in pixels of the photos; where those are of the stated size, as they are in the file."""
+    """Return the annotations as a COCO file, in pixels of the photos."""
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for n, (scene, one) in enumerate(zip(data.scenes, found, strict=True), 1):
@@ -179,7 +181,7 @@ def _coco_truth(data: Scenes, found: Sequence[Detections]) -> dict[str, Any]:
                 "category_id": int(scene.classes[i]) + 1,
                 "bbox": [x0, y0, x1 - x0, y1 - y0],
                 "area": float(scene.areas[i]) * across * down,
-                "iscrowd": int(scene.aside[i]),
+                "iscrowd": int(scene.ignored[i]),
             }
             if one.masks is not None:
                 annotation["segmentation"] = _segmentation(scene, i, one)
@@ -190,7 +192,7 @@ def _coco_truth(data: Scenes, found: Sequence[Detections]) -> dict[str, Any]:
 
 def _segmentation(scene: Scene, i: int, one: Detections) -> Any:
     outline = scene.outlines[i]
-    if outline is None:  # a crowd without an outline: its box
+    if outline is None:  # a crowd without an outline counts as its box
         x0, y0, x1, y1 = scene.boxes[i] * np.array([one.width / scene.width, one.height / scene.height] * 2)
         return [[x0, y0, x1, y0, x1, y1, x0, y1]]
     if isinstance(outline, list):
@@ -229,4 +231,4 @@ def _coco_ap(truth: dict[str, Any], results: list[dict[str, Any]], name: str, ki
 
 
 def _silent(*_words: object) -> None:
-    """Instead of printing."""
+    """Print nothing."""

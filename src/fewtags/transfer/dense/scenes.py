@@ -1,4 +1,8 @@
-"""Photos with boxes, and with outlines where there are any: COCO's JSON and Pascal VOC's XML."""
+"""Photos with boxes and, in COCO, outlines: readers of COCO's JSON and Pascal VOC's XML for detection benchmarks.
+
+`formats` reads the same files as labels for classification. Here boxes stay in pixels, crowds and difficult objects are
+kept apart, and a photo or object that cannot be used is an error, because a benchmark must not drop any.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from fewtags.errors import ConfigError, DataError
 from fewtags.formats.coco_masks import draw_mask, run_lengths
 from fewtags.photos.decode import read_image
 from fewtags.photos.loader import rng
-from fewtags.transfer.drawn import HOLD_OUT
+from fewtags.transfer.dense.batches import HOLD_OUT
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
@@ -27,20 +31,20 @@ VOC_CLASSES = (
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Scene:
     """A photo and its objects, in pixels of the size that the annotation states.
 
     Attributes:
-        image: the file; may be of another size, but of the same aspect.
-        width: as stated.
-        height: as stated.
+        image: the file; its size may differ from the stated one, its aspect may not.
+        width: stated width.
+        height: stated height.
         boxes: float64 [m, 4], x0, y0, x1, y1, continuous.
         classes: int64 [m], 0..C - 1.
-        aside: bool [m]: crowds (COCO) or difficult (VOC), which need not be found.
-        outlines: of each object: polygons (arrays, which worker processes do not copy) or run lengths, see `draw_mask`;
-            None where there is none.
-        areas: float64 [m] of the objects.
+        ignored: bool [m], crowds (COCO) and difficult objects (VOC); evaluation does not count them.
+        outlines: polygons of each object (arrays, which worker processes do not copy) or run lengths, see `draw_mask`;
+            None for an object without an outline.
+        areas: float64 [m], area of each object.
     """
 
     image: Path
@@ -48,27 +52,27 @@ class Scene:
     height: int
     boxes: NDArray[np.float64]
     classes: NDArray[np.int64]
-    aside: NDArray[np.bool_]
+    ignored: NDArray[np.bool_]
     outlines: tuple[Any, ...]
     areas: NDArray[np.float64]
 
     def pixels(self) -> NDArray[np.uint8]:
-        """The photo, uint8 [h, w, 3].
+        """Read the photo, uint8 [h, w, 3].
 
         Raises:
-            DataError: it cannot be read, or has another aspect than stated.
+            DataError: it cannot be read, or its aspect differs from the stated one.
         """
         pixels = read_image(self.image)
         height, width, _ = pixels.shape
         if abs(width * self.height / self.width - height) > 1 and abs(height * self.width / self.height - width) > 1:
             raise DataError(
-                f"{self.image} is {width} x {height} pixels and its annotation says {self.width} x {self.height}, "
-                "another shape; give the photo that was annotated."
+                f"{self.image} has {width} x {height} pixels, but its annotation states {self.width} x {self.height}, "
+                "which is another aspect ratio; give the photo that was annotated."
             )
         return pixels
 
     def mask(self, n: int, height: int, width: int) -> NDArray[np.bool_]:
-        """The pixels of an object in a photo of that size."""
+        """Return the mask of an object, bool [height, width], in a photo of that size."""
         outline = self.outlines[n]
         if (height, width) == (self.height, self.width):
             return draw_mask(outline, height, width)
@@ -79,7 +83,7 @@ class Scene:
         return whole[rows[:, None], columns]
 
     def scaled(self, n: int, height: int, width: int) -> list[list[float]]:
-        """The polygons of an object in a photo of that size."""
+        """Return the polygons of an object in a photo of that size."""
         across, down = width / self.width, height / self.height
         return [(np.reshape(polygon, (-1, 2)) * [across, down]).ravel().tolist() for polygon in self.outlines[n]]
 
@@ -90,10 +94,10 @@ class Scenes:
     """Annotated photos.
 
     Attributes:
-        layout: whose rules hold: which objects are learnt from, and what AP means.
+        layout: rules for training objects and for AP.
         scenes: N photos.
         classes: names of the C classes.
-        notes: what was left out, in words.
+        notes: remarks about photos that were left out.
     """
 
     layout: Literal["coco", "voc"]
@@ -104,45 +108,47 @@ class Scenes:
     def __len__(self) -> int:
         return len(self.scenes)
 
-    def to_learn(self, scene: Scene) -> NDArray[np.bool_]:
-        """Which of its objects are learnt from, as in detectron2: any with an area; no crowds, but difficult ones."""
+    def trainable(self, scene: Scene) -> NDArray[np.bool_]:
+        """Return bool [m], the objects to train on, as in detectron2: those with an area, without crowds."""
         sides = scene.boxes[:, 2:] - scene.boxes[:, :2]
-        return (sides > 0).all(1) & (~scene.aside | (self.layout == "voc"))
+        return (sides > 0).all(1) & (~scene.ignored | (self.layout == "voc"))
 
     def with_objects(self) -> Scenes:
-        """Those that have something to learn from.
+        """Return the photos that have an object to train on.
 
         Raises:
-            DataError: none has.
+            DataError: no photo has one.
         """
-        kept = tuple(scene for scene in self.scenes if self.to_learn(scene).any())
+        kept = tuple(scene for scene in self.scenes if self.trainable(scene).any())
         if not kept:
-            raise DataError("no photo has a box to learn from; give photos with annotated objects.")
+            raise DataError("no photo has a box to train on; give photos with annotated objects.")
         return replace(self, scenes=kept)
 
     def with_outlines(self) -> Scenes:
-        """Those whose objects all have an outline (crowds apart): an object without one would be taught to be none.
+        """Return the photos whose objects, except crowds, all have an outline.
+
+        An object without an outline would be trained as background.
 
         Raises:
-            DataError: none is left.
+            DataError: no photo is left.
         """
         kept = tuple(scene for scene in self.scenes if _all_outlined(scene))
         if not any(len(scene.boxes) for scene in kept):
-            raise DataError("no photo has an outline (segmentation) for its objects; learn boxes only: --boxes-only.")
-        out = len(self.scenes) - len(kept)
-        said = (f"{out:,} of {len(self.scenes):,} photos are left out: an object has no outline",) if out else ()
-        return replace(self, scenes=kept, notes=self.notes + said)
+            raise DataError("no photo has outlines (segmentation) of its objects; train on boxes only: --boxes-only.")
+        dropped = len(self.scenes) - len(kept)
+        note = f"{dropped:,} of {len(self.scenes):,} photos are left out: an object has no outline"
+        return replace(self, scenes=kept, notes=(*self.notes, note) if dropped else self.notes)
 
-    def held_out(self, share: float, seed: int) -> tuple[Scenes, Scenes]:
-        """A random part for training, and `share` of the photos for testing.
+    def hold_out(self, share: float, seed: int) -> tuple[Scenes, Scenes]:
+        """Split into training photos and a random `share` of test photos.
 
         Raises:
-            ConfigError: no photo for one of them.
+            ConfigError: one part has no photo.
         """
         count = round(share * len(self.scenes))
         if not 0 < count < len(self.scenes):
             raise ConfigError(
-                f"{share:g} of {len(self.scenes)} photos leaves none to train or to test on; give another share."
+                f"--hold-out {share:g}: of {len(self.scenes)} photos, none is left to train or test on; change it."
             )
         order = rng(seed, 0, 0, HOLD_OUT).permutation(len(self.scenes))
         test, train = (tuple(self.scenes[n] for n in sorted(part.tolist())) for part in np.split(order, [count]))
@@ -150,7 +156,7 @@ class Scenes:
 
 
 def _all_outlined(scene: Scene) -> bool:
-    return all(bool(outline) or aside for outline, aside in zip(scene.outlines, scene.aside, strict=True))
+    return all(bool(outline) or ignored for outline, ignored in zip(scene.outlines, scene.ignored, strict=True))
 
 
 # --- COCO
@@ -184,31 +190,31 @@ class _File(BaseModel):
 
 
 def coco_scenes(file: Path, images: Path) -> Scenes:
-    """COCO's annotations: the classes by category id, the photos in the order of the file.
+    """Read a COCO instances file: classes in the order of category ids, photos in the order of the file.
 
     Args:
-        file: "instances" JSON.
+        file: JSON file.
         images: folder that `file_name` is relative to.
 
     Raises:
-        DataError: not such a file, contradictory ids, or photos that are not there.
+        DataError: the file is not a COCO instances file, ids contradict each other, or photos are missing.
     """
     try:
         content = _File.model_validate_json(file.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise DataError(f"{file} is no COCO instances file: {where}: {first['msg']}.") from None
+        raise DataError(f"{file} is not a COCO instances file: {where}: {first['msg']}.") from None
     categories = sorted(content.categories, key=lambda category: category.id)
     number = {category.id: n for n, category in enumerate(categories)}
     own: dict[int, list[_Annotation]] = {image.id: [] for image in content.images}
     if len(own) < len(content.images):
-        raise DataError(f"{file} has two images with the same id; give each its own.")
+        raise DataError(f"{file} has two images with the same id; give each image its own id.")
     for n, annotation in enumerate(content.annotations, 1):
         if annotation.image_id not in own:
-            raise DataError(f"{file}, annotation {n}: no image has the id {annotation.image_id}; mend or remove it.")
+            raise DataError(f"{file}, annotation {n}: no image has the id {annotation.image_id}; fix or remove it.")
         if annotation.category_id not in number:
-            raise DataError(f"{file}, annotation {n}: no category has the id {annotation.category_id}; mend it.")
+            raise DataError(f"{file}, annotation {n}: no category has the id {annotation.category_id}; fix it.")
         own[annotation.image_id].append(annotation)
     scenes = tuple(_coco_scene(images / image.file_name, image, own[image.id], number) for image in content.images)
     _refuse_missing(scenes, images)
@@ -217,33 +223,33 @@ def coco_scenes(file: Path, images: Path) -> Scenes:
 
 def _coco_scene(path: Path, image: _Image, objects: Sequence[_Annotation], number: dict[int, int]) -> Scene:
     if min(image.width, image.height) < 1:
-        raise DataError(f"image {image.id} ({image.file_name}) has no size; state its width and height.")
+        raise DataError(f"image {image.id} ({image.file_name}) has no size; add its width and height.")
     corners = np.array([o.bbox for o in objects], np.float64).reshape(-1, 4)
     sizes = corners[:, 2:].copy()
     corners[:, 2:] += corners[:, :2]
     return Scene(
-        path,
-        image.width,
-        image.height,
-        corners,
-        np.array([number[o.category_id] for o in objects], np.int64),
-        np.array([o.iscrowd != 0 for o in objects], np.bool_),
-        tuple(_outline(o.segmentation, image) for o in objects),
-        np.array([size.prod() if o.area is None else o.area for o, size in zip(objects, sizes, strict=True)]),
+        image=path,
+        width=image.width,
+        height=image.height,
+        boxes=corners,
+        classes=np.array([number[o.category_id] for o in objects], np.int64),
+        ignored=np.array([o.iscrowd != 0 for o in objects], np.bool_),
+        outlines=tuple(_outline(o.segmentation, image) for o in objects),
+        areas=np.array([size.prod() if o.area is None else o.area for o, size in zip(objects, sizes, strict=True)]),
     )
 
 
 def _outline(segmentation: list[list[float]] | dict[str, Any] | None, image: _Image) -> Any:
-    """What can be drawn; polygons without an inside are left out, as in detectron2.
+    """Return the outline to draw; polygons without an inside are dropped, as in detectron2.
 
     Raises:
-        DataError: run lengths that cannot be read, or are of another size than the image.
+        DataError: run lengths cannot be read, or do not have the size of the image.
     """
     if not isinstance(segmentation, list):
         if segmentation and run_lengths(segmentation.get("counts")).sum() != image.width * image.height:
             raise DataError(
-                f"image {image.id} ({image.file_name}): the run lengths of an object are damaged, or not of its "
-                f"{image.width} x {image.height} pixels; mend or remove that segmentation."
+                f"image {image.id} ({image.file_name}): the run lengths of an object are damaged, or do not cover "
+                f"{image.width} x {image.height} pixels; fix or remove that segmentation."
             )
         return segmentation or None
     return [np.array(polygon) for polygon in segmentation if len(polygon) >= 6 and len(polygon) % 2 == 0] or None
@@ -253,8 +259,8 @@ def _refuse_missing(scenes: Sequence[Scene], images: Path) -> None:
     missing = [scene.image for scene in scenes if not scene.image.is_file()]
     if missing:
         raise DataError(
-            f"{len(missing):,} of {len(scenes):,} photos are not in {images}, the first is {missing[0].name}; name "
-            "the folder that holds them."
+            f"{len(missing):,} of {len(scenes):,} photos are not in {images}, for example {missing[0].name}; give the "
+            "folder of the photos."
         )
 
 
@@ -262,17 +268,17 @@ def _refuse_missing(scenes: Sequence[Scene], images: Path) -> None:
 
 
 def voc_scenes(root: Path, year: Literal["2007", "2012"], split: Literal["train", "val", "trainval", "test"]) -> Scenes:
-    """A split of a VOCdevkit folder: VOC2007/ImageSets/Main/SPLIT.txt, Annotations, JPEGImages.
+    """Read a split of a VOCdevkit folder: VOC2007/ImageSets/Main/SPLIT.txt, Annotations, JPEGImages.
 
-    VOC's boxes count pixels from 1 and include the last one; x0, y0 are therefore one less here.
+    VOC counts pixels from 1 and includes the last one, so x0 and y0 are one less here.
 
     Raises:
-        DataError: files that are not there, broken or dangerous XML, or a class that VOC does not have.
+        DataError: files are missing, XML is broken or dangerous, or VOC does not have a class.
     """
     base = root / f"VOC{year}"
     names = base / "ImageSets" / "Main" / f"{split}.txt"
     if not names.is_file():
-        raise DataError(f"{names} is not there; give the VOCdevkit folder, with VOC{year} in it.")
+        raise DataError(f"{names} does not exist; give the VOCdevkit folder, with VOC{year} in it.")
     words = [line.split()[0] for line in names.read_text("utf-8-sig").splitlines() if line.strip()]
     scenes = tuple(_voc_scene(base, word) for word in words)
     _refuse_missing(scenes, base / "JPEGImages")
@@ -282,30 +288,30 @@ def voc_scenes(root: Path, year: Literal["2007", "2012"], split: Literal["train"
 def _voc_scene(base: Path, name: str) -> Scene:
     file = base / "Annotations" / f"{name}.xml"
     if not file.is_file():
-        raise DataError(f"{file} is not there, the annotation of a photo that the split lists.")
+        raise DataError(f"{file} does not exist, but the split lists its photo; unpack the annotations again.")
     try:
         page = defusedxml.ElementTree.fromstring(file.read_bytes())
         width, height = (int(_text(page, f"size/{side}")) for side in ("width", "height"))
         objects = [_voc_object(element) for element in page.iterfind("object")]
     except (ParseError, DefusedXmlException, ValueError) as error:
-        raise DataError(f"{file}: {str(error) or type(error).__name__}; mend or remove it.") from None
+        raise DataError(f"{file}: {str(error) or type(error).__name__}; fix or remove it.") from None
     boxes = np.array([corners for _, corners, _ in objects], np.float64).reshape(-1, 4)
     return Scene(
-        base / "JPEGImages" / f"{name}.jpg",
-        width,
-        height,
-        boxes,
-        np.array([class_ for class_, _, _ in objects], np.int64),
-        np.array([difficult for _, _, difficult in objects], np.bool_),
-        (None,) * len(objects),
-        (boxes[:, 2:] - boxes[:, :2]).prod(1),
+        image=base / "JPEGImages" / f"{name}.jpg",
+        width=width,
+        height=height,
+        boxes=boxes,
+        classes=np.array([class_ for class_, _, _ in objects], np.int64),
+        ignored=np.array([difficult for _, _, difficult in objects], np.bool_),
+        outlines=(None,) * len(objects),
+        areas=(boxes[:, 2:] - boxes[:, :2]).prod(1),
     )
 
 
 def _voc_object(element: Element) -> tuple[int, list[float], bool]:
     name = _text(element, "name")
     if name not in VOC_CLASSES:
-        raise ValueError(f"{name!r} is none of the 20 classes of VOC")
+        raise ValueError(f"{name!r} is not one of the 20 classes of VOC")
     low = [float(_text(element, f"bndbox/{key}")) - 1 for key in ("xmin", "ymin")]
     high = [float(_text(element, f"bndbox/{key}")) for key in ("xmax", "ymax")]
     return VOC_CLASSES.index(name), low + high, (element.findtext("difficult") or "0").strip() == "1"

@@ -1,0 +1,65 @@
+"""Options that several commands share, and groups of options declared once as a dataclass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+Images = Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")]
+Complete = Annotated[bool, typer.Option("--complete", help="Classes not listed for a photo are absent, not unknown.")]
+ReadingSettings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")
+]
+Cpu = Annotated[bool, typer.Option("--cpu", help="Do not use a GPU.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command for typer in which every dataclass parameter is replaced by its fields.
+
+    A field is declared like a parameter of a command: `Annotated[type, typer.Option(...)]` with a default, or
+    `Annotated[type, typer.Argument(...)]`. Required arguments come first (those of groups before the command's own),
+    then the command's own options, then the options of its groups.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    signature = inspect.signature(command)
+    groups = {name: hints[name] for name in signature.parameters if is_dataclass(hints[name])}
+    shared = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=get_type_hints(group, include_extras=True)[field.name],
+        )
+        for group in groups.values()
+        for field in fields(group)
+    ]
+    own = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        if name not in groups
+    ]
+    required = [parameter for parameter in (*shared, *own) if parameter.default is inspect.Parameter.empty]
+    optional = [parameter for parameter in (*own, *shared) if parameter.default is not inspect.Parameter.empty]
+
+    def expanded(**values: Any) -> None:
+        made = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**made, **values)
+
+    expanded.__name__, expanded.__doc__ = command.__name__, command.__doc__
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in (*required, *optional)}
+    vars(expanded)["__signature__"] = signature.replace(parameters=[*required, *optional])
+    return expanded
+
+
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were given."""
+    return {name: value for name, value in values.items() if value is not None}

@@ -21,7 +21,8 @@ from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan, Output, SpatialHead, SpatialNet
 from fewtags.photos.augment import SquareCrop
 from fewtags.photos.augment_fixmatch import Strong
-from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
+from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader
 from fewtags.table.table import LabelTable
 from protocol import Setup, digest
 
@@ -158,6 +159,6 @@ def _in_memory(mapped: ViewFeatures) -> ViewFeatures:
     return ViewFeatures(mapped.features.clone(), mapped.views.clone(), second_view)
 
 
-def _photos(table: LabelTable) -> Photos:
+def _photos(table: LabelTable) -> PhotoFolder:
     assert table.root is not None
-    return Photos(table.root, table.images)
+    return PhotoFolder(table.root, table.images)

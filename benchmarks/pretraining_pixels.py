@@ -23,7 +23,8 @@ from fewtags.labels import Batch, LabelMatrix, Locations, SecondView
 from fewtags.nets.spatial import Preprocessing
 from fewtags.photos.augment import Policy, ResizedCrop, SquareCrop
 from fewtags.photos.augment_moco import AugPlus
-from fewtags.photos.loader import EpochSampler, EvalSet, Failure, Photos, Sample, TrainSet, make_places
+from fewtags.photos.dataset import EvalSet, Failure, PhotoFolder, Sample, TrainSet
+from fewtags.photos.loader import EpochSampler, make_places
 from fewtags.table.table import LabelTable
 from pretraining_protocol import PretrainBenchmark
 from protocol import digest
@@ -222,9 +223,9 @@ class CropSource:
             )
 
 
-def _photos(table: LabelTable) -> Photos:
+def _photos(table: LabelTable) -> PhotoFolder:
     assert table.root is not None
-    return Photos(table.root, table.images)
+    return PhotoFolder(table.root, table.images)
 
 
 def _good(sample: Sample | Failure) -> Sample:

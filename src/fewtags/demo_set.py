@@ -271,8 +271,8 @@ def _complete(keys: Sequence[str], scenes: Sequence[_Scene], root: Path) -> Labe
         state=np.full(sum(len(s.digits) for s in scenes), Label.POSITIVE),
         locations=np.concatenate([s.boxes for s in scenes]),
         source="boxes.csv",
-        closed=np.zeros(len(scenes), np.int16),
-        covers=np.ones((1, len(CLASSES)), np.bool_),
+        complete_set=np.zeros(len(scenes), np.int16),
+        complete_classes=np.ones((1, len(CLASSES)), np.bool_),
         root=root,
     )
 

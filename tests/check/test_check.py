@@ -14,7 +14,7 @@ from fewtags.check.label_findings import Finding
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
 from fewtags.table.merge import merge
-from fewtags.table.table import Excluded, Kind, LabelTable, Notes, ValueReading
+from fewtags.table.table import Excluded, ExclusionKind, LabelTable, Notes, ValueReading
 
 P, N, U = 1, -1, 0  # as written in the tables below
 
@@ -424,7 +424,7 @@ def test_the_readers_notes_are_said_once_for_all_splits_of_a_table() -> None:
         ("excluded", "note", "2 items are left out as asked for; see excluded.csv. Nothing is to be done."),
     ],
 )
-def test_what_is_left_out_counts_by_why(kind: Kind, level: str, message: str) -> None:
+def test_what_is_left_out_counts_by_why(kind: ExclusionKind, level: str, message: str) -> None:
     """Data that is lost is an error; what cannot be read or was never there a warning; what was asked for a note."""
     rows = tuple(Excluded(f"row {n}", "why", "labels.csv", kind) for n in (1, 2))
     report = check({"train": _table(_many(5, [P, N, P]), notes=Notes(excluded=rows))})

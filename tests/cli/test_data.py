@@ -18,9 +18,9 @@ from fewtags.budget.purchase import simulate_budget
 from fewtags.budget.simulate import keep, single_positive
 from fewtags.formats.read import read
 from fewtags.labels import ClassNames, Label
+from fewtags.table.merge import with_classes
 from fewtags.table.storage import load, save
 from fewtags.table.table import LabelTable
-from fewtags.table.vocabulary import with_classes
 
 Run = Callable[..., Result]
 Thin = Callable[[LabelTable], LabelTable]
@@ -214,7 +214,7 @@ def test_closed_images_of_other_splits_stay_closed(run: Run, boxes: Path, tmp_pa
     run("simulate", tmp_path / "full.parquet", "--out", tmp_path / "part.parquet")
     part = load(tmp_path / "part.parquet")
     assert part.named_splits()["val"].fingerprint == full.named_splits()["val"].fingerprint
-    assert (part.named_splits()["train"].closed == -1).all()
+    assert (part.named_splits()["train"].complete_set == -1).all()
 
 
 def test_without_a_split_called_train_all_but_val_and_test_are_thinned(run: Run, dataset: Path, tmp_path: Path) -> None:
@@ -318,8 +318,8 @@ def boxes(dataset: Path, tmp_path: Path) -> Path:
         class_=cell % 3,
         state=np.ones(len(cell), int),
         locations=np.concatenate([low, low + 0.25], 1),
-        closed=np.zeros(12, int),
-        covers=np.ones((1, 3), bool),
+        complete_set=np.zeros(12, int),
+        complete_classes=np.ones((1, 3), bool),
         root=whole.root,
     )
     save(table, tmp_path / "boxes.parquet", keep_root=True)

@@ -30,7 +30,8 @@ from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.objectives.fixmatch import FixMatch
 from fewtags.photos.augment import SquareCrop
 from fewtags.photos.augment_fixmatch import Strong
-from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
+from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader
 from fewtags.stores.shard import Shard
 
 SAMPLES, CLASSES, SIZE, VIEWS, DIM = 11, 3, 16, 2, 6
@@ -50,7 +51,7 @@ def make_net():
 
 @dataclass
 class Scene:
-    photos: Photos
+    photos: PhotoFolder
     labels: LabelMatrix
 
     def loader(self, views_cycle=VIEWS, *, view_seed=0, order_seed=0, shard=None, second_view=None):
@@ -69,7 +70,7 @@ def scene(tmp_path_factory):
         Image.fromarray(rng.integers(0, 256, (20 + n, 30 - n, 3), np.uint8)).save(root / f"{n}.png")
     dense = np.full((SAMPLES, CLASSES), Label.UNKNOWN, np.int8)
     dense[np.arange(SAMPLES), rng.integers(CLASSES, size=SAMPLES)] = Label.POSITIVE
-    return Scene(Photos(root, pa.array([f"{n}.png" for n in range(SAMPLES)])), LabelMatrix.from_dense(dense))
+    return Scene(PhotoFolder(root, pa.array([f"{n}.png" for n in range(SAMPLES)])), LabelMatrix.from_dense(dense))
 
 
 def filled(scene, dtype=torch.float32, shard=None):
@@ -281,7 +282,7 @@ def test_head_inputs_give_the_logits(scene, plan, shape):
 def test_a_process_without_a_photo_has_no_logits(scene, kernel):
     net = SpatialNet(make_net().backbone, SpatialHead(DIM, CLASSES, plan=HeadPlan(kernel)))
     one = EvalSet(
-        Photos(scene.photos.root, scene.photos.keys[:1]), scene.labels.subset(np.array([0])), SquareCrop(SIZE)
+        PhotoFolder(scene.photos.root, scene.photos.keys[:1]), scene.labels.subset(np.array([0])), SquareCrop(SIZE)
     )
     inputs = head_inputs(net, EvalLoader(one, 4, COLLATE, rank=1, world=2), torch.device("cpu"))
     assert net.head.predict_logits(inputs).shape == (0, CLASSES)

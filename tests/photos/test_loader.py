@@ -18,25 +18,19 @@ from fewtags.labels import Label, LabelMatrix, Locations
 from fewtags.photos.augment import Jitter, ResizedCrop, SquareCrop, WholeImage
 from fewtags.photos.augment_fixmatch import Strong
 from fewtags.photos.augment_moco import AugPlus
-from fewtags.photos.decode import open_photo, read_image
-from fewtags.photos.loader import (
+from fewtags.photos.dataset import (
     AUGMENTATION,
     SECOND_VIEW,
-    Collate,
-    EpochSampler,
-    EvalLoader,
     EvalSet,
     Failure,
-    Photos,
-    PixelBatch,
+    PhotoFolder,
     Sample,
-    TrainLoader,
     TrainSet,
-    Workers,
-    make_loader,
     read_through,
-    rng,
 )
+from fewtags.photos.decode import open_photo, read_image
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, PixelBatch, TrainLoader, Workers, make_loader
+from fewtags.seeds import rng
 
 # Python 3.12 and later warn of every fork of a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -62,7 +56,7 @@ def photos(tmp_path_factory):
         (root / key).parent.mkdir(exist_ok=True)
         pixels = draw.integers(0, 256, (20 + i, 40 - i, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(root / key, exif=turned if i == 4 else Image.Exif())
-    return Photos(root, pa.array(keys))
+    return PhotoFolder(root, pa.array(keys))
 
 
 @pytest.fixture(scope="module")
@@ -86,32 +80,6 @@ def equal(first, second):
 
 def indices(loader_or_batches):
     return [batch.index.tolist() for batch in loader_or_batches]
-
-
-# Random numbers
-
-
-def philox(counter, key):
-    """Philox 4x64 with ten rounds, from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011)."""
-    mask = 2**64 - 1
-    x, k = list(counter), list(key)
-    for _ in range(10):
-        first, second = 0xD2E7470EE14C6C93 * x[0], 0xCA5A826395121157 * x[2]
-        x = [(second >> 64) ^ x[1] ^ k[0], second & mask, (first >> 64) ^ x[3] ^ k[1], first & mask]
-        k = [(k[0] + 0x9E3779B97F4A7C15) & mask, (k[1] + 0xBB67AE8584CAA73B) & mask]
-    return x
-
-
-@pytest.mark.parametrize("arguments", [(0, 0, 0, 0), (1, 2, 3, 4), (2**64 - 1, 2**40, 2**63 + 5, 1)])
-def test_random_numbers_are_philox_of_the_arguments(arguments):
-    seed, epoch, index, stream = arguments
-    expected = philox((1, 0, index, epoch), (seed, stream)) + philox((2, 0, index, epoch), (seed, stream))
-    assert rng(*arguments).bit_generator.random_raw(8).tolist() == expected
-
-
-def test_every_argument_matters():
-    draws = {rng(*arguments).random() for arguments in np.ndindex(3, 3, 3, 3)}
-    assert len(draws) == 81
 
 
 # Order
@@ -495,7 +463,7 @@ def broken(photos, tmp_path):
         path.parent.mkdir(exist_ok=True)
         content = photos.path(index).read_bytes()
         path.write_bytes(content[: len(content) // 2] if index == 6 else content)
-    return Photos(tmp_path, photos.keys)
+    return PhotoFolder(tmp_path, photos.keys)
 
 
 @pytest.mark.parametrize("workers", [None, Workers(2)], ids=["alone", "two workers"])

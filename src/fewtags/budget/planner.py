@@ -98,7 +98,7 @@ def _guess(curves: Mapping[Measure, Curve], otherwise: str = "not measured") -> 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Offer:
+class Purchase:
     """What the budget buys of one type.
 
     Attributes:
@@ -159,7 +159,7 @@ class BudgetPlan:
         photos: N, how many photos there are.
         cost: what answers take.
         guide: where expectations come from.
-        offers: by type.
+        purchases: by type.
         notes: what else has to be known, in words.
     """
 
@@ -167,13 +167,13 @@ class BudgetPlan:
     photos: int
     cost: CostModel
     guide: Guide
-    offers: tuple[Offer, ...]
+    purchases: tuple[Purchase, ...]
     notes: tuple[str, ...]
 
-    def ranked(self) -> list[Offer]:
-        """The offers that something is expected of, best first."""
-        judged = [offer for offer in self.offers if offer.mean_ap.value is not None]
-        return sorted(judged, key=lambda offer: -(offer.mean_ap.value or 0.0))
+    def ranked(self) -> list[Purchase]:
+        """The purchases that something is expected of, best first."""
+        judged = [purchase for purchase in self.purchases if purchase.mean_ap.value is not None]
+        return sorted(judged, key=lambda purchase: -(purchase.mean_ap.value or 0.0))
 
     def advice(self) -> str:
         """One sentence: what to buy, and whether the difference to the second best is resolved."""
@@ -181,7 +181,7 @@ class BudgetPlan:
         if not ranked:
             return (
                 "No type can be recommended: "
-                + "; ".join(f"{offer.kind.described()}: {offer.mean_ap.refused}" for offer in self.offers)
+                + "; ".join(f"{purchase.kind.described()}: {purchase.mean_ap.refused}" for purchase in self.purchases)
                 + ("; run a pilot on more photos." if self.guide.curves else "; run a pilot: --run-pilot.")
             )
         best = ranked[0]
@@ -206,8 +206,8 @@ class BudgetPlan:
             "is easier to make."
         )
 
-    def _lead(self, best: Offer, second: Offer) -> tuple[float, float, str]:
-        """Lower and upper end of how much one offer is better, and how much that is in words."""
+    def _lead(self, best: Purchase, second: Purchase) -> tuple[float, float, str]:
+        """Lower and upper end of how much one purchase is better, and how much that is in words."""
         curves, lead = self.guide.curves, (best.mean_ap.value or 0.0) - (second.mean_ap.value or 0.0)
         if curves is None:
             blur = math.inf if self.guide.resolution is None else self.guide.resolution
@@ -222,7 +222,7 @@ class BudgetPlan:
         """The table, for people."""
         yield f"budget {self.seconds / 3600:,.1f} h, {self.photos:,} photos; {self.cost}"
         header = ("type", "photos", "or complete", "labels", "positives", "places", "hours", "mAP", "mAP-loc", "")
-        rows = [header, *(_cells(offer) for offer in self.offers)]
+        rows = [header, *(_cells(purchase) for purchase in self.purchases)]
         if all(row[8] == "-" for row in rows[1:]):
             rows = [(*row[:8], *row[9:]) for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -238,7 +238,7 @@ class BudgetPlan:
             "photos": self.photos,
             "cost": dict(vars(self.cost)),
             "source": self.guide.source,
-            "offers": [offer.to_dict() for offer in self.offers],
+            "offers": [purchase.to_dict() for purchase in self.purchases],
             "advice": self.advice(),
             "notes": [*self.guide.notes, *self.notes],
         }
@@ -268,20 +268,22 @@ def plan_budget(
             "--instances"
         )
         kinds = [kind for kind in kinds if not kind.every]
-    offers = [offer for kind in kinds if (offer := _offer(kind, seconds, photos, cost, guide)).labels]
-    if not offers:
+    purchases = [purchase for kind in kinds if (purchase := _purchase(kind, seconds, photos, cost, guide)).labels]
+    if not purchases:
         raise ConfigError(f"{seconds:g} s buy no label of {', '.join(map(str, kinds)) or 'any type'}.")
-    return BudgetPlan(seconds, photos, cost, guide, tuple(offers), (*notes, *_remarks(offers, photos, cost, guide)))
+    return BudgetPlan(
+        seconds, photos, cost, guide, tuple(purchases), (*notes, *_remarks(purchases, photos, cost, guide))
+    )
 
 
-def _offer(kind: Annotation, seconds: float, photos: int, cost: CostModel, guide: Guide) -> Offer:
+def _purchase(kind: Annotation, seconds: float, photos: int, cost: CostModel, guide: Guide) -> Purchase:
     each, everything = cost.seconds_per_pair(kind), photos * cost.classes
     labels = min(everything, math.floor(seconds / each * (1 + 1e-9)))
     positives = labels * cost.positives_per_image / cost.classes
     present = cost.positives_per_image if not kind.every else cost.instances_per_image or 0.0
     places = labels * present / cost.classes if kind is not Annotation.TAGS else 0.0
     guess = guide.guesses.get(kind, _guess({}, "not in the pilot"))
-    return Offer(
+    return Purchase(
         kind,
         labels,
         round(photos * (1 - (1 - labels / everything) ** cost.classes)),
@@ -295,18 +297,18 @@ def _offer(kind: Annotation, seconds: float, photos: int, cost: CostModel, guide
     )
 
 
-def _remarks(offers: Sequence[Offer], photos: int, cost: CostModel, guide: Guide) -> Iterator[str]:
-    for offer in offers:
-        if offer.left > 0:
+def _remarks(purchases: Sequence[Purchase], photos: int, cost: CostModel, guide: Guide) -> Iterator[str]:
+    for purchase in purchases:
+        if purchase.left > 0:
             yield (
-                f"{offer.kind.described()}: all {offer.labels:,} labels ({photos:,} photos x {cost.classes:,} classes) "
-                f"take {offer.seconds / 3600:,.1f} h, and {offer.left / 3600:,.1f} h are left: for more photos, or for "
-                "a dearer type"
+                f"{purchase.kind.described()}: all {purchase.labels:,} labels ({photos:,} photos x {cost.classes:,} "
+                f"classes) take {purchase.seconds / 3600:,.1f} h, and {purchase.left / 3600:,.1f} h are left: for more "
+                "photos, or for a dearer type"
             )
-    for offer in offers:
-        if offer.mean_ap.refused:
-            yield f"{offer.kind.described()}: nothing is expected: {offer.mean_ap.refused}"
-    if any(offer.mean_ap.extrapolated for offer in offers):
+    for purchase in purchases:
+        if purchase.mean_ap.refused:
+            yield f"{purchase.kind.described()}: nothing is expected: {purchase.mean_ap.refused}"
+    if any(purchase.mean_ap.extrapolated for purchase in purchases):
         yield (
             "extrapolated values hold only if the curves go on as they began; intervals allow for three forms of curve "
             f"and end at {FARTHEST:g} times the largest pilot"
@@ -318,16 +320,16 @@ def _remarks(offers: Sequence[Offer], photos: int, cost: CostModel, guide: Guide
         )
 
 
-def _cells(offer: Offer) -> tuple[str, ...]:
-    estimate = offer.mean_ap
+def _cells(purchase: Purchase) -> tuple[str, ...]:
+    estimate = purchase.mean_ap
     mark = f"extrapolated x{estimate.factor:.2g}" if estimate.extrapolated else ""
-    counts = (offer.photos, offer.complete_photos, offer.labels, offer.positives, offer.places)
+    counts = (purchase.photos, purchase.complete_photos, purchase.labels, purchase.positives, purchase.places)
     return (
-        offer.kind.described(),
+        purchase.kind.described(),
         *(f"{count:,}" for count in counts),
-        f"{offer.seconds / 3600:,.1f}",
+        f"{purchase.seconds / 3600:,.1f}",
         _shown(estimate),
-        _shown(offer.mean_ap_loc),
+        _shown(purchase.mean_ap_loc),
         mark,
     )
 

@@ -19,7 +19,7 @@ from fewtags.budget.simulate import MOST_CELLS
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
 from fewtags.table.keyed_random import content_hashes, mixed, seeded, uniform
-from fewtags.table.table import BLANKET_SOURCE, FACTS, LabelTable, fact_table
+from fewtags.table.table import FACTS, IMPLIED_SOURCE, LabelTable, fact_table
 from fewtags.text import suggest
 
 Mode = Literal["flat", "exact"]
@@ -98,8 +98,8 @@ def simulate_budget(
     result = replace(
         table,
         facts=pa.concat_tables([positives, *_negatives(table, pairs)]).unify_dictionaries(),
-        closed=np.full(len(table), -1, np.int16),
-        covers=np.zeros((0, len(table.classes)), np.bool_),
+        complete_set=np.full(len(table), -1, np.int16),
+        complete_classes=np.zeros((0, len(table.classes)), np.bool_),
     )
     took = float(spent[bought - 1])
     head = f"simulated a budget of {budget} ({kind.described()}, {mode} costs, seed {seed})"
@@ -283,7 +283,7 @@ def _negatives(table: LabelTable, pairs: _Pairs) -> list[pa.Table]:
     blanket = pairs.state == Label.NEGATIVE
     blanket[pair] = False
     rest = pairs.take(np.flatnonzero(blanket))
-    return [own, fact_table(rest.image, rest.class_, rest.state, source=BLANKET_SOURCE)]
+    return [own, fact_table(rest.image, rest.class_, rest.state, source=IMPLIED_SOURCE)]
 
 
 def _receipt(result: LabelTable, pairs: _Pairs, seconds: float) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label, LabelMatrix
 from fewtags.table.keyed_random import content_hashes, mixed, seeded, uniform
-from fewtags.table.table import BLANKET_SOURCE, MOST_CLOSURES, LabelTable, fact_table
+from fewtags.table.table import IMPLIED_SOURCE, MAX_COMPLETE_SETS, LabelTable, fact_table
 
 COLE_SEED = 1200
 """The seed of Cole et al. (Multi-Label Learning from Single Positive Labels, CVPR 2021), for labels and split."""
@@ -62,8 +62,8 @@ def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "co
     result = replace(
         table,
         facts=facts.filter(pa.array(kept)),
-        closed=np.full(len(table), -1, np.int16),
-        covers=np.zeros((0, len(table.classes)), np.bool_),
+        complete_set=np.full(len(table), -1, np.int16),
+        complete_classes=np.zeros((0, len(table.classes)), np.bool_),
     )
     return result.noting(f"simulated one positive per image ({protocol}, seed {seed}): {_difference(table, result)}")
 
@@ -181,9 +181,9 @@ def keep(table: LabelTable, *, positives: float, negatives: float, seed: int) ->
     disputed = np.isin(image * c + class_, owner[unclear] * c + labels.classes[unclear])
     kept = disputed | (draw(image, class_) < np.where(positive, positives, negatives))
     lost = positive & ~kept
-    closed, covers, written_out = _thinned(table, draw, negatives, image[lost], class_[lost])
+    complete_set, complete_classes, written_out = _thinned(table, draw, negatives, image[lost], class_[lost])
     facts = pa.concat_tables([table.facts.filter(pa.array(kept)), *written_out]).unify_dictionaries()
-    result = replace(table, facts=facts, closed=closed, covers=covers)
+    result = replace(table, facts=facts, complete_set=complete_set, complete_classes=complete_classes)
     shares = f"{positives:.4g} of the positives, {negatives:.4g} of the negatives, seed {seed}"
     return result.noting(f"simulated missing labels ({shares}): {_difference(table, result)}")
 
@@ -200,52 +200,55 @@ def _thinned(
         image: image of every lost positive, which must not turn into a blanket negative, and
         class_: its class.
     """
-    shut = np.flatnonzero(table.closed >= 0)
+    shut = np.flatnonzero(table.complete_set >= 0)
     if share == 0 or not len(shut):
         return np.full(len(table), -1, np.int16), np.zeros((0, len(table.classes)), np.bool_), []
     if share == 1:
-        if (opened := _without_cells(table.closed, table.covers, image, class_)) is not None:
+        if (opened := _without_cells(table.complete_set, table.complete_classes, image, class_)) is not None:
             return *opened, []
         losers = np.zeros(len(table), np.bool_)
         losers[image] = True
         shut = shut[losers[shut]]
-    closed = table.closed.copy()
-    closed[shut] = -1
-    covers = table.covers if np.any(closed >= 0) else table.covers[:0]
-    return closed, covers, [_write_out(table, draw, share, shut)]
+    complete_set = table.complete_set.copy()
+    complete_set[shut] = -1
+    complete_classes = table.complete_classes if np.any(complete_set >= 0) else table.complete_classes[:0]
+    return complete_set, complete_classes, [_write_out(table, draw, share, shut)]
 
 
 def _without_cells(
-    closed: NDArray[np.int16], covers: NDArray[np.bool_], image: NDArray[np.int64], class_: NDArray[np.int64]
+    complete_set: NDArray[np.int16],
+    complete_classes: NDArray[np.bool_],
+    image: NDArray[np.int64],
+    class_: NDArray[np.int64],
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_]] | None:
     """Take single cells out of the blankets; None where that makes more different rows than a table can hold."""
-    under = closed[image] >= 0
-    under[under] = covers[closed[image[under]], class_[under]]
+    under = complete_set[image] >= 0
+    under[under] = complete_classes[complete_set[image[under]], class_[under]]
     image, class_ = image[under], class_[under]
     order = np.argsort(image, kind="stable")
     image, class_ = image[order], class_[order]
     images, row = np.unique(image, return_inverse=True)
     packed = []
-    step = max(1, _BLOCK // max(1, covers.shape[1]))
+    step = max(1, _BLOCK // max(1, complete_classes.shape[1]))
     for start in range(0, len(images), step):
-        block = covers[closed[images[start : start + step]]]
+        block = complete_classes[complete_set[images[start : start + step]]]
         here = slice(*np.searchsorted(row, [start, start + step]))
         block[row[here] - start, class_[here]] = False
         packed.append(np.packbits(block, axis=1))
     if not packed:
-        return closed, covers
+        return complete_set, complete_classes
     unique, number = np.unique(np.concatenate(packed), axis=0, return_inverse=True)
-    if len(covers) + len(unique) > MOST_CLOSURES:
+    if len(complete_classes) + len(unique) > MAX_COMPLETE_SETS:
         return None
-    rows = np.unpackbits(unique, axis=1, count=covers.shape[1]).astype(np.bool_)
-    opened = closed.copy()
-    opened[images] = len(covers) + number.reshape(-1)
-    return opened, np.concatenate([covers, rows])
+    rows = np.unpackbits(unique, axis=1, count=complete_classes.shape[1]).astype(np.bool_)
+    opened = complete_set.copy()
+    opened[images] = len(complete_classes) + number.reshape(-1)
+    return opened, np.concatenate([complete_classes, rows])
 
 
 def _write_out(table: LabelTable, draw: _CellDraw, share: float, images: NDArray[np.int64]) -> pa.Table:
     """A share of the blanket negatives of `images` as facts."""
-    expected = share * float(table.covers.sum(1)[table.closed[images]].sum())
+    expected = share * float(table.complete_classes.sum(1)[table.complete_set[images]].sum())
     if expected > MOST_CELLS:
         raise DataError(
             f"about {expected:,.0f} negatives of completely annotated images would have to be written out one by one; "
@@ -255,12 +258,12 @@ def _write_out(table: LabelTable, draw: _CellDraw, share: float, images: NDArray
     step = max(1, _BLOCK // max(1, len(table.classes)))
     for start in range(0, len(images), step):
         block = images[start : start + step]
-        row, class_ = table.matrix.blanket(block)
+        row, class_ = table.matrix.implied_negatives(block)
         lucky = draw(block[row], class_) < share
         found_images.append(block[row[lucky]])
         found_classes.append(class_[lucky])
     image, class_ = np.concatenate(found_images), np.concatenate(found_classes)
-    return fact_table(image, class_, np.full(len(image), Label.NEGATIVE), source=BLANKET_SOURCE)
+    return fact_table(image, class_, np.full(len(image), Label.NEGATIVE), source=IMPLIED_SOURCE)
 
 
 def _difference(before: LabelTable, after: LabelTable) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from fewtags.check.label_findings import Finding, label_findings, reader_findings, training_split
-from fewtags.check.photo_findings import Photos
+from fewtags.check.photo_findings import PhotoScan
 from fewtags.errors import DataError
 from fewtags.files import replacing
 from fewtags.labels import Label
@@ -162,7 +162,7 @@ def check(
     if not splits:
         raise DataError("there is nothing to check: no split was given.")
     summaries = {split: table.summary() for split, table in splits.items()}
-    photos = Photos.look(splits, decode=decode, threads=threads, progress=progress)
+    photos = PhotoScan.look(splits, decode=decode, threads=threads, progress=progress)
     train = splits[training_split(splits)]
     dense = None if heatmaps is None else heatmaps.needed(len(train), len(train.classes), None)
     findings = [

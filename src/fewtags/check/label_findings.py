@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.table.summary import Summary
-from fewtags.table.table import Excluded, Kind, LabelTable
+from fewtags.table.table import Excluded, ExclusionKind, LabelTable
 from fewtags.text import counted
 
 Level = Literal["error", "warning", "note"]
@@ -25,7 +25,7 @@ FEW = 5
 """A class with fewer training positives is named."""
 
 
-_LEFT_OUT: Mapping[Kind, tuple[Level, str, str, str]] = {
+_LEFT_OUT: Mapping[ExclusionKind, tuple[Level, str, str, str]] = {
     "missing": (
         *("error", "photo that the labels name is not there", "photos that the labels name are not there"),
         "Check the folder of the images, or take the names out of the labels.",
@@ -107,7 +107,7 @@ def reader_findings(tables: Mapping[str, LabelTable]) -> Iterator[Finding]:
         yield Finding("note", "reader", message)
     for message in dict.fromkeys(m for t in tables.values() for m in t.notes.warnings):
         yield Finding("warning", "misread", message)
-    kinds: dict[Kind, list[Excluded]] = defaultdict(list)
+    kinds: dict[ExclusionKind, list[Excluded]] = defaultdict(list)
     for row in dict.fromkeys(e for t in tables.values() for e in t.notes.excluded):
         kinds[row.kind].append(row)
     for kind, rows in kinds.items():

@@ -36,7 +36,7 @@ _HANDLED = {
 
 @final
 @dataclass(frozen=True)
-class Photos:
+class PhotoScan:
     """The photo files of several tables, each file once, with the images that show it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Photos:
         decode: bool = True,
         threads: int | None = None,
         progress: Progress | None = None,
-    ) -> Photos:
+    ) -> PhotoScan:
         """Read every file; tables without a folder of photos have none."""
         owners: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for split, table in tables.items():

@@ -32,8 +32,8 @@ from fewtags.objectives.supervised import even_patches, unknown_classes
 from fewtags.photos.scan import Progress as ScanProgress
 from fewtags.stores.heatmaps import heatmap_bytes
 from fewtags.table.content import content_groups
+from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.table import Excluded, LabelTable, Notes
-from fewtags.table.vocabulary import common_vocabulary, match_images
 from fewtags.text import counted
 
 # Without a complete label list nobody knows how many classes an image holds. ImageNet 1.2, VOC 1.5, COCO 2.9.

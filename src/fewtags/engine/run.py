@@ -49,7 +49,8 @@ from fewtags.objectives.base import Objective, Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.photos.augment import Jitter
 from fewtags.photos.augment_fixmatch import Strong
-from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet, Workers
+from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader, Workers
 from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
 
@@ -408,10 +409,10 @@ def write_evaluation(out: Path, name: str, logits: Logits, table: LabelTable, th
     return result
 
 
-def _photos(table: LabelTable) -> Photos:
+def _photos(table: LabelTable) -> PhotoFolder:
     if table.root is None:
         raise ConfigError("the labels do not say where the photos are; give --images FOLDER.")
-    return Photos(table.root, table.images)
+    return PhotoFolder(table.root, table.images)
 
 
 def _locations(table: LabelTable) -> Locations | None:

@@ -11,7 +11,8 @@ from fewtags.engine.sources import Tick
 from fewtags.errors import DataError
 from fewtags.nets.encoder import Encoder, pooled
 from fewtags.photos.augment import Policy
-from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos, Workers
+from fewtags.photos.dataset import EvalSet, PhotoFolder
+from fewtags.photos.loader import Collate, EvalLoader, Workers
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from fewtags.table.table import LabelTable
 
@@ -69,7 +70,7 @@ def photo_features(
     return features
 
 
-def photos_of(table: LabelTable) -> Photos:
+def photos_of(table: LabelTable) -> PhotoFolder:
     """The files of a table.
 
     Raises:
@@ -77,7 +78,7 @@ def photos_of(table: LabelTable) -> Photos:
     """
     if table.root is None:
         raise DataError("the labels do not say where the photos are; give --images FOLDER.")
-    return Photos(table.root, table.images)
+    return PhotoFolder(table.root, table.images)
 
 
 def unit(features: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -50,8 +50,8 @@ def test_no_more_than_all_photos_is_bought_and_what_is_left_is_said():
     tags = purchases(plan)["I"]
     assert (tags.labels, tags.photos, tags.seconds, tags.left) == (400, 100, 400, 3200)
     assert (
-        "tags (I): all 400 labels (100 photos x 4 classes) take 0.1 h, and 0.9 h are left: for more photos, or for a "
-        "dearer type"
+        "tags (I): all 400 labels (100 photos x 4 classes) take 0.1 h, and 0.9 h are left, for more photos or a more "
+        "expensive type"
     ) in plan.notes
 
 
@@ -80,7 +80,7 @@ def test_the_papers_advice_names_its_limits():
         "Buy one point (SP), 62,404 labels in 43,967 photos for 18.4 h, expected mAP 58.9: +3.3 mAP over tags (I), the "
         "second best."
     )
-    assert any("The paper gives no intervals" in note for note in plan.guide.notes)
+    assert any("The paper has no intervals" in note for note in plan.guide.notes)
 
 
 def test_a_resolved_difference():
@@ -145,13 +145,13 @@ def test_beyond_the_pilot_values_are_marked_and_then_refused():
     near = plan_budget(2_000, 5_000, COST, guide, [TAGS])
     assert purchases(near)["I"].mean_ap.extrapolated
     assert [*near.lines()][-1].endswith("extrapolated x2.5")
-    assert any(note.startswith("extrapolated values hold only if") for note in near.notes)
-    assert any("the pilot chose its labels from 200 photos; from 5,000" in note for note in near.notes)
+    assert any(note.startswith("extrapolated values assume that") for note in near.notes)
+    assert any("the pilot chose its labels from 200 photos; with 5,000" in note for note in near.notes)
     far = plan_budget(10_000, 5_000, COST, guide, [TAGS])
     assert purchases(far)["I"].mean_ap.value is None
-    why = "12.5 times the largest pilot, and beyond 4 times nothing is promised"
+    why = "12.5 times the largest pilot; values are given up to 4 times"
     assert far.advice() == f"No type can be recommended: tags (I): {why}; run a pilot on more photos."
-    assert f"tags (I): nothing is expected: {why}" in far.notes
+    assert f"tags (I): no expected mAP: {why}" in far.notes
 
 
 def test_types_without_a_pilot_are_not_judged():
@@ -184,11 +184,11 @@ def test_mean_ap_loc_is_shown_where_it_was_measured():
 def test_types_with_all_objects_need_their_number():
     plan = plan_budget(270, 100, CostModel(4, 1), paper_guide(4))
     assert list(purchases(plan)) == ["I", "SP", "SB"]
-    assert plan.notes[0].startswith("all points and all boxes are left out, since the number of objects")
+    assert plan.notes[0].startswith("all points and all boxes are left out because the number of objects")
 
 
 def test_what_cannot_be_planned():
     with pytest.raises(ConfigError, match=r"^photos is 0; expected 1 or more\.$"):
         plan_budget(10, 0, COST, paper_guide(4))
-    with pytest.raises(ConfigError, match=r"^0\.5 s buy no label of tags, one point\.$"):
+    with pytest.raises(ConfigError, match=r"^0\.5 s do not buy a label of tags, one point\.$"):
         plan_budget(0.5, 10, COST, paper_guide(4), [TAGS, SP])

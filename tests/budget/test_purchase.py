@@ -183,7 +183,7 @@ def test_points_beside_boxes_are_no_boxes():
         bought = simulate_budget(table, "15s", kind, 0, COST, mode="exact")
         assert places_of(bought) == {(0, 0): [tuple(np.array(box, np.float32).tolist())], (1, 0): []}
         tags = "1 positive pairs have no box in the source and became tags"
-        left = "2 points in the source were left out beside boxes, since they have no extent"
+        left = "2 points in the source were left out because they are not boxes"
         rest = "all known pairs are bought, and 7 s (0.00 h) are left"  # 15 s less a box and a tag
         assert bought.notes.messages[2:] == ((tags, left, rest) if kind == "AB" else (tags, rest))
     assert [len(found) for found in places_of(simulate_budget(table, ALL, "AP", 0, COST)).values()] == [3, 1]
@@ -337,9 +337,7 @@ def test_unknown_pairs_are_passed_over_at_no_cost():
     for mode in ("flat", "exact"):
         some = simulate_budget(table, "40%", "I", 0, COST, mode=mode)
         assert len(known(some)) == (4 if mode == "flat" else 3)
-        assert some.notes.messages[2:] == (
-            "4 pairs are unknown in the source, so they could not be asked and cost nothing",
-        )
+        assert some.notes.messages[2:] == ("4 pairs are unknown in the source, so they were skipped at no cost",)
         every = simulate_budget(table, "10s", "I", 0, COST, mode=mode)
         assert known(every) == known(table)
         assert every.notes.messages[3:] == ("all known pairs are bought, and 5 s (0.00 h) are left",)
@@ -440,7 +438,7 @@ def test_the_receipt():
         "simulated a budget of 6s (tags (I), flat costs, seed 0): 6 pairs (2 positive, 4 negative) in 2 of 3 images "
         "for 6 s (0.00 h), 1 s a pair",
         f"costs: {PROFILES['coco']}",
-        "3 pairs are unknown in the source, so they could not be asked and cost nothing",
+        "3 pairs are unknown in the source, so they were skipped at no cost",
     )
     points = simulate_budget(table, "8.8s", "SP", 0, PROFILES["coco"], mode="exact")
     assert points.notes.messages[0] == (
@@ -491,6 +489,6 @@ def test_more_pairs_than_fit():
     with pytest.raises(DataError) as error:
         simulate_budget(table, "90%", "I", 0, COST)
     assert str(error.value) == (
-        "the budget 90% buys 36,000,000 pairs, which would be written out one by one; at most 30,000,000 are. Spend "
-        "less, or use fewer images."
+        "the budget 90% buys 36,000,000 pairs, which would be written out one by one; at most 30,000,000 are "
+        "allowed. Spend less, or use fewer images."
     )

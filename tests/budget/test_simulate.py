@@ -90,8 +90,8 @@ def test_settings_that_the_protocol_does_not_take():
     for run in (lambda: single_positive(table_of(FULL), -1, "cole"), lambda: cole_split(10, seed=-1)):
         with pytest.raises(ConfigError) as error:
             run()
-        assert str(error.value) == "the seed is -1, but the protocol of Cole et al. takes 0 to 4294967295."
-    with pytest.raises(ConfigError, match="the share of 'val' is 20, but a share lies between 0 and 1"):
+        assert str(error.value) == "the seed is -1, but the protocol of Cole et al. accepts 0 to 4294967295."
+    with pytest.raises(ConfigError, match="the share of 'val' is 20; expected a share"):
         cole_split(10, 20)
 
 
@@ -149,7 +149,7 @@ def test_the_kept_class_keeps_its_locations_and_sources():
 
 
 def test_an_unknown_protocol():
-    with pytest.raises(ConfigError, match="there is no protocol 'coal'; choose 'plain' or 'cole'"):
+    with pytest.raises(ConfigError, match="protocol 'coal' is not known; known: plain, cole"):
         single_positive(table_of(FULL), 0, "coal")
 
 
@@ -280,7 +280,7 @@ def test_the_note_counts_what_is_left():
 
 @pytest.mark.parametrize(("positives", "negatives", "word"), [(1.5, 0, "positives"), (1, -0.1, "negatives")])
 def test_shares_outside_0_to_1(positives, negatives, word):
-    with pytest.raises(ConfigError, match=f"the share of {word} to keep is .*, but a share lies between 0 and 1"):
+    with pytest.raises(ConfigError, match=f"the share of {word} to keep is .*; expected a share"):
         keep(table_of(FULL), positives=positives, negatives=negatives, seed=0)
 
 
@@ -298,6 +298,6 @@ def test_more_negatives_than_fit():
     with pytest.raises(DataError) as error:
         keep(table, positives=1, negatives=0.9, seed=0)
     assert str(error.value) == (
-        "about 36,000,000 negatives of completely annotated images would have to be written out one by one; at most "
-        "30,000,000 are. Keep a smaller share of them, or all (1) or none (0), or use fewer images."
+        "about 36,000,000 negatives of completely annotated images would become facts; at most "
+        "30,000,000 are allowed. Keep a smaller share of them, or all (1) or none (0), or use fewer images."
     )

@@ -32,7 +32,7 @@ def test_check_tells_what_there_is(run: Run, dataset: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[0].startswith("train: 24 images, 3 classes, labels: single positive; 1.00 positives per image")
     assert lines[1].startswith("val: 12 images, 3 classes, labels: full")
-    assert "photos: 36 files looked at (decoded)" in lines
+    assert "photos: 36 files read (decoded)" in lines
     assert lines[-1].startswith("0 errors")
 
 
@@ -350,7 +350,7 @@ def test_simulate_a_budget_tells_what_was_bought(run: Run, boxes: Path, tmp_path
     assert receipt.startswith("simulated a budget of 25% (one point (SP), flat costs, seed 0): 5 pairs (")
     assert receipt.endswith("of 12 images for 8 s (0.00 h), 1.7 s a pair")
     assert costs == (
-        "costs: tag 1 s, point 2.4 s, further point 0.9 s, box 7 s; 3 classes, of which 1.5 are positive in an average "
+        "costs: tag 1 s, point 2.4 s, further point 0.9 s, box 7 s; 3 classes, 1.5 of them positive in an average "
         "image, with 2 instances"
     )
 

@@ -1,4 +1,4 @@
-"""What to buy with a budget: how much of each type it buys, and what may be expected of it."""
+"""Plan a budget: how many annotations of each type it buys, and the mAP to expect."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fewtags.budget.results import by_type
 from fewtags.errors import ConfigError, DataError
 
 Guess = Callable[[float, Measure], Estimate]
-"""(labels, measure) -> what may be expected."""
+"""(labels, measure) -> expected value."""
 
 
 @final
 @dataclass(frozen=True)
 class Guide:
-    """Where expectations come from.
+    """Expected values of each type, and their source.
 
     Attributes:
-        source: in words.
-        guesses: by type; a type that is not there cannot be judged.
-        notes: what has to be known about them, in words.
-        resolution: differences below this, 0..1, are not resolved; None: the bootstrap tells.
+        source: description of the source.
+        guesses: by type; other types cannot be judged.
+        notes: remarks for the user.
+        resolution: differences below this, 0..1, are not resolved; None: decided by the bootstrap.
         curves: the fitted curves of mAP, for a plot.
-        photos: how many photos the pilot could choose from; None where there is none, or it is not known.
+        photos: number of photos that the pilot could choose from; None: no pilot, or unknown.
     """
 
     source: str
@@ -40,7 +40,7 @@ class Guide:
 
 
 def paper_guide(classes: int) -> Guide:
-    """PatchML's tables, at as many labels per class."""
+    """Return the curves of PatchML, read at the same number of labels per class."""
     guesses: dict[Annotation, Guess] = {
         kind: lambda labels, measure, curve=curve: curve.estimate(labels, classes, measure)  # type: ignore[misc]
         for kind, curve in paper_curves().items()
@@ -51,7 +51,7 @@ def paper_guide(classes: int) -> Guide:
         guesses,
         (
             "rough guidance only: other photos, another net and other classes give other numbers; read at the same "
-            "number of labels per class. The paper gives no intervals. Run a pilot on your own photos: --run-pilot",
+            "number of labels per class. The paper has no intervals. Run a pilot on your own photos: --run-pilot",
             "tags, one point and one box are from table 1 (mean of 3 snapshots), all points and all boxes from table 2 "
             f"(1 snapshot). The two tables differ by up to {100 * resolution:.1f} mAP where they print the same run",
         ),
@@ -60,10 +60,10 @@ def paper_guide(classes: int) -> Guide:
 
 
 def pilot_guide(results: Sequence[Result], source: str) -> Guide:
-    """Curves fitted to measured runs.
+    """Fit curves to measured runs.
 
     Raises:
-        DataError: no type has enough runs; what to run is said.
+        DataError: no type has enough runs; the message says what to run.
     """
     groups = by_type(results)
     problems = {kind: why for kind, found in groups.items() if (why := too_few(found))}
@@ -99,19 +99,19 @@ def _guess(curves: Mapping[Measure, Curve], otherwise: str = "not measured") -> 
 @final
 @dataclass(frozen=True, eq=False)
 class Purchase:
-    """What the budget buys of one type.
+    """Annotations of one type that the budget buys.
 
     Attributes:
         kind: the type.
-        labels: (image, class) pairs that are asked about, drawn from all photos.
-        photos: about so many photos have one of them or more: N (1 - (1 - labels / (N C))^C).
-        complete_photos: so many could be asked about all classes instead.
-        positives: about so many answers are "yes".
-        places: about so many points or boxes.
-        seconds: what this takes.
-        left: seconds of the budget that nothing is left to buy for.
-        mean_ap: what to expect.
-        mean_ap_loc: likewise.
+        labels: (image, class) pairs, drawn from all photos.
+        photos: expected number of photos with at least one of them: N (1 - (1 - labels / (N C))^C).
+        complete_photos: number of photos that could be labelled for all classes instead.
+        positives: expected number of "yes" answers.
+        places: expected number of points or boxes.
+        seconds: time for this.
+        left: seconds of the budget that remain if everything is bought.
+        mean_ap: expected mAP.
+        mean_ap_loc: expected mAP-loc.
     """
 
     kind: Annotation
@@ -126,7 +126,7 @@ class Purchase:
     mean_ap_loc: Estimate
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         names = ("labels", "photos", "complete_photos", "positives", "places")
         return {
             "type": str(self.kind),
@@ -152,15 +152,15 @@ def _plain(estimate: Estimate) -> dict[str, Any]:
 @final
 @dataclass(frozen=True, eq=False)
 class BudgetPlan:
-    """An answer to "what do I buy?".
+    """Comparison of the purchases of each type for one budget.
 
     Attributes:
         seconds: the budget.
-        photos: N, how many photos there are.
-        cost: what answers take.
-        guide: where expectations come from.
-        purchases: by type.
-        notes: what else has to be known, in words.
+        photos: N, number of photos.
+        cost: seconds per answer.
+        guide: expected values.
+        purchases: one per type.
+        notes: remarks for the user.
     """
 
     seconds: float
@@ -171,12 +171,12 @@ class BudgetPlan:
     notes: tuple[str, ...]
 
     def ranked(self) -> list[Purchase]:
-        """The purchases that something is expected of, best first."""
+        """Return the purchases with an expected mAP, best first."""
         judged = [purchase for purchase in self.purchases if purchase.mean_ap.value is not None]
         return sorted(judged, key=lambda purchase: -(purchase.mean_ap.value or 0.0))
 
     def advice(self) -> str:
-        """One sentence: what to buy, and whether the difference to the second best is resolved."""
+        """Return one sentence: what to buy, and whether the difference to the second best is resolved."""
         ranked = self.ranked()
         if not ranked:
             return (
@@ -207,7 +207,7 @@ class BudgetPlan:
         )
 
     def _lead(self, best: Purchase, second: Purchase) -> tuple[float, float, str]:
-        """Lower and upper end of how much one purchase is better, and how much that is in words."""
+        """Interval of the difference between two purchases in mAP points, and the difference as text."""
         curves, lead = self.guide.curves, (best.mean_ap.value or 0.0) - (second.mean_ap.value or 0.0)
         if curves is None:
             blur = math.inf if self.guide.resolution is None else self.guide.resolution
@@ -219,7 +219,7 @@ class BudgetPlan:
         return low, high, f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
 
     def lines(self) -> Iterator[str]:
-        """The table, for people."""
+        """Yield the table as lines of text."""
         yield f"budget {self.seconds / 3600:,.1f} h, {self.photos:,} photos; {self.cost}"
         header = ("type", "photos", "or complete", "labels", "positives", "places", "hours", "mAP", "mAP-loc", "")
         rows = [header, *(_cells(purchase) for purchase in self.purchases)]
@@ -232,7 +232,7 @@ class BudgetPlan:
             yield "  ".join(cells).rstrip()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "hours": self.seconds / 3600,
             "photos": self.photos,
@@ -247,30 +247,30 @@ class BudgetPlan:
 def plan_budget(
     seconds: float, photos: int, cost: CostModel, guide: Guide, kinds: Sequence[Annotation] = tuple(Annotation)
 ) -> BudgetPlan:
-    """What a budget buys of each type, at flat cost.
+    """Compute what a budget buys of each type, at flat cost.
 
     Args:
         seconds: the budget.
-        photos: N, how many photos there are; no more than N x C labels can be bought.
-        cost: what answers take, and C.
-        guide: what to expect.
+        photos: N, number of photos; at most N x C labels can be bought.
+        cost: seconds per answer, and C.
+        guide: expected values.
         kinds: the types to compare.
 
     Raises:
-        ConfigError: no photo, or a budget that buys no label of any type.
+        ConfigError: no photo, or a budget that does not buy a label of any type.
     """
     if photos < 1:
         raise ConfigError(f"photos is {photos}; expected 1 or more.")
     notes: list[str] = []
     if cost.instances_per_image is None and any(kind.every for kind in kinds):
         notes.append(
-            "all points and all boxes are left out, since the number of objects in an average photo is not known; give "
+            "all points and all boxes are left out because the number of objects in an average photo is unknown; give "
             "--instances"
         )
         kinds = [kind for kind in kinds if not kind.every]
     purchases = [purchase for kind in kinds if (purchase := _purchase(kind, seconds, photos, cost, guide)).labels]
     if not purchases:
-        raise ConfigError(f"{seconds:g} s buy no label of {', '.join(map(str, kinds)) or 'any type'}.")
+        raise ConfigError(f"{seconds:g} s do not buy a label of {', '.join(map(str, kinds)) or 'any type'}.")
     return BudgetPlan(
         seconds, photos, cost, guide, tuple(purchases), (*notes, *_remarks(purchases, photos, cost, guide))
     )
@@ -302,21 +302,21 @@ def _remarks(purchases: Sequence[Purchase], photos: int, cost: CostModel, guide:
         if purchase.left > 0:
             yield (
                 f"{purchase.kind.described()}: all {purchase.labels:,} labels ({photos:,} photos x {cost.classes:,} "
-                f"classes) take {purchase.seconds / 3600:,.1f} h, and {purchase.left / 3600:,.1f} h are left: for more "
-                "photos, or for a dearer type"
+                f"classes) take {purchase.seconds / 3600:,.1f} h, and {purchase.left / 3600:,.1f} h are left, for more "
+                "photos or a more expensive type"
             )
     for purchase in purchases:
         if purchase.mean_ap.refused:
-            yield f"{purchase.kind.described()}: nothing is expected: {purchase.mean_ap.refused}"
+            yield f"{purchase.kind.described()}: no expected mAP: {purchase.mean_ap.refused}"
     if any(purchase.mean_ap.extrapolated for purchase in purchases):
         yield (
-            "extrapolated values hold only if the curves go on as they began; intervals allow for three forms of curve "
-            f"and end at {FARTHEST:g} times the largest pilot"
+            "extrapolated values assume that the curves continue as they began; intervals allow for three forms of "
+            f"curve and end at {FARTHEST:g} times the largest pilot"
         )
     if guide.photos is not None and photos > guide.photos:
         yield (
-            f"the pilot chose its labels from {guide.photos:,} photos; from {photos:,} the same number is spread "
-            "further, which the curves do not know about"
+            f"the pilot chose its labels from {guide.photos:,} photos; with {photos:,} photos, the same number of "
+            "labels has fewer per photo, which the curves do not model"
         )
 
 

@@ -160,8 +160,8 @@ class _Part:
             state=np.full(len(self.positives), int(Label.POSITIVE)),
             locations=np.array(boxes, np.float64).reshape(-1, 4),
             source=source,
-            closed=np.array(closed, np.int64),
-            covers=covers,
+            complete_set=np.array(closed, np.int64),
+            complete_classes=covers,
             root=root,
             notes=Notes(messages=tuple(messages)),
         )

@@ -35,7 +35,8 @@ from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import SpatialHead
 from fewtags.photos.augment import WholeImage
-from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos
+from fewtags.photos.dataset import EvalSet, PhotoFolder
+from fewtags.photos.loader import Collate, EvalLoader
 from fewtags.stores.topk import ExpectedPositives, expected_counts
 from protocol import read_lines
 
@@ -91,7 +92,9 @@ def features(data: BenchmarkSet, size: int) -> dict[str, dict[str, Tensor]]:
     for split, table in data.splits.items():
         assert table.root is not None
         pieces: dict[str, list[Tensor]] = defaultdict(list)
-        for batch in EvalLoader(EvalSet(Photos(table.root, table.images), table.matrix, WholeImage(size)), 16, collate):
+        for batch in EvalLoader(
+            EvalSet(PhotoFolder(table.root, table.images), table.matrix, WholeImage(size)), 16, collate
+        ):
             x, stages = backbone.bn1(backbone.conv_stem(batch.images)), []
             for block in backbone.blocks:
                 x = block(x)

@@ -40,7 +40,8 @@ from fewtags.labels import Label
 from fewtags.metrics.locate import LocateOptions, locate_report
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.spatial import Output, SpatialNet
-from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos, Workers
+from fewtags.photos.dataset import EvalSet, PhotoFolder
+from fewtags.photos.loader import Collate, EvalLoader, Workers
 from fewtags.table.table import LabelTable
 from paper_data import RESOLUTION, PaperData
 from paper_files import PaperJob, PaperProtocol, choose_runs, read_finished, read_paper
@@ -181,7 +182,7 @@ def look(net: SpatialNet, info: ModelInfo, table: LabelTable, workers: int) -> I
     assert table.root is not None
     net.eval()
     device = next(net.parameters()).device
-    photos = EvalSet(Photos(table.root, table.images), table.matrix, make_policy(info.policy, info.size))
+    photos = EvalSet(PhotoFolder(table.root, table.images), table.matrix, make_policy(info.policy, info.size))
     for batch in EvalLoader(photos, EVAL_BATCH, Collate(info.mean, info.std), Workers(workers)):
         yield net(batch.images.to(device))
 

@@ -40,8 +40,9 @@ from fewtags.nets.spatial import SpatialHead, SpatialNet
 from fewtags.objectives.base import Problem
 from fewtags.objectives.patchml import PatchML
 from fewtags.photos.augment import SquareCrop
+from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
 from fewtags.photos.decode import read_image
-from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader
 from fewtags.report.overlay import overlay
 from fewtags.table.table import LabelTable
 from readme_picture import enlarge
@@ -117,9 +118,9 @@ def _net() -> SpatialNet:
     return create_net("test_resnet", len(CLASSES), weights="none", size=SIZE, output_stride=STRIDE)
 
 
-def _photos(table: LabelTable) -> Photos:
+def _photos(table: LabelTable) -> PhotoFolder:
     assert table.root is not None
-    return Photos(table.root, table.images)
+    return PhotoFolder(table.root, table.images)
 
 
 def _quality(logits: NDArray[np.float32], maps: NDArray[np.float32], test: LabelTable) -> str:

@@ -48,7 +48,8 @@ from fewtags.nets.spatial import HeadPlan, Preprocessing, SpatialHead, SpatialNe
 from fewtags.nets.tscam import coupled_maps
 from fewtags.objectives.base import Problem
 from fewtags.photos.augment import SquareCrop
-from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
+from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader
 from fewtags.table.table import LabelTable
 from protocol import digest, other_settings, read_lines, seed_numbers
 from single_positive import in_processes, metrics
@@ -172,9 +173,9 @@ def test_pixels(recipe: Recipe, table: LabelTable) -> Tensor:
     return torch.cat([batch.images for batch in batches])
 
 
-def _photos(table: LabelTable) -> Photos:
+def _photos(table: LabelTable) -> PhotoFolder:
     assert table.root is not None
-    return Photos(table.root, table.images)
+    return PhotoFolder(table.root, table.images)
 
 
 def _collate() -> Collate:

@@ -250,7 +250,7 @@ def test_a_folder_with_other_settings_is_left_alone(tmp_path):
         make_scenes(tmp_path, **{**settings, "seed": 1})
     found = {"format": 1, **settings}
     assert str(caught.value) == (
-        f"{tmp_path} holds a demo set made with {found}, not with { ({**found, 'seed': 1}) }. "
+        f"{tmp_path} has a demo set made with {found}, not with { ({**found, 'seed': 1}) }. "
         "Delete the folder or choose another one."
     )
     assert json.loads((tmp_path / "demo.json").read_text()) == found
@@ -260,7 +260,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(DataError) as caught:
         make_scenes(tmp_path, train=1, val=1, test=1, size=32, seed=0)
-    assert str(caught.value) == f"{tmp_path} is not empty and holds no demo set (no demo.json). Choose another folder."
+    assert str(caught.value) == f"{tmp_path} is not empty and has no demo set (no demo.json). Choose another folder."
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

@@ -72,6 +72,13 @@ def test_boxes_are_clipped_and_their_visible_share_is_told():
     np.testing.assert_allclose(share, [0.5, 0.0, 1.0, 1.0, 0.0], atol=1e-12)
 
 
+@pytest.mark.parametrize("point", [(0.0, 0.5), (0.5, 0.0), (1.0, 0.5), (0.5, 1.0), (0.0, 0.0), (1.0, 1.0)])
+def test_a_point_on_the_edge_of_the_photo_is_inside(point):
+    moved, share = View.identity().boxes_to_crop(np.array([[*point, *point]]))
+    np.testing.assert_array_equal(moved, [[*point, *point]])
+    assert share.tolist() == [1.0]
+
+
 def test_flipped_boxes_keep_their_corners_in_order():
     moved, share = View.flip().boxes_to_crop(np.array([[0.1, 0.2, 0.4, 0.6]]))
     np.testing.assert_allclose(moved, [[0.6, 0.2, 0.9, 0.6]])

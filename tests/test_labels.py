@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fewtags.errors import DataError
-from fewtags.labels import Batch, ClassNames, Label, LabelMatrix, Locations, Places, StrongView
+from fewtags.labels import Batch, ClassNames, Label, LabelMatrix, Locations, Places, SecondView
 from fewtags.text import suggest
 
 # --- ClassNames
@@ -72,10 +72,12 @@ def test_an_unknown_class_suggests_the_nearest():
 def matrices(draw):
     """A matrix made cell by cell, with a dense copy made by the three rules of the docstring."""
     n, c, s = draw(st.integers(0, 6)), draw(st.integers(0, 5)), draw(st.integers(0, 3))
-    covers = np.array(draw(st.lists(st.lists(st.booleans(), min_size=c, max_size=c), min_size=s, max_size=s)), bool)
-    covers = covers.reshape(s, c)
-    closed = np.array(draw(st.lists(st.integers(-1, s - 1), min_size=n, max_size=n)), np.int16)
-    # None: no entry. Entries may say UNKNOWN (contradictions do), and then override the blanket.
+    complete_classes = np.array(
+        draw(st.lists(st.lists(st.booleans(), min_size=c, max_size=c), min_size=s, max_size=s)), bool
+    )
+    complete_classes = complete_classes.reshape(s, c)
+    complete_set = np.array(draw(st.lists(st.integers(-1, s - 1), min_size=n, max_size=n)), np.int16)
+    # None: no entry. Entries may say UNKNOWN (contradictions do), and then override implied negatives.
     cell = st.sampled_from([None, None, Label.NEGATIVE, Label.UNKNOWN, Label.POSITIVE])
     named = draw(st.lists(st.lists(cell, min_size=c, max_size=c), min_size=n, max_size=n))
     indptr, classes, states = [0], [], []
@@ -86,26 +88,30 @@ def matrices(draw):
                 classes.append(j)
                 states.append(int(named[i][j]))
                 dense[i, j] = named[i][j]
-            elif closed[i] >= 0 and covers[closed[i], j]:
+            elif complete_set[i] >= 0 and complete_classes[complete_set[i], j]:
                 dense[i, j] = Label.NEGATIVE
         indptr.append(len(classes))
     matrix = LabelMatrix(
-        np.array(indptr, np.int64), np.array(classes, np.int32), np.array(states, np.int8), closed, covers
+        np.array(indptr, np.int64),
+        np.array(classes, np.int32),
+        np.array(states, np.int8),
+        complete_set,
+        complete_classes,
     )
     return matrix, dense, named
 
 
 def test_cells_by_hand():
-    """Image 0 is closed for classes 0 and 2 and has class 2; image 1 is open and lacks class 1; image 2 says nothing.
+    """Image 0 is complete for classes 0 and 2 and has class 2; image 1 lacks class 1; image 2 has no entry.
 
-    So image 0 is: absent (blanket), unknown (not covered), present (named, over the blanket).
+    So image 0 is: absent (implied), unknown (not in the set), present (entry).
     """
     matrix = LabelMatrix(
         indptr=np.array([0, 1, 2, 2]),
         classes=np.array([2, 1], np.int32),
         states=np.array([1, -1], np.int8),
-        closed=np.array([0, -1, -1], np.int16),
-        covers=np.array([[True, False, True]]),
+        complete_set=np.array([0, -1, -1], np.int16),
+        complete_classes=np.array([[True, False, True]]),
     )
     assert matrix.shape == (3, 3)
     assert matrix.dense().tolist() == [[-1, 0, 1], [0, -1, 0], [0, 0, 0]]
@@ -113,10 +119,10 @@ def test_cells_by_hand():
     assert matrix.counts(Label.NEGATIVE).tolist() == [1, 1, 0]
     assert matrix.counts(Label.UNKNOWN).tolist() == [2, 2, 2]
     assert matrix.image_counts(Label.NEGATIVE).tolist() == [1, 1, 0]
-    assert [cells.tolist() for cells in matrix.blanket([1, 0])] == [[1], [0]]
+    assert [cells.tolist() for cells in matrix.implied_negatives([1, 0])] == [[1], [0]]
 
 
-def test_unknown_entries_override_the_blanket():
+def test_unknown_entries_override_implied_negatives():
     matrix = LabelMatrix(
         np.array([0, 1]),
         np.array([1], np.int32),
@@ -140,14 +146,14 @@ def test_dense_and_columns_equal_the_reference(made):
 
 
 @given(matrices(), st.data())
-def test_rows_subset_and_blanket_equal_the_reference(made, data):
+def test_rows_subset_and_implied_negatives_equal_the_reference(made, data):
     matrix, dense, named = made
     index = data.draw(st.lists(st.integers(0, len(dense) - 1), max_size=8)) if len(dense) else []
     np.testing.assert_array_equal(matrix.rows(index), dense[index] if index else dense[:0])
     part = matrix.subset(np.array(index, np.int64))
     np.testing.assert_array_equal(part.dense(), dense[index] if index else dense[:0])
     assert part.shape == (len(index), dense.shape[1])
-    row, class_ = matrix.blanket(index)
+    row, class_ = matrix.implied_negatives(index)
     expected = [
         (place, j)
         for place, i in enumerate(index)
@@ -171,7 +177,7 @@ def test_from_dense_is_the_inverse_of_dense(made):
     again = LabelMatrix.from_dense(dense)
     np.testing.assert_array_equal(again.dense(), dense)
     assert not np.any(again.states == Label.UNKNOWN)
-    assert np.all(again.closed == -1)
+    assert np.all(again.complete_set == -1)
 
 
 def test_locations_of_some_images():
@@ -189,12 +195,12 @@ def test_locations_of_some_images():
 def test_batch_moves_everything():
     places = Places(torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4))
     labels = torch.zeros(2, 5, dtype=torch.int8)
-    strong = StrongView(torch.zeros(2, 3, 4, 4), torch.zeros(2, 2, 3))
-    batch = Batch(torch.zeros(2, 3, 4, 4), labels, torch.arange(2), torch.zeros(2, 2, 3), places, strong)
+    second_view = SecondView(torch.zeros(2, 3, 4, 4), torch.zeros(2, 2, 3))
+    batch = Batch(torch.zeros(2, 3, 4, 4), labels, torch.arange(2), torch.zeros(2, 2, 3), places, second_view)
     moved = batch.to(torch.device("meta"))
-    everything = (moved.images, moved.labels, moved.index, moved.views, *moved.places, *moved.strong)
+    everything = (moved.images, moved.labels, moved.index, moved.views, *moved.places, *moved.second_view)
     assert {t.device.type for t in everything} == {"meta"}
     assert moved.labels.dtype == torch.int8
     bare = Batch(torch.zeros(2), labels, torch.arange(2), torch.zeros(2)).to(torch.device("meta"))
     assert bare.places is None
-    assert bare.strong is None
+    assert bare.second_view is None

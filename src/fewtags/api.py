@@ -36,8 +36,8 @@ from fewtags.formats.read import read
 from fewtags.labels import ClassNames
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Objective
+from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.table import LabelTable
-from fewtags.table.vocabulary import common_vocabulary, match_images
 
 # What in the section [data] is not about files.
 SPLIT_SETTINGS = ("data.val_share", "data.group_by", "data.decode")

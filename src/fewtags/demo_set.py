@@ -1,8 +1,8 @@
 """The built-in demo set: scenes of several handwritten digits, one of which is annotated per training image.
 
-The handwriting is real (UCI Optical Recognition of Handwritten Digits, Alpaydin and Kaynak 1998, CC BY 4.0, see
-NOTICE); the scenes are made here. They fulfil the premise of learning from single positive labels: 2 to 4 classes an
-image, and objects small enough that random crops cut the annotated one away.
+The digits are real handwriting (UCI Optical Recognition of Handwritten Digits, Alpaydin and Kaynak 1998, CC BY 4.0, see
+NOTICE); the scenes are synthetic. They match the setting of single positive labels: 2 to 4 classes per image, and
+objects small enough that random crops may exclude the annotated one.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ CLASSES = ClassNames.of(["zero", "one", "two", "three", "four", "five", "six", "
 _GLYPHS = {"train": slice(0, 1080), "val": slice(1080, 1440), "test": slice(1440, 1797)}
 _SIZES = (0.28, 0.45)  # longer side of a digit, as a share of the scene's side
 _CLASSES_PER_SCENE = (2, 4)
-_REPEAT = 0.25  # how often a scene holds one of its classes twice
-_OVERLAP = 0.05  # share of a digit's box that may lie under another one
-# Brightness of background and ink. Always the darker one is ink: a net that has to learn both takes twice as long.
+_REPEAT = 0.25  # probability that a scene has one of its classes twice
+_OVERLAP = 0.05  # allowed share of a digit's box under another one
+# Brightness of background and ink. The ink is always darker: learning both cases takes twice as long.
 _GROUND = (0.5, 0.95)
 _INK = (0.0, 0.3)
-_FORMAT = 1  # raise it when the same settings would give other scenes
+_FORMAT = 1  # increase it if the same settings give other scenes
 
 Pixels = NDArray[np.float32]
 
@@ -47,9 +47,9 @@ class DemoSet:
     """The tables of a demo set; the keys of all four are relative to `folder / "images"`.
 
     Attributes:
-        folder: where the photos and CSV files are.
+        folder: folder of the photos and CSV files.
         train: one positive per image, everything else unknown, no locations.
-        train_truth: everything about the same images: complete labels, and the box of every digit.
+        train_truth: complete labels of the same images, and the box of every digit.
         val: complete labels and boxes.
         test: complete labels and boxes.
     """
@@ -75,7 +75,7 @@ class _Digit:
 @final
 @dataclass(frozen=True)
 class _Scene:
-    """What is in a scene: its digits, the annotated class, and the digits' boxes [d, 4] as fractions of the scene."""
+    """Content of a scene: its digits, the annotated class, and the digits' boxes [d, 4] as fractions of the scene."""
 
     digits: tuple[_Digit, ...]
     annotated: int
@@ -83,14 +83,14 @@ class _Scene:
 
 
 def make_scenes(folder: Path, *, train: int, val: int, test: int, size: int, seed: int) -> DemoSet:
-    """Write a demo set into a folder and return its tables; what is already there from the same call is kept.
+    """Write a demo set into a folder and return its tables; existing files of the same set are kept.
 
-    The folder then holds `images/{train,val,test}/*.jpg`, `train_single.csv` (image, tag), the complete
+    The folder then contains `images/{train,val,test}/*.jpg`, `train_single.csv` (image, tag), the complete
     `train_truth.csv`, `val.csv` and `test.csv` (one column per class, 1 or 0), and `boxes.csv` (one row per digit).
-    Image i of a split depends on (seed, split, i) and the size only: more images leave the first ones as they were.
+    Image i of a split depends only on (seed, split, i) and the size: a larger set begins with the same images.
 
     Args:
-        folder: made if need be; must be empty, new, or hold the set of an earlier call with the same settings.
+        folder: new, empty, or with the set of an earlier call with the same settings.
         train: number of training scenes.
         val: number of validation scenes.
         test: number of test scenes.
@@ -99,7 +99,7 @@ def make_scenes(folder: Path, *, train: int, val: int, test: int, size: int, see
 
     Raises:
         ConfigError: a number is too small.
-        DataError: the folder holds something else.
+        DataError: the folder has other content.
     """
     for name, value, least in (
         ("train", train, 1),
@@ -136,7 +136,7 @@ def make_scenes(folder: Path, *, train: int, val: int, test: int, size: int, see
 
 
 def _claim(folder: Path, settings: dict[str, int]) -> None:
-    """Mark a new or empty folder as ours, or make sure that it holds the same set."""
+    """Write the settings into a new or empty folder, or check that an existing set has the same settings."""
     manifest = folder / "demo.json"
     if manifest.is_file():
         try:
@@ -147,11 +147,11 @@ def _claim(folder: Path, settings: dict[str, int]) -> None:
             ) from error
         if found != settings:
             raise DataError(
-                f"{folder} holds a demo set made with {found}, not with {settings}. "
+                f"{folder} has a demo set made with {found}, not with {settings}. "
                 "Delete the folder or choose another one."
             )
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} is not empty and holds no demo set (no demo.json). Choose another folder.")
+        raise DataError(f"{folder} is not empty and has no demo set (no demo.json). Choose another folder.")
     for split in _GLYPHS:
         (folder / "images" / split).mkdir(parents=True, exist_ok=True)
     _write_new(manifest, json.dumps(settings).encode())
@@ -162,7 +162,7 @@ def _key(split: str, i: int) -> str:
 
 
 def _write_photos(folder: Path, split: str, count: int, size: int, seed: int) -> list[_Scene]:
-    """Lay out all scenes of a split and write the photos that are not there yet."""
+    """Lay out all scenes of a split and write the missing photos."""
     with resources.as_file(resources.files("fewtags") / "assets" / "digits.npz") as asset, np.load(asset) as data:
         images, labels = data["images"][_GLYPHS[split]], data["labels"][_GLYPHS[split]]
     glyphs = [images[labels == c] for c in range(len(CLASSES))]
@@ -179,7 +179,7 @@ def _write_photos(folder: Path, split: str, count: int, size: int, seed: int) ->
 
 
 def _lay_out(rng: np.random.Generator, glyphs: Sequence[NDArray[np.uint8]], size: int) -> _Scene:
-    """Choose classes, handwriting, sizes and places; large digits are placed first, each with little overlap."""
+    """Choose classes, digits, sizes and positions; large digits are placed first, each with little overlap."""
     distinct = int(rng.integers(_CLASSES_PER_SCENE[0], _CLASSES_PER_SCENE[1] + 1))
     classes = rng.choice(len(glyphs), distinct, replace=False)
     annotated = int(rng.choice(classes))
@@ -200,7 +200,7 @@ def _lay_out(rng: np.random.Generator, glyphs: Sequence[NDArray[np.uint8]], size
 
 
 def _overlap(places: NDArray[np.integer], taken: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Largest share [n] of the smaller of two boxes that lies in the other, over all taken boxes; 0 without any."""
+    """Largest overlap [n] with a taken box, as a share of the smaller of the two; 0 without taken boxes."""
     a, b = places[:, None].astype(np.float64), taken[None]
     sides = (np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])).clip(0)
     areas = [(box[..., 2:] - box[..., :2]).prod(-1) for box in (a, b)]
@@ -262,7 +262,7 @@ def _texture(rng: np.random.Generator, size: int) -> Pixels:
 
 
 def _complete(keys: Sequence[str], scenes: Sequence[_Scene], root: Path) -> LabelTable:
-    """The whole truth about some scenes: every digit with its box, every other class absent."""
+    """Complete labels of scenes: every digit with its box, every other class absent."""
     return LabelTable.build(
         keys,
         CLASSES,
@@ -271,8 +271,8 @@ def _complete(keys: Sequence[str], scenes: Sequence[_Scene], root: Path) -> Labe
         state=np.full(sum(len(s.digits) for s in scenes), Label.POSITIVE),
         locations=np.concatenate([s.boxes for s in scenes]),
         source="boxes.csv",
-        closed=np.zeros(len(scenes), np.int16),
-        covers=np.ones((1, len(CLASSES)), np.bool_),
+        complete_set=np.zeros(len(scenes), np.int16),
+        complete_classes=np.ones((1, len(CLASSES)), np.bool_),
         root=root,
     )
 
@@ -297,7 +297,7 @@ def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
 
 
 def _write_new(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, and leave one alone that is there."""
+    """Write a file atomically, unless it exists."""
     if not path.exists():
         with replacing(path) as temporary:
             temporary.write_bytes(content)

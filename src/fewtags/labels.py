@@ -1,6 +1,6 @@
 """Three-valued labels, the frozen vocabulary, and the batch.
 
-This is the one place that knows which number stands for which state.
+Only this module knows which number encodes which state.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Label(IntEnum):
 @final
 @dataclass(frozen=True)
 class ClassNames:
-    """The vocabulary of a problem: unique ids in a fixed order, with display names apart from them.
+    """The vocabulary of a problem: unique ids in a fixed order, and a display name for each.
 
-    Two classes may share a display name ("crane" the bird and "crane" the machine) and stay two classes.
+    Two classes may share a display name ("crane" the bird and "crane" the machine) and remain two classes.
 
     Attributes:
         ids: unique, non-empty identifiers; position i is class i everywhere in the library.
-        names: what a person reads; the same length as `ids`, repeats allowed.
+        names: display names; the same length as `ids`, repeats allowed.
 
     Raises:
         DataError: empty or repeated ids, or a different number of names than ids.
@@ -89,7 +89,7 @@ class ClassNames:
 
     @property
     def display(self) -> tuple[str, ...]:
-        """Names for people, made distinct: a repeated name carries its id in brackets."""
+        """Display names made distinct: a repeated name is followed by its id in brackets."""
         counts = Counter(self.names)
         return tuple(n if counts[n] == 1 else f"{n} [{i}]" for i, n in zip(self.ids, self.names, strict=True))
 
@@ -97,33 +97,33 @@ class ClassNames:
 @final
 @dataclass(frozen=True, eq=False)
 class LabelMatrix:
-    """All labels of N images and C classes, sparse, for training: CSR over images plus blanket negatives.
+    """All labels of N images and C classes, sparse, for training: CSR over images plus implied negatives.
 
-    A cell is, in this order: what `states` says; else NEGATIVE where the image is `closed` (everything that is not
-    named is known to be absent) for that class; else UNKNOWN.
+    A cell has the state of its entry. A cell without an entry is NEGATIVE if its image is completely annotated for the
+    class (what is not named is then absent: an implied negative), and UNKNOWN otherwise.
 
     Attributes:
         indptr: int64 [N + 1].
         classes: int32 [nnz], ascending within a row, no repeats.
         states: int8 [nnz], values of `Label`.
-        closed: int16 [N], row of `covers` that the image is closed for, -1 for none.
-        covers: bool [S, C].
+        complete_set: int16 [N], row of `complete_classes` for which each image is completely annotated, -1 for none.
+        complete_classes: bool [S, C], the sets of classes.
     """
 
     indptr: NDArray[np.int64]
     classes: NDArray[np.int32]
     states: NDArray[np.int8]
-    closed: NDArray[np.int16]
-    covers: NDArray[np.bool_]
+    complete_set: NDArray[np.int16]
+    complete_classes: NDArray[np.bool_]
 
     @property
     def shape(self) -> tuple[int, int]:
         """(N, C)."""
-        return len(self.indptr) - 1, self.covers.shape[1]
+        return len(self.indptr) - 1, self.complete_classes.shape[1]
 
     @classmethod
     def from_dense(cls, dense: NDArray[np.int8]) -> LabelMatrix:
-        """Make one from an int8 [N, C] array of `Label` values."""
+        """Make a matrix from an int8 [N, C] array of `Label` values."""
         n, c = dense.shape
         row, col = np.nonzero(dense != Label.UNKNOWN)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=n))]).astype(np.int64)
@@ -133,36 +133,42 @@ class LabelMatrix:
     def rows(self, index: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int8]:
         """Dense int8 [b, C] of the images in `index`."""
         index = np.asarray(index, np.int64)
-        out = np.full((len(index), self.shape[1]), Label.UNKNOWN, np.int8)
-        closed = self.closed[index]
-        shut = closed >= 0
-        out[shut] = np.where(self.covers[closed[shut]], np.int8(Label.NEGATIVE), np.int8(Label.UNKNOWN))
+        out = np.where(self._is_complete(index), np.int8(Label.NEGATIVE), np.int8(Label.UNKNOWN))
         row, entry = _gather(self.indptr, index)
         out[row, self.classes[entry]] = self.states[entry]
         return out
 
-    def blanket(self, index: Sequence[int] | NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Cells that are negative only because their image is closed: places in `index` int64 [m], classes [m]."""
+    def implied_negatives(
+        self, index: Sequence[int] | NDArray[np.integer]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Cells that are negative only because their image is completely annotated.
+
+        Returns:
+            positions in `index` int64 [m], classes int64 [m].
+        """
         index = np.asarray(index, np.int64)
-        covered = np.zeros((len(index), self.shape[1]), np.bool_)
-        shut = self.closed[index] >= 0
-        covered[shut] = self.covers[self.closed[index][shut]]
+        complete = self._is_complete(index)
         row, entry = _gather(self.indptr, index)
-        covered[row, self.classes[entry]] = False
-        cells = np.argwhere(covered)
+        complete[row, self.classes[entry]] = False
+        cells = np.argwhere(complete)
         return cells[:, 0], cells[:, 1]
+
+    def _is_complete(self, index: NDArray[np.integer], classes: slice = slice(None)) -> NDArray[np.bool_]:
+        """Whether each image of `index` is completely annotated for each of `classes`, bool [b, c], a new array."""
+        sets = self.complete_set[index]
+        out = np.zeros((len(index), len(range(self.shape[1])[classes])), np.bool_)
+        out[sets >= 0] = self.complete_classes[sets[sets >= 0], classes]
+        return out
 
     def dense(self) -> NDArray[np.int8]:
         """Dense int8 [N, C] of everything; N x C bytes."""
         return self.rows(np.arange(self.shape[0]))
 
     def columns(self, first: int, last: int) -> NDArray[np.int8]:
-        """Dense int8 [N, last - first] of a block of classes, for per-class work that must not hold N x C."""
+        """Dense int8 [N, last - first] of a block of classes, for per-class work that must not need N x C bytes."""
         n = self.shape[0]
-        out = np.full((n, last - first), Label.UNKNOWN, np.int8)
-        shut = self.closed >= 0
-        covered = self.covers[self.closed[shut], first:last]
-        out[shut] = np.where(covered, np.int8(Label.NEGATIVE), np.int8(Label.UNKNOWN))
+        complete = self._is_complete(np.arange(n), slice(first, last))
+        out = np.where(complete, np.int8(Label.NEGATIVE), np.int8(Label.UNKNOWN))
         inside = (self.classes >= first) & (self.classes < last)
         row = np.repeat(np.arange(n), np.diff(self.indptr))[inside]
         out[row, self.classes[inside] - first] = self.states[inside]
@@ -171,53 +177,58 @@ class LabelMatrix:
     def counts(self, state: Label) -> NDArray[np.int64]:
         """int64 [C]: in how many images each class is in `state`."""
         n, c = self.shape
-        _, blanketed = self._entries()
-        blanket = -np.bincount(self.classes[blanketed], minlength=c)
-        images = np.bincount(self.closed[self.closed >= 0], minlength=len(self.covers))
-        for closed_for, cover in zip(images, self.covers, strict=True):
-            blanket += closed_for * cover
-        return self._tally(state, self.classes, blanket, n)
+        _, overrides = self._entries()
+        implied = -np.bincount(self.classes[overrides], minlength=c)
+        images = np.bincount(self.complete_set[self.complete_set >= 0], minlength=len(self.complete_classes))
+        for count, classes in zip(images, self.complete_classes, strict=True):
+            implied += count * classes
+        return self._tally(state, self.classes, implied, n)
 
     def image_counts(self, state: Label) -> NDArray[np.int64]:
         """int64 [N]: how many classes are in `state` in each image."""
         n, c = self.shape
-        row, blanketed = self._entries()
-        blanket = np.zeros(n, np.int64)
-        shut = self.closed >= 0
-        blanket[shut] = self.covers.sum(1)[self.closed[shut]]
-        return self._tally(state, row, blanket - np.bincount(row[blanketed], minlength=n), c)
+        row, overrides = self._entries()
+        implied = np.append(self.complete_classes.sum(1), 0)[self.complete_set]
+        return self._tally(state, row, implied - np.bincount(row[overrides], minlength=n), c)
 
     def _entries(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Image of each entry, int64 [nnz], and whether its cell lies under a blanket that it overrides, bool [nnz]."""
+        """Image of each entry, int64 [nnz], and whether the entry overrides an implied negative, bool [nnz]."""
         row = np.repeat(np.arange(self.shape[0]), np.diff(self.indptr))
-        closed = self.closed[row]
-        shut = closed >= 0
-        blanketed = np.zeros(len(row), np.bool_)
-        blanketed[shut] = self.covers[closed[shut], self.classes[shut]]
-        return row, blanketed
+        overrides = self.complete_set[row] >= 0
+        overrides[overrides] = self.complete_classes[self.complete_set[row[overrides]], self.classes[overrides]]
+        return row, overrides
 
     def _tally(
-        self, state: Label, along: NDArray[np.integer], blanket: NDArray[np.int64], others: int
+        self, state: Label, along: NDArray[np.integer], implied: NDArray[np.int64], cells: int
     ) -> NDArray[np.int64]:
-        """Count entries by `along`; `blanket` negatives come on top, `others` is how many cells there are each."""
-        positives = np.bincount(along[self.states == Label.POSITIVE], minlength=len(blanket))
-        negatives = np.bincount(along[self.states == Label.NEGATIVE], minlength=len(blanket)) + blanket
+        """Count the cells in `state` per value of `along` (image or class of each entry).
+
+        Args:
+            state: what to count.
+            along: [nnz].
+            implied: implied negatives per value.
+            cells: all cells per value.
+        """
+        positives = np.bincount(along[self.states == Label.POSITIVE], minlength=len(implied))
+        negatives = np.bincount(along[self.states == Label.NEGATIVE], minlength=len(implied)) + implied
         if state == Label.UNKNOWN:
-            return others - positives - negatives
+            return cells - positives - negatives
         return positives if state == Label.POSITIVE else negatives
 
     def subset(self, index: NDArray[np.integer]) -> LabelMatrix:
-        """The same for the images in `index`, in that order."""
+        """The labels of the images in `index`, in that order."""
         index = np.asarray(index, np.int64)
         row, entry = _gather(self.indptr, index)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(index)))]).astype(np.int64)
-        return LabelMatrix(indptr, self.classes[entry], self.states[entry], self.closed[index], self.covers)
+        return LabelMatrix(
+            indptr, self.classes[entry], self.states[entry], self.complete_set[index], self.complete_classes
+        )
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Locations:
-    """Where annotated objects are in N images: points and boxes, sorted by image. No entry does not mean no object.
+    """Points and boxes of annotated objects in N images, sorted by image. An object may have no entry.
 
     Attributes:
         indptr: int64 [N + 1].
@@ -235,13 +246,13 @@ class Locations:
     def rows(
         self, index: Sequence[int] | NDArray[np.integer]
     ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-        """Those of the images in `index`: place in `index` int64 [k], classes int32 [k], boxes float32 [k, 4]."""
+        """Objects in the images of `index`: position in `index` int64 [k], classes int32 [k], boxes float32 [k, 4]."""
         row, entry = _gather(self.indptr, np.asarray(index, np.int64))
         return row, self.classes[entry], self.boxes[entry]
 
 
 def _gather(indptr: NDArray[np.int64], index: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All entries of rows `index` of a CSR structure: position in `index` and number of the entry, int64 [m] each."""
+    """Entries of the rows `index` of a CSR structure: position in `index` and entry number, int64 [m] each."""
     start, count = indptr[index], indptr[index + 1] - indptr[index]
     row = np.repeat(np.arange(len(index)), count)
     return row, np.repeat(start - np.cumsum(count) + count, count) + np.arange(count.sum())
@@ -254,7 +265,7 @@ class Places(NamedTuple):
     Attributes:
         row: int64 [m], position of the image in the batch.
         classes: int64 [m].
-        boxes: float32 [m, 4] in the image frame; `Batch.views` tells where that is in the crop.
+        boxes: float32 [m, 4] in the image frame; `Batch.views` maps between it and the crop.
     """
 
     row: Tensor
@@ -263,12 +274,12 @@ class Places(NamedTuple):
 
 
 @final
-class StrongView(NamedTuple):
-    """A second, strongly changed view of every image of a batch.
+class SecondView(NamedTuple):
+    """A second view of every image of a batch.
 
     Attributes:
-        images: as `Batch.images`.
-        views: as `Batch.views`, its own.
+        images: like `Batch.images`.
+        views: like `Batch.views`, of these images.
     """
 
     images: Tensor
@@ -278,15 +289,15 @@ class StrongView(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What an objective sees.
+    """The input of an objective: images with their labels, views and locations.
 
     Attributes:
         images: float32 [b, 3, h, w], or frozen-trunk features [b, d, h, w] when those are cached.
         labels: int8 [b, C], values of `Label`.
         index: int64 [b], global sample index; no repeats within an epoch.
         views: float32 [b, 2, 3], affine map crop -> image (see `geometry`).
-        places: where annotated objects are; None where no training image has a point or box.
-        strong: a second view of every image; None where the objective does not need one.
+        places: points and boxes of annotated objects; None if no training image has any.
+        second_view: a second view of every image; None if the objective does not need one.
     """
 
     images: Tensor
@@ -294,7 +305,7 @@ class Batch:
     index: Tensor
     views: Tensor
     places: Places | None = None
-    strong: StrongView | None = None
+    second_view: SecondView | None = None
 
     def to(self, where: device) -> Batch:
         """Copy to a device without blocking."""
@@ -306,5 +317,5 @@ class Batch:
 
     def _each(self, move: Callable[[Tensor], Tensor]) -> Batch:
         places = None if self.places is None else Places(*map(move, self.places))
-        strong = None if self.strong is None else StrongView(*map(move, self.strong))
-        return Batch(move(self.images), move(self.labels), move(self.index), move(self.views), places, strong)
+        second_view = None if self.second_view is None else SecondView(*map(move, self.second_view))
+        return Batch(move(self.images), move(self.labels), move(self.index), move(self.views), places, second_view)

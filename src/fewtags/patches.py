@@ -1,9 +1,9 @@
-"""From points, boxes and masks to labels of patches: which cells of a net's output grid show an annotated object.
+"""Labels of patches: which cells of a net's output grid show an annotated object, from points, boxes or masks.
 
 The patch ground truth of "PatchML: Patch Based Learning for Multi-label Image Classification", section 3.1. Coordinates
-as in `geometry`: fractions, boxes x0, y0, x1, y1; a point has x0 = x1 and y0 = y1. Of a grid (h, w), cell (row, column)
-spans column / w .. (column + 1) / w and row / h .. (row + 1) / h of the crop. Everything is batched, works on any
-device without waiting for it, keeps float32 inside autocast, and takes no objects at all (m = 0).
+as in `geometry`: fractions, boxes x0, y0, x1, y1; a point has x0 = x1 and y0 = y1. In a grid (h, w), cell (row, column)
+spans column / w .. (column + 1) / w and row / h .. (row + 1) / h of the crop. All functions are batched, run on
+any device without synchronisation, keep float32 inside autocast, and accept m = 0 objects.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from fewtags.errors import ConfigError
 from fewtags.geometry import invert_views
 from fewtags.labels import Label, Places
 
-# Shares and places within this of a limit reach it: what coordinates and views of float32 can tell apart.
+# Shares and positions this close to a limit count as reaching it: the resolution of float32 coordinates and views.
 SLACK = 1e-5
 
 
 def cells_of_boxes(boxes: Float[Tensor, "m 4"], grid: tuple[int, int], coverage: float = 0.5) -> Bool[Tensor, "m h w"]:
-    """Which cells each object fills.
+    """Return the cells that each object fills.
 
-    A box fills the cells it covers to at least `coverage` of the *cell's* area. Where it does so with none, it fills
-    the one cell it covers most, the first in row-major order of several alike: at 14 x 14 cells many objects are
-    smaller than a cell. A point, or a box without area, fills the cell it lies in (of a box, its centre): row
-    min(floor(y h), h - 1), column likewise. Every object fills at least one cell.
+    A box fills each cell of which it covers at least the share `coverage` of the *cell's* area. If there is none, it
+    fills the cell it covers most (the first in row-major order among equals): at 14 x 14 cells many objects are smaller
+    than a cell. A point, or the centre of a box without area, fills the cell that contains it: row min(floor(y h),
+    h - 1), column likewise. Every object fills at least one cell.
 
-    The paper says "intersection of the box with the patches". Read as intersection over union, no box larger than two
-    cells would ever fill one; read as any overlap, three quarters of what a box of one cell's size labels would be
-    background (0.43 here).
+    The paper says "intersection of the box with the patches". As intersection over union, no box larger than two cells
+    would fill any cell. As any overlap, three quarters of the area that a box of one cell's size labels would be
+    background (0.43 with this rule).
 
     Args:
         boxes: x0, y0, x1, y1 in 0..1 of the crop.
@@ -56,7 +56,7 @@ def cells_of_boxes(boxes: Float[Tensor, "m 4"], grid: tuple[int, int], coverage:
 def cells_of_masks(
     masks: Bool[Tensor, "m H W"] | Float[Tensor, "m H W"], grid: tuple[int, int], coverage: float = 0.5
 ) -> Bool[Tensor, "m h w"]:
-    """Which cells each mask fills, by the rule of `cells_of_boxes`; an empty mask fills none.
+    """Return the cells that each mask fills, by the rule of `cells_of_boxes`; an empty mask fills none.
 
     Args:
         masks: over the whole crop, of any resolution: True, or the share 0..1 of a pixel that belongs to the object.
@@ -79,13 +79,13 @@ def cells_of_masks(
 def locations_to_crop(
     boxes: Float[Tensor, "m 4"], views: Float[Tensor, "m 2 3"], min_visible: float
 ) -> tuple[Float[Tensor, "m 4"], Bool[Tensor, "m"]]:
-    """Objects of the image in the crop frame, and which of them the crop still shows.
+    """Map boxes of the image to the crop frame, and say which of them are visible in the crop.
 
-    The same as `View.boxes_to_crop`, batched. A point is visible inside the crop and on its edges: the paper's points
-    are in 0..1 with both ends, and a flip turns 0 into 1. (Where half-open crops were meant to give every point to one
-    of several crops, two neighbouring crops here share the points on their border.) A box is clipped; it is visible if
-    any of it is inside, and at least `min_visible` of its own area. A box much larger than the crop can thus be dropped
-    although it fills the crop: keep `min_visible` below the smallest share of the image that crops show.
+    This is `View.boxes_to_crop`, batched. A point is visible inside the crop and on its edges: the paper's points
+    are in 0..1 with both ends, and a flip turns 0 into 1. (Two
+    neighbouring crops therefore share the points on their border; half-open crops would not.) A box is clipped; it is
+    visible if a part of it is inside, and at least the share `min_visible` of its area. A box much larger than the crop
+    can thus be dropped although it fills the crop: keep `min_visible` below the smallest share that crops show.
 
     Args:
         boxes: x0, y0, x1, y1 in 0..1 of the image.
@@ -93,8 +93,8 @@ def locations_to_crop(
         min_visible: in 0..1.
 
     Returns:
-        boxes x0, y0, x1, y1 in 0..1 of the crop (their axis-aligned hull in a turned view); without meaning where not
-        visible; and the visibility.
+        boxes x0, y0, x1, y1 in 0..1 of the crop (their axis-aligned hull in a rotated view; meaningless for boxes that
+        are not visible), and the visibility.
 
     Raises:
         ConfigError: `min_visible` is out of range.
@@ -104,7 +104,7 @@ def locations_to_crop(
     a, b, c, d, e, f = (entry[:, None] for entry in invert_views(views).flatten(1).unbind(1))
     x0, y0, x1, y1 = boxes.unbind(1)
     x, y = torch.stack([x0, x1, x1, x0], 1), torch.stack([y0, y0, y1, y1], 1)
-    # Not a matrix product: autocast would take it in half precision.
+    # Not a matrix product: autocast would compute it in half precision.
     u, v = a * x + b * y + c, d * x + e * y + f
     hull = torch.stack([u.amin(1), v.amin(1), u.amax(1), v.amax(1)], 1)
     clipped = hull.clamp(0.0, 1.0)
@@ -124,11 +124,11 @@ def patch_labels(
     min_visible: float,
     cropped: str,
 ) -> tuple[Int8[Tensor, "b c h w"], Int8[Tensor, "b c"]]:
-    """Labels of the patches of a batch, and the image labels that fit what the crops show.
+    """Return the labels of the patches of a batch, and the image labels that match the crops.
 
-    A negative class is negative in every cell. A positive one is positive in the cells that its visible objects fill
-    (all objects together) and unknown in all others, as there may be more of it than was annotated. Unknown classes are
-    unknown in every cell. Objects of classes that are not labelled positive count for nothing.
+    A negative class is negative in every cell. A positive class is positive in the cells that its visible
+    objects fill, and unknown in all other cells, because not every object may be annotated. Unknown classes are unknown
+    in every cell. Objects of classes that are not labelled positive are ignored.
 
     Args:
         labels: values of `Label`.
@@ -137,15 +137,15 @@ def patch_labels(
         grid: (h, w) of the net's maps.
         coverage: see `cells_of_boxes`.
         min_visible: see `locations_to_crop`.
-        cropped: what becomes of a positive class whose every known object is cropped away. "unknown": the crop may show
-            another one or none. "keep": it stays positive. (The paper is silent; public code for such data takes it as
-            negative, which is wrong where an object was not annotated.) A positive class without known objects stays.
+        cropped: image label of a positive class whose annotated objects are all cropped away. "unknown": the crop may
+            show another object or none. "keep": positive. (The paper does not say; public code for such data uses
+            negative, which is wrong if an object was not annotated.) A positive class without objects stays positive.
 
     Returns:
         patch labels, and image labels; values of `Label`.
 
     Raises:
-        ConfigError: `coverage` or `min_visible` is out of range, or `cropped` is another word.
+        ConfigError: `coverage` or `min_visible` is out of range, or `cropped` is not one of the two.
     """
     if cropped not in ("unknown", "keep"):
         raise ConfigError(f"cropped {cropped!r} is not one of unknown, keep.")
@@ -168,7 +168,7 @@ def patch_labels(
 
 
 def _overlaps(low: Float[Tensor, "m"], high: Float[Tensor, "m"], cells: int) -> Float[Tensor, "m cells"]:
-    """Share of each of `cells` equal parts of 0..1 that lies in each interval low..high."""
+    """Share of each of `cells` equal parts of 0..1 that is inside each interval low..high."""
     first = torch.arange(cells, dtype=low.dtype, device=low.device)
     left, right = torch.maximum(low[:, None] * cells, first), torch.minimum(high[:, None] * cells, first + 1)
     return (right - left).clamp(min=0)
@@ -181,7 +181,7 @@ def _pixels(side: int, cells: int, device: torch.device) -> Float[Tensor, "side 
 
 
 def _filled(share: Float[Tensor, "m h w"], best: Int64[Tensor, "m"], coverage: float) -> Bool[Tensor, "m h w"]:
-    """The cells with enough of a share; the `best` one of each object that has none."""
+    """Cells with a share of at least `coverage`; the cell `best` for an object without any."""
     if not 0 < coverage <= 1:
         raise ConfigError(f"coverage is a share of a cell's area, above 0 and up to 1; got {coverage}.")
     enough = share.flatten(1) >= coverage - SLACK
@@ -194,7 +194,7 @@ def _area(boxes: Float[Tensor, "m 4"]) -> Float[Tensor, "m"]:
 
 
 def _union(sets: Bool[Tensor, "m s"], owner: Int64[Tensor, "m"], count: int) -> Bool[Tensor, "count s"]:
-    """What the sets of each owner have together. All writes write True, so their order does not matter."""
+    """Union of the sets of each owner. All writes write True, so their order does not matter."""
     size = sets.shape[1]
     slots = owner[:, None] * size + torch.arange(size, device=owner.device)
     nowhere = count * size

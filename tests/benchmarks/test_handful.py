@@ -27,7 +27,7 @@ def data():
     halves = np.array([[0.0, 0.0, 0.5, 1.0], [0.5, 0.0, 1.0, 1.0]])
     truth = LabelTable.build(
         [f"{n}.jpg" for n in range(200)], CLASSES, image=image, class_=class_, state=np.ones(400, int),
-        locations=np.tile(halves, (200, 1)), closed=np.zeros(200, int), covers=np.ones((1, 3), bool),
+        locations=np.tile(halves, (200, 1)), complete_set=np.zeros(200, int), complete_classes=np.ones((1, 3), bool),
     )  # fmt: skip
     return SimpleNamespace(train_truth=truth)
 

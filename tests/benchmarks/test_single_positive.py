@@ -23,7 +23,8 @@ from fewtags.nets.freezing import freeze
 from fewtags.objectives.base import Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.photos.augment import SquareCrop
-from fewtags.photos.loader import Collate, EpochSampler, Photos, TrainLoader, TrainSet
+from fewtags.photos.dataset import PhotoFolder, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, TrainLoader
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -72,7 +73,7 @@ def photos(root):
         Image.fromarray(rng.integers(0, 256, (80, 70, 3), np.uint8)).save(root / f"{n}.png")
     dense = np.full((SAMPLES, CLASSES), Label.UNKNOWN, np.int8)
     dense[np.arange(SAMPLES), np.arange(SAMPLES) % CLASSES] = Label.POSITIVE
-    return Photos(root, pa.array([f"{n}.png" for n in range(SAMPLES)])), LabelMatrix.from_dense(dense)
+    return PhotoFolder(root, pa.array([f"{n}.png" for n in range(SAMPLES)])), LabelMatrix.from_dense(dense)
 
 
 def train(net, source, labels, model=None):

@@ -129,10 +129,10 @@ def test_nothing_to_measure():
 
 def test_costs_in_words():
     assert str(PROFILES["coco"]) == (
-        "tag 1 s, point 2.4 s, further point 0.9 s, box 7 s; 80 classes, of which 3.5 are positive in an average "
+        "tag 1 s, point 2.4 s, further point 0.9 s, box 7 s; 80 classes, 3.5 of them positive in an average "
         "image, with 7.7 instances"
     )
-    assert str(PROFILES["objects365"]).endswith("365 classes, of which 5 are positive in an average image")
+    assert str(PROFILES["objects365"]).endswith("365 classes, 5 of them positive in an average image")
 
 
 @pytest.mark.parametrize(
@@ -284,8 +284,8 @@ def test_costs_by_name_and_file(tmp_path):
     [
         (
             "boxx = 3",
-            "'boxx' is no cost (did you mean 'box'?); known: classes, positives_per_image, instances_per_image, tag, "
-            "point, extra_point, box.",
+            "'boxx' is not a cost (did you mean 'box'?); known: classes, positives_per_image, instances_per_image, "
+            "tag, point, extra_point, box.",
         ),
         ("box = '3 s'", "box is '3 s'; expected a number."),
         ("box = true", "box is True; expected a number."),
@@ -314,7 +314,7 @@ def test_a_number_of_classes_is_whole_however_it_is_written(tmp_path):
     path.write_text("classes = 12.0\npositives_per_image = 2")
     found = find_cost(str(path), None)
     assert repr(found.classes) == "12"
-    assert "; 12 classes, of which 2 are positive" in str(found)
+    assert "; 12 classes, 2 of them positive" in str(found)
 
 
 def test_unknown_costs(tmp_path):
@@ -358,7 +358,7 @@ def test_a_profile_with_other_classes_needs_their_average():
     with pytest.raises(ConfigError) as error:
         find_cost("coco", None, {"classes": 20})
     assert str(error.value) == (
-        "the averages of 'coco' are those of 80 classes; with 20 classes give how many of them an average photo shows, "
-        "too (count in twenty photos)."
+        "the averages of 'coco' are those of 80 classes; with 20 classes give how many of them an average photo shows "
+        "(count in twenty photos)."
     )
     assert find_cost("coco", None, {"classes": 20, "positives_per_image": 1.5}) == CostModel(20, 1.5)

@@ -218,8 +218,8 @@ def test_far_beyond_the_pilot_nothing_is_said():
     assert curve.estimate(16000).value is not None
     found = curve.estimate(20000)
     assert (found.value, found.low, found.extrapolated) == (None, None, False)
-    assert found.refused == "5 times the largest pilot, and beyond 4 times nothing is promised"
-    assert curve.estimate(100).refused == "less than a 4th of the smallest pilot, 500 labels"
+    assert found.refused == "5 times the largest pilot; values are given up to 4 times"
+    assert curve.estimate(100).refused == "less than 1/4 of the smallest pilot, 500 labels"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_printed_numbers(table, short, budget, cls, loc):
     if loc is not None:
         assert said(short, budget, "mAP_loc").value == pytest.approx(loc / 100, abs=1e-9)
     else:
-        assert said(short, budget, "mAP_loc").refused == "the paper does not say"
+        assert said(short, budget, "mAP_loc").refused == "the paper has no value"
 
 
 def test_points_over_tags_at_equal_budget():

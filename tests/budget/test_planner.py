@@ -24,8 +24,8 @@ def runs(kind, level, jitter=0.001, seeds=3, **more):
     ]
 
 
-def offers(plan):
-    return {offer.kind.short: offer for offer in plan.offers}
+def purchases(plan):
+    return {purchase.kind.short: purchase for purchase in plan.purchases}
 
 
 def test_what_a_budget_buys_by_hand():
@@ -34,7 +34,7 @@ def test_what_a_budget_buys_by_hand():
 
     Photos asked about: 100 (1 - (1 - 200 / 400)^4) = 93.75.
     """
-    found = offers(plan_budget(270, 100, COST, paper_guide(4)))
+    found = purchases(plan_budget(270, 100, COST, paper_guide(4)))
     assert {k: o.labels for k, o in found.items()} == {"I": 270, "SP": 200, "SB": 108, "AP": 171, "AB": 63}
     sp, ab = found["SP"], found["AB"]
     assert (sp.photos, sp.complete_photos, sp.positives, sp.places) == (94, 50, 50, 50)
@@ -47,11 +47,11 @@ def test_what_a_budget_buys_by_hand():
 def test_no_more_than_all_photos_is_bought_and_what_is_left_is_said():
     """All 400 tags take 400 s; of an hour 3,200 s are left, which is 0.9 h."""
     plan = plan_budget(3600, 100, COST, paper_guide(4))
-    tags = offers(plan)["I"]
+    tags = purchases(plan)["I"]
     assert (tags.labels, tags.photos, tags.seconds, tags.left) == (400, 100, 400, 3200)
     assert (
-        "tags (I): all 400 labels (100 photos x 4 classes) take 0.1 h, and 0.9 h are left: for more photos, or for a "
-        "dearer type"
+        "tags (I): all 400 labels (100 photos x 4 classes) take 0.1 h, and 0.9 h are left, for more photos or a more "
+        "expensive type"
     ) in plan.notes
 
 
@@ -63,7 +63,7 @@ def test_the_papers_row_for_one_point(budget, photos, mean_ap):
     """Tables 1 and 2: thousands of images within the tolerance of one permutation (2 % is 0.2 off), and mAP."""
     share = float(budget.rstrip("%")) / 100
     plan = plan_budget(share * 82_783 * 80, 82_783, PROFILES["coco"], paper_guide(80))
-    found = offers(plan)["SP"]
+    found = purchases(plan)["SP"]
     assert found.photos / 1000 == pytest.approx(photos, abs=0.25)
     assert found.mean_ap.value == pytest.approx(mean_ap / 100, abs=1e-4)
 
@@ -80,7 +80,7 @@ def test_the_papers_advice_names_its_limits():
         "Buy one point (SP), 62,404 labels in 43,967 photos for 18.4 h, expected mAP 58.9: +3.3 mAP over tags (I), the "
         "second best."
     )
-    assert any("The paper gives no intervals" in note for note in plan.guide.notes)
+    assert any("The paper has no intervals" in note for note in plan.guide.notes)
 
 
 def test_a_resolved_difference():
@@ -143,20 +143,20 @@ def test_beyond_the_pilot_values_are_marked_and_then_refused():
     """2,000 tags are 2.5 times the pilot's 800; 10,000 are 12.5 times."""
     guide = pilot_guide(runs(TAGS, 0.3, photos=200), "the test")
     near = plan_budget(2_000, 5_000, COST, guide, [TAGS])
-    assert offers(near)["I"].mean_ap.extrapolated
+    assert purchases(near)["I"].mean_ap.extrapolated
     assert [*near.lines()][-1].endswith("extrapolated x2.5")
-    assert any(note.startswith("extrapolated values hold only if") for note in near.notes)
-    assert any("the pilot chose its labels from 200 photos; from 5,000" in note for note in near.notes)
+    assert any(note.startswith("extrapolated values assume that") for note in near.notes)
+    assert any("the pilot chose its labels from 200 photos; with 5,000" in note for note in near.notes)
     far = plan_budget(10_000, 5_000, COST, guide, [TAGS])
-    assert offers(far)["I"].mean_ap.value is None
-    why = "12.5 times the largest pilot, and beyond 4 times nothing is promised"
+    assert purchases(far)["I"].mean_ap.value is None
+    why = "12.5 times the largest pilot; values are given up to 4 times"
     assert far.advice() == f"No type can be recommended: tags (I): {why}; run a pilot on more photos."
-    assert f"tags (I): nothing is expected: {why}" in far.notes
+    assert f"tags (I): no expected mAP: {why}" in far.notes
 
 
 def test_types_without_a_pilot_are_not_judged():
     plan = plan_budget(800, 1000, COST, pilot_guide(runs(TAGS, 0.3), "the test"), [TAGS, SP])
-    assert offers(plan)["SP"].mean_ap.refused == "not in the pilot"
+    assert purchases(plan)["SP"].mean_ap.refused == "not in the pilot"
     assert plan.advice().endswith("; no other type can be judged.")
 
 
@@ -173,7 +173,7 @@ def test_a_pilot_that_is_too_small_says_what_to_run():
 def test_mean_ap_loc_is_shown_where_it_was_measured():
     located = [Result(r.kind, r.labels, r.seed, r.mean_ap, r.mean_ap / 2) for r in runs(SP, 0.3)]
     plan = plan_budget(1080, 1000, COST, pilot_guide([*runs(TAGS, 0.3), *located], "the test"))
-    found = offers(plan)
+    found = purchases(plan)
     assert found["SP"].mean_ap_loc.value == pytest.approx(found["SP"].mean_ap.value / 2, abs=0.002)
     assert found["I"].mean_ap_loc.refused == "not measured"
     header, tags, points = [*plan.lines()][1:4]
@@ -183,12 +183,12 @@ def test_mean_ap_loc_is_shown_where_it_was_measured():
 
 def test_types_with_all_objects_need_their_number():
     plan = plan_budget(270, 100, CostModel(4, 1), paper_guide(4))
-    assert list(offers(plan)) == ["I", "SP", "SB"]
-    assert plan.notes[0].startswith("all points and all boxes are left out, since the number of objects")
+    assert list(purchases(plan)) == ["I", "SP", "SB"]
+    assert plan.notes[0].startswith("all points and all boxes are left out because the number of objects")
 
 
 def test_what_cannot_be_planned():
     with pytest.raises(ConfigError, match=r"^photos is 0; expected 1 or more\.$"):
         plan_budget(10, 0, COST, paper_guide(4))
-    with pytest.raises(ConfigError, match=r"^0\.5 s buy no label of tags, one point\.$"):
+    with pytest.raises(ConfigError, match=r"^0\.5 s do not buy a label of tags, one point\.$"):
         plan_budget(0.5, 10, COST, paper_guide(4), [TAGS, SP])

@@ -60,18 +60,18 @@ GOOD = {"type": "I", "labels": 7, "seed": 0, "mAP": 0.5}
         (GOOD | {"mAP": True}, "mAP is True; expected a number from 0 to 1."),
         (GOOD | {"seed": 0.5}, "seed is 0.5; expected a whole number."),
         (GOOD | {"labels": -1}, "labels is -1; expected a number from 0."),
-        (GOOD | {"labels": 0}, "labels 0 buys no label; remove the row."),
-        (GOOD | {"seed": 1e30}, "seed is 1e+30; expected a whole number up to 9,007,199,254,740,992; mend the row."),
+        (GOOD | {"labels": 0}, "labels 0 does not buy a label; remove the row."),
+        (GOOD | {"seed": 1e30}, "seed is 1e+30; expected a whole number up to 9,007,199,254,740,992; fix the row."),
         (
             GOOD | {"photos": 1e30},
-            "photos is 1e+30; expected a whole number up to 9,007,199,254,740,992; mend the row.",
+            "photos is 1e+30; expected a whole number up to 9,007,199,254,740,992; fix the row.",
         ),
         (GOOD | {"photos": 1.5}, "photos is 1.5; expected a whole number."),
         (GOOD | {"seed": 10**400}, f"seed is {10**400}; expected a number from 0."),
-        (GOOD | {"labels": 1e300}, "labels 1e+300 buys more than 9,007,199,254,740,992 labels; mend the row."),
+        (GOOD | {"labels": 1e300}, "labels 1e+300 buys more than 9,007,199,254,740,992 labels; fix the row."),
         (
             {"type": "I", "complete_images": 1e308, "seed": 0, "mAP": 0.5},
-            "complete_images 1e+308 buys more than 9,007,199,254,740,992 labels; mend the row.",
+            "complete_images 1e+308 buys more than 9,007,199,254,740,992 labels; fix the row.",
         ),
         (GOOD | {"photos": 0}, "photos is 0; expected a number from 1."),
         (
@@ -124,9 +124,9 @@ def test_the_same_run_twice_is_refused(tmp_path):
     ("name", "text", "message"),
     [
         ("r.jsonl", "", "r.jsonl has no row; `fewtags plan LABELS --run-pilot --out DIR` makes one."),
-        ("r.jsonl", '{"type": "I"', "r.jsonl row 1: is not one JSON object; mend or remove the line."),
-        ("r.jsonl", "[1]", "r.jsonl row 1: is not one JSON object; mend or remove the line."),
-        ("r.csv", "type,seed\nI\n", "r.csv row 2: has not as many cells as the header; mend the row."),
+        ("r.jsonl", '{"type": "I"', "r.jsonl row 1: is not one JSON object; fix or remove the line."),
+        ("r.jsonl", "[1]", "r.jsonl row 1: is not one JSON object; fix or remove the line."),
+        ("r.csv", "type,seed\nI\n", "r.csv row 2: does not have as many cells as the header; fix the row."),
         ("r.txt", "x", "r.txt: expected a file that ends in .jsonl or .csv."),
     ],
 )

@@ -14,24 +14,24 @@ import fewtags.budget.simulate
 from fewtags.budget.simulate import COLE_SEED, cole_observe, cole_split, keep, single_positive
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames, Label, LabelMatrix
-from fewtags.table.table import BLANKET_SOURCE, LabelTable
+from fewtags.table.table import IMPLIED_SOURCE, LabelTable
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "splits.json").read_text())
 FULL = 2 * np.array(GOLDEN["full_labels_0_1"], np.int8) - 1
 
 
-def table_of(dense, *, closed=False):
-    """A table of a dense array of labels; closed: negatives are blanket negatives, not facts."""
+def table_of(dense, *, complete=False):
+    """A table of a dense array of labels; complete: negatives are implied, not facts."""
     dense = np.asarray(dense)
-    image, class_ = np.nonzero(dense == Label.POSITIVE if closed else dense != Label.UNKNOWN)
+    image, class_ = np.nonzero(dense == Label.POSITIVE if complete else dense != Label.UNKNOWN)
     return LabelTable.build(
         [f"{i:05d}.jpg" for i in range(len(dense))],
         ClassNames.of([f"c{j}" for j in range(dense.shape[1])]),
         image=image,
         class_=class_,
         state=dense[image, class_],
-        closed=np.zeros(len(dense), int) if closed else None,
-        covers=np.ones((1, dense.shape[1]), bool) if closed else None,
+        complete_set=np.zeros(len(dense), int) if complete else None,
+        complete_classes=np.ones((1, dense.shape[1]), bool) if complete else None,
     )
 
 
@@ -63,8 +63,8 @@ def test_splits_are_those_of_cole_et_al(case):
 
 def test_a_table_by_the_protocol_of_cole_et_al():
     expected = next(c for c in GOLDEN["observed"] if (c["num_pos"], c["num_neg"], c["seed"]) == (1, 0, COLE_SEED))
-    for closed in (False, True):
-        table = single_positive(table_of(FULL, closed=closed), COLE_SEED, "cole")
+    for complete in (False, True):
+        table = single_positive(table_of(FULL, complete=complete), COLE_SEED, "cole")
         np.testing.assert_array_equal(table.matrix.dense(), np.array(expected["observed"]))
         assert table.summary().kind == "single positive"
     assert table.notes.messages == (
@@ -90,8 +90,8 @@ def test_settings_that_the_protocol_does_not_take():
     for run in (lambda: single_positive(table_of(FULL), -1, "cole"), lambda: cole_split(10, seed=-1)):
         with pytest.raises(ConfigError) as error:
             run()
-        assert str(error.value) == "the seed is -1, but the protocol of Cole et al. takes 0 to 4294967295."
-    with pytest.raises(ConfigError, match="the share of 'val' is 20, but a share lies between 0 and 1"):
+        assert str(error.value) == "the seed is -1, but the protocol of Cole et al. accepts 0 to 4294967295."
+    with pytest.raises(ConfigError, match="the share of 'val' is 20; expected a share"):
         cole_split(10, 20)
 
 
@@ -149,7 +149,7 @@ def test_the_kept_class_keeps_its_locations_and_sources():
 
 
 def test_an_unknown_protocol():
-    with pytest.raises(ConfigError, match="there is no protocol 'coal'; choose 'plain' or 'cole'"):
+    with pytest.raises(ConfigError, match="protocol 'coal' is not known; known: plain, cole"):
         single_positive(table_of(FULL), 0, "coal")
 
 
@@ -160,11 +160,11 @@ share = st.sampled_from([0.0, 0.3, 0.8, 1.0])
 
 
 @given(st.integers(0, 1000), share, share, st.booleans(), st.booleans())
-def test_kept_labels_are_true_and_lost_ones_unknown(seed, positives, negatives, closed, some_open):
+def test_kept_labels_are_true_and_lost_ones_unknown(seed, positives, negatives, complete, some_open):
     full = random_full(30, 6, seed)
-    table = table_of(full, closed=closed)
-    if closed and some_open:
-        table = replace(table, closed=np.where(np.arange(30) % 3, 0, -1).astype(np.int16))
+    table = table_of(full, complete=complete)
+    if complete and some_open:
+        table = replace(table, complete_set=np.where(np.arange(30) % 3, 0, -1).astype(np.int16))
     before = table.matrix.dense()
     after = keep(table, positives=positives, negatives=negatives, seed=seed)
     found = after.matrix.dense()
@@ -176,77 +176,77 @@ def test_kept_labels_are_true_and_lost_ones_unknown(seed, positives, negatives, 
 
 
 @given(st.integers(0, 1000), st.booleans())
-def test_a_larger_share_contains_the_smaller(seed, closed):
-    table = table_of(random_full(20, 6, seed), closed=closed)
+def test_a_larger_share_contains_the_smaller(seed, complete):
+    table = table_of(random_full(20, 6, seed), complete=complete)
     less = keep(table, positives=0.4, negatives=0.1, seed=seed).matrix.dense()
     more = keep(table, positives=0.6, negatives=0.5, seed=seed).matrix.dense()
     assert np.all(more[less != Label.UNKNOWN] == less[less != Label.UNKNOWN])
 
 
-def test_blanket_and_written_negatives_are_drawn_alike():
+def test_implied_and_written_negatives_are_drawn_alike():
     """The draw hangs on the cell, not on how its label was stored."""
     full = random_full(40, 5)
     for positives, negatives in ((0.5, 0.3), (0.5, 1.0), (1.0, 0.0)):
         one = keep(table_of(full), positives=positives, negatives=negatives, seed=1)
-        other = keep(table_of(full, closed=True), positives=positives, negatives=negatives, seed=1)
+        other = keep(table_of(full, complete=True), positives=positives, negatives=negatives, seed=1)
         np.testing.assert_array_equal(one.matrix.dense(), other.matrix.dense())
 
 
 def test_part_of_the_images_is_treated_as_in_the_whole():
-    table = table_of(random_full(50, 8), closed=True)
+    table = table_of(random_full(50, 8), complete=True)
     whole = keep(table, positives=0.5, negatives=1.0, seed=3)
     index = np.random.default_rng(0).permutation(50)[:20]
     part = keep(table.subset(index), positives=0.5, negatives=1.0, seed=3)
     np.testing.assert_array_equal(part.matrix.dense(), whole.matrix.dense()[index])
 
 
-def test_closed_images_stay_closed_and_compact():
-    """With all negatives kept none is written out; the images that lost a positive share rows of `covers`."""
-    table = table_of(random_full(2000, 5), closed=True)
+def test_complete_images_stay_complete_and_compact():
+    """With all negatives kept none is written out; the images that lost a positive share rows of `complete_classes`."""
+    table = table_of(random_full(2000, 5), complete=True)
     kept = keep(table, positives=0.5, negatives=1.0, seed=0)
-    assert np.all(kept.closed >= 0)
-    assert len(kept.covers) <= 2**5 + 1
+    assert np.all(kept.complete_set >= 0)
+    assert len(kept.complete_classes) <= 2**5 + 1
     assert not np.any(kept.facts["state"].to_numpy() == Label.NEGATIVE)
     assert keep(table, positives=1.0, negatives=1.0, seed=0).fingerprint == table.fingerprint
 
 
-def test_a_lost_positive_beside_the_blanket_leaves_it_alone():
-    """The images are complete for class 0 only; those that lose class 1 stay closed as they were."""
-    table = replace(table_of(np.ones((20, 2), np.int8), closed=True), covers=np.array([[True, False]]))
+def test_a_lost_positive_of_another_class_leaves_the_set_alone():
+    """The images are complete for class 0 only; those that lose class 1 stay complete as they were."""
+    table = replace(table_of(np.ones((20, 2), np.int8), complete=True), complete_classes=np.array([[True, False]]))
     facts = table.facts.filter(pa.array(table.facts["class"].to_numpy() == 1))
     kept = keep(replace(table, facts=facts), positives=0, negatives=1, seed=0)
-    assert kept.closed.tolist() == [0] * 20
-    assert kept.covers.tolist() == [[True, False]]
+    assert kept.complete_set.tolist() == [0] * 20
+    assert kept.complete_classes.tolist() == [[True, False]]
     assert kept.matrix.dense().tolist() == [[-1, 0]] * 20
 
 
-def test_too_many_different_blankets_are_written_out(monkeypatch):
-    table = table_of(random_full(60, 6), closed=True)
+def test_too_many_different_sets_are_written_out(monkeypatch):
+    table = table_of(random_full(60, 6), complete=True)
     expected = keep(table, positives=0.5, negatives=1.0, seed=0)
-    monkeypatch.setattr(fewtags.budget.simulate, "MOST_CLOSURES", 3)
+    monkeypatch.setattr(fewtags.budget.simulate, "MAX_COMPLETE_SETS", 3)
     found = keep(table, positives=0.5, negatives=1.0, seed=0)
     np.testing.assert_array_equal(found.matrix.dense(), expected.matrix.dense())
-    assert set(np.unique(found.closed)) == {-1, 0}  # Those that lost nothing are still closed.
-    assert BLANKET_SOURCE in found.summary().sources
+    assert set(np.unique(found.complete_set)) == {-1, 0}  # Those that lost nothing are still complete.
+    assert IMPLIED_SOURCE in found.summary().sources
 
 
 def test_blocks_make_no_difference(monkeypatch):
-    table = table_of(random_full(30, 6), closed=True)
+    table = table_of(random_full(30, 6), complete=True)
     expected = [keep(table, positives=0.5, negatives=n, seed=0).fingerprint for n in (0.5, 1.0)]
     monkeypatch.setattr(fewtags.budget.simulate, "_BLOCK", 13)
     assert [keep(table, positives=0.5, negatives=n, seed=0).fingerprint for n in (0.5, 1.0)] == expected
 
 
 def test_contradictions_stay_unknown():
-    """A contradicted cell that lost only its negative would be a positive; one that lost both, a blanket negative."""
+    """A contradicted cell that lost only its negative would be a positive; one that lost both, an implied negative."""
     table = LabelTable.build(
         [f"{i}.jpg" for i in range(40)],
         ClassNames.of(["cat"]),
         image=np.repeat(np.arange(40), 2),
         class_=np.zeros(80, int),
         state=np.tile([1, -1], 40),
-        closed=np.zeros(40, int),
-        covers=np.ones((1, 1), bool),
+        complete_set=np.zeros(40, int),
+        complete_classes=np.ones((1, 1), bool),
     )
     for negatives in (0.0, 0.5, 1.0):
         assert not keep(table, positives=0.5, negatives=negatives, seed=0).matrix.dense().any()
@@ -280,24 +280,24 @@ def test_the_note_counts_what_is_left():
 
 @pytest.mark.parametrize(("positives", "negatives", "word"), [(1.5, 0, "positives"), (1, -0.1, "negatives")])
 def test_shares_outside_0_to_1(positives, negatives, word):
-    with pytest.raises(ConfigError, match=f"the share of {word} to keep is .*, but a share lies between 0 and 1"):
+    with pytest.raises(ConfigError, match=f"the share of {word} to keep is .*; expected a share"):
         keep(table_of(FULL), positives=positives, negatives=negatives, seed=0)
 
 
 def test_more_negatives_than_fit():
-    """40,000 images closed for 1,000 classes are 40 million negatives in no space; 90 % of them are 36 million rows."""
+    """40,000 images complete for 1,000 classes are 40 million negatives; 90 % of them are 36 million rows."""
     table = LabelTable.build(
         [str(i) for i in range(40_000)],
         ClassNames.of(map(str, range(1000))),
         image=np.zeros(0, int),
         class_=np.zeros(0, int),
         state=np.zeros(0, int),
-        closed=np.zeros(40_000, int),
-        covers=np.ones((1, 1000), bool),
+        complete_set=np.zeros(40_000, int),
+        complete_classes=np.ones((1, 1000), bool),
     )
     with pytest.raises(DataError) as error:
         keep(table, positives=1, negatives=0.9, seed=0)
     assert str(error.value) == (
-        "about 36,000,000 negatives of completely annotated images would have to be written out one by one; at most "
-        "30,000,000 are. Keep a smaller share of them, or all (1) or none (0), or use fewer images."
+        "about 36,000,000 negatives of completely annotated images would become facts; at most "
+        "30,000,000 are allowed. Keep a smaller share of them, or all (1) or none (0), or use fewer images."
     )

@@ -14,7 +14,7 @@ from fewtags.check.label_findings import Finding
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
 from fewtags.table.merge import merge
-from fewtags.table.table import Excluded, Kind, LabelTable, Notes, ValueReading
+from fewtags.table.table import Excluded, ExclusionKind, LabelTable, Notes, ValueReading
 
 P, N, U = 1, -1, 0  # as written in the tables below
 
@@ -103,7 +103,7 @@ def test_contradicting_sources_are_named() -> None:
     finding = _only(check({"train": table}), "contradiction")
     assert finding.level == "error"
     assert finding.message == (
-        "train: 1 label is both positive and negative in one source, and taken as unknown. Mend it."
+        "train: 1 label is both positive and negative in one source, and counted as unknown. Fix it."
     )
     assert finding.items == ("x: a is both positive and negative ()",)
 
@@ -112,7 +112,7 @@ def test_contradictions_between_sources_are_what_unknown_is_for() -> None:
     tables = {name: _table({"x": [state, P, P]}) for name, state in (("ours", P), ("theirs", N))}
     finding = _only(check({"train": merge(tables)}), "contradiction")
     assert str(finding) == (
-        "warning: train: 1 label is both positive and negative and taken as unknown. Decide which source is right. "
+        "warning: train: 1 label is both positive and negative and counted as unknown. Decide which source is right. "
         "(x: a is both positive and negative (ours, theirs))"
     )
 
@@ -392,8 +392,7 @@ def test_the_readers_notes_are_said_once_for_all_splits_of_a_table() -> None:
     report = check({"train": table.subset([0, 1, 2]), "val": table.subset([3, 4, 5])})
     assert [str(f) for f in _found(report, "reader")] == ["note: separator ';'"]
     assert str(_only(report, "excluded")) == (
-        "note: 1 item is left out as asked for; see excluded.csv. Nothing is to be done. "
-        "(labels.csv, row 3: no such photo)"
+        "note: 1 item is left out as requested; see excluded.csv. Nothing to do. (labels.csv, row 3: no such photo)"
     )
     assert report.readings == notes.readings
     assert "read: labels.csv: 0 -> absent (12,300)" in list(report.lines())
@@ -402,29 +401,29 @@ def test_the_readers_notes_are_said_once_for_all_splits_of_a_table() -> None:
 @pytest.mark.parametrize(
     ("kind", "level", "message"),
     [
-        ("missing", "error", "2 photos that the labels name are not there; see excluded.csv. Check the folder of"),
+        ("missing", "error", "2 photos named in the labels do not exist; see excluded.csv. Check the image fol"),
         (
             "unreadable",
             "error",
-            "2 files or folders cannot be read and are left out; see excluded.csv. Mend, rename or",
+            "2 files or folders cannot be read and are left out; see excluded.csv. Fix, rename or",
         ),
         (
             "unusable",
             "error",
-            "2 items of the labels cannot be used and are left out; see excluded.csv. Mend or remove",
+            "2 items of the labels cannot be used and are left out; see excluded.csv. Fix or remove",
         ),
-        ("splits", "error", "2 images are in several splits or in none of them; see excluded.csv. Decide on one split"),
-        ("bad-place", "error", "2 boxes or points cannot be used and are left out; see excluded.csv. Mend them, or"),
-        ("unread-place", "warning", "2 places are of a kind that is not read; see excluded.csv. The labels are kept;"),
+        ("splits", "error", "2 images are in several splits or in none of them; see excluded.csv. Choose one split"),
+        ("bad-place", "error", "2 boxes or points cannot be used and are left out; see excluded.csv. Fix them, or"),
+        ("unread-place", "warning", "2 regions are of a kind that is not read; see excluded.csv. The labels are kept;"),
         (
             "partial",
             "warning",
             "2 sets of images have labels but no photos here; see excluded.csv. Download the photos",
         ),
-        ("excluded", "note", "2 items are left out as asked for; see excluded.csv. Nothing is to be done."),
+        ("excluded", "note", "2 items are left out as requested; see excluded.csv. Nothing to do."),
     ],
 )
-def test_what_is_left_out_counts_by_why(kind: Kind, level: str, message: str) -> None:
+def test_what_is_left_out_counts_by_why(kind: ExclusionKind, level: str, message: str) -> None:
     """Data that is lost is an error; what cannot be read or was never there a warning; what was asked for a note."""
     rows = tuple(Excluded(f"row {n}", "why", "labels.csv", kind) for n in (1, 2))
     report = check({"train": _table(_many(5, [P, N, P]), notes=Notes(excluded=rows))})
@@ -458,7 +457,7 @@ def test_the_lines_for_people() -> None:
         "train: 10 images, 3 classes, labels: partial; 1.50 positives per image; "
         "0 without a positive, 0 without any label",
         "val: 1 image, 3 classes, labels: full; 3.00 positives per image; 0 without a positive, 0 without any label",
-        "photos: 0 files looked at (decoded)",
+        "photos: 0 files read (decoded)",
         "heatmaps of all classes: 300 bytes",
         "class        train +         -         ?          val +         -         ?"
         "   (+ positive, - negative, ? unknown)",
@@ -541,4 +540,4 @@ def test_progress_is_told(tmp_path: Path) -> None:
 def test_nothing_to_check_is_an_error() -> None:
     with pytest.raises(DataError) as error:
         check({})
-    assert str(error.value) == "there is nothing to check: no split was given."
+    assert str(error.value) == "there is nothing to check: give at least one split."

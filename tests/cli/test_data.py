@@ -18,9 +18,9 @@ from fewtags.budget.purchase import simulate_budget
 from fewtags.budget.simulate import keep, single_positive
 from fewtags.formats.read import read
 from fewtags.labels import ClassNames, Label
+from fewtags.table.merge import with_classes
 from fewtags.table.storage import load, save
 from fewtags.table.table import LabelTable
-from fewtags.table.vocabulary import with_classes
 
 Run = Callable[..., Result]
 Thin = Callable[[LabelTable], LabelTable]
@@ -32,7 +32,7 @@ def test_check_prints_a_summary(run: Run, dataset: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[0].startswith("train: 24 images, 3 classes, labels: single positive; 1.00 positives per image")
     assert lines[1].startswith("val: 12 images, 3 classes, labels: full")
-    assert "photos: 36 files looked at (decoded)" in lines
+    assert "photos: 36 files read (decoded)" in lines
     assert lines[-1].startswith("0 errors")
 
 
@@ -214,7 +214,7 @@ def test_closed_images_of_other_splits_stay_closed(run: Run, boxes: Path, tmp_pa
     run("simulate", tmp_path / "full.parquet", "--out", tmp_path / "part.parquet")
     part = load(tmp_path / "part.parquet")
     assert part.named_splits()["val"].fingerprint == full.named_splits()["val"].fingerprint
-    assert (part.named_splits()["train"].closed == -1).all()
+    assert (part.named_splits()["train"].complete_set == -1).all()
 
 
 def test_without_a_split_called_train_all_but_val_and_test_are_thinned(run: Run, dataset: Path, tmp_path: Path) -> None:
@@ -318,8 +318,8 @@ def boxes(dataset: Path, tmp_path: Path) -> Path:
         class_=cell % 3,
         state=np.ones(len(cell), int),
         locations=np.concatenate([low, low + 0.25], 1),
-        closed=np.zeros(12, int),
-        covers=np.ones((1, 3), bool),
+        complete_set=np.zeros(12, int),
+        complete_classes=np.ones((1, 3), bool),
         root=whole.root,
     )
     save(table, tmp_path / "boxes.parquet", keep_root=True)
@@ -350,7 +350,7 @@ def test_simulate_a_budget_reports_what_was_bought(run: Run, boxes: Path, tmp_pa
     assert receipt.startswith("simulated a budget of 25% (one point (SP), flat costs, seed 0): 5 pairs (")
     assert receipt.endswith("of 12 images for 8 s (0.00 h), 1.7 s a pair")
     assert costs == (
-        "costs: tag 1 s, point 2.4 s, further point 0.9 s, box 7 s; 3 classes, of which 1.5 are positive in an average "
+        "costs: tag 1 s, point 2.4 s, further point 0.9 s, box 7 s; 3 classes, 1.5 of them positive in an average "
         "image, with 2 instances"
     )
 

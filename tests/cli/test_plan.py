@@ -97,7 +97,7 @@ def test_beyond_the_pilot_nothing_is_promised(run: Run, results: Path) -> None:
         "interval": None,
         "extrapolated": False,
         "factor": 18.0,
-        "refused": "18 times the largest pilot, and beyond 4 times nothing is promised",
+        "refused": "18 times the largest pilot; values are given up to 4 times",
     }
     assert content["advice"].startswith("No type can be recommended: tags (I): 18 times the largest pilot")
 

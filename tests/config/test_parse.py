@@ -13,7 +13,7 @@ from fewtags.config.parse import apply_overrides, dump_toml, load_toml, parse, v
 from fewtags.config.sections import MOST_SEED, AugmentConfig, Config, DataConfig, ObjectiveConfig, Settings, StageConfig
 from fewtags.engine.methods import settings_models
 from fewtags.errors import ConfigError
-from fewtags.photos.loader import rng
+from fewtags.seeds import rng
 
 BARE = {"data": {"train": "photos"}}
 SOLVE = {"name": "solve", "logit_variances": [0.1, 1.0], "trainable": "head"}

@@ -26,7 +26,8 @@ from fewtags.losses.partial import assume_negative
 from fewtags.nets.spatial import SpatialHead, SpatialNet
 from fewtags.objectives.base import Objective, Problem, Step
 from fewtags.objectives.expected_negative import ExpectedNegative
-from fewtags.photos.loader import EpochSampler, rng
+from fewtags.photos.loader import EpochSampler
+from fewtags.seeds import rng
 from fewtags.stores.shard import Shard
 
 CLASSES, SIZE, BATCH = 4, 12, 4

@@ -14,7 +14,8 @@ from fewtags.errors import DataError
 from fewtags.labels import ClassNames
 from fewtags.nets.backbones import create_net
 from fewtags.photos.augment import WholeImage
-from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos
+from fewtags.photos.dataset import EvalSet, PhotoFolder
+from fewtags.photos.loader import Collate, EvalLoader
 
 CLASSES = ClassNames(("1", "2", "3"), ("cat", "crane", "crane"))
 HALF = np.full(3, 0.5)
@@ -133,7 +134,7 @@ def test_probabilities_of_large_logits_do_not_tie():
 def test_logits_are_those_of_the_forward_pass(scenes):
     """Pool first, then the head: to float32 rounding the same; in order, whatever the batches are."""
     net, table = create_net("test_resnet", 10, weights="none", size=64), scenes.val
-    data = EvalSet(Photos(table.root, table.images), table.matrix, WholeImage(64))
+    data = EvalSet(PhotoFolder(table.root, table.images), table.matrix, WholeImage(64))
     collate = Collate(net.preprocessing.mean, net.preprocessing.std)
     with torch.no_grad():
         expected = torch.cat([net.eval()(batch.images).logits for batch in EvalLoader(data, 11, collate)]).numpy()

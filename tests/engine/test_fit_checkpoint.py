@@ -19,7 +19,8 @@ from fewtags.objectives.assume_negative import AssumeNegative
 from fewtags.objectives.base import Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.photos.augment import SquareCrop
-from fewtags.photos.loader import Collate, EpochSampler, Photos, TrainLoader, TrainSet, Workers
+from fewtags.photos.dataset import PhotoFolder, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, TrainLoader, Workers
 
 VARIANTS = {
     "plain": {},
@@ -160,7 +161,7 @@ def test_two_loader_workers_give_the_run_of_none(scenes, tmp_path, left):
         for name, parameter in net.named_parameters():
             if name.startswith("backbone"):
                 nn.init.normal_(parameter, 0, 0.3, generator=generator)
-        photos = TrainSet(Photos(train.root, train.images), train.matrix, SquareCrop(16), seed=3)
+        photos = TrainSet(PhotoFolder(train.root, train.images), train.matrix, SquareCrop(16), seed=3)
         collate = Collate((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
         loader = TrainLoader(photos, EpochSampler(len(train), 5, 3), collate, Workers(workers))
         stages = (StageConfig(name="main", epochs=2, lr=1e-2),)

@@ -28,10 +28,11 @@ from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan
 from fewtags.nets.tscam import coupled_maps
 from fewtags.photos.augment import WholeImage
+from fewtags.photos.dataset import EvalSet, PhotoFolder
 from fewtags.photos.decode import open_photo
-from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos
+from fewtags.photos.loader import Collate, EvalLoader
+from fewtags.table.merge import with_classes
 from fewtags.table.table import LabelTable
-from fewtags.table.vocabulary import with_classes
 
 CPU = torch.device("cpu")
 
@@ -54,7 +55,7 @@ def model(scenes):
 def expected(scenes, model):
     """Probabilities of the validation photos by way of the evaluation loader."""
     net, info = model
-    data = EvalSet(Photos(scenes.val.root, scenes.val.images), scenes.val.matrix, WholeImage(64))
+    data = EvalSet(PhotoFolder(scenes.val.root, scenes.val.images), scenes.val.matrix, WholeImage(64))
     return sigmoid(predict_logits(net, EvalLoader(data, 64, Collate(info.mean, info.std)), 11, CPU))
 
 

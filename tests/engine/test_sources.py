@@ -30,7 +30,8 @@ from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.objectives.fixmatch import FixMatch
 from fewtags.photos.augment import SquareCrop
 from fewtags.photos.augment_fixmatch import Strong
-from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
+from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader
 from fewtags.stores.shard import Shard
 
 SAMPLES, CLASSES, SIZE, VIEWS, DIM = 11, 3, 16, 2, 6
@@ -50,12 +51,14 @@ def make_net():
 
 @dataclass
 class Scene:
-    photos: Photos
+    photos: PhotoFolder
     labels: LabelMatrix
 
-    def loader(self, views_cycle=VIEWS, *, view_seed=0, order_seed=0, shard=None, strong=None):
+    def loader(self, views_cycle=VIEWS, *, view_seed=0, order_seed=0, shard=None, second_view=None):
         shard = shard or Shard()
-        data = TrainSet(self.photos, self.labels, SquareCrop(SIZE), view_seed, views_cycle=views_cycle, strong=strong)
+        data = TrainSet(
+            self.photos, self.labels, SquareCrop(SIZE), view_seed, views_cycle=views_cycle, second_view=second_view
+        )
         return TrainLoader(data, EpochSampler(SAMPLES, 4, order_seed, shard.rank, shard.world), COLLATE)
 
 
@@ -67,7 +70,7 @@ def scene(tmp_path_factory):
         Image.fromarray(rng.integers(0, 256, (20 + n, 30 - n, 3), np.uint8)).save(root / f"{n}.png")
     dense = np.full((SAMPLES, CLASSES), Label.UNKNOWN, np.int8)
     dense[np.arange(SAMPLES), rng.integers(CLASSES, size=SAMPLES)] = Label.POSITIVE
-    return Scene(Photos(root, pa.array([f"{n}.png" for n in range(SAMPLES)])), LabelMatrix.from_dense(dense))
+    return Scene(PhotoFolder(root, pa.array([f"{n}.png" for n in range(SAMPLES)])), LabelMatrix.from_dense(dense))
 
 
 def filled(scene, dtype=torch.float32, shard=None):
@@ -95,9 +98,9 @@ def train(scene, make_source, *, cached, objective=None):
     return losses, net.state_dict(), {name: dict(part.state_dict()) for name, part in fit.parts.items()}
 
 
-def cached_source(scene, strong=None):
+def cached_source(scene, second_view=None):
     def source(net):
-        loader = scene.loader(strong=strong)
+        loader = scene.loader(second_view=second_view)
         return StoredViews(fill_views(net, loader, CachePlan(VIEWS, torch.float32, 0)), loader.sampler, scene.labels)
 
     return source
@@ -125,14 +128,14 @@ def fixmatch():
                     uncertain_positive=1.0, uncertain_negative=1.0)  # fmt: skip
 
 
-def test_cached_run_with_strong_views_equals_an_uncached_one(scene):
-    """Weak view v goes with strong view v in both; to rounding, as above.
+def test_cached_run_with_second_views_equals_an_uncached_one(scene):
+    """View v goes with second view v in both; to rounding, as above.
 
     A cell whose mean probability is within 1e-6 of a limit could be chosen in one run and not in the other. None is.
     """
-    strong = Strong()
-    losses, weights, parts = train(scene, cached_source(scene, strong), cached=True, objective=fixmatch())
-    source = scene.loader(strong=strong)
+    second_view = Strong()
+    losses, weights, parts = train(scene, cached_source(scene, second_view), cached=True, objective=fixmatch())
+    source = scene.loader(second_view=second_view)
     expected_losses, expected_weights, expected_parts = train(
         scene, lambda _: source, cached=False, objective=fixmatch()
     )
@@ -144,9 +147,9 @@ def test_cached_run_with_strong_views_equals_an_uncached_one(scene):
     assert len(set(losses)) == 5
 
 
-def test_strong_views_are_cached_beside_the_others(scene, tmp_path):
-    """Row i of strong view v is what the trunk makes of the strong view of sample i in epoch v; from disk, too."""
-    net, loader = make_net().eval(), scene.loader(strong=Strong())
+def test_second_views_are_cached_beside_the_others(scene, tmp_path):
+    """Row i of second view v is what the trunk makes of the second view of sample i in epoch v; from disk, too."""
+    net, loader = make_net().eval(), scene.loader(second_view=Strong())
     cache = fill_views(net, loader, CachePlan(VIEWS, torch.float32, 0))
     torch.testing.assert_close(cache.features, filled(scene).features, rtol=1e-6, atol=1e-6)
     cache.save(tmp_path)
@@ -155,11 +158,11 @@ def test_strong_views_are_cached_beside_the_others(scene, tmp_path):
         for epoch in range(3):
             for stored, batch in zip(source.batches(epoch), loader.batches(epoch), strict=True):
                 with torch.no_grad():
-                    expected = net.features(batch.strong.images)
-                torch.testing.assert_close(stored.strong.images, expected, rtol=1e-6, atol=1e-6)
-                assert torch.equal(stored.strong.views, batch.strong.views)
-                assert not torch.equal(stored.strong.views, stored.views)
-    assert filled(scene).strong is None
+                    expected = net.features(batch.second_view.images)
+                torch.testing.assert_close(stored.second_view.images, expected, rtol=1e-6, atol=1e-6)
+                assert torch.equal(stored.second_view.views, batch.second_view.views)
+                assert not torch.equal(stored.second_view.views, stored.views)
+    assert filled(scene).second_view is None
 
 
 def test_uncached_run_without_cycle_differs(scene):
@@ -279,7 +282,7 @@ def test_head_inputs_give_the_logits(scene, plan, shape):
 def test_a_process_without_a_photo_has_no_logits(scene, kernel):
     net = SpatialNet(make_net().backbone, SpatialHead(DIM, CLASSES, plan=HeadPlan(kernel)))
     one = EvalSet(
-        Photos(scene.photos.root, scene.photos.keys[:1]), scene.labels.subset(np.array([0])), SquareCrop(SIZE)
+        PhotoFolder(scene.photos.root, scene.photos.keys[:1]), scene.labels.subset(np.array([0])), SquareCrop(SIZE)
     )
     inputs = head_inputs(net, EvalLoader(one, 4, COLLATE, rank=1, world=2), torch.device("cpu"))
     assert net.head.predict_logits(inputs).shape == (0, CLASSES)
@@ -288,17 +291,17 @@ def test_a_process_without_a_photo_has_no_logits(scene, kernel):
 def test_plan_cache():
     """10 images x 3 views x 2 x 2 x 5 = 600 numbers: 2400 bytes in float32, 1200 in float16, 400 per view.
 
-    Twice as much with strong views.
+    Twice as much with second views.
     """
     features = (5, 2, 2)
     assert plan_cache(10, features, 3, 2400) == CachePlan(3, torch.float32, 2400)
     assert plan_cache(10, features, 3, 2399) == CachePlan(3, torch.float16, 1200)
     assert plan_cache(10, features, 3, 1199) == CachePlan(2, torch.float16, 800)
-    assert plan_cache(10, features, 3, 4800, strong=True) == CachePlan(3, torch.float32, 4800)
-    assert plan_cache(10, features, 3, 4799, strong=True) == CachePlan(3, torch.float16, 2400)
-    assert plan_cache(10, features, 3, 2399, strong=True) == CachePlan(2, torch.float16, 1600)
-    with pytest.raises(ConfigError, match=r"^cached features of one weak and one strong view of 10 images take"):
-        plan_cache(10, features, 3, 799, strong=True)
+    assert plan_cache(10, features, 3, 4800, second_view=True) == CachePlan(3, torch.float32, 4800)
+    assert plan_cache(10, features, 3, 4799, second_view=True) == CachePlan(3, torch.float16, 2400)
+    assert plan_cache(10, features, 3, 2399, second_view=True) == CachePlan(2, torch.float16, 1600)
+    with pytest.raises(ConfigError, match=r"^cached features of a first and a second view of 10 images take"):
+        plan_cache(10, features, 3, 799, second_view=True)
     with pytest.raises(ConfigError) as error:
         plan_cache(10, features, 3, 399)
     assert str(error.value) == (

@@ -11,7 +11,8 @@ from two_processes import both
 
 from fewtags.engine.evaluate import predict_logits
 from fewtags.engine.model import load_model, make_policy
-from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos
+from fewtags.photos.dataset import EvalSet, PhotoFolder
+from fewtags.photos.loader import Collate, EvalLoader
 from fewtags.stores.shard import Shard
 
 WORKER = Path(__file__).with_name("two_processes_worker.py")
@@ -124,7 +125,7 @@ def test_every_image_is_measured_once(results, scenes):
     folder, _ = results
     net, info = load_model(folder / "run")
     for name, table in (("val", scenes.val), ("test", scenes.test)):
-        data = EvalSet(Photos(table.root, table.images), table.matrix, make_policy(info.policy, info.size))
+        data = EvalSet(PhotoFolder(table.root, table.images), table.matrix, make_policy(info.policy, info.size))
         alone = predict_logits(net, EvalLoader(data, 4, Collate(info.mean, info.std)), len(table), torch.device("cpu"))
         together = np.load(folder / "run" / "evaluation" / f"{name}.npy")
         assert together.shape == (len(table), 10)

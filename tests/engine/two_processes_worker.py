@@ -19,7 +19,8 @@ from fewtags.engine.model import load_model, make_policy
 from fewtags.engine.plan import Tables, make_plan
 from fewtags.engine.run import Run, open_run
 from fewtags.errors import TrainingError
-from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos
+from fewtags.photos.dataset import EvalSet, PhotoFolder
+from fewtags.photos.loader import Collate, EvalLoader
 
 SAMPLES = 23  # 12 of one process, 11 of the other: batches of different sizes
 EQUAL = {"samples": SAMPLES, "batchnorm_eval": True, "dropout": 0.0, "weight_ema": 0.9, "checkpoint_every_steps": 2}
@@ -104,7 +105,7 @@ def runs(folder, shard):
         pass
     net, info = load_model(folder / "run")
     one = scenes.val.subset([3])
-    data = EvalSet(Photos(one.root, one.images), one.matrix, make_policy(info.policy, info.size))
+    data = EvalSet(PhotoFolder(one.root, one.images), one.matrix, make_policy(info.policy, info.size))
     loader = EvalLoader(data, 4, Collate(info.mean, info.std), rank=shard.rank, world=shard.world)
     logits = predict_logits(net, loader, 1, torch.device("cpu"), shard)
     return {"one photo": torch.from_numpy(logits), "model at once": at_once}

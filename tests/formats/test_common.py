@@ -44,7 +44,7 @@ def test_closed_cells_are_negative_and_open_ones_unknown(cells):
     closed, covers = close_images(6, 5, image, class_)
     classes = ClassNames.of("abcde")
     table = LabelTable.build(
-        [*"uvwxyz"], classes, image=ints(), class_=ints(), state=ints(), closed=closed, covers=covers
+        [*"uvwxyz"], classes, image=ints(), class_=ints(), state=ints(), complete_set=closed, complete_classes=covers
     )
     expected = np.full((6, 5), Label.NEGATIVE)
     for i, c in cells:

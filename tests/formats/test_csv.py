@@ -271,8 +271,8 @@ def test_what_we_write_is_read_back(tmp_path):
         class_=np.array([2, 1, 0, 2]),
         state=np.array([P, N, P, P]),
         locations=np.array([[0.25, 0.5, 0.75, 1], [np.nan] * 4, [np.nan] * 4, [0.5, 0.5, 0.5, 0.5]]),
-        closed=np.array([-1, 0, -1]),
-        covers=np.array([[True, False, True]]),
+        complete_set=np.array([-1, 0, -1]),
+        complete_classes=np.array([[True, False, True]]),
     )
     write_csv(table, tmp_path / "out.csv")
     back = read_csv(tmp_path / "out.csv")

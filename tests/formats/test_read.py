@@ -99,7 +99,7 @@ def test_photos_that_are_given(one_of_each, tmp_path):
 def test_options_reach_the_reader(one_of_each):
     for kind in set(KINDS) - {"parquet", "voc lists"}:
         table = read(str(one_of_each[kind]), options=ReadOptions(complete=True))
-        assert table.closed.tolist() == [0], kind
+        assert table.complete_set.tolist() == [0], kind
 
 
 def test_options_without_effect_are_said(one_of_each):

@@ -11,7 +11,8 @@ from fewtags.formats.read import ReadOptions
 from fewtags.formats.unlabelled import check_photos, unlabelled
 from fewtags.labels import ClassNames, Label
 from fewtags.photos.augment import ResizedCrop
-from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet
+from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader
 from fewtags.table.merge import merge
 from fewtags.table.storage import load, save
 from fewtags.table.table import Excluded, LabelTable
@@ -157,7 +158,7 @@ def test_labels_are_forgotten(tree):
     path.write_text("tags,image,split\ncat,0.jpg,train\ndog,b/2.jpg,test\n")
     table = unlabelled(path, options=ReadOptions(complete=True))
     assert keys(table) == ["0.jpg", "b/2.jpg"]
-    assert (len(table.classes), len(table.facts), table.closed.tolist()) == (0, 0, [-1, -1])
+    assert (len(table.classes), len(table.facts), table.complete_set.tolist()) == (0, 0, [-1, -1])
     assert table.split_names.to_pylist() == ["train", "test"]
     assert table.notes.readings == ()
     assert table.notes.messages[-2:] == (
@@ -196,7 +197,7 @@ def test_a_stored_table_with_its_folder(tree, tmp_path):
 
 def test_batches_have_labels_of_no_class(tree):
     table = unlabelled(tree)
-    photos, policy = Photos(table.root, table.images), ResizedCrop(8)
+    photos, policy = PhotoFolder(table.root, table.images), ResizedCrop(8)
     train = TrainSet(photos, table.matrix, policy, locations=table.locations)
     batches = [*TrainLoader(train, EpochSampler(5, 3), COLLATE).batches(0)]
     batches += EvalLoader(EvalSet(photos, table.matrix, policy), 3, COLLATE)

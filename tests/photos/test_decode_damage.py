@@ -83,7 +83,7 @@ def test_truncated_jpeg_says_how_much_is_there(tmp_path):
     data = path.read_bytes()
     path.write_bytes(data[: int(0.6 * len(data))])
     found = re.fullmatch(
-        rf"{re.escape(str(path))}: truncated after (\d+)% of the picture; re-export or remove the file\.",
+        rf"{re.escape(str(path))}: truncated after (\d+)% of the image; re-export or remove the file\.",
         error_of(path),
     )
     assert found, error_of(path)
@@ -95,9 +95,7 @@ def test_truncated_png(tmp_path):
     path = save(tmp_path / "a.png", noise)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    assert re.search(
-        r"a\.png: truncated after (4\d|50)% of the picture; re-export or remove the file\.", error_of(path)
-    )
+    assert re.search(r"a\.png: truncated after (4\d|50)% of the image; re-export or remove the file\.", error_of(path))
 
 
 def test_truncated_progressive_jpeg(tmp_path):
@@ -105,7 +103,7 @@ def test_truncated_progressive_jpeg(tmp_path):
     path = save(tmp_path / "a.jpg", colours(200, 200), progressive=True)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    assert error_of(path) == f"{path}: truncated, its data end before the picture does; re-export or remove the file."
+    assert error_of(path) == f"{path}: truncated, its data end before the image does; re-export or remove the file."
 
 
 @pytest.mark.parametrize("size", [None, (8, 8)])

@@ -18,25 +18,19 @@ from fewtags.labels import Label, LabelMatrix, Locations
 from fewtags.photos.augment import Jitter, ResizedCrop, SquareCrop, WholeImage
 from fewtags.photos.augment_fixmatch import Strong
 from fewtags.photos.augment_moco import AugPlus
-from fewtags.photos.decode import open_photo, read_image
-from fewtags.photos.loader import (
+from fewtags.photos.dataset import (
     AUGMENTATION,
-    STRONG,
-    Collate,
-    EpochSampler,
-    EvalLoader,
+    SECOND_VIEW,
     EvalSet,
     Failure,
-    Photos,
-    PixelBatch,
+    PhotoFolder,
     Sample,
-    TrainLoader,
     TrainSet,
-    Workers,
-    make_loader,
     read_through,
-    rng,
 )
+from fewtags.photos.decode import open_photo, read_image
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, PixelBatch, TrainLoader, Workers, make_loader
+from fewtags.seeds import rng
 
 # Python 3.12 and later warn of every fork of a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -62,7 +56,7 @@ def photos(tmp_path_factory):
         (root / key).parent.mkdir(exist_ok=True)
         pixels = draw.integers(0, 256, (20 + i, 40 - i, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(root / key, exif=turned if i == 4 else Image.Exif())
-    return Photos(root, pa.array(keys))
+    return PhotoFolder(root, pa.array(keys))
 
 
 @pytest.fixture(scope="module")
@@ -86,32 +80,6 @@ def equal(first, second):
 
 def indices(loader_or_batches):
     return [batch.index.tolist() for batch in loader_or_batches]
-
-
-# Random numbers
-
-
-def philox(counter, key):
-    """Philox 4x64 with ten rounds, from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011)."""
-    mask = 2**64 - 1
-    x, k = list(counter), list(key)
-    for _ in range(10):
-        first, second = 0xD2E7470EE14C6C93 * x[0], 0xCA5A826395121157 * x[2]
-        x = [(second >> 64) ^ x[1] ^ k[0], second & mask, (first >> 64) ^ x[3] ^ k[1], first & mask]
-        k = [(k[0] + 0x9E3779B97F4A7C15) & mask, (k[1] + 0xBB67AE8584CAA73B) & mask]
-    return x
-
-
-@pytest.mark.parametrize("arguments", [(0, 0, 0, 0), (1, 2, 3, 4), (2**64 - 1, 2**40, 2**63 + 5, 1)])
-def test_random_numbers_are_philox_of_the_arguments(arguments):
-    seed, epoch, index, stream = arguments
-    expected = philox((1, 0, index, epoch), (seed, stream)) + philox((2, 0, index, epoch), (seed, stream))
-    assert rng(*arguments).bit_generator.random_raw(8).tolist() == expected
-
-
-def test_every_argument_matters():
-    draws = {rng(*arguments).random() for arguments in np.ndindex(3, 3, 3, 3)}
-    assert len(draws) == 81
 
 
 # Order
@@ -229,58 +197,58 @@ def test_jitter_changes_colours_not_views(data):
     np.testing.assert_array_equal(jittered[0, 2].pixels, jittered[0, 2].pixels)
 
 
-def test_a_strong_view_is_a_crop_of_its_own_with_other_pixels(data, photos):
+def test_the_second_view_is_a_crop_of_its_own_with_other_pixels(data, photos):
     """Beside the view that is drawn without it, and drawn from the same arguments: seed, epoch, index, stream."""
-    plain, both = data[2, 5], replace(data, strong=Strong())[2, 5]
+    plain, both = data[2, 5], replace(data, second_view=Strong())[2, 5]
     assert both.view == plain.view
     np.testing.assert_array_equal(both.pixels, plain.pixels)
-    random = rng(data.seed, 2, 5, STRONG)
-    assert both.strong.view == data.policy.sample(random, 1.0) != both.view
-    crop = pixels_of(photos.path(5), both.strong.view, data.policy.size)
-    np.testing.assert_array_equal(both.strong.pixels, Strong()(crop, random))
-    assert (both.strong.pixels != crop).any()
+    random = rng(data.seed, 2, 5, SECOND_VIEW)
+    assert both.second_view.view == data.policy.sample(random, 1.0) != both.view
+    crop = pixels_of(photos.path(5), both.second_view.view, data.policy.size)
+    np.testing.assert_array_equal(both.second_view.pixels, Strong()(crop, random))
+    assert (both.second_view.pixels != crop).any()
 
 
 def test_two_views_of_every_photo_are_drawn_from_two_streams(data, photos):
     """Any change of pixels can be either; both views have a crop and colours of their own."""
-    two = replace(data, policy=ResizedCrop(16, (0.2, 1.0)), jitter=AugPlus(), strong=AugPlus())
+    two = replace(data, policy=ResizedCrop(16, (0.2, 1.0)), jitter=AugPlus(), second_view=AugPlus())
     for epoch, index in ((0, 4), (3, 7)):
         sample = two[epoch, index]
-        assert sample.view != sample.strong.view
-        for view, stream in ((sample, AUGMENTATION), (sample.strong, STRONG)):
+        assert sample.view != sample.second_view.view
+        for view, stream in ((sample, AUGMENTATION), (sample.second_view, SECOND_VIEW)):
             random = rng(data.seed, epoch, index, stream)
             width, height = read_image(photos.path(index)).shape[1::-1]
             assert view.view == two.policy.sample(random, width / height)
             expected = AugPlus()(pixels_of(photos.path(index), view.view, 16), random)
             np.testing.assert_array_equal(view.pixels, expected)
     batch = PLAIN([two[1, 3], two[1, 8]])
-    assert batch.images.shape == batch.strong.images.shape == (2, 3, 16, 16)
-    assert not torch.equal(batch.images, batch.strong.images)
+    assert batch.images.shape == batch.second_view.images.shape == (2, 3, 16, 16)
+    assert not torch.equal(batch.images, batch.second_view.images)
 
 
-def test_strong_views_repeat_after_the_cycle(data):
-    samples = [replace(data, strong=Strong(), views_cycle=2)[epoch, 5].strong for epoch in range(4)]
+def test_second_views_repeat_after_the_cycle(data):
+    samples = [replace(data, second_view=Strong(), views_cycle=2)[epoch, 5].second_view for epoch in range(4)]
     np.testing.assert_array_equal(samples[1].pixels, samples[3].pixels)
     assert samples[0].view == samples[2].view != samples[1].view
 
 
-def test_batches_with_strong_views_are_the_same_for_any_number_of_workers(data):
+def test_batches_with_second_views_are_the_same_for_any_number_of_workers(data):
     sampler = EpochSampler(COUNT, 4, seed=3)
-    strong = replace(data, strong=Strong())
-    alone, helped = (list(TrainLoader(strong, sampler, PLAIN, Workers(count)).batches(1)) for count in (0, 2))
+    both = replace(data, second_view=Strong())
+    alone, helped = (list(TrainLoader(both, sampler, PLAIN, Workers(count)).batches(1)) for count in (0, 2))
     plain = list(TrainLoader(data, sampler, PLAIN).batches(1))
     assert len(alone) == len(helped) == len(plain) > 1
     for one, other, weak in zip(alone, helped, plain, strict=True):
-        assert weak.strong is None
+        assert weak.second_view is None
         for mine in (one, other):
             assert torch.equal(mine.images, weak.images)
             assert torch.equal(mine.views, weak.views)
         for name in ("images", "views"):
-            assert torch.equal(getattr(one.strong, name), getattr(other.strong, name)), name
-        samples = [strong[1, int(i)].strong for i in one.index]
+            assert torch.equal(getattr(one.second_view, name), getattr(other.second_view, name)), name
+        samples = [both[1, int(i)].second_view for i in one.index]
         expected = PLAIN(samples)
-        assert torch.equal(one.strong.images, expected.images)
-        assert torch.equal(one.strong.views, expected.views)
+        assert torch.equal(one.second_view.images, expected.images)
+        assert torch.equal(one.second_view.views, expected.views)
 
 
 def test_evaluation_sees_the_whole_photo(photos, labels):
@@ -349,28 +317,28 @@ def test_normalisation_has_the_bits_of_float64_rounded_once(shape, mean, std):
 @pytest.mark.parametrize("count", [0, 2])
 def test_workers_send_bytes(data, count):
     """What crosses the border between processes is uint8, of both views; normalised, it is the loader's batch."""
-    strong, sampler = replace(data, strong=Strong()), EpochSampler(COUNT, 4, seed=7)
-    sent = list(make_loader(strong, list(sampler.batches(0)), PLAIN, Workers(count)))
+    both, sampler = replace(data, second_view=Strong()), EpochSampler(COUNT, 4, seed=7)
+    sent = list(make_loader(both, list(sampler.batches(0)), PLAIN, Workers(count)))
     assert len(sent) == sampler.steps
     size = data.policy.size
-    for one, batch in zip(sent, TrainLoader(strong, sampler, PLAIN).batches(0), strict=True):
+    for one, batch in zip(sent, TrainLoader(both, sampler, PLAIN).batches(0), strict=True):
         assert isinstance(one, PixelBatch)
-        for raw, final in ((one.batch, batch), (one.batch.strong, batch.strong)):
+        for raw, final in ((one.batch, batch), (one.batch.second_view, batch.second_view)):
             assert raw.images.dtype == torch.uint8
             assert raw.images.shape == (len(batch.index), size, size, 3)
             torch.testing.assert_close(raw.images.permute(0, 3, 1, 2) / 255, final.images)
         normalised = PLAIN.normalise(one)
         assert equal(normalised, batch)
-        assert torch.equal(normalised.strong.images, batch.strong.images)
+        assert torch.equal(normalised.second_view.images, batch.second_view.images)
 
 
 def test_images_are_normalised_where_they_are_used(data, photos, labels):
     """The meta device has shapes alone, and is everywhere; what is not an image stays in main memory."""
     meta = torch.device("meta")
-    strong, sampler = replace(data, strong=Strong()), EpochSampler(COUNT, 4, seed=7)
+    both, sampler = replace(data, second_view=Strong()), EpochSampler(COUNT, 4, seed=7)
     whole = EvalLoader(EvalSet(photos, labels, WholeImage(size=8)), 4, PLAIN, device=meta)
-    for batch in (*TrainLoader(strong, sampler, PLAIN, device=meta).batches(0), *whole):
-        views = (batch,) if batch.strong is None else (batch, batch.strong)
+    for batch in (*TrainLoader(both, sampler, PLAIN, device=meta).batches(0), *whole):
+        views = (batch,) if batch.second_view is None else (batch, batch.second_view)
         for images in (view.images for view in views):
             assert images.device == meta
             assert images.dtype == torch.float32
@@ -473,15 +441,15 @@ def test_evaluation_can_be_repeated(photos, labels):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_batches_come_to_a_gpu_from_pinned_memory_with_the_same_bits(data):
-    data, sampler, gpu = replace(data, strong=Strong()), EpochSampler(COUNT, 4), torch.device("cuda")
+    data, sampler, gpu = replace(data, second_view=Strong()), EpochSampler(COUNT, 4), torch.device("cuda")
     pinned = Workers(1, pin_memory=True)
     assert all(one.batch.images.is_pinned() for one in make_loader(data, list(sampler.batches(0)), PLAIN, pinned))
     here = TrainLoader(data, sampler, PLAIN).batches(0)
     for batch, expected in zip(TrainLoader(data, sampler, PLAIN, pinned, gpu).batches(0), here, strict=True):
-        assert batch.images.device.type == batch.strong.images.device.type == "cuda"
+        assert batch.images.device.type == batch.second_view.images.device.type == "cuda"
         assert batch.views.is_pinned()
         assert torch.equal(batch.images.cpu(), expected.images)
-        assert torch.equal(batch.strong.images.cpu(), expected.strong.images)
+        assert torch.equal(batch.second_view.images.cpu(), expected.second_view.images)
 
 
 # Errors
@@ -495,7 +463,7 @@ def broken(photos, tmp_path):
         path.parent.mkdir(exist_ok=True)
         content = photos.path(index).read_bytes()
         path.write_bytes(content[: len(content) // 2] if index == 6 else content)
-    return Photos(tmp_path, photos.keys)
+    return PhotoFolder(tmp_path, photos.keys)
 
 
 @pytest.mark.parametrize("workers", [None, Workers(2)], ids=["alone", "two workers"])

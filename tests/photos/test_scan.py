@@ -71,7 +71,7 @@ def test_missing_and_unreadable_files_have_their_reasons(tmp_path: Path) -> None
     assert seen.missing == {3}
     assert seen.unusable == {0, 1, 2, 3}
     assert seen.unreadable[0].startswith("truncated after ")
-    assert seen.unreadable[0].endswith("% of the picture; re-export or remove the file")
+    assert seen.unreadable[0].endswith("% of the image; re-export or remove the file")
     assert seen.unreadable[1] == "is empty (0 bytes); copy it again, or remove it"
     assert seen.unreadable[2] == "is a web page or other markup, not a photo; download it again, or remove it"
     # Headers alone do not show that the end is missing.

@@ -1,4 +1,4 @@
-"""Merging: what each source covers, images by file, classes by id."""
+"""Merging: what each source is complete for, images by file, classes by id."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,27 +45,27 @@ def test_what_a_source_does_not_label_stays_unknown():
     }
 
 
-def test_a_source_that_covers_a_class_closes_its_images_for_that_class_only():
+def test_a_source_that_is_complete_for_a_class_completes_its_images_for_that_class_only():
     """Cats are complete for cats: b has none, a's dogs stay unknown, c was never looked at for cats."""
-    table = merge({"cats": CATS, "dogs": DOGS}, covers={"cats": ["cat"]})
+    table = merge({"cats": CATS, "dogs": DOGS}, complete_classes={"cats": ["cat"]})
     assert known(table) == {"a.jpg": {"cat": 1}, "b.jpg": {"cat": -1, "dog": 1}, "c.jpg": {"dog": -1}}
 
 
-def test_an_image_of_two_complete_sources_is_closed_for_both():
-    """Only b is in both sources; its row of `covers` is a third one."""
-    table = merge({"cats": CATS, "dogs": DOGS}, covers={"cats": ["cat"], "dogs": ["dog", "bird"]})
+def test_an_image_of_two_complete_sources_is_complete_for_both():
+    """Only b is in both sources; its row of `complete_classes` is a third one."""
+    table = merge({"cats": CATS, "dogs": DOGS}, complete_classes={"cats": ["cat"], "dogs": ["dog", "bird"]})
     assert known(table) == {
         "a.jpg": {"cat": 1},
         "b.jpg": {"cat": -1, "dog": 1, "bird": -1},
         "c.jpg": {"dog": -1, "bird": -1},
     }
-    assert sorted(table.covers.sum(1).tolist()) == [1, 2, 3]
+    assert sorted(table.complete_classes.sum(1).tolist()) == [1, 2, 3]
 
 
-def test_what_tables_say_about_themselves_is_kept_and_covers_comes_on_top():
-    closed = replace(CATS, closed=np.array([-1, 0], np.int16), covers=np.array([[True]]))
-    assert known(merge({"cats": closed, "dogs": DOGS}))["b.jpg"] == {"cat": -1, "dog": 1}
-    both = merge({"cats": closed, "dogs": DOGS}, covers={"cats": ["bird"]})
+def test_what_tables_say_about_themselves_is_kept_and_complete_classes_come_on_top():
+    complete = replace(CATS, complete_set=np.array([-1, 0], np.int16), complete_classes=np.array([[True]]))
+    assert known(merge({"cats": complete, "dogs": DOGS}))["b.jpg"] == {"cat": -1, "dog": 1}
+    both = merge({"cats": complete, "dogs": DOGS}, complete_classes={"cats": ["bird"]})
     assert known(both)["b.jpg"] == {"cat": -1, "dog": 1, "bird": -1}
     assert known(both)["a.jpg"] == {"cat": 1, "bird": -1}
 
@@ -90,12 +90,14 @@ def test_facts_carry_their_source():
         "dogs: dogs.json",
     ]
     assert merge([CATS, DOGS]).facts["source"].to_pylist() == ["cats.csv", "dogs.json", "dogs.json"]
-    assert merge([CATS, DOGS], covers={"1": ["cat"]}).matrix.counts(Label.NEGATIVE).tolist() == [1, 1, 0]
+    assert merge([CATS, DOGS], complete_classes={"1": ["cat"]}).matrix.counts(Label.NEGATIVE).tolist() == [1, 1, 0]
 
 
 def test_merging_one_table_changes_no_label():
-    closed = replace(DOGS, closed=np.array([-1, 1], np.int16), covers=np.array([[True, False], [False, True]]))
-    assert merge([closed]).fingerprint == closed.fingerprint
+    complete = replace(
+        DOGS, complete_set=np.array([-1, 1], np.int16), complete_classes=np.array([[True, False], [False, True]])
+    )
+    assert merge([complete]).fingerprint == complete.fingerprint
 
 
 # --- reference
@@ -103,8 +105,8 @@ def test_merging_one_table_changes_no_label():
 
 @st.composite
 def sources(draw):
-    """Two or three tables over shared keys and classes, some closed, and what they cover."""
-    tables, covers = {}, {}
+    """Two or three tables over shared keys and classes, some complete, and what each source is complete for."""
+    tables, complete_classes = {}, {}
     for name in ("x", "y", "z")[: draw(st.integers(1, 3))]:
         classes = draw(st.lists(st.sampled_from("abcd"), min_size=1, unique=True))
         keys = draw(st.lists(st.sampled_from("123456"), unique=True))
@@ -113,38 +115,44 @@ def sources(draw):
         table = table_of(labels, classes)
         if draw(st.booleans()):
             rows = np.array([[draw(st.booleans()) for _ in classes] for _ in range(2)])
-            table = replace(table, closed=np.array([draw(st.integers(-1, 1)) for _ in keys], np.int16), covers=rows)
+            table = replace(
+                table, complete_set=np.array([draw(st.integers(-1, 1)) for _ in keys], np.int16), complete_classes=rows
+            )
         tables[name] = table
     every = sorted({c for t in tables.values() for c in t.classes.ids})
     for name in tables:
         if draw(st.booleans()):
-            covers[name] = draw(st.lists(st.sampled_from(every), unique=True))
-    return tables, covers
+            complete_classes[name] = draw(st.lists(st.sampled_from(every), unique=True))
+    return tables, complete_classes
 
 
 @given(sources())
 def test_merge_equals_the_reference(made):
-    """Per cell: what facts agree on; without facts, negative if any source of the image covers the class."""
-    tables, covers = made
-    merged = merge(tables, covers)
-    facts, shut = {}, set()
+    """Per cell: what facts agree on; without facts, negative if any source of the image is complete for the class."""
+    tables, complete_classes = made
+    merged = merge(tables, complete_classes)
+    facts, absent = {}, set()
     for name, table in tables.items():
         for fact in table.facts.to_pylist():
             cell = (table.images[fact["image"]].as_py(), table.classes.ids[fact["class"]])
             facts.setdefault(cell, set()).add(fact["state"])
         for i, key in enumerate(table.images.to_pylist()):
-            shut |= {(key, c) for c in covers.get(name, [])}
-            if table.closed[i] >= 0:
-                shut |= {(key, c) for c, on in zip(table.classes.ids, table.covers[table.closed[i]], strict=True) if on}
+            absent |= {(key, c) for c in complete_classes.get(name, [])}
+            if table.complete_set[i] >= 0:
+                absent |= {
+                    (key, c)
+                    for c, on in zip(table.classes.ids, table.complete_classes[table.complete_set[i]], strict=True)
+                    if on
+                }
     expected = {key: {} for table in tables.values() for key in table.images.to_pylist()}
     for key in expected:
         for c in merged.classes.ids:
-            states = facts.get((key, c), {-1} if (key, c) in shut else set())
+            states = facts.get((key, c), {-1} if (key, c) in absent else set())
             if len(states) == 1:
                 expected[key][c] = states.pop()
     assert known(merged) == expected
     assert len(merged.facts) == sum(len(t.facts) for t in tables.values())
-    assert len(np.unique(merged.covers, axis=0)) == len(merged.covers)
+    assert len(np.unique(merged.complete_classes, axis=0)) == len(merged.complete_classes)
 
 
 # --- folders
@@ -210,15 +218,15 @@ def test_notes_of_all_sources_and_of_the_merge():
     )
 
 
-def test_a_positive_under_another_sources_blanket_is_kept_and_told():
+def test_a_positive_that_another_source_implies_absent_is_kept_and_reported():
     """Cats are complete, and b shows none; the other source sees one in b, twice. In a they agree."""
     other = table_of({"b.jpg": {"cat": 1}, "a.jpg": {"cat": 1}}, ["cat"])
-    table = merge({"cats": CATS, "more": other, "again": other}, covers={"cats": ["cat"]})
+    table = merge({"cats": CATS, "more": other, "again": other}, complete_classes={"cats": ["cat"]})
     assert known(table) == {"a.jpg": {"cat": 1}, "b.jpg": {"cat": 1}}
     assert table.notes.messages[1:] == (
         "1 cells are positive in another source though 'cats' is complete for the class and does not name it "
-        "there; taken "
-        "as positive",
+        "there; they "
+        "count as positive",
     )
 
 
@@ -247,19 +255,19 @@ def test_two_display_names_for_one_id_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("covers", "message"),
+    ("complete_classes", "message"),
     [
-        ({"cat": ["cat"]}, "'cat' covers classes but is no source; the sources are 'cats', 'dogs'."),
+        ({"cat": ["cat"]}, "complete_classes names 'cat', which is not a source; the sources are 'cats', 'dogs'."),
         (
             {"cats": ["catt"]},
-            "'cats' cannot cover a class that no source has: 'catt' is not a class (did you mean 'cat'?).",
+            "complete_classes of 'cats' has a class that no source has: 'catt' is not a class (did you mean 'cat'?).",
         ),
-        ({"cats": "cat"}, "'cats' covers 'cat', which is one word; give a list of class ids."),
+        ({"cats": "cat"}, "complete_classes of 'cats' is the string 'cat'; give a list of class ids."),
     ],
 )
-def test_bad_covers(covers, message):
+def test_bad_complete_classes(complete_classes, message):
     with pytest.raises(DataError) as error:
-        merge({"cats": CATS, "dogs": DOGS}, covers=covers)
+        merge({"cats": CATS, "dogs": DOGS}, complete_classes=complete_classes)
     assert str(error.value) == message
 
 
@@ -294,9 +302,10 @@ def test_folders_on_different_drives(monkeypatch):
 
 
 def test_more_cover_sets_than_fit(monkeypatch):
-    monkeypatch.setattr(fewtags.table.merge, "MOST_CLOSURES", 2)
+    monkeypatch.setattr(fewtags.table.merge, "MAX_COMPLETE_SETS", 2)
     with pytest.raises(DataError) as error:
-        merge({"cats": CATS, "dogs": DOGS}, covers={"cats": ["cat"], "dogs": ["dog"]})
+        merge({"cats": CATS, "dogs": DOGS}, complete_classes={"cats": ["cat"], "dogs": ["dog"]})
     assert str(error.value) == (
-        "the sources are complete for 3 different sets of classes; a table holds 2. Merge fewer sources at once."
+        "the sources are complete for 3 different sets of classes; a table can have at most 2. "
+        "Merge fewer sources at once."
     )

@@ -38,14 +38,14 @@ def table_of(keys, facts, classes=("cat", "dog"), names=None, **more):
 
 
 def example():
-    """Facts out of order, a box, an image without facts, blankets, two sources, split names."""
+    """Facts out of order, a box, an image without facts, complete sets, two sources, split names."""
     one = table_of(
         ["ü/b.jpg", "a.jpg", "c, d.jpg", "e.jpg"],
         [(3, 1, -1, NOWHERE), (0, 0, 1, (0.1, 0.2, 0.3, 0.4)), (0, 0, 1, (0.5, 0.5, 0.5, 0.5)), (3, 0, 1, NOWHERE)],
         names=["Cat", "Dog"],
         source="one",
-        closed=np.array([-1, 1, -1, 0]),
-        covers=np.array([[True, False], [True, True]]),
+        complete_set=np.array([-1, 1, -1, 0]),
+        complete_classes=np.array([[True, False], [True, True]]),
         split=["train", "val", "", "train"],
     )
     return merge([one, table_of(["e.jpg"], [(0, 1, 1, NOWHERE)], source="two")])
@@ -62,8 +62,8 @@ def tables(draw):
         draw(st.lists(fact, max_size=10)) if n and c else [],
         [f"c{j}" for j in range(c)],
         source=draw(st.text(st.characters(codec="utf-8"))),
-        closed=np.array(draw(st.lists(st.integers(-1, s - 1), min_size=n, max_size=n)), int),
-        covers=np.array(draw(st.lists(bits, min_size=s, max_size=s)), bool).reshape(s, c),
+        complete_set=np.array(draw(st.lists(st.integers(-1, s - 1), min_size=n, max_size=n)), int),
+        complete_classes=np.array(draw(st.lists(bits, min_size=s, max_size=s)), bool).reshape(s, c),
         split=draw(st.none() | st.lists(st.sampled_from(["train", "val", ""]), min_size=n, max_size=n)),
     )
 
@@ -207,11 +207,11 @@ def rewritten(path, change=None, header=None):
         ([("state", 2, 1)], "row 3 (image 'a.jpg') has a state but no class"),
         ([("class", 5, "bird")], "row 6 (image 'e.jpg') has a class that is not in the file's vocabulary"),
         ([("source", 4, None)], "row 5 (image 'e.jpg') has a label without a source"),
-        ([("closed", 6, 1)], "row 7 (image 'e.jpg') has another 'closed' than the rows above of the same image"),
-        ([("closed", 2, 2)], "row 3 (image 'a.jpg') is closed for a set of classes other than the 2"),
-        ([("closed", 2, -2)], "row 3 (image 'a.jpg') is closed for a set of classes other than the 2"),
-        ([("split", 5, "val")], "row 6 (image 'e.jpg') is in another split than the rows above of the same image"),
-        ([("split", 3, None)], "row 4 (image 'c, d.jpg') has no split, but others have"),
+        ([("closed", 6, 1)], "row 7 (image 'e.jpg') has a different 'closed' than other rows of the same image"),
+        ([("closed", 2, 2)], "row 3 (image 'a.jpg') has a 'closed' that is not one of the 2 sets of classes"),
+        ([("closed", 2, -2)], "row 3 (image 'a.jpg') has a 'closed' that is not one of the 2 sets of classes"),
+        ([("split", 5, "val")], "row 6 (image 'e.jpg') is in another split than other rows of the same image"),
+        ([("split", 3, None)], "row 4 (image 'c, d.jpg') has no split, but other rows have one"),
         *(
             ([change], "row 1 (image 'ü/b.jpg') has a location that is not 0 <= x0 <= x1 <= 1 and 0 <= y0 <= y1 <= 1")
             for change in (
@@ -253,7 +253,10 @@ def test_rows_that_cannot_be(tmp_path, change, why):
             {"more": 1},
             "table.parquet: its 'fewtags' metadata is damaged (more: Extra inputs are not permitted).",
         ),
-        ({"covers": [[0], [0, 2]]}, "table.parquet: its metadata covers class number 2, but there are 2."),
+        (
+            {"covers": [[0], [0, 2]]},
+            "table.parquet: 'covers' in its metadata has class number 2, but there are 2 classes.",
+        ),
         ({"names": ["Cat"]}, "2 class ids but 1 display names; give one name per id."),
     ],
 )
@@ -282,7 +285,7 @@ def test_other_files_are_told_apart(tmp_path):
     with pytest.raises(DataError) as error:
         load(tmp_path / "frame.parquet")
     assert str(error.value) == (
-        "frame.parquet is a Parquet file but no label table (its metadata has no 'fewtags'); give a CSV instead."
+        "frame.parquet is a Parquet file but not a label table (its metadata has no 'fewtags'); give a CSV instead."
     )
 
 
@@ -317,7 +320,7 @@ def test_text_that_is_not_utf8(tmp_path):
     codes, names = raw["image"].combine_chunks().dictionary_encode().indices, [b"\xff.jpg", b"a", b"b", b"c"]
     images = pa.array(names).take(codes).view(pa.string())
     pyarrow.parquet.write_table(raw.set_column(0, "image", images), path)
-    with pytest.raises(DataError, match=r"table\.parquet: column 'image' holds string, not dictionary"):
+    with pytest.raises(DataError, match=r"table\.parquet: column 'image' has type string, not dictionary"):
         load(path)
 
 
@@ -333,11 +336,11 @@ def test_missing_and_mistyped_columns(tmp_path):
     )
     words = raw.set_column(2, "state", pa.array(["yes"] * len(raw)))
     pyarrow.parquet.write_table(words, tmp_path / "words.parquet")
-    with pytest.raises(DataError, match=r"words\.parquet: column 'state' holds string, not int8 \("):
+    with pytest.raises(DataError, match=r"words\.parquet: column 'state' has type string, not int8 \("):
         load(tmp_path / "words.parquet")
     big = raw.set_column(2, "state", pa.array([1000] * len(raw)))
     pyarrow.parquet.write_table(big, tmp_path / "big.parquet")
-    with pytest.raises(DataError, match=r"big\.parquet: column 'state' holds int64, not int8 \("):
+    with pytest.raises(DataError, match=r"big\.parquet: column 'state' has type int64, not int8 \("):
         load(tmp_path / "big.parquet")
 
 
@@ -350,7 +353,7 @@ def read_csv(path):
 
 
 def test_csv_by_hand(tmp_path):
-    """ "a.jpg" is closed for both classes and silent, "e.jpg" for cat, which it has; "c, d.jpg" says nothing at all."""
+    """ "a.jpg" is complete for both classes and has no fact, "e.jpg" for cat, which it has; "c, d.jpg" has no label."""
     write_csv(example(), tmp_path / "table.csv")
     rows = read_csv(tmp_path / "table.csv")
     assert list(rows[0]) == ["image", "class", "state", "x0", "y0", "x1", "y1", "source", "split"]
@@ -390,16 +393,16 @@ def test_the_reader_of_csv_finds_the_splits_again(tmp_path):
 
 
 def test_classes_that_a_csv_does_not_name():
-    """Cat is named by a fact, dog by a blanket alone; emu by a blanket that closes no image, and fox not at all."""
+    """Cat is named by a fact, dog by a complete set alone; emu by a set that no image uses, and fox not at all."""
     table = table_of(
         ["a.jpg", "b.jpg"],
         [(0, 0, 1, NOWHERE)],
         classes=("cat", "dog", "emu", "fox"),
-        closed=np.array([-1, 1]),
-        covers=np.array([[False, False, True, False], [False, True, False, False]]),
+        complete_set=np.array([-1, 1]),
+        complete_classes=np.array([[False, False, True, False], [False, True, False, False]]),
     )
     assert unwritten_classes(table) == ["emu", "fox"]
-    assert unwritten_classes(replace(table, closed=np.full(2, -1, np.int16))) == ["dog", "emu", "fox"]
+    assert unwritten_classes(replace(table, complete_set=np.full(2, -1, np.int16))) == ["dog", "emu", "fox"]
     assert unwritten_classes(table.subset([])) == ["cat", "dog", "emu", "fox"]
 
 
@@ -419,20 +422,20 @@ def test_csv_says_what_the_table_says(tmp_path_factory, table, block):
             assert states == expected if expected else states in (set(), {"positive", "negative"})
 
 
-def test_csv_without_blanket_negatives(tmp_path):
-    write_csv(example(), tmp_path / "table.csv", blanket=False)
+def test_csv_without_implied_negatives(tmp_path):
+    write_csv(example(), tmp_path / "table.csv", implied_negatives=False)
     rows = read_csv(tmp_path / "table.csv")
     assert len(rows) == 7
     assert [r["class"] for r in rows if r["image"] == "a.jpg"] == [""]
 
 
-def test_too_many_blanket_negatives_for_a_csv(tmp_path, monkeypatch):
+def test_too_many_implied_negatives_for_a_csv(tmp_path, monkeypatch):
     monkeypatch.setattr(fewtags.table.storage, "_MOST_CSV_ROWS", 2)
     with pytest.raises(DataError) as error:
         write_csv(example(), tmp_path / "table.csv")
     assert str(error.value) == (
         "3 negatives of completely annotated images are too many for a CSV (at most 2); give a name that ends in "
-        ".parquet, or in Python blanket=False."
+        ".parquet, or in Python implied_negatives=False."
     )
-    write_csv(replace(example(), closed=np.full(4, -1, np.int16)), tmp_path / "table.csv")
+    write_csv(replace(example(), complete_set=np.full(4, -1, np.int16)), tmp_path / "table.csv")
     assert len(read_csv(tmp_path / "table.csv")) == 7

@@ -19,13 +19,13 @@ def table_of(cells, classes=("cat", "dog"), n=3, **more):
 
 
 def test_summary_by_hand():
-    """Image 0: cat (a box and a point). Image 1: closed for both classes, has dog. Image 2: cat contradicts itself."""
+    """Image 0: cat (a box and a point). Image 1: complete for both, has dog. Image 2: cat contradicts itself."""
     nan = np.nan
     boxes = table_of(
         [(0, 0, 1), (0, 0, 1), (1, 1, 1), (2, 0, 1)],
         locations=np.array([[0, 0, 0.5, 1], [0.5, 0.5, 0.5, 0.5], [nan] * 4, [nan] * 4]),
-        closed=np.array([-1, 0, -1]),
-        covers=np.ones((1, 2), bool),
+        complete_set=np.array([-1, 0, -1]),
+        complete_classes=np.ones((1, 2), bool),
     )
     table = merge({"boxes": boxes, "tags": table_of([(2, 0, -1)])})
     found = table.summary()
@@ -44,7 +44,7 @@ def test_summary_by_hand():
         "positives per image: 0.67 on average; 1 images have none, 1 have no label at all\n"
         "locations: 1 points, 1 boxes\n"
         "facts per source: boxes 4, tags 1\n"
-        "contradictions, taken as unknown: 1, such as 2.jpg: cat is both positive and negative (boxes, tags)\n"
+        "contradictions, counted as unknown: 1, such as 2.jpg: cat is both positive and negative (boxes, tags)\n"
         "class     positive     negative      unknown\n"
         "cat              1            1            1\n"
         "dog              1            0            2"
@@ -52,7 +52,7 @@ def test_summary_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("cells", "closed", "kind"),
+    ("cells", "complete_set", "kind"),
     [
         ([], None, "unlabelled"),
         ([(0, 0, 1), (1, 1, 1)], None, "single positive"),
@@ -64,10 +64,10 @@ def test_summary_by_hand():
         ([(0, 0, 1), (0, 0, -1)], [0, 0, 0], "partial"),
     ],
 )
-def test_kinds(cells, closed, kind):
-    closed = None if closed is None else np.array(closed)
-    covers = None if closed is None else np.ones((1, 2), bool)
-    assert table_of(cells, closed=closed, covers=covers).summary().kind == kind
+def test_kinds(cells, complete_set, kind):
+    complete_set = None if complete_set is None else np.array(complete_set)
+    complete_classes = None if complete_set is None else np.ones((1, 2), bool)
+    assert table_of(cells, complete_set=complete_set, complete_classes=complete_classes).summary().kind == kind
 
 
 def test_an_empty_table_has_a_summary():

@@ -35,7 +35,7 @@ def facts_table(keys, facts, classes=CLASSES, **more):
 
 @st.composite
 def tables(draw):
-    """Small tables with repeated and contradicting facts, boxes, blankets and split names."""
+    """Small tables with repeated and contradicting facts, boxes, complete sets and split names."""
     n, c, s = draw(st.integers(0, 5)), draw(st.integers(1, 4)), draw(st.integers(0, 2))
     box = st.sampled_from([(np.nan,) * 4, (0.0, 0.25, 0.5, 1.0), (0.5, 0.5, 0.5, 0.5)])
     fact = st.tuples(st.integers(0, n - 1), st.integers(0, c - 1), st.sampled_from([-1, 1]), box)
@@ -45,8 +45,8 @@ def tables(draw):
         [f"{i}.jpg" for i in range(n)],
         facts,
         ClassNames.of([f"c{j}" for j in range(c)]),
-        closed=np.array(draw(st.lists(st.integers(-1, s - 1), min_size=n, max_size=n)), int),
-        covers=np.array(draw(st.lists(bits, min_size=s, max_size=s)), bool).reshape(s, c),
+        complete_set=np.array(draw(st.lists(st.integers(-1, s - 1), min_size=n, max_size=n)), int),
+        complete_classes=np.array(draw(st.lists(bits, min_size=s, max_size=s)), bool).reshape(s, c),
         split=draw(st.none() | st.lists(st.sampled_from(["train", "val", ""]), min_size=n, max_size=n)),
     )
 
@@ -60,7 +60,7 @@ def dense_reference(table):
             states = {f["state"] for f in facts if (f["image"], f["class"]) == (i, j)}
             if len(states) == 1:
                 out[i, j] = states.pop()
-            elif not states and table.closed[i] >= 0 and table.covers[table.closed[i], j]:
+            elif not states and table.complete_set[i] >= 0 and table.complete_classes[table.complete_set[i], j]:
                 out[i, j] = Label.NEGATIVE
     return out
 
@@ -123,7 +123,7 @@ def test_our_own_mistakes_fail_at_once():
     with pytest.raises(AssertionError, match="a location outside the image"):
         facts_table(["a.jpg"], [(0, 0, 1, (0.0, 0.0, 1.5, 1.0))])
     with pytest.raises(AssertionError, match=r"\(0, 3\)"):
-        facts_table(["a.jpg"], [], closed=np.array([0]))
+        facts_table(["a.jpg"], [], complete_set=np.array([0]))
 
 
 # --- matrix
@@ -141,8 +141,10 @@ def test_matrix_by_hand():
     assert table.matrix.states.tolist() == [-1, 1, 1, 0]
 
 
-def test_a_contradiction_is_unknown_under_a_blanket_too():
-    table = facts_table(["a.jpg"], [(0, 0, 1), (0, 0, -1)], closed=np.array([0]), covers=np.ones((1, 3), bool))
+def test_a_contradiction_is_unknown_in_a_complete_image_too():
+    table = facts_table(
+        ["a.jpg"], [(0, 0, 1), (0, 0, -1)], complete_set=np.array([0]), complete_classes=np.ones((1, 3), bool)
+    )
     assert table.matrix.dense().tolist() == [[0, -1, -1]]
 
 
@@ -173,8 +175,8 @@ def test_the_fingerprint_never_changes():
     table = facts_table(
         ["a.jpg", "ü.jpg"],
         [(0, 1, 1, (0, 0, 0.5, 1)), (1, 0, -1)],
-        closed=np.array([-1, 0]),
-        covers=np.array([[True, False, True]]),
+        complete_set=np.array([-1, 0]),
+        complete_classes=np.array([[True, False, True]]),
     )
     parts = (
         b'[["cat", "dog", "bird"], ["cat", "dog", "bird"]]',
@@ -193,15 +195,17 @@ def test_the_fingerprint_never_changes():
 def test_the_fingerprint_ignores_the_order_of_facts_and_what_changes_no_label(table, random):
     order = list(range(len(table.facts)))
     random.shuffle(order)
-    # The blankets in another order, with a row that is used by no image and one that covers nothing.
-    padded = np.concatenate([np.zeros((1, len(table.classes)), bool), table.covers[::-1], ~table.covers[:1]])
-    renumbered = np.where(table.closed >= 0, len(table.covers) - table.closed, 0).astype(np.int16)
+    # The sets in another order, with one that no image uses and an empty one.
+    padded = np.concatenate(
+        [np.zeros((1, len(table.classes)), bool), table.complete_classes[::-1], ~table.complete_classes[:1]]
+    )
+    renumbered = np.where(table.complete_set >= 0, len(table.complete_classes) - table.complete_set, 0).astype(np.int16)
     marks = pa.array(["elsewhere"] * len(order), pa.string()).dictionary_encode()
     other = replace(
         table,
         facts=table.facts.take(pa.array(order, pa.int64())).set_column(7, FACTS.field(7), marks),
-        closed=renumbered,
-        covers=padded,
+        complete_set=renumbered,
+        complete_classes=padded,
         root=Path("somewhere"),
         split_names=None,
         notes=Notes(messages=("read twice",)),
@@ -214,10 +218,13 @@ def test_the_order_of_two_boxes_of_one_class_does_not_matter():
     assert facts_table(["a"], boxes).fingerprint == facts_table(["a"], boxes[::-1]).fingerprint
 
 
-def test_equal_blankets_with_two_numbers_are_one():
-    closed, covers = np.array([0, 1]), np.ones((2, 3), bool)
-    one = facts_table(["a", "b"], [], closed=np.array([0, 0]), covers=covers[:1])
-    assert facts_table(["a", "b"], [], closed=closed, covers=covers).fingerprint == one.fingerprint
+def test_equal_sets_with_two_numbers_are_one():
+    complete_set, complete_classes = np.array([0, 1]), np.ones((2, 3), bool)
+    one = facts_table(["a", "b"], [], complete_set=np.array([0, 0]), complete_classes=complete_classes[:1])
+    assert (
+        facts_table(["a", "b"], [], complete_set=complete_set, complete_classes=complete_classes).fingerprint
+        == one.fingerprint
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,11 +245,11 @@ def test_equal_blankets_with_two_numbers_are_one():
         facts_table(
             ["a", "b"],
             [(0, 0, 1, (0, 0, 0.5, 0.5)), (0, 1, -1)],
-            closed=np.array([-1, 0]),
-            covers=np.array([[False, False, True]]),
+            complete_set=np.array([-1, 0]),
+            complete_classes=np.array([[False, False, True]]),
         ),
     ],
-    ids=["order", "key", "images", "no box", "box", "state", "image", "facts", "class", "name", "blanket"],
+    ids=["order", "key", "images", "no box", "box", "state", "image", "facts", "class", "name", "complete"],
 )
 def test_the_fingerprint_changes_with_the_content(other):
     table = facts_table(["a", "b"], [(0, 0, 1, (0, 0, 0.5, 0.5)), (0, 1, -1)])
@@ -282,11 +289,11 @@ def test_subset_by_mask_is_subset_by_position_and_a_subset_of_all_is_the_same_ta
 
 def test_subset_refuses_what_is_not_there():
     table = facts_table(["a", "b"], [])
-    with pytest.raises(IndexError, match="positions from -1 to 0 in a table of 2 images"):
+    with pytest.raises(IndexError, match="positions are -1 to 0, but the table has 2 images"):
         table.subset([-1, 0])
-    with pytest.raises(IndexError, match="positions from 2 to 2 in a table of 2 images"):
+    with pytest.raises(IndexError, match="positions are 2 to 2, but the table has 2 images"):
         table.subset([2])
-    with pytest.raises(IndexError, match="a mask of 3 values for 2 images"):
+    with pytest.raises(IndexError, match="the mask has 3 values, but the table has 2 images"):
         table.subset(np.array([True, False, True]))
     with pytest.raises(DataError, match="image key 'a' occurs 2 times"):
         table.subset([0, 0])
@@ -311,7 +318,7 @@ def test_named_splits_lose_no_image():
 def test_named_splits_without_names():
     with pytest.raises(DataError) as error:
         facts_table(["a"], []).named_splits()
-    assert str(error.value) == "this table's source names no splits; make one with split(val=0.1)."
+    assert str(error.value) == "the source of this table names no splits; make one with split(val=0.1)."
 
 
 # --- notes and root

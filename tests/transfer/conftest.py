@@ -34,8 +34,8 @@ def single_table(folder, prefix, count):
         paint(folder / key, [list(COLOURS)[i % 3]] * 2, i)
     return LabelTable.build(
         keys, ClassNames.of(COLOURS), image=np.arange(count), class_=np.arange(count) % 3,
-        state=np.full(count, Label.POSITIVE), closed=np.zeros(count, np.int16), covers=np.ones((1, 3), np.bool_),
-        root=folder,
+        state=np.full(count, Label.POSITIVE), complete_set=np.zeros(count, np.int16),
+        complete_classes=np.ones((1, 3), np.bool_), root=folder,
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def multi_table(folder, prefix, count):
     image, class_ = np.array(cells).T
     return LabelTable.build(
         keys, ClassNames.of(COLOURS), image=image, class_=class_, state=np.full(len(image), Label.POSITIVE),
-        closed=np.zeros(count, np.int16), covers=np.ones((1, 3), np.bool_), root=folder,
+        complete_set=np.zeros(count, np.int16), complete_classes=np.ones((1, 3), np.bool_), root=folder,
     )  # fmt: skip
 
 

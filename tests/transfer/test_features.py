@@ -7,7 +7,8 @@ import torch
 from fewtags.errors import DataError
 from fewtags.nets.encoder import pooled
 from fewtags.photos.augment import ResizedCrop, WholeImage
-from fewtags.photos.loader import Collate, EvalSet, Photos
+from fewtags.photos.dataset import EvalSet, PhotoFolder
+from fewtags.photos.loader import Collate
 from fewtags.transfer.features import photo_features, unit
 
 
@@ -16,7 +17,7 @@ def test_features_are_those_of_each_photo_alone(single, encoder, cpu, policy):
     encoder.train()  # features must not depend on the batch anyway
     table = single.train
     found = photo_features(encoder, table, policy, cpu)
-    data = EvalSet(Photos(table.root, table.images), table.matrix, policy)
+    data = EvalSet(PhotoFolder(table.root, table.images), table.matrix, policy)
     collate = Collate(encoder.preprocessing.mean, encoder.preprocessing.std)
     with torch.no_grad():
         alone = [pooled(encoder.features(collate([data[i]]).images))[0].numpy() for i in range(len(table))]

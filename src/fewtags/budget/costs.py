@@ -1,4 +1,4 @@
-"""What answers of annotators cost: tags, points and boxes, and how many of them a budget buys (PatchML)."""
+"""Cost of annotations (tags, points, boxes), and how many of them a budget buys (PatchML)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS = {"h": 3600.0, "min": 60.0, "s": 1.0, "": 1.0}
 
 @final
 class Annotation(StrEnum):
-    """What is asked for where a class is present; where it is absent, the answer is "no" in every type."""
+    """Type of annotation of a present class. For an absent class, the answer is "no" in every type."""
 
     TAGS = "tags"
     ONE_POINT = "one point"
@@ -34,13 +34,13 @@ class Annotation(StrEnum):
 
     @classmethod
     def of(cls, text: str) -> Annotation:
-        """The type called `text`: its name, or PatchML's abbreviation (I, SP, SB, AP, AB), in any case.
+        """Return the type named `text`: its name or PatchML's abbreviation (I, SP, SB, AP, AB), ignoring case.
 
         >>> Annotation.of("sp") is Annotation.of("one-point") is Annotation.ONE_POINT
         True
 
         Raises:
-            ConfigError: no such type; the closest spelling is suggested.
+            ConfigError: no such type; the message suggests the closest one.
         """
         spellings = {spelling.lower(): kind for kind in cls for spelling in (kind.value, kind.short)}
         word = re.sub(r"[\s_-]+", " ", text.strip().lower())
@@ -55,42 +55,42 @@ class Annotation(StrEnum):
         return {"tags": "I", "one point": "SP", "one box": "SB", "all points": "AP", "all boxes": "AB"}[self.value]
 
     def described(self) -> str:
-        """Both spellings, as in "one point (SP)"."""
+        """Return name and abbreviation, for example "one point (SP)"."""
         return f"{self.value} ({self.short})"
 
     @property
     def pointed(self) -> bool:
-        """Whether points are asked for."""
+        """Whether the type asks for points."""
         return self in (Annotation.ONE_POINT, Annotation.ALL_POINTS)
 
     @property
     def boxed(self) -> bool:
-        """Whether boxes are asked for."""
+        """Whether the type asks for boxes."""
         return self in (Annotation.ONE_BOX, Annotation.ALL_BOXES)
 
     @property
     def every(self) -> bool:
-        """Whether every instance is asked for."""
+        """Whether the type asks for all instances of a class."""
         return self in (Annotation.ALL_POINTS, Annotation.ALL_BOXES)
 
 
 @final
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds that answers take, and what an average image holds.
+    """Seconds per answer, and averages over images.
 
-    The seconds are those of PatchML: 1, 2.4 and 0.9 from Bearman et al. (What's the Point, ECCV 2016), 7 for a box from
-    Papadopoulos et al. (Extreme clicking, ICCV 2017). The averages are for flat charging only.
+    The default seconds are those of PatchML: 1, 2.4 and 0.9 from Bearman et al. (What's the Point, ECCV 2016), 7 for a
+    box from Papadopoulos et al. (Extreme clicking, ICCV 2017). Only the flat cost uses the averages.
 
     Attributes:
-        classes: C, how many classes are asked about in each image.
-        positives_per_image: m, how many of them are present on average.
-        instances_per_image: n, how many objects these are; None: not known, so "all points" and "all boxes" have no
-            flat cost.
+        classes: C, number of classes that are asked about in each image.
+        positives_per_image: m, average number of present classes.
+        instances_per_image: n, average number of objects of these classes; None: unknown, so "all points" and "all
+            boxes" have no flat cost.
         tag: seconds for a yes or no: an absent class, or a present one without its place.
-        point: seconds for a present class and a point on one object.
+        point: seconds for a present class with a point on one object.
         extra_point: seconds for a point on each further object.
-        box: seconds for a box. It replaces the tag: a box says that the class is present.
+        box: seconds for a box, which includes the tag.
 
     Raises:
         ConfigError: a value out of range.
@@ -121,16 +121,16 @@ class CostModel:
     def __str__(self) -> str:
         return (
             f"tag {self.tag:.6g} s, point {self.point:.6g} s, further point {self.extra_point:.6g} s, box "
-            f"{self.box:.6g} s; {self.classes:,} classes, of which {self.positives_per_image:.4g} are positive in an "
+            f"{self.box:.6g} s; {self.classes:,} classes, {self.positives_per_image:.4g} of them positive in an "
             "average image"
             + ("" if self.instances_per_image is None else f", with {self.instances_per_image:.4g} instances")
         )
 
     @classmethod
     def measured(cls, table: LabelTable) -> CostModel:
-        """The averages of a table over its known cells, with the seconds of PatchML.
+        """Return the averages of a table over its known cells, with the seconds of PatchML.
 
-        Instances are counted where a positive is located, and taken to be as many elsewhere.
+        Instances are counted in located positives; other positives are assumed to have as many.
 
         Raises:
             DataError: no cell is known.
@@ -145,15 +145,15 @@ class CostModel:
         return cls(c, m, m * len(places) / located if located else None)
 
     def seconds_per_pair(self, annotation: str) -> float:
-        """Flat cost: the average over all classes of an average image, the same for every pair (PatchML, Fig. 3).
+        """Return the flat cost: the average over all classes of an average image (PatchML, Fig. 3).
 
         With C classes of which m are positive with n instances: I: tag; SP: ((C - m) tag + m point) / C; SB the same
         with box; AP: SP + (n - m) extra_point / C; AB: ((C - m) tag + n box) / C.
 
-        The paper gives seconds per image for I, SP and SB only; AP and AB are read from its counts.
+        The paper gives seconds per image only for I, SP and SB; AP and AB are derived from its counts.
 
         Raises:
-            ConfigError: no such type, or one that needs the number of instances where that is not known.
+            ConfigError: no such type, or the type needs an unknown number of instances.
         """
         kind, c, m = Annotation.of(annotation), self.classes, self.positives_per_image
         n = m if not kind.every else self.instances_per_image
@@ -168,11 +168,11 @@ class CostModel:
         return ((c - m) * self.tag + present) / c
 
     def exact_seconds(self, annotation: str, instances: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Exact cost of each pair, float64 [T].
+        """Return the exact cost of each pair, float64 [T].
 
         Args:
             annotation: the type.
-            instances: int [T], objects with a place that the type can use; 0 where the class is absent or has none.
+            instances: int [T], objects with a location that the type can use; 0 for an absent class.
         """
         kind = Annotation.of(annotation)
         asked = instances if kind.every else np.minimum(instances, 1)
@@ -180,12 +180,12 @@ class CostModel:
         return np.where((instances == 0) | (kind is Annotation.TAGS), self.tag, placed)
 
     def least(self, annotation: str) -> float:
-        """The cheapest answer of a type in seconds."""
+        """Return the cost of the cheapest answer of a type in seconds."""
         kind = Annotation.of(annotation)
         return self.tag if kind is Annotation.TAGS else min(self.tag, self.box if kind.boxed else self.point)
 
     def pairs_for(self, budget: str | float, annotation: str, pairs: int) -> int:
-        """How many pairs a budget buys at flat cost, to the nearest whole one (so at most half a pair beyond it).
+        """Return how many pairs a budget buys at flat cost, rounded to the nearest (at most half a pair too many).
 
         >>> PROFILES["coco"].pairs_for("1%", "SP", 82_783 * 80)
         62404
@@ -193,7 +193,7 @@ class CostModel:
         Args:
             budget: see `budget_seconds`.
             annotation: the type.
-            pairs: how many (image, class) pairs there are; may be exceeded.
+            pairs: number of (image, class) pairs, for budgets in percent; the result may exceed it.
         """
         seconds = budget_seconds(budget, pairs * self.tag)
         return math.floor(seconds / self.seconds_per_pair(annotation) + 0.5)
@@ -203,19 +203,19 @@ PROFILES: Mapping[str, CostModel] = {
     "coco": CostModel(classes=80, positives_per_image=3.5, instances_per_image=7.7),
     "objects365": CostModel(classes=365, positives_per_image=5.0),
 }
-"""Averages that give PatchML's Fig. 3. Its instances per image for Objects365 are not known."""
+"""Averages of PatchML's Fig. 3. Its instances per image for Objects365 are unknown."""
 
 
 def budget_seconds(budget: str | float, everything: float) -> float:
-    """A budget in seconds.
+    """Convert a budget to seconds.
 
     Args:
-        budget: a share of tagging everything ("1%"), a time ("12h", "30min", "900s"), or a number of seconds. Above
-            100 % is possible: boxes take longer than tags.
-        everything: seconds for a tag for each class in each image.
+        budget: a share of the time to tag everything ("1%"), a time ("12h", "30min", "900s"), or a number of seconds.
+            More than 100 % is possible: boxes take longer than tags.
+        everything: seconds to tag every class in every image.
 
     Raises:
-        ConfigError: anything else, or not above 0.
+        ConfigError: another format, or not above 0.
     """
     match = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*(%|h|min|s|)", str(budget).strip().lower())
     try:
@@ -231,18 +231,17 @@ def budget_seconds(budget: str | float, everything: float) -> float:
 
 
 def find_cost(cost: str | None, table: LabelTable | None, given: Mapping[str, float] | None = None) -> CostModel:
-    """The cost model that a word stands for.
+    """Return the cost model of a profile name, file or table.
 
     Args:
-        cost: a name of `PROFILES`, or a TOML file with some of the attributes of `CostModel`; None, and what the file
-            leaves out: the averages of `table` and the seconds of PatchML.
-        table: what is to be bought from; None: its averages have to be given.
-        given: attributes of `CostModel` that come before all of these.
+        cost: a name in `PROFILES`, or a TOML file with attributes of `CostModel`. Attributes that are missing default
+            to the averages of `table` and the seconds of PatchML.
+        table: the labels to buy from; None: the averages must be given.
+        given: attributes of `CostModel` that override all others.
 
     Raises:
-        ConfigError: neither a profile nor a TOML file, or a file with something else in it; or averages that nothing
-            gives.
-        DataError: no cell of the table is known; or no negative one, and nothing gives positives per image.
+        ConfigError: neither a profile nor a TOML file, an invalid file, or missing averages.
+        DataError: the table has no known cell; or no negative, and positives per image are not given.
     """
     found: dict[str, Any] = {}
     where, given = "", given or {}
@@ -257,8 +256,8 @@ def find_cost(cost: str | None, table: LabelTable | None, given: Mapping[str, fl
         if table is not None and cost not in PROFILES:
             if "positives_per_image" not in found and not table.matrix.counts(Label.NEGATIVE).any():
                 raise DataError(
-                    "no class is known to be absent from any image, so the labels do not tell how many an average "
-                    "image shows. Give complete labels (--complete, if what is not named is absent), or "
+                    "no class is known to be absent from any image, so the labels do not say how many classes "
+                    "an average image shows. Give complete labels (--complete, if what is not named is absent), or "
                     "positives_per_image: --positives of `fewtags plan`, or a --cost file."
                 )
             return replace(CostModel.measured(table), **found)
@@ -273,10 +272,10 @@ def find_cost(cost: str | None, table: LabelTable | None, given: Mapping[str, fl
 
 
 def _profile(name: str, given: Mapping[str, float]) -> dict[str, float]:
-    """The attributes of a profile.
+    """Attributes of a profile.
 
     Raises:
-        ConfigError: other classes are given, about which its averages say nothing.
+        ConfigError: a different number of classes is given, without its average.
     """
     profile = PROFILES[name]
     if given.get("classes", profile.classes) == profile.classes:
@@ -284,16 +283,16 @@ def _profile(name: str, given: Mapping[str, float]) -> dict[str, float]:
     if "positives_per_image" not in given:
         raise ConfigError(
             f"the averages of {name!r} are those of {profile.classes} classes; with {given['classes']:g} classes give "
-            "how many of them an average photo shows, too (count in twenty photos)."
+            "how many of them an average photo shows (count in twenty photos)."
         )
     return {k: v for k, v in vars(profile).items() if k != "instances_per_image"}
 
 
 def _cost_file(cost: str) -> dict[str, float]:
-    """What a TOML file says about costs.
+    """Read attributes of a `CostModel` from a TOML file.
 
     Raises:
-        ConfigError: it is none, or has something else in it.
+        ConfigError: not a TOML file, or an unknown or invalid attribute.
     """
     if not cost.lower().endswith(".toml"):
         known = ", ".join(PROFILES)
@@ -303,7 +302,7 @@ def _cost_file(cost: str) -> dict[str, float]:
     found, names = load_toml(Path(cost)), [field.name for field in fields(CostModel)]
     for name, value in found.items():
         if name not in names:
-            raise ConfigError(f"{cost}: {name!r} is no cost{suggest(name, names)}; known: {', '.join(names)}.")
+            raise ConfigError(f"{cost}: {name!r} is not a cost{suggest(name, names)}; known: {', '.join(names)}.")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{cost}: {name} is {value!r}; expected a number.")
     return found

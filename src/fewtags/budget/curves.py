@@ -1,4 +1,4 @@
-"""Learning curves: how good a classifier gets with how many labels, from measured runs."""
+"""Learning curves: mAP as a function of the number of labels, fitted to measured runs."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ Values = NDArray[np.float64]
 LEAST_BUDGETS = 3
 LEAST_SEEDS = 2
 FARTHEST = 4.0
-"""A fitted curve says nothing beyond so many times the most labels it was measured with."""
+"""A fitted curve gives no value beyond this multiple of the largest measured number of labels."""
 LEVEL = 0.95
 DRAWS = 1000
 
 _SHAPES = 60
-"""How many values of the parameter that is not linear are tried."""
+"""Number of values tried for the nonlinear parameter."""
 
 
 @final
 @dataclass(frozen=True)
 class Result:
-    """One measured run: a net trained on a purchase of labels.
+    """One measured run: a net trained on purchased labels.
 
     Attributes:
-        kind: what was bought.
+        kind: type of the labels.
         labels: (image, class) pairs bought.
-        seed: of the purchase and of training; runs of one seed are taken to go up and down together.
+        seed: of the purchase and of training; errors of runs with the same seed are assumed to be correlated.
         mean_ap: mAP on complete labels, 0..1.
         mean_ap_loc: mAP-loc likewise; None: not measured.
-        photos: how many photos the purchase could choose from; None: not known.
+        photos: number of photos that the purchase could choose from; None: unknown.
     """
 
     kind: Annotation
@@ -52,14 +52,14 @@ class Result:
 @final
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """What a curve says about one number of labels.
+    """Expected value of a measure at one number of labels.
 
     Attributes:
-        value: the expected measure, 0..1; None where the curve says nothing.
-        low: lower end of the interval of the expectation; None where there is no interval.
+        value: the expected measure, 0..1; None: no value.
+        low: lower end of the interval of the expectation; None: no interval.
         high: its upper end.
-        factor: labels as a multiple of the most that the curve was measured with; above 1 it is extrapolated.
-        refused: why there is no value, in words.
+        factor: labels as a multiple of the largest measured number; above 1, the value is extrapolated.
+        refused: why there is no value.
     """
 
     value: float | None
@@ -70,7 +70,7 @@ class Estimate:
 
     @property
     def extrapolated(self) -> bool:
-        """Whether the value lies beyond what was measured, by more than a hundredth."""
+        """Whether the number of labels exceeds the largest measured one by more than 1 %."""
         return self.value is not None and self.factor > 1.01
 
 
@@ -79,29 +79,29 @@ FORMS: Mapping[str, Callable[[Values, Values], Values]] = {
     "exponential": lambda z, t: np.exp(-z / t),
     "hyperbola": lambda z, t: 1 / (1 + z / t),
 }
-"""u(z) of the forms a - b u(z): falling, towards 0, with one parameter each."""
+"""u(z) of the forms a - b u(z): decreasing towards 0, with one parameter each."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """measure(x) = a - b u(x / x0): rises and saturates; kept in 0..1.
+    """measure(x) = a - b u(x / x0), clipped to 0..1: it rises and saturates.
 
     u is an inverse power law, the usual form of learning curves (Hestness et al., Deep Learning Scaling is Predictable,
     Empirically, 2017), an exponential or a hyperbola (both in Viering and Loog, The Shape of Learning Curves: a Review,
-    2023). Few points cannot tell these apart, but they differ in what comes next; so all three are fitted, and each has
-    the weight that its fit earns: exp(-(RSS - min RSS) / (2 s^2)), s^2 = min RSS / (n - 3). These are Akaike weights of
-    noise whose variance is known, for which that of the best fit is taken (all forms have three parameters); if each
-    form had a variance of its own, they would be (RSS / min RSS)^(-n / 2).
+    2023). Few points cannot distinguish these, but they differ in extrapolation. All three are therefore fitted, with
+    weights exp(-(RSS - min RSS) / (2 s^2)), s^2 = min RSS / (n - 3). These are Akaike weights
+    for noise of known variance, estimated from the best fit (all forms have three parameters). If each form had its own
+    variance, the weights would be (RSS / min RSS)^(-n / 2).
 
     Attributes:
         labels: float64 [n], x of the runs.
-        measured: float64 [n], their measure.
+        measured: float64 [n], measure of the runs.
         seeds: int64 [n].
         scale: x0.
-        weights: float64 [3], of the forms in `FORMS`; they sum to 1.
+        weights: float64 [3], of the forms in `FORMS`, with sum 1.
         fits: the best fit of each form.
-        draws: bootstrap fits, as many of each form as its weight says; R of them.
+        draws: R bootstrap fits; the number of each form is proportional to its weight.
         spread: standard deviation of single runs around the curve.
     """
 
@@ -116,31 +116,31 @@ class Curve:
 
     @property
     def most(self) -> float:
-        """The most labels that were measured."""
+        """Largest measured number of labels."""
         return float(self.labels.max())
 
     def expected(self, labels: float) -> float:
-        """The weighted mean of the forms, without regard to how far away that is."""
+        """Return the weighted mean of the forms, for any number of labels."""
         return float(self.weights @ self.fits.at(labels / self.scale))
 
     def estimate(self, labels: float) -> Estimate:
-        """The expected measure of a net trained on so many labels, with a 95 % interval of that expectation.
+        """Return the expected measure of a net trained on `labels` labels, with a 95 % interval of the expectation.
 
-        A single training scatters around it by `spread`, which is not part of the interval.
+        Single runs scatter around it with standard deviation `spread`, which the interval does not include.
         """
         factor = labels / self.most
         if factor > FARTHEST * (1 + 1e-9):
-            why = f"{factor:.3g} times the largest pilot, and beyond {FARTHEST:g} times nothing is promised"
+            why = f"{factor:.3g} times the largest pilot; values are given up to {FARTHEST:g} times"
             return Estimate(None, factor=factor, refused=why)
         if labels < (least := float(self.labels.min())) / FARTHEST:
-            why = f"less than a {FARTHEST:g}th of the smallest pilot, {least:,.0f} labels"
+            why = f"less than 1/{FARTHEST:g} of the smallest pilot, {least:,.0f} labels"
             return Estimate(None, factor=factor, refused=why)
         value, draws = self.expected(labels), self.draws.at(labels / self.scale)
         low, high = interval(draws)
         return Estimate(value, min(low, value), max(high, value), factor)
 
     def of_seed(self, labels: float, seed: int) -> Values:
-        """float64 [R] in 0..1: what one seed's runs say, with the shapes of the bootstrap and a and b of their own."""
+        """Fit a and b to the runs of one seed, with the bootstrap shapes; return the measure, float64 [R] in 0..1."""
         own = self.seeds == seed
         u = self.draws.falling(self.labels[own] / self.scale)  # [R, k]
         at = self.draws.falling(np.array([labels / self.scale]))[:, 0]
@@ -157,7 +157,7 @@ class Fits:
 
     Attributes:
         form: int64, position in `FORMS`.
-        a: saturation, at least 0; what is above 1 is cut off at 1.
+        a: saturation, at least 0; curves are clipped to 1.
         b: at least 0.
         shape: the parameter of u.
     """
@@ -168,11 +168,11 @@ class Fits:
     shape: Values
 
     def at(self, z: float) -> Values:
-        """float64 [r] in 0..1."""
+        """Return the value of each fit at z, float64 [r] in 0..1."""
         return np.clip(self.a - self.b * self.falling(np.array([z]))[:, 0], 0.0, 1.0)
 
     def falling(self, z: Values) -> Values:
-        """u(z) of each fit at each of z [k], float64 [r, k]."""
+        """Return u(z) of each fit at each z [k], float64 [r, k]."""
         shape = self.shape[:, None]
         return np.select([self.form[:, None] == i for i in range(len(FORMS))], [f(z, shape) for f in FORMS.values()])
 
@@ -184,22 +184,20 @@ class Fits:
 def fit_curve(results: Sequence[Result], measure: Measure = "mAP", *, draws: int = DRAWS, seed: int = 0) -> Curve:
     """Fit a curve to the runs of one type by least squares, with intervals from a bootstrap.
 
-    For a given shape a curve is linear in a and b, so that the best of both is known in closed form; the best shape is
-    the best of 60.
+    For a given shape, a curve is linear in a and b, whose best values have a closed form; the shape is the best of 60.
 
-    The bootstrap is parametric. Residuals are taken apart into an effect of the seed, which all budgets of a seed share
-    (they are nested), and the rest; new measurements are drawn with these variances and fitted again. The variances
-    come from few runs, so each draw takes other ones, scaled by their chi-squared distributions: with two seeds the
-    interval is wide, as it should be.
+    The bootstrap is parametric. Residuals are separated into a seed effect, which all budgets of a seed share (they are
+    nested), and the rest; new measurements are drawn with these variances and fitted again. The variances come from few
+    runs, so each draw scales them by their chi-squared distributions: with two seeds the interval is wide.
 
     Args:
         results: all of one type.
-        measure: which of their measures.
+        measure: measure to fit.
         draws: R.
         seed: of the bootstrap.
 
     Raises:
-        DataError: fewer than three budgets that at least two seeds were run at; what to run is said.
+        DataError: fewer than three budgets with at least two seeds; the message says what to run.
     """
     if problem := too_few(results):
         raise DataError(problem)
@@ -220,18 +218,18 @@ def fit_curve(results: Sequence[Result], measure: Measure = "mAP", *, draws: int
 
 
 def difference(first: Curve, labels: float, second: Curve, others: float) -> tuple[float, float, float] | None:
-    """The expectation of one curve at `labels` minus that of another at `others`, with a 95 % interval.
+    """Return the expectation of one curve at `labels` minus that of another at `others`, with a 95 % interval.
 
-    It is paired by seed: purchases of a seed are nested across types, so that much of their ups and downs is common.
-    Each seed's own runs are fitted with the shapes of the bootstrap, and the differences of the seeds are given
-    Student's t distribution. Draws of both curves are paired in the order of their forms. Each curve has as many draws
-    of a form as its own weights say, so that most pairs, but not all, are of one form.
+    The difference is paired by seed: purchases of a seed are nested across types, so their errors are correlated. The
+    runs of each seed are fitted with the bootstrap shapes, and the differences of the seeds get Student's t
+    distribution. Draws of both curves are paired in the order of their forms; most pairs, but not all, have the same
+    form, because each curve has its own weights.
 
-    It is not the difference of `Curve.expected`, which is of fits to all seeds together: the two are close where runs
-    were measured, and may be mAP points apart far beyond.
+    This differs from the difference of `Curve.expected`, which fits all seeds together: the two are close within the
+    measured range, and may differ by mAP points far beyond it.
 
     Returns:
-        median, low and high of one distribution; None where fewer than two seeds have three runs or more of both.
+        median, low and high of one distribution; None if fewer than two seeds have at least three runs of both.
     """
     shared = [
         seed
@@ -248,19 +246,19 @@ def difference(first: Curve, labels: float, second: Curve, others: float) -> tup
 
 
 def interval(draws: Values) -> tuple[float, float]:
-    """The middle 95 % of draws [R]."""
+    """Return the central 95 % interval of draws [R]."""
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
 def _measured(result: Result, measure: Measure) -> float:
     value = result.mean_ap if measure == "mAP" else result.mean_ap_loc
-    assert value is not None, "fit_curve was asked for a measure that a run lacks"
+    assert value is not None, "a run lacks the measure"
     return value
 
 
 def too_few(results: Sequence[Result]) -> str:
-    """What to run before a curve can be fitted to the runs of one type; empty if nothing."""
+    """Return what to run before a curve can be fitted to the runs of one type; empty if the runs suffice."""
     seeds: dict[int, set[int]] = {}
     for result in results:
         seeds.setdefault(result.labels, set()).add(result.seed)
@@ -281,9 +279,9 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _fit_form(form: int, z: Values, y: Values) -> tuple[Fits, Values]:
-    """The best curve of a form for each row of y [r, n], and its values there [r, n]."""
+    """The best curve of a form for each row of y [r, n], and its values at z, [r, n]."""
     name = list(FORMS)[form]
-    # Beyond these an exponential or hyperbola is a straight line, or constant from the first point on.
+    # Outside this range, an exponential or hyperbola is a straight line, or constant from the first point on.
     low, high = (0.02, 3.0) if form == 0 else (float(z.min()) / 4, 3 * float(z.max()))
     shapes = np.geomspace(low, high, _SHAPES)
     u = FORMS[name](z, shapes[:, None])  # [s, n]
@@ -291,7 +289,7 @@ def _fit_form(form: int, z: Values, y: Values) -> tuple[Fits, Values]:
     from_mean = u - mean_u[:, None]
     b = np.maximum(-(y @ from_mean.T) / (from_mean**2).sum(1), 0.0)
     a = mean_y + b * mean_u
-    # |y - a + b u|^2 at the best a and b: what is left of the variance of y
+    # |y - a + b u|^2 at the best a and b: the residual variance of y
     error = ((y - mean_y) ** 2).sum(1)[:, None] - b**2 * (from_mean**2).sum(1)
     best, rows = error.argmin(1), np.arange(len(y))
     fits = Fits(np.full(len(y), form), a[rows, best], b[rows, best], shapes[best])
@@ -299,12 +297,12 @@ def _fit_form(form: int, z: Values, y: Values) -> tuple[Fits, Values]:
 
 
 def _noise(residual: Values, seeds: NDArray[np.int64], draws: int, rng: np.random.Generator) -> tuple[Values, float]:
-    """New residuals [R, n], and the standard deviation of a single run."""
+    """Draw new residuals [R, n]; also return the standard deviation of a single run."""
     n, (_, of, runs) = len(residual), np.unique(seeds, return_inverse=True, return_counts=True)
     groups = len(runs)
     means = np.bincount(of, residual) / runs
     free, per_seed = n - 3 - (groups - 1), n / groups
-    if free < 1:  # many seeds with a run or two each: nothing tells their effect from the rest
+    if free < 1:  # many seeds with one or two runs each: the seed effect cannot be separated
         variance = float((residual**2).sum()) / (n - 3)
         scaled = variance * (n - 3) / rng.chisquare(n - 3, draws)
         return rng.standard_normal((draws, n)) * np.sqrt(scaled)[:, None], math.sqrt(variance)

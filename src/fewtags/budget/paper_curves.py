@@ -1,4 +1,4 @@
-"""PatchML's measured curves, as rough guidance where there is no pilot of one's own."""
+"""PatchML's measured curves: rough guidance without a pilot."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SINGLE, ALL = "Table 1, mean of 3 snapshots", "Table 2, apparently 1 snapshot"
 class PaperCurve:
     """One type of label in PatchML's tables 1 and 2 (MS-COCO, 80 classes).
 
-    Between the five printed budgets it is interpolated, linear in the logarithm of labels; beyond them it says nothing,
-    and it has no intervals, since the paper gives none.
+    Values between the five printed budgets are interpolated, linear in the logarithm of labels. There are no values
+    beyond them and no intervals: the paper has none.
 
     Attributes:
         table: where it is printed.
-        per_class: float64 [5], labels per class: what the printed budgets buy, see `CostModel.pairs_for`.
-        values: mAP (and mAP_loc, where printed), each float64 [5] in 0..1.
+        per_class: float64 [5], labels per class that the printed budgets buy, see `CostModel.pairs_for`.
+        values: mAP (and mAP_loc, if printed), each float64 [5] in 0..1.
     """
 
     table: str
@@ -37,13 +37,13 @@ class PaperCurve:
     values: Mapping[str, NDArray[np.float64]]
 
     def estimate(self, labels: float, classes: int, measure: Measure = "mAP") -> Estimate:
-        """What the paper measured with as many labels per class.
+        """Return what the paper measured with the same number of labels per class.
 
-        Deviation: the paper has no rule for other sets. As many labels per class is ours: it gives the printed numbers
-        for COCO, and ignores how frequent the classes are.
+        Deviation: the paper has no rule for other data sets. Ours gives the printed numbers for COCO and ignores class
+        frequencies.
         """
         if measure not in self.values:
-            return Estimate(None, refused="the paper does not say")
+            return Estimate(None, refused="the paper has no value")
         first, last = float(self.per_class[0]), float(self.per_class[-1])
         each = labels / classes
         if not first * (1 - 1e-3) <= each <= last * (1 + 1e-3):
@@ -55,7 +55,7 @@ class PaperCurve:
 
 
 def paper_curves() -> dict[Annotation, PaperCurve]:
-    """The paper's curves: tags, one point and one box from table 1, all points and all boxes from table 2."""
+    """Return the paper's curves: tags, one point and one box from table 1, all points and all boxes from table 2."""
     return {kind: _curve(kind) for kind in Annotation}
 
 
@@ -69,9 +69,9 @@ def _curve(kind: Annotation) -> PaperCurve:
 
 
 def paper_resolution() -> float:
-    """The largest difference between two numbers that the paper prints for the same cell (tables 1 and 2), 0..1.
+    """Return the largest difference between two printed numbers of the same run (tables 1 and 2), 0..1.
 
-    Smaller differences between types are not to be trusted.
+    Smaller differences between types are not reliable.
     """
     single, every = (_asset()["tables"][table] for table in (SINGLE, ALL))
     shared = [kind for kind in single if kind in every]
@@ -83,7 +83,7 @@ def paper_resolution() -> float:
 
 
 def paper_source() -> str:
-    """Where the numbers are from and what they were measured on."""
+    """Return the source of the numbers and their data set."""
     return f"{_asset()['source']}; {_asset()['set']}"
 
 

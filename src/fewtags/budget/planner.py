@@ -1,4 +1,4 @@
-"""What to buy with a budget: how much of each type it buys, and what may be expected of it."""
+"""Plan a budget: how many annotations of each type it buys, and the mAP to expect."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fewtags.budget.results import by_type
 from fewtags.errors import ConfigError, DataError
 
 Guess = Callable[[float, Measure], Estimate]
-"""(labels, measure) -> what may be expected."""
+"""(labels, measure) -> expected value."""
 
 
 @final
 @dataclass(frozen=True)
 class Guide:
-    """Where expectations come from.
+    """Expected values of each type, and their source.
 
     Attributes:
-        source: in words.
-        guesses: by type; a type that is not there cannot be judged.
-        notes: what has to be known about them, in words.
-        resolution: differences below this, 0..1, are not resolved; None: the bootstrap tells.
+        source: description of the source.
+        guesses: by type; other types cannot be judged.
+        notes: remarks for the user.
+        resolution: differences below this, 0..1, are not resolved; None: decided by the bootstrap.
         curves: the fitted curves of mAP, for a plot.
-        photos: how many photos the pilot could choose from; None where there is none, or it is not known.
+        photos: number of photos that the pilot could choose from; None: no pilot, or unknown.
     """
 
     source: str
@@ -40,7 +40,7 @@ class Guide:
 
 
 def paper_guide(classes: int) -> Guide:
-    """PatchML's tables, at as many labels per class."""
+    """Return the curves of PatchML, read at the same number of labels per class."""
     guesses: dict[Annotation, Guess] = {
         kind: lambda labels, measure, curve=curve: curve.estimate(labels, classes, measure)  # type: ignore[misc]
         for kind, curve in paper_curves().items()
@@ -51,7 +51,7 @@ def paper_guide(classes: int) -> Guide:
         guesses,
         (
             "rough guidance only: other photos, another net and other classes give other numbers; read at the same "
-            "number of labels per class. The paper gives no intervals. Run a pilot on your own photos: --run-pilot",
+            "number of labels per class. The paper has no intervals. Run a pilot on your own photos: --run-pilot",
             "tags, one point and one box are from table 1 (mean of 3 snapshots), all points and all boxes from table 2 "
             f"(1 snapshot). The two tables differ by up to {100 * resolution:.1f} mAP where they print the same run",
         ),
@@ -60,10 +60,10 @@ def paper_guide(classes: int) -> Guide:
 
 
 def pilot_guide(results: Sequence[Result], source: str) -> Guide:
-    """Curves fitted to measured runs.
+    """Fit curves to measured runs.
 
     Raises:
-        DataError: no type has enough runs; what to run is said.
+        DataError: no type has enough runs; the message says what to run.
     """
     groups = by_type(results)
     problems = {kind: why for kind, found in groups.items() if (why := too_few(found))}
@@ -98,20 +98,20 @@ def _guess(curves: Mapping[Measure, Curve], otherwise: str = "not measured") -> 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Offer:
-    """What the budget buys of one type.
+class Purchase:
+    """Annotations of one type that the budget buys.
 
     Attributes:
         kind: the type.
-        labels: (image, class) pairs that are asked about, drawn from all photos.
-        photos: about so many photos have one of them or more: N (1 - (1 - labels / (N C))^C).
-        complete_photos: so many could be asked about all classes instead.
-        positives: about so many answers are "yes".
-        places: about so many points or boxes.
-        seconds: what this takes.
-        left: seconds of the budget that nothing is left to buy for.
-        mean_ap: what to expect.
-        mean_ap_loc: likewise.
+        labels: (image, class) pairs, drawn from all photos.
+        photos: expected number of photos with at least one of them: N (1 - (1 - labels / (N C))^C).
+        complete_photos: number of photos that could be labelled for all classes instead.
+        positives: expected number of "yes" answers.
+        places: expected number of points or boxes.
+        seconds: time for this.
+        left: seconds of the budget that remain if everything is bought.
+        mean_ap: expected mAP.
+        mean_ap_loc: expected mAP-loc.
     """
 
     kind: Annotation
@@ -126,7 +126,7 @@ class Offer:
     mean_ap_loc: Estimate
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         names = ("labels", "photos", "complete_photos", "positives", "places")
         return {
             "type": str(self.kind),
@@ -152,36 +152,36 @@ def _plain(estimate: Estimate) -> dict[str, Any]:
 @final
 @dataclass(frozen=True, eq=False)
 class BudgetPlan:
-    """An answer to "what do I buy?".
+    """Comparison of the purchases of each type for one budget.
 
     Attributes:
         seconds: the budget.
-        photos: N, how many photos there are.
-        cost: what answers take.
-        guide: where expectations come from.
-        offers: by type.
-        notes: what else has to be known, in words.
+        photos: N, number of photos.
+        cost: seconds per answer.
+        guide: expected values.
+        purchases: one per type.
+        notes: remarks for the user.
     """
 
     seconds: float
     photos: int
     cost: CostModel
     guide: Guide
-    offers: tuple[Offer, ...]
+    purchases: tuple[Purchase, ...]
     notes: tuple[str, ...]
 
-    def ranked(self) -> list[Offer]:
-        """The offers that something is expected of, best first."""
-        judged = [offer for offer in self.offers if offer.mean_ap.value is not None]
-        return sorted(judged, key=lambda offer: -(offer.mean_ap.value or 0.0))
+    def ranked(self) -> list[Purchase]:
+        """Return the purchases with an expected mAP, best first."""
+        judged = [purchase for purchase in self.purchases if purchase.mean_ap.value is not None]
+        return sorted(judged, key=lambda purchase: -(purchase.mean_ap.value or 0.0))
 
     def advice(self) -> str:
-        """One sentence: what to buy, and whether the difference to the second best is resolved."""
+        """Return one sentence: what to buy, and whether the difference to the second best is resolved."""
         ranked = self.ranked()
         if not ranked:
             return (
                 "No type can be recommended: "
-                + "; ".join(f"{offer.kind.described()}: {offer.mean_ap.refused}" for offer in self.offers)
+                + "; ".join(f"{purchase.kind.described()}: {purchase.mean_ap.refused}" for purchase in self.purchases)
                 + ("; run a pilot on more photos." if self.guide.curves else "; run a pilot: --run-pilot.")
             )
         best = ranked[0]
@@ -206,8 +206,8 @@ class BudgetPlan:
             "is easier to make."
         )
 
-    def _lead(self, best: Offer, second: Offer) -> tuple[float, float, str]:
-        """Lower and upper end of how much one offer is better, and how much that is in words."""
+    def _lead(self, best: Purchase, second: Purchase) -> tuple[float, float, str]:
+        """Interval of the difference between two purchases in mAP points, and the difference as text."""
         curves, lead = self.guide.curves, (best.mean_ap.value or 0.0) - (second.mean_ap.value or 0.0)
         if curves is None:
             blur = math.inf if self.guide.resolution is None else self.guide.resolution
@@ -219,10 +219,10 @@ class BudgetPlan:
         return low, high, f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
 
     def lines(self) -> Iterator[str]:
-        """The table, for people."""
+        """Yield the table as lines of text."""
         yield f"budget {self.seconds / 3600:,.1f} h, {self.photos:,} photos; {self.cost}"
         header = ("type", "photos", "or complete", "labels", "positives", "places", "hours", "mAP", "mAP-loc", "")
-        rows = [header, *(_cells(offer) for offer in self.offers)]
+        rows = [header, *(_cells(purchase) for purchase in self.purchases)]
         if all(row[8] == "-" for row in rows[1:]):
             rows = [(*row[:8], *row[9:]) for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -232,13 +232,13 @@ class BudgetPlan:
             yield "  ".join(cells).rstrip()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "hours": self.seconds / 3600,
             "photos": self.photos,
             "cost": dict(vars(self.cost)),
             "source": self.guide.source,
-            "offers": [offer.to_dict() for offer in self.offers],
+            "offers": [purchase.to_dict() for purchase in self.purchases],
             "advice": self.advice(),
             "notes": [*self.guide.notes, *self.notes],
         }
@@ -247,41 +247,43 @@ class BudgetPlan:
 def plan_budget(
     seconds: float, photos: int, cost: CostModel, guide: Guide, kinds: Sequence[Annotation] = tuple(Annotation)
 ) -> BudgetPlan:
-    """What a budget buys of each type, at flat cost.
+    """Compute what a budget buys of each type, at flat cost.
 
     Args:
         seconds: the budget.
-        photos: N, how many photos there are; no more than N x C labels can be bought.
-        cost: what answers take, and C.
-        guide: what to expect.
+        photos: N, number of photos; at most N x C labels can be bought.
+        cost: seconds per answer, and C.
+        guide: expected values.
         kinds: the types to compare.
 
     Raises:
-        ConfigError: no photo, or a budget that buys no label of any type.
+        ConfigError: no photo, or a budget that does not buy a label of any type.
     """
     if photos < 1:
         raise ConfigError(f"photos is {photos}; expected 1 or more.")
     notes: list[str] = []
     if cost.instances_per_image is None and any(kind.every for kind in kinds):
         notes.append(
-            "all points and all boxes are left out, since the number of objects in an average photo is not known; give "
+            "all points and all boxes are left out because the number of objects in an average photo is unknown; give "
             "--instances"
         )
         kinds = [kind for kind in kinds if not kind.every]
-    offers = [offer for kind in kinds if (offer := _offer(kind, seconds, photos, cost, guide)).labels]
-    if not offers:
-        raise ConfigError(f"{seconds:g} s buy no label of {', '.join(map(str, kinds)) or 'any type'}.")
-    return BudgetPlan(seconds, photos, cost, guide, tuple(offers), (*notes, *_remarks(offers, photos, cost, guide)))
+    purchases = [purchase for kind in kinds if (purchase := _purchase(kind, seconds, photos, cost, guide)).labels]
+    if not purchases:
+        raise ConfigError(f"{seconds:g} s do not buy a label of {', '.join(map(str, kinds)) or 'any type'}.")
+    return BudgetPlan(
+        seconds, photos, cost, guide, tuple(purchases), (*notes, *_remarks(purchases, photos, cost, guide))
+    )
 
 
-def _offer(kind: Annotation, seconds: float, photos: int, cost: CostModel, guide: Guide) -> Offer:
+def _purchase(kind: Annotation, seconds: float, photos: int, cost: CostModel, guide: Guide) -> Purchase:
     each, everything = cost.seconds_per_pair(kind), photos * cost.classes
     labels = min(everything, math.floor(seconds / each * (1 + 1e-9)))
     positives = labels * cost.positives_per_image / cost.classes
     present = cost.positives_per_image if not kind.every else cost.instances_per_image or 0.0
     places = labels * present / cost.classes if kind is not Annotation.TAGS else 0.0
     guess = guide.guesses.get(kind, _guess({}, "not in the pilot"))
-    return Offer(
+    return Purchase(
         kind,
         labels,
         round(photos * (1 - (1 - labels / everything) ** cost.classes)),
@@ -295,39 +297,39 @@ def _offer(kind: Annotation, seconds: float, photos: int, cost: CostModel, guide
     )
 
 
-def _remarks(offers: Sequence[Offer], photos: int, cost: CostModel, guide: Guide) -> Iterator[str]:
-    for offer in offers:
-        if offer.left > 0:
+def _remarks(purchases: Sequence[Purchase], photos: int, cost: CostModel, guide: Guide) -> Iterator[str]:
+    for purchase in purchases:
+        if purchase.left > 0:
             yield (
-                f"{offer.kind.described()}: all {offer.labels:,} labels ({photos:,} photos x {cost.classes:,} classes) "
-                f"take {offer.seconds / 3600:,.1f} h, and {offer.left / 3600:,.1f} h are left: for more photos, or for "
-                "a dearer type"
+                f"{purchase.kind.described()}: all {purchase.labels:,} labels ({photos:,} photos x {cost.classes:,} "
+                f"classes) take {purchase.seconds / 3600:,.1f} h, and {purchase.left / 3600:,.1f} h are left, for more "
+                "photos or a more expensive type"
             )
-    for offer in offers:
-        if offer.mean_ap.refused:
-            yield f"{offer.kind.described()}: nothing is expected: {offer.mean_ap.refused}"
-    if any(offer.mean_ap.extrapolated for offer in offers):
+    for purchase in purchases:
+        if purchase.mean_ap.refused:
+            yield f"{purchase.kind.described()}: no expected mAP: {purchase.mean_ap.refused}"
+    if any(purchase.mean_ap.extrapolated for purchase in purchases):
         yield (
-            "extrapolated values hold only if the curves go on as they began; intervals allow for three forms of curve "
-            f"and end at {FARTHEST:g} times the largest pilot"
+            "extrapolated values assume that the curves continue as they began; intervals allow for three forms of "
+            f"curve and end at {FARTHEST:g} times the largest pilot"
         )
     if guide.photos is not None and photos > guide.photos:
         yield (
-            f"the pilot chose its labels from {guide.photos:,} photos; from {photos:,} the same number is spread "
-            "further, which the curves do not know about"
+            f"the pilot chose its labels from {guide.photos:,} photos; with {photos:,} photos, the same number of "
+            "labels has fewer per photo, which the curves do not model"
         )
 
 
-def _cells(offer: Offer) -> tuple[str, ...]:
-    estimate = offer.mean_ap
+def _cells(purchase: Purchase) -> tuple[str, ...]:
+    estimate = purchase.mean_ap
     mark = f"extrapolated x{estimate.factor:.2g}" if estimate.extrapolated else ""
-    counts = (offer.photos, offer.complete_photos, offer.labels, offer.positives, offer.places)
+    counts = (purchase.photos, purchase.complete_photos, purchase.labels, purchase.positives, purchase.places)
     return (
-        offer.kind.described(),
+        purchase.kind.described(),
         *(f"{count:,}" for count in counts),
-        f"{offer.seconds / 3600:,.1f}",
+        f"{purchase.seconds / 3600:,.1f}",
         _shown(estimate),
-        _shown(offer.mean_ap_loc),
+        _shown(purchase.mean_ap_loc),
         mark,
     )
 

@@ -1,7 +1,7 @@
-"""What a time budget buys: tags, points or boxes for some (image, class) pairs of fuller labels (PatchML).
+"""Simulate a time budget: buy tags, points or boxes for (image, class) pairs of fuller labels (PatchML).
 
-An annotator is asked about one class in one image at a time. "No" takes as long whatever is asked for; "yes" takes
-longer where a place has to be shown. So a budget buys many tags, or fewer points, or still fewer boxes.
+An annotator answers about one class in one image at a time. "No" takes the same time for every type; "yes" takes longer
+if a location must be marked. A budget therefore buys many tags, fewer points, or even fewer boxes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from fewtags.budget.simulate import MOST_CELLS
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
 from fewtags.table.keyed_random import content_hashes, mixed, seeded, uniform
-from fewtags.table.table import BLANKET_SOURCE, FACTS, LabelTable, fact_table
+from fewtags.table.table import FACTS, IMPLIED_SOURCE, LabelTable, fact_table
 from fewtags.text import suggest
 
 Mode = Literal["flat", "exact"]
 PointRule = Literal["uniform", "centre"]
 
 CENTRE_SIGMA = 0.02
-"""Spread of points around the centre of a box, in fractions of the image (PatchML on Objects365)."""
+"""Standard deviation of points around the centre of a box, in fractions of the image (PatchML on Objects365)."""
 
 _ORDER, _INSTANCE, _ACROSS, _DOWN = range(1, 5)
-"""Streams of random numbers: the order of the pairs, which object, and where in it."""
+"""Streams of random numbers: order of the pairs, choice of the object, and position in it (x, y)."""
 
 _BLOCK = 500_000
 _CORNERS = ("x0", "y0", "x1", "y1")
@@ -44,33 +44,32 @@ def simulate_budget(
     mode: Mode = "flat",
     points: PointRule = "uniform",
 ) -> LabelTable:
-    """Buy the answers about random (image, class) pairs until the budget is spent; all others become unknown.
+    """Buy answers about random (image, class) pairs until the budget is spent; all other pairs become unknown.
 
-    All known pairs are put in one random order for each seed, which hangs on image keys and class ids alone; what is
-    bought is the beginning of it. So a larger budget contains a smaller one, and the pairs of a dearer type are among
-    those of a cheaper one (in PatchML probably too: its counts are closer to each other than independent draws are).
+    Each seed puts all known pairs into one random order, which depends only on image keys and class ids; the purchase
+    is the beginning of this order. A larger budget therefore contains a smaller one, and the pairs of an expensive type
+    are among those of a cheap one (probably also in PatchML: its counts agree better than independent draws would).
 
-    Absent classes become negatives without a place. Present ones get, by type: nothing but the label (I), a point in a
-    random object (SP), a random object's box (SB), a point in every object (AP), every box (AB). An object has the same
-    point in SP and AP, and SP and SB show the same one where the source has boxes only. Where it has no place that the
-    type can use (a point is no box), a pair gets a tag. Pairs unknown in the source cannot be asked: they are passed
-    over at no cost. Notes count all this. Images of which nothing was bought stay, without a label.
+    Absent classes become negatives. Present classes get, by type: only the label (I), a point in a random object (SP),
+    the box of a random object (SB), a point in every object (AP), every box (AB). An object has the same point in SP
+    and AP, and SP and SB choose the same object if the source has only boxes. A pair without a usable location (a point
+    is not a box) gets a tag. Pairs that are unknown in the source are skipped at no cost. Notes count all these cases.
+    Images without a bought label remain in the table.
 
     Args:
-        table: fuller labels, best complete ones with boxes. What is a point already is used as it is.
-        budget: see `budget_seconds`; a share is one of all N x C pairs, unknown ones included.
+        table: fuller labels, ideally complete and with boxes. Points of the source are used unchanged.
+        budget: see `budget_seconds`; a share refers to all N x C pairs, including unknown ones.
         annotation: see `Annotation.of`.
-        seed: another seed, another order.
+        seed: selects the order.
         cost: seconds and averages, see `costs.PROFILES` and `CostModel.measured`.
-        mode: "flat": the same for each pair, positive or not, as in PatchML. "exact": what each pair really takes, as
-            far as the budget goes.
-        points: "uniform": anywhere in the box. (PatchML on COCO: anywhere in the mask, which tables do not hold; read
-            with `places` "points", COCO's objects are such points already.) "centre": normal around its centre with a
-            standard deviation of 0.02 of the image in each direction (PatchML on Objects365), kept inside the image.
+        mode: "flat": the same cost for every pair, as in PatchML. "exact": the cost of each pair by its answer.
+        points: "uniform": anywhere in the box. (PatchML on COCO: anywhere in the mask, which tables do not contain; if
+            COCO is read with `places` "points", its objects are such points.) "centre": normal around the centre
+            with standard deviation 0.02 of the image in x and y (PatchML on Objects365), clipped to the image.
 
     Raises:
-        ConfigError: a word that is not known, or a budget that buys nothing.
-        DataError: nothing known in the table, or more pairs than fit (`MOST_CELLS`).
+        ConfigError: an unknown option, or a budget that buys nothing.
+        DataError: no known pair in the table, or too many pairs (`MOST_CELLS`).
     """
     kind = Annotation.of(annotation)
     _refuse_unknown("mode", mode, get_args(Mode))
@@ -81,16 +80,16 @@ def simulate_budget(
         raise DataError(f"none of the {len(table):,} images has a label, so there is nothing to buy.")
     seconds = budget_seconds(budget, cells * cost.tag)
     flat = cost.seconds_per_pair(kind) if mode == "flat" else None
-    most = cost.pairs_for(budget, kind, cells) if flat else math.floor(_generous(seconds) / cost.least(kind))
+    most = cost.pairs_for(budget, kind, cells) if flat else math.floor(_with_rounding_slack(seconds) / cost.least(kind))
     if (wanted := min(most, known)) > MOST_CELLS:
         raise DataError(
             f"the budget {budget} buys {wanted:,} pairs, which would be written out one by one; at most {MOST_CELLS:,} "
-            "are. Spend less, or use fewer images."
+            "are allowed. Spend less, or use fewer images."
         )
     pairs = _first_pairs(table, max(1, wanted), known, seed)
-    places = _Places.of(table, pairs, kind)
+    places = _Regions.of(table, pairs, kind)
     spent = np.cumsum(np.full(len(pairs), flat) if flat else cost.exact_seconds(kind, places.count))
-    bought = wanted if flat else int(np.searchsorted(spent, _generous(seconds), side="right"))
+    bought = wanted if flat else int(np.searchsorted(spent, _with_rounding_slack(seconds), side="right"))
     if not bought:
         raise ConfigError(f"the budget {budget} is {seconds:.6g} s and buys nothing: a pair costs {spent[0]:.6g} s.")
     pairs = pairs.first(bought)
@@ -98,8 +97,8 @@ def simulate_budget(
     result = replace(
         table,
         facts=pa.concat_tables([positives, *_negatives(table, pairs)]).unify_dictionaries(),
-        closed=np.full(len(table), -1, np.int16),
-        covers=np.zeros((0, len(table.classes)), np.bool_),
+        complete_set=np.full(len(table), -1, np.int16),
+        complete_classes=np.zeros((0, len(table.classes)), np.bool_),
     )
     took = float(spent[bought - 1])
     head = f"simulated a budget of {budget} ({kind.described()}, {mode} costs, seed {seed})"
@@ -116,15 +115,15 @@ def _refuse_unknown(what: str, word: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{what} {word!r} is not known{suggest(word, known)}; known: {', '.join(known)}.")
 
 
-def _generous(seconds: float) -> float:
-    """A budget with room for the rounding of long sums."""
+def _with_rounding_slack(seconds: float) -> float:
+    """Increase a budget by more than the rounding error of long sums."""
     return seconds * (1 + 1e-9)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """Pairs in the order in which they are asked.
+    """Pairs in the order of the questions.
 
     Attributes:
         image: int64 [T].
@@ -149,7 +148,7 @@ class _Pairs:
 
 
 def _first_pairs(table: LabelTable, wanted: int, known: int, seed: int) -> _Pairs:
-    """The first pairs in the order of a seed; of a large table only so many are held at a time as are needed."""
+    """The first pairs in the order of a seed. For large tables, only about as many as needed are in memory."""
     share = (wanted + 6 * math.sqrt(wanted) + 64) / known
     while True:
         pairs, draw = _pairs_below(table, share, seed)
@@ -159,7 +158,7 @@ def _first_pairs(table: LabelTable, wanted: int, known: int, seed: int) -> _Pair
 
 
 def _pairs_below(table: LabelTable, share: float, seed: int) -> tuple[_Pairs, NDArray[np.uint64]]:
-    """The known pairs that drew a number in the lowest `share` of all numbers, and those numbers."""
+    """The known pairs whose random number is in the lowest `share` of all numbers, and these numbers."""
     limit = np.uint64(min(2**64 - 1, int(share * 2.0**64)))
     images, classes = content_hashes(table.images.to_pylist()), content_hashes(table.classes.ids)
     blocks, draws = [], []
@@ -181,16 +180,16 @@ def _stream(words: NDArray[np.uint64], stream: int, seed: int) -> NDArray[np.uin
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Places:
-    """The facts behind positive pairs, by pair; those that the type can use first, in an order of their own.
+class _Regions:
+    """The facts of positive pairs, sorted by pair; facts that the type can use first.
 
     Attributes:
         fact: int64 [K], row in the table's facts.
         pair: int64 [K], position of the pair, ascending.
         rank: int64 [K], number among the facts of the pair.
-        usable: bool [K], whether it has a place that the type can use.
-        box: float32 [K, 4], the place; NaN for none.
-        count: int64 [T], usable ones of each pair.
+        usable: bool [K], whether the fact has a location that the type can use.
+        box: float32 [K, 4], the location; NaN for none.
+        count: int64 [T], usable facts of each pair.
     """
 
     fact: NDArray[np.int64]
@@ -201,7 +200,7 @@ class _Places:
     count: NDArray[np.int64]
 
     @classmethod
-    def of(cls, table: LabelTable, pairs: _Pairs, kind: Annotation) -> _Places:
+    def of(cls, table: LabelTable, pairs: _Pairs, kind: Annotation) -> _Regions:
         fact, pair = _facts_of(table, pairs, Label.POSITIVE)
         box = np.stack([table.facts[corner].to_numpy()[fact] for corner in _CORNERS], 1).astype(np.float32)
         usable = ~np.isnan(box[:, 0])
@@ -217,7 +216,7 @@ class _Places:
     def bought(
         self, table: LabelTable, pairs: _Pairs, kind: Annotation, points: PointRule, seed: int
     ) -> tuple[pa.Table, int, int]:
-        """The facts that the first pairs become, how many of these are tags, and how many places were left out."""
+        """The facts bought with the first pairs, the number of tags among them, and the number of unused locations."""
         k = int(np.searchsorted(self.pair, len(pairs)))
         fact, pair, rank, usable = self.fact[:k], self.pair[:k], self.rank[:k], self.usable[:k]
         lot = np.floor(uniform(_stream(pairs.word, _INSTANCE, seed)) * self.count[: len(pairs)])
@@ -238,7 +237,7 @@ def _is_point(box: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def _facts_of(table: LabelTable, pairs: _Pairs, state: Label) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The facts in `state` about pairs in that state: row in the table's facts, and position of the pair."""
+    """The facts in `state` of the pairs in `state`: row in the table's facts, and position of the pair."""
     c = len(table.classes)
     asked = np.flatnonzero(pairs.state == state)
     cell = pairs.image[asked] * c + pairs.class_[asked]
@@ -253,7 +252,7 @@ def _facts_of(table: LabelTable, pairs: _Pairs, state: Label) -> tuple[NDArray[n
 
 
 def _points_in(box: NDArray[np.float32], words: NDArray[np.uint64], rule: PointRule, seed: int) -> NDArray[np.float32]:
-    """A point in each box, as boxes [K, 4] without extent; what is a point already, or nowhere, stays so."""
+    """Draw a point in each box, as boxes [K, 4] without extent. Points and NaN rows do not change."""
     across, down = (uniform(_stream(words, stream, seed)) for stream in (_ACROSS, _DOWN))
     low, high = box[:, :2].astype(np.float64), box[:, 2:].astype(np.float64)
     if rule == "uniform":
@@ -267,7 +266,7 @@ def _points_in(box: NDArray[np.float32], words: NDArray[np.uint64], rule: PointR
 
 
 def _placed(facts: pa.Table, where: NDArray[np.float32]) -> pa.Table:
-    """The same facts in other places, float32 [F, 4]; NaN for none."""
+    """Replace the locations of facts by float32 [F, 4]; NaN for none."""
     missing = np.isnan(where[:, 0])
     for i, corner in enumerate(_CORNERS):
         column = FACTS.get_field_index(corner)
@@ -276,14 +275,14 @@ def _placed(facts: pa.Table, where: NDArray[np.float32]) -> pa.Table:
 
 
 def _negatives(table: LabelTable, pairs: _Pairs) -> list[pa.Table]:
-    """One fact for each negative pair: the source's own, or one for what only its complete annotation says."""
+    """One fact for each negative pair: the fact of the source, or a new one for an implied negative."""
     fact, pair = _facts_of(table, pairs, Label.NEGATIVE)
     pair, first = np.unique(pair, return_index=True)
     own = _placed(table.facts.take(pa.array(fact[first])), np.full((len(pair), 4), np.nan, np.float32))
-    blanket = pairs.state == Label.NEGATIVE
-    blanket[pair] = False
-    rest = pairs.take(np.flatnonzero(blanket))
-    return [own, fact_table(rest.image, rest.class_, rest.state, source=BLANKET_SOURCE)]
+    implied = pairs.state == Label.NEGATIVE
+    implied[pair] = False
+    rest = pairs.take(np.flatnonzero(implied))
+    return [own, fact_table(rest.image, rest.class_, rest.state, source=IMPLIED_SOURCE)]
 
 
 def _receipt(result: LabelTable, pairs: _Pairs, seconds: float) -> str:
@@ -304,15 +303,15 @@ def _time(seconds: float) -> str:
 
 
 def _remarks(kind: Annotation, tags: int, left_out: int, unknown: int, rest: float) -> tuple[str, ...]:
-    """What a user may not expect, as far as it happened."""
+    """Notes on effects that a user may not expect."""
     place = "box" if kind.boxed else "point or box"
     said = (
         (
             tags and kind is not Annotation.TAGS,
             f"{tags:,} positive pairs have no {place} in the source and became tags",
         ),
-        (left_out, f"{left_out:,} points in the source were left out beside boxes, since they have no extent"),
-        (unknown, f"{unknown:,} pairs are unknown in the source, so they could not be asked and cost nothing"),
+        (left_out, f"{left_out:,} points in the source were left out because they are not boxes"),
+        (unknown, f"{unknown:,} pairs are unknown in the source, so they were skipped at no cost"),
         (rest >= 1, f"all known pairs are bought, and {_time(rest)} are left"),
     )
     return tuple(text for happened, text in said if happened)

@@ -1,4 +1,4 @@
-"""Results of pilot runs: JSON lines or CSV, one run a row."""
+"""Read the results of pilot runs: JSON lines or CSV, one run per row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fewtags.errors import ConfigError, DataError
 from fewtags.text import suggest
 
 AMOUNTS = ("labels", "budget_seconds", "complete_images")
-"""How a row may say how much was bought; the first one that it has counts."""
+"""Columns that may state how much was bought; the first one that a row has is used."""
 LARGEST = 2**53
 """Whole numbers up to here are exact in JSON and as float64."""
 MADE = "`fewtags plan LABELS --run-pilot --out DIR` makes one"
@@ -24,16 +24,17 @@ MADE = "`fewtags plan LABELS --run-pilot --out DIR` makes one"
 def read_results(path: Path, cost: CostModel) -> list[Result]:
     """Read measured runs.
 
-    Each row has `type` (see `Annotation.of`), `seed`, `mAP` in 0..1 on complete labels, maybe `mAP_loc`, maybe `photos`
-    (how many the purchase could choose from), and one of `labels` ((image, class) pairs), `budget_seconds` (turned into
-    pairs at flat cost) or `complete_images` (times the number of classes). Other columns are for people.
+    Each row has `type` (see `Annotation.of`), `seed`, `mAP` in 0..1 on complete labels, optionally `mAP_loc` and
+    `photos` (number of photos that the purchase could choose from), and one of `labels` ((image, class) pairs),
+    `budget_seconds` (converted to pairs at flat cost) or `complete_images` (times the number of classes). Other columns
+    are ignored.
 
     Args:
         path: a file that ends in .jsonl or .csv.
         cost: seconds per pair, and the number of classes.
 
     Raises:
-        DataError: the file cannot be read, is empty, or a row is not as above; its row is named.
+        DataError: the file cannot be read or is empty, or a row is invalid (with its number).
     """
     found: list[Result] = []
     where: dict[tuple[Annotation, int, int], str] = {}
@@ -69,7 +70,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if ending == ".csv":
         for number, cells in enumerate(csv.DictReader(text.splitlines()), 2):
             if None in cells or None in cells.values():
-                raise DataError(f"{path} row {number}: has not as many cells as the header; mend the row.")
+                raise DataError(f"{path} row {number}: does not have as many cells as the header; fix the row.")
             yield number, {name: cell.strip() for name, cell in cells.items() if cell.strip()}
         return
     for number, line in enumerate(text.splitlines(), 1):
@@ -80,14 +81,14 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
-            raise DataError(f"{path} row {number}: is not one JSON object; mend or remove the line.")
+            raise DataError(f"{path} row {number}: is not one JSON object; fix or remove the line.")
         yield number, {name: value for name, value in row.items() if value is not None}
 
 
 def _result(row: Mapping[str, Any], place: str, cost: CostModel) -> Result:
     for name in ("type", "seed", "mAP"):
         if name not in row:
-            raise DataError(f"{place}: has no {name!r}{suggest(name, row)}; it has {', '.join(row) or 'nothing'}.")
+            raise DataError(f"{place}: has no {name!r}{suggest(name, row)}; it has {', '.join(row) or 'no column'}.")
     try:
         kind = Annotation.of(str(row["type"]))
         labels = _labels(row, place, kind, cost)
@@ -110,10 +111,10 @@ def _labels(row: Mapping[str, Any], place: str, kind: Annotation, cost: CostMode
             each = {"labels": 1.0, "complete_images": float(cost.classes)}.get(name)
             bought = amount * each if each else amount / cost.seconds_per_pair(kind)
             if bought > LARGEST:
-                raise DataError(f"{place}: {name} {amount:g} buys more than {LARGEST:,} labels; mend the row.")
+                raise DataError(f"{place}: {name} {amount:g} buys more than {LARGEST:,} labels; fix the row.")
             labels = math.floor(bought + 0.5)
             if labels < 1:
-                raise DataError(f"{place}: {name} {amount:g} buys no label; remove the row.")
+                raise DataError(f"{place}: {name} {amount:g} does not buy a label; remove the row.")
             return labels
     raise DataError(f"{place}: does not say how much was bought; give one of {', '.join(AMOUNTS)}.")
 
@@ -123,7 +124,7 @@ def _whole(row: Mapping[str, Any], name: str, place: str, least: float = 0) -> i
     if value != math.floor(value):
         raise DataError(f"{place}: {name} is {value:g}; expected a whole number.")
     if value > LARGEST:
-        raise DataError(f"{place}: {name} is {value:g}; expected a whole number up to {LARGEST:,}; mend the row.")
+        raise DataError(f"{place}: {name} is {value:g}; expected a whole number up to {LARGEST:,}; fix the row.")
     return int(value)
 
 
@@ -140,5 +141,5 @@ def _number(row: Mapping[str, Any], name: str, place: str, least: float = 0, mos
 
 
 def by_type(results: Sequence[Result]) -> dict[Annotation, list[Result]]:
-    """The results of each type, in the order of `Annotation`."""
+    """Group results by type, in the order of `Annotation`."""
     return {kind: found for kind in Annotation if (found := [r for r in results if r.kind is kind])}

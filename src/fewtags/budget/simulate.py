@@ -1,4 +1,4 @@
-"""Weaker labels made from fuller ones, to measure what a method loses: one positive per image, or a share of labels."""
+"""Simulate weaker labels from fuller ones: one positive per image, or a share of the labels."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label, LabelMatrix
 from fewtags.table.keyed_random import content_hashes, mixed, seeded, uniform
-from fewtags.table.table import BLANKET_SOURCE, MOST_CLOSURES, LabelTable, fact_table
+from fewtags.table.table import IMPLIED_SOURCE, MAX_COMPLETE_SETS, LabelTable, fact_table
 
 COLE_SEED = 1200
 """The seed of Cole et al. (Multi-Label Learning from Single Positive Labels, CVPR 2021), for labels and split."""
 
 MOST_CELLS = 30_000_000
-"""How many negatives of closed images are written out one by one at most (about 30 bytes each)."""
+"""The most implied negatives that become facts (about 30 bytes each)."""
 
 _BLOCK = 500_000
 
@@ -26,14 +26,14 @@ _BLOCK = 500_000
 def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "cole"] = "plain") -> LabelTable:
     """Keep one random positive per image and nothing else.
 
-    Images without a positive stay, without a label. The kept class keeps all its locations in the image.
+    Images without a positive remain, without a label. The kept class keeps all its locations in the image.
 
     Args:
-        table: what is known; only its positives are drawn from.
-        seed: another seed, another draw. `COLE_SEED` is the one of the published benchmarks.
-        protocol: "plain": drawn for each image by itself, from the seed, its key and the class ids, so that neither the
-            order nor the number of the images matters. "cole": the draw of Cole et al., bit for bit; it depends on the
-            order of images and classes and needs full labels. They draw before they split, see `cole_split`.
+        table: the labels; only its positives are used.
+        seed: selects the draw. `COLE_SEED` is the seed of the published benchmarks.
+        protocol: "plain": each draw depends on the seed, the image key and the class ids, not on other images or their
+            order. "cole": the draw of Cole et al., bit for bit; it depends on the order of images and classes and
+            needs full labels. They draw before they split, see `cole_split`.
 
     Raises:
         DataError: "cole" with unknown cells.
@@ -53,7 +53,7 @@ def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "co
     elif protocol == "plain":
         image, class_ = _draw_one(labels, _CellDraw.of(table, seed))
     else:
-        raise ConfigError(f"there is no protocol {protocol!r}; choose 'plain' or 'cole'.")
+        raise ConfigError(f"protocol {protocol!r} is not known; known: plain, cole.")
     chosen = np.full(len(table), -1, np.int64)
     chosen[image] = class_
     facts = table.facts
@@ -62,14 +62,14 @@ def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "co
     result = replace(
         table,
         facts=facts.filter(pa.array(kept)),
-        closed=np.full(len(table), -1, np.int16),
-        covers=np.zeros((0, len(table.classes)), np.bool_),
+        complete_set=np.full(len(table), -1, np.int16),
+        complete_classes=np.zeros((0, len(table.classes)), np.bool_),
     )
     return result.noting(f"simulated one positive per image ({protocol}, seed {seed}): {_difference(table, result)}")
 
 
 def _draw_one(labels: LabelMatrix, draw: _CellDraw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The positive with the smallest number in each image that has one."""
+    """The positive with the smallest random number in each image with a positive."""
     positive = labels.states == Label.POSITIVE
     image = np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))[positive]
     class_ = labels.classes[positive].astype(np.int64)
@@ -81,16 +81,16 @@ def _draw_one(labels: LabelMatrix, draw: _CellDraw) -> tuple[NDArray[np.int64], 
 def cole_observe(
     labels: LabelMatrix, positives: int | None = 1, negatives: int | None = 0, seed: int = COLE_SEED
 ) -> LabelMatrix:
-    """Draw labels as Cole et al. do: one stream of random numbers through all images in order.
+    """Draw labels as Cole et al. do, with one stream of random numbers for all images in order.
 
-    In each image its positives are shuffled and the first `positives` kept, then its negatives are shuffled and the
-    first `negatives` kept. The second shuffle moves the stream on even when no negative is kept. Whatever is not
-    positive counts as negative.
+    In each image, the positives are shuffled and the first `positives` are kept, then the negatives are shuffled and
+    the first `negatives` are kept. The second shuffle advances the stream even if no negative is kept. Every class that
+    is not positive counts as negative.
 
     Args:
         labels: full labels; the order of images and classes matters.
-        positives: how many positives of each image to keep; None for all.
-        negatives: how many negatives.
+        positives: number of positives to keep in each image; None: all.
+        negatives: number of negatives; None: all.
         seed: of `numpy.random.RandomState`.
 
     Raises:
@@ -98,13 +98,13 @@ def cole_observe(
     """
     n, c = labels.shape
     stream = _stream(seed)
-    every = np.arange(c)  # Eight bytes wide: numpy shuffles that fastest.
+    every = np.arange(c)  # 8-byte integers: numpy shuffles these fastest.
     indptr, classes, states = [0], [], []
     for image in range(n):
         row = slice(labels.indptr[image], labels.indptr[image + 1])
         positive = labels.classes[row][labels.states[row] == Label.POSITIVE].astype(np.int64)
         negative = every[: c - len(positive)].copy()
-        if negatives != 0:  # Otherwise anything of that length may be shuffled: which numbers are drawn is the same.
+        if negatives != 0:  # Otherwise any array of this length draws the same numbers.
             negative = np.setdiff1d(every, positive, assume_unique=True)
         stream.shuffle(positive)
         stream.shuffle(negative)
@@ -125,14 +125,14 @@ def cole_observe(
 
 
 def _stream(seed: int) -> np.random.RandomState:
-    """The old generator of numpy, because the published labels come from it."""
+    """Numpy's legacy generator, which made the published labels."""
     if not 0 <= seed < 2**32:
-        raise ConfigError(f"the seed is {seed}, but the protocol of Cole et al. takes 0 to {2**32 - 1}.")
+        raise ConfigError(f"the seed is {seed}, but the protocol of Cole et al. accepts 0 to {2**32 - 1}.")
     return np.random.RandomState(seed)
 
 
 def cole_split(n: int, val: float = 0.2, seed: int = COLE_SEED) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions of the training and the validation images of Cole et al., each ascending.
+    """Return the positions of the training and the validation images of Cole et al., each ascending.
 
     Args:
         n: number of images of the official training set.
@@ -143,7 +143,7 @@ def cole_split(n: int, val: float = 0.2, seed: int = COLE_SEED) -> tuple[NDArray
         ConfigError: `val` outside (0, 1), or a seed that the generator does not take.
     """
     if not 0 < val < 1:
-        raise ConfigError(f"the share of 'val' is {val}, but a share lies between 0 and 1 (0.2 for a fifth).")
+        raise ConfigError(f"the share of 'val' is {val}; expected a share above 0 and below 1 (0.2 for a fifth).")
     order = _stream(seed).permutation(n)
     train = n - round(n * val)
     return np.sort(order[:train]), np.sort(order[train:])
@@ -152,26 +152,26 @@ def cole_split(n: int, val: float = 0.2, seed: int = COLE_SEED) -> tuple[NDArray
 def keep(table: LabelTable, *, positives: float, negatives: float, seed: int) -> LabelTable:
     """Keep a random share of the positive and of the negative labels; the others become unknown.
 
-    Every label is drawn by itself, from the seed, its image's key and its class id: a larger share contains the smaller
-    one, and a part of the images is treated as it would be in the whole. Kept labels keep all their facts and
-    locations. Images left without a label stay. Cells that contradict themselves stay unknown.
+    The draw of each label depends on the seed, its image key and its class id: a larger share contains a smaller one,
+    and a subset of the images gives the same draws. Kept labels keep all their facts and locations. Images without a
+    label remain. Cells with contradicting facts stay unknown.
 
-    Negatives that come from completely annotated (closed) images: with a share of 1 the images stay closed for all
-    classes but the positives they lost; with 0 they are opened; in between the drawn ones are written out one by one.
+    Implied negatives of completely annotated images: with a share of 1, the images remain complete for all classes
+    except the positives that they lost; with 0, no image remains complete; otherwise the kept ones become facts.
 
     Args:
-        table: what is known.
+        table: the labels.
         positives: share of the positive labels, in [0, 1].
         negatives: share of the negative labels, in [0, 1].
-        seed: another seed, another draw.
+        seed: selects the draw.
 
     Raises:
         ConfigError: a share outside [0, 1].
-        DataError: more negatives to write out than fit (`MOST_CELLS`).
+        DataError: too many implied negatives become facts (`MOST_CELLS`).
     """
     for what, share in (("positives", positives), ("negatives", negatives)):
         if not 0 <= share <= 1:
-            raise ConfigError(f"the share of {what} to keep is {share}, but a share lies between 0 and 1.")
+            raise ConfigError(f"the share of {what} to keep is {share}; expected a share from 0 to 1.")
     labels, draw = table.matrix, _CellDraw.of(table, seed)
     c = len(table.classes)
     image, class_ = table.facts["image"].to_numpy().astype(np.int64), table.facts["class"].to_numpy().astype(np.int64)
@@ -181,86 +181,89 @@ def keep(table: LabelTable, *, positives: float, negatives: float, seed: int) ->
     disputed = np.isin(image * c + class_, owner[unclear] * c + labels.classes[unclear])
     kept = disputed | (draw(image, class_) < np.where(positive, positives, negatives))
     lost = positive & ~kept
-    closed, covers, written_out = _thinned(table, draw, negatives, image[lost], class_[lost])
-    facts = pa.concat_tables([table.facts.filter(pa.array(kept)), *written_out]).unify_dictionaries()
-    result = replace(table, facts=facts, closed=closed, covers=covers)
+    complete_set, complete_classes, implied = _thin_implied_negatives(table, draw, negatives, image[lost], class_[lost])
+    facts = pa.concat_tables([table.facts.filter(pa.array(kept)), *implied]).unify_dictionaries()
+    result = replace(table, facts=facts, complete_set=complete_set, complete_classes=complete_classes)
     shares = f"{positives:.4g} of the positives, {negatives:.4g} of the negatives, seed {seed}"
     return result.noting(f"simulated missing labels ({shares}): {_difference(table, result)}")
 
 
-def _thinned(
+def _thin_implied_negatives(
     table: LabelTable, draw: _CellDraw, share: float, image: NDArray[np.int64], class_: NDArray[np.int64]
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_], list[pa.Table]]:
-    """The closures that are left, and facts for those negatives that are written out.
+    """Keep a share of the implied negatives: the new complete sets, and facts for negatives outside of them.
 
     Args:
-        table: before.
+        table: the original labels.
         draw: the random numbers.
-        share: of the blanket negatives to keep.
-        image: image of every lost positive, which must not turn into a blanket negative, and
+        share: share of the implied negatives to keep.
+        image: image of every lost positive, which must not become an implied negative.
         class_: its class.
     """
-    shut = np.flatnonzero(table.closed >= 0)
-    if share == 0 or not len(shut):
+    complete = np.flatnonzero(table.complete_set >= 0)
+    if share == 0 or not len(complete):
         return np.full(len(table), -1, np.int16), np.zeros((0, len(table.classes)), np.bool_), []
     if share == 1:
-        if (opened := _without_cells(table.closed, table.covers, image, class_)) is not None:
-            return *opened, []
+        if (reduced := _without_cells(table.complete_set, table.complete_classes, image, class_)) is not None:
+            return *reduced, []
         losers = np.zeros(len(table), np.bool_)
         losers[image] = True
-        shut = shut[losers[shut]]
-    closed = table.closed.copy()
-    closed[shut] = -1
-    covers = table.covers if np.any(closed >= 0) else table.covers[:0]
-    return closed, covers, [_write_out(table, draw, share, shut)]
+        complete = complete[losers[complete]]
+    complete_set = table.complete_set.copy()
+    complete_set[complete] = -1
+    complete_classes = table.complete_classes if np.any(complete_set >= 0) else table.complete_classes[:0]
+    return complete_set, complete_classes, [_implied_facts(table, draw, share, complete)]
 
 
 def _without_cells(
-    closed: NDArray[np.int16], covers: NDArray[np.bool_], image: NDArray[np.int64], class_: NDArray[np.int64]
+    complete_set: NDArray[np.int16],
+    complete_classes: NDArray[np.bool_],
+    image: NDArray[np.int64],
+    class_: NDArray[np.int64],
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_]] | None:
-    """Take single cells out of the blankets; None where that makes more different rows than a table can hold."""
-    under = closed[image] >= 0
-    under[under] = covers[closed[image[under]], class_[under]]
-    image, class_ = image[under], class_[under]
+    """Remove single cells from the complete sets; None if the table would need too many different sets."""
+    inside = complete_set[image] >= 0
+    inside[inside] = complete_classes[complete_set[image[inside]], class_[inside]]
+    image, class_ = image[inside], class_[inside]
     order = np.argsort(image, kind="stable")
     image, class_ = image[order], class_[order]
     images, row = np.unique(image, return_inverse=True)
     packed = []
-    step = max(1, _BLOCK // max(1, covers.shape[1]))
+    step = max(1, _BLOCK // max(1, complete_classes.shape[1]))
     for start in range(0, len(images), step):
-        block = covers[closed[images[start : start + step]]]
+        block = complete_classes[complete_set[images[start : start + step]]]
         here = slice(*np.searchsorted(row, [start, start + step]))
         block[row[here] - start, class_[here]] = False
         packed.append(np.packbits(block, axis=1))
     if not packed:
-        return closed, covers
+        return complete_set, complete_classes
     unique, number = np.unique(np.concatenate(packed), axis=0, return_inverse=True)
-    if len(covers) + len(unique) > MOST_CLOSURES:
+    if len(complete_classes) + len(unique) > MAX_COMPLETE_SETS:
         return None
-    rows = np.unpackbits(unique, axis=1, count=covers.shape[1]).astype(np.bool_)
-    opened = closed.copy()
-    opened[images] = len(covers) + number.reshape(-1)
-    return opened, np.concatenate([covers, rows])
+    rows = np.unpackbits(unique, axis=1, count=complete_classes.shape[1]).astype(np.bool_)
+    reduced = complete_set.copy()
+    reduced[images] = len(complete_classes) + number.reshape(-1)
+    return reduced, np.concatenate([complete_classes, rows])
 
 
-def _write_out(table: LabelTable, draw: _CellDraw, share: float, images: NDArray[np.int64]) -> pa.Table:
-    """A share of the blanket negatives of `images` as facts."""
-    expected = share * float(table.covers.sum(1)[table.closed[images]].sum())
+def _implied_facts(table: LabelTable, draw: _CellDraw, share: float, images: NDArray[np.int64]) -> pa.Table:
+    """A share of the implied negatives of `images`, as facts."""
+    expected = share * float(table.complete_classes.sum(1)[table.complete_set[images]].sum())
     if expected > MOST_CELLS:
         raise DataError(
-            f"about {expected:,.0f} negatives of completely annotated images would have to be written out one by one; "
-            f"at most {MOST_CELLS:,} are. Keep a smaller share of them, or all (1) or none (0), or use fewer images."
+            f"about {expected:,.0f} negatives of completely annotated images would become facts; at most "
+            f"{MOST_CELLS:,} are allowed. Keep a smaller share of them, or all (1) or none (0), or use fewer images."
         )
     found_images, found_classes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     step = max(1, _BLOCK // max(1, len(table.classes)))
     for start in range(0, len(images), step):
         block = images[start : start + step]
-        row, class_ = table.matrix.blanket(block)
-        lucky = draw(block[row], class_) < share
-        found_images.append(block[row[lucky]])
-        found_classes.append(class_[lucky])
+        row, class_ = table.matrix.implied_negatives(block)
+        kept = draw(block[row], class_) < share
+        found_images.append(block[row[kept]])
+        found_classes.append(class_[kept])
     image, class_ = np.concatenate(found_images), np.concatenate(found_classes)
-    return fact_table(image, class_, np.full(len(image), Label.NEGATIVE), source=BLANKET_SOURCE)
+    return fact_table(image, class_, np.full(len(image), Label.NEGATIVE), source=IMPLIED_SOURCE)
 
 
 def _difference(before: LabelTable, after: LabelTable) -> str:
@@ -275,7 +278,7 @@ def _difference(before: LabelTable, after: LabelTable) -> str:
 @final
 @dataclass(frozen=True, eq=False)
 class _CellDraw:
-    """A number in [0, 1) for each cell of a table, from the seed, the image's key and the class id."""
+    """A random number in [0, 1) for each cell of a table, keyed by the seed, the image key and the class id."""
 
     images: NDArray[np.uint64]
     classes: NDArray[np.uint64]

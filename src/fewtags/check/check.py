@@ -1,6 +1,6 @@
-"""`check`: what the labels and photos are, before anything trains on them.
+"""`check`: describe labels and photos and find their problems, before training.
 
-Nothing is changed or dropped by looking: `CheckReport.clean` leaves out what cannot be read, with a reason for each.
+`check` changes and drops nothing. `CheckReport.clean` leaves out unreadable images, with a reason for each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from fewtags.check.label_findings import Finding, label_findings, reader_findings, training_split
-from fewtags.check.photo_findings import Photos
+from fewtags.check.photo_findings import PhotoScan
 from fewtags.errors import DataError
 from fewtags.files import replacing
 from fewtags.labels import Label
@@ -23,19 +23,19 @@ from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
 from fewtags.text import counted
 
 _ROWS = 20
-"""How many classes at each end of the printed table."""
+"""The most classes at each end of the printed table."""
 _WIDEST = 40
-"""Where class names are cut in it, in characters."""
+"""The most characters of a class name in this table."""
 
 
 @final
 @dataclass(frozen=True)
 class HeatmapNeed:
-    """What is needed to say whether the running heatmaps of the training images fit.
+    """Memory need and limit of the stored heatmaps of the training images.
 
     Attributes:
-        needed: (images, classes, top_k or None for all classes) -> bytes, from the store that will hold them.
-        limit: bytes that they may take.
+        needed: (images, classes, top_k or None for all classes) -> bytes, from the heatmap store.
+        limit: bytes available.
     """
 
     needed: Callable[[int, int, int | None], int]
@@ -45,17 +45,17 @@ class HeatmapNeed:
 @final
 @dataclass(frozen=True)
 class CheckReport:
-    """What `check` found.
+    """Result of `check`.
 
     Attributes:
         summaries: counts of each split.
         findings: errors first, then warnings, then notes.
         readings: how the readers understood each distinct value.
-        photos: how many photo files were looked at.
-        decoded: whether their pixels were read, too, which finds truncated files.
-        unusable: split -> image key -> why it has no picture.
-        excluded: what the readers left out.
-        heatmap_bytes: what the heatmaps of the training images would take, all classes kept; None: not asked.
+        photos: number of photo files read.
+        decoded: whether their pixels were read too, which finds truncated files.
+        unusable: split -> image key -> why the image has no readable photo.
+        excluded: items that the readers left out.
+        heatmap_bytes: size of the heatmaps of the training images with all classes; None: not computed.
     """
 
     summaries: Mapping[str, Summary]
@@ -69,16 +69,16 @@ class CheckReport:
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """Data would be lost or misread; a command ends with exit code 1."""
+        """Findings of lost or misread data; a command then exits with code 1."""
         return tuple(f for f in self.findings if f.level == "error")
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """Results may suffer."""
+        """Findings that may harm the results."""
         return tuple(f for f in self.findings if f.level == "warning")
 
     def excluded_rows(self) -> tuple[Excluded, ...]:
-        """Everything that is left out: by the readers, and images without a readable photo."""
+        """Everything left out: items of the readers, and images without a readable photo."""
         rows = [
             Excluded(key, why, split, "unreadable")
             for split, images in self.unusable.items()
@@ -87,23 +87,23 @@ class CheckReport:
         return (*self.excluded, *rows)
 
     def write_excluded_csv(self, path: Path) -> None:
-        """Write `excluded_rows` with the columns item, where, reason; a header alone says that nothing was left out."""
+        """Write `excluded_rows` with the columns item, where, reason; only a header if nothing was left out."""
         write_excluded(self.excluded_rows(), path)
 
     def clean(self, tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]:
-        """The tables that were checked without the images that have no readable photo; each is noted with its reason.
+        """Return the checked tables without the images that have no readable photo; the notes give each reason.
 
         Raises:
-            DataError: nothing is left of a split.
+            DataError: a split without any readable photo.
         """
         return {split: _without(split, table, self.unusable.get(split, {})) for split, table in tables.items()}
 
     def lines(self) -> Iterator[str]:
-        """The report for people."""
+        """Yield the report as lines of text."""
         for split, summary in self.summaries.items():
             yield from _split_lines(split, summary)
         how = "decoded" if self.decoded else "headers only"
-        yield f"photos: {self.photos:,} files looked at ({how})"
+        yield f"photos: {self.photos:,} files read ({how})"
         if self.heatmap_bytes is not None:
             yield f"heatmaps of all classes: {_size(self.heatmap_bytes)}"
         yield from _class_lines(self.summaries)
@@ -112,7 +112,7 @@ class CheckReport:
         yield f"{counted(len(self.errors), 'error')}, {counted(len(self.warnings), 'warning')}"
 
     def to_json(self) -> str:
-        """The report for programs, one JSON object; lists are complete."""
+        """Return the report as one JSON object with complete lists."""
         content: dict[str, Any] = {
             "splits": {split: _summary_facts(summary) for split, summary in self.summaries.items()},
             "errors": len(self.errors),
@@ -127,7 +127,7 @@ class CheckReport:
 
 
 def write_excluded(rows: Iterable[Excluded], path: Path) -> None:
-    """Write what was left out as a CSV, atomically: item, where, reason."""
+    """Write excluded items as a CSV, atomically: item, where, reason."""
     with (
         replacing(path) as temporary,
         temporary.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file,
@@ -146,23 +146,23 @@ def check(
     threads: int | None = None,
     progress: Tick | None = None,
 ) -> CheckReport:
-    """Look at labels and photos and say what they are and what is wrong with them.
+    """Read labels and photos, describe them and find their problems.
 
     Args:
-        splits: tables by name; "train", or else the first, is the one to train on.
+        splits: tables by name; "train", or the first one, is the training split.
         decode: decode every photo, which finds truncated ones; False reads headers only.
-        input_size: side of the net's input in pixels; smaller photos are counted.
-        heatmaps: memory that heatmaps of the training images need and may take; None: not said.
-        threads: how many photos are read at a time; None for one per core, at most 8.
-        progress: called now and then with the number of photos read and to read.
+        input_size: side of the net's input in pixels; smaller photos are reported.
+        heatmaps: memory need and limit of the heatmaps; None: not reported.
+        threads: number of photos read in parallel; None: one per core, at most 8.
+        progress: called with the numbers of photos done and in total.
 
     Raises:
         DataError: no split at all.
     """
     if not splits:
-        raise DataError("there is nothing to check: no split was given.")
+        raise DataError("there is nothing to check: give at least one split.")
     summaries = {split: table.summary() for split, table in splits.items()}
-    photos = Photos.look(splits, decode=decode, threads=threads, progress=progress)
+    photos = PhotoScan.of(splits, decode=decode, threads=threads, progress=progress)
     train = splits[training_split(splits)]
     dense = None if heatmaps is None else heatmaps.needed(len(train), len(train.classes), None)
     findings = [
@@ -233,13 +233,13 @@ def _split_lines(split: str, summary: Summary) -> Iterator[str]:
 
 
 def _class_lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
-    """Positive, negative and unknown images of every class in every split, and its points and boxes if there are any.
+    """Yield positive, negative and unknown images of every class in every split, and points and boxes if any.
 
-    Of many classes, the first and the last.
+    For many classes, only the first and the last are shown.
     """
     first, *others = summaries.values()
     if any(other.classes.ids != first.classes.ids for other in others):
-        return  # an error says so; there is no common table
+        return  # another finding reports this
     order = sorted(range(len(first.classes)), key=lambda c: (-first.positives[c], c))
     left_out = max(0, len(order) - 2 * _ROWS)
     shown = order if left_out <= 1 else order[:_ROWS] + order[-_ROWS:]
@@ -283,7 +283,7 @@ def _summary_facts(summary: Summary) -> dict[str, Any]:
 
 
 def _size(count: int) -> str:
-    """Bytes for people, in powers of 1000.
+    """Format bytes in powers of 1000.
 
     >>> _size(999), _size(4_118_760_000)
     ('999 bytes', '4.1 GB')

@@ -1,4 +1,4 @@
-"""What `check` finds in label tables, apart from their photos."""
+"""Findings of `check` in label tables, without their photos."""
 
 from __future__ import annotations
 
@@ -12,63 +12,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.table.summary import Summary
-from fewtags.table.table import Excluded, Kind, LabelTable
+from fewtags.table.table import Excluded, ExclusionKind, LabelTable
 from fewtags.text import counted
 
 Level = Literal["error", "warning", "note"]
 
 SHARE_RATIO = 3.0
-"""A class whose share of the positives differs by more than this factor between two splits is worth a look ..."""
+"""A class is reported if its shares of the positives in two splits differ by more than this factor ..."""
 SHARE_COUNT = 5
-"""... where at least so many positives are there or should be: smaller counts differ by chance."""
+"""... and it has, or should have, at least this many positives: smaller counts differ by chance."""
 FEW = 5
-"""A class with fewer training positives is named."""
+"""A class with fewer training positives is reported."""
 
 
-_LEFT_OUT: Mapping[Kind, tuple[Level, str, str, str]] = {
+_LEFT_OUT: Mapping[ExclusionKind, tuple[Level, str, str, str]] = {
     "missing": (
-        *("error", "photo that the labels name is not there", "photos that the labels name are not there"),
-        "Check the folder of the images, or take the names out of the labels.",
+        *("error", "photo named in the labels does not exist", "photos named in the labels do not exist"),
+        "Check the image folder, or remove the names from the labels.",
     ),
     "unreadable": (
         *("error", "file or folder cannot be read and is left out", "files or folders cannot be read and are left out"),
-        "Mend, rename or remove them.",
+        "Fix, rename or remove them.",
     ),
     "unusable": (
         *("error", "item of the labels cannot be used and is left out"),
-        *("items of the labels cannot be used and are left out", "Mend or remove them in the file."),
+        *("items of the labels cannot be used and are left out", "Fix or remove them in the file."),
     ),
     "splits": (
         *("error", "image is in several splits or in none of them", "images are in several splits or in none of them"),
-        "Decide on one split for each, or take them out.",
+        "Choose one split for each, or remove them.",
     ),
     "bad-place": (
         *("error", "box or point cannot be used and is left out", "boxes or points cannot be used and are left out"),
-        "Mend them, or remove them where the label is all that counts.",
+        "Fix them, or remove them if only the label matters.",
     ),
     "unread-place": (
-        *("warning", "place is of a kind that is not read", "places are of a kind that is not read"),
-        "The labels are kept; draw the places otherwise if they are to be used.",
+        *("warning", "region is of a kind that is not read", "regions are of a kind that is not read"),
+        "The labels are kept; draw the regions as points or boxes to use them.",
     ),
     "partial": (
         *("warning", "set of images has labels but no photos here", "sets of images have labels but no photos here"),
-        "Download the photos if they are to be used.",
+        "Download the photos to use them.",
     ),
-    "excluded": ("note", "item is left out as asked for", "items are left out as asked for", "Nothing is to be done."),
+    "excluded": ("note", "item is left out as requested", "items are left out as requested", "Nothing to do."),
 }
-"""Of each kind of `Excluded`: level, what it is for one and for several, and what to do."""
+"""For each kind of `Excluded`: level, text for one item and for several, and what to do."""
 
 
 @final
 @dataclass(frozen=True)
 class Finding:
-    """One thing that `check` has to say.
+    """One result of `check`.
 
     Attributes:
-        level: "error": data would be lost or misread; "warning": results may suffer; "note": how something is taken.
-        code: what kind, a fixed word for scripts, for example "leak".
-        message: what, how many, what to do.
-        items: everything that the message counts.
+        level: "error": data would be lost or misread; "warning": results may suffer; "note": how it was understood.
+        code: the kind of finding, a fixed word for scripts, for example "leak".
+        message: what was found, how often, and what to do.
+        items: all items that the message counts.
 
     >>> print(Finding("warning", "few-positives", "train: 2 classes have fewer than 5 positives.", ("bat 1", "owl 4")))
     warning: train: 2 classes have fewer than 5 positives. (bat 1; owl 4)
@@ -85,13 +85,13 @@ class Finding:
 
 
 def training_split(splits: Iterable[str]) -> str:
-    """The split to train on: "train", or else the first."""
+    """Return the split to train on: "train", or the first one."""
     names = list(splits)
     return "train" if "train" in names else names[0]
 
 
 def label_findings(tables: Mapping[str, LabelTable], summaries: Mapping[str, Summary]) -> Iterator[Finding]:
-    """Everything that can be said without opening a photo."""
+    """Yield all findings that need no photo."""
     train = training_split(tables)
     for name, summary in summaries.items():
         yield from _split_findings(name, summary, name == train)
@@ -102,12 +102,12 @@ def label_findings(tables: Mapping[str, LabelTable], summaries: Mapping[str, Sum
 
 
 def reader_findings(tables: Mapping[str, LabelTable]) -> Iterator[Finding]:
-    """What the readers had to say; splits of one table carry the same notes, which are said once."""
+    """Yield the notes of the readers; splits of one table have the same notes, which are reported once."""
     for message in dict.fromkeys(m for t in tables.values() for m in t.notes.messages):
         yield Finding("note", "reader", message)
     for message in dict.fromkeys(m for t in tables.values() for m in t.notes.warnings):
         yield Finding("warning", "misread", message)
-    kinds: dict[Kind, list[Excluded]] = defaultdict(list)
+    kinds: dict[ExclusionKind, list[Excluded]] = defaultdict(list)
     for row in dict.fromkeys(e for t in tables.values() for e in t.notes.excluded):
         kinds[row.kind].append(row)
     for kind, rows in kinds.items():
@@ -146,8 +146,8 @@ def _contradictions(name: str, summary: Summary) -> Iterator[Finding]:
     """Labels that are lost because both states are claimed; between sources, that is what unknown is for."""
     inside = summary.contradictions_inside
     levels: tuple[tuple[Level, bool, int, str], ...] = (
-        ("error", True, inside, "in one source, and taken as unknown. Mend it"),
-        ("warning", False, summary.contradictions - inside, "and taken as unknown. Decide which source is right"),
+        ("error", True, inside, "in one source, and counted as unknown. Fix it"),
+        ("warning", False, summary.contradictions - inside, "and counted as unknown. Decide which source is right"),
     )
     for level, alone, count, end in levels:
         if count:
@@ -157,7 +157,7 @@ def _contradictions(name: str, summary: Summary) -> Iterator[Finding]:
 
 
 def _one_sided(name: str, summary: Summary) -> Iterator[Finding]:
-    """Classes that are never known to be absent, where others are."""
+    """Classes without a negative, in a split whose other classes have some."""
     positives, negatives = np.array(summary.positives), np.array(summary.negatives)
     classes = np.flatnonzero((positives > 0) & (negatives == 0))
     if negatives.any() and len(classes):
@@ -183,7 +183,7 @@ def _scarce(name: str, summary: Summary, trained_on: bool) -> Iterator[Finding]:
 
 
 def _compared(train: str, ours: Summary, name: str, theirs: Summary) -> Iterator[Finding]:
-    """Vocabulary and class shares of another split against the training split's."""
+    """Compare the vocabulary and class shares of a split with those of the training split."""
     if ours.classes.ids != theirs.classes.ids:
         missing, extra = (
             set(ours.classes.ids) - set(theirs.classes.ids),
@@ -211,9 +211,9 @@ def _compared(train: str, ours: Summary, name: str, theirs: Summary) -> Iterator
 
 
 def _differing(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> list[tuple[int, float, float]]:
-    """Class numbers with their shares of all positives, where these differ by more than `SHARE_RATIO`.
+    """Class numbers and shares of all positives, for shares that differ by more than `SHARE_RATIO`.
 
-    Shares of the positives, not of the images: one label per photo in train and all labels in val are comparable then.
+    Shares of the positives, not of the images, stay comparable if train has one label per photo and val all.
     """
     if not ours.sum() or not theirs.sum():
         return []
@@ -225,7 +225,7 @@ def _differing(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> list[tuple
 
 
 def _collisions(tables: Mapping[str, LabelTable]) -> Iterator[Finding]:
-    """Keys that a case-insensitive or normalising file system (Windows, macOS) takes for one file."""
+    """Image keys that are the same file on case-insensitive or normalising file systems (Windows, macOS)."""
     first: dict[tuple[str, str], str] = {}
     others: dict[str, set[str]] = defaultdict(set)
     for table in tables.values():

@@ -1,4 +1,4 @@
-"""What `check` finds in the photos of label tables."""
+"""Findings of `check` in the photos of label tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fewtags.table.table import LabelTable
 from fewtags.text import counted
 
 TINY = 32
-"""Photos with a shorter side are named where the input size of the net is not known."""
+"""Photos with a shorter side are reported if the input size of the net is unknown."""
 
 _HANDLED = {
     Trait.ROTATED: (
@@ -36,14 +36,14 @@ _HANDLED = {
 
 @final
 @dataclass(frozen=True)
-class Photos:
-    """The photo files of several tables, each file once, with the images that show it.
+class PhotoScan:
+    """The result of reading the photo files of several tables, each file once.
 
     Attributes:
         paths: F files, without repeats.
-        owners: for each file, the (split, position) of the images that it is the photo of; mostly one.
-        decoded: whether the pixels were read, too.
-        scan: what was seen of them.
+        owners: the images of each file as (split, position); usually one.
+        decoded: whether the pixels were read too.
+        scan: sizes, traits and errors of the files.
         same: positions of usable files with the same content, two or more each.
     """
 
@@ -54,15 +54,15 @@ class Photos:
     same: Sequence[tuple[int, ...]]
 
     @classmethod
-    def look(
+    def of(
         cls,
         tables: Mapping[str, LabelTable],
         *,
         decode: bool = True,
         threads: int | None = None,
         progress: Tick | None = None,
-    ) -> Photos:
-        """Read every file; tables without a folder of photos have none."""
+    ) -> PhotoScan:
+        """Read every photo file; tables without an image folder have none."""
         owners: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for split, table in tables.items():
             for image, path in enumerate(photo_paths(table)):
@@ -75,7 +75,7 @@ class Photos:
         return cls(paths, list(owners.values()), decode, seen, [tuple(usable[n] for n in group) for group in same])
 
     def unusable(self, tables: Mapping[str, LabelTable]) -> dict[str, dict[str, str]]:
-        """Split -> image key -> why there is no picture."""
+        """Return split -> image key -> why the image has no readable photo."""
         out: dict[str, dict[str, str]] = {split: {} for split in tables}
         for file in sorted(self.scan.unusable):
             reason = self.scan.unreadable.get(file, f"no such file: {self.paths[file]}")
@@ -84,7 +84,7 @@ class Photos:
         return out
 
     def findings(self, tables: Mapping[str, LabelTable], input_size: int | None = None) -> Iterator[Finding]:
-        """Everything to say about them; `input_size` is the side of the net's input in pixels."""
+        """Yield all findings; `input_size` is the side of the net's input in pixels."""
         for split, table in tables.items():
             if table.root is None:
                 message = (
@@ -108,7 +108,7 @@ class Photos:
             for file, reason in sorted(self.scan.unreadable.items())
             for name in self._named(tables, [file])
         ):
-            message = f"{counted(len(items), 'photo')} cannot be read; {cure}. Mend or remove the files."
+            message = f"{counted(len(items), 'photo')} cannot be read; {cure}. Fix or remove the files."
             yield Finding("error", "unreadable", message, items)
 
     def _trait_findings(self, tables: Mapping[str, LabelTable]) -> Iterator[Finding]:
@@ -140,7 +140,7 @@ class Photos:
             yield Finding("warning", "contradicting-copies", message, tuple(contradicting))
 
     def _copy_groups(self) -> list[list[tuple[str, int]]]:
-        """Images that show the same content: copies of a file, or one file used several times."""
+        """Groups of images with the same content: copies of a file, or one file used several times."""
         grouped = {file for group in self.same for file in group}
         groups = [[owner for file in group for owner in self.owners[file]] for group in self.same]
         unusable = self.scan.unusable
@@ -192,7 +192,7 @@ def _across(tables: Mapping[str, LabelTable], groups: Sequence[Sequence[tuple[st
 
 
 def _contradictions(tables: Mapping[str, LabelTable], group: Sequence[tuple[str, int]]) -> Iterator[str]:
-    """Classes that are positive in one image of a group and negative in another."""
+    """Labels that are positive in one image of a group and negative in another."""
     classes = tables[group[0][0]].classes
     if any(tables[split].classes.ids != classes.ids for split, _ in group):
         return  # another finding says that the vocabularies differ

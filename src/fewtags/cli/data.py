@@ -59,7 +59,7 @@ def check(
     from fewtags.check.check import check as check_tables
     from fewtags.engine.memory import heatmap_need
     from fewtags.engine.plan import read_named
-    from fewtags.table.vocabulary import common_vocabulary
+    from fewtags.table.merge import common_vocabulary
 
     if excluded is not None:
         refuse_file(excluded, "--excluded", "excluded.csv", [data, val, test])

@@ -583,10 +583,10 @@ def _rate(stage: StageConfig) -> float:
 
 def _channels_last(batch: Batch) -> Batch:
     """Images as convolutions want them in memory."""
-    strong = batch.strong
-    if strong is not None:
-        strong = strong._replace(images=strong.images.contiguous(memory_format=torch.channels_last))
-    return replace(batch, images=batch.images.contiguous(memory_format=torch.channels_last), strong=strong)
+    second_view = batch.second_view
+    if second_view is not None:
+        second_view = second_view._replace(images=second_view.images.contiguous(memory_format=torch.channels_last))
+    return replace(batch, images=batch.images.contiguous(memory_format=torch.channels_last), second_view=second_view)
 
 
 def _load_weights(module: nn.Module, path: Path) -> None:

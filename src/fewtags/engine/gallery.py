@@ -16,7 +16,8 @@ from fewtags.files import replacing, write_text
 from fewtags.labels import Label
 from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.augment import Policy
-from fewtags.photos.loader import Collate, read_through
+from fewtags.photos.dataset import read_through
+from fewtags.photos.loader import Collate
 from fewtags.table.table import LabelTable
 
 Role = Literal["annotated", "unannotated positive", "predicted", "negative"]

@@ -32,8 +32,8 @@ from fewtags.objectives.supervised import even_patches, unknown_classes
 from fewtags.photos.scan import Tick
 from fewtags.stores.heatmaps import heatmap_bytes
 from fewtags.table.content import content_groups
+from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.table import Excluded, LabelTable, Notes
-from fewtags.table.vocabulary import common_vocabulary, match_images
 from fewtags.text import counted
 
 # Without a complete label list nobody knows how many classes an image holds. ImageNet 1.2, VOC 1.5, COCO 2.9.
@@ -346,7 +346,7 @@ def derive(
     cache, fixed, limit = None, None, int(config.train.cache_gib * 2**30)
     features = (net.head.features_dim, *grid)
     if resolved.cached_views:
-        cache = plan_cache(len(train), features, resolved.cached_views, limit, strong=objective.needs_strong)
+        cache = plan_cache(len(train), features, resolved.cached_views, limit, second_view=objective.needs_second_view)
         notes += _cache_note(cache, resolved.cached_views, config.train.cache_gib)
     if any(stage.solved for stage in resolved.stages):
         warmup = all(stage.warmup for stage in resolved.stages if stage.solved) and objective.solvable_warmup

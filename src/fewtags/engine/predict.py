@@ -25,7 +25,8 @@ from fewtags.geometry import View
 from fewtags.labels import Label
 from fewtags.nets.spatial import SpatialNet
 from fewtags.nets.tscam import coupled_maps
-from fewtags.photos.loader import Collate, Sample, read_through
+from fewtags.photos.dataset import Sample, read_through
+from fewtags.photos.loader import Collate
 from fewtags.table.table import LabelTable
 from fewtags.text import counted
 

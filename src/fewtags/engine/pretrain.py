@@ -44,7 +44,8 @@ from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.objectives.base import Objective, Problem
 from fewtags.photos.augment import ResizedCrop
 from fewtags.photos.augment_moco import AugPlus
-from fewtags.photos.loader import Collate, EpochSampler, Photos, TrainLoader, TrainSet, Workers
+from fewtags.photos.dataset import PhotoFolder, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, TrainLoader, Workers
 from fewtags.photos.scan import Tick
 from fewtags.stores.shard import Shard
 from fewtags.table.storage import load, save
@@ -336,12 +337,12 @@ class PretrainRun:
         root = plan.photos.root
         assert root is not None
         data = TrainSet(
-            Photos(root, plan.photos.images),
+            PhotoFolder(root, plan.photos.images),
             plan.photos.matrix,
             ResizedCrop(r.size, (a.min_area, 1.0), flip=a.flip),
             r.seed,
             jitter=change,
-            strong=change,
+            second_view=change,
         )
         sampler = EpochSampler(len(plan.photos), r.batch_size, r.seed, self.shard.rank, self.shard.world)
         device: torch.device = self.accelerator.device

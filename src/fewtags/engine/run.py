@@ -49,7 +49,8 @@ from fewtags.objectives.base import Objective, Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.photos.augment import Jitter
 from fewtags.photos.augment_fixmatch import Strong
-from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet, Workers
+from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader, Workers
 from fewtags.photos.scan import Tick
 from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
@@ -265,7 +266,7 @@ class Run:
             jitter=Jitter(*[self.plan.resolved.jitter] * 3),
             views_cycle=views_cycle,
             locations=_locations(train),
-            strong=Strong() if self.plan.objective.needs_strong else None,
+            second_view=Strong() if self.plan.objective.needs_second_view else None,
         )
 
     def eval_loader(self, table: LabelTable) -> EvalLoader:
@@ -409,8 +410,8 @@ def write_evaluation(out: Path, name: str, logits: Logits, table: LabelTable, th
     return result
 
 
-def _photos(table: LabelTable) -> Photos:
-    return Photos(table.require_root(), table.images)
+def _photos(table: LabelTable) -> PhotoFolder:
+    return PhotoFolder(table.require_root(), table.images)
 
 
 def _locations(table: LabelTable) -> Locations | None:

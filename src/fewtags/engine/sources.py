@@ -2,7 +2,7 @@
 
 Exact because a frozen trunk stays in eval mode: the features of a view are the same in every epoch. Epoch e trains on
 view number e mod V of every image, the view that `TrainSet(views_cycle=V)` would crop and push through anew. Where an
-objective needs strong views, there are V of them as well, and number e mod V goes with its weak one.
+objective needs a second view, there are V of them as well, and number e mod V goes with the first one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from fewtags.engine.checkpoint import write_array
 from fewtags.engine.solve import ChannelStatistics, channel_statistics
 from fewtags.errors import CheckpointError, ConfigError
-from fewtags.labels import Batch, LabelMatrix, Locations, StrongView
+from fewtags.labels import Batch, LabelMatrix, Locations, SecondView
 from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.loader import EpochSampler, EvalLoader, TrainLoader, make_places
 from fewtags.photos.scan import Tick
@@ -39,7 +39,7 @@ class CachePlan:
     Attributes:
         views: random views per image.
         dtype: float32 (exact), or float16 where that would not fit.
-        bytes: what they take, over all processes, strong views included.
+        bytes: what they take, over all processes, second views included.
         pooled: keep the mean over the grid alone, [d, 1, 1]: enough where nothing looks at maps.
     """
 
@@ -55,7 +55,7 @@ def plan_cache(
     views: int,
     limit: int,
     *,
-    strong: bool = False,
+    second_view: bool = False,
     pooled: bool = False,
 ) -> CachePlan:
     """Fit a cache into `limit` bytes: float32 if it fits, else float16, else fewer views.
@@ -65,7 +65,7 @@ def plan_cache(
         features: (d, h, w) of one view.
         views: as many as wanted.
         limit: bytes.
-        strong: beside each view, a strong one is cached.
+        second_view: a second view is cached beside each view.
         pooled: keep the mean over the grid alone.
 
     Raises:
@@ -74,13 +74,13 @@ def plan_cache(
     >>> plan_cache(1000, (1280, 7, 7), 8, 2 * 10**9).dtype
     torch.float16
     """
-    one = samples * int(np.prod(features[:1] if pooled else features)) * (2 if strong else 1)
+    one = samples * int(np.prod(features[:1] if pooled else features)) * (2 if second_view else 1)
     for dtype in (torch.float32, torch.float16):
         if views * one * dtype.itemsize <= limit:
             return CachePlan(views, dtype, views * one * dtype.itemsize, pooled)
     fitting = limit // (one * torch.float16.itemsize)
     if not fitting:
-        what = "one weak and one strong view" if strong else "one view"
+        what = "a first and a second view" if second_view else "one view"
         raise ConfigError(
             f"cached features of {what} of {samples:,} images take {one * 2 / 2**30:.1f} GiB, more than the limit of "
             f"{limit / 2**30:.1f} GiB. Raise train.cache_gib, or set train.cached_views = 0 to train without a cache."
@@ -96,12 +96,12 @@ class ViewFeatures:
     Attributes:
         features: [V, n, d, h, w], float32 or float16, channels last in memory. n images: those of one process.
         views: float32 [V, n, 2, 3].
-        strong: the same of the strong view that belongs to each view; None where there is none.
+        second_view: the same for the second view beside each view; None if there is none.
     """
 
     features: Tensor
     views: Tensor
-    strong: ViewFeatures | None = None
+    second_view: ViewFeatures | None = None
 
     @property
     def count(self) -> int:
@@ -109,13 +109,13 @@ class ViewFeatures:
         return len(self.features)
 
     def save(self, folder: Path) -> None:
-        """Write `features.npy` and `views.npy`, strong ones into `strong/`; the folder is made if need be."""
+        """Write `features.npy` and `views.npy`, and the second views into `strong/`; makes the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, values in (("features", self.features.permute(*CHANNELS_LAST)), ("views", self.views)):
             write_array(folder / f"{name}.npy", values.numpy())
         shutil.rmtree(folder / "strong", ignore_errors=True)
-        if self.strong is not None:
-            self.strong.save(folder / "strong")
+        if self.second_view is not None:
+            self.second_view.save(folder / "strong")
 
     @classmethod
     def load(cls, folder: Path) -> ViewFeatures:
@@ -130,8 +130,8 @@ class ViewFeatures:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cached views in {folder} cannot be read ({error}); delete the folder.") from None
         features, views = (torch.from_numpy(values) for values in files)
-        strong = cls.load(folder / "strong") if (folder / "strong").exists() else None
-        return cls(features.permute(*CHANNELS_FIRST), views, strong)
+        second_view = cls.load(folder / "strong") if (folder / "strong").exists() else None
+        return cls(features.permute(*CHANNELS_FIRST), views, second_view)
 
 
 @torch.no_grad()
@@ -144,7 +144,7 @@ def fill_views(
     device: torch.device | None = None,
     tick: Tick | None = None,
 ) -> ViewFeatures:
-    """Push every view through a trunk once, strong ones, too, where the loader draws any.
+    """Push every view through a trunk once, second views too if the loader draws them.
 
     Args:
         net: its trunk must be frozen.
@@ -156,21 +156,21 @@ def fill_views(
     """
     shard, device = shard or Shard(), device or torch.device("cpu")
     rows = shard.rows(loader.sampler.samples)
-    weak, strong = _Filling(plan, rows), _Filling(plan, rows)
+    first, second = _Filling(plan, rows), _Filling(plan, rows)
     net.eval()
     done = 0
     for view in range(plan.views):
         for batch in loader.batches(view):
             local = shard.local(batch.index)
-            for filling, seen in ((weak, StrongView(batch.images, batch.views)), (strong, batch.strong)):
+            for filling, seen in ((first, SecondView(batch.images, batch.views)), (second, batch.second_view)):
                 if seen is not None:
                     images = seen.images.to(device, memory_format=torch.channels_last)
                     filling.put(view, local, net.features(images), seen.views)
             done += len(local)
             if tick is not None:
                 tick(done, plan.views * rows)
-    second = ViewFeatures(strong.features, strong.views) if strong.features.numel() else None
-    return ViewFeatures(weak.features, weak.views, second)
+    second_view = ViewFeatures(second.features, second.views) if second.features.numel() else None
+    return ViewFeatures(first.features, first.views, second_view)
 
 
 class _Filling:
@@ -247,14 +247,14 @@ class StoredViews:
             yield self._batch(epoch, owned[rows], rows)
 
     def _batch(self, epoch: int, index: NDArray[np.int64], rows: Tensor | slice) -> Batch:
-        view, strong = epoch % self.filled.count, self.filled.strong
+        view, second = epoch % self.filled.count, self.filled.second_view
         return Batch(
             self.filled.features[view][rows].float(),
             torch.from_numpy(self.labels.rows(index)),
             torch.from_numpy(index),
             self.filled.views[view][rows],
             None if self.locations is None else make_places(*self.locations.rows(index)),
-            None if strong is None else StrongView(strong.features[view][rows].float(), strong.views[view][rows]),
+            None if second is None else SecondView(second.features[view][rows].float(), second.views[view][rows]),
         )
 
 

@@ -183,8 +183,8 @@ class Source:
             state=state[keep],
             locations=locations[keep],
             source=self.path.resolve().name,
-            closed=closed,
-            covers=covers,
+            complete_set=closed,
+            complete_classes=covers,
             root=photos.root,
             split=splits,
             notes=photos.notes

@@ -197,8 +197,8 @@ def _forgetting(path: Path, table: LabelTable) -> LabelTable:
         table,
         classes=ClassNames.of(()),
         facts=fact_table(none, none, none),
-        closed=np.full(len(table), -1, np.int16),
-        covers=np.zeros((0, 0), np.bool_),
+        complete_set=np.full(len(table), -1, np.int16),
+        complete_classes=np.zeros((0, 0), np.bool_),
         notes=replace(
             table.notes,
             readings=(),

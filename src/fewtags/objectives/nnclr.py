@@ -14,13 +14,7 @@ from fewtags.losses.contrastive import collapse, ntxent, similarity
 from fewtags.nets.encoder import pooled
 from fewtags.nets.projection import unit
 from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
-from fewtags.objectives.momentum import (
-    channels_of,
-    check_ranges,
-    default_queue_size,
-    predicting_heads,
-    second_view,
-)
+from fewtags.objectives.momentum import channels_of, check_ranges, default_queue_size, predicting_heads, second_view
 from fewtags.stores.queue import AlignedQueues
 
 INFINITY = float("inf")
@@ -59,7 +53,7 @@ class NNCLR(Objective):
         ConfigError: a value that is out of range.
     """
 
-    needs_strong: ClassVar[bool] = True
+    needs_second_view: ClassVar[bool] = True
 
     temperature: float = 0.1
     queue_size: int | None = None

@@ -1,10 +1,10 @@
-"""Augmentation policies: from a generator to a `View`, and from a photo and a view to pixels.
+"""Augmentation policies, which draw views, and pixel changes such as colour jitter.
 
-A policy is a frozen value that draws boxes and flips. It never sees pixels, only the photo's aspect, so that whoever
-needs to know where a crop came from can repeat, move and invert the draw. Positions are continuous, not whole pixels,
-since crop, resize and flip are one pass over the pixels of the file (`images.Photo.read`).
+A policy is a frozen value that draws boxes and flips as a `View`. It depends on the photo's aspect, never on pixels, so
+that a draw can be repeated, moved and inverted. Positions are continuous, not whole pixels: crop, resize and flip are
+one pass over the pixels of the file (`decode.Photo.read`).
 
-Photometric jitter is apart, and off unless asked for: a function of pixels and a generator.
+A pixel change is a separate function of pixels and a generator, off by default.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fewtags.geometry import View
 
 Pixels = NDArray[np.uint8]
 PixelChange = Callable[[Pixels, np.random.Generator], Pixels]
-"""Changes a crop, uint8 [h, w, 3], at random and not in place: `Jitter`, `strong.Strong`, `augplus.AugPlus`."""
+"""Returns a random change of a crop, uint8 [h, w, 3]: `Jitter`, `augment_fixmatch.Strong`, `augment_moco.AugPlus`."""
 
 
 class Policy(Protocol):
-    """Where the crops of training and of testing come from."""
+    """Draws the views for training, and gives the view for testing."""
 
     @property
     def size(self) -> int:
@@ -50,19 +50,19 @@ def _check(size: int, area: tuple[float, float]) -> None:
 
 
 def _maybe_flip(rng: np.random.Generator, view: View, flip: bool) -> View:
-    # Drawn in any case, so that the switch changes nothing else.
+    # Always drawn, so that the switch changes no other draw.
     return view.then(View.flip()) if rng.random() < 0.5 and flip else view
 
 
 @final
 @dataclass(frozen=True)
 class SquareCrop:
-    """The `coco` policy: stretch the photo to a square, cut a square out of it, flip every second one.
+    """The `coco` policy: stretch the photo to a square, crop a square at random, flip with probability 1/2.
 
-    SCL paper, appendix A: photos are resized to 672 x 672, a square of `area` times the photo is cut out at a random
-    place and resized to 448 x 448. In fractions of the photo the first size plays no part: both sides are the square
+    SCL paper, appendix A: photos are resized to 672 x 672, a square with the share `area` of the photo is cropped at
+    random and resized to 448 x 448. In fractions of the photo the first size does not matter: both sides are the square
     root of a share that is uniform in `area`. (The paper says both "square crop" and "RandomResizedCrop", whose default
-    varies the shape; square is taken.) Testing sees the whole photo, stretched.
+    varies the shape; we use squares.) The test view is the whole photo, stretched.
 
     Attributes:
         size: height and width of the crops in pixels.
@@ -94,11 +94,11 @@ class SquareCrop:
 @final
 @dataclass(frozen=True)
 class ResizedCrop:
-    """The `imagenet` policy: a box of random area and shape, flipped every second time; tested on the centre.
+    """The `imagenet` policy: a box of random area and shape, flipped with probability 1/2; the test view is the centre.
 
     torchvision's `RandomResizedCrop`: share of the photo uniform in `area`, width / height in pixels log-uniform in
-    `ratio`, ten tries to fit it into the photo, else the largest centred box whose shape is allowed. Testing is "resize
-    the shorter side to size / `centre`, cut out the centre square". Both without rounding to whole pixels.
+    `ratio`, ten tries to fit it into the photo, else the largest centred box whose shape is allowed. The test view
+    is "resize the shorter side to size / `centre`, crop the centre square". Neither rounds to whole pixels.
 
     Attributes:
         size: height and width of the crops in pixels.
@@ -194,7 +194,7 @@ class Jitter:
                 raise ConfigError(f"{name} jitter {strength:g} must be within 0 (off) to 1.")
 
     def __call__(self, image: Pixels, rng: np.random.Generator) -> Pixels:
-        """A changed copy of uint8 [h, w, 3]; three factors are drawn, so that no switch changes another one."""
+        """Return a changed copy of uint8 [h, w, 3]. Three factors are always drawn, so no switch changes the others."""
         steps: tuple[tuple[float, Callable[[Pixels, float], Pixels]], ...] = (
             (self.brightness, adjust_brightness),
             (self.contrast, adjust_contrast),
@@ -208,30 +208,30 @@ class Jitter:
 
 
 def adjust_brightness(image: Pixels, factor: float) -> Pixels:
-    """Blend uint8 [h, w, 3] with black: 0 is black, 1 the same picture."""
+    """Blend uint8 [h, w, 3] with black: 0 gives black, 1 the same image."""
     return _blend(image, np.float32(0.0), factor)
 
 
 def adjust_contrast(image: Pixels, factor: float) -> Pixels:
-    """Blend uint8 [h, w, 3] with its mean grey: 0 is flat grey, 1 the same picture."""
+    """Blend uint8 [h, w, 3] with its mean grey: 0 gives flat grey, 1 the same image."""
     return _blend(image, _grey(image).mean(dtype=np.float64).astype(np.float32), factor)
 
 
 def adjust_saturation(image: Pixels, factor: float) -> Pixels:
-    """Blend uint8 [h, w, 3] with its grey picture: 0 is grey, 1 the same picture."""
+    """Blend uint8 [h, w, 3] with its grey version: 0 gives grey, 1 the same image."""
     return _blend(image, _grey(image)[:, :, None], factor)
 
 
 def adjust_hue(image: Pixels, shift: float) -> Pixels:
-    """Turn the colours of uint8 [h, w, 3] by a share of the colour circle: red becomes green at 1/3, cyan at 1/2.
+    """Rotate the hue of uint8 [h, w, 3] by a share of the colour circle: red becomes green at 1/3, cyan at 1/2.
 
-    Hue, saturation and value of HSV (Smith, 1978), of which value and saturation stay. With h in sixths of the circle,
+    Value and saturation of HSV (Smith, 1978) do not change. With h in sixths of the circle,
     a channel is value - chroma * clip(2 - |(h + n) mod 6 - 2|, 0, 1), where n is 5 for red, 3 for green, 1 for blue.
     """
     red, green, blue = channels = np.ascontiguousarray(image.transpose(2, 0, 1)).astype(np.float32)
     value = channels.max(0)
     chroma = value - channels.min(0)
-    divisor = np.maximum(chroma, 1)  # chroma is a whole number; greys, which have none, stay as they are
+    divisor = np.maximum(chroma, 1)  # chroma is a whole number, and 0 for greys, which do not change
     hue = np.where(
         value == red, green - blue, np.where(value == green, blue - red + 2 * divisor, red - green + 4 * divisor)
     )

@@ -1,4 +1,4 @@
-"""The strong view of FixMatch: what is done to the pixels of a crop, so that the same photo looks quite different."""
+"""Pixel change of the strongly augmented view of FixMatch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ GREY = 127
 @final
 @dataclass(frozen=True)
 class Strong:
-    """Random colours, then a grey square somewhere (Cutout; DeVries and Taylor, 2017).
+    """Random colours, then a grey square at a random position (Cutout; DeVries and Taylor, 2017).
 
-    FixMatch (NeurIPS 2020) draws two of fourteen changes (RandAugment) before the square. Five of those move pixels,
-    which no `View` of a crop could follow, and torchvision's draw from the global generator; brightness, contrast and
-    saturation, always all three, stand in for the others.
+    FixMatch (NeurIPS 2020) draws two of fourteen changes (RandAugment) before the square. Deviation: we always change
+    brightness, contrast and saturation instead. Five changes of RandAugment move pixels, which no `View` of a crop can
+    represent, and torchvision's implementations draw from the global generator.
 
     Attributes:
-        jitter: random colours.
+        jitter: change of colours.
         cutout: largest side of the square, as a share of the crop's; 0 is off. FixMatch: 0.5.
 
     Raises:
@@ -38,9 +38,9 @@ class Strong:
             raise ConfigError(f"cutout {self.cutout:g} is a share of the crop's side, 0 (off) to 1.")
 
     def __call__(self, image: Pixels, rng: np.random.Generator) -> Pixels:
-        """A changed copy of uint8 [h, w, 3].
+        """Return a changed copy of uint8 [h, w, 3].
 
-        The square's side is uniform in 0..`cutout`, its centre anywhere in the crop; what reaches outside is cut off.
+        The square's side is uniform in 0..`cutout`, its centre uniform in the crop; it is clipped to the crop.
         """
         changed = self.jitter(image, rng).copy()
         side, row, column = self.cutout * rng.random(), rng.random(), rng.random()
@@ -49,5 +49,5 @@ class Strong:
 
 
 def _pixels(centre: float, side: float, count: int) -> slice:
-    """Those of `count` pixels that an interval covers, both ends rounded."""
+    """The pixels, out of `count`, that an interval covers; both ends are rounded."""
     return slice(max(0, round((centre - side / 2) * count)), max(0, round((centre + side / 2) * count)))

@@ -1,4 +1,4 @@
-"""The pixels of MoCo-v2's views: what is done to a crop so that two of one photo look different."""
+"""Pixel change of the views of MoCo-v2."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class AugPlus:
     the four changes of colour come in random order, by factors uniform in 1 - strength .. 1 + strength and a shift
     uniform in -hue .. hue. Colours are not rounded to 256 hues first, as torchvision does with Pillow's images.
 
-    The blur is counted in pixels of the crop, whatever its size: MoCo always crops 224. The same look on smaller crops
-    needs a sigma that is smaller in proportion; on very small ones, SimCLR goes without (`blur_share=0`).
+    The blur is in pixels of the crop, whatever its size; MoCo always crops 224. A smaller crop needs a
+    proportionally smaller sigma; for very small crops, SimCLR uses no blur (`blur_share=0`).
 
     Attributes:
         brightness: strength 0..1; 0 is off.
         contrast: strength 0..1; 0 is off.
         saturation: strength 0..1; 0 is off.
         hue: largest shift, as a share of the colour circle, 0..0.5; 0 is off.
-        jitter_share: of the crops whose colours change, 0..1.
-        grey_share: of the crops that become grey, 0..1.
-        blur_share: of the crops that are blurred, 0..1.
+        jitter_share: share of crops whose colours change, 0..1.
+        grey_share: share of crops that become grey, 0..1.
+        blur_share: share of crops that are blurred, 0..1.
         blur_sigma: smallest and largest standard deviation of the Gaussian, in pixels; drawn uniformly.
 
     Raises:
@@ -62,7 +62,10 @@ class AugPlus:
             raise ConfigError(f"blur sigma {low:g} to {high:g} pixels must be 0 or more, smaller number first.")
 
     def __call__(self, image: Pixels, rng: np.random.Generator) -> Pixels:
-        """A changed copy of uint8 [h, w, 3]; all numbers are drawn, so that no switch changes another one."""
+        """Return a changed copy of uint8 [h, w, 3].
+
+        All random numbers are always drawn, so disabling one change does not alter the others.
+        """
         changes, turns_grey, blurs = rng.random(3) < (self.jitter_share, self.grey_share, self.blur_share)
         order, draws, sigma = rng.permutation(4), rng.uniform(-1.0, 1.0, 4), rng.uniform(*self.blur_sigma)
         changed = image.copy()
@@ -77,7 +80,7 @@ class AugPlus:
 
     @property
     def _steps(self) -> tuple[tuple[Callable[[Pixels, float], Pixels], float, float], ...]:
-        """The changes of colour, with the amount that changes nothing and the most to add to it or take away."""
+        """Colour changes: function, the neutral amount, and the largest deviation from it."""
         return (
             (adjust_brightness, 1.0, self.brightness),
             (adjust_contrast, 1.0, self.contrast),
@@ -87,8 +90,8 @@ class AugPlus:
 
 
 def blur(image: Pixels, sigma: float) -> Pixels:
-    """Blur uint8 [h, w, 3] by a Gaussian of a standard deviation in pixels; the edge pixels go on outside.
+    """Blur uint8 [h, w, 3] with a Gaussian of standard deviation `sigma` in pixels; edge pixels are repeated outside.
 
-    Pillow's, as in MoCo: three box filters in place of the Gaussian.
+    As in MoCo, Pillow approximates the Gaussian by three box filters.
     """
     return np.array(Image.fromarray(image).filter(ImageFilter.GaussianBlur(sigma)))

@@ -1,4 +1,4 @@
-"""Colour modes of photo files -> eight bits, grey or RGB. What each mode means is decided here; `images` lists it."""
+"""Convert the colour modes of photo files to 8 bits, grey or RGB; `decode` lists the rules."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fewtags.errors import DataError
 
 
 def eight_bit(image: Image.Image, path: str, bits: int) -> Image.Image:
-    """The same picture in mode L or RGB.
+    """Return the same image in mode L or RGB.
 
     Args:
-        image: a loaded picture of any mode.
+        image: a loaded image of any mode.
         path: for the error.
-        bits: per sample, as stored; tells 12 bits in a 16-bit mode from 16.
+        bits: bits per sample in the file; distinguishes 12 bits in a 16-bit mode from 16.
 
     Raises:
         DataError: the pixels have no known range.

@@ -1,19 +1,19 @@
-"""Photo files -> RGB arrays in the displayed frame, with Pillow; nothing here knows labels or training.
+"""Decode photo files to RGB arrays in the displayed frame, with Pillow.
 
-What a file means is decided once, here:
+Rules:
 
-- Content decides the format, never the extension; only the formats below are opened (Pillow would start Ghostscript for
-  an EPS file), and animations and multi-page files give their first frame.
+- The content decides the format, not the extension. Only the formats below are opened (Pillow would start Ghostscript
+  for an EPS file). Animations and multi-page files give their first frame.
 - EXIF orientation is applied. Colour profiles are not.
-- Transparent pixels are put on white, the background that logos, drawings and product photos are made for.
-- 16-bit grey is divided by 257, so that its full range is the 8-bit range (12-bit TIFF likewise); values are never
-  clipped. 12-bit data in a 16-bit file is therefore dark: rescale such files once, beforehand.
-- Float pixels must lie in 0..1. What has no known range (32-bit or signed integers) is an error, not a guess.
-- CMYK and YCCK JPEGs are read as Adobe writes them (inverted), as every browser does.
-- A truncated file is an error: training on half a grey photo would be worse.
+- Transparent pixels are composited on white, the usual background of logos, drawings and product photos.
+- 16-bit grey is divided by 257, so that its full range maps to the 8-bit range (12-bit TIFF likewise); values are
+  never clipped. 12-bit data in a 16-bit file is therefore dark: rescale such files first.
+- Float pixels must lie in 0..1. Pixels without a known range (32-bit or signed integers) are an error.
+- CMYK and YCCK JPEGs are read as Adobe writes them (inverted), like in every browser.
+- A truncated file is an error.
 
-Files are untrusted: pixels are counted before they are decoded, and whatever a broken file makes a decoder raise
-becomes one `DataError` that names the file, the cause and the cure. Threads and processes may read at the same time.
+Files are untrusted: pixels are counted before they are decoded, and any exception of a decoder becomes a
+`DataError` with the file, the cause and the fix. Threads and processes may read at the same time.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from fewtags.photos.color_modes import eight_bit
 from fewtags.photos.orientation import orientation_view, swaps_axes
 
 PIXEL_LIMIT = 100_000_000
-"""Default for the most pixels a photo may have: 10,000 x 10,000, about 400 MB once decoded."""
+"""Default for the largest number of pixels of a photo: 10,000 x 10,000, about 400 MB once decoded."""
 PIXEL_LIMIT_VARIABLE = "FEWTAGS_PIXEL_LIMIT"
-"""Environment variable with another one, for all commands and processes."""
+"""Environment variable that sets another limit, for all commands and processes."""
 
 EXTENSIONS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"), "JPEG"),
@@ -71,7 +71,7 @@ EXTENSIONS = {
     ".webp": "WEBP",
     ".avif": "AVIF",
 }
-"""Lower-case file name extension -> format, of everything that can be read (HEIF with the extra `heif`)."""
+"""Lower-case file name extension -> format, for all supported formats (HEIF needs the extra `heif`)."""
 
 _PLUGINS: dict[str, Callable[[BinaryIO, str], ImageFile.ImageFile]] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
@@ -105,7 +105,7 @@ _OTHERS = (
     (re.compile(rb"PK\x03\x04|\x1f\x8b|7z\xbc"), "is an archive, not a photo", "unpack it first"),
 )
 
-# What Pillow's decoders raise for broken files, found by feeding them thousands of truncated and damaged ones.
+# Exceptions of Pillow's decoders for broken files, found with thousands of truncated and damaged files.
 _DAMAGE = (
     OSError,
     SyntaxError,
@@ -121,9 +121,9 @@ _DAMAGE = (
     Image.DecompressionBombError,
 )
 
-# A JPEG is decoded at 1/2, 1/4 or 1/8 when at least this many decoded pixels remain for one of the result.
+# A JPEG is decoded at 1/2, 1/4 or 1/8 scale if at least this many decoded pixels remain per pixel of the result.
 _DRAFT_GAP = 1.5
-# (axes exchanged, columns reversed, rows reversed) of the stored crop -> what shows it as displayed.
+# (axes exchanged, columns reversed, rows reversed) of the stored crop -> operation that gives the displayed crop.
 _TURNS = {
     (False, False, False): None,
     (False, True, False): Image.Transpose.FLIP_LEFT_RIGHT,
@@ -134,24 +134,24 @@ _TURNS = {
     (True, False, True): Image.Transpose.ROTATE_270,
     (True, True, True): Image.Transpose.TRANSVERSE,
 }
-# Views come from float arithmetic, so the edge of a whole image may be a hair outside.
+# Views come from float arithmetic, so the edge of a whole image may be slightly outside.
 _TOLERANCE = 1e-6
 
 
 @final
 @dataclass(frozen=True)
 class ImageInfo:
-    """What the header of a photo file says.
+    """Content of the header of a photo file.
 
     Attributes:
         width: displayed width in pixels, orientation applied.
         height: displayed height in pixels.
         stored: (width, height) of the pixel grid in the file.
-        orientation: EXIF orientation, 1..8; 1 where there is none or it is damaged.
+        orientation: EXIF orientation, 1..8; 1 if it is missing or damaged.
         format: from the content, one of the values of `EXTENSIONS`.
         mode: Pillow's colour mode: "L", "RGB", "CMYK", "P", "RGBA", "I;16", ...
         bits: per sample, as stored.
-        animated: the file holds several frames or pages; the first one is read.
+        animated: the file has several frames or pages; the first one is read.
         misnamed: the extension belongs to another format.
     """
 
@@ -174,21 +174,21 @@ class ImageInfo:
 @final
 @dataclass(frozen=True)
 class Photo:
-    """A photo file whose header is read and whose pixels are not; made by `open_photo`, read at most once."""
+    """A photo file after its header was read. `open_photo` makes it; its pixels can be read once."""
 
     path: str
     info: ImageInfo
     _image: ImageFile.ImageFile = field(repr=False)
 
     def read(self, view: View | None = None, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
-        """Decode what a view shows: crop, flip, quarter turn and resize in one pass over the pixels that are needed.
+        """Decode the photo through a view: crop, flip, quarter turn and resize in one pass over the needed pixels.
 
-        The filter is bilinear and widens with the reduction (no aliasing). Next to the edges of the box it sees the
-        photo beyond the box, as it sees it inside.
+        The filter is bilinear and widens with the reduction (no aliasing). Near the edges of the box it uses the
+        pixels of the photo outside the box.
 
         Args:
-            view: crop frame -> displayed frame, axis-aligned; None is the whole photo.
-            size: (height, width) of the result; None keeps the scale.
+            view: crop frame -> displayed frame, axis-aligned; None: the whole photo.
+            size: (height, width) of the result; None: keep the scale.
 
         Returns:
             uint8 [h, w, 3], RGB, contiguous and writable.
@@ -222,9 +222,9 @@ class Photo:
         return np.array(small.convert("RGB"))
 
     def _draft(self, width: float, height: float) -> tuple[float, float] | None:
-        """Ask the JPEG decoder for fewer pixels; the scaled size, or None for other formats.
+        """Ask the JPEG decoder for fewer pixels. Return the scaled size, or None for other formats.
 
-        The size is exact: the decoder rounds it up to whole pixels, of which the photo covers the last ones in part.
+        The size is fractional: the decoder rounds it up to whole pixels, and the photo covers the last ones in part.
         """
         if self.info.format != "JPEG":
             return None  # for HEIF it would mean the embedded thumbnail
@@ -245,12 +245,12 @@ class Photo:
 
 @contextmanager
 def open_photo(path: Path | str, *, pixel_limit: int | None = None) -> Iterator[Photo]:
-    """Open a photo file: the header is read and checked, the pixels only when asked for.
+    """Open a photo file: read and check the header, but not the pixels.
 
     Args:
         path: the file.
-        pixel_limit: the most pixels to decode; None: `most_pixels`. Pillow's own global limit is neither used nor
-            changed (except that Pillow refuses TIFF and WebP above twice `Image.MAX_IMAGE_PIXELS`).
+        pixel_limit: largest number of pixels; None: `most_pixels`. Pillow's own global limit is neither used nor
+            changed (but Pillow refuses TIFF and WebP above twice `Image.MAX_IMAGE_PIXELS`).
 
     Raises:
         DataError: no such file, not a photo, a damaged header, or more pixels than the limit.
@@ -269,10 +269,10 @@ def open_photo(path: Path | str, *, pixel_limit: int | None = None) -> Iterator[
 
 
 def most_pixels() -> int:
-    """The most pixels a photo may have: what FEWTAGS_PIXEL_LIMIT says, else `PIXEL_LIMIT`.
+    """Return the largest number of pixels of a photo: FEWTAGS_PIXEL_LIMIT if set, else `PIXEL_LIMIT`.
 
     Raises:
-        ConfigError: the variable is no number above 0.
+        ConfigError: the variable is not a number above 0.
     """
     text = os.environ.get(PIXEL_LIMIT_VARIABLE, str(PIXEL_LIMIT))
     if not text.isdecimal() or not int(text):
@@ -302,15 +302,15 @@ def read_image(
 
     Args:
         path: the file.
-        box: x0, y0, x1, y1 in 0..1 of the displayed frame; None is everything.
-        size: (height, width) of the result; None keeps the scale.
-        pixel_limit: the most pixels to decode; None: `most_pixels`.
+        box: x0, y0, x1, y1 in 0..1 of the displayed frame; None: the whole photo.
+        size: (height, width) of the result; None: keep the scale.
+        pixel_limit: largest number of pixels; None: `most_pixels`.
 
     Returns:
         uint8 [h, w, 3], RGB, in the displayed frame.
 
     Raises:
-        DataError: the file cannot be read; see the module for what counts.
+        DataError: the file cannot be read; see the module.
         ValueError: the box reaches outside 0..1 or has no area.
     """
     with open_photo(path, pixel_limit=pixel_limit) as photo:
@@ -387,7 +387,7 @@ def _heif_plugin(shown: str) -> Callable[[BinaryIO, str], ImageFile.ImageFile]:
 
 
 def _late_exif(file: BinaryIO) -> bytes | None:
-    """The EXIF of a PNG from behind its pixels, which Pillow would decode to get there."""
+    """EXIF of a PNG that is stored after its pixels; Pillow would decode the pixels to find it."""
     before, position = file.tell(), 8
     file.seek(position)
     while len(start := file.read(8)) == 8:
@@ -404,7 +404,7 @@ def _late_exif(file: BinaryIO) -> bytes | None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation; damaged EXIF blocks are common and no reason to refuse a photo."""
+    """EXIF orientation; 1 for damaged EXIF blocks, which are common."""
     try:
         # Not `image.getexif()`, which for a PNG decodes the pixels.
         value = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
@@ -428,9 +428,9 @@ _LOCKS: dict[int, threading.Lock] = {}
 
 @contextmanager
 def _without_pillow_warnings() -> Iterator[None]:
-    """Silence Pillow about damaged metadata and large pictures: both are handled here, and for each file.
+    """Silence Pillow's warnings about damaged metadata and large images, which this module handles per file.
 
-    Warning filters are global to the process, hence a lock; it is kept per process, since a fork may copy a held one.
+    Warning filters are global to the process, so a lock is needed. One per process: a fork may copy a held lock.
     """
     with _LOCKS.setdefault(os.getpid(), threading.Lock()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -438,12 +438,12 @@ def _without_pillow_warnings() -> Iterator[None]:
 
 
 def _truncation(image: Image.Image) -> str:
-    """How much of a truncated picture was there, where that can be told: rows that were not decoded are black."""
+    """Describe how much of a truncated photo was decoded, if known: the other rows are black."""
     image.tile = []  # type: ignore[attr-defined]  # nothing more to decode: keep what there is
     try:
         filled = image.getbbox()
     except _DAMAGE:
         filled = None
     if filled is None or filled[3] == image.height:
-        return "truncated, its data end before the picture does"
-    return f"truncated after {filled[3] / image.height:.0%} of the picture"
+        return "truncated, its data end before the image does"
+    return f"truncated after {filled[3] / image.height:.0%} of the image"

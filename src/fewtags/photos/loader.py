@@ -1,211 +1,29 @@
-"""From a label table and photos to batches: random numbers, order, worker processes.
+"""Batches for training and evaluation: sampler, collation, loaders and worker processes.
 
-Everything random is a function of (seed, epoch, sample index), so the number of workers, the order in which samples
-are asked for, and a resume in the middle of an epoch change nothing. The epoch travels with the index from the sampler
-to the data set; no data set, transform or worker has a state.
+The order of an epoch and its samples are functions of (seed, epoch, sample index). The number of workers, the order of
+requests, and a resume in the middle of an epoch therefore change nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast, final
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from fewtags.errors import ConfigError, DataError, FewtagsError
-from fewtags.geometry import View, stack_views
-from fewtags.labels import Batch, LabelMatrix, Locations, Places, StrongView
-from fewtags.photos.augment import PixelChange, Pixels, Policy
-from fewtags.photos.decode import open_photo
+from fewtags.errors import ConfigError, DataError
+from fewtags.geometry import stack_views
+from fewtags.labels import Batch, Places, SecondView
+from fewtags.photos.augment import Pixels
+from fewtags.photos.dataset import EvalSet, Failure, Sample, TrainSet
+from fewtags.seeds import rng
 
-AUGMENTATION, ORDER, STRONG = 0, 1, 2
-"""Streams of `rng` used here."""
-
-
-def rng(seed: int, epoch: int, index: int, stream: int = 0) -> np.random.Generator:
-    """The random numbers of one sample in one epoch: a generator that is a function of its arguments.
-
-    Philox, a counter-based generator: (seed, stream) is its key, (index, epoch) the upper half of its counter, and
-    drawing advances the lower half. Different arguments, each below 2**64, therefore give sequences that share no block
-    for the first 2**128 draws, and no state is kept anywhere.
-
-    >>> rng(0, 1, 2).random() == rng(0, 1, 2).random() != rng(0, 2, 1).random()
-    True
-    """
-    key, counter = np.array([seed, stream], np.uint64), np.array([0, 0, index, epoch], np.uint64)
-    return np.random.Generator(np.random.Philox(counter=counter, key=key))
-
-
-@final
-@dataclass(frozen=True)
-class Photos:
-    """The files behind a label table.
-
-    Attributes:
-        root: folder that the keys are relative to.
-        keys: pyarrow string [N]. Not a list: worker processes would slowly copy all of its objects.
-    """
-
-    root: Path
-    keys: pa.Array
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def path(self, index: int) -> Path:
-        """Where a photo is."""
-        key: str = self.keys[index].as_py()
-        return self.root / key
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """One photo through one view.
-
-    Attributes:
-        pixels: uint8 [h, w, 3].
-        labels: int8 [C].
-        index: global sample index.
-        view: where the pixels are in the photo.
-        classes: int32 [m], of the located objects; None where no photo has any.
-        boxes: float32 [m, 4], where they are in the photo.
-        strong: the photo through another view, and strongly changed; None where nobody asks for it.
-    """
-
-    pixels: NDArray[np.uint8]
-    labels: NDArray[np.int8]
-    index: int
-    view: View
-    classes: NDArray[np.int32] | None = None
-    boxes: NDArray[np.float32] | None = None
-    strong: Sample | None = None
-
-
-@final
-@dataclass(frozen=True)
-class Failure:
-    """The text of an error the user can mend, on its way out of a worker.
-
-    torch raises a worker's exception again with a traceback for a message; a value comes through as it is.
-    """
-
-    message: str
-
-
-@final
-@dataclass(frozen=True)
-class TrainSet(Dataset[Sample | Failure]):
-    """Training photos, cropped at random.
-
-    Attributes:
-        photos: N files.
-        labels: N images by C classes.
-        policy: draws the views.
-        seed: of the run.
-        jitter: how the pixels of every view are changed; None: not at all.
-        views_cycle: repeat the views of the first so many epochs for ever, as a cache of them does; None never repeats.
-        locations: points and boxes that go into the batches; None for none.
-        strong: how the pixels of a second view of every photo are changed, a crop of its own; None: no second view.
-    """
-
-    photos: Photos
-    labels: LabelMatrix
-    policy: Policy
-    seed: int = 0
-    jitter: PixelChange | None = None
-    views_cycle: int | None = None
-    locations: Locations | None = None
-    strong: PixelChange | None = None
-
-    def __post_init__(self) -> None:
-        assert len(self.photos) == self.labels.shape[0], (len(self.photos), self.labels.shape)
-        assert self.views_cycle is None or self.views_cycle > 0, self.views_cycle
-
-    def __len__(self) -> int:
-        return len(self.photos)
-
-    def __getitem__(self, at: tuple[int, int]) -> Sample | Failure:
-        """The sample of (epoch, index)."""
-        sample = self._drawn(at, AUGMENTATION, self.jitter)
-        if isinstance(sample, Failure):
-            return sample
-        if self.locations is not None:
-            _, classes, boxes = self.locations.rows([sample.index])
-            sample = replace(sample, classes=classes, boxes=boxes)
-        if self.strong is None:
-            return sample
-        strong = self._drawn(at, STRONG, self.strong)
-        return strong if isinstance(strong, Failure) else replace(sample, strong=strong)
-
-    def _drawn(self, at: tuple[int, int], stream: int, change: PixelChange | None) -> Sample | Failure:
-        """The photo through a view of its own, changed; all that is random comes from one stream."""
-        epoch, index = at
-        random = rng(self.seed, epoch % self.views_cycle if self.views_cycle else epoch, index, stream)
-        sample = _sample(
-            self.photos, self.labels, index, lambda aspect: self.policy.sample(random, aspect), self.policy
-        )
-        if isinstance(sample, Failure) or change is None:
-            return sample
-        return replace(sample, pixels=change(sample.pixels, random))
-
-
-@final
-@dataclass(frozen=True)
-class EvalSet(Dataset[Sample | Failure]):
-    """Photos through the policy's one test view.
-
-    Attributes:
-        photos: N files.
-        labels: N images by C classes.
-        policy: gives the view.
-    """
-
-    photos: Photos
-    labels: LabelMatrix
-    policy: Policy
-
-    def __post_init__(self) -> None:
-        assert len(self.photos) == self.labels.shape[0], (len(self.photos), self.labels.shape)
-
-    def __len__(self) -> int:
-        return len(self.photos)
-
-    def __getitem__(self, index: int) -> Sample | Failure:
-        """The sample of an index."""
-        return _sample(self.photos, self.labels, index, self.policy.test_view, self.policy)
-
-
-def _sample(
-    photos: Photos, labels: LabelMatrix, index: int, view_of: Callable[[float], View], policy: Policy
-) -> Sample | Failure:
-    try:
-        pixels, view = read_through(photos.path(index), view_of, policy.size)
-    except FewtagsError as error:
-        return Failure(str(error))
-    return Sample(pixels, labels.rows([index])[0], index, view)
-
-
-def read_through(path: Path, view_of: Callable[[float], View], size: int) -> tuple[NDArray[np.uint8], View]:
-    """A photo through a view, uint8 [size, size, 3], and that view.
-
-    Args:
-        path: the file.
-        view_of: aspect (displayed width / height) -> view, for example a policy's `test_view`.
-        size: side of the square in pixels.
-
-    Raises:
-        DataError: the photo cannot be read.
-    """
-    with open_photo(path) as photo:
-        view = view_of(photo.info.aspect)
-        return photo.read(view, (size, size)), view
+ORDER = 1
+"""Stream of `rng`: the order of an epoch."""
 
 
 @final
@@ -262,7 +80,7 @@ class EpochSampler:
 @final
 @dataclass(frozen=True, eq=False)
 class PixelBatch:
-    """A batch as it leaves a worker process: its images, those of its strong view included, are not normalised yet.
+    """A batch as it leaves a worker process: its images (and those of its second view) are not normalised yet.
 
     Attributes:
         batch: images are uint8 [b, h, w, 3], a quarter of the bytes of a normalised batch.
@@ -301,24 +119,24 @@ class Collate:
             if isinstance(sample, Failure):
                 return sample
         good = cast("Sequence[Sample]", samples)
-        strong = [sample.strong for sample in good if sample.strong is not None]
+        second_view = [sample.second_view for sample in good if sample.second_view is not None]
         batch = Batch(
             _stacked(good),
             torch.from_numpy(np.stack([sample.labels for sample in good])),
             torch.tensor([sample.index for sample in good], dtype=torch.int64),
             stack_views([sample.view for sample in good]),
             _places(good),
-            StrongView(_stacked(strong), stack_views([s.view for s in strong])) if strong else None,
+            SecondView(_stacked(second_view), stack_views([s.view for s in second_view])) if second_view else None,
         )
         return PixelBatch(batch)
 
     def normalise(self, stacked: PixelBatch, device: torch.device | None = None) -> Batch:
         """The batch with images float32 [b, 3, h, w] on a device; everything else stays in main memory."""
         batch = stacked.batch
-        strong = batch.strong
-        if strong is not None:
-            strong = strong._replace(images=self._normalised(strong.images, device))
-        return replace(batch, images=self._normalised(batch.images, device), strong=strong)
+        second_view = batch.second_view
+        if second_view is not None:
+            second_view = second_view._replace(images=self._normalised(second_view.images, device))
+        return replace(batch, images=self._normalised(batch.images, device), second_view=second_view)
 
     def pixels(self, crops: Sequence[Pixels], device: torch.device | None = None) -> torch.Tensor:
         """Normalised pixels, float32 [b, 3, h, w] on a device, of crops uint8 [h, w, 3] of one size."""

@@ -1,7 +1,7 @@
-"""EXIF orientation as geometry: how the pixels of a file are turned before anybody looks at them.
+"""EXIF orientation as a `View`: how a viewer rotates and flips the pixels of a file.
 
-The *stored* frame is the pixel grid as it lies in the file; the *displayed* frame is what a viewer shows. The label
-table speaks of the displayed frame only.
+The *stored* frame is the pixel grid in the file; the *displayed* frame is what a viewer shows. Label tables use only
+the displayed frame.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _VIEWS = {
 
 
 def orientation_view(orientation: int) -> View:
-    """The map from the displayed frame (u, v) to the stored frame (x, y) of an EXIF orientation.
+    """Return the map from the displayed frame (u, v) to the stored frame (x, y) of an EXIF orientation.
 
-    Values outside 1..8 occur in the wild (0 above all) and mean "as stored", as every viewer takes them.
+    Values outside 1..8 occur in practice (mostly 0) and mean "as stored", as in every viewer.
 
     >>> orientation_view(6).to_image(np.array([[1.0, 0.0]])).tolist()  # the displayed top right is the stored top left
     [[0.0, 0.0]]
@@ -42,5 +42,5 @@ def swaps_axes(orientation: int) -> bool:
 
 
 def boxes_to_displayed(boxes: NDArray[np.float64], orientation: int) -> NDArray[np.float64]:
-    """Boxes [n, 4] (x0, y0, x1, y1 in 0..1) of the stored frame in the displayed frame."""
+    """Map boxes [n, 4] (x0, y0, x1, y1 in 0..1) of the stored frame to the displayed frame."""
     return orientation_view(orientation).boxes_to_crop(boxes)[0]

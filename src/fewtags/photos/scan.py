@@ -1,4 +1,4 @@
-"""Look at many photo files in a few threads: what their headers say, and whether they decode."""
+"""Read the headers of many photo files in parallel, and check that the files decode."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Tick = Callable[[int, int], None]
 """Progress callback, called with (number done, total)."""
 
 _REPORTED = 64
-# Every byte of a JPEG is decoded at any scale, so that truncation shows; the smallest scale is the quickest.
+# Every byte of a JPEG is decoded at any scale, so truncation is found; the smallest scale is the fastest.
 _SMALL = (8, 8)
 
 
 class Trait(IntFlag):
-    """What is unusual about a photo file. All of it is handled when the file is read."""
+    """Unusual properties of a photo file. Reading handles all of them."""
 
     ROTATED = 1
     DEEP = 2
@@ -39,13 +39,13 @@ class Trait(IntFlag):
 @final
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """What was seen of N photo files.
+    """Sizes, traits and errors of N photo files.
 
     Attributes:
-        width: int32 [N], displayed width in pixels, 0 where the header cannot be read.
+        width: int32 [N], displayed width in pixels, 0 if the header cannot be read.
         height: int32 [N], displayed height.
         traits: uint8 [N], a `Trait`.
-        missing: positions of files that are not there.
+        missing: positions of files that do not exist.
         unreadable: position -> why a file cannot be read, and what to do.
     """
 
@@ -57,7 +57,7 @@ class Scan:
 
     @property
     def unusable(self) -> set[int]:
-        """Positions of all files without a picture."""
+        """Positions of all missing or unreadable files."""
         return set(self.missing) | self.unreadable.keys()
 
 
@@ -76,13 +76,13 @@ def scan(
     threads: int | None = None,
     progress: Tick | None = None,
 ) -> Scan:
-    """Look at every file.
+    """Read every file.
 
     Args:
         paths: the files.
         decode: decode all pixels, which finds truncated files; False reads headers only.
-        threads: how many files are read at a time; None for one per core, at most 8.
-        progress: called now and then, from this thread.
+        threads: number of files read in parallel; None: one per core, at most 8.
+        progress: called with the numbers of files done and in total, in this thread.
     """
     looks = []
     for look in each(partial(_look, decode=decode), paths, threads=threads):

@@ -14,7 +14,7 @@ from fewtags.labels import Label
 from fewtags.metrics.neighbours import NeighbourReport, nearest, neighbour_precision
 from fewtags.nets.encoder import Encoder
 from fewtags.photos.augment import Policy, WholeImage
-from fewtags.photos.loader import read_through
+from fewtags.photos.dataset import read_through
 from fewtags.photos.scan import Tick
 from fewtags.report.figures import jpeg
 from fewtags.table.table import LabelTable

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from fewtags.budget.curves import FARTHEST
-from fewtags.budget.planner import BudgetPlan, Offer
+from fewtags.budget.planner import BudgetPlan, Purchase
 from fewtags.report.figures import save_png
 
 COLOURS = ("#2364aa", "#d1495b", "#3f7d20", "#8a5a00", "#6a4c93")
@@ -21,8 +21,8 @@ def plan_figure(plan: BudgetPlan) -> Figure:
     """MAP against hours, a line per type, with its interval; measured runs as dots, the budget as a vertical line."""
     figure = Figure(figsize=(8.0, 4.6), layout="constrained")
     axes = figure.add_subplot()
-    for offer, colour in zip(plan.offers, COLOURS, strict=False):
-        _draw(axes, plan, offer, colour)
+    for purchase, colour in zip(plan.purchases, COLOURS, strict=False):
+        _draw(axes, plan, purchase, colour)
     hours = plan.seconds / 3600
     axes.axvline(hours, color="#555", linestyle=":", linewidth=1.4, label=f"budget, {hours:,.1f} h")
     axes.set_xscale("log")
@@ -36,22 +36,22 @@ def plan_figure(plan: BudgetPlan) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, plan: BudgetPlan, offer: Offer, colour: str) -> None:
-    each = plan.cost.seconds_per_pair(offer.kind) / 3600
-    curve = (plan.guide.curves or {}).get(offer.kind)
+def _draw(axes: Axes, plan: BudgetPlan, purchase: Purchase, colour: str) -> None:
+    each = plan.cost.seconds_per_pair(purchase.kind) / 3600
+    curve = (plan.guide.curves or {}).get(purchase.kind)
     if curve is not None:
         axes.plot(curve.labels * each, curve.measured, "o", color=colour, markersize=4, alpha=0.7)
         beyond = np.geomspace(curve.most, curve.most * FARTHEST, POINTS)
         labels = np.append(np.geomspace(curve.labels.min(), curve.most, POINTS)[:-1], beyond)
     else:
-        labels = np.geomspace(offer.labels / 100, offer.labels * 100, 10 * POINTS)
-    guess = plan.guide.guesses.get(offer.kind)
+        labels = np.geomspace(purchase.labels / 100, purchase.labels * 100, 10 * POINTS)
+    guess = plan.guide.guesses.get(purchase.kind)
     if guess is None:
         return
     found = [(x * each, e) for x in labels if (e := guess(float(x), "mAP")).value is not None]
     for style, part in (("-", [f for f in found if f[1].factor <= 1]), ("--", [f for f in found if f[1].factor >= 1])):
         if len(part) > 1:
-            name = offer.kind.described() if style == "-" else None
+            name = purchase.kind.described() if style == "-" else None
             axes.plot([x for x, _ in part], [e.value or 0.0 for _, e in part], style, color=colour, label=name)
     banded = [(x, e.low, e.high) for x, e in found if e.low is not None and e.high is not None]
     if banded:

@@ -1,4 +1,4 @@
-"""From probabilities to stored numbers, with randomness that is a function of a key instead of a generator's state."""
+"""From probabilities to stored numbers, with keyed random numbers (see `fewtags.seeds`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files have the same content: copies inside a split, and across splits, where they are leaks."""
+"""Find files with the same content: copies inside a split, and leaks across splits."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 _TAIL = 4096
 _CHUNK = 64
-_MOST_THREADS = 8  # a disk serves no more than that at once, and photos are large when decoded
+_MOST_THREADS = 8  # disks do not serve more in parallel, and decoded photos are large
 
 _Result = TypeVar("_Result")
 
 
 def each(function: Callable[[str], _Result], paths: Sequence[str], *, threads: int | None = None) -> Iterator[_Result]:
-    """What a function says of every file, in order, computed by a few threads.
+    """Yield the result of a function for every file, in order, computed by a few threads.
 
     Args:
         function: called with a path, from any thread.
         paths: the files.
-        threads: None for one per core, at most 8.
+        threads: None: one per core, at most 8.
     """
     chunks = (paths[i : i + _CHUNK] for i in range(0, len(paths), _CHUNK))
     pool = ThreadPoolExecutor(threads or min(_MOST_THREADS, os.cpu_count() or 1), "fewtags-read")
@@ -38,15 +38,15 @@ def each(function: Callable[[str], _Result], paths: Sequence[str], *, threads: i
         for results in pool.map(lambda chunk: [function(path) for path in chunk], chunks):
             yield from results
     finally:
-        # Ctrl-C must not wait for the files still to come.
+        # Ctrl-C must not wait for the remaining files.
         pool.shutdown(cancel_futures=True)
 
 
 def same_content(paths: Sequence[str], *, threads: int | None = None) -> list[tuple[int, ...]]:
-    """Positions of files with the same bytes, two or more each, in order; files that cannot be opened are in none.
+    """Return groups of positions of files with the same bytes, in order. Unreadable files are in no group.
 
-    Only files that agree in size are opened, and only those that agree in their last 4 KiB are read: the tail, because
-    the heads of one camera's photos are alike.
+    Only files of equal size are opened, and only those with equal last 4 KiB are read completely. The tail is compared
+    because photos of one camera have similar heads.
     """
     groups = [list(range(len(paths)))]
     for fingerprint in (_size, _digest_of_tail, _digest_of_all):
@@ -58,13 +58,13 @@ def same_content(paths: Sequence[str], *, threads: int | None = None) -> list[tu
 
 
 def content_groups(table: LabelTable, *, threads: int | None = None) -> NDArray[np.int64]:
-    """Group ids that keep photos with the same content in one split: `table.split(groups=content_groups(table))`.
+    """Return group ids that keep equal photos in one split: `table.split(groups=content_groups(table))`.
 
     Returns:
-        int64 [N], the position of the first photo with the same content; a file that cannot be opened is its own.
+        int64 [N], the position of the first photo with the same content; an unreadable file is its own group.
 
     Raises:
-        DataError: the folder of the photos is unknown.
+        DataError: the table has no image folder.
     """
     table.require_root()
     out = np.arange(len(table))
@@ -74,13 +74,13 @@ def content_groups(table: LabelTable, *, threads: int | None = None) -> NDArray[
 
 
 def photo_paths(table: LabelTable) -> list[str]:
-    """Where the photos of a table are; none where it has no root."""
+    """Return the paths of the photos of a table; none if it has no root."""
     root = table.root
     return [] if root is None else [str(root / key) for key in table.images.to_pylist()]
 
 
 def _alike(items: Iterable[int], keys: Iterable[tuple[int, bytes | int | None]]) -> list[list[int]]:
-    """Items with equal keys, two or more each; those whose file has no fingerprint are left out."""
+    """Groups of two or more items with equal keys; items with the fingerprint None are left out."""
     groups: dict[tuple[int, bytes | int | None], list[int]] = defaultdict(list)
     for item, key in zip(items, keys, strict=True):
         if key[1] is not None:
@@ -104,7 +104,7 @@ def _digest_of_all(path: str) -> bytes | None:
 
 
 def _digest(path: str, start: int) -> bytes | None:
-    """Hash of the content from `start` on, negative: from the end; None for a file that cannot be opened."""
+    """Hash of the content from `start` (negative: from the end); None for an unreadable file."""
     digest = blake2b(digest_size=16)
     try:
         with Path(path).open("rb") as file:

@@ -1,7 +1,7 @@
-"""Random numbers that depend on what a thing is called, not on where it stands.
+"""Random numbers keyed by names: image keys and class ids. `fewtags.seeds` lists all keyed schemes.
 
-A draw for an image (or one of its labels) is a function of the seed and of the image's key alone: it is the same in any
-order of the files, on any machine, and whichever other images are there.
+The draw of an image (or of one of its labels) is a function of the seed and of the image's key alone. It is the same
+for any order of the files, on any machine, and whatever other images exist.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WEYL = np.uint64(0x9E3779B97F4A7C15)
 
 
 def content_hashes(keys: Iterable[str]) -> NDArray[np.uint64]:
-    """uint64 [N]: the first eight bytes of each key's BLAKE2b digest (about a second for a million keys)."""
+    """Hash names: uint64 [N], the first eight bytes of each BLAKE2b digest (about a second for a million keys)."""
     digests = b"".join(blake2b(key.encode(), digest_size=8).digest() for key in keys)
     return np.frombuffer(digests, "<u8").astype(np.uint64)
 
@@ -31,11 +31,11 @@ def mixed(words: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.ui
 
 
 def seeded(words: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
-    """Independent words for another seed."""
+    """Hash words with a seed; another seed gives independent words."""
     # An array, not a scalar: numpy warns about the (wanted) overflow of scalars only.
     return mixed(words, np.full(1, seed % 2**64, np.uint64))
 
 
 def uniform(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Words as float64 in [0, 1)."""
+    """Convert words to float64 in [0, 1)."""
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53

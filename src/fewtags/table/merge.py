@@ -1,13 +1,14 @@
-"""Several label tables as one: classes by id, images by file, and what each source is complete for.
+"""Combine label tables: merge sources, give several splits one vocabulary, match images.
 
-Knowledge is added up and never invented: a class that one source does not label stays unknown in that source's images,
-unless the source says (or `covers` says for it) that it would have named it.
+Merging adds no knowledge: a class that one source does not label stays unknown in the images of that source, unless the
+source is complete for the class.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,32 +18,31 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
-from fewtags.table.table import FACTS, MOST_CLOSURES, LabelTable, Notes
+from fewtags.table.table import FACTS, MAX_COMPLETE_SETS, LabelTable, Notes
 
 
 def merge(
     tables: Mapping[str, LabelTable] | Sequence[LabelTable],
-    covers: Mapping[str, Collection[str]] | None = None,
+    complete_classes: Mapping[str, Collection[str]] | None = None,
     *,
     prefix: bool = False,
 ) -> LabelTable:
-    """Put tables together.
+    """Merge label tables.
 
-    Classes are joined by id, in order of appearance. Images are joined by file: where the tables lie in different
-    folders, keys are first made relative to the folder that holds them all, so that equal keys in different folders
-    stay two images and one file that two sources name differently becomes one. All facts are kept, each with its
-    source; where sources contradict each other the cell is unknown. An image that several sources are complete for is
-    closed for all that they cover together.
+    Classes are joined by id, in order of appearance. Images are joined by file: if the tables have different folders,
+    keys are first made relative to the common parent folder. Equal keys in different folders then remain two images,
+    and a file that two sources name differently becomes one. All facts are kept, each with its source; a cell with
+    contradicting facts is unknown. An image of several complete sources is complete for all of their classes together.
 
     Args:
-        tables: the tables by source name. Facts are then marked with that name (followed by the file, where they have
+        tables: the tables by source name. Facts are then marked with that name (followed by their file, if they have
             one). In a plain sequence the names are "1", "2", ..., and facts keep their marks.
-        covers: class ids that a source is complete for: in its images, those that it does not name are absent. This is
-            on top of what the tables say about themselves.
-        prefix: for tables without a folder: name every image "source/key", so that equal keys stay different images.
+        complete_classes: class ids for which a source is complete: classes of these that it does not name in its images
+            are absent there. Added to the `complete_classes` of the table.
+        prefix: for tables without a folder: name every image "source/key", so that equal keys remain different images.
 
     Raises:
-        DataError: no table; a covered class or a source that does not exist; one class id with two display names;
+        DataError: no table; a source or a complete class that does not exist; one class id with two display names;
             images that cannot be matched because their folders are unknown; one image in two different splits.
     """
     named = dict(tables) if isinstance(tables, Mapping) else {str(n): t for n, t in enumerate(tables, 1)}
@@ -55,13 +55,16 @@ def merge(
     positions = [part.astype(np.int64) for part in np.split(encoded.indices.to_numpy(), ends)]
     images = encoded.dictionary
     columns = [np.array([classes.index(i) for i in t.classes.ids], np.int64) for t in named.values()]
-    closures = [
-        _own_closures(name, table, column, classes, (covers or {}).get(name))
+    complete = [
+        _own_complete_sets(name, table, column, classes, (complete_classes or {}).get(name))
         for (name, table), column in zip(named.items(), columns, strict=True)
     ]
-    if covers and (wrong := [name for name in covers if name not in named]):
-        raise DataError(f"{wrong[0]!r} covers classes but is no source; the sources are {', '.join(map(repr, named))}.")
-    closed, rows = _union_closures(len(images), positions, closures, len(classes))
+    if complete_classes and (wrong := [name for name in complete_classes if name not in named]):
+        raise DataError(
+            f"complete_classes names {wrong[0]!r}, which is not a source; the sources are "
+            f"{', '.join(map(repr, named))}."
+        )
+    complete_set, sets = _union_complete_sets(len(images), positions, complete, len(classes))
     mark = isinstance(tables, Mapping)
     facts = [
         _moved(table.facts, position, column, name if mark else None)
@@ -71,13 +74,74 @@ def merge(
         images,
         classes,
         pa.concat_tables(facts).unify_dictionaries(),
-        closed,
-        rows,
+        complete_set,
+        sets,
         root,
         _union_splits(named, positions, images),
         sum((t.notes for t in named.values()), Notes()),
     )
-    return merged.noting(*_messages(named, classes, merged, facts, positions, closures))
+    return merged.noting(*_messages(named, classes, merged, facts, positions, complete))
+
+
+def with_classes(table: LabelTable, classes: ClassNames) -> LabelTable:
+    """Return the same labels under a vocabulary that contains all classes of the table.
+
+    Completely annotated images remain complete for the same classes; new classes are unknown in them.
+
+    Raises:
+        DataError: a class of the table is missing in `classes`.
+    """
+    if table.classes == classes:
+        return table
+    if missing := [i for i in table.classes.ids if i not in classes]:
+        raise DataError(
+            f"class {missing[0]!r} of the table is not in the vocabulary ({', '.join(classes.ids[:5])}, ...)."
+        )
+    position = np.array([classes.index(i) for i in table.classes.ids], np.int32)
+    moved = position[table.facts["class"].to_numpy()] if len(position) else np.zeros(0, np.int32)
+    complete_classes = np.zeros((len(table.complete_classes), len(classes)), np.bool_)
+    complete_classes[:, position] = table.complete_classes
+    facts = table.facts.set_column(1, FACTS.field(1), pa.array(moved, pa.int32()))
+    return replace(table, classes=classes, facts=facts, complete_classes=complete_classes)
+
+
+def common_vocabulary(tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]:
+    """Return all tables under the union of their classes, in order of appearance.
+
+    Classes that a table lacks are unknown in its images; a message says so.
+
+    Raises:
+        DataError: two tables give one class id different display names.
+    """
+    names: dict[str, str] = {}
+    for split, table in tables.items():
+        for class_id, name in zip(table.classes.ids, table.classes.names, strict=True):
+            if names.setdefault(class_id, name) != name:
+                raise DataError(
+                    f"{split}: class {class_id!r} is called {name!r} here and {names[class_id]!r} before; use one name."
+                )
+    classes = ClassNames.of(names, names.values())
+    out = {}
+    for split, table in tables.items():
+        new = [i for i in classes.ids if i not in table.classes]
+        message = (
+            f"{split}: {len(new)} classes occur in other splits only ({', '.join(new[:5])}); they are unknown here."
+        )
+        out[split] = with_classes(table, classes).noting(*([message] if new else []))
+    return out
+
+
+def match_images(truth: LabelTable, table: LabelTable) -> LabelTable:
+    """Return the rows of `truth` for the images of `table`, in its order and under its classes.
+
+    Raises:
+        DataError: `truth` lacks an image, or has a class that `table` lacks.
+    """
+    position = {key: n for n, key in enumerate(truth.images.to_pylist())}
+    keys = table.images.to_pylist()
+    if missing := [key for key in keys if key not in position]:
+        raise DataError(f"the complete labels lack {len(missing)} of {len(keys)} images, for example {missing[0]!r}.")
+    return with_classes(truth.subset(np.array([position[key] for key in keys])), table.classes)
 
 
 def _union_classes(named: Mapping[str, LabelTable]) -> ClassNames:
@@ -90,7 +154,7 @@ def _union_classes(named: Mapping[str, LabelTable]) -> ClassNames:
                     f"class id {class_id!r} is called {earlier!r} in {where!r} and {name!r} in {source!r}. If both are "
                     "the same class, give it the same display name in both sources; if not, give it another id in one."
                 )
-            # A name that only repeats the id says nothing; the other source's name stands.
+            # A name that only repeats the id gives way to the name of the other source.
             display[class_id] = (name, source) if earlier == class_id else (earlier, where)
     return ClassNames.of(display, (name for name, _ in display.values()))
 
@@ -127,51 +191,52 @@ def _common_keys(named: Mapping[str, LabelTable], prefix: bool) -> tuple[Path | 
     ]
 
 
-Closures = tuple[NDArray[np.int16], NDArray[np.bool_]]
+CompleteSets = tuple[NDArray[np.int16], NDArray[np.bool_]]
+"""`complete_set` int16 [N] and `complete_classes` bool [S, C] of a `LabelTable`."""
 
 
-def _own_closures(
-    source: str, table: LabelTable, column: NDArray[np.int64], classes: ClassNames, covered: Collection[str] | None
-) -> Closures:
-    """What a table's images are closed for, in the merged vocabulary: int [n] row or -1, bool [s, C]."""
-    rows = np.zeros((len(table.covers), len(classes)), np.bool_)
-    rows[:, column] = table.covers
-    if covered is None:
-        return table.closed, rows
-    if isinstance(covered, str):
-        raise DataError(f"{source!r} covers {covered!r}, which is one word; give a list of class ids.")
+def _own_complete_sets(
+    source: str, table: LabelTable, column: NDArray[np.int64], classes: ClassNames, added: Collection[str] | None
+) -> CompleteSets:
+    """The complete sets of one table in the merged vocabulary, with the classes that `merge` was given for it."""
+    sets = np.zeros((len(table.complete_classes), len(classes)), np.bool_)
+    sets[:, column] = table.complete_classes
+    if added is None:
+        return table.complete_set, sets
+    if isinstance(added, str):
+        raise DataError(f"complete_classes of {source!r} is the string {added!r}; give a list of class ids.")
     extra = np.zeros((1, len(classes)), np.bool_)
     try:
-        extra[0, [classes.index(i) for i in covered]] = True
+        extra[0, [classes.index(i) for i in added]] = True
     except DataError as error:
-        raise DataError(f"{source!r} cannot cover a class that no source has: {error}") from error
-    closed = np.where(table.closed >= 0, table.closed, np.int16(len(rows)))
-    return closed.astype(np.int16), np.concatenate([rows | extra, extra])
+        raise DataError(f"complete_classes of {source!r} has a class that no source has: {error}") from error
+    complete_set = np.where(table.complete_set >= 0, table.complete_set, np.int16(len(sets)))
+    return complete_set.astype(np.int16), np.concatenate([sets | extra, extra])
 
 
-def _union_closures(
-    n: int, positions: Sequence[NDArray[np.int64]], closures: Sequence[Closures], width: int
-) -> Closures:
-    """One row for every combination of sources that really closes an image."""
-    closed, rows = np.full(n, -1, np.int64), np.zeros((0, width), np.bool_)
-    for position, (own, own_rows) in zip(positions, closures, strict=True):
-        # Row 0 stands for "not closed" on both sides.
-        old_rows, new_rows = (np.concatenate([np.zeros((1, width), np.bool_), r]) for r in (rows, own_rows))
+def _union_complete_sets(
+    n: int, positions: Sequence[NDArray[np.int64]], complete: Sequence[CompleteSets], width: int
+) -> CompleteSets:
+    """One set for every combination of complete sources that an image has."""
+    complete_set, sets = np.full(n, -1, np.int64), np.zeros((0, width), np.bool_)
+    for position, (own, own_sets) in zip(positions, complete, strict=True):
+        # Row 0 means "not complete" on both sides.
+        old_sets, new_sets = (np.concatenate([np.zeros((1, width), np.bool_), r]) for r in (sets, own_sets))
         both = np.zeros((n, 2), np.int64)
-        both[:, 0] = closed + 1
+        both[:, 0] = complete_set + 1
         both[position, 1] = own.astype(np.int64) + 1
-        pairs, closed = np.unique(both[:, 0] * len(new_rows) + both[:, 1], return_inverse=True)
-        rows = old_rows[pairs // len(new_rows)] | new_rows[pairs % len(new_rows)]
-        unique, again = np.unique(rows, axis=0, return_inverse=True)
+        pairs, pair = np.unique(both[:, 0] * len(new_sets) + both[:, 1], return_inverse=True)
+        sets = old_sets[pairs // len(new_sets)] | new_sets[pairs % len(new_sets)]
+        unique, again = np.unique(sets, axis=0, return_inverse=True)
         keep = unique.any(1)
         number = np.where(keep, np.cumsum(keep) - 1, -1)
-        closed, rows = number[again.reshape(-1)][closed.reshape(-1)], unique[keep]
-    if len(rows) > MOST_CLOSURES:
+        complete_set, sets = number[again.reshape(-1)][pair.reshape(-1)], unique[keep]
+    if len(sets) > MAX_COMPLETE_SETS:
         raise DataError(
-            f"the sources are complete for {len(rows):,} different sets of classes; a table holds {MOST_CLOSURES:,}. "
-            "Merge fewer sources at once."
+            f"the sources are complete for {len(sets):,} different sets of classes; a table can have at most "
+            f"{MAX_COMPLETE_SETS:,}. Merge fewer sources at once."
         )
-    return closed.astype(np.int16), rows
+    return complete_set.astype(np.int16), sets
 
 
 def _moved(facts: pa.Table, position: NDArray[np.int64], column: NDArray[np.int64], source: str | None) -> pa.Table:
@@ -215,7 +280,7 @@ def _messages(
     merged: LabelTable,
     facts: Sequence[pa.Table],
     positions: Sequence[NDArray[np.int64]],
-    closures: Sequence[Closures],
+    complete: Sequence[CompleteSets],
 ) -> list[str]:
     sizes = ", ".join(f"{source} {len(table):,}" for source, table in named.items())
     messages = [f"merged {len(named)} sources ({sizes} images) into {len(merged):,} images, {len(classes):,} classes"]
@@ -227,38 +292,39 @@ def _messages(
         for name, ids in twins.items()
         if len(ids) > 1
     ]
-    for source, overruled in zip(named, _overruled(len(merged), facts, positions, closures), strict=True):
+    for source, overruled in zip(named, _overruled(len(merged), facts, positions, complete), strict=True):
         if overruled:
             messages.append(
                 f"{overruled:,} cells are positive in another source though {source!r} is complete for the class and "
-                "does not name it there; taken as positive"
+                "does not name it there; they count as positive"
             )
     return messages
 
 
 def _overruled(
-    n: int, facts: Sequence[pa.Table], positions: Sequence[NDArray[np.int64]], closures: Sequence[Closures]
+    n: int, facts: Sequence[pa.Table], positions: Sequence[NDArray[np.int64]], complete: Sequence[CompleteSets]
 ) -> list[int]:
-    """Per source: positives of other sources under its blanket, in cells that it has no fact about itself."""
-    width = max((rows.shape[1] for _, rows in closures), default=0)
+    """Per source: positives of other sources in cells that are implied negatives of this source."""
+    width = max((sets.shape[1] for _, sets in complete), default=0)
     cells = [f["image"].to_numpy().astype(np.int64) * width + f["class"].to_numpy() for f in facts]
     positive = [c[f["state"].to_numpy() == Label.POSITIVE] for c, f in zip(cells, facts, strict=True)]
     counts = []
-    for me, (position, (own, rows)) in enumerate(zip(positions, closures, strict=True)):
+    for me, (position, (own, sets)) in enumerate(zip(positions, complete, strict=True)):
         if not np.any(own >= 0):
             counts.append(0)
             continue
-        closed = np.full(n, -1, np.int64)
-        closed[position] = own
+        complete_set = np.full(n, -1, np.int64)
+        complete_set[position] = own
         others = np.concatenate([p for other, p in enumerate(positive) if other != me] or [cells[me][:0]])
-        others = others[closed[others // width] >= 0]
-        others = others[rows[closed[others // width], others % width]]
+        others = others[complete_set[others // width] >= 0]
+        others = others[sets[complete_set[others // width], others % width]]
         counts.append(_distinct_beyond(others, cells[me]))
     return counts
 
 
 def _distinct_beyond(values: NDArray[np.int64], known: NDArray[np.int64]) -> int:
-    """How many different values are not known; by sorting, ten times as fast as the hashing of `numpy.unique`."""
+    """Count the distinct values that are not in `known`."""
+    # Sorting is ten times as fast as the hashing of `numpy.unique`.
     values, known = np.sort(values), np.append(np.sort(known), -1)
     values = values[np.diff(values, prepend=-1) > 0]
     return int((known[np.searchsorted(known[:-1], values)] != values).sum())

@@ -1,13 +1,13 @@
-"""Splits of a label table: seeded, by group, and balanced over classes, rarest first.
+"""Split label tables: seeded, grouped, and stratified by class, rarest classes first.
 
 The stratification is that of Sechidis, Tsoumakas & Vlahavas (On the Stratification of Multi-Label Data, ECML 2011),
-done per class in one go instead of per image, and with these differences:
+done per class at once instead of per image, and with these differences:
 
-- A class that does not divide evenly is rounded so that the parts keep their share of *images*. (The original gives
-  every rest to the part that wants the class most: a 10 % part stays empty when all classes have fewer than 5 images.)
-- What a part got too much of through rarer classes is evened out by at most as much as it gets, for the same reason.
-- The first part gets the first image of every class: a class nobody trains on cannot be learned.
-- Whole groups are moved; a class is dealt out from its largest group to its smallest.
+- Counts of a class are rounded so that the parts keep their share of *images*. (The original gives each remainder to
+  the part that needs the class most: a 10 % part stays empty if all classes have fewer than 5 images.)
+- A surplus from rarer classes is compensated by at most the fair share of a part, for the same reason.
+- The first part gets the first image of every class, so that every class can be learned.
+- Groups are kept whole; a class is assigned from its largest group to its smallest.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ def split_table(
     groups: Groups | None = None,
     stratify: bool = True,
 ) -> dict[str, LabelTable]:
-    """Split a table into named parts; every image goes to exactly one of them and keeps its place in the order.
+    """Split a table into named parts; every image is in exactly one of them, in the original order.
 
     The result depends on the seed, the image keys and the labels, not on the order of the images.
 
     Args:
-        table: what to split.
-        fractions: share of the images for each part, in (0, 1), with sum 1. The first part is the one to train on:
-            every class that has a positive has one there.
-        seed: another seed, another split.
-        groups: images that must stay together (one patient, one camera, one video): N group ids; or a regular
-            expression on the image key, whose groups (or whole match) name the group; or a function of the image key.
+        table: the table to split.
+        fractions: share of the images for each part, in (0, 1), with sum 1. The first part is for training: every class
+            with a positive has one there.
+        seed: selects the split.
+        groups: images to keep together (one patient, one camera, one video): N group ids; or a regular expression on
+            the image key, whose groups (or whole match) name the group; or a function of the image key.
         stratify: give each part its share of each class's positives, rarest classes first.
 
     Raises:
-        ConfigError: fractions outside (0, 1), or with another sum than 1; a bad regular expression.
-        DataError: groups that do not fit the images; a part that would be empty.
+        ConfigError: fractions outside (0, 1) or whose sum is not 1; an invalid regular expression.
+        DataError: groups that do not fit the images; an empty part.
     """
     _check(fractions)
     ids, names = (np.arange(len(table)), table.images.to_pylist()) if groups is None else group_ids(table, groups)
     units = _Units.of(table.matrix, ids, seeded(content_hashes(names), seed), stratify)
-    part = _Dealer(units, np.array(list(fractions.values()))).deal()[ids]
+    part = _Assigner(units, np.array(list(fractions.values()))).assign()[ids]
     for number, name in enumerate(fractions):
         if not np.any(part == number):
             raise DataError(_empty(name, fractions[name], len(table), len(names), groups is not None, stratify))
@@ -75,11 +75,11 @@ def split_table(
 
 
 def group_ids(table: LabelTable, groups: Groups) -> tuple[NDArray[np.int64], list[str]]:
-    """Number the groups: int64 [N], position of each image's group in the list of group names.
+    """Number the groups: int64 [N], position of each image's group in the list of names; and the names.
 
     Raises:
         ConfigError: not a regular expression.
-        DataError: another number of ids than images, or an image without a group.
+        DataError: not one id per image, or an image without a group.
     """
     keys: list[str] = table.images.to_pylist()
     found: Sequence[str | int | None] | NDArray[Any]
@@ -122,7 +122,9 @@ def _check(fractions: Mapping[str, float]) -> None:
         raise ConfigError(f"cannot split into {dict(fractions)}; give at least two shares, such as train=0.9, val=0.1.")
     for name, share in fractions.items():
         if not 0 < share < 1:
-            raise ConfigError(f"the share of {name!r} is {share}, but a share lies between 0 and 1 (0.1 for a tenth).")
+            raise ConfigError(
+                f"the share of {name!r} is {share}; expected a share above 0 and below 1 (0.1 for a tenth)."
+            )
     if abs((total := sum(fractions.values())) - 1) > 1e-6:
         raise ConfigError(f"the shares {dict(fractions)} add up to {total:g}; they must add up to 1.")
 
@@ -131,8 +133,8 @@ def _empty(name: str, share: float, images: int, units: int, grouped: bool, stra
     what = f"{images:,} images" + (f" in {units:,} groups" if grouped else "")
     cure = "give it a larger share (data.val_share), label more images, or name the images yourself (--val LABELS)"
     if stratify:
-        cure += ". The first part keeps one image of every class, so that few images of many classes cannot be split"
-    return f"{what} leave nothing for {name!r} with its share of {share:g}; {cure}."
+        cure += ". The first part keeps one image of every class, so few images of many classes cannot be split"
+    return f"{what} leave no image for {name!r} with its share of {share:g}; {cure}."
 
 
 def _absent(table: LabelTable, name: str, part: LabelTable) -> list[str]:
@@ -147,14 +149,14 @@ def _absent(table: LabelTable, name: str, part: LabelTable) -> list[str]:
 @final
 @dataclass(frozen=True)
 class _Units:
-    """What is moved as a whole: images, or groups of images.
+    """Units that are assigned as a whole: images, or groups of images.
 
     Attributes:
         size: int64 [U], images.
         draw: uint64 [U], random order.
-        classes: int64 [E] and
-        weight: int64 [E], the positives (class, how many images) of each unit, unit by unit.
-        indptr: int64 [U + 1], where each unit's begin.
+        classes: int64 [E], classes of the positives of each unit, sorted by unit.
+        weight: int64 [E], number of images of the unit with this positive.
+        indptr: int64 [U + 1], first entry of each unit.
         classes_count: C.
     """
 
@@ -182,8 +184,8 @@ class _Units:
 
 
 @final
-class _Dealer:
-    """Deals units out to K parts; counts what every part has of every class and of all images."""
+class _Assigner:
+    """Assigns units to K parts, and counts images and classes of each part."""
 
     def __init__(self, units: _Units, shares: NDArray[np.float64]) -> None:
         self.units = units
@@ -194,7 +196,7 @@ class _Dealer:
         self.total = np.bincount(units.classes, weights=units.weight, minlength=units.classes_count).astype(np.int64)
         self.left = self.total.copy()
 
-    def deal(self) -> NDArray[np.int64]:
+    def assign(self) -> NDArray[np.int64]:
         """Part of each unit, int64 [U]."""
         unit = np.repeat(np.arange(len(self.part)), np.diff(self.units.indptr))
         order = np.lexsort((self.units.draw[unit], -self.units.weight, self.units.classes))
@@ -205,25 +207,25 @@ class _Dealer:
             rarest = int(np.where(self.left > 0, self.left, never).argmin())
             members = slice(begin[rarest], begin[rarest + 1])
             free = self.part[unit[members]] < 0
-            self._deal_class(rarest, unit[members][free], weight[members][free])
+            self._assign_class(rarest, unit[members][free], weight[members][free])
         rest = np.flatnonzero(self.part < 0)
         rest = rest[np.lexsort((self.units.draw[rest], -self.units.size[rest]))]
-        self._deal_runs(rest, self.units.size[rest], self.shares * self.units.size.sum() - self.images)
+        self._assign_runs(rest, self.units.size[rest], self.shares * self.units.size.sum() - self.images)
         return self.part
 
-    def _deal_class(self, class_: int, units: NDArray[np.int64], weight: NDArray[np.int64]) -> None:
+    def _assign_class(self, class_: int, units: NDArray[np.int64], weight: NDArray[np.int64]) -> None:
         if not self.given[0, class_]:
             self._give(units[:1], 0)
             units, weight = units[1:], weight[1:]
-        # What a part has too much of through rarer classes is evened out, by at most its fair share: a part can get no
-        # less than nothing, and correcting further in the other direction would let small parts grow too large.
+        # A surplus from rarer classes is compensated by at most the fair share: a part cannot get less than nothing,
+        # and a larger correction in the other direction would make small parts too large.
         fair = self.shares * weight.sum()
         correction = self.shares * self.total[class_] - self.given[:, class_] - fair
         excess = (np.abs(correction) / np.maximum(fair, 1e-9)).max()
-        self._deal_runs(units, weight, fair + correction / max(excess, 1.0))
+        self._assign_runs(units, weight, fair + correction / max(excess, 1.0))
 
-    def _deal_runs(self, units: NDArray[np.int64], weight: NDArray[np.int64], want: NDArray[np.float64]) -> None:
-        """Deal units of descending weight; all of one weight at a time."""
+    def _assign_runs(self, units: NDArray[np.int64], weight: NDArray[np.int64], want: NDArray[np.float64]) -> None:
+        """Assign units of descending weight, all units of one weight at a time."""
         for run in np.split(np.arange(len(units)), np.flatnonzero(np.diff(weight)) + 1):
             if not len(run):
                 continue
@@ -236,7 +238,7 @@ class _Dealer:
                 taken = taken[count:]
             rest = exact - whole
             for unit in taken:
-                # Who gets the odd unit: whoever wants most of it, and is shortest of images.
+                # A remaining unit goes to the part that needs most of it and lacks most images.
                 size = self.units.size[unit]
                 short = self.shares * (self.images.sum() + size) - self.images + rest * size
                 part = int(np.where(rest > 1e-9, short.round(9), -np.inf).argmax())
@@ -254,13 +256,13 @@ class _Dealer:
 
 
 def _fill(want: NDArray[np.float64], count: int, each: int) -> NDArray[np.float64]:
-    """Share `count` units of weight `each` out, as fractions, so that the largest remaining want is smallest.
+    """Distribute `count` units of weight `each`, as fractions, so that the largest remaining need is smallest.
 
-    A part that has more than it wants already gets none.
+    A part with a surplus gets none.
     """
     falling = np.sort(want)[::-1]
     level = (np.cumsum(falling) - count * each) / np.arange(1, len(want) + 1)
-    # The largest number of parts that still lie above the level they would be filled to.
+    # The largest number of parts whose need is above the common level after filling.
     parts = int(np.flatnonzero(falling >= level - 1e-12)[-1])
     exact: NDArray[np.float64] = np.maximum(want - level[parts], 0) / each
     return exact

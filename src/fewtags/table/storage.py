@@ -1,8 +1,9 @@
-"""Label tables on disk: one Parquet file to load again, or a CSV to look at.
+"""Write label tables as a Parquet file, which can be loaded again, or as a CSV for people and other tools.
 
-The Parquet file has one row per fact, and one with an empty class for each image without facts, so that any Parquet
-reader shows what is in it: `image, class, state, x0, y0, x1, y1, source, split, closed`. Images come in the table's
-order. The key "fewtags" of the file's metadata holds, as JSON, the format number, vocabulary and covered classes.
+The Parquet file has one row per fact, and one row with an empty class for each image without facts. Its columns are
+`image, class, state, x0, y0, x1, y1, source, split, closed`; `closed` is the `complete_set` of a `LabelTable`. Images
+are in the order of the table. The key "fewtags" of the metadata contains, as JSON, the format number, the vocabulary
+and the complete classes ("covers").
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fewtags.errors import DataError
 from fewtags.files import replacing
 from fewtags.labels import ClassNames, Label
-from fewtags.table.table import BLANKET_SOURCE, FACTS, LabelTable, Notes, fact_table
+from fewtags.table.table import FACTS, IMPLIED_SOURCE, LabelTable, Notes, fact_table
 
 FORMAT = 1
-"""Number of the file format; raised whenever an older fewtags could misread a file."""
+"""Number of the file format; increased if an older fewtags could misread a file."""
 
 _KEY = b"fewtags"
 _CORNERS = ("x0", "y0", "x1", "y1")
@@ -45,7 +46,7 @@ _CSV_BLOCK = 2_000_000
 
 @final
 class _Header(BaseModel):
-    """What the file's metadata says."""
+    """Metadata of the file."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -60,13 +61,13 @@ class _Header(BaseModel):
 def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> None:
     """Write a table to one Parquet file, atomically.
 
-    Stored are classes, images in their order, facts, blanket negatives, split names and the messages of the notes; not
-    how each value was read and what was left out (readers report that, once).
+    The file contains classes, images in their order, facts, complete sets, split names and the messages of the notes.
+    It does not contain readings and exclusions, which readers report once.
 
     Args:
-        table: what to write.
-        path: the file; one that is there is replaced.
-        keep_root: store the image folder too. Off by default: photos move, and a path can tell more than one wants.
+        table: the table to write.
+        path: the file; an existing file is replaced.
+        keep_root: store the image folder too. Off by default: photos move, and a path may reveal private names.
 
     Raises:
         DataError: the folder of `path` does not exist.
@@ -79,13 +80,13 @@ def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> Non
         "image": pa.DictionaryArray.from_arrays(pa.array(index), table.images),
         "class": pa.DictionaryArray.from_arrays(taken["class"], pa.array(table.classes.ids, pa.string())),
         "split": pa.nulls(len(index), _WORDS) if names is None else names.take(pa.array(index)),
-        "closed": pa.array(table.closed[index], mask=table.closed[index] < 0),
+        "closed": pa.array(table.complete_set[index], mask=table.complete_set[index] < 0),
     }
     header = _Header(
         format=FORMAT,
         ids=list(table.classes.ids),
         names=list(table.classes.names),
-        covers=[np.flatnonzero(row).tolist() for row in table.covers],
+        covers=[np.flatnonzero(row).tolist() for row in table.complete_classes],
         root=table.root.as_posix() if keep_root and table.root is not None else None,
         messages=list(table.notes.messages),
     )
@@ -97,15 +98,14 @@ def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> Non
 
 
 def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
-    """Read a table that `save` wrote. The file is not trusted: everything is checked.
+    """Read a table that `save` wrote. The file is untrusted input: everything is checked.
 
     Args:
         path: the Parquet file.
-        root: folder of the images; without it, what the file says, if it says it.
+        root: folder of the images; default: the folder stored in the file, if any.
 
     Raises:
-        DataError: no such file, not a label table, a newer format, or rows that contradict each other or the
-            vocabulary.
+        DataError: no such file, not a label table, a newer format, or inconsistent rows.
     """
     path = Path(path)
     try:
@@ -120,19 +120,21 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
     rows = _Rows(path.name, {name: _column(raw, name, path.name) for name in _COLUMNS})
     images, index = rows.images()
     first = np.unique(index, return_index=True)[1]
-    closed = np.asarray(pc.fill_null(rows.columns["closed"], -1)).astype(np.int16)
-    rows.refuse(closed != closed[first][index], "has another 'closed' than the rows above of the same image")
+    complete_set = np.asarray(pc.fill_null(rows.columns["closed"], -1)).astype(np.int16)
     rows.refuse(
-        (closed < -1) | (closed >= len(header.covers)),
-        f"is closed for a set of classes other than the {len(header.covers)}",
+        complete_set != complete_set[first][index], "has a different 'closed' than other rows of the same image"
+    )
+    rows.refuse(
+        (complete_set < -1) | (complete_set >= len(header.covers)),
+        f"has a 'closed' that is not one of the {len(header.covers)} sets of classes",
     )
     stored = header.root if root is None else root
     return LabelTable(
         images,
         classes,
         rows.facts(index, classes),
-        closed[first],
-        _read_covers(header.covers, len(classes), path.name),
+        complete_set[first],
+        _read_complete_classes(header.covers, len(classes), path.name),
         None if stored is None else Path(stored),
         rows.split_names(index, first),
         Notes(messages=tuple(header.messages)),
@@ -142,7 +144,7 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
 def _read_header(metadata: dict[bytes, bytes], name: str) -> _Header:
     if _KEY not in metadata:
         raise DataError(
-            f"{name} is a Parquet file but no label table (its metadata has no 'fewtags'); give a CSV instead."
+            f"{name} is a Parquet file but not a label table (its metadata has no 'fewtags'); give a CSV instead."
         )
     try:
         found = json.loads(metadata[_KEY])
@@ -159,12 +161,14 @@ def _read_header(metadata: dict[bytes, bytes], name: str) -> _Header:
         raise DataError(f"{name}: its 'fewtags' metadata is damaged ({error}).") from error
 
 
-def _read_covers(covers: list[list[int]], classes: int, name: str) -> NDArray[np.bool_]:
+def _read_complete_classes(covers: list[list[int]], classes: int, name: str) -> NDArray[np.bool_]:
     rows = np.zeros((len(covers), classes), np.bool_)
-    for row, covered in enumerate(covers):
-        if covered and max(covered) >= classes:
-            raise DataError(f"{name}: its metadata covers class number {max(covered)}, but there are {classes:,}.")
-        rows[row, covered] = True
+    for row, numbers in enumerate(covers):
+        if numbers and max(numbers) >= classes:
+            raise DataError(
+                f"{name}: 'covers' in its metadata has class number {max(numbers)}, but there are {classes:,} classes."
+            )
+        rows[row, numbers] = True
     return rows
 
 
@@ -174,24 +178,26 @@ def _column(table: pa.Table, name: str, file: str) -> pa.Array:
     try:
         if _COLUMNS[name] != _WORDS:
             return table[name].cast(_COLUMNS[name]).combine_chunks()
-        # Written out and encoded again: then codes count up in order of appearance, whoever wrote the file.
+        # Decoded and encoded again, so that codes are in order of appearance, whoever wrote the file.
         words = table[name].cast(pa.string()).combine_chunks().dictionary_encode()
         words.validate(full=True)  # Not every writer's strings are UTF-8.
         return words
     except pa.ArrowException as error:
-        raise DataError(f"{file}: column {name!r} holds {table[name].type}, not {_COLUMNS[name]} ({error}).") from error
+        raise DataError(
+            f"{file}: column {name!r} has type {table[name].type}, not {_COLUMNS[name]} ({error})."
+        ) from error
 
 
 @final
 class _Rows:
-    """The rows of a file, checked as they are taken apart."""
+    """The columns of a file; each method checks the rows that it reads."""
 
     def __init__(self, file: str, columns: dict[str, pa.Array]) -> None:
         self.file = file
         self.columns = columns
 
     def refuse(self, wrong: NDArray[np.bool_], why: str) -> None:
-        """Raise for the first wrong row."""
+        """Raise an error for the first wrong row."""
         if np.any(wrong):
             row = int(np.argmax(wrong))
             image = self.columns["image"][row].as_py()
@@ -208,9 +214,9 @@ class _Rows:
     def split_names(self, index: NDArray[np.int32], first: NDArray[np.int64]) -> pa.Array | None:
         if (missing := self.missing("split")).all():
             return None
-        self.refuse(missing, "has no split, but others have")
+        self.refuse(missing, "has no split, but other rows have one")
         split = self.columns["split"].indices.to_numpy()
-        self.refuse(split != split[first][index], "is in another split than the rows above of the same image")
+        self.refuse(split != split[first][index], "is in another split than other rows of the same image")
         return self.columns["split"].take(pa.array(first)).cast(pa.string())
 
     def facts(self, index: NDArray[np.int32], classes: ClassNames) -> pa.Table:
@@ -239,49 +245,53 @@ class _Rows:
         return pa.table(columns, names=FACTS.names).filter(pa.array(~silent)).cast(FACTS)
 
 
-def write_csv(table: LabelTable, path: Path | str, *, blanket: bool = True) -> None:
-    """Write a table as CSV for people and other tools: one row per label, atomically.
+def write_csv(table: LabelTable, path: Path | str, *, implied_negatives: bool = True) -> None:
+    """Write a table as CSV, one row per label, atomically.
 
     Columns: image, class (its id), state ("positive" or "negative"), x0, y0, x1, y1 (fractions of the displayed image,
-    empty without a location), source; and split, where the table names splits. An image without labels has one row with
-    nothing but its name and split. Classes without any label are not in it, see `unwritten_classes`.
+    empty without a location), source; and split if the table names splits. An image without labels has one row with
+    only its name and split. Classes without any label do not occur in the file, see `unwritten_classes`.
 
     Args:
-        table: what to write.
-        path: the file; one that is there is replaced.
-        blanket: also write, one by one, the negatives of images that are completely annotated. Without them the file
-            says less than the table.
+        table: the table to write.
+        path: the file; an existing file is replaced.
+        implied_negatives: also write the implied negatives of completely annotated images, one row each. Without them
+            the file contains less than the table.
 
     Raises:
-        DataError: the folder does not exist; more blanket negatives than a CSV is good for.
+        DataError: the folder does not exist; too many implied negatives for a CSV.
     """
-    covered = int(table.covers.sum(1)[table.closed[table.closed >= 0]].sum()) if blanket else 0
-    if covered > _MOST_CSV_ROWS:
+    implied = (
+        int(table.complete_classes.sum(1)[table.complete_set[table.complete_set >= 0]].sum())
+        if implied_negatives
+        else 0
+    )
+    if implied > _MOST_CSV_ROWS:
         raise DataError(
-            f"{covered:,} negatives of completely annotated images are too many for a CSV (at most "
-            f"{_MOST_CSV_ROWS:,}); give a name that ends in .parquet, or in Python blanket=False."
+            f"{implied:,} negatives of completely annotated images are too many for a CSV (at most "
+            f"{_MOST_CSV_ROWS:,}); give a name that ends in .parquet, or in Python implied_negatives=False."
         )
     facts = table.facts.take(pa.array(np.argsort(table.facts["image"].to_numpy(), kind="stable")))
     step = max(1, _CSV_BLOCK // max(1, len(table.classes)))
     blocks = (np.arange(i, min(i + step, len(table)), dtype=np.int32) for i in range(0, len(table), step))
     with replacing(Path(path)) as temporary, pyarrow.csv.CSVWriter(temporary, _csv_schema(table)) as writer:
         for block in blocks:
-            writer.write_table(_csv_block(table, facts, block, blanket))
+            writer.write_table(_csv_block(table, facts, block, implied_negatives))
 
 
 def unwritten_classes(table: LabelTable) -> list[str]:
-    """Ids of the classes of which nothing is known in any image: a CSV of `write_csv` does not name them."""
+    """Return the ids of the classes without a label, which the CSV of `write_csv` does not name."""
     named = np.zeros(len(table.classes), np.bool_)
     named[table.facts["class"].to_numpy()] = True
-    named |= table.covers[np.unique(table.closed[table.closed >= 0])].any(0)
-    return [class_id for class_id, there in zip(table.classes.ids, named.tolist(), strict=True) if not there]
+    named |= table.complete_classes[np.unique(table.complete_set[table.complete_set >= 0])].any(0)
+    return [class_id for class_id, is_named in zip(table.classes.ids, named.tolist(), strict=True) if not is_named]
 
 
-def _csv_block(table: LabelTable, facts: pa.Table, block: NDArray[np.int32], blanket: bool) -> pa.Table:
-    """The CSV rows of a run of images; `facts` are sorted by image."""
+def _csv_block(table: LabelTable, facts: pa.Table, block: NDArray[np.int32], implied: bool) -> pa.Table:
+    """CSV rows of consecutive images; `facts` are sorted by image."""
     begin, end = np.searchsorted(facts["image"].to_numpy(), [block[0], block[-1] + 1])
-    row, class_ = table.matrix.blanket(block if blanket else block[:0])
-    written_out = fact_table(block[row], class_, np.full(len(row), Label.NEGATIVE), source=BLANKET_SOURCE)
+    row, class_ = table.matrix.implied_negatives(block if implied else block[:0])
+    written_out = fact_table(block[row], class_, np.full(len(row), Label.NEGATIVE), source=IMPLIED_SOURCE)
     both = pa.concat_tables([facts.slice(begin, end - begin), written_out])
     image, fact = _rows_by_image(both["image"].to_numpy(), block)
     taken = _taken(both, fact)
@@ -305,11 +315,11 @@ def _csv_schema(table: LabelTable) -> pa.Schema:
 
 
 def _rows_by_image(image: NDArray[np.int32], images: NDArray[np.int32]) -> tuple[NDArray[np.int32], pa.Array]:
-    """One row per fact and one per image without facts, by image: the image, and the number of the fact or null.
+    """One row per fact and one per image without facts, sorted by image: the image, and the fact number or null.
 
     Args:
         image: image of each fact.
-        images: all images, a run of consecutive numbers.
+        images: all images, consecutive numbers.
     """
     silent = np.ones(len(images), np.bool_)
     silent[image - images[:1]] = False
@@ -319,6 +329,6 @@ def _rows_by_image(image: NDArray[np.int32], images: NDArray[np.int32]) -> tuple
 
 
 def _taken(facts: pa.Table, fact: pa.Array) -> dict[str, pa.Array]:
-    """The columns of `facts` but the image at positions `fact`, null where that is null."""
+    """All columns of `facts` except the image, at positions `fact`; null where `fact` is null."""
     facts = facts.unify_dictionaries().combine_chunks()
     return {name: facts[name].combine_chunks().take(fact) for name in ("class", "state", *_CORNERS, "source")}

@@ -1,4 +1,4 @@
-"""What a label table holds, in numbers: for `check`, for reports, and for people."""
+"""Counts over a label table: classes, states, contradictions."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fewtags.labels import ClassNames, Label
 if TYPE_CHECKING:
     from fewtags.table.table import LabelTable
 
-Kind = Literal["single positive", "positives only", "partial", "full", "unlabelled"]
+LabelKind = Literal["single positive", "positives only", "partial", "full", "unlabelled"]
 
 _LISTED = 20
-"""How many contradictions are listed, and how many classes at each end of the printed table."""
+"""The most contradictions listed, and the most classes at each end of the printed table."""
 
 
 @final
 @dataclass(frozen=True)
 class Contradiction:
-    """One cell that is positive in one place and negative in another, and is therefore taken as unknown.
+    """A cell with a positive and a negative fact; it counts as unknown.
 
     Attributes:
         image: key of the image.
         class_id: the class.
-        sources: who says so.
-        inside: whether one source alone says both.
+        sources: sources of these facts.
+        inside: whether one source alone has both facts.
     """
 
     image: str
@@ -53,21 +53,21 @@ class Summary:
         kind: "unlabelled": no cell is known; "full": every cell is; "single positive": no negative is known and no
             image has more than one positive; "positives only": no negative is known; "partial": anything else.
         positives: in how many images each class is positive, C numbers.
-        negatives: the same for negative, blanket negatives included.
+        negatives: the same for negative, implied negatives included.
         unknowns: the same for unknown.
-        without_label: images of which no cell is known.
-        without_positive: images without a positive, those without any label included.
-        points_of: located facts of each class without an extent, C numbers.
-        boxes_of: the same with an extent.
+        without_label: images without a known cell.
+        without_positive: images without a positive, including those without any label.
+        points_of: points of each class, C numbers.
+        boxes_of: boxes of each class, C numbers.
         sources: facts per source.
-        contradictions: cells that are positive in one place and negative in another; they count as unknown.
-        contradictions_inside: those of which one source alone says both.
-        contradicting: the first 20 of them, those inside one source before the others.
+        contradictions: cells with a positive and a negative fact; they count as unknown.
+        contradictions_inside: contradictions inside one source.
+        contradicting: the first 20 contradictions, those inside one source first.
     """
 
     images: int
     classes: ClassNames
-    kind: Kind
+    kind: LabelKind
     positives: tuple[int, ...]
     negatives: tuple[int, ...]
     unknowns: tuple[int, ...]
@@ -82,17 +82,17 @@ class Summary:
 
     @property
     def points(self) -> int:
-        """Located facts without an extent."""
+        """All points."""
         return sum(self.points_of)
 
     @property
     def boxes(self) -> int:
-        """Located facts with an extent."""
+        """All boxes."""
         return sum(self.boxes_of)
 
     @property
     def positives_per_image(self) -> float:
-        """Mean over all images, those without a positive included."""
+        """Mean over all images, including those without a positive."""
         return sum(self.positives) / self.images if self.images else 0.0
 
     def __str__(self) -> str:
@@ -107,7 +107,9 @@ class Summary:
             "facts per source: " + (", ".join(f"{s or '(unnamed)'} {n:,}" for s, n in self.sources.items()) or "none"),
         ]
         if self.contradictions:
-            lines.append(f"contradictions, taken as unknown: {self.contradictions:,}, such as {self.contradicting[0]}")
+            lines.append(
+                f"contradictions, counted as unknown: {self.contradictions:,}, such as {self.contradicting[0]}"
+            )
         return "\n".join(lines + self._class_lines())
 
     def _class_lines(self) -> list[str]:
@@ -131,13 +133,13 @@ def _short(name: str, width: int = 40) -> str:
 
 
 def summarise(table: LabelTable) -> Summary:
-    """Count what a table holds."""
+    """Count the labels of a table."""
     labels = table.matrix
     positives, negatives, unknowns = (
         tuple(labels.counts(s).tolist()) for s in (Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN)
     )
     positive_images, unknown_cells = labels.image_counts(Label.POSITIVE), labels.image_counts(Label.UNKNOWN)
-    points, boxes = _places(table)
+    points, boxes = _points_and_boxes(table)
     contradicting, inside = _contradicting(table)
     return Summary(
         images=len(table),
@@ -157,8 +159,8 @@ def summarise(table: LabelTable) -> Summary:
     )
 
 
-def _places(table: LabelTable) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Points and boxes of each class."""
+def _points_and_boxes(table: LabelTable) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Numbers of points and of boxes of each class."""
     located = table.facts.filter(table.facts["x0"].is_valid())
     x0, y0, x1, y1 = (located[c].to_numpy() for c in ("x0", "y0", "x1", "y1"))
     point, class_ = (x0 == x1) & (y0 == y1), located["class"].to_numpy()
@@ -166,7 +168,7 @@ def _places(table: LabelTable) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(points), tuple(boxes)
 
 
-def _kind(positives: int, negatives: int, unknowns: int, most: int) -> Kind:
+def _kind(positives: int, negatives: int, unknowns: int, most: int) -> LabelKind:
     if not positives + negatives:
         return "unlabelled"
     if not unknowns:
@@ -183,7 +185,7 @@ def _sources(table: LabelTable) -> dict[str, int]:
 
 
 def _contradicting(table: LabelTable) -> tuple[tuple[Contradiction, ...], int]:
-    """The first contradictions, and how many there are inside one source."""
+    """The first contradictions, and the number of contradictions inside one source."""
     labels = table.matrix
     entries = np.flatnonzero(labels.states == Label.UNKNOWN)
     owner = np.searchsorted(labels.indptr, entries, side="right") - 1
@@ -199,14 +201,14 @@ def _contradicting(table: LabelTable) -> tuple[tuple[Contradiction, ...], int]:
 
 
 def _inside(table: LabelTable, cells: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those of some cells (image * C + class) that one source alone calls both positive and negative."""
+    """Select the cells (image * C + class) with a positive and a negative fact of the same source."""
     cell = table.facts["image"].to_numpy().astype(np.int64) * len(table.classes) + table.facts["class"].to_numpy()
     rows = np.flatnonzero(np.isin(cell, cells))
     source = table.facts["source"].unify_dictionaries().combine_chunks()
     if not len(rows):
         return cells[:0]
-    said = cell[rows] * len(source.dictionary) + source.indices.to_numpy()[rows]
+    cell_source = cell[rows] * len(source.dictionary) + source.indices.to_numpy()[rows]
     positive = table.facts["state"].to_numpy()[rows] == Label.POSITIVE
-    both: NDArray[np.bool_] = np.isin(said, said[positive]) & np.isin(said, said[~positive])
+    both: NDArray[np.bool_] = np.isin(cell_source, cell_source[positive]) & np.isin(cell_source, cell_source[~positive])
     found: NDArray[np.int64] = cell[rows[both]]
     return found

@@ -1,4 +1,4 @@
-"""The label table: every known fact about every image, immutable and columnar."""
+"""`LabelTable`: every known fact about every image, immutable and columnar."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FACTS = pa.schema(
         pa.field("image", pa.int32(), nullable=False),
         pa.field("class", pa.int32(), nullable=False),
         pa.field("state", pa.int8(), nullable=False),
-        # A location in fractions of the displayed (EXIF-turned) image; a point has x0 = x1 and y0 = y1; null: none.
+        # Fractions of the displayed (EXIF-rotated) image; a point has x0 = x1 and y0 = y1; null without a location.
         pa.field("x0", pa.float32()),
         pa.field("y0", pa.float32()),
         pa.field("x1", pa.float32()),
@@ -34,18 +34,17 @@ FACTS = pa.schema(
     ]
 )
 
+MAX_COMPLETE_SETS = int(np.iinfo(np.int16).max) + 1
+"""The most different sets of completely annotated classes in a table."""
 
-MOST_CLOSURES = int(np.iinfo(np.int16).max) + 1
-"""How many different sets of covered classes a table can hold."""
-
-BLANKET_SOURCE = "(complete annotation)"
-"""Source of negatives that came from a closed image, where they have to be written out one by one."""
+IMPLIED_SOURCE = "(complete annotation)"
+"""Source of facts that were implied negatives of completely annotated images."""
 
 
 @final
 @dataclass(frozen=True)
 class ValueReading:
-    """How a reader understood one distinct value: where it stood, what it was taken for, how often.
+    """How a reader understood one distinct value: where it occurs, its meaning, and its count.
 
     >>> print(ValueReading("labels.csv, class columns", "(blank)", "unknown", 88400))
     labels.csv, class columns: (blank) -> unknown (88,400)
@@ -60,33 +59,43 @@ class ValueReading:
         return f"{self.where}: {self.value} -> {self.meaning} ({self.count:,})"
 
 
-Kind = Literal["missing", "unreadable", "unusable", "splits", "bad-place", "unread-place", "partial", "excluded"]
-"""Why something is left out: a photo is not there, or cannot be read; a row or annotation says nothing that can be
-used; an image is in several splits or in none; a box or point is broken, or of a kind that is not read, and its label
-is kept; photos were never downloaded; or the user wants it so. `check` makes a finding with that code of each."""
+ExclusionKind = Literal[
+    "missing", "unreadable", "unusable", "splits", "bad-place", "unread-place", "partial", "excluded"
+]
+"""Why an item is left out; `check` reports a finding with this code.
+
+- missing: the photo does not exist.
+- unreadable: the photo cannot be read.
+- unusable: a row or annotation has no usable content.
+- splits: an image is in several splits or in none.
+- bad-place: a box or point is invalid; its label is kept.
+- unread-place: a region of a kind that is not read; its label is kept.
+- partial: photos were never downloaded.
+- excluded: the user excluded it.
+"""
 
 
 @final
 @dataclass(frozen=True)
 class Excluded:
-    """Something a reader or check left out, and why. One line of `excluded.csv`."""
+    """An item that a reader or check left out, with the reason. One line of `excluded.csv`."""
 
     item: str
     reason: str
     where: str = ""
-    kind: Kind = "excluded"
+    kind: ExclusionKind = "excluded"
 
 
 @final
 @dataclass(frozen=True)
 class Notes:
-    """What a reader has to say about how it read; travels with the table, not part of its content or fingerprint.
+    """A reader's report about the files. Part of the table, but not of its content or fingerprint.
 
     Attributes:
-        readings: how each distinct value was understood.
-        excluded: what was left out.
+        readings: the meaning of each distinct value.
+        excluded: items that were left out.
         messages: how the files were understood.
-        warnings: where they may have been misunderstood, with the setting that reads them otherwise.
+        warnings: possible misunderstandings, each with the setting that changes it.
     """
 
     readings: tuple[ValueReading, ...] = ()
@@ -106,25 +115,24 @@ class Notes:
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class LabelTable:
-    """What is known about N images and C classes; whatever is absent is unknown.
+    """The known labels of N images and C classes. What no row states is unknown.
 
-    Tables are compared by `fingerprint`; `==` is identity.
+    Compare tables by `fingerprint`; `==` compares identity.
 
     Attributes:
         images: string [N], unique keys: paths relative to `root`, with forward slashes. The position of an image is its
             sample index.
         classes: the vocabulary.
         facts: one row per known fact, columns `FACTS`; the same class may be located several times in an image.
-        closed: int16 [N], row of `covers` an image is closed for (all classes covered and not named by a fact are known
-            to be absent: "complete" annotation, or a `none` folder), -1 for none.
-        covers: bool [S, C].
+        complete_set: int16 [N], row of `complete_classes` for which each image is completely annotated, -1 for none.
+            Every class of the set without a fact is absent from the image (an implied negative).
+        complete_classes: bool [S, C], sets of classes.
         root: folder that the keys are relative to; None for tables without photos.
-        split_names: string [N] or None: the split each image belongs to in its source ("train", "val", ...; "" for
-            none).
-        notes: how the reader understood the files.
+        split_names: string [N] or None: the split of each image in its source ("train", "val", ...; "" for none).
+        notes: the reader's report.
 
     Raises:
-        DataError: repeated keys, or facts that point outside the images or classes.
+        DataError: repeated keys, or facts whose image or class number is out of range.
 
     >>> table = LabelTable.build(["a.jpg", "b.jpg"], ClassNames.of(["cat"]), image=[0], class_=[0], state=[1])
     >>> table
@@ -136,8 +144,8 @@ class LabelTable:
     images: pa.Array
     classes: ClassNames
     facts: pa.Table
-    closed: NDArray[np.int16]
-    covers: NDArray[np.bool_]
+    complete_set: NDArray[np.int16]
+    complete_classes: NDArray[np.bool_]
     root: Path | None = None
     split_names: pa.Array | None = None
     notes: Notes = field(default_factory=Notes)
@@ -145,9 +153,12 @@ class LabelTable:
     def __post_init__(self) -> None:
         n, c = len(self.images), len(self.classes)
         assert self.facts.schema.equals(FACTS), self.facts.schema
-        assert self.closed.shape == (n,), (self.closed.shape, n)
-        assert self.covers.shape[1] == c, (self.covers.shape, c)
-        assert self.closed.max(initial=-1) < len(self.covers), (self.closed.max(), self.covers.shape)
+        assert self.complete_set.shape == (n,), (self.complete_set.shape, n)
+        assert self.complete_classes.shape[1] == c, (self.complete_classes.shape, c)
+        assert self.complete_set.max(initial=-1) < len(self.complete_classes), (
+            self.complete_set.max(),
+            self.complete_classes.shape,
+        )
         assert self.split_names is None or len(self.split_names) == n
         if len(unique := self.images.value_counts()) != n:
             counts = unique.field("counts").to_numpy()
@@ -177,8 +188,8 @@ class LabelTable:
         state: NDArray[np.integer],
         locations: NDArray[np.floating] | None = None,
         source: str = "",
-        closed: NDArray[np.integer] | None = None,
-        covers: NDArray[np.bool_] | None = None,
+        complete_set: NDArray[np.integer] | None = None,
+        complete_classes: NDArray[np.bool_] | None = None,
         root: Path | None = None,
         split: Sequence[str] | None = None,
         notes: Notes | None = None,
@@ -188,23 +199,23 @@ class LabelTable:
         Args:
             images: N unique keys.
             classes: the vocabulary.
-            image: see `fact_table`, as `class_`, `state`, `locations` and `source`.
-            class_: position of each fact's class.
-            state: what is known.
-            locations: where.
-            source: from which file or folder.
-            closed: int [N], see the class.
-            covers: bool [S, C], see the class.
+            image: see `fact_table`, also for `class_`, `state`, `locations` and `source`.
+            class_: class number of each fact.
+            state: `Label` of each fact.
+            locations: points and boxes.
+            source: file or folder.
+            complete_set: int [N], see the class.
+            complete_classes: bool [S, C], see the class.
             root: folder of the images.
             split: N split names.
-            notes: how the reader understood the files.
+            notes: the reader's report.
         """
         return cls(
             pa.array(images, pa.string()),
             classes,
             fact_table(image, class_, state, locations, source),
-            np.full(len(images), -1, np.int16) if closed is None else np.asarray(closed, np.int16),
-            np.zeros((0, len(classes)), np.bool_) if covers is None else covers,
+            np.full(len(images), -1, np.int16) if complete_set is None else np.asarray(complete_set, np.int16),
+            np.zeros((0, len(classes)), np.bool_) if complete_classes is None else complete_classes,
             root,
             None if split is None else pa.array(split, pa.string()),
             notes or Notes(),
@@ -214,8 +225,8 @@ class LabelTable:
     def matrix(self) -> LabelMatrix:
         """The labels as a sparse N x C matrix for training.
 
-        Several facts about one cell are one label; where sources contradict each other (positive and negative), the
-        cell is unknown, and `check` counts it.
+        Several facts about one cell are one label. A cell with contradicting facts (positive and negative) is unknown;
+        `check` counts such cells.
         """
         n, c = len(self), len(self.classes)
         cell = self.facts["image"].to_numpy().astype(np.int64) * c + self.facts["class"].to_numpy()
@@ -227,11 +238,13 @@ class LabelTable:
         merged = np.where(low == high, low, np.int8(Label.UNKNOWN)).astype(np.int8)
         cells = cell[first]
         indptr = np.searchsorted(cells, np.arange(n + 1, dtype=np.int64) * c).astype(np.int64)
-        return LabelMatrix(indptr, (cells % c if c else cells).astype(np.int32), merged, self.closed, self.covers)
+        return LabelMatrix(
+            indptr, (cells % c if c else cells).astype(np.int32), merged, self.complete_set, self.complete_classes
+        )
 
     @cached_property
     def locations(self) -> Locations:
-        """Points and boxes of the positive cells, sorted by image; those of contradicted cells are left out."""
+        """Points and boxes of the positive cells, sorted by image; contradicted cells have none."""
         n, c = len(self), len(self.classes)
         image, class_ = (self.facts[name].to_numpy() for name in ("image", "class"))
         located = np.flatnonzero(~self.facts["x0"].is_null().to_numpy())
@@ -246,11 +259,10 @@ class LabelTable:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what the table says: classes, image keys, facts with locations, blanket negatives.
+        """SHA-256 (hex) of the content: classes, image keys, facts with locations, implied negatives.
 
-        The order of images and of classes counts, because a sample index and a class index mean a position. The order
-        of facts and the row numbers of `covers` do not, nor do sources, split names, root and notes: they change no
-        label.
+        The order of images and of classes counts, because indices refer to it. The order of facts, the row numbers of
+        `complete_classes`, sources, split names, root and notes do not count: they change no label.
         """
         digest = hashlib.sha256(b"fewtags label table 1\n")
         keys = self.images.to_pylist()
@@ -259,34 +271,34 @@ class LabelTable:
             np.array([len(key) for key in keys], "<i8").tobytes(),
             "".join(keys).encode(),
             _canonical_facts(self.facts),
-            *_canonical_closures(self.closed, self.covers),
+            *_canonical_sets(self.complete_set, self.complete_classes),
         ):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
         return digest.hexdigest()
 
     def summary(self) -> Summary:
-        """Counts per class and state, images without labels, contradictions, kind of labels; `print` it."""
+        """Count labels per class and state, images without labels and contradictions; `print` the result."""
         return summarise(self)
 
     def subset(self, index: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]) -> LabelTable:
-        """The images at positions `index` (int [M], no repeats), in that order, or where a bool [N] mask is true.
+        """Return the images at positions `index` (int [M], no repeats), in that order, or those of a bool [N] mask.
 
-        All classes stay, those without a label here included: a class keeps its position in every subset.
+        All classes are kept, also those without a label: a class has the same position in every subset.
 
         Raises:
-            IndexError: a position outside 0..N - 1, or a mask of another length.
+            IndexError: a position outside 0..N - 1, or a mask of the wrong length.
             DataError: a repeated position.
         """
         n = len(self)
         index = np.asarray(index)
         if index.dtype == np.bool_:
             if len(index) != n:
-                raise IndexError(f"a mask of {len(index):,} values for {n:,} images")
+                raise IndexError(f"the mask has {len(index):,} values, but the table has {n:,} images")
             index = np.flatnonzero(index)
         index = index.astype(np.int64)
         if np.any((index < 0) | (index >= n)):
-            raise IndexError(f"positions from {index.min()} to {index.max()} in a table of {n:,} images")
+            raise IndexError(f"positions are {index.min()} to {index.max()}, but the table has {n:,} images")
         position = np.full(n, -1, np.int32)
         position[index] = np.arange(len(index), dtype=np.int32)
         image = position[self.facts["image"].to_numpy()]
@@ -295,7 +307,7 @@ class LabelTable:
             self,
             images=self.images.take(pa.array(index)),
             facts=facts,
-            closed=self.closed[index],
+            complete_set=self.complete_set[index],
             split_names=None if self.split_names is None else self.split_names.take(pa.array(index)),
         )
 
@@ -306,25 +318,25 @@ class LabelTable:
 
         Args:
             val: share of the images for validation, in (0, 1).
-            seed: another seed, another split.
-            groups: what must stay together: N group ids, a regular expression on image keys, or a function of a key.
+            seed: selects the split.
+            groups: images to keep together: N group ids, a regular expression on image keys, or a function of a key.
             stratify: give both parts their share of each class's positives, rarest classes first.
 
         Raises:
             ConfigError: `val` outside (0, 1).
-            DataError: groups that do not fit, or nothing left for one side.
+            DataError: groups that do not fit the images, or an empty part.
         """
         parts = split_table(self, {"train": 1 - val, "val": val}, seed=seed, groups=groups, stratify=stratify)
         return parts["train"], parts["val"]
 
     def named_splits(self) -> dict[str, LabelTable]:
-        """One table per split that the source names, in order of appearance; images that it puts in none under "".
+        """Return one table per split that the source names, in order of appearance; "" has the images without a split.
 
         Raises:
             DataError: the source names no splits.
         """
         if self.split_names is None:
-            raise DataError("this table's source names no splits; make one with split(val=0.1).")
+            raise DataError("the source of this table names no splits; make one with split(val=0.1).")
         encoded = pc.fill_null(self.split_names, "").dictionary_encode()
         codes = encoded.indices.to_numpy()
         return {name: self.subset(codes == code) for code, name in enumerate(encoded.dictionary.to_pylist())}
@@ -343,11 +355,11 @@ class LabelTable:
         return self.root
 
     def with_root(self, root: Path | str | None) -> LabelTable:
-        """The same labels for photos in another folder."""
+        """Return the same labels for photos in another folder."""
         return replace(self, root=None if root is None else Path(root))
 
     def noting(self, *messages: str) -> LabelTable:
-        """The same with messages added to its notes."""
+        """Return the same table with messages added to its notes."""
         return replace(self, notes=self.notes + Notes(messages=messages))
 
 
@@ -361,11 +373,11 @@ def fact_table(
     """Make facts from plain arrays.
 
     Args:
-        image: int [F], position of each fact's image.
-        class_: int [F], position of each fact's class.
+        image: int [F], image number of each fact.
+        class_: int [F], class number of each fact.
         state: int [F], values of `Label`; UNKNOWN is not a fact.
-        locations: float [F, 4] x0, y0, x1, y1 in 0..1 of the displayed image, NaN rows where there is none.
-        source: name of the file or folder the facts come from.
+        locations: float [F, 4] x0, y0, x1, y1 in 0..1 of the displayed image; NaN for facts without a location.
+        source: name of the file or folder of the facts.
     """
     assert not np.any(np.asarray(state) == Label.UNKNOWN), "an unknown cell is not a fact"
     f = len(image)
@@ -386,11 +398,11 @@ def fact_table(
 
 
 def _canonical_facts(facts: pa.Table) -> bytes:
-    """The facts without their sources as bytes that do not depend on their order."""
+    """The facts without their sources, as bytes that do not depend on their order."""
     columns = {"image": "<i4", "class": "<i4", "state": "i1", "x0": "<f4", "y0": "<f4", "x1": "<f4", "y1": "<f4"}
     rows = np.zeros(len(facts), list(columns.items()))
     for name in columns:
-        # No location becomes NaN; adding zero makes -0.0 and 0.0 the same bytes.
+        # A missing location becomes NaN; adding zero turns -0.0 into 0.0.
         rows[name] = facts[name].to_numpy() + 0
     cell = rows["image"].astype(np.int64) << 32 | rows["class"]
     if np.any(cell[1:] <= cell[:-1]):
@@ -398,11 +410,11 @@ def _canonical_facts(facts: pa.Table) -> bytes:
     return rows.tobytes()
 
 
-def _canonical_closures(closed: NDArray[np.int16], covers: NDArray[np.bool_]) -> tuple[bytes, bytes]:
-    """Blanket negatives as bytes that depend neither on the order of `covers` nor on rows that are equal or unused."""
-    used = np.unique(closed[closed >= 0])
-    used = used[covers[used].any(1)]
-    rows, inverse = np.unique(np.packbits(covers[used], axis=1), axis=0, return_inverse=True)
-    number = np.full(len(covers) + 1, -1, "<i4")  # The last one is what -1, an open image, picks.
+def _canonical_sets(complete_set: NDArray[np.int16], complete_classes: NDArray[np.bool_]) -> tuple[bytes, bytes]:
+    """Implied negatives as bytes that do not depend on the order of the sets, nor on equal or unused sets."""
+    used = np.unique(complete_set[complete_set >= 0])
+    used = used[complete_classes[used].any(1)]
+    rows, inverse = np.unique(np.packbits(complete_classes[used], axis=1), axis=0, return_inverse=True)
+    number = np.full(len(complete_classes) + 1, -1, "<i4")  # -1 (not complete) picks the last one
     number[used] = inverse.reshape(-1)
-    return number[closed].tobytes(), rows.tobytes()
+    return number[complete_set].tobytes(), rows.tobytes()

@@ -10,7 +10,8 @@ from fewtags.engine.machine import keep_freed_memory
 from fewtags.errors import DataError
 from fewtags.nets.encoder import Encoder, pooled
 from fewtags.photos.augment import Policy
-from fewtags.photos.loader import Collate, EvalLoader, EvalSet, Photos, Workers
+from fewtags.photos.dataset import EvalSet, PhotoFolder
+from fewtags.photos.loader import Collate, EvalLoader, Workers
 from fewtags.photos.scan import Tick
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from fewtags.table.table import LabelTable
@@ -73,13 +74,13 @@ def photo_features(
     return features
 
 
-def photos_of(table: LabelTable) -> Photos:
+def photos_of(table: LabelTable) -> PhotoFolder:
     """Return the files of a table.
 
     Raises:
         DataError: the folder of the photos is unknown.
     """
-    return Photos(table.require_root(), table.images)
+    return PhotoFolder(table.require_root(), table.images)
 
 
 def unit(features: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -145,8 +145,8 @@ def _table(root: Path, photos: Listed, classes: ClassNames) -> LabelTable:
         class_=np.array([classes.index(c) for _, c in photos], np.int64),
         state=np.full(n, Label.POSITIVE),
         source=root.name,
-        closed=np.zeros(n, np.int16),
-        covers=np.ones((1, len(classes)), np.bool_),
+        complete_set=np.zeros(n, np.int16),
+        complete_classes=np.ones((1, len(classes)), np.bool_),
         root=root,
     )
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
+from fewtags.table.merge import common_vocabulary
 from fewtags.table.table import LabelTable
-from fewtags.table.vocabulary import common_vocabulary
 
 TaskKind = Literal["single", "multi"]
 """One class per photo (softmax, top-1), or any number of classes (one decision per class, AP)."""

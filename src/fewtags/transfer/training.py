@@ -28,7 +28,8 @@ from fewtags.nets.spatial import SpatialHead, SpatialNet
 from fewtags.objectives.assume_negative import BCE
 from fewtags.objectives.base import Problem
 from fewtags.photos.augment import Policy
-from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, TrainLoader, TrainSet, Workers
+from fewtags.photos.dataset import EvalSet, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader, Workers
 from fewtags.photos.scan import Tick
 from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable

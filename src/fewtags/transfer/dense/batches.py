@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fewtags.errors import DataError, FewtagsError
-from fewtags.photos.loader import Failure, rng
+from fewtags.photos.dataset import Failure
+from fewtags.seeds import rng
 
 T = TypeVar("T")
 Key = tuple[int, int]

@@ -25,8 +25,7 @@ from fewtags.engine.autocast import seeded
 from fewtags.engine.machine import keep_freed_memory
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import Encoder
-from fewtags.objectives.momentum import seed_of
-from fewtags.photos.loader import rng
+from fewtags.seeds import rng, seed_of
 from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches
 from fewtags.transfer.dense.scenes import Scene, Scenes
 

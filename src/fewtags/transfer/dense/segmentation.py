@@ -24,10 +24,10 @@ from fewtags.errors import ConfigError, DataError, TrainingError
 from fewtags.metrics.segmentation import SegmentationReport, confusion, segmentation_report
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.nets.spatial import spatial_features
-from fewtags.objectives.momentum import seed_of
 from fewtags.photos.decode import open_photo
-from fewtags.photos.loader import Collate, rng
+from fewtags.photos.loader import Collate
 from fewtags.photos.scan import Tick
+from fewtags.seeds import rng, seed_of
 from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches
 
 IGNORE = 255

@@ -5,12 +5,12 @@ import pytest
 
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
+from fewtags.table.merge import common_vocabulary, match_images, with_classes
 from fewtags.table.table import LabelTable
-from fewtags.table.vocabulary import common_vocabulary, match_images, with_classes
 
 
-def table(images, classes, cells, *, closed=None, covers=None):
-    """A table of (image, class, state) cells, by name; `closed` holds the images that are closed for row 0."""
+def table(images, classes, cells, *, complete_set=None, complete_classes=None):
+    """A table of (image, class, state) cells, by name; `complete_set`: the images that are complete for row 0."""
     names = classes if isinstance(classes, ClassNames) else ClassNames.of(classes)
     return LabelTable.build(
         images,
@@ -18,8 +18,8 @@ def table(images, classes, cells, *, closed=None, covers=None):
         image=np.array([images.index(i) for i, _, _ in cells], int),
         class_=np.array([names.index(c) for _, c, _ in cells], int),
         state=np.array([s for _, _, s in cells], int),
-        closed=None if closed is None else np.array([0 if i in closed else -1 for i in images]),
-        covers=covers,
+        complete_set=None if complete_set is None else np.array([0 if i in complete_set else -1 for i in images]),
+        complete_classes=complete_classes,
     )
 
 
@@ -36,9 +36,11 @@ def test_a_class_keeps_its_labels_under_another_vocabulary():
     assert (after.root, after.notes, len(after)) == (before.root, before.notes, 2)
 
 
-def test_a_closed_image_is_closed_for_the_classes_it_was_closed_for():
+def test_a_complete_image_stays_complete_for_the_same_classes():
     """Image a says: a cat and nothing else of cat and dog. It says nothing about emus."""
-    before = table(["a", "b"], ["cat", "dog"], [("a", "cat", 1)], closed=["a"], covers=np.ones((1, 2), bool))
+    before = table(
+        ["a", "b"], ["cat", "dog"], [("a", "cat", 1)], complete_set=["a"], complete_classes=np.ones((1, 2), bool)
+    )
     assert cells(before) == {"cat": [1, 0], "dog": [-1, 0]}
     assert cells(with_classes(before, ClassNames.of(["emu", "dog", "cat"]))) == {
         "emu": [0, 0], "dog": [-1, 0], "cat": [1, 0],

@@ -78,10 +78,3 @@ def photos_of(table: LabelTable) -> Photos:
     if table.root is None:
         raise DataError("the labels do not say where the photos are; give --images FOLDER.")
     return Photos(table.root, table.images)
-
-
-def unit(features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Features [N, d] scaled to length 1; a row of zeros stays one."""
-    length = np.linalg.norm(features, axis=1, keepdims=True)
-    scaled: NDArray[np.float32] = features / np.maximum(length, np.finfo(np.float32).tiny)
-    return scaled

@@ -18,7 +18,7 @@ OVERLAPS = tuple(round(0.5 + 0.05 * n, 2) for n in range(10))
 
 @final
 @dataclass(frozen=True)
-class Truth:
+class TrueBoxes:
     """What is in one image.
 
     Attributes:
@@ -34,7 +34,7 @@ class Truth:
 
 @final
 @dataclass(frozen=True)
-class Found:
+class PredictedBoxes:
     """What a detector says about one image.
 
     Attributes:
@@ -50,7 +50,7 @@ class Found:
 
 @final
 @dataclass(frozen=True)
-class VocDetection:
+class VocAveragePrecision:
     """AP in 0..1.
 
     Attributes:
@@ -79,15 +79,15 @@ class VocDetection:
         return float(np.nanmean(self.by_class[self.overlaps.index(overlap)]))
 
 
-def voc_detection(
-    truth: Sequence[Truth],
-    found: Sequence[Found],
+def voc_average_precision(
+    truth: Sequence[TrueBoxes],
+    found: Sequence[PredictedBoxes],
     classes: int,
     *,
     points: Literal["11", "all"] = "11",
     overlaps: tuple[float, ...] = OVERLAPS,
     border: float = 1.0,
-) -> VocDetection:
+) -> VocAveragePrecision:
     """AP of every class at every overlap (VOC development kit; detectron2's PascalVOCDetectionEvaluator).
 
     Surest first, a detection takes the object of its class and image that it overlaps most. It is right if the overlap
@@ -113,12 +113,12 @@ def voc_detection(
         result[:, c] = _one_class(truth, found, c, points, overlaps, border)
     if np.isnan(result).all():
         raise DataError("no object that counts is in these images, so that there is nothing to find.")
-    return VocDetection(result, overlaps)
+    return VocAveragePrecision(result, overlaps)
 
 
 def _one_class(
-    truth: Sequence[Truth],
-    found: Sequence[Found],
+    truth: Sequence[TrueBoxes],
+    found: Sequence[PredictedBoxes],
     c: int,
     points: Literal["11", "all"],
     overlaps: tuple[float, ...],

@@ -1,12 +1,11 @@
 """Whether the maps of a model point at the boxes of a table: every measure of `metrics.locate`, photo by photo.
 
-Boxes and points are all that a label table holds of places, so the region of a class is the union of its boxes, also
+Boxes and points are all that a label table holds of regions, so the region of a class is the union of its boxes, also
 where the source had polygons or masks.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,8 +21,8 @@ from fewtags.engine.predict import Scored, matched, predict_maps
 from fewtags.errors import DataError
 from fewtags.geometry import View
 from fewtags.labels import ClassNames, Label, Locations
-from fewtags.metrics.locate import DEFAULT, LocateOptions, LocateReport, Place, locate_report
-from fewtags.metrics.ranking import mean_of_known
+from fewtags.metrics.locate import DEFAULT, LocateOptions, LocateReport, Region, locate_report
+from fewtags.metrics.metric import table_with_chance
 from fewtags.nets.spatial import SpatialNet
 from fewtags.patches import SLACK
 from fewtags.table.table import LabelTable
@@ -53,7 +52,7 @@ class Localisation:
         classes: the vocabulary.
         report: every measure.
         cuts: thresholds at which boxes were read off the maps.
-        tags: positive labels without any place.
+        tags: positive labels without any region.
         points: positive labels with an object that is known by a point only.
         cropped: positive labels whose every object lies outside of the test view.
     """
@@ -65,39 +64,20 @@ class Localisation:
     points: int
     cropped: int
 
-    @property
-    def map_cl_chance(self) -> float:
-        """The mAP of scores that are all alike, on the cells of mAP-loc: the mean share of positives; nan if none."""
-        ranked = self.report.ranked
-        known = np.where(np.isnan(ranked.classified), np.nan, ranked.positives + ranked.negatives)
-        return mean_of_known(ranked.positives / known)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, fractions in 0..1; nan becomes None."""
-        told, names = self.report.to_dict(), zip(self.classes.ids, self.classes.display, strict=True)
-        rows = told.pop("per_class")
+        result, names = self.report.to_dict(), zip(self.classes.ids, self.classes.display, strict=True)
+        rows = result.pop("per_class")
         return {
-            **told,
-            "mAP-cl_same_cells_chance": None if math.isnan(self.map_cl_chance) else self.map_cl_chance,
+            **result,
             "left_out": {"no_place": self.tags, "point_only": self.points, "cropped_away": self.cropped},
             "cuts": self.cuts,
             "per_class": [{"id": i, "name": name, **row} for (i, name), row in zip(names, rows, strict=True)],
         }
 
     def __str__(self) -> str:
-        """What was measured on, and a table in percent."""
-        report = self.report
-        present, ranked = report.present, report.ranked
-        rows = [
-            ("pointing game", present.pointing, present.chance),
-            ("IoA-P", float(present.ioa.mean()), present.chance),
-            ("mAP-loc", ranked.map_loc, report.ranked_chance),
-            ("mAP-cl, same cells", ranked.map_cl, self.map_cl_chance),
-            ("MaxBoxAccV2", report.boxes.max_box_acc, report.boxes.chance),
-            ("PxAP", report.pixels.pxap, report.pixels.chance),
-        ]
-        lines = [*self.headline(), f"{'localisation':<18}   value  chance"]
-        return "\n".join([*lines, *(f"{name:<18}  {_percent(a)}  {_percent(b)}" for name, a, b in rows)])
+        """What was measured, and a table in percent."""
+        return "\n".join([*self.headline(), *table_with_chance(self.report.metrics())])
 
     def headline(self) -> list[str]:
         """One or two sentences: what the numbers stand on, and what was left out."""
@@ -108,7 +88,7 @@ class Localisation:
             f"mAP-loc over {classes} of {len(self.classes)} classes, those that also have known negatives."
         ]
         reasons = {
-            "without a place": self.tags,
+            "without a region": self.tags,
             "with an object known by a point only": self.points,
             "cropped away by the test view": self.cropped,
         }
@@ -116,10 +96,6 @@ class Localisation:
             total = self.tags + self.points + self.cropped
             lines.append(f"Left out: {counted(total, 'positive label')}: {left}.")
         return lines
-
-
-def _percent(value: float) -> str:
-    return "     -" if math.isnan(value) else f"{100 * value:6.1f}"
 
 
 def refuse_without_boxes(info: ModelInfo, table: LabelTable) -> None:
@@ -187,8 +163,8 @@ def localise_table(
     paths = [root / table.images[int(row)].as_py() for row in rows]
     maps = predict_maps(net, info, paths, torch_device(cpu), workers=workers)
     left: Counter[str] = Counter(points=points)
-    seen, places = _unzipped(_photos(maps, objects, len(info.class_ids), left, tick))
-    report = locate_report(seen, scored.logits.astype(np.float64), scored.labels, places, options=options)
+    seen, regions = _unzipped(_photos(maps, objects, len(info.class_ids), left, tick))
+    report = locate_report(seen, scored.logits.astype(np.float64), scored.labels, regions, options=options)
     points, cropped = left["points"], left["cropped"]
     tags = int(report.ranked.unlocated.sum()) - points - cropped
     return Localisation(info.classes, report, len(options.cuts), tags, points, cropped)
@@ -208,8 +184,8 @@ def _boxed(info: ModelInfo, table: LabelTable, scored: Scored) -> tuple[Location
 
 def _photos(
     maps: Iterator[tuple[View, Maps]], objects: Locations, classes: int, left: Counter[str], tick: Tick | None
-) -> Iterator[tuple[Maps, Mapping[int, Place]]]:
-    """Maps and places of every photo in the frame of its view; what is left out goes to `left`.
+) -> Iterator[tuple[Maps, Mapping[int, Region]]]:
+    """Maps and regions of every photo in the frame of its view; what is left out goes to `left`.
 
     Photos without an object need no maps, so none are made: they are flat.
     """
@@ -220,11 +196,11 @@ def _photos(
             yield flat, {}
             continue
         view, own = next(maps)
-        places, cropped = places_in_view(objects.classes[first:last], objects.boxes[first:last], view)
-        points = sum(not place.has_extent for place in places.values())
+        regions, cropped = regions_in_view(objects.classes[first:last], objects.boxes[first:last], view)
+        points = sum(not region.has_extent for region in regions.values())
         left.update(points=points, cropped=cropped)
-        measured += len(places) - points
-        yield own, places
+        measured += len(regions) - points
+        yield own, regions
         done += 1
         if tick is not None:
             tick(done, total)
@@ -254,7 +230,9 @@ def _unzipped(pairs: Iterator[tuple[_First, _Second]]) -> tuple[Iterator[_First]
     return read(first), read(second)
 
 
-def places_in_view(classes: NDArray[np.int32], boxes: NDArray[np.float32], view: View) -> tuple[dict[int, Place], int]:
+def regions_in_view(
+    classes: NDArray[np.int32], boxes: NDArray[np.float32], view: View
+) -> tuple[dict[int, Region], int]:
     """Where the classes of one photo are in a view of it, and how many of them it does not show.
 
     Args:
@@ -264,8 +242,8 @@ def places_in_view(classes: NDArray[np.int32], boxes: NDArray[np.float32], view:
     """
     moved, share = view.boxes_to_crop(boxes.astype(np.float64))
     seen = share > SLACK
-    places = {c: Place(moved[seen & (classes == c)]) for c in np.unique(classes[seen]).tolist()}
-    return places, len(np.unique(classes)) - len(places)
+    regions = {c: Region(moved[seen & (classes == c)]) for c in np.unique(classes[seen]).tolist()}
+    return regions, len(np.unique(classes)) - len(regions)
 
 
 def _numbers(info: ModelInfo, table: LabelTable) -> NDArray[np.int64]:

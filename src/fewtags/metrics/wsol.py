@@ -202,48 +202,6 @@ class BoxReport:
         return float(self.whole_image.mean() / self.pairs)
 
 
-def box_report(
-    pairs: Iterable[tuple[Float[Array, "_ _"], Float[Array, "_ 4"]]],
-    *,
-    size: tuple[int, int] | None = SIZE,
-    overlaps: Sequence[float] = BOX_OVERLAPS,
-    cuts: Sequence[float] = BOX_CUTS,
-    parts: Parts = "all",
-    rule: BoxRule = "exact",
-    normalise: Normalise = "minmax",
-) -> BoxReport:
-    """MaxBoxAccV2 of (heatmap, boxes) pairs, one at a time; nothing is kept but the counts.
-
-    MaxBoxAcc, the first version, is `overlaps=(0.5,), parts="largest"`.
-
-    Args:
-        pairs: heatmaps, and the boxes in 0..1 of all instances of the class.
-        size: height and width to which maps are resized first; None leaves them as they are.
-        overlaps: intersections over union from which a box is right.
-        cuts: as in `best_overlaps`.
-        parts: as in `component_boxes`.
-        rule: as in `best_overlaps`.
-        normalise: as in `normalise_map`.
-
-    Raises:
-        DataError: no pair, a pair without boxes, or a map with a value that is not finite.
-    """
-    level = np.asarray(overlaps, np.float64)
-    correct, whole = np.zeros((len(level), len(cuts)), np.int64), np.zeros(len(level), np.int64)
-    seen = 0
-    for n, (heatmap, boxes) in enumerate(pairs):
-        if not len(boxes):
-            raise DataError(f"pair {n} has no box; give only classes that are present and located.")
-        resized = prepare_map(heatmap, size or heatmap.shape, normalise, f"the heatmap of pair {n}")
-        best = best_overlaps(resized, boxes, cuts=cuts, parts=parts, rule=rule)
-        correct += best >= level[:, None]
-        whole += whole_image_overlap(boxes, size or heatmap.shape, rule=rule) >= level
-        seen += 1
-    if not seen:
-        raise DataError("no located object to measure against; MaxBoxAccV2 needs boxes or masks.")
-    return BoxReport(seen, tuple(overlaps), tuple(cuts), correct, whole)
-
-
 def prepare_map(
     heatmap: Float[Array, "_ _"], size: tuple[int, ...], normalise: Normalise, name: str
 ) -> Float[Array, "h w"]:

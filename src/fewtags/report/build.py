@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from fewtags.engine.clock import clock_line
 from fewtags.errors import ConfigError
 from fewtags.files import refuse_folder, write_text
+from fewtags.metrics.metric import Metric
 from fewtags.metrics.ranking import ranking_report, resampled_means
 from fewtags.report.figures import COLOURS, curves, png, png_pixels, save_png, score_distributions
 from fewtags.report.gallery import cards, over_epochs
@@ -65,6 +66,7 @@ def render(runs: Sequence[RunData]) -> str:
     # Adding zero makes a difference of -0.0 a plain 0.0.
     environment.filters["signed"] = lambda v: f"{round(100 * v, 1) + 0.0:+.1f}"
     environment.filters["percent"] = lambda v: "–" if v is None else f"{100 * v:.1f}"
+    environment.filters["metric"] = Metric.from_dict
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
     template = environment.from_string(template_text("report.html.j2"))
     shared = [s for s in runs[0].evaluations if all(s in run.evaluations for run in runs)]
@@ -83,7 +85,13 @@ def render(runs: Sequence[RunData]) -> str:
         progress=[(run.name, over_epochs(run)) for run in runs],
         scale=png_pixels(scale()),
         clock_line=clock_line,
+        has_positives=has_positives,
     )
+
+
+def has_positives(evaluation: Mapping[str, Any]) -> bool:
+    """Whether a positive is known in a split."""
+    return any(row["positives"] for row in evaluation["per_class"])
 
 
 def common_classes(runs: Sequence[RunData]) -> list[str]:

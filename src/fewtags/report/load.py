@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fewtags.config.parse import load_toml
 from fewtags.engine.baseline import compare
+from fewtags.engine.evaluate import evaluate_logits
 from fewtags.engine.gallery import Shown, load_gallery
 from fewtags.engine.model import ModelInfo, read_info
 from fewtags.engine.run import BASELINE_FILE, CLOCK_FILE
@@ -80,10 +81,9 @@ def load_run(path: Path) -> RunData:
     if not (path / "model.safetensors").exists():
         state = "is not finished; `fewtags resume` it first" if (path / "run.toml").exists() else "is not a run folder"
         raise CheckpointError(f"{path} {state}.")
-    splits = [p.stem for p in sorted((path / "evaluation").glob("*.json"), key=lambda p: p.stem != "val")]
     moments = sorted(int(p.stem.split("-")[1]) for p in (path / "gallery").glob("epoch-*.json"))
     check, baseline, clock = path / "check.json", path / BASELINE_FILE, path / CLOCK_FILE
-    evaluations = {split: _json(path / "evaluation" / f"{split}.json") for split in splits}
+    evaluations = load_evaluations(path)
     return RunData(
         path,
         path.resolve().name,
@@ -93,13 +93,35 @@ def load_run(path: Path) -> RunData:
         load_toml(path / "resolved.toml"),
         _json(check) if check.exists() else None,
         evaluations,
-        {split: np.load(path / "evaluation" / f"{split}.npy", allow_pickle=False) for split in splits},
+        {split: _logits(path, split) for split in evaluations},
         {p.stem: load(p) for p in (path / "tables").glob("*.parquet")},
         load_gallery(path, "final"),
         {epoch: load_gallery(path, f"epoch-{epoch:04d}") for epoch in moments},
         compare(_json(baseline), evaluations) if baseline.exists() else (),
         _json(clock) if clock.exists() else {},
     )
+
+
+def load_evaluations(run: Path) -> dict[str, dict[str, Any]]:
+    """The evaluations of a run by split, validation first, as `Evaluation.to_dict` wrote them.
+
+    Older versions wrote no list of metrics; it is computed again from the logits and labels of the run.
+    """
+    found = {}
+    for path in sorted((run / "evaluation").glob("*.json"), key=lambda p: p.stem != "val"):
+        content = _json(path)
+        if "metrics" not in content:
+            table, logits = load(run / "tables" / f"{path.stem}.parquet"), _logits(run, path.stem)
+            thresholds = np.array([row["threshold"] for row in content["per_class"]])
+            again = evaluate_logits(logits, table.matrix.dense(), table.classes, thresholds)
+            content["metrics"] = again.to_dict()["metrics"]
+        found[path.stem] = content
+    return found
+
+
+def _logits(run: Path, split: str) -> NDArray[np.float32]:
+    logits: NDArray[np.float32] = np.load(run / "evaluation" / f"{split}.npy", allow_pickle=False)
+    return logits
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_what_is_said(drawn):
     assert str(measured(colour_net(32, 8), drawn)).splitlines() == [
         "Localisation on 2 positive labels with boxes, 4 images; mAP-loc over 2 of 3 classes, those that also have "
         "known negatives.",
-        "Left out: 2 positive labels: 1 without a region, 1 with an object known by a point only.",
+        "Left out: 2 positive labels: 1 without a region, 1 with an object that has only a point.",
         "metric                    value  chance",
         "pointing game              50.0    37.5  2 regions",
         "IoA-P                      50.0    37.5  2 regions",

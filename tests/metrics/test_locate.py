@@ -334,15 +334,15 @@ def test_broken_boxes_are_refused(row, got):
 def test_empty_regions_are_refused():
     with pytest.raises(DataError) as error:
         at()
-    expected = "a region needs at least one box; give no region where a class is absent or not located."
+    expected = "a region needs at least one box; leave out classes that are absent or not located."
     assert str(error.value) == expected
     for mask in (np.zeros((2, 2), bool), np.full((2, 2), U, np.int8)):
         with pytest.raises(DataError) as error:
             Region.from_mask(mask)
-        assert str(error.value) == "a mask without any pixel is no region; give no region where a class is absent."
+        assert str(error.value) == "the mask of a region is empty; leave out classes that are absent."
         with pytest.raises(DataError) as error:
             Region(boxes(LEFT), mask)
-        assert str(error.value) == "a mask without any pixel is no region; give no region where a class is absent."
+        assert str(error.value) == "the mask of a region is empty; leave out classes that are absent."
 
 
 def test_masks_of_another_type_are_refused(monkeypatch):

@@ -155,7 +155,10 @@ def test_missing_photo_is_grey_and_named(make_run: MakeRun) -> None:
     assert re.search(r"val/1\.png \S*val/1\.png.*?(does not exist|not found|no such|missing)", seen, re.IGNORECASE)
     gone = read_picture(run.tables["val"], "val/1.png")
     assert (gone.pixels == 128).all()
-    assert read_picture(run.tables["val"].with_root(None), "val/2.png").missing == "nobody says where the photos are"
+    assert (
+        read_picture(run.tables["val"].with_root(None), "val/2.png").missing
+        == "the labels do not say where the photos are"
+    )
 
 
 def test_photos_are_made_small_but_never_larger(make_run: MakeRun) -> None:
@@ -205,7 +208,7 @@ def test_difference_is_that_of_the_means_with_a_paired_interval(make_run: MakeRu
 
 def test_different_validation_labels_have_no_difference(make_run: MakeRun) -> None:
     seen = text_of(render([make_run("a"), make_run("b", seed=1)]))
-    assert "The runs were measured on different val labels, so their difference would say nothing." in seen
+    assert "The runs were measured on different val labels, so their difference has no meaning." in seen
     assert "paired" not in seen
 
 
@@ -279,7 +282,9 @@ def test_classes_that_only_one_run_knows_are_listed_and_left_out(make_run: MakeR
     ]
     assert difference(fewer, "val")["value"] == pytest.approx(np.mean(aps[1]) - np.mean(aps[0]))
     seen = text_of(render(fewer))
-    assert "Only a knows 1 of its classes: dog. They count in its own results above, not in the comparison" in seen
+    assert (
+        "Only a knows 1 of its classes: dog. They are part of its own results above, but not of the comparison" in seen
+    )
     assert "val: all 2 classes" in seen
 
 

@@ -1,7 +1,7 @@
-"""Whether the maps of a model point at the boxes of a table: every measure of `metrics.locate`, photo by photo.
+"""Evaluate heatmaps against the boxes of a table: all metrics of `metrics.locate`, photo by photo.
 
-Boxes and points are all that a label table holds of regions, so the region of a class is the union of its boxes, also
-where the source had polygons or masks.
+A label table stores boxes and points only. So the region of a class is the union of its boxes, also if the source had
+polygons or masks.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ _First = TypeVar("_First")
 _Second = TypeVar("_Second")
 
 WITHOUT_BOXES = replace(DEFAULT, cuts=(0.0,))
-"""For who reads no MaxBoxAccV2, which takes nearly all of the time."""
+"""Options for callers that do not read MaxBoxAccV2, which takes most of the time."""
 
 
 def even_cuts(count: int) -> LocateOptions:
-    """The usual options, but boxes read off the maps at `count` thresholds 0, 1 / count, 2 / count, ...; 1 or more."""
+    """The default options with `count` >= 1 thresholds for boxes: 0, 1 / count, 2 / count, ..."""
     return replace(DEFAULT, cuts=tuple(k / count for k in range(count)))
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Localisation:
-    """What maps are worth on one table, and what could not be measured.
+    """Localisation metrics of a model on one table, and the counts of labels that were left out.
 
     Attributes:
         classes: the vocabulary.
-        report: every measure.
-        cuts: thresholds at which boxes were read off the maps.
-        tags: positive labels without any region.
-        points: positive labels with an object that is known by a point only.
-        cropped: positive labels whose every object lies outside of the test view.
+        report: all metrics.
+        cuts: number of thresholds at which boxes were derived from the maps.
+        tags: positive labels without a region.
+        points: positive labels with an object that has only a point.
+        cropped: positive labels whose objects all lie outside the test view.
     """
 
     classes: ClassNames
@@ -80,7 +80,7 @@ class Localisation:
         return "\n".join([*self.headline(), *table_with_chance(self.report.metrics())])
 
     def headline(self) -> list[str]:
-        """One or two sentences: what the numbers stand on, and what was left out."""
+        """One or two sentences: the counts behind the numbers, and what was left out."""
         pairs, ranked = self.report.present.pairs, self.report.ranked
         classes = len(self.classes) - len(ranked.excluded)
         lines = [
@@ -89,7 +89,7 @@ class Localisation:
         ]
         reasons = {
             "without a region": self.tags,
-            "with an object known by a point only": self.points,
+            "with an object that has only a point": self.points,
             "cropped away by the test view": self.cropped,
         }
         if left := ", ".join(f"{count:,} {why}" for why, count in reasons.items() if count):
@@ -99,7 +99,7 @@ class Localisation:
 
 
 def refuse_without_boxes(info: ModelInfo, table: LabelTable) -> None:
-    """Refuse labels that no map can be held against, before anything is computed.
+    """Check that a table has boxes to evaluate against, before anything is computed.
 
     Raises:
         DataError: no positive label of a class that the model knows has a box, or `matched` raises.
@@ -133,26 +133,26 @@ def localise_table(
     options: LocateOptions = DEFAULT,
     tick: Tick | None = None,
 ) -> Localisation:
-    """Hold the maps of a model against the boxes of a table.
+    """Evaluate the maps of a model against the boxes of a table.
 
-    A second pass over the photos that have boxes, so that no map outlives its photo, and the ranking of mAP-loc is that
-    of the evaluation. Where the test view is a crop, boxes are moved into it and clipped; an object counts if any of it
-    is seen (the share that counts in training does not matter here), and a positive label whose every object is cropped
+    This is a second pass over the photos that have boxes, so that only one map is in memory at a time. mAP-loc ranks
+    by the logits of the first pass. If the test view is a crop, boxes are moved into it and clipped. An object counts
+    if any part of it is visible (`min_visible` of training is not used). A positive label whose objects are all cropped
     away is left out.
 
     Args:
         net: the model.
         info: its metadata.
         table: labels with boxes.
-        scored: what `score_table` made of the same model and table.
+        scored: from `score_table` with the same model and table.
         cpu: ignore GPUs.
         workers: processes that decode photos.
-        options: how maps are judged.
-        tick: told how many of the photos with boxes are done.
+        options: settings of the metrics.
+        tick: called with the number of photos that are done, and of all photos with boxes.
 
     Raises:
-        DataError: no positive label has a box, none of those that have is in a test view of a readable photo, or a
-            photo can no longer be read.
+        DataError: no positive label has a box that is visible in the test view of a readable photo, or a photo can no
+            longer be read.
     """
     refuse_without_boxes(info, table)
     _, root = matched(info, table)
@@ -171,7 +171,7 @@ def localise_table(
 
 
 def _boxed(info: ModelInfo, table: LabelTable, scored: Scored) -> tuple[Locations, int]:
-    """The objects of those positive labels that have a box, by scored photo; how many others have points only."""
+    """The objects of the positive labels that have a box, by scored photo; and how many others have points only."""
     row, classes, boxes = table.locations.rows(scored.index)
     numbers = _numbers(info, table)[classes]
     row, numbers, boxes = row[numbers >= 0], numbers[numbers >= 0], boxes[numbers >= 0]
@@ -185,9 +185,9 @@ def _boxed(info: ModelInfo, table: LabelTable, scored: Scored) -> tuple[Location
 def _photos(
     maps: Iterator[tuple[View, Maps]], objects: Locations, classes: int, left: Counter[str], tick: Tick | None
 ) -> Iterator[tuple[Maps, Mapping[int, Region]]]:
-    """Maps and regions of every photo in the frame of its view; what is left out goes to `left`.
+    """Maps and regions of every photo in the frame of its view; labels that are left out are counted in `left`.
 
-    Photos without an object need no maps, so none are made: they are flat.
+    Photos without an object get flat maps: no map is computed for them.
     """
     flat, done, measured = np.zeros((classes, 1, 1)), 0, 0
     total = int((np.diff(objects.indptr) > 0).sum())
@@ -208,12 +208,12 @@ def _photos(
         lost = counted(left["cropped"], "positive label is", "positive labels are")
         raise DataError(
             f"no box can be measured in {counted(total, 'photo')}: {lost} cropped away by the model's test view, "
-            f"{counted(left['points'], 'has', 'have')} an object known by a point only; give other photos."
+            f"{counted(left['points'], 'has', 'have')} an object that has only a point; give other photos."
         )
 
 
 def _unzipped(pairs: Iterator[tuple[_First, _Second]]) -> tuple[Iterator[_First], Iterator[_Second]]:
-    """The two halves of pairs; what one is ahead of the other is kept (`itertools.tee` keeps 57 in any case)."""
+    """Split pairs into two iterators. Only the items that one is ahead are kept (`itertools.tee` keeps 57 always)."""
     first: deque[_First] = deque()
     second: deque[_Second] = deque()
 
@@ -233,12 +233,12 @@ def _unzipped(pairs: Iterator[tuple[_First, _Second]]) -> tuple[Iterator[_First]
 def regions_in_view(
     classes: NDArray[np.int32], boxes: NDArray[np.float32], view: View
 ) -> tuple[dict[int, Region], int]:
-    """Where the classes of one photo are in a view of it, and how many of them it does not show.
+    """The regions of the classes of one photo in a view of it, and the number of classes that the view does not show.
 
     Args:
         classes: int32 [m], of the objects.
         boxes: float32 [m, 4], x0, y0, x1, y1 in 0..1 of the photo.
-        view: crop -> photo. Boxes are clipped to it; one that touches it from outside is not seen.
+        view: crop -> photo. Boxes are clipped to it; a box that only touches it from outside is not visible.
     """
     moved, share = view.boxes_to_crop(boxes.astype(np.float64))
     seen = share > SLACK
@@ -247,7 +247,7 @@ def regions_in_view(
 
 
 def _numbers(info: ModelInfo, table: LabelTable) -> NDArray[np.int64]:
-    """Int64 [C of the table]: the model's number of each class, -1 for those that it does not know."""
+    """Int64 [C of the table]: the model's number of each class, -1 for classes that the model does not know."""
     known = info.classes
     return np.array([known.index(i) if i in known else -1 for i in table.classes.ids], np.int64)
 

@@ -47,7 +47,7 @@ _Item = TypeVar("_Item")
 @final
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Where the instances of one class are in one image.
+    """The region of one class in one image: the union of its instances.
 
     Attributes:
         boxes: x0, y0, x1, y1 in 0..1 of the image, all instances. A point has x0 = x1 and y0 = y1.
@@ -64,7 +64,7 @@ class Region:
 
     def __post_init__(self) -> None:
         if not len(self.boxes):
-            raise DataError("a region needs at least one box; give no region where a class is absent or not located.")
+            raise DataError("a region needs at least one box; leave out classes that are absent or not located.")
         first, last = self.boxes[:, :2], self.boxes[:, 2:]
         # Written so that a nan is refused, too.
         good = (first >= 0).all(1) & (last <= 1).all(1) & (first <= last).all(1)
@@ -76,7 +76,7 @@ class Region:
 
     @classmethod
     def from_mask(cls, mask: Mask) -> Region:
-        """A region from a mask; its boxes are those of its connected parts.
+        """Make a region from a mask; its boxes are those of the connected parts.
 
         Raises:
             DataError: as above.
@@ -93,7 +93,7 @@ class Region:
 
 
 def _inside(mask: Mask) -> Bool[Array, "h w"]:
-    """The pixels of the object, of which there has to be one."""
+    """The pixels of the object; at least one."""
     if mask.dtype not in (np.bool_, np.int8):
         raise DataError(
             f"a mask is bool, or int8 values of Label, got {mask.dtype}; use mask > 0 where it is 0 outside of the "
@@ -101,29 +101,29 @@ def _inside(mask: Mask) -> Bool[Array, "h w"]:
         )
     inside, _ = inside_and_known(mask)
     if not inside.any():
-        raise DataError("a mask without any pixel is no region; give no region where a class is absent.")
+        raise DataError("the mask of a region is empty; leave out classes that are absent.")
     return inside
 
 
 @final
 @dataclass(frozen=True)
 class LocateOptions:
-    """How maps are judged; the defaults are the readings of the papers that the modules name.
+    """Settings of the localisation metrics; the defaults follow the papers that the modules name.
 
     Attributes:
         thresholds: of the maps, for IoA-P and mAP-loc.
-        hit: IoA-P from which a map is a hit.
-        strict: IoA-P has to exceed `hit`.
-        normalise: what every map goes through before it is cut, see `normalise_map`.
-        size: height and width of the maps from which boxes are read off, and of the masks that true boxes become.
-        overlaps: intersections over union from which a box is right.
-        cuts: thresholds of the maps from which boxes are read off; most of the time goes into these.
+        hit: minimum IoA-P of a hit.
+        strict: IoA-P must exceed `hit`.
+        normalise: scaling of every map before it is cut, see `normalise_map`.
+        size: height and width of the maps from which boxes are derived, and of the masks made from true boxes.
+        overlaps: minimum intersections over union of a correct box.
+        cuts: thresholds of the maps from which boxes are derived; these take most of the time.
         parts: which boxes a cut map gives, see `component_boxes`.
-        rule: how these are compared, see `best_overlaps`.
-        bins: of the PxAP histogram.
+        rule: how boxes are compared, see `best_overlaps`.
+        bins: number of bins of the PxAP histogram.
 
     Raises:
-        ConfigError: nothing to judge by.
+        ConfigError: an empty list, or a size below 1.
     """
 
     thresholds: tuple[float, ...] = IOA_THRESHOLDS
@@ -151,10 +151,10 @@ DEFAULT = LocateOptions()
 @final
 @dataclass(frozen=True, eq=False)
 class LocateReport:
-    """Everything that is measured on maps, each with the level that chance reaches.
+    """All metrics of maps, with their chance levels.
 
     Attributes:
-        images: how many were looked at.
+        images: how many images were evaluated.
         present: pointing game and IoA-P over the located (image, class) pairs.
         ranked: mAP-loc, and which classes it leaves out.
         ranked_chance: mAP-loc of flat maps with the same scores; nan if no class is counted.
@@ -262,11 +262,11 @@ def locate_report(
     that of flat maps: the same scores, with every cut map as large as the image.
 
     Args:
-        maps: [c, h, w] of each image, probabilities in the image frame; an array [n, c, h, w] does.
-        logits: [n, c], anything of which more means likelier.
+        maps: [c, h, w] of each image, probabilities in the image frame; or an array [n, c, h, w].
+        logits: [n, c]; higher means more likely present.
         labels: values of `Label`.
         regions: of each image, by class number. Where the maps show a crop, in the frame of the crop.
-        options: how maps are judged.
+        options: settings of the metrics.
 
     Raises:
         DataError: maps, logits, labels and regions are not of the same images and classes; a region of a class that is
@@ -296,7 +296,7 @@ def locate_report(
 @final
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """What is kept of one located class of one image."""
+    """The values of one region."""
 
     peak: float
     share: float
@@ -315,7 +315,7 @@ def _measure(
     coarse = resized if region.mask is None else prepare_map(heatmap, options.size, options.normalise, name)
     overlaps = best_overlaps(coarse, region.boxes, cuts=options.cuts, parts=options.parts, rule=options.rule)
     level = np.asarray(options.overlaps, np.float64)
-    # Normalised over the whole image; what is unknown is left out of the comparison only.
+    # Maps are normalised over the whole image; unknown pixels are left out of the comparison only.
     values, truth = resized[known][None], inside[known][None]
     pair = _Pair(
         pointing(values, truth),
@@ -358,7 +358,7 @@ def _check_image(
 
 
 def _all(items: Iterable[_Item], expected: int, name: str) -> Iterator[_Item]:
-    """The items, of which there have to be as many as expected."""
+    """The items; their number must be as expected."""
     n = 0
     for n, item in enumerate(items, 1):
         if n > expected:

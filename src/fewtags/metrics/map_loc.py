@@ -27,7 +27,7 @@ from fewtags.metrics.ranking import average_precision, mean_of_known, refuse_nan
 @final
 @dataclass(frozen=True, eq=False)
 class MapLocReport:
-    """Localised average precision with what it stands on.
+    """Localised average precision and the label counts behind it.
 
     Attributes:
         thresholds: of the maps, t of them.
@@ -75,7 +75,7 @@ class MapLocReport:
 
     @property
     def excluded(self) -> dict[int, str]:
-        """Which classes are not in the means, and why."""
+        """Classes that are not in the means, with the reason."""
         return {c: self._why(c) for c in np.flatnonzero(np.isnan(self.classified)).tolist()}
 
     def _why(self, c: int) -> str:
@@ -108,8 +108,8 @@ def map_loc_report(
         located_cells: image and class of each positive cell whose region is known.
         ioa: `ioa_p` of each of them; nan, an empty cut, is a miss.
         thresholds: of the maps, t of them; only reported.
-        hit: IoA-P from which a map is a hit.
-        strict: IoA-P has to exceed `hit`.
+        hit: minimum IoA-P of a hit.
+        strict: IoA-P must exceed `hit`.
 
     Raises:
         DataError: a score is NaN, or `located_cells` fails `check_located`.
@@ -140,7 +140,7 @@ def map_loc_report(
 def _localised_precision(
     score: Float[Array, " n"], cell: Int8[Array, " n"], image: Int64[Array, " q"], hits: Bool[Array, "q t"]
 ) -> Float[Array, " t"]:
-    """AP of one class at each threshold; its q positives stand in these images."""
+    """AP of one class at each threshold; its q positives are in these images."""
     known = np.sort(score[cell != Label.UNKNOWN])
     result = np.zeros(hits.shape[1])
     for t, hit in enumerate(hits.T):

@@ -1,7 +1,7 @@
 """The metrics of weakly supervised object localisation: MaxBoxAccV2 and PxAP (Choe et al., CVPR 2020).
 
 Both judge the map of a class that is present, on its own, at every threshold: MaxBoxAccV2 by the boxes around what is
-above the threshold, PxAP by its pixels. Maps [h, w] and what they are held against cover the whole image; boxes are
+above the threshold, PxAP by its pixels. Maps [h, w], masks and boxes cover the whole image; boxes are
 x0, y0, x1, y1 in 0..1. Deviation from the public code: maps are resized bilinearly instead of bicubically.
 """
 
@@ -145,7 +145,7 @@ def best_overlaps(
 
 
 def whole_image_overlap(boxes: Float[Array, "n 4"], size: tuple[int, int], *, rule: BoxRule = "exact") -> float:
-    """The best intersection over union of the whole image with any true box: what a map without any place reaches."""
+    """The best intersection over union of the whole image with any true box: the chance level of MaxBoxAccV2."""
     whole = np.array([[0.0, 0.0, size[1] - _last(rule), size[0] - _last(rule)]])
     return float(box_iou(whole, _in_pixels(boxes, size, rule), last=_last(rule)).max())
 
@@ -163,7 +163,7 @@ def _last(rule: BoxRule) -> float:
 @final
 @dataclass(frozen=True, eq=False)
 class BoxReport:
-    """How often boxes read off the maps are right.
+    """How often boxes derived from the maps are correct.
 
     Attributes:
         pairs: (image, class) pairs in which the class is present and has boxes.
@@ -219,7 +219,7 @@ def prepare_map(
 
 
 def inside_and_known(mask: Mask) -> tuple[Bool[Array, "h w"], Bool[Array, "h w"]]:
-    """Which pixels belong to the object, and of which that is known.
+    """Masks of the pixels that belong to the object and of the pixels whose label is known.
 
     Args:
         mask: bool, or int8 values of `Label`.

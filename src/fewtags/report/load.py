@@ -1,4 +1,4 @@
-"""What a report needs of a run folder."""
+"""Read what a report needs from a run folder."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class RunData:
         tables: by split.
         gallery: the photos shown, with the final maps.
         progress: epoch -> the same photos in that epoch.
-        baseline: the run beside logistic regression, in sentences; empty where nobody compared.
-        seconds: wall seconds by phase; empty where nobody counted.
+        baseline: sentences that compare the run with logistic regression; empty if there is no baseline.
+        seconds: wall-clock seconds by phase; empty if they were not recorded.
     """
 
     path: Path
@@ -62,11 +62,11 @@ class RunData:
     def method(self) -> str:
         """The method with the settings that matter, for headings."""
         method = self.environment["method"]
-        told = {k: v for k, v in method.items() if k in SHOWN and v not in (None, 0, 0.0, False)}
-        settings = ", ".join(
-            k if v is True else f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in told.items()
+        settings = {k: v for k, v in method.items() if k in SHOWN and v not in (None, 0, 0.0, False)}
+        text = ", ".join(
+            k if v is True else f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in settings.items()
         )
-        return f"{method['name']} ({settings})" if told else str(method["name"])
+        return f"{method['name']} ({text})" if settings else str(method["name"])
 
 
 SHOWN = ("positives_per_image", "cl_weight", "scl_weight", "smoothing", "negative_weight", "corrected_averages")
@@ -76,7 +76,7 @@ def load_run(path: Path) -> RunData:
     """Read a finished run.
 
     Raises:
-        CheckpointError: it is not finished, or not a run.
+        CheckpointError: the folder is not a run, or the run is not finished.
     """
     if not (path / "model.safetensors").exists():
         state = "is not finished; `fewtags resume` it first" if (path / "run.toml").exists() else "is not a run folder"

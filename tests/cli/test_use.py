@@ -241,7 +241,7 @@ def test_evaluate_localises(run: Run, model: Path, boxed: Path) -> None:
     assert before == plain.stdout.rstrip("\n")
     lines = after.splitlines()
     assert lines[0].startswith("Localisation on 10 positive labels with boxes, 12 images; mAP-loc over 3 of 3 classes")
-    assert lines[1] == ("Left out: 8 positive labels: 2 without a place, 6 with an object that has only a point.")
+    assert lines[1] == ("Left out: 8 positive labels: 2 without a region, 6 with an object that has only a point.")
     measures = {line[:23].strip(): line[23:].split() for line in lines[3:]}
     assert [measures[name][1] for name in ("pointing game", "IoA-P", "PxAP")] == ["25.0"] * 3
 

@@ -351,5 +351,5 @@ def test_everything_cropped_away(tmp_path):
         measured(colour_net(28, 1, "imagenet"), table_of(tmp_path, facts, 1))
     assert str(error.value) == (
         "no box can be measured in 1 photo: 1 positive label is cropped away by the model's test view, 1 has an object "
-        "only a point; give other photos."
+        "that has only a point; give other photos."
     )

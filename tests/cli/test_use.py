@@ -266,6 +266,8 @@ def test_evaluate_localises_at_as_many_cuts_as_asked_for(run: Run, model: Path, 
     assert (few.pop("cuts"), many.pop("cuts")) == (1, 4)
     assert few.pop("MaxBoxAccV2") <= many.pop("MaxBoxAccV2")
     few.pop("by_overlap"), many.pop("by_overlap")
+    for found in (few, many):
+        found["metrics"] = [metric for metric in found["metrics"] if metric["key"] != "MaxBoxAccV2"]
     assert few == many
 
 

@@ -36,7 +36,7 @@ from fewtags.engine.methods import make_objective, settings_models
 from fewtags.engine.sources import StoredViews
 from fewtags.errors import FewtagsError
 from fewtags.labels import Label, LabelMatrix
-from fewtags.metrics.locate import LocateOptions, Place, locate_report
+from fewtags.metrics.locate import LocateOptions, Region, locate_report
 from fewtags.objectives.base import Problem
 from fewtags.photos.loader import EpochSampler
 from fewtags.stores.pseudo import PseudoLabels
@@ -171,11 +171,11 @@ def localise(above: Above, material: Material) -> Record:
     return {"pairs": report.present.pairs, **{name: _percent(values[name]) for name in LOCATED}}
 
 
-def located(data: BenchmarkSet, image: int) -> dict[int, Place]:
+def located(data: BenchmarkSet, image: int) -> dict[int, Region]:
     """The boxes of each scored class in a test image, by its number among the scored ones."""
     classes, boxes = data.boxes("test", image)
     own = {n: boxes[classes == c] for n, c in enumerate(data.scored_index.tolist())}
-    return {n: Place(found) for n, found in own.items() if len(found)}
+    return {n: Region(found) for n, found in own.items() if len(found)}
 
 
 def judge(pseudo: Any, labels: LabelMatrix, truth: LabelMatrix) -> Record | None:

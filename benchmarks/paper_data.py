@@ -17,13 +17,13 @@ from fewtags.errors import ConfigError
 from fewtags.formats.coco_masks import draw_mask
 from fewtags.formats.common import ReadOptions, read_json
 from fewtags.formats.read import read
-from fewtags.metrics.locate import Place
+from fewtags.metrics.locate import Region
 from fewtags.patches import cells_of_boxes, cells_of_masks
 from fewtags.table.table import LabelTable
 from paper_files import PaperProtocol
 
 RESOLUTION = (224, 224)  # at which masks are compared with maps
-Places = Sequence[Mapping[int, Place]]
+Places = Sequence[Mapping[int, Region]]
 """Of each image, by class number."""
 
 
@@ -123,7 +123,7 @@ def masked_places(file: Path, table: LabelTable) -> Places:
                 mask[math.floor(y) : math.ceil(y + height), math.floor(x) : math.ceil(x + width)] = True
             own, class_ = found[row[Path(image["file_name"]).name]], classes[record["category_id"]]
             own[class_] = own[class_] | mask if class_ in own else mask
-    return [{c: Place.of_mask(_resized(mask)) for c, mask in own.items() if mask.any()} for own in found]
+    return [{c: Region.from_mask(_resized(mask)) for c, mask in own.items() if mask.any()} for own in found]
 
 
 def _resized(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -140,7 +140,7 @@ def _boxed(table: LabelTable) -> Places:
     places = table.locations
     spans = [slice(*span) for span in zip(places.indptr[:-1], places.indptr[1:], strict=True)]
     return [
-        {c: Place(places.boxes[span][places.classes[span] == c]) for c in np.unique(places.classes[span]).tolist()}
+        {c: Region(places.boxes[span][places.classes[span] == c]) for c in np.unique(places.classes[span]).tolist()}
         for span in spans
     ]
 

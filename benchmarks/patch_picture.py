@@ -33,7 +33,7 @@ from fewtags.demo_set import CLASSES, DemoSet, make_scenes
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.sources import CachePlan, StoredViews, ViewFeatures, fill_views
 from fewtags.labels import Label
-from fewtags.metrics.locate import LocateOptions, Place, locate_report
+from fewtags.metrics.locate import LocateOptions, Region, locate_report
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import SpatialHead, SpatialNet
@@ -127,7 +127,7 @@ def _quality(logits: NDArray[np.float32], maps: NDArray[np.float32], test: Label
     """mAP-cl, and how often a map is highest in its object."""
     labels = test.matrix.dense()
     places = (
-        {int(c): Place(boxes(test, n, int(c))) for c in np.flatnonzero(row == Label.POSITIVE)}
+        {int(c): Region(boxes(test, n, int(c))) for c in np.flatnonzero(row == Label.POSITIVE)}
         for n, row in enumerate(labels)
     )
     report = locate_report(maps, logits, labels, places, options=LocateOptions(size=(48, 48), cuts=(0.5,)))

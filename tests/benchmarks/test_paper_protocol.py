@@ -11,7 +11,7 @@ from PIL import Image
 
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames, Label
-from fewtags.metrics.locate import Place
+from fewtags.metrics.locate import Region
 from fewtags.table.table import LabelTable
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -246,7 +246,7 @@ def test_patches_on_the_object_by_hand():
     """
     masks = np.zeros((2, 4, 4), np.bool_)
     masks[0, :2], masks[1] = True, True
-    places = [{c: Place.of_mask(mask) for c, mask in enumerate(masks)}]
+    places = [{c: Region.from_mask(mask) for c, mask in enumerate(masks)}]
     boxes = np.array([[0, 0, 0.5, 1], [0.9, 0.1, 0.9, 0.1]])
     table = LabelTable.build(
         ["a"], ClassNames.of("ab"), image=np.zeros(2, int), class_=np.arange(2), state=np.ones(2, int), locations=boxes

@@ -24,7 +24,9 @@ def test_training_writes_a_run_and_says_where(trained: tuple[Path, Result]) -> N
     for name in ("model.safetensors", "report.html", "curves.png", "metrics.jsonl", "run.toml", "excluded.csv"):
         assert (out / name).stat().st_size > 0, name
     lines = result.stdout.splitlines()
-    assert re.fullmatch(r"val: mAP \d+\.\d \(95 % interval .*\), 3 classes, 12 images, 36 known cells", lines[0])
+    assert re.fullmatch(
+        r"val: mAP \d+\.\d \(95 % interval .*\), CF1 .*; 3 of 3 classes counted, 12 images, 36 known cells\.", lines[0]
+    )
     assert lines[1:] == [f"report: {out / 'report.html'}"]
 
 

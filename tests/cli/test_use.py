@@ -239,13 +239,13 @@ def test_evaluate_localises(run: Run, model: Path, boxed: Path) -> None:
     assert before == plain.stdout.rstrip("\n")
     lines = after.splitlines()
     assert lines[0].startswith("Localisation on 10 positive labels with boxes, 12 images; mAP-loc over 3 of 3 classes")
-    assert lines[1] == ("Left out: 8 positive labels: 2 without a place, 6 with an object known by a point only.")
-    measures = {line[:18].strip(): line[18:].split() for line in lines[3:]}
-    assert list(measures) == ["pointing game", "IoA-P", "mAP-loc", "mAP-cl, same cells", "MaxBoxAccV2", "PxAP"]
+    assert lines[1] == ("Left out: 8 positive labels: 2 without a region, 6 with an object that has only a point.")
+    measures = {line[:23].strip(): line[23:].split() for line in lines[3:]}
     assert [measures[name][1] for name in ("pointing game", "IoA-P", "PxAP")] == ["25.0"] * 3
 
     content = json.loads(run("evaluate", model, boxed, "--localise", "--json", "--cpu").stdout)
     found = content.pop("localisation")
+    assert list(measures) == [metric["label"] for metric in found["metrics"]]
     assert content == json.loads(run("evaluate", model, boxed, "--json", "--cpu").stdout)
     assert found["mAP-loc"] <= found["mAP-cl_same_cells"]
     assert f"{100 * found['mAP-loc']:.1f}" == measures["mAP-loc"][0]
@@ -264,6 +264,8 @@ def test_evaluate_localises_with_the_given_number_of_cuts(run: Run, model: Path,
     assert (few.pop("cuts"), many.pop("cuts")) == (1, 4)
     assert few.pop("MaxBoxAccV2") <= many.pop("MaxBoxAccV2")
     few.pop("by_overlap"), many.pop("by_overlap")
+    for found in (few, many):
+        found["metrics"] = [metric for metric in found["metrics"] if metric["key"] != "MaxBoxAccV2"]
     assert few == many
 
 
@@ -409,7 +411,7 @@ def test_predict_skips_what_train_skips(run: Run, model: Path, photos: Path, tmp
     (tmp_path / "._0.png").write_bytes(b"what macOS leaves on other disks")
     result = run("predict", model, tmp_path, "--wide", "--cpu")
     assert result.exit_code == 0, result.stderr
-    assert result.stderr == f"skipped in {tmp_path}, since they are no photos: (hidden) 1\n"
+    assert result.stderr == f"skipped in {tmp_path}, since they are not photos: (hidden) 1\n"
     assert len(result.stdout.splitlines()) == 2
 
 

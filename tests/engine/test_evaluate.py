@@ -1,4 +1,4 @@
-"""What a model is worth: numbers derived by hand, unknown cells, and words for people and for programs."""
+"""Evaluation: values derived by hand, unknown cells, JSON and text."""
 
 import json
 import math
@@ -9,9 +9,11 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
+from fewtags.engine import evaluate as evaluation
 from fewtags.engine.evaluate import epoch_metrics, evaluate_logits, predict_logits, sigmoid
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
+from fewtags.metrics.metric import Metric
 from fewtags.nets.backbones import create_net
 from fewtags.photos.augment import WholeImage
 from fewtags.photos.dataset import EvalSet, PhotoFolder
@@ -34,7 +36,7 @@ def test_average_precision_by_hand():
     assert found.ranking.average_precision[:2].tolist() == pytest.approx([5 / 6, 1 / 2])
     assert math.isnan(found.ranking.average_precision[2])
     assert found.mean_average_precision == pytest.approx((5 / 6 + 1 / 2) / 2)
-    assert found.positive_only is None
+    assert not any(metric.key.startswith("positive_only.") for metric in found.metrics)
 
 
 def test_equal_to_scikit_learn_where_everything_is_known():
@@ -44,7 +46,7 @@ def test_equal_to_scikit_learn_where_everything_is_known():
     assert evaluate(logits, labels).ranking.average_precision == pytest.approx(expected, abs=1e-12)
 
 
-def test_for_programs():
+def test_json():
     """At 0.5 (logit 0): cats taken in all four images, two of three known ones rightly: F1 = 2 * 2 / (4 - 1 + 2)."""
     found = evaluate().to_dict()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
@@ -59,11 +61,11 @@ def test_for_programs():
     assert found["positive_only"] is None
 
 
-def test_photos_that_could_not_be_read_are_told():
-    """Not among the images; said below the numbers, and to programs."""
+def test_unreadable_photos_are_reported():
+    """They are not among the images; text and JSON report them."""
     found = replace(evaluate(), unreadable=1)
     assert (found.to_dict()["images"], found.to_dict()["unreadable"]) == (4, 1)
-    assert str(found).splitlines()[2] == "Left out: 1 photo that cannot be read."
+    assert str(found).splitlines()[1] == "Left out: 1 photo that cannot be read."
     assert evaluate().to_dict()["unreadable"] == 0
 
 
@@ -71,17 +73,16 @@ def test_intervals_do_not_change_from_call_to_call():
     assert evaluate().to_dict() == evaluate().to_dict()
 
 
-def test_for_people():
+def test_text():
     text = str(evaluate())
-    assert text.splitlines()[0].startswith("mAP 66.7 (95 % interval over images ")
-    assert text.splitlines()[0].endswith("2 of 3 classes counted, 4 images, 6 known cells.")
-    assert text.splitlines()[1].startswith("At the thresholds: CF1 ")
-    rows = [line.split()[0] for line in text.splitlines()[3:]]
+    assert text.splitlines()[0].startswith("mAP 66.7 (95 % interval 33.3 .. 83.9), CF1 40.0, OF1 66.7, known labels ")
+    assert text.splitlines()[0].endswith("; 2 of 3 classes counted, 4 images, 6 known cells.")
+    rows = [line.split()[0] for line in text.splitlines()[2:]]
     assert rows == ["cat", "crane", "crane"]
     assert text.splitlines()[-1].endswith("no known negative")
 
 
-def test_without_known_negatives_the_ranks_are_told():
+def test_without_known_negatives_the_ranks_are_reported():
     """Two labelled images: class 0 is first of three, class 1 last. One more has no label.
 
     With unknown as absent: class 0 is tied at the top with an image without it, class 1 is second; AP 1/2 both.
@@ -94,10 +95,10 @@ def test_without_known_negatives_the_ranks_are_told():
     only = found.to_dict()["positive_only"]
     assert (only["images"], only["hit@1"], only["recall@3"], only["mean_rank"]) == (2, 0.5, 1.0, 2.0)
     assert found.headline() == [
-        "3 images, no class has both known positives and known negatives, so AP has no meaning here. Of 2 images with "
-        "a known label: hit@1 50.0 %, recall@1 50.0 %, recall@3 100.0 %, recall@5 100.0 %, mean rank of the known "
-        "label 2.00.",
-        "mAP, unknown counted as absent (pessimistic): 50.0.",
+        "images with a known positive 2, hit@1 50.0, recall@1 50.0, recall@3 100.0, recall@5 100.0, mean rank of the "
+        "known label 2.00, mAP, unknown counted as absent (pessimistic) 50.0, known labels per image 0.67, predicted "
+        "labels per image 3.00, expected labels per image 2.21; 0 of 3 classes counted, 3 images, 2 known cells.",
+        "Not measured: mAP, CF1, OF1: no class has both known positives and known negatives, so AP has no meaning.",
     ]
     assert str(found).startswith(found.headline()[0])
 
@@ -105,9 +106,44 @@ def test_without_known_negatives_the_ranks_are_told():
 @pytest.mark.parametrize("state", [-1, 0])
 def test_without_known_positives_there_is_nothing_to_find(state):
     found = evaluate(LOGITS, np.full((4, 3), state, np.int8))
-    assert found.headline() == ["4 images, none with a known positive label: there is nothing to find."]
+    assert found.headline()[1:] == [
+        "Not measured: mAP, CF1, OF1, hit@1, recall@1, recall@3, recall@5, mean rank of the known label, mAP, unknown "
+        "counted as absent (pessimistic): no known positive, so there is nothing to rank."
+    ]
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["positive_only"]["hit@1"] is None
     assert "nan" not in str(found)
+
+
+def test_metrics_and_the_keys_of_older_json_agree():
+    """The list of metrics is an addition; the keys that earlier versions wrote are still there, with equal values."""
+    for labels in (LABELS, np.maximum(LABELS, 0)):
+        found = evaluate(labels=labels).to_dict()
+        assert found.keys() == {
+            "images", "unreadable", "mAP", "mAP_interval", "classes_counted", "known_cells", "CF1", "OF1",
+            "cardinality", "positive_only", "per_class", "metrics",
+        }  # fmt: skip
+        assert found["cardinality"].keys() == {"known", "predicted", "expected"}
+        for metric in found["metrics"]:
+            level = found
+            for step in metric["key"].split("."):
+                level = level[step]
+            assert level == metric["value"]
+
+
+def test_a_metric_that_is_added_in_one_place_reaches_json_text_and_the_command_line(monkeypatch):
+    yield_metrics = evaluation.decision_metrics
+
+    def extended(ranking, decisions):
+        yield from yield_metrics(ranking, decisions)
+        yield Metric(key="CP", label="class precision", value=decisions.class_precision, count=2, items="classes")
+
+    monkeypatch.setattr(evaluation, "decision_metrics", extended)
+    found = evaluate()
+    result, shown = found.to_dict(), f"class precision {100 * found.decisions.class_precision:.1f}"
+    assert result["CP"] == found.decisions.class_precision
+    assert [m["key"] for m in result["metrics"]].count("CP") == 1
+    assert shown in str(found)
+    assert shown in evaluation.headline(json.loads(json.dumps(result)))[0]
 
 
 def test_no_image_is_refused():

@@ -2,23 +2,23 @@ import numpy as np
 import pytest
 
 from fewtags.errors import DataError
-from fewtags.metrics.detection_voc import OVERLAPS, Found, Truth, voc_detection
+from fewtags.metrics.detection_voc import OVERLAPS, PredictedBoxes, TrueBoxes, voc_average_precision
 
 
 def truth(*objects):
     """(x0, y0, x1, y1, class, difficult) each."""
     rows = np.array(objects, float).reshape(-1, 6)
-    return Truth(rows[:, :4], rows[:, 4].astype(int), rows[:, 5].astype(bool))
+    return TrueBoxes(rows[:, :4], rows[:, 4].astype(int), rows[:, 5].astype(bool))
 
 
 def found(*detections):
     """(x0, y0, x1, y1, class, score) each."""
     rows = np.array(detections, float).reshape(-1, 6)
-    return Found(rows[:, :4], rows[:, 4].astype(int), rows[:, 5])
+    return PredictedBoxes(rows[:, :4], rows[:, 4].astype(int), rows[:, 5])
 
 
 def ap(truths, founds, **options):
-    return voc_detection(truths, founds, 1, **{"overlaps": (0.5,), "border": 0.0} | options).at(0.5)
+    return voc_average_precision(truths, founds, 1, **{"overlaps": (0.5,), "border": 0.0} | options).at(0.5)
 
 
 SQUARE, OTHER = (0, 0, 10, 10), (50, 50, 60, 60)
@@ -60,7 +60,7 @@ def test_the_overlap_has_to_exceed_the_limit():
 def test_classes_and_images_are_apart_and_means_leave_absent_classes_out():
     truths = [truth((*SQUARE, 0, 0)), truth((*SQUARE, 1, 0))]
     founds = [found((*SQUARE, 1, 0.9)), found((*SQUARE, 1, 0.8), (*SQUARE, 0, 0.7))]
-    report = voc_detection(truths, founds, 3, overlaps=(0.5,), points="all")
+    report = voc_average_precision(truths, founds, 3, overlaps=(0.5,), points="all")
     np.testing.assert_allclose(report.by_class, [[0.0, 0.5, np.nan]])
     assert report.mean == 0.25
     with pytest.raises(DataError, match=r"^AP at overlap 0\.75 was not measured, only at 0\.5\.$"):
@@ -107,14 +107,14 @@ def test_a_slow_reference_on_random_boxes():
         corner = rng.uniform(0, 60, (count, 2))
         return np.concatenate([corner, corner + rng.uniform(5, 40, (count, 2))], 1)
 
-    truths = [Truth(boxes(n), rng.integers(0, 2, n), rng.random(n) < 0.2) for n in rng.integers(0, 6, 12)]
+    truths = [TrueBoxes(boxes(n), rng.integers(0, 2, n), rng.random(n) < 0.2) for n in rng.integers(0, 6, 12)]
     founds = []
     for t in truths:
         extra = rng.integers(0, 4)
         near = t.boxes + rng.normal(0, 3, t.boxes.shape)
         kinds = np.concatenate([t.classes, rng.integers(0, 2, extra)])
-        founds.append(Found(np.concatenate([near, boxes(extra)]), kinds, rng.random(len(kinds))))
-    report = voc_detection(truths, founds, 2)
+        founds.append(PredictedBoxes(np.concatenate([near, boxes(extra)]), kinds, rng.random(len(kinds))))
+    report = voc_average_precision(truths, founds, 2)
     assert report.overlaps == OVERLAPS
     for n, limit in enumerate(OVERLAPS):
         for c in range(2):
@@ -123,4 +123,4 @@ def test_a_slow_reference_on_random_boxes():
 
 def test_other_images_are_refused():
     with pytest.raises(DataError, match=r"^there are detections of 0 images and objects of 1; give the same images\.$"):
-        voc_detection([truth()], [], 1)
+        voc_average_precision([truth()], [], 1)

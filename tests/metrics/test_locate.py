@@ -4,15 +4,16 @@ from dataclasses import replace
 import jaxtyping
 import numpy as np
 import pytest
+from box_reports import box_report
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
 from fewtags.metrics.localisation import boxes_to_mask, localisation_report
-from fewtags.metrics.locate import DEFAULT, LocateOptions, Place, locate_report
+from fewtags.metrics.locate import DEFAULT, LocateOptions, Region, locate_report
 from fewtags.metrics.map_loc import map_loc_report
-from fewtags.metrics.wsol import box_report, pxap
+from fewtags.metrics.wsol import pxap
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
 SMALL = LocateOptions(size=(8, 8), cuts=(0.0, 0.25, 0.5, 0.75), bins=100)
@@ -23,20 +24,20 @@ def boxes(*rows):
 
 
 def at(*rows):
-    return Place(boxes(*rows))
+    return Region(boxes(*rows))
 
 
-def perfect(places, classes, size=(8, 8)):
+def perfect(regions, classes, size=(8, 8)):
     """Maps that are 1 on the objects and 0 elsewhere, float32 [n, c, h, w]."""
-    maps = np.zeros((len(places), classes, *size), np.float32)
-    for n, row in enumerate(places):
-        for c, place in row.items():
-            maps[n, c] = boxes_to_mask(place.boxes, size)
+    maps = np.zeros((len(regions), classes, *size), np.float32)
+    for n, row in enumerate(regions):
+        for c, region in row.items():
+            maps[n, c] = boxes_to_mask(region.boxes, size)
     return maps
 
 
 LEFT, MIDDLE, CORNER = (0.0, 0.0, 0.5, 1.0), (0.25, 0.25, 0.75, 0.75), (0.5, 0.5, 1.0, 1.0)
-PLACES = [{0: at(LEFT), 1: at(MIDDLE)}, {1: at(CORNER)}, {}, {0: at(MIDDLE)}]
+REGIONS = [{0: at(LEFT), 1: at(MIDDLE)}, {1: at(CORNER)}, {}, {0: at(MIDDLE)}]
 LABELS = np.array([[P, P], [N, P], [N, N], [P, U]], np.int8)
 LOGITS = np.array([[2.0, 1.0], [0.0, 3.0], [1.0, 2.0], [1.5, 9.0]])
 
@@ -50,7 +51,7 @@ def test_perfect_maps_score_1_where_the_scores_allow_it():
     Regions take 1/2, 1/4, 1/4, 1/4 of the image. Whole images as cuts: one of four reaches 1/2, that of class 0, at
     rank 1: (1/1) / 2; class 1 has none: mAP-loc 1/4. As boxes: overlaps 1/2, 1/4, 1/4, 1/4: one right at .3 and at .5.
     """
-    report = locate_report(perfect(PLACES, 2), LOGITS, LABELS, PLACES, options=SMALL)
+    report = locate_report(perfect(REGIONS, 2), LOGITS, LABELS, REGIONS, options=SMALL)
     assert report.images == 4
     assert (report.present.pairs, report.present.pointing, report.present.chance) == (4, 1.0, 5 / 16)
     assert report.present.ioa.tolist() == report.present.ioa_hits.tolist() == [1.0] * 4
@@ -65,15 +66,15 @@ def test_perfect_maps_score_1_where_the_scores_allow_it():
 
 
 def test_exactly_half_of_the_image_is_chance_unless_strict():
-    report = locate_report(perfect(PLACES, 2), LOGITS, LABELS, PLACES, options=replace(SMALL, strict=True))
+    report = locate_report(perfect(REGIONS, 2), LOGITS, LABELS, REGIONS, options=replace(SMALL, strict=True))
     assert report.ranked_chance == report.present.ioa_hits_chance == 0.0
 
 
 def test_maps_beside_their_objects_score_nothing():
     """Objects in the left and maps in the right half: no overlap anywhere, and object pixels come last: 1/2 at best."""
-    places = [{0: at(LEFT)}, {}]
-    maps = np.roll(perfect(places, 1), 4, 3)
-    report = locate_report(maps, np.array([[1.0], [0.0]]), np.array([[P], [N]], np.int8), places, options=SMALL)
+    regions = [{0: at(LEFT)}, {}]
+    maps = np.roll(perfect(regions, 1), 4, 3)
+    report = locate_report(maps, np.array([[1.0], [0.0]]), np.array([[P], [N]], np.int8), regions, options=SMALL)
     assert report.present.pointing == report.ranked.map_loc == report.boxes.max_box_acc == 0.0
     assert report.present.ioa.tolist() == [0.0] * 4
     assert report.ranked.map_cl == 1.0
@@ -81,20 +82,20 @@ def test_maps_beside_their_objects_score_nothing():
 
 
 def test_flat_maps_reach_chance_where_a_flat_map_is_judged():
-    report = locate_report(np.full((4, 2, 3, 3), 0.3), LOGITS, LABELS, PLACES, options=SMALL)
+    report = locate_report(np.full((4, 2, 3, 3), 0.3), LOGITS, LABELS, REGIONS, options=SMALL)
     assert report.present.pointing == pytest.approx(report.present.chance)
     assert report.pixels.pxap == pytest.approx(report.pixels.chance)
     # Cut as they are, below their value, they are the whole image.
     options = replace(SMALL, normalise="none", thresholds=(0.2,))
-    report = locate_report(np.full((4, 2, 3, 3), 0.3), LOGITS, LABELS, PLACES, options=options)
+    report = locate_report(np.full((4, 2, 3, 3), 0.3), LOGITS, LABELS, REGIONS, options=options)
     assert report.ranked.map_loc == pytest.approx(report.ranked_chance)
     assert report.present.ioa.tolist() == [pytest.approx(report.present.chance)]
     assert report.present.ioa_hits.tolist() == [report.present.ioa_hits_chance]
 
 
-def test_positives_without_a_place_or_with_a_point_are_left_out_and_counted():
-    places = [{0: at(LEFT), 1: at((0.5, 0.5, 0.5, 0.5), CORNER)}, {}, {}, {0: at(MIDDLE)}]
-    report = locate_report(perfect(places, 2), LOGITS, LABELS, places, options=SMALL)
+def test_positives_without_a_region_or_with_a_point_are_left_out_and_counted():
+    regions = [{0: at(LEFT), 1: at((0.5, 0.5, 0.5, 0.5), CORNER)}, {}, {}, {0: at(MIDDLE)}]
+    report = locate_report(perfect(regions, 2), LOGITS, LABELS, regions, options=SMALL)
     assert report.present.pairs == report.boxes.pairs == 2
     assert report.ranked.unlocated.tolist() == [0, 2]
     assert report.ranked.excluded == {1: "no located positive"}
@@ -107,11 +108,11 @@ def test_options_are_passed_on():
     heatmap = np.zeros((1, 1, 8, 8))
     heatmap[..., 2:] = 0.4
     heatmap[..., 5:] = 0.8
-    places, labels, logits = [{0: at((0.5, 0.0, 1.0, 1.0))}, {}], np.array([[P], [N]], np.int8), np.array([[1.0], [0]])
+    regions, labels, logits = [{0: at((0.5, 0.0, 1.0, 1.0))}, {}], np.array([[P], [N]], np.int8), np.array([[1.0], [0]])
     maps = np.concatenate([heatmap, heatmap])
 
     def report(**changes):
-        return locate_report(maps, logits, labels, places, options=replace(SMALL, **changes))
+        return locate_report(maps, logits, labels, regions, options=replace(SMALL, **changes))
 
     # .4 / .8 reaches .5 but not .6: at .5, 6 columns of which 4 are inside; at .6, 3 of 3.
     assert report(thresholds=(0.5, 0.6)).present.ioa.tolist() == [pytest.approx(4 / 6), 1.0]
@@ -134,13 +135,13 @@ def test_only_the_largest_part_may_count():
     """A 2 x 2 square on the object and a 3 x 3 one elsewhere."""
     maps = np.zeros((1, 1, 8, 8))
     maps[0, 0, :2, :2] = maps[0, 0, 4:7, 4:7] = 1
-    places, labels, logits = [{0: at((0.0, 0.0, 0.25, 0.25))}], np.array([[P]], np.int8), np.zeros((1, 1))
+    regions, labels, logits = [{0: at((0.0, 0.0, 0.25, 0.25))}], np.array([[P]], np.int8), np.zeros((1, 1))
     for parts, expected in (("all", 1.0), ("outer", 1.0), ("largest", 0.0)):
         options = replace(SMALL, parts=parts)
-        assert locate_report(maps, logits, labels, places, options=options).boxes.max_box_acc == expected
+        assert locate_report(maps, logits, labels, regions, options=options).boxes.max_box_acc == expected
 
 
-# --- places
+# --- regions
 
 
 def test_a_mask_counts_as_it_is_and_its_parts_give_the_boxes():
@@ -149,9 +150,9 @@ def test_a_mask_counts_as_it_is_and_its_parts_give_the_boxes():
     mask[0:3, 0:3] = True
     mask[1, 1] = False
     mask[3, 6:8] = True
-    place = Place.of_mask(mask)
-    assert sorted(place.boxes.tolist()) == [[0.0, 0.0, 0.375, 0.75], [0.75, 0.75, 1.0, 1.0]]
-    problem = (mask[None, None].astype(np.float32), np.zeros((1, 1)), np.array([[P]], np.int8), [{0: place}])
+    region = Region.from_mask(mask)
+    assert sorted(region.boxes.tolist()) == [[0.0, 0.0, 0.375, 0.75], [0.75, 0.75, 1.0, 1.0]]
+    problem = (mask[None, None].astype(np.float32), np.zeros((1, 1)), np.array([[P]], np.int8), [{0: region}])
     report = locate_report(*problem, options=replace(SMALL, size=(4, 8)))
     assert report.present.chance == report.pixels.chance == 10 / 32
     assert report.pixels.pxap == report.boxes.max_box_acc == report.present.pointing == 1.0
@@ -164,11 +165,11 @@ def test_unknown_pixels_are_never_counted():
     """Half of the hot pixels lie where it is not known: without them the map is perfect, the object 1 of 3 known."""
     mask = np.array([[P, U, N, N]], np.int8)
     maps = np.array([[[[1.0, 1.0, 0.0, 0.0]]]])
-    report = locate_report(maps, np.zeros((1, 1)), np.array([[P]], np.int8), [{0: Place.of_mask(mask)}])
+    report = locate_report(maps, np.zeros((1, 1)), np.array([[P]], np.int8), [{0: Region.from_mask(mask)}])
     assert report.present.ioa.tolist() == [1.0] * 4
     assert report.present.pointing == report.pixels.pxap == 1.0
     assert report.present.chance == report.pixels.chance == pytest.approx(1 / 3)
-    all_known = Place.of_mask(np.where(mask == U, N, mask).astype(np.int8))
+    all_known = Region.from_mask(np.where(mask == U, N, mask).astype(np.int8))
     report = locate_report(maps, np.zeros((1, 1)), np.array([[P]], np.int8), [{0: all_known}])
     assert report.present.ioa.tolist() == [0.5] * 4
 
@@ -177,7 +178,7 @@ def test_points_have_no_extent():
     assert not at((0.5, 0.5, 0.5, 0.5)).has_extent
     assert not at(LEFT, (0.5, 0.5, 0.5, 0.6)).has_extent
     assert at(LEFT).has_extent
-    assert Place.of_mask(np.ones((1, 1), bool)).has_extent
+    assert Region.from_mask(np.ones((1, 1), bool)).has_extent
 
 
 # --- the parts it is made of, and properties
@@ -189,30 +190,30 @@ def problems(draw):
     n, c = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     labels = rng.choice(np.array([P, N, U], np.int8), (n, c))
     labels[0, 0] = P
-    places: list[dict[int, Place]] = [{} for _ in range(n)]
+    regions: list[dict[int, Region]] = [{} for _ in range(n)]
     for image, class_ in np.argwhere(labels == P).tolist():
         if (image, class_) == (0, 0) or rng.random() < 0.8:
             corners = np.sort(rng.integers(0, 7, (rng.integers(1, 3), 2, 2)), 1)
             corners[:, 1] += 1
-            places[image][class_] = Place(corners.reshape(-1, 4) / 8)
-    return rng.random((n, c, 3, 4)), rng.integers(0, 4, (n, c)).astype(np.float64), labels, places
+            regions[image][class_] = Region(corners.reshape(-1, 4) / 8)
+    return rng.random((n, c, 3, 4)), rng.integers(0, 4, (n, c)).astype(np.float64), labels, regions
 
 
 @given(problems())
 def test_equals_the_single_metrics(problem):
-    maps, logits, labels, places = problem
-    report = locate_report(maps, logits, labels, places, options=SMALL)
-    located = [(n, c, place) for n, row in enumerate(places) for c, place in row.items()]
-    regions = [(maps[n, c], boxes_to_mask(place.boxes, (8, 8))) for n, c, place in located]
-    single = localisation_report(regions)
+    maps, logits, labels, regions = problem
+    report = locate_report(maps, logits, labels, regions, options=SMALL)
+    located = [(n, c, region) for n, row in enumerate(regions) for c, region in row.items()]
+    pairs = [(maps[n, c], boxes_to_mask(region.boxes, (8, 8))) for n, c, region in located]
+    single = localisation_report(pairs)
     assert (report.present.pairs, report.present.pointing) == (single.pairs, pytest.approx(single.pointing))
     np.testing.assert_allclose(report.present.ioa, single.ioa)
     np.testing.assert_allclose(report.present.ioa_hits, single.ioa_hits)
-    assert report.pixels.pxap == pytest.approx(pxap(regions, bins=100))
+    assert report.pixels.pxap == pytest.approx(pxap(pairs, bins=100))
     for c, value in enumerate(report.pixels.per_class):
-        own = [pair for pair, (_, k, _) in zip(regions, located, strict=True) if k == c]
+        own = [pair for pair, (_, k, _) in zip(pairs, located, strict=True) if k == c]
         assert np.isnan(value) if not own else value == pytest.approx(pxap(own, bins=100))
-    rows = [(maps[n, c], place.boxes) for n, c, place in located]
+    rows = [(maps[n, c], region.boxes) for n, c, region in located]
     boxes_ = box_report(rows, size=(8, 8), cuts=SMALL.cuts)
     np.testing.assert_array_equal(report.boxes.correct, boxes_.correct)
     np.testing.assert_array_equal(report.boxes.whole_image, boxes_.whole_image)
@@ -221,11 +222,11 @@ def test_equals_the_single_metrics(problem):
 
 @given(problems(), st.randoms(use_true_random=False))
 def test_images_may_come_in_any_order_and_as_generators(problem, random):
-    maps, logits, labels, places = problem
-    report = locate_report(maps, logits, labels, places, options=SMALL)
+    maps, logits, labels, regions = problem
+    report = locate_report(maps, logits, labels, regions, options=SMALL)
     order = random.sample(range(len(labels)), len(labels))
     again = locate_report(
-        (maps[n] for n in order), logits[order], labels[order], (places[n] for n in order), options=SMALL
+        (maps[n] for n in order), logits[order], labels[order], (regions[n] for n in order), options=SMALL
     )
     for key, value in report.to_dict().items():
         if isinstance(value, float):
@@ -236,24 +237,24 @@ def test_images_may_come_in_any_order_and_as_generators(problem, random):
 
 @given(problems())
 def test_maps_and_scores_of_cells_that_are_not_positive_enter_as_labelled_only(problem):
-    """Maps of cells without a place are never looked at; scores of unknown cells neither."""
-    maps, logits, labels, places = problem
-    report = locate_report(maps, logits, labels, places, options=SMALL)
+    """Maps of cells without a region are never looked at; scores of unknown cells neither."""
+    maps, logits, labels, regions = problem
+    report = locate_report(maps, logits, labels, regions, options=SMALL)
     other, scores = maps.copy(), logits.copy()
     for n, c in np.ndindex(labels.shape):
-        if c not in places[n]:
+        if c not in regions[n]:
             other[n, c] = np.nan
             if labels[n, c] != N:
                 scores[n, c] = 99.0
-    assert locate_report(other, scores, labels, places, options=SMALL).to_dict() == report.to_dict()
+    assert locate_report(other, scores, labels, regions, options=SMALL).to_dict() == report.to_dict()
 
 
 def test_the_ranked_part_is_map_loc_of_the_ioa():
     rng = np.random.default_rng(3)
     maps = rng.random((4, 2, 4, 4))
-    report = locate_report(maps, LOGITS, LABELS, PLACES, options=SMALL)
-    where = np.array([(n, c) for n, row in enumerate(PLACES) for c in row])
-    ioa = [localisation_report([(maps[n, c], boxes_to_mask(PLACES[n][c].boxes, (8, 8)))]).ioa for n, c in where]
+    report = locate_report(maps, LOGITS, LABELS, REGIONS, options=SMALL)
+    where = np.array([(n, c) for n, row in enumerate(REGIONS) for c in row])
+    ioa = [localisation_report([(maps[n, c], boxes_to_mask(REGIONS[n][c].boxes, (8, 8)))]).ioa for n, c in where]
     expected = map_loc_report(LOGITS, LABELS, where, np.stack(ioa))
     np.testing.assert_allclose(report.ranked.localised, expected.localised)
 
@@ -262,9 +263,11 @@ def test_the_ranked_part_is_map_loc_of_the_ioa():
 
 
 def test_to_dict():
-    places = [{0: at(LEFT)}, {}, {}, {0: at(MIDDLE)}]
-    report = locate_report(perfect(places, 2), LOGITS, LABELS, places, options=replace(SMALL, thresholds=(0.6,)))
-    assert json.loads(json.dumps(report.to_dict(), allow_nan=False)) == {
+    regions = [{0: at(LEFT)}, {}, {}, {0: at(MIDDLE)}]
+    report = locate_report(perfect(regions, 2), LOGITS, LABELS, regions, options=replace(SMALL, thresholds=(0.6,)))
+    result = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert all(result[metric["key"]] == metric["value"] for metric in result.pop("metrics"))
+    assert result == {
         "images": 4,
         "located": 2,
         "not_located": 2,
@@ -278,6 +281,7 @@ def test_to_dict():
         "mAP-loc_chance": 0.5,
         "mAP-loc_best_threshold": 1.0,
         "mAP-cl_same_cells": 1.0,
+        "mAP-cl_same_cells_chance": 0.5,
         "MaxBoxAccV2": 1.0,
         "MaxBoxAccV2_chance": pytest.approx(1 / 3),
         "PxAP": 1.0,
@@ -327,18 +331,18 @@ def test_broken_boxes_are_refused(row, got):
     assert str(error.value) == expected
 
 
-def test_empty_places_are_refused():
+def test_empty_regions_are_refused():
     with pytest.raises(DataError) as error:
         at()
-    expected = "a place needs at least one box; give no place where a class is absent or not located."
+    expected = "a region needs at least one box; leave out classes that are absent or not located."
     assert str(error.value) == expected
     for mask in (np.zeros((2, 2), bool), np.full((2, 2), U, np.int8)):
         with pytest.raises(DataError) as error:
-            Place.of_mask(mask)
-        assert str(error.value) == "a mask without any pixel is no place; give no place where a class is absent."
+            Region.from_mask(mask)
+        assert str(error.value) == "the mask of a region is empty; leave out classes that are absent."
         with pytest.raises(DataError) as error:
-            Place(boxes(LEFT), mask)
-        assert str(error.value) == "a mask without any pixel is no place; give no place where a class is absent."
+            Region(boxes(LEFT), mask)
+        assert str(error.value) == "the mask of a region is empty; leave out classes that are absent."
 
 
 def test_masks_of_another_type_are_refused(monkeypatch):
@@ -347,7 +351,7 @@ def test_masks_of_another_type_are_refused(monkeypatch):
     Users run without the shape checks of the tests, which would be the first to refuse it.
     """
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    for make in (Place.of_mask, lambda mask: Place(boxes(LEFT), mask)):
+    for make in (Region.from_mask, lambda mask: Region(boxes(LEFT), mask)):
         for mask in (np.full((2, 2), 255, np.uint8), np.ones((2, 2), np.uint8)):
             with pytest.raises(DataError) as error:
                 make(mask)
@@ -388,24 +392,24 @@ def test_options_that_leave_nothing_to_judge_by_are_refused(change, message):
             "there are maps of more than 4 images, but labels of 4; give one entry an image, in order.",
         ),
         (
-            {"places": PLACES[:3]},
-            "there are places of 3 images, but labels of 4; give one entry an image, in order.",
+            {"regions": REGIONS[:3]},
+            "there are regions of 3 images, but labels of 4; give one entry an image, in order.",
         ),
         (
-            {"places": [*PLACES, {}]},
-            "there are places of more than 4 images, but labels of 4; give one entry an image, in order.",
+            {"regions": [*REGIONS, {}]},
+            "there are regions of more than 4 images, but labels of 4; give one entry an image, in order.",
         ),
         ({"maps": np.ones((4, 3, 2, 2))}, "image 0 has 3 maps for 2 classes; give one map a class."),
         (
-            {"places": [{}, {0: at(LEFT)}, {}, {}]},
-            "class 0 has a place in image 1, but its label there is not positive; drop the place or set the label.",
+            {"regions": [{}, {0: at(LEFT)}, {}, {}]},
+            "class 0 has a region in image 1, but its label there is not positive; drop the region or set the label.",
         ),
         (
-            {"places": [{2: at(LEFT)}, {}, {}, {}]},
-            "class number 2 has a place in image number 0, but there are 2 classes and 4 images, counted from 0.",
+            {"regions": [{2: at(LEFT)}, {}, {}, {}]},
+            "class number 2 has a region in image number 0, but there are 2 classes and 4 images, counted from 0.",
         ),
         (
-            {"places": [{0: at((0.5, 0.5, 0.5, 0.5))}, {}, {}, {}]},
+            {"regions": [{0: at((0.5, 0.5, 0.5, 0.5))}, {}, {}, {}]},
             "no located object to measure against; localisation needs boxes or masks of positive classes.",
         ),
         (
@@ -415,7 +419,7 @@ def test_options_that_leave_nothing_to_judge_by_are_refused(change, message):
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
-    problem = {"maps": np.ones((4, 2, 2, 2)), "logits": LOGITS, "labels": LABELS, "places": PLACES, **change}
+    problem = {"maps": np.ones((4, 2, 2, 2)), "logits": LOGITS, "labels": LABELS, "regions": REGIONS, **change}
     with pytest.raises(DataError) as error:
         locate_report(**problem, options=SMALL)
     assert str(error.value) == message

@@ -32,9 +32,9 @@ def golden_problem():
     count = masks[..., 0, 0].size * 9
     maps = np.abs(np.sin(0.9 * np.arange(count))).round(3).reshape(masks.shape)
     labels = np.where(masks.any((2, 3)), np.int8(P), np.int8(N))
-    places = np.argwhere(labels == P)
-    ioa = np.stack([ioa_p(maps[n, c], masks[n, c]) for n, c in places])
-    return np.array(GOLDEN["scores"]), labels, places, ioa
+    regions = np.argwhere(labels == P)
+    ioa = np.stack([ioa_p(maps[n, c], masks[n, c]) for n, c in regions])
+    return np.array(GOLDEN["scores"]), labels, regions, ioa
 
 
 # --- derived by hand
@@ -52,7 +52,7 @@ def test_by_hand():
     np.testing.assert_allclose(report.localised, [[1 / 2, 1 / 9]])
     np.testing.assert_allclose(report.by_threshold, [1 / 2, 1 / 9])
     assert report.map_loc == pytest.approx(11 / 36)
-    assert report.best == pytest.approx(1 / 2)
+    assert report.best_map_loc == pytest.approx(1 / 2)
     assert report.map_cl == pytest.approx(29 / 36)
     assert report.thresholds == (0.6, 0.9)
     assert report.excluded == {}
@@ -76,7 +76,7 @@ def test_tied_cells_enter_together():
         assert report.map_loc == pytest.approx(1 / 6)
 
 
-def test_unknown_cells_and_positives_without_a_place_are_left_out():
+def test_unknown_cells_and_positives_without_a_region_are_left_out():
     """Ranking unknown, unlocated +, located +, -: only the last two count, so AP is 1 either way."""
     labels = column(U, P, P, N, dtype=np.int8)
     report = map_loc_report(column(4, 3, 2, 1), labels, cells((2, 0)), column(0.9), thresholds=(0.6,))
@@ -104,7 +104,7 @@ def test_nothing_counted_is_nan():
     report = map_loc_report(np.ones((1, 1)), column(U, dtype=np.int8), cells(), np.ones((0, 4)))
     assert math.isnan(report.map_loc)
     assert math.isnan(report.map_cl)
-    assert math.isnan(report.best)
+    assert math.isnan(report.best_map_loc)
     assert np.isnan(report.by_threshold).all()
 
 
@@ -112,9 +112,9 @@ def test_nothing_counted_is_nan():
 
 
 def test_golden():
-    scores, labels, places, ioa = golden_problem()
-    report = map_loc_report(scores, labels, places, ioa)
-    expected = [[GOLDEN["ioa_by_threshold"][str(t)][n][c] for t in report.thresholds] for n, c in places]
+    scores, labels, regions, ioa = golden_problem()
+    report = map_loc_report(scores, labels, regions, ioa)
+    expected = [[GOLDEN["ioa_by_threshold"][str(t)][n][c] for t in report.thresholds] for n, c in regions]
     np.testing.assert_allclose(ioa, expected, atol=1e-9)
     np.testing.assert_allclose(report.localised, GOLDEN["ap_class_x_threshold"], atol=1e-9)
     assert report.map_loc == pytest.approx(GOLDEN["mAP_loc"])
@@ -136,10 +136,10 @@ def problems(draw):
     return scores, labels, positive[located], ioa
 
 
-def slowly(scores, labels, places, ioa, t, c):
+def slowly(scores, labels, regions, ioa, t, c):
     """Precision at every score that a hit has, times the hits with that score."""
-    hits = {n for (n, k), row in zip(places.tolist(), ioa, strict=True) if k == c and row[t] >= 0.5}
-    located = {n for n, k in places.tolist() if k == c}
+    hits = {n for (n, k), row in zip(regions.tolist(), ioa, strict=True) if k == c and row[t] >= 0.5}
+    located = {n for n, k in regions.tolist() if k == c}
     counted = [n for n in range(len(scores)) if labels[n, c] == N or n in located]
     if not located or len(counted) == len(located):
         return np.nan
@@ -158,14 +158,16 @@ def test_equals_a_loop_over_hits(problem):
 
 
 @given(problems(), st.randoms(use_true_random=False))
-def test_never_above_the_map_of_the_same_cells_and_the_order_of_images_and_of_places_is_irrelevant(problem, random):
-    scores, labels, places, ioa = problem
+def test_never_above_the_map_of_the_same_cells_and_the_order_of_images_and_of_located_cells_is_irrelevant(
+    problem, random
+):
+    scores, labels, regions, ioa = problem
     report = map_loc_report(*problem, thresholds=(0.6, 0.9))
     counted = ~np.isnan(report.classified)
     assert (report.localised[counted] <= report.classified[counted, None] + 1e-12).all()
     assert (np.isnan(report.localised) == ~counted[:, None]).all()
-    order, turn = (random.sample(range(k), k) for k in (len(scores), len(places)))
-    moved = places[turn].copy()
+    order, turn = (random.sample(range(k), k) for k in (len(scores), len(regions)))
+    moved = regions[turn].copy()
     moved[:, 0] = np.argsort(order)[moved[:, 0]]
     again = map_loc_report(scores[order], labels[order], moved, ioa[turn], thresholds=(0.6, 0.9))
     np.testing.assert_allclose(again.localised, report.localised)
@@ -173,10 +175,10 @@ def test_never_above_the_map_of_the_same_cells_and_the_order_of_images_and_of_pl
 
 @given(problems())
 def test_with_nothing_but_hits_it_is_average_precision(problem):
-    scores, labels, places, ioa = problem
-    report = map_loc_report(scores, labels, places, np.ones_like(ioa), thresholds=(0.6, 0.9))
+    scores, labels, regions, ioa = problem
+    report = map_loc_report(scores, labels, regions, np.ones_like(ioa), thresholds=(0.6, 0.9))
     cells = np.where(labels == N, np.int8(N), np.int8(U))
-    cells[places[:, 0], places[:, 1]] = P
+    cells[regions[:, 0], regions[:, 1]] = P
     expected = np.where((cells == N).any(0), average_precision(scores, cells), np.nan)
     np.testing.assert_allclose(report.localised, np.stack([expected] * 2, 1))
 
@@ -184,16 +186,19 @@ def test_with_nothing_but_hits_it_is_average_precision(problem):
 # --- errors
 
 
-def test_places_that_do_not_fit_the_labels_are_refused():
+def test_located_cells_that_do_not_fit_the_labels_are_refused():
     labels, scores = np.array([[P, N], [P, U]], np.int8), np.zeros((2, 2))
     for where, message in {
-        ((0, 0), (0, 1)): "class 1 has a place in image 0, but its label there is not positive; drop the place or set "
-        "the label.",
-        ((1, 0), (0, 0), (1, 0)): "class 0 is listed more than once in image 1; unite the places of a class first.",
-        ((0, 2),): "class number 2 has a place in image number 0, but there are 2 classes and 2 images, counted from "
+        (
+            (0, 0),
+            (0, 1),
+        ): "class 1 has a region in image 0, but its label there is not positive; drop the region or set the label.",
+        ((1, 0), (0, 0), (1, 0)): "class 0 is listed more than once in image 1; unite the regions of a class first.",
+        ((0, 2),): "class number 2 has a region in image number 0, but there are 2 classes and 2 images, counted from "
         "0.",
-        ((-1, 0),): "class number 0 has a place in image number -1, but there are 2 classes and 2 images, counted from "
-        "0.",
+        (
+            (-1, 0),
+        ): "class number 0 has a region in image number -1, but there are 2 classes and 2 images, counted from 0.",
     }.items():
         with pytest.raises(DataError) as error:
             map_loc_report(scores, labels, cells(*where), np.ones((len(where), 1)), thresholds=(0.6,))

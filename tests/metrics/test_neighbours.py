@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fewtags.errors import DataError
-from fewtags.metrics.neighbours import nearest, neighbour_precision
+from fewtags.metrics.neighbours import highest, nearest, neighbour_precision, unit
 
 # Four directions, 0, 10, 90 and 100 degrees; lengths do not matter.
 ANGLES = np.deg2rad([0.0, 10.0, 90.0, 100.0])
@@ -15,6 +15,24 @@ def test_the_nearest_are_those_of_the_smallest_angle():
     near, cosine = nearest(FEATURES, np.array([0, 3]), 2)
     assert near.tolist() == [[1, 2], [2, 1]]
     np.testing.assert_allclose(cosine, np.cos(np.deg2rad([[10, 90], [10, 90]])), atol=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 9, 10])
+def test_highest_equals_a_stable_sort_with_ties_and_nan(k):
+    """Scores are whole numbers 0..3, so most of them tie; one row has a nan."""
+    scores = np.random.default_rng(k).integers(0, 4, (50, 10)).astype(np.float32)
+    scores[0, 3] = np.nan
+    expected = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    columns, values = highest(scores, k)
+    np.testing.assert_array_equal(columns, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(scores, expected, 1))
+
+
+def test_unit_length_and_rows_of_zeros():
+    assert unit(np.array([[3.0, 4.0], [0.0, 0.0]], np.float32)).tolist() == [
+        [pytest.approx(0.6), pytest.approx(0.8)],
+        [0, 0],
+    ]
 
 
 def test_precision_by_hand():

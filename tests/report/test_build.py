@@ -1,21 +1,27 @@
 """The page."""
 
 import html
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fewtags.engine import evaluate as evaluation
+from fewtags.engine.evaluate import evaluate_logits
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.labels import ClassNames, Label
-from fewtags.metrics.ranking import average_precision
+from fewtags.metrics.decisions import DecisionReport
+from fewtags.metrics.metric import Metric
+from fewtags.metrics.ranking import RankingReport, average_precision
 from fewtags.report import build
 from fewtags.report.build import alone, build_report, class_rows, difference, render
 from fewtags.report.gallery import SIDE, cards, over_epochs, read_picture
-from fewtags.report.load import RunData, load_run
+from fewtags.report.load import RunData, load_evaluations, load_run
+from fewtags.table.storage import save
 from fewtags.table.table import LabelTable
 
 MakeRun = Callable[..., RunData]
@@ -41,7 +47,7 @@ def test_page_holds_the_numbers(make_run: MakeRun) -> None:
     seen = text_of(render([run]))
     low, high = e["mAP_interval"]
     assert f"{100 * e['mAP']:.1f} mAP (95 % over images: {100 * low:.1f} to {100 * high:.1f})" in seen
-    assert f"{100 * e['CF1']:.1f} CF1 {100 * e['OF1']:.1f} OF1" in seen
+    assert f"{100 * e['CF1']:.1f} CF1 {100 * e['OF1']:.1f} OF1 2.00 known labels per image" in seen
     assert "3 of 3 classes counted, 12 images, 36 known cells" in seen
     for row in e["per_class"]:
         low, high = row["interval"]
@@ -94,6 +100,45 @@ def test_run_without_known_negatives_says_what_can_be_measured(make_run: MakeRun
     assert difference([run, run], "val") == {"why": ""}
 
 
+@pytest.mark.parametrize("state", [Label.NEGATIVE, Label.UNKNOWN])
+def test_a_split_without_a_known_positive_is_reported_as_such(make_run: MakeRun, state: int) -> None:
+    run = make_run()
+    labels = np.full(run.logits["val"].shape, state, np.int8)
+    found = evaluate_logits(run.logits["val"], labels, run.info.classes, np.full(3, 0.5)).to_dict()
+    rules = run.evaluations["val"]["threshold_rules"]
+    evaluations = {**run.evaluations, "test": {**found, "threshold_rules": rules}}
+    test = replace(run, evaluations=evaluations, logits={**run.logits, "test": run.logits["val"]})
+    seen = text_of(render([test]))
+    assert "no known positive in test; nothing to rank" in seen
+    assert "no known positive in val" not in seen
+    assert not re.search(r"\bnan\b", seen)
+
+
+def test_a_metric_that_is_added_in_one_place_reaches_the_page(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yield_metrics = evaluation.decision_metrics
+
+    def extended(ranking: RankingReport, decisions: DecisionReport) -> Iterator[Metric]:
+        yield from yield_metrics(ranking, decisions)
+        yield Metric(key="CP", label="class precision", value=0.123, count=3, items="classes")
+
+    monkeypatch.setattr(evaluation, "decision_metrics", extended)
+    assert "12.3 class precision" in text_of(render([make_run()]))
+
+
+def test_evaluations_of_older_runs_get_their_metrics_from_the_logits(make_run: MakeRun) -> None:
+    run = make_run()
+    found = evaluate_logits(run.logits["val"], run.tables["val"].matrix.dense(), run.info.classes, np.full(3, 0.5))
+    older = {key: value for key, value in found.to_dict().items() if key != "metrics"}
+    for folder in ("evaluation", "tables"):
+        (run.path / folder).mkdir(parents=True)
+    (run.path / "evaluation" / "val.json").write_text(json.dumps(older), "utf-8")
+    np.save(run.path / "evaluation" / "val.npy", run.logits["val"])
+    save(run.tables["val"], run.path / "tables" / "val.parquet")
+    assert load_evaluations(run.path) == {"val": found.to_dict()}
+
+
 def test_two_hundred_classes_stay_below_5_mb(make_run: MakeRun) -> None:
     names = tuple(f"class {i}" for i in range(200))
     page = render([make_run("a", names, images=40), make_run("b", names, images=40)])
@@ -110,7 +155,10 @@ def test_missing_photo_is_grey_and_named(make_run: MakeRun) -> None:
     assert re.search(r"val/1\.png \S*val/1\.png.*?(does not exist|not found|no such|missing)", seen, re.IGNORECASE)
     gone = read_picture(run.tables["val"], "val/1.png")
     assert (gone.pixels == 128).all()
-    assert read_picture(run.tables["val"].with_root(None), "val/2.png").missing == "nobody says where the photos are"
+    assert (
+        read_picture(run.tables["val"].with_root(None), "val/2.png").missing
+        == "the labels do not say where the photos are"
+    )
 
 
 def test_photos_are_made_small_but_never_larger(make_run: MakeRun) -> None:
@@ -160,7 +208,7 @@ def test_difference_is_that_of_the_means_with_a_paired_interval(make_run: MakeRu
 
 def test_different_validation_labels_have_no_difference(make_run: MakeRun) -> None:
     seen = text_of(render([make_run("a"), make_run("b", seed=1)]))
-    assert "The runs were measured on different val labels, so their difference would say nothing." in seen
+    assert "The runs were measured on different val labels, so their difference has no meaning." in seen
     assert "paired" not in seen
 
 
@@ -234,7 +282,9 @@ def test_classes_that_only_one_run_knows_are_listed_and_left_out(make_run: MakeR
     ]
     assert difference(fewer, "val")["value"] == pytest.approx(np.mean(aps[1]) - np.mean(aps[0]))
     seen = text_of(render(fewer))
-    assert "Only a knows 1 of its classes: dog. They count in its own results above, not in the comparison" in seen
+    assert (
+        "Only a knows 1 of its classes: dog. They are part of its own results above, but not of the comparison" in seen
+    )
     assert "val: all 2 classes" in seen
 
 

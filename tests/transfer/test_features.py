@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from fewtags.errors import DataError
+from fewtags.metrics.neighbours import unit
 from fewtags.nets.encoder import pooled
 from fewtags.photos.augment import ResizedCrop, WholeImage
 from fewtags.photos.dataset import EvalSet, PhotoFolder
 from fewtags.photos.loader import Collate
-from fewtags.transfer.features import photo_features, unit
+from fewtags.transfer.features import photo_features
 
 
 @pytest.mark.parametrize("policy", [WholeImage(32), ResizedCrop(32)])

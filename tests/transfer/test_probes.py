@@ -9,7 +9,7 @@ from sklearn.svm import LinearSVC
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Label
-from fewtags.transfer.features import unit
+from fewtags.metrics.neighbours import unit
 from fewtags.transfer.probes import knn_scores, svm_scores
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN

@@ -230,16 +230,16 @@ def finish(run: Path) -> None:
     from fewtags.cli.progress import say
     from fewtags.engine.baseline import compare
     from fewtags.engine.clock import clock_line
+    from fewtags.engine.evaluate import headline
     from fewtags.engine.run import BASELINE_FILE, CLOCK_FILE
     from fewtags.report.build import build_report
+    from fewtags.report.load import load_evaluations
 
     page = build_report([run], None)
-    evaluations = {}
-    for split in ("val", "test"):
-        path = run / "evaluation" / f"{split}.json"
-        if path.exists():
-            evaluations[split] = json.loads(path.read_text("utf-8"))
-            typer.echo(headline(split, evaluations[split]))
+    evaluations = load_evaluations(run)
+    for split, evaluation in evaluations.items():
+        for line in headline(evaluation):
+            typer.echo(f"{split}: {line}")
     if (run / BASELINE_FILE).exists():
         for line in compare(json.loads((run / BASELINE_FILE).read_text("utf-8")), evaluations):
             typer.echo(line)
@@ -250,18 +250,3 @@ def finish(run: Path) -> None:
     say(f"  fewtags predict {run} PHOTOS --out tags.csv")
     say(f"  fewtags heatmap {run} PHOTO.jpg --out heatmaps/")
     say(f"  fewtags evaluate {run} LABELS --images FOLDER")
-
-
-def headline(split: str, result: dict[str, Any]) -> str:
-    """One line about an evaluation."""
-    if result["mAP"] is not None:
-        low, high = result["mAP_interval"]
-        return (
-            f"{split}: mAP {100 * result['mAP']:.1f} (95 % interval {100 * low:.1f} .. {100 * high:.1f}), "
-            f"{result['classes_counted']} classes, {result['images']:,} images, {result['known_cells']:,} known cells"
-        )
-    only = result["positive_only"]
-    return (
-        f"{split}: no negative is known, so AP has no meaning; hit@1 {100 * only['hit@1']:.1f} %, "
-        f"mean rank of the known label {only['mean_rank']:.2f} over {only['images']:,} images"
-    )

@@ -67,14 +67,9 @@ class Watch:
         return mean is not None and mean > ONE_KEY and self._has_fingerprint(record)
 
     def _has_fingerprint(self, record: Record) -> bool:
-        """Whether L_ml is softplus(1 / tau) - (k / D) / tau, what eq. 9 of MLS gives for equal vectors."""
-        own = self.objective
-        loss = _number(record, "neighbour_loss")
-        plain = own.get("neighbour_loss") == "bce" and own.get("reduction") == "mean" and not own.get("logit_bias")
-        if loss is None or not plain or not own.get("queue_size"):
-            return False
-        expected = fingerprint(int(own["k"]), int(own["queue_size"]), float(own["temperature"]))
-        return math.isclose(loss, expected, rel_tol=NEAR)
+        """Whether L_ml is that of a collapsed net."""
+        loss, expected = _number(record, "neighbour_loss"), collapsed_loss(self.objective)
+        return loss is not None and expected is not None and math.isclose(loss, expected, rel_tol=NEAR)
 
     def _cure(self) -> str:
         if self.objective.get("name") == "mls" and self.objective.get("neighbour_loss") == "bce":
@@ -83,6 +78,21 @@ class Watch:
                 "objective.neighbour_from, a smaller objective.weight, or objective.momentum = 0.999."
             )
         return "Start again with a lower train.lr, a larger train.batch_size, or objective.momentum nearer to 1."
+
+
+def collapsed_loss(objective: Mapping[str, Any]) -> float | None:
+    """The neighbour loss of MLS (eq. 9) when all vectors are equal: softplus(1 / tau) - (k / D) / tau.
+
+    Args:
+        objective: name and settings of the method.
+
+    Returns:
+        the loss; None for methods and settings without this level.
+    """
+    plain = objective.get("neighbour_loss") == "bce" and objective.get("reduction") == "mean"
+    if not plain or objective.get("logit_bias") or not objective.get("queue_size"):
+        return None
+    return fingerprint(int(objective["k"]), int(objective["queue_size"]), float(objective["temperature"]))
 
 
 def _number(record: Record, name: str) -> float | None:

@@ -1,9 +1,9 @@
-"""What a model is worth on a table, with unknown cells left out."""
+"""Evaluation of a model on a table. Unknown cells are never counted."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from fewtags.engine.machine import keep_freed_memory
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
-from fewtags.metrics.decisions import DecisionReport, LabelCardinality, decision_report, label_cardinality
+from fewtags.metrics.decisions import DecisionReport, decision_report, label_cardinality
+from fewtags.metrics.metric import Metric, nested, number_or_none, reasons, sentence
 from fewtags.metrics.ranking import (
     Intervals,
-    PositiveOnlyReport,
     RankingReport,
     bootstrap_intervals,
     positive_only_report,
@@ -37,7 +37,7 @@ def predict_logits(
     """float32 [N, C] of all photos, in order, on every process; the pool comes first, so no maps are made."""
     keep_freed_memory()
     net.eval()
-    # A process may have no photo at all.
+    # A process may have no photos.
     pieces = [torch.zeros(0, net.head.classes, device=device)]
     with torch.inference_mode():
         for batch in loader:
@@ -54,30 +54,28 @@ def sigmoid(logits: Logits) -> NDArray[np.float64]:
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Evaluation:
-    """Everything that is measured on one table.
+    """The metrics of a model on one table, and the counts behind them.
 
     Attributes:
-        classes: the vocabulary.
+        classes: the vocabulary, C classes.
         images: N.
+        metrics: one number each over all classes; JSON, text and the report page iterate over them.
         ranking: AP per class over known cells.
-        intervals: bootstrap intervals of them; None where no class is counted.
-        decisions: right and wrong decisions at the thresholds.
-        cardinality: labels per image.
+        intervals: bootstrap intervals of AP and mAP; None if no class is counted.
+        decisions: correct and wrong decisions at the thresholds.
         thresholds: float64 [C].
-        positive_only: hit@1 and the like where no class is counted; None elsewhere.
-        unreadable: photos that could not be read; they are not among the N.
+        unreadable: photos that could not be read; they are not among the N images.
     """
 
     classes: ClassNames
     images: int
+    metrics: tuple[Metric, ...]
     ranking: RankingReport
     intervals: Intervals | None
     decisions: DecisionReport
-    cardinality: LabelCardinality
     thresholds: NDArray[np.float64]
-    positive_only: PositiveOnlyReport | None
     unreadable: int = 0
 
     @property
@@ -87,53 +85,37 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; nan becomes None."""
-        ranking, known = self.ranking, self.decisions
-        per_class = [
-            {
-                "id": self.classes.ids[c],
-                "name": self.classes.display[c],
-                "average_precision": _number(ranking.average_precision[c]),
-                "interval": None
-                if self.intervals is None
-                else [_number(v) for v in self.intervals.average_precision[c]],
-                "positives": int(ranking.positives[c]),
-                "negatives": int(ranking.negatives[c]),
-                "unknown": int(ranking.unknown[c]),
-                "threshold": float(self.thresholds[c]),
-                "precision": _number(known.precision[c]),
-                "recall": _number(known.recall[c]),
-                "f1": _number(known.f1[c]),
-                "excluded": ranking.excluded.get(c),
-            }
-            for c in range(len(self.classes))
-        ]
-        only = self.positive_only
         return {
             "images": self.images,
             "unreadable": self.unreadable,
-            "mAP": _number(self.mean_average_precision),
-            "mAP_interval": None
-            if self.intervals is None
-            else [_number(v) for v in self.intervals.mean_average_precision],
-            "classes_counted": len(self.classes) - len(ranking.excluded),
-            "known_cells": ranking.known_cells,
-            "CF1": _number(known.cf1),
-            "OF1": _number(known.of1),
-            "cardinality": {k: _number(v) for k, v in vars(self.cardinality).items()},
-            "positive_only": None
-            if only is None
-            else {
-                "images": only.images,
-                "hit@1": _number(only.hit_at_1),
-                **{f"recall@{k}": _number(v) for k, v in only.recall_at.items()},
-                "mean_rank": _number(only.mean_rank),
-                "mAP, unknown counted as absent (pessimistic)": _number(only.pessimistic.mean_average_precision),
-            },
-            "per_class": per_class,
+            "classes_counted": len(self.classes) - len(self.ranking.excluded),
+            "known_cells": self.ranking.known_cells,
+            "positive_only": None,
+            **nested(self.metrics),
+            "metrics": [metric.to_dict() for metric in self.metrics],
+            "per_class": [self._class(c) for c in range(len(self.classes))],
+        }
+
+    def _class(self, c: int) -> dict[str, Any]:
+        ranking, decisions = self.ranking, self.decisions
+        spread = None if self.intervals is None else self.intervals.average_precision[c]
+        return {
+            "id": self.classes.ids[c],
+            "name": self.classes.display[c],
+            "average_precision": number_or_none(ranking.average_precision[c]),
+            "interval": None if spread is None else [number_or_none(v) for v in spread],
+            "positives": int(ranking.positives[c]),
+            "negatives": int(ranking.negatives[c]),
+            "unknown": int(ranking.unknown[c]),
+            "threshold": float(self.thresholds[c]),
+            "precision": number_or_none(decisions.precision[c]),
+            "recall": number_or_none(decisions.recall[c]),
+            "f1": number_or_none(decisions.f1[c]),
+            "excluded": ranking.excluded.get(c),
         }
 
     def __str__(self) -> str:
-        """The headline numbers, and the classes sorted by AP."""
+        """The headline, and the classes sorted by AP."""
         lines = [*self.headline()]
         if self.unreadable:
             lines.append(f"Left out: {counted(self.unreadable, 'photo')} that cannot be read.")
@@ -151,27 +133,22 @@ class Evaluation:
         return "\n".join(lines)
 
     def headline(self) -> list[str]:
-        """One or two sentences with the numbers that count."""
-        counted = len(self.classes) - len(self.ranking.excluded)
-        if self.positive_only is not None:
-            only = self.positive_only
-            if not only.images:
-                return [f"{self.images:,} images, none with a known positive label: there is nothing to find."]
-            return [
-                f"{self.images:,} images, no class has both known positives and known negatives, so AP has no meaning "
-                f"here. Of {only.images:,} images with a known label: hit@1 {100 * only.hit_at_1:.1f} %, "
-                + ", ".join(f"recall@{k} {100 * v:.1f} %" for k, v in only.recall_at.items())
-                + f", mean rank of the known label {only.mean_rank:.2f}.",
-                f"mAP, unknown counted as absent (pessimistic): {100 * only.pessimistic.mean_average_precision:.1f}.",
-            ]
-        low, high = self.intervals.mean_average_precision if self.intervals else (math.nan, math.nan)
-        return [
-            f"mAP {100 * self.mean_average_precision:.1f} (95 % interval over images {100 * low:.1f} .. "
-            f"{100 * high:.1f}), {counted} of {len(self.classes)} classes counted, {self.images:,} images, "
-            f"{self.ranking.known_cells:,} known cells.",
-            f"At the thresholds: CF1 {100 * self.decisions.cf1:.1f}, OF1 {100 * self.decisions.of1:.1f}; "
-            f"labels per image: {self.cardinality.known:.2f} known, {self.cardinality.predicted:.2f} predicted.",
-        ]
+        """All metrics in one sentence, and one sentence for each reason why others are not defined."""
+        return headline(self.to_dict())
+
+
+def headline(evaluation: Mapping[str, Any]) -> list[str]:
+    """`Evaluation.headline` of an evaluation that was written as JSON.
+
+    Args:
+        evaluation: `Evaluation.to_dict`.
+    """
+    metrics = [Metric.from_dict(fields) for fields in evaluation["metrics"]]
+    counts = (
+        f"{evaluation['classes_counted']} of {len(evaluation['per_class'])} classes counted, "
+        f"{counted(evaluation['images'], 'image')}, {evaluation['known_cells']:,} known cells."
+    )
+    return [f"{sentence(metrics)}; {counts}", *reasons(metrics)]
 
 
 def evaluate_logits(
@@ -183,31 +160,112 @@ def evaluate_logits(
     seed: int = 0,
     resamples: int = 200,
 ) -> Evaluation:
-    """Measure logits [N, C] against labels int8 [N, C].
+    """Evaluate logits [N, C] against labels int8 [N, C].
 
     Raises:
         DataError: there is no image.
     """
     if not len(logits):
         raise DataError("there is no image to evaluate on.")
-    prob = sigmoid(logits)
-    ranking = ranking_report(logits.astype(np.float64), labels)
-    counted = len(ranking.excluded) < len(classes)
+    scores, prob = logits.astype(np.float64), sigmoid(logits)
+    ranking, decisions = ranking_report(scores, labels), decision_report(prob, labels, thresholds)
+    is_counted = len(ranking.excluded) < len(classes)
     rng = np.random.default_rng(seed)
+    intervals = bootstrap_intervals(scores, labels, rng, n_resamples=resamples) if is_counted else None
     return Evaluation(
-        classes,
-        len(logits),
-        ranking,
-        bootstrap_intervals(logits.astype(np.float64), labels, rng, n_resamples=resamples) if counted else None,
-        decision_report(prob, labels, thresholds),
-        label_cardinality(prob, labels, thresholds),
-        thresholds,
-        None if counted else positive_only_report(logits.astype(np.float64), labels),
+        classes=classes,
+        images=len(logits),
+        metrics=(
+            *ranking_metrics(ranking, intervals),
+            *decision_metrics(ranking, decisions),
+            *(() if is_counted else positive_only_metrics(scores, labels)),
+            *cardinality_metrics(prob, labels, thresholds),
+        ),
+        ranking=ranking,
+        intervals=intervals,
+        decisions=decisions,
+        thresholds=thresholds,
     )
 
 
+# --- metrics over all classes: add one more `yield` for a new one
+
+
+def ranking_metrics(ranking: RankingReport, intervals: Intervals | None) -> Iterator[Metric]:
+    """Mean AP of the counted classes."""
+    yield Metric(
+        key="mAP",
+        label="mAP",
+        value=ranking.mean_average_precision,
+        count=len(ranking.positives) - len(ranking.excluded),
+        items="classes",
+        interval=(math.nan, math.nan) if intervals is None else intervals.mean_average_precision,
+        why=_why(ranking),
+    )
+
+
+def decision_metrics(ranking: RankingReport, decisions: DecisionReport) -> Iterator[Metric]:
+    """CF1 and OF1 at the thresholds."""
+    classes, why = len(ranking.positives) - len(ranking.excluded), _why(ranking)
+    yield Metric(key="CF1", label="CF1", value=decisions.cf1, count=classes, items="classes", why=why)
+    yield Metric(key="OF1", label="OF1", value=decisions.of1, count=ranking.known_cells, items="known cells", why=why)
+
+
+def cardinality_metrics(
+    prob: NDArray[np.float64], labels: NDArray[np.int8], thresholds: NDArray[np.float64]
+) -> Iterator[Metric]:
+    """Known, predicted and expected labels per image."""
+    for name, value in vars(label_cardinality(prob, labels, thresholds)).items():
+        yield Metric(
+            key=f"cardinality.{name}",
+            label=f"{name} labels per image",
+            value=value,
+            unit="number",
+            count=len(prob),
+            items="images",
+        )
+
+
+def positive_only_metrics(scores: NDArray[np.float64], labels: NDArray[np.int8]) -> Iterator[Metric]:
+    """Ranks of the known positives within their images, for labels without a class that AP can be computed for."""
+    report = positive_only_report(scores, labels)
+    group, why = "positive_only", NO_POSITIVE
+    images: dict[str, Any] = {"count": report.images, "items": "images with a known positive", "why": why}
+    yield Metric(
+        key=f"{group}.images",
+        label="images with a known positive",
+        value=report.images,
+        unit="count",
+        count=len(scores),
+        items="images",
+    )
+    yield Metric(key=f"{group}.hit@1", label="hit@1", value=report.hit_at_1, **images)
+    for k, recall in report.recall_at.items():
+        yield Metric(key=f"{group}.recall@{k}", label=f"recall@{k}", value=recall, **images)
+    yield Metric(
+        key=f"{group}.mean_rank", label="mean rank of the known label", value=report.mean_rank, unit="number", **images
+    )
+    yield Metric(
+        key=f"{group}.mAP, unknown counted as absent (pessimistic)",
+        label="mAP, unknown counted as absent (pessimistic)",
+        value=report.pessimistic.mean_average_precision,
+        count=len(report.pessimistic.positives) - len(report.pessimistic.excluded),
+        items="classes",
+        why=why,
+    )
+
+
+NO_POSITIVE = "no known positive, so there is nothing to rank"
+
+
+def _why(ranking: RankingReport) -> str:
+    if not ranking.positives.any():
+        return NO_POSITIVE
+    return "no class has both known positives and known negatives, so AP has no meaning"
+
+
 def epoch_metrics(logits: Logits, labels: NDArray[np.int8]) -> Mapping[str, float]:
-    """The few numbers of `evaluate_logits` that are followed over epochs; mAP only where a class is counted."""
+    """The metrics of `evaluate_logits` that are logged after every epoch; mAP only if a class is counted."""
     scores = logits.astype(np.float64)
     ranking = ranking_report(scores, labels)
     common = {"predicted_positives": float(sigmoid(logits).sum(1).mean())}
@@ -216,7 +274,3 @@ def epoch_metrics(logits: Logits, labels: NDArray[np.int8]) -> Mapping[str, floa
     only = positive_only_report(scores, labels)
     pessimistic = only.pessimistic.mean_average_precision
     return {"hit@1": only.hit_at_1, "mean_rank": only.mean_rank, "pessimistic_mAP": pessimistic, **common}
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)

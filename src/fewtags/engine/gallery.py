@@ -1,4 +1,4 @@
-"""A few photos whose heatmaps are followed through training and shown in the report."""
+"""A few photos whose heatmaps are saved during training and shown in the report."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Shown:
 @final
 @dataclass(frozen=True)
 class Gallery:
-    """Photos chosen before training; `look` draws their maps at any time.
+    """Photos chosen before training; `look` computes their maps with the current net.
 
     Attributes:
         split: of each photo.
@@ -55,7 +55,7 @@ class Gallery:
         tables: by split.
         truth: complete training labels, or None.
         policy: gives the test view.
-        collate: normalises.
+        collate: normalises the pixels.
     """
 
     split: tuple[str, ...]
@@ -76,7 +76,7 @@ class Gallery:
         each: int = 4,
         seed: int = 0,
     ) -> Gallery:
-        """Take `each` photos of the training set and of the last other split, those with several positives first."""
+        """Choose `each` photos of the training set and of the last other split; photos with several positives first."""
         rng = np.random.default_rng(seed)
         last = [name for name in tables if name != "train"][-1]
         chosen: list[tuple[str, int]] = []
@@ -84,13 +84,13 @@ class Gallery:
             table = truth if name == "train" and truth is not None else tables[name]
             positives = table.matrix.image_counts(Label.POSITIVE)
             order = rng.permutation(len(positives))
-            # Two to four classes make the best pictures; a photo without any comes last.
+            # Two to four classes make the best pictures; a photo without positives comes last.
             rank = np.where(positives >= 2, 0, np.where(positives == 1, 1, 2))[order]
             chosen += [(name, int(i)) for i in order[np.argsort(rank, kind="stable")][:each]]
         return cls(tuple(n for n, _ in chosen), tuple(i for _, i in chosen), tables, truth, policy, collate)
 
     def look(self, net: SpatialNet, device: torch.device) -> tuple[Shown, ...]:
-        """The maps of all photos through the test view; the net is left in the mode it was in."""
+        """Compute the maps of all photos in the test view; the mode of the net (training or not) is restored."""
         mode = net.training
         net.eval()
         shown = []
@@ -111,7 +111,7 @@ class Gallery:
 def class_maps(
     net: SpatialNet, path: Path, policy: Policy, collate: Collate, device: torch.device
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Probabilities [C] and probability maps [C, h, w] of one photo through the test view."""
+    """Probabilities [C] and probability maps [C, h, w] of one photo in the test view."""
     pixels, _ = read_through(path, policy.test_view, policy.size)
     with torch.inference_mode():
         out = net(collate.pixels([pixels], device))
@@ -121,10 +121,10 @@ def class_maps(
 def choose_roles(
     labels: NDArray[np.int8], complete: NDArray[np.int8], prob: NDArray[np.float32], most: int = 4
 ) -> list[tuple[int, Role]]:
-    """Which classes of a photo are worth a panel, and why.
+    """Choose the classes of a photo that get a panel, with the reason.
 
-    Annotated positives, then positives that were not annotated (by the complete labels; without those, the best scored
-    unknown class), then the best scored class that is absent: where a model would go wrong first.
+    First the annotated positives; then positives that are not annotated (from the complete labels; without these, the
+    highest scored unknown classes); then the highest scored negative class, where an error is most likely.
     """
     order = np.argsort(-prob, kind="stable")
     annotated = [int(c) for c in order if labels[c] == Label.POSITIVE]

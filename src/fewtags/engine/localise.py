@@ -1,12 +1,11 @@
-"""Whether the maps of a model point at the boxes of a table: every measure of `metrics.locate`, photo by photo.
+"""Evaluate heatmaps against the boxes of a table: all metrics of `metrics.locate`, photo by photo.
 
-Boxes and points are all that a label table holds of places, so the region of a class is the union of its boxes, also
-where the source had polygons or masks.
+A label table stores boxes and points only. So the region of a class is the union of its boxes, also if the source had
+polygons or masks.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,8 +21,8 @@ from fewtags.engine.predict import Scored, matched, predict_maps
 from fewtags.errors import DataError
 from fewtags.geometry import View
 from fewtags.labels import ClassNames, Label, Locations
-from fewtags.metrics.locate import DEFAULT, LocateOptions, LocateReport, Place, locate_report
-from fewtags.metrics.ranking import mean_of_known
+from fewtags.metrics.locate import DEFAULT, LocateOptions, LocateReport, Region, locate_report
+from fewtags.metrics.metric import table_with_chance
 from fewtags.nets.spatial import SpatialNet
 from fewtags.patches import SLACK
 from fewtags.photos.scan import Tick
@@ -36,26 +35,26 @@ _First = TypeVar("_First")
 _Second = TypeVar("_Second")
 
 WITHOUT_BOXES = replace(DEFAULT, cuts=(0.0,))
-"""For who reads no MaxBoxAccV2, which takes nearly all of the time."""
+"""Options for callers that do not read MaxBoxAccV2, which takes most of the time."""
 
 
 def even_cuts(count: int) -> LocateOptions:
-    """The usual options, but boxes read off the maps at `count` thresholds 0, 1 / count, 2 / count, ...; 1 or more."""
+    """The default options with `count` >= 1 thresholds for boxes: 0, 1 / count, 2 / count, ..."""
     return replace(DEFAULT, cuts=tuple(k / count for k in range(count)))
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Localisation:
-    """What maps are worth on one table, and what could not be measured.
+    """Localisation metrics of a model on one table, and the counts of labels that were left out.
 
     Attributes:
         classes: the vocabulary.
-        report: every measure.
-        cuts: thresholds at which boxes were read off the maps.
-        tags: positive labels without any place.
-        points: positive labels with an object that is known by a point only.
-        cropped: positive labels whose every object lies outside of the test view.
+        report: all metrics.
+        cuts: number of thresholds at which boxes were derived from the maps.
+        tags: positive labels without a region.
+        points: positive labels with an object that has only a point.
+        cropped: positive labels whose objects all lie outside the test view.
     """
 
     classes: ClassNames
@@ -65,42 +64,23 @@ class Localisation:
     points: int
     cropped: int
 
-    @property
-    def map_cl_chance(self) -> float:
-        """The mAP of scores that are all alike, on the cells of mAP-loc: the mean share of positives; nan if none."""
-        ranked = self.report.ranked
-        known = np.where(np.isnan(ranked.classified), np.nan, ranked.positives + ranked.negatives)
-        return mean_of_known(ranked.positives / known)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, fractions in 0..1; nan becomes None."""
-        told, names = self.report.to_dict(), zip(self.classes.ids, self.classes.display, strict=True)
-        rows = told.pop("per_class")
+        result, names = self.report.to_dict(), zip(self.classes.ids, self.classes.display, strict=True)
+        rows = result.pop("per_class")
         return {
-            **told,
-            "mAP-cl_same_cells_chance": None if math.isnan(self.map_cl_chance) else self.map_cl_chance,
+            **result,
             "left_out": {"no_place": self.tags, "point_only": self.points, "cropped_away": self.cropped},
             "cuts": self.cuts,
             "per_class": [{"id": i, "name": name, **row} for (i, name), row in zip(names, rows, strict=True)],
         }
 
     def __str__(self) -> str:
-        """What was measured on, and a table in percent."""
-        report = self.report
-        present, ranked = report.present, report.ranked
-        rows = [
-            ("pointing game", present.pointing, present.chance),
-            ("IoA-P", float(present.ioa.mean()), present.chance),
-            ("mAP-loc", ranked.map_loc, report.ranked_chance),
-            ("mAP-cl, same cells", ranked.map_cl, self.map_cl_chance),
-            ("MaxBoxAccV2", report.boxes.max_box_acc, report.boxes.chance),
-            ("PxAP", report.pixels.pxap, report.pixels.chance),
-        ]
-        lines = [*self.headline(), f"{'localisation':<18}   value  chance"]
-        return "\n".join([*lines, *(f"{name:<18}  {_percent(a)}  {_percent(b)}" for name, a, b in rows)])
+        """What was measured, and a table in percent."""
+        return "\n".join([*self.headline(), *table_with_chance(self.report.metrics())])
 
     def headline(self) -> list[str]:
-        """One or two sentences: what the numbers stand on, and what was left out."""
+        """One or two sentences: the counts behind the numbers, and what was left out."""
         pairs, ranked = self.report.present.pairs, self.report.ranked
         classes = len(self.classes) - len(ranked.excluded)
         lines = [
@@ -108,8 +88,8 @@ class Localisation:
             f"mAP-loc over {classes} of {len(self.classes)} classes, those that also have known negatives."
         ]
         reasons = {
-            "without a place": self.tags,
-            "with an object known by a point only": self.points,
+            "without a region": self.tags,
+            "with an object that has only a point": self.points,
             "cropped away by the test view": self.cropped,
         }
         if left := ", ".join(f"{count:,} {why}" for why, count in reasons.items() if count):
@@ -118,12 +98,8 @@ class Localisation:
         return lines
 
 
-def _percent(value: float) -> str:
-    return "     -" if math.isnan(value) else f"{100 * value:6.1f}"
-
-
 def refuse_without_boxes(info: ModelInfo, table: LabelTable) -> None:
-    """Refuse labels that no map can be held against, before anything is computed.
+    """Check that a table has boxes to evaluate against, before anything is computed.
 
     Raises:
         DataError: no positive label of a class that the model knows has a box, or `matched` raises.
@@ -157,26 +133,26 @@ def localise_table(
     options: LocateOptions = DEFAULT,
     tick: Tick | None = None,
 ) -> Localisation:
-    """Hold the maps of a model against the boxes of a table.
+    """Evaluate the maps of a model against the boxes of a table.
 
-    A second pass over the photos that have boxes, so that no map outlives its photo, and the ranking of mAP-loc is that
-    of the evaluation. Where the test view is a crop, boxes are moved into it and clipped; an object counts if any of it
-    is seen (the share that counts in training does not matter here), and a positive label whose every object is cropped
+    This is a second pass over the photos that have boxes, so that only one map is in memory at a time. mAP-loc ranks
+    by the logits of the first pass. If the test view is a crop, boxes are moved into it and clipped. An object counts
+    if any part of it is visible (`min_visible` of training is not used). A positive label whose objects are all cropped
     away is left out.
 
     Args:
         net: the model.
         info: its metadata.
         table: labels with boxes.
-        scored: what `score_table` made of the same model and table.
+        scored: from `score_table` with the same model and table.
         cpu: ignore GPUs.
         workers: processes that decode photos.
-        options: how maps are judged.
-        tick: told how many of the photos with boxes are done.
+        options: settings of the metrics.
+        tick: called with the number of photos that are done, and of all photos with boxes.
 
     Raises:
-        DataError: no positive label has a box, none of those that have is in a test view of a readable photo, or a
-            photo can no longer be read.
+        DataError: no positive label has a box that is visible in the test view of a readable photo, or a photo can no
+            longer be read.
     """
     refuse_without_boxes(info, table)
     _, root = matched(info, table)
@@ -187,15 +163,15 @@ def localise_table(
     paths = [root / table.images[int(row)].as_py() for row in rows]
     maps = predict_maps(net, info, paths, torch_device(cpu), workers=workers)
     left: Counter[str] = Counter(points=points)
-    seen, places = _unzipped(_photos(maps, objects, len(info.class_ids), left, tick))
-    report = locate_report(seen, scored.logits.astype(np.float64), scored.labels, places, options=options)
+    seen, regions = _unzipped(_photos(maps, objects, len(info.class_ids), left, tick))
+    report = locate_report(seen, scored.logits.astype(np.float64), scored.labels, regions, options=options)
     points, cropped = left["points"], left["cropped"]
     tags = int(report.ranked.unlocated.sum()) - points - cropped
     return Localisation(info.classes, report, len(options.cuts), tags, points, cropped)
 
 
 def _boxed(info: ModelInfo, table: LabelTable, scored: Scored) -> tuple[Locations, int]:
-    """The objects of those positive labels that have a box, by scored photo; how many others have points only."""
+    """The objects of the positive labels that have a box, by scored photo; and how many others have points only."""
     row, classes, boxes = table.locations.rows(scored.index)
     numbers = _numbers(info, table)[classes]
     row, numbers, boxes = row[numbers >= 0], numbers[numbers >= 0], boxes[numbers >= 0]
@@ -208,10 +184,10 @@ def _boxed(info: ModelInfo, table: LabelTable, scored: Scored) -> tuple[Location
 
 def _photos(
     maps: Iterator[tuple[View, Maps]], objects: Locations, classes: int, left: Counter[str], tick: Tick | None
-) -> Iterator[tuple[Maps, Mapping[int, Place]]]:
-    """Maps and places of every photo in the frame of its view; what is left out goes to `left`.
+) -> Iterator[tuple[Maps, Mapping[int, Region]]]:
+    """Maps and regions of every photo in the frame of its view; labels that are left out are counted in `left`.
 
-    Photos without an object need no maps, so none are made: they are flat.
+    Photos without an object get flat maps: no map is computed for them.
     """
     flat, done, measured = np.zeros((classes, 1, 1)), 0, 0
     total = int((np.diff(objects.indptr) > 0).sum())
@@ -220,11 +196,11 @@ def _photos(
             yield flat, {}
             continue
         view, own = next(maps)
-        places, cropped = places_in_view(objects.classes[first:last], objects.boxes[first:last], view)
-        points = sum(not place.has_extent for place in places.values())
+        regions, cropped = regions_in_view(objects.classes[first:last], objects.boxes[first:last], view)
+        points = sum(not region.has_extent for region in regions.values())
         left.update(points=points, cropped=cropped)
-        measured += len(places) - points
-        yield own, places
+        measured += len(regions) - points
+        yield own, regions
         done += 1
         if tick is not None:
             tick(done, total)
@@ -232,12 +208,12 @@ def _photos(
         lost = counted(left["cropped"], "positive label is", "positive labels are")
         raise DataError(
             f"no box can be measured in {counted(total, 'photo')}: {lost} cropped away by the model's test view, "
-            f"{counted(left['points'], 'has', 'have')} an object known by a point only; give other photos."
+            f"{counted(left['points'], 'has', 'have')} an object that has only a point; give other photos."
         )
 
 
 def _unzipped(pairs: Iterator[tuple[_First, _Second]]) -> tuple[Iterator[_First], Iterator[_Second]]:
-    """The two halves of pairs; what one is ahead of the other is kept (`itertools.tee` keeps 57 in any case)."""
+    """Split pairs into two iterators. Only the items that one is ahead are kept (`itertools.tee` keeps 57 always)."""
     first: deque[_First] = deque()
     second: deque[_Second] = deque()
 
@@ -254,22 +230,24 @@ def _unzipped(pairs: Iterator[tuple[_First, _Second]]) -> tuple[Iterator[_First]
     return read(first), read(second)
 
 
-def places_in_view(classes: NDArray[np.int32], boxes: NDArray[np.float32], view: View) -> tuple[dict[int, Place], int]:
-    """Where the classes of one photo are in a view of it, and how many of them it does not show.
+def regions_in_view(
+    classes: NDArray[np.int32], boxes: NDArray[np.float32], view: View
+) -> tuple[dict[int, Region], int]:
+    """The regions of the classes of one photo in a view of it, and the number of classes that the view does not show.
 
     Args:
         classes: int32 [m], of the objects.
         boxes: float32 [m, 4], x0, y0, x1, y1 in 0..1 of the photo.
-        view: crop -> photo. Boxes are clipped to it; one that touches it from outside is not seen.
+        view: crop -> photo. Boxes are clipped to it; a box that only touches it from outside is not visible.
     """
     moved, share = view.boxes_to_crop(boxes.astype(np.float64))
     seen = share > SLACK
-    places = {c: Place(moved[seen & (classes == c)]) for c in np.unique(classes[seen]).tolist()}
-    return places, len(np.unique(classes)) - len(places)
+    regions = {c: Region(moved[seen & (classes == c)]) for c in np.unique(classes[seen]).tolist()}
+    return regions, len(np.unique(classes)) - len(regions)
 
 
 def _numbers(info: ModelInfo, table: LabelTable) -> NDArray[np.int64]:
-    """Int64 [C of the table]: the model's number of each class, -1 for those that it does not know."""
+    """Int64 [C of the table]: the model's number of each class, -1 for classes that the model does not know."""
     known = info.classes
     return np.array([known.index(i) if i in known else -1 for i in table.classes.ids], np.int64)
 

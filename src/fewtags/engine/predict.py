@@ -1,4 +1,4 @@
-"""Use a model on photos: scores, tags, heatmaps."""
+"""Run a model on photos: scores, tags and heatmaps."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from fewtags.photos.loader import Collate
 from fewtags.table.table import LabelTable
 from fewtags.text import counted
 
-MOST_NAMED = 20
-"""So many unreadable photos are named one by one; the others are counted."""
+MAX_NAMED = 20
+"""How many unreadable photos are named one by one; the others are counted."""
 _NAMED_CLASSES = 5
 
 
 def find_photos(places: Sequence[Path | str]) -> tuple[list[Path], list[str]]:
-    """All photos among files and folders, in order, each once. A file that is named is always taken.
+    """Find all photos among files and folders, in order and without repetition. A named file is always included.
 
-    Folders are searched through as the reader of class folders does it: links are followed, hidden files are skipped.
+    Folders are searched like class folders: links are followed, hidden files are skipped.
 
     Returns:
-        the photos, and what was skipped, in words. Photos that cannot be read are not skipped: reading them will tell.
+        the photos, and notes on what was skipped. Damaged photos are not skipped; reading them reports the error.
 
     Raises:
-        DataError: a place does not exist, or there is no photo.
+        DataError: a path does not exist, or there is no photo.
     """
     found: dict[Path, None] = {}
     notes: list[str] = []
@@ -59,7 +59,7 @@ def find_photos(places: Sequence[Path | str]) -> tuple[list[Path], list[str]]:
         found |= dict.fromkeys(place / key for key in sorted([*inside.photos, *damaged]))
         if others := inside.others:
             kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(others.items()))
-            notes.append(f"skipped in {place}, since they are no photos: {kinds}")
+            notes.append(f"skipped in {place}, since they are not photos: {kinds}")
         notes += [f"skipped {place / e.item}: {e.reason}" for e in inside.notes.excluded if not is_photo(e.item)]
     if not found:
         raise DataError("; ".join([f"there is no photo in {', '.join(map(str, places))}", *notes]) + ".")
@@ -69,7 +69,7 @@ def find_photos(places: Sequence[Path | str]) -> tuple[list[Path], list[str]]:
 @final
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says about one photo: probabilities float64 [C], or why it could not be read."""
+    """Prediction for one photo: probabilities float64 [C], or why the photo could not be read."""
 
     path: Path
     prob: NDArray[np.float64] | None
@@ -78,10 +78,10 @@ class Prediction:
 
 @final
 class _Files(Dataset[Sample | str]):
-    """Photos by number, through the test view; an unreadable one is the text of its error."""
+    """Photos by number, in the test view; an unreadable photo is replaced by its error message."""
 
     def __init__(self, paths: Sequence[Path], info: ModelInfo) -> None:
-        # Not a list: worker processes would slowly copy all of its objects. Bytes: a name need not be text.
+        # Not a list: worker processes would copy all of its objects over time. Bytes: file names may not be text.
         self.paths = pa.array([os.fsencode(p) for p in paths], pa.binary())
         self.policy = make_policy(info.policy, info.size)
         self.classes = len(info.class_ids)
@@ -111,7 +111,7 @@ def predict_photos(
     batch_size: int = 16,
     workers: int = 0,
 ) -> Iterator[Prediction]:
-    """Probabilities of every photo, in order; an unreadable photo yields its error and the rest goes on."""
+    """Probabilities of every photo, in order; an unreadable photo yields its error, not an exception."""
     found = _logits(net, info, paths, device, batch_size, workers)
     for path, logits in zip(paths, found, strict=True):
         yield Prediction(path, None, logits) if isinstance(logits, str) else Prediction(path, sigmoid(logits))
@@ -133,7 +133,7 @@ def _logits(
 def _read(
     info: ModelInfo, paths: Sequence[Path], device: torch.device, batch_size: int, workers: int
 ) -> Iterator[tuple[list[Sample | str], torch.Tensor | None]]:
-    """Photos, or why they cannot be read, by the batch; and the images of those that can be, None if there are none."""
+    """Batches of photos or error messages, with the images of the readable photos; None if there are none."""
     keep_freed_memory()
     collate = Collate(info.mean, info.std)
     loader = DataLoader(
@@ -172,14 +172,14 @@ def predict_maps(
 @final
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """What a model says about those photos of a table that can be read.
+    """Logits and labels of the readable photos of a table.
 
     Attributes:
         index: int64 [n], their rows in the table.
         logits: float32 [n, C], of the model's classes.
         labels: int8 [n, C], values of `Label`; a class that the table does not have is unknown.
         unreadable: how many photos could not be read.
-        notes: what was left out, in words.
+        notes: sentences about what was left out.
     """
 
     index: NDArray[np.int64]
@@ -189,7 +189,7 @@ class Scored:
     notes: tuple[str, ...] = ()
 
     def evaluate(self, info: ModelInfo) -> Evaluation:
-        """Measure them at the thresholds of the model.
+        """Evaluate at the thresholds of the model.
 
         Raises:
             DataError: there is no photo.
@@ -201,11 +201,11 @@ class Scored:
 def evaluate_table(
     net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bool = False, workers: int = 0
 ) -> tuple[Evaluation, list[str]]:
-    """Measure a model on a table; classes are matched by id.
+    """Evaluate a model on a table; classes are matched by id.
 
     Returns:
-        the evaluation, on the photos that can be read; and what was left out, in words: classes that the model does not
-        know, and photos that cannot be read.
+        the evaluation on the readable photos; and notes on what was left out: classes that the model does not know, and
+        photos that cannot be read.
 
     Raises:
         DataError: no class of the table is known to the model, the table has no photos, or none can be read.
@@ -215,7 +215,7 @@ def evaluate_table(
 
 
 def score_table(net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bool = False, workers: int = 0) -> Scored:
-    """Let a model look at the photos of a table; classes are matched by id.
+    """Compute the logits of the photos of a table; classes are matched by id.
 
     Raises:
         DataError: no class of the table is known to the model, the table has no photos, or none can be read.
@@ -236,7 +236,10 @@ def score_table(net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: boo
     if paths and len(errors) == len(paths):
         raise DataError(f"none of the {len(paths):,} photos can be read, for example {errors[0]}")
     read = np.delete(np.arange(len(paths)), list(errors))
-    notes = (*_foreign([i for i in table.classes.ids if i not in info.classes]), *_unreadable([*errors.values()]))
+    notes = (
+        *_note_unknown_classes([i for i in table.classes.ids if i not in info.classes]),
+        *_note_unreadable([*errors.values()]),
+    )
     return Scored(read, logits[read], labels[read], len(errors), notes)
 
 
@@ -255,8 +258,8 @@ def matched(info: ModelInfo, table: LabelTable) -> tuple[list[str], Path]:
     return known, table.require_root()
 
 
-def _foreign(ids: Sequence[str]) -> list[str]:
-    """One line about the classes that a model does not know."""
+def _note_unknown_classes(ids: Sequence[str]) -> list[str]:
+    """A note on the classes that the model does not know; empty if there are none."""
     if not ids:
         return []
     more = ", ..." if len(ids) > _NAMED_CLASSES else ""
@@ -264,9 +267,9 @@ def _foreign(ids: Sequence[str]) -> list[str]:
     return [f"left out: {counted(len(ids), 'class', 'classes')} that the model does not know ({named})"]
 
 
-def _unreadable(errors: Sequence[str]) -> list[str]:
-    rest = len(errors) - MOST_NAMED
-    return [*errors[:MOST_NAMED], *([f"and {rest:,} more photos that cannot be read"] if rest > 0 else [])]
+def _note_unreadable(errors: Sequence[str]) -> list[str]:
+    rest = len(errors) - MAX_NAMED
+    return [*errors[:MAX_NAMED], *([f"and {rest:,} more photos that cannot be read"] if rest > 0 else [])]
 
 
 def decide(
@@ -299,11 +302,11 @@ def heatmaps(
         info: of the model.
         path: the photo.
         device: where the model runs.
-        coupled: TS-CAM's maps in the place of probability maps: the class token's attention times the class logits
-            (`coupled_maps`), as they are. They may be negative, and have a meaning only within one map.
+        coupled: return TS-CAM's maps instead of probability maps: the class token's attention times the class logits
+            (`coupled_maps`), unscaled. They may be negative and are comparable only within one map.
 
     Raises:
-        ConfigError: coupled maps of a backbone that is no ViT with a class token.
+        ConfigError: coupled maps need a ViT with a class token, and the backbone is not one.
         DataError: the photo cannot be read.
     """
     net, policy, collate = net.to(device).eval(), make_policy(info.policy, info.size), Collate(info.mean, info.std)

@@ -1,4 +1,4 @@
-"""What a model decides at given thresholds: the F1 family on known cells, and how many labels an image gets.
+"""Decisions at given thresholds: precision, recall and F1 on known cells, and the number of labels per image.
 
 Arrays are prob [n, c] (probabilities, or whatever scale the thresholds are on), labels [n, c] (values of `Label`) and
 thresholds [c]. A class is taken as present where prob >= threshold.
@@ -20,10 +20,10 @@ from fewtags.metrics.ranking import mean_of_known, refuse_nan
 @final
 @dataclass(frozen=True, eq=False)
 class DecisionReport:
-    """Right and wrong decisions on known cells, and the F1 family that follows from them.
+    """Counts of correct and wrong decisions on known cells, with precision, recall and F1.
 
     Per-class values are nan for a class without known positives or without known negatives: it is not counted. A
-    counted class that is never predicted has precision 0, as in the peers.
+    counted class that is never predicted has precision 0, as in other libraries.
 
     Attributes:
         true_positives: int64 [c].
@@ -130,7 +130,7 @@ class LabelCardinality:
     Attributes:
         known: known positives.
         predicted: classes that are taken as present, unknown cells included.
-        expected: sum of the probabilities, unknown cells included; what a calibrated model believes.
+        expected: sum of the probabilities, unknown cells included; correct on average for a calibrated model.
     """
 
     known: float
@@ -141,7 +141,7 @@ class LabelCardinality:
 def label_cardinality(
     prob: Float[Array, "n c"], labels: Int8[Array, "n c"], thresholds: Float[Array, " c"]
 ) -> LabelCardinality:
-    """How many labels an image has on average: known, predicted, and expected from the probabilities; 0 of no image."""
+    """Mean number of known, predicted and expected labels per image; 0 if there are no images."""
     n = max(len(prob), 1)
     return LabelCardinality(
         known=float(np.sum(labels == Label.POSITIVE) / n),

@@ -1,4 +1,4 @@
-"""Average precision of boxes as Pascal VOC defines it, which is not COCO's: 11 points or all, difficult left out."""
+"""Average precision of boxes by the definition of Pascal VOC: 11 points or all points, difficult objects ignored."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ OVERLAPS = tuple(round(0.5 + 0.05 * n, 2) for n in range(10))
 
 @final
 @dataclass(frozen=True)
-class Truth:
-    """What is in one image.
+class TrueBoxes:
+    """Ground-truth boxes of one image.
 
     Attributes:
         boxes: float [m, 4], x0, y0, x1, y1 in pixels.
         classes: int [m], 0..C - 1.
-        difficult: bool [m]; such objects need not be found, and finding them is no mistake.
+        difficult: bool [m]; difficult objects are ignored: they count neither as missed nor as wrong if found.
     """
 
     boxes: Float[Array, "m 4"]
@@ -34,13 +34,13 @@ class Truth:
 
 @final
 @dataclass(frozen=True)
-class Found:
-    """What a detector says about one image.
+class PredictedBoxes:
+    """Predicted boxes of one image.
 
     Attributes:
         boxes: float [k, 4], x0, y0, x1, y1 in pixels.
         classes: int [k].
-        scores: float [k], higher is surer.
+        scores: float [k], higher means more confident.
     """
 
     boxes: Float[Array, "k 4"]
@@ -50,11 +50,11 @@ class Found:
 
 @final
 @dataclass(frozen=True)
-class VocDetection:
-    """AP in 0..1.
+class VocAveragePrecision:
+    """AP of each class at each overlap, in 0..1.
 
     Attributes:
-        by_class: [t, C], at each overlap; nan for a class without an object that counts.
+        by_class: [t, C], at each overlap; nan for a class without an object that is not difficult.
         overlaps: t intersections over union.
     """
 
@@ -70,7 +70,7 @@ class VocDetection:
         """The mean over classes at one overlap, for example AP50.
 
         Raises:
-            DataError: it was not measured.
+            DataError: this overlap was not measured.
         """
         if overlap not in self.overlaps:
             raise DataError(
@@ -79,30 +79,31 @@ class VocDetection:
         return float(np.nanmean(self.by_class[self.overlaps.index(overlap)]))
 
 
-def voc_detection(
-    truth: Sequence[Truth],
-    found: Sequence[Found],
+def voc_average_precision(
+    truth: Sequence[TrueBoxes],
+    found: Sequence[PredictedBoxes],
     classes: int,
     *,
     points: Literal["11", "all"] = "11",
     overlaps: tuple[float, ...] = OVERLAPS,
     border: float = 1.0,
-) -> VocDetection:
+) -> VocAveragePrecision:
     """AP of every class at every overlap (VOC development kit; detectron2's PascalVOCDetectionEvaluator).
 
-    Surest first, a detection takes the object of its class and image that it overlaps most. It is right if the overlap
-    exceeds the limit and the object was not taken; it counts for nothing if that object is difficult; else it is wrong.
+    Detections are matched in order of confidence, each to the object of its class and image with the largest overlap. A
+    detection is correct if the overlap exceeds the limit and the object is not matched yet. It is ignored if the object
+    is difficult. Otherwise it is wrong.
 
     Args:
-        truth: of each image.
-        found: of each image, in the same order.
+        truth: one entry per image.
+        found: one entry per image, in the same order.
         classes: C.
         points: "11": mean precision at recall 0, .1, .. 1 (VOC2007); "all": area under the curve (VOC2010 on).
         overlaps: limits of the intersection over union.
         border: added to widths and heights: 1 where corners are pixel numbers, as in VOC; 0 for continuous ones.
 
     Raises:
-        DataError: other images in `found` than in `truth`, or nothing to find.
+        DataError: `found` and `truth` have different lengths, or all objects are difficult.
     """
     if len(truth) != len(found):
         raise DataError(
@@ -113,12 +114,12 @@ def voc_detection(
         result[:, c] = _one_class(truth, found, c, points, overlaps, border)
     if np.isnan(result).all():
         raise DataError("no object that counts is in these images, so that there is nothing to find.")
-    return VocDetection(result, overlaps)
+    return VocAveragePrecision(result, overlaps)
 
 
 def _one_class(
-    truth: Sequence[Truth],
-    found: Sequence[Found],
+    truth: Sequence[TrueBoxes],
+    found: Sequence[PredictedBoxes],
     c: int,
     points: Literal["11", "all"],
     overlaps: tuple[float, ...],

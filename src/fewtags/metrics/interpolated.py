@@ -1,4 +1,4 @@
-"""The three average precisions that VOC results are published in, with unknown (difficult) cells left out."""
+"""The three definitions of average precision used for VOC results. Unknown (difficult) cells are left out."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Definition = Literal["non_interpolated", "all_point", "11_point"]
 def average_precision_by(
     definition: Definition, scores: Float[Array, "n c"], labels: Int8[Array, "n c"]
 ) -> Float[Array, " c"]:
-    """AP of each class over its known cells, in one of the three definitions.
+    """AP of each class over its known cells, by one of the three definitions.
 
     The interpolated precision at recall r is the best precision at any recall of r or more (Everingham et al., IJCV
-    2010, eq. 1 and 2). Cells of equal score enter together, where the VOC development kit lets the order of the photos
-    decide; recalls are compared with 0, 0.1, .. 1 as whole numbers, so that rounding decides nothing.
+    2010, eq. 1 and 2). Cells of equal score enter together; in the VOC development kit they are ordered like the
+    photos. Recalls are compared with 0, 0.1, .. 1 as whole numbers, so that rounding has no influence.
 
     Args:
-        definition: which.
+        definition: see `Definition`.
         scores: higher means more likely present.
         labels: values of `Label`; unknown cells (difficult objects) are left out, class by class.
 

@@ -1,9 +1,9 @@
-"""Whether heatmaps point at their objects: pointing game and IoA-P, each with the level that chance reaches.
+"""Pointing game and IoA-P: whether heatmaps point at their objects. Each metric has a chance level.
 
 A heatmap [h, w] and the region of the same class [H, W] both cover the whole image (the image frame), at any two
 resolutions: the map is resized to the region. A region is the union of all instances of the class, as a mask; boxes
-become one with `boxes_to_mask`. Only classes that are present are looked at; how well presence itself is ranked is not
-measured here.
+become one with `boxes_to_mask`. Only present classes are evaluated; the ranking of the images is not
+evaluated here.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def localisation_report(
     thresholds: Sequence[float] = IOA_THRESHOLDS,
     normalise: Normalise = "minmax",
 ) -> LocalisationReport:
-    """Measure heatmaps against regions, one (heatmap, region) pair at a time; nothing is kept but the numbers.
+    """Evaluate heatmaps against regions, one (heatmap, region) pair at a time.
 
     Raises:
         DataError: no pair, an empty region, or a NaN in a map.
@@ -194,7 +194,7 @@ def summarise_pairs(
     hit: float = IOA_HIT,
     strict: bool = False,
 ) -> LocalisationReport:
-    """The report of at least one pair that was measured already.
+    """Means over at least one pair that was already measured.
 
     Args:
         peaks: `pointing` of each pair.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
@@ -22,7 +21,8 @@ from fewtags.metrics.localisation import (
     pointing,
     summarise_pairs,
 )
-from fewtags.metrics.map_loc import MapLocReport, check_places, map_loc_report
+from fewtags.metrics.map_loc import MapLocReport, check_located, map_loc_report
+from fewtags.metrics.metric import Metric, nested, number_or_none
 from fewtags.metrics.wsol import (
     BOX_CUTS,
     BOX_OVERLAPS,
@@ -46,8 +46,8 @@ _Item = TypeVar("_Item")
 
 @final
 @dataclass(frozen=True, eq=False)
-class Place:
-    """Where the instances of one class are in one image.
+class Region:
+    """The region of one class in one image: the union of its instances.
 
     Attributes:
         boxes: x0, y0, x1, y1 in 0..1 of the image, all instances. A point has x0 = x1 and y0 = y1.
@@ -64,7 +64,7 @@ class Place:
 
     def __post_init__(self) -> None:
         if not len(self.boxes):
-            raise DataError("a place needs at least one box; give no place where a class is absent or not located.")
+            raise DataError("a region needs at least one box; leave out classes that are absent or not located.")
         first, last = self.boxes[:, :2], self.boxes[:, 2:]
         # Written so that a nan is refused, too.
         good = (first >= 0).all(1) & (last <= 1).all(1) & (first <= last).all(1)
@@ -75,8 +75,8 @@ class Place:
             _inside(self.mask)
 
     @classmethod
-    def of_mask(cls, mask: Mask) -> Place:
-        """A place from a mask; its boxes are those of its connected parts.
+    def from_mask(cls, mask: Mask) -> Region:
+        """Make a region from a mask; its boxes are those of the connected parts.
 
         Raises:
             DataError: as above.
@@ -93,7 +93,7 @@ class Place:
 
 
 def _inside(mask: Mask) -> Bool[Array, "h w"]:
-    """The pixels of the object, of which there has to be one."""
+    """The pixels of the object; at least one."""
     if mask.dtype not in (np.bool_, np.int8):
         raise DataError(
             f"a mask is bool, or int8 values of Label, got {mask.dtype}; use mask > 0 where it is 0 outside of the "
@@ -101,29 +101,29 @@ def _inside(mask: Mask) -> Bool[Array, "h w"]:
         )
     inside, _ = inside_and_known(mask)
     if not inside.any():
-        raise DataError("a mask without any pixel is no place; give no place where a class is absent.")
+        raise DataError("the mask of a region is empty; leave out classes that are absent.")
     return inside
 
 
 @final
 @dataclass(frozen=True)
 class LocateOptions:
-    """How maps are judged; the defaults are the readings of the papers that the modules name.
+    """Settings of the localisation metrics; the defaults follow the papers that the modules name.
 
     Attributes:
         thresholds: of the maps, for IoA-P and mAP-loc.
-        hit: IoA-P from which a map is a hit.
-        strict: IoA-P has to exceed `hit`.
-        normalise: what every map goes through before it is cut, see `normalise_map`.
-        size: height and width of the maps from which boxes are read off, and of the masks that true boxes become.
-        overlaps: intersections over union from which a box is right.
-        cuts: thresholds of the maps from which boxes are read off; most of the time goes into these.
+        hit: minimum IoA-P of a hit.
+        strict: IoA-P must exceed `hit`.
+        normalise: scaling of every map before it is cut, see `normalise_map`.
+        size: height and width of the maps from which boxes are derived, and of the masks made from true boxes.
+        overlaps: minimum intersections over union of a correct box.
+        cuts: thresholds of the maps from which boxes are derived; these take most of the time.
         parts: which boxes a cut map gives, see `component_boxes`.
-        rule: how these are compared, see `best_overlaps`.
-        bins: of the PxAP histogram.
+        rule: how boxes are compared, see `best_overlaps`.
+        bins: number of bins of the PxAP histogram.
 
     Raises:
-        ConfigError: nothing to judge by.
+        ConfigError: an empty list, or a size below 1.
     """
 
     thresholds: tuple[float, ...] = IOA_THRESHOLDS
@@ -151,10 +151,10 @@ DEFAULT = LocateOptions()
 @final
 @dataclass(frozen=True, eq=False)
 class LocateReport:
-    """Everything that is measured on maps, each with the level that chance reaches.
+    """All metrics of maps, with their chance levels.
 
     Attributes:
-        images: how many were looked at.
+        images: how many images were evaluated.
         present: pointing game and IoA-P over the located (image, class) pairs.
         ranked: mAP-loc, and which classes it leaves out.
         ranked_chance: mAP-loc of flat maps with the same scores; nan if no class is counted.
@@ -169,36 +169,62 @@ class LocateReport:
     boxes: BoxReport
     pixels: PixelReport
 
+    def metrics(self) -> Iterator[Metric]:
+        """One number each over all regions, with its chance level."""
+        present, ranked, boxes, pixels = self.present, self.ranked, self.boxes, self.pixels
+        regions: dict[str, Any] = {"count": present.pairs, "items": "regions"}
+        classes: dict[str, Any] = {
+            "count": len(ranked.positives) - len(ranked.excluded),
+            "items": "classes",
+            "why": "no class has both located positives and known negatives",
+        }
+        shown = classes | {"count": int((~np.isnan(pixels.per_class)).sum()), "why": ""}
+        yield Metric(key="pointing", label="pointing game", value=present.pointing, chance=present.chance, **regions)
+        yield Metric(key="IoA-P", label="IoA-P", value=float(present.ioa.mean()), chance=present.chance, **regions)
+        yield Metric(
+            key="IoA-P_hits",
+            label="IoA-P hits",
+            value=float(present.ioa_hits.mean()),
+            chance=present.ioa_hits_chance,
+            **regions,
+        )
+        yield Metric(key="mAP-loc", label="mAP-loc", value=ranked.map_loc, chance=self.ranked_chance, **classes)
+        yield Metric(
+            key="mAP-loc_best_threshold", label="mAP-loc, best threshold", value=ranked.best_map_loc, **classes
+        )
+        yield Metric(
+            key="mAP-cl_same_cells",
+            label="mAP-cl, same cells",
+            value=ranked.map_cl,
+            chance=ranked.map_cl_chance,
+            **classes,
+        )
+        yield Metric(key="MaxBoxAccV2", label="MaxBoxAccV2", value=boxes.max_box_acc, chance=boxes.chance, **regions)
+        yield Metric(key="PxAP", label="PxAP", value=pixels.pxap, chance=pixels.chance, **regions)
+        yield Metric(key="mean_PxAP", label="mean PxAP", value=pixels.mean_pxap, **shown)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, fractions in 0..1; nan becomes None."""
-        present, ranked, boxes, pixels = self.present, self.ranked, self.boxes, self.pixels
+        present, ranked, boxes = self.present, self.ranked, self.boxes
         return {
             "images": self.images,
             "located": present.pairs,
             "not_located": int(ranked.unlocated.sum()),
-            "pointing": _value(present.pointing),
-            "pointing_chance": _value(present.chance),
-            "IoA-P": _value(float(present.ioa.mean())),
-            "IoA-P_chance": _value(present.chance),
-            "IoA-P_hits": _value(float(present.ioa_hits.mean())),
-            "IoA-P_hits_chance": _value(present.ioa_hits_chance),
-            "mAP-loc": _value(ranked.map_loc),
-            "mAP-loc_chance": _value(self.ranked_chance),
-            "mAP-loc_best_threshold": _value(ranked.best),
-            "mAP-cl_same_cells": _value(ranked.map_cl),
-            "MaxBoxAccV2": _value(boxes.max_box_acc),
-            "MaxBoxAccV2_chance": _value(boxes.chance),
-            "PxAP": _value(pixels.pxap),
-            "PxAP_chance": _value(pixels.chance),
-            "mean_PxAP": _value(pixels.mean_pxap),
+            **nested(self.metrics()),
+            "metrics": [metric.to_dict() for metric in self.metrics()],
             "by_threshold": [
-                {"threshold": t, "IoA-P": _value(a), "IoA-P_hits": _value(b), "mAP-loc": _value(c)}
+                {
+                    "threshold": t,
+                    "IoA-P": number_or_none(a),
+                    "IoA-P_hits": number_or_none(b),
+                    "mAP-loc": number_or_none(c),
+                }
                 for t, a, b, c in zip(
                     present.thresholds, present.ioa, present.ioa_hits, ranked.by_threshold, strict=True
                 )
             ],
             "by_overlap": [
-                {"overlap": o, "accuracy": _value(a), "best_cut": _value(c)}
+                {"overlap": o, "accuracy": number_or_none(a), "best_cut": number_or_none(c)}
                 for o, a, c in zip(boxes.overlaps, boxes.accuracy, boxes.best_cuts, strict=True)
             ],
             "per_class": self._per_class(),
@@ -208,9 +234,9 @@ class LocateReport:
         ranked, excluded, pxap = self.ranked, self.ranked.excluded, self.pixels.per_class
         return [
             {
-                "mAP-loc": _value(float(ranked.localised[c].mean())),
-                "mAP-cl_same_cells": _value(ranked.classified[c]),
-                "PxAP": _value(pxap[c]),
+                "mAP-loc": number_or_none(float(ranked.localised[c].mean())),
+                "mAP-cl_same_cells": number_or_none(ranked.classified[c]),
+                "PxAP": number_or_none(pxap[c]),
                 "located": int(ranked.positives[c]),
                 "not_located": int(ranked.unlocated[c]),
                 "negatives": int(ranked.negatives[c]),
@@ -220,35 +246,31 @@ class LocateReport:
         ]
 
 
-def _value(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
-
-
 def locate_report(
     maps: Iterable[Float[Array, "_ _ _"]],
     logits: Float[Array, "_ _"],
     labels: Int8[Array, "n c"],
-    places: Iterable[Mapping[int, Place]],
+    regions: Iterable[Mapping[int, Region]],
     *,
     options: LocateOptions = DEFAULT,
 ) -> LocateReport:
     """Pointing game, IoA-P, mAP-loc, MaxBoxAccV2 and PxAP of the maps of n images and c classes.
 
-    Maps and places may be generators: one image is looked at, at a time. Positive cells without a place, and those with
-    an instance that is known by a point only, are left out and counted; so are unknown cells. Pixel metrics and boxes
-    see only classes that are present; how well presence is ranked enters mAP-loc alone. In mAP-loc, chance is a map
-    without any place: what the same scores reach when every cut is the whole image.
+    Maps and regions may be generators: only one image is in memory at a time. Positive cells without a region, positive
+    cells with an instance that has only a point, and unknown cells are left out and counted. Only mAP-loc depends on
+    the ranking of the images; the other metrics are computed on present classes alone. The chance level of mAP-loc is
+    that of flat maps: the same scores, with every cut map as large as the image.
 
     Args:
-        maps: [c, h, w] of each image, probabilities in the image frame; an array [n, c, h, w] does.
-        logits: [n, c], anything of which more means likelier.
+        maps: [c, h, w] of each image, probabilities in the image frame; or an array [n, c, h, w].
+        logits: [n, c]; higher means more likely present.
         labels: values of `Label`.
-        places: of each image, by class number. Where the maps show a crop, in the frame of the crop.
-        options: how maps are judged.
+        regions: of each image, by class number. Where the maps show a crop, in the frame of the crop.
+        options: settings of the metrics.
 
     Raises:
-        DataError: maps, logits, labels and places are not of the same images and classes; a place of a class that is
-            not positive; no place at all; a value that is not finite.
+        DataError: maps, logits, labels and regions are not of the same images and classes; a region of a class that is
+            not positive; no region at all; a value that is not finite.
     """
     if logits.shape != labels.shape:
         raise DataError(
@@ -257,12 +279,12 @@ def locate_report(
     where: list[tuple[int, int]] = []
     pairs: list[_Pair] = []
     counts = np.zeros((labels.shape[1], 2, options.bins + 1))
-    both = zip(_all(maps, len(labels), "maps"), _all(places, len(labels), "places"), strict=True)
+    both = zip(_all(maps, len(labels), "maps"), _all(regions, len(labels), "regions"), strict=True)
     for n, (own, located) in enumerate(both):
         _check_image(own, located, n, labels)
-        for c, place in located.items():
-            if place.has_extent:
-                pair, pixels = _measure(own[c], place, options, f"the heatmap of image {n}, class {c}")
+        for c, region in located.items():
+            if region.has_extent:
+                pair, pixels = _measure(own[c], region, options, f"the heatmap of image {n}, class {c}")
                 where.append((n, c))
                 pairs.append(pair)
                 counts[c] += pixels
@@ -274,7 +296,7 @@ def locate_report(
 @final
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """What is kept of one located class of one image."""
+    """The values of one region."""
 
     peak: float
     share: float
@@ -284,23 +306,23 @@ class _Pair:
 
 
 def _measure(
-    heatmap: Float[Array, "h w"], place: Place, options: LocateOptions, name: str
+    heatmap: Float[Array, "h w"], region: Region, options: LocateOptions, name: str
 ) -> tuple[_Pair, Float[Array, "2 b"]]:
-    mask = boxes_to_mask(place.boxes, options.size) if place.mask is None else place.mask
+    mask = boxes_to_mask(region.boxes, options.size) if region.mask is None else region.mask
     inside, known = inside_and_known(mask)
     height, width = mask.shape
     resized = prepare_map(heatmap, (height, width), options.normalise, name)
-    coarse = resized if place.mask is None else prepare_map(heatmap, options.size, options.normalise, name)
-    overlaps = best_overlaps(coarse, place.boxes, cuts=options.cuts, parts=options.parts, rule=options.rule)
+    coarse = resized if region.mask is None else prepare_map(heatmap, options.size, options.normalise, name)
+    overlaps = best_overlaps(coarse, region.boxes, cuts=options.cuts, parts=options.parts, rule=options.rule)
     level = np.asarray(options.overlaps, np.float64)
-    # Normalised over the whole image; what is unknown is left out of the comparison only.
+    # Maps are normalised over the whole image; unknown pixels are left out of the comparison only.
     values, truth = resized[known][None], inside[known][None]
     pair = _Pair(
         pointing(values, truth),
         float(truth.mean()),
         ioa_p(values, truth, thresholds=options.thresholds, normalise="none"),
         overlaps >= level[:, None],
-        whole_image_overlap(place.boxes, options.size, rule=options.rule) >= level,
+        whole_image_overlap(region.boxes, options.size, rule=options.rule) >= level,
     )
     return pair, pixel_counts(resized, mask, bins=options.bins)
 
@@ -327,14 +349,16 @@ def _report(
     )
 
 
-def _check_image(maps: Float[Array, "_ _ _"], places: Mapping[int, Place], n: int, labels: Int8[Array, "_ _"]) -> None:
+def _check_image(
+    maps: Float[Array, "_ _ _"], regions: Mapping[int, Region], n: int, labels: Int8[Array, "_ _"]
+) -> None:
     if len(maps) != labels.shape[1]:
         raise DataError(f"image {n} has {len(maps)} maps for {labels.shape[1]} classes; give one map a class.")
-    check_places(labels, np.array([(n, c) for c in places], np.int64).reshape(-1, 2))
+    check_located(labels, np.array([(n, c) for c in regions], np.int64).reshape(-1, 2))
 
 
 def _all(items: Iterable[_Item], expected: int, name: str) -> Iterator[_Item]:
-    """The items, of which there have to be as many as expected."""
+    """The items; their number must be as expected."""
     n = 0
     for n, item in enumerate(items, 1):
         if n > expected:

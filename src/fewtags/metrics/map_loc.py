@@ -27,15 +27,15 @@ from fewtags.metrics.ranking import average_precision, mean_of_known, refuse_nan
 @final
 @dataclass(frozen=True, eq=False)
 class MapLocReport:
-    """Localised average precision with what it stands on.
+    """Localised average precision and the label counts behind it.
 
     Attributes:
         thresholds: of the maps, t of them.
         localised: float64 [c, t], AP with located hits only; nan for a class that is not counted.
         classified: float64 [c], AP of the same cells without regard to the maps: the most that `localised` can reach.
-        positives: int64 [c], positive cells whose place is known.
+        positives: int64 [c], positive cells whose region is known.
         negatives: int64 [c], known negative cells.
-        unlocated: int64 [c], positive cells whose place is unknown; they are left out.
+        unlocated: int64 [c], positive cells whose region is unknown; they are left out.
         unknown: int64 [c], unknown cells; they are left out, too.
     """
 
@@ -58,8 +58,8 @@ class MapLocReport:
         return np.array([mean_of_known(column) for column in self.localised.T], np.float64)
 
     @property
-    def best(self) -> float:
-        """mAP-loc at the threshold that suits it best, the other reading of PatchML; chosen on these very images."""
+    def best_map_loc(self) -> float:
+        """mAP-loc at its best threshold, the other reading of PatchML. The threshold is chosen on the same images."""
         return float(self.by_threshold.max())
 
     @property
@@ -68,8 +68,14 @@ class MapLocReport:
         return mean_of_known(self.classified)
 
     @property
+    def map_cl_chance(self) -> float:
+        """The mAP of constant scores on the same cells: the mean share of positives; nan if no class is counted."""
+        known = np.where(np.isnan(self.classified), np.nan, self.positives + self.negatives)
+        return mean_of_known(self.positives / known)
+
+    @property
     def excluded(self) -> dict[int, str]:
-        """Which classes are not in the means, and why."""
+        """Classes that are not in the means, with the reason."""
         return {c: self._why(c) for c in np.flatnonzero(np.isnan(self.classified)).tolist()}
 
     def _why(self, c: int) -> str:
@@ -83,7 +89,7 @@ class MapLocReport:
 def map_loc_report(
     scores: Float[Array, "n c"],
     labels: Int8[Array, "n c"],
-    places: Int64[Array, "p 2"],
+    located_cells: Int64[Array, "p 2"],
     ioa: Float[Array, "p t"],
     *,
     thresholds: Sequence[float] = IOA_THRESHOLDS,
@@ -94,32 +100,32 @@ def map_loc_report(
 
     AP of a class and a threshold: the sum, over its hits, of (hits scored at least as high) / (known cells scored at
     least as high), divided by its located positives. Cells of equal score enter together. As in `ranking_report`, a
-    class needs a positive, here one whose place is known, and a known negative to be counted.
+    class needs a positive, here one whose region is known, and a known negative to be counted.
 
     Args:
         scores: higher means more likely present.
-        labels: values of `Label`; unknown cells are left out, and positive cells that `places` does not list.
-        places: image and class of each positive cell whose place is known.
+        labels: values of `Label`; unknown cells are left out, and positive cells that `located_cells` does not list.
+        located_cells: image and class of each positive cell whose region is known.
         ioa: `ioa_p` of each of them; nan, an empty cut, is a miss.
         thresholds: of the maps, t of them; only reported.
-        hit: IoA-P from which a map is a hit.
-        strict: IoA-P has to exceed `hit`.
+        hit: minimum IoA-P of a hit.
+        strict: IoA-P must exceed `hit`.
 
     Raises:
-        DataError: a score is NaN, or `places` fails `check_places`.
+        DataError: a score is NaN, or `located_cells` fails `check_located`.
     """
     refuse_nan(scores)
-    check_places(labels, places)
+    check_located(labels, located_cells)
     hits = reaches(ioa, hit, strict=strict)
     located = np.zeros(labels.shape, np.bool_)
-    located[places[:, 0], places[:, 1]] = True
+    located[located_cells[:, 0], located_cells[:, 1]] = True
     positive, negative = labels == Label.POSITIVE, labels == Label.NEGATIVE
     cells = np.where(positive & ~located, np.int8(Label.UNKNOWN), labels)
     counted = located.any(0) & negative.any(0)
     localised = np.full((labels.shape[1], hits.shape[1]), np.nan)
     for c in np.flatnonzero(counted).tolist():
-        own = places[:, 1] == c
-        localised[c] = _localised_precision(scores[:, c], cells[:, c], places[own, 0], hits[own])
+        own = located_cells[:, 1] == c
+        localised[c] = _localised_precision(scores[:, c], cells[:, c], located_cells[own, 0], hits[own])
     return MapLocReport(
         tuple(thresholds),
         localised,
@@ -134,7 +140,7 @@ def map_loc_report(
 def _localised_precision(
     score: Float[Array, " n"], cell: Int8[Array, " n"], image: Int64[Array, " q"], hits: Bool[Array, "q t"]
 ) -> Float[Array, " t"]:
-    """AP of one class at each threshold; its q positives stand in these images."""
+    """AP of one class at each threshold; its q positives are in these images."""
     known = np.sort(score[cell != Label.UNKNOWN])
     result = np.zeros(hits.shape[1])
     for t, hit in enumerate(hits.T):
@@ -144,19 +150,19 @@ def _localised_precision(
     return result
 
 
-def check_places(labels: Int8[Array, "n c"], places: Int64[Array, "p 2"]) -> None:
-    """Raise DataError where `places` lists a cell that does not exist or is not positive, or one twice."""
+def check_located(labels: Int8[Array, "n c"], located_cells: Int64[Array, "p 2"]) -> None:
+    """Raise DataError where `located_cells` lists a cell that does not exist or is not positive, or one twice."""
     n, classes = labels.shape
-    for image, c in places[((places < 0) | (places >= [n, classes])).any(1)].tolist():
+    for image, c in located_cells[((located_cells < 0) | (located_cells >= [n, classes])).any(1)].tolist():
         raise DataError(
-            f"class number {c} has a place in image number {image}, but there are {classes} classes and {n} images, "
+            f"class number {c} has a region in image number {image}, but there are {classes} classes and {n} images, "
             "counted from 0."
         )
-    for image, c in places[labels[places[:, 0], places[:, 1]] != Label.POSITIVE].tolist():
+    for image, c in located_cells[labels[located_cells[:, 0], located_cells[:, 1]] != Label.POSITIVE].tolist():
         raise DataError(
-            f"class {c} has a place in image {image}, but its label there is not positive; drop the place or set the "
+            f"class {c} has a region in image {image}, but its label there is not positive; drop the region or set the "
             "label."
         )
-    cells, counts = np.unique(places, axis=0, return_counts=True)
+    cells, counts = np.unique(located_cells, axis=0, return_counts=True)
     for image, c in cells[counts > 1].tolist():
-        raise DataError(f"class {c} is listed more than once in image {image}; unite the places of a class first.")
+        raise DataError(f"class {c} is listed more than once in image {image}; unite the regions of a class first.")

@@ -1,4 +1,4 @@
-"""Are images that lie near each other alike? Needs no training, so it tells what a backbone learned by itself."""
+"""Nearest neighbours by cosine, and whether they share classes. No training is needed, so this evaluates a backbone."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class NeighbourReport:
     """How many of the nearest images share a class.
 
     Attributes:
-        k: neighbours looked at per image.
-        images: images with a known positive class and a neighbour that can be judged.
-        precision: share of judged neighbours that have a known positive class in common, the mean over images; nan if
-            there is no such image.
-        chance: the same of all other images, which random neighbours would reach.
+        k: neighbours of each image.
+        images: images with a known positive class and at least one neighbour that can be judged.
+        precision: share of the judged neighbours that have a known positive class in common with the image, averaged
+            over these images; nan if there are none.
+        chance: the same share among all other images, which random neighbours reach.
     """
 
     k: int
@@ -35,54 +35,82 @@ class NeighbourReport:
     chance: float
 
 
+def unit(features: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    """Features scaled to length 1; a row of zeros stays a row of zeros."""
+    length = np.linalg.norm(features, axis=1, keepdims=True)
+    scaled: Float[Array, "n d"] = features / np.maximum(length, np.finfo(np.float32).tiny)
+    return scaled
+
+
+def highest(scores: Float[Array, "q n"], k: int) -> tuple[Int64[Array, "q k"], Float[Array, "q k"]]:
+    """The columns of the k highest scores of each row, and these scores, in descending order.
+
+    Of equal scores the earlier column comes first, also at the k-th place, which `torch.topk` does not promise.
+
+    Args:
+        scores: for example cosines of q queries and n images.
+        k: 1..n.
+
+    >>> highest(np.array([[0.1, 0.9, 0.5, 0.9]]), 3)[0].tolist()
+    [[1, 3, 2]]
+    """
+    chosen = np.zeros((len(scores), k), np.int64)
+    for row, ascending in enumerate(-scores):
+        last = np.partition(ascending, k - 1)[k - 1]
+        # Written so that a nan, which comes last, is a candidate only if it is needed.
+        candidates = np.flatnonzero(~(ascending > last))
+        chosen[row] = candidates[np.argsort(ascending[candidates], kind="stable")[:k]]
+    return chosen, np.take_along_axis(scores, chosen, 1)
+
+
 def nearest(
     features: Float[Array, "n d"], queries: Int64[Array, " q"], k: int
 ) -> tuple[Int64[Array, "q k"], Float[Array, "q k"]]:
-    """The k images nearest to each query by cosine, nearest first, itself left out; and the cosines.
+    """The k other images nearest to each query by cosine, nearest first, and the cosines.
 
     Args:
-        features: of all images; any length but zero.
+        features: of all images; their length does not matter.
         queries: rows of `features`.
         k: at most n - 1.
 
     Raises:
-        DataError: fewer than k other images.
+        DataError: there are fewer than k other images.
     """
     if k > len(features) - 1:
         raise DataError(f"{k} neighbours need {k + 1} images, got {len(features)}; ask for fewer.")
-    unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    cosine = unit[queries] @ unit.T
+    vectors = unit(features)
+    cosine = vectors[queries] @ vectors.T
     cosine[np.arange(len(queries)), queries] = -np.inf
-    order = np.argsort(-cosine, axis=1, kind="stable")[:, :k]
-    return order, np.take_along_axis(cosine, order, 1)
+    return highest(cosine, k)
 
 
 def neighbour_precision(features: Float[Array, "n d"], labels: Int8[Array, "_ c"], k: int = 10) -> NeighbourReport:
-    """Precision of the k nearest images, against labels that may be partial.
+    """Precision of the k nearest images, for labels that may be partial.
 
-    A neighbour is right if a class is a known positive of both, wrong if all of the image's known positives are known
-    negatives of it, and not judged otherwise. Images without a known positive are not asked about.
+    A neighbour is correct if it shares a known positive class with the image. It is wrong if all known positive classes
+    of the image are known negatives of it. All other neighbours are not judged. Images without a known positive are
+    skipped.
 
     Raises:
-        DataError: features and labels of another number of images; fewer than k other images.
+        DataError: `features` and `labels` have different numbers of images, or there are fewer than k other images.
     """
     if len(features) != len(labels):
         raise DataError(f"features are of {len(features)} images and labels of {len(labels)}; give the same images.")
     positive = (labels == Label.POSITIVE).astype(np.float32)
     known_negative = (labels == Label.NEGATIVE).astype(np.float32)
-    asked = np.flatnonzero(positive.any(1))
-    found, chances = [], []
-    for start in range(0, len(asked), BLOCK):
-        rows = asked[start : start + BLOCK]
+    queries = np.flatnonzero(positive.any(1))
+    precisions, chances = [], []
+    for start in range(0, len(queries), BLOCK):
+        rows = queries[start : start + BLOCK]
         near, _ = nearest(features, rows, k)
-        right = positive[rows] @ positive.T > 0
+        correct = positive[rows] @ positive.T > 0
         wrong = positive[rows] @ known_negative.T == positive[rows].sum(1, keepdims=True)
-        for judged in (right, wrong):
+        for judged in (correct, wrong):
             judged[np.arange(len(rows)), rows] = False
-        chosen = [np.take_along_axis(judged, near, 1).sum(1) for judged in (right, wrong)]
-        found.append(_share(*chosen))
-        chances.append(_share(right.sum(1), wrong.sum(1)))
-    precision = np.concatenate(found) if found else np.zeros(0)
+        among = [np.take_along_axis(judged, near, 1).sum(1) for judged in (correct, wrong)]
+        precisions.append(_share(*among))
+        chances.append(_share(correct.sum(1), wrong.sum(1)))
+    precision = np.concatenate(precisions) if precisions else np.zeros(0)
     counted = ~np.isnan(precision)
     if not counted.any():
         return NeighbourReport(k, 0, math.nan, math.nan)
@@ -90,8 +118,8 @@ def neighbour_precision(features: Float[Array, "n d"], labels: Int8[Array, "_ c"
     return NeighbourReport(k, int(counted.sum()), float(precision[counted].mean()), float(chance.mean()))
 
 
-def _share(right: Array, wrong: Array) -> Float[Array, " q"]:
-    """Right of all that is judged; nan where nothing is."""
-    judged = (right + wrong).astype(np.float64)
-    share: Array = np.divide(right, judged, out=np.full(len(judged), np.nan), where=judged > 0)
+def _share(correct: Array, wrong: Array) -> Float[Array, " q"]:
+    """Share of the judged neighbours that are correct; nan if none is judged."""
+    judged = (correct + wrong).astype(np.float64)
+    share: Array = np.divide(correct, judged, out=np.full(len(judged), np.nan), where=judged > 0)
     return share

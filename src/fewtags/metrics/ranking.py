@@ -1,6 +1,6 @@
 """Average precision and ranks that never count an unknown cell.
 
-Arrays are scores [n, c] (logits, probabilities, anything of which more means likelier) and labels [n, c] (values of
+Arrays are scores [n, c] (logits, probabilities, higher means more likely present) and labels [n, c] (values of
 `Label`) of n images and c classes. Results are float64 fractions in 0..1, not percentages.
 """
 
@@ -17,7 +17,7 @@ from numpy import ndarray as Array
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
 
-BLOCK_CELLS = 4_000_000  # work arrays hold about this many cells, whatever n and c are
+BLOCK_CELLS = 4_000_000  # size of work arrays, independent of n and c
 
 Empty = Literal["exclude", "zero"]
 
@@ -67,7 +67,7 @@ def average_precision(
 @final
 @dataclass(frozen=True, eq=False)
 class RankingReport:
-    """Average precision with what it stands on.
+    """Per-class average precision and the label counts behind it.
 
     Attributes:
         average_precision: float64 [c]; nan for a class that is not counted.
@@ -88,13 +88,13 @@ class RankingReport:
 
     @property
     def excluded(self) -> dict[int, str]:
-        """Which classes are not in the mean, and why."""
+        """Classes that are not in the mean, with the reason."""
         left_out = np.flatnonzero(np.isnan(self.average_precision)).tolist()
         return {c: _why(int(self.positives[c]), int(self.negatives[c])) for c in left_out}
 
     @property
     def known_cells(self) -> int:
-        """How many (image, class) cells were known, of all classes."""
+        """Number of known (image, class) cells, over all classes."""
         return int(self.positives.sum() + self.negatives.sum())
 
 
@@ -111,7 +111,7 @@ def ranking_report(
 
     A class needs a known positive and a known negative to be counted: without a positive there is nothing to find,
     without a negative every order is perfect. `empty="zero"` reproduces the peers instead: 0 without a known positive,
-    1 without a known negative, and only classes of which nothing is known are left out.
+    1 without a known negative, and only classes without any known cell are left out.
 
     Raises:
         DataError: a score is NaN.
@@ -161,11 +161,11 @@ def bootstrap_intervals(
     n_resamples: int = 200,
     level: float = 0.95,
 ) -> Intervals:
-    """How far AP and mAP would move with another draw of images: images are resampled with replacement.
+    """Bootstrap intervals of AP and mAP over the choice of images, which are resampled with replacement.
 
     All classes share the resamples, so the interval of the mean respects that the classes come from the same images. In
-    each resample a class is counted by the rule of `ranking_report`. The interval says nothing about another training
-    run: for that, train with several seeds.
+    each resample a class is counted by the rule of `ranking_report`. The interval does not cover the variation
+    between training runs: for that, train with several seeds.
 
     Args:
         scores: as in `average_precision`; sorted once per class, a resample only changes the weights of the images.
@@ -255,7 +255,7 @@ def _quantiles(values: Float[Array, " r"], tails: tuple[float, float]) -> tuple[
 @final
 @dataclass(frozen=True, eq=False)
 class PositiveOnlyReport:
-    """What can be said where only positives are known, for example a folder per class.
+    """Metrics for labels without known negatives, for example a folder per class.
 
     Attributes:
         images: images with a known positive; the others are left out.
@@ -276,7 +276,7 @@ class PositiveOnlyReport:
 def positive_only_report(
     scores: Float[Array, "n c"], labels: Int8[Array, "n c"], *, ks: Sequence[int] = (1, 3, 5)
 ) -> PositiveOnlyReport:
-    """Rank the classes within each image and look where the known positives stand.
+    """Ranks of the known positives among the classes of their images.
 
     Ties are resolved in expectation, as if tied classes were put in random order: a constant model gets chance level.
 
@@ -340,6 +340,6 @@ def refuse_nan(scores: Float[Array, "n c"]) -> None:
 
 
 def mean_of_known(values: Float[Array, " k"]) -> float:
-    """Mean of what is not nan; nan if there is nothing."""
+    """Mean of the values that are not nan; nan if there are none."""
     values = values[~np.isnan(values)]
     return float(values.mean()) if values.size else np.nan

@@ -1,4 +1,4 @@
-"""Semantic segmentation from one confusion matrix: mIoU, mAcc, aAcc."""
+"""Metrics of semantic segmentation from one confusion matrix: mIoU, mAcc, aAcc."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fewtags.errors import DataError
 def confusion(
     predicted: Integer[Array, "..."], truth: Integer[Array, "..."], classes: int, ignore: int | None = 255
 ) -> Int64[Array, "c c"]:
-    """Pixels of each true class (row) and predicted class (column). Matrices of several images are added.
+    """Number of pixels of each true class (row) and predicted class (column). Add the matrices of several images.
 
     Args:
         predicted: class numbers 0..classes - 1, of any shape.
-        truth: of the same shape, likewise, or `ignore` for pixels that do not count.
+        truth: class numbers of the same shape, or `ignore` for pixels that do not count.
         classes: C.
         ignore: None counts every pixel.
 
     Raises:
-        DataError: other shapes, or a number that is no class.
+        DataError: the shapes differ, or a number is not a class.
     """
     if predicted.shape != truth.shape:
         raise DataError(f"the prediction is {predicted.shape} and the truth {truth.shape}; give the same pixels.")
@@ -43,14 +43,14 @@ def confusion(
 @final
 @dataclass(frozen=True)
 class SegmentationReport:
-    """What a confusion matrix says; fractions in 0..1.
+    """Metrics of a confusion matrix; fractions in 0..1.
 
     Attributes:
         iou: [C], intersection over union; nan for a class in neither truth nor prediction.
-        accuracy: [C], share of a class's pixels that are right; nan for a class without a pixel.
-        mean_iou: mIoU, over the classes that have one.
-        mean_accuracy: mAcc, over the classes that have one.
-        pixel_accuracy: aAcc.
+        accuracy: [C], share of a class's pixels that are correct; nan for a class without a pixel.
+        mean_iou: mIoU, the mean over the classes with a value.
+        mean_accuracy: mAcc, the mean over the classes with a value.
+        pixel_accuracy: aAcc, the share of all pixels that are correct.
     """
 
     iou: Float[Array, " c"]
@@ -61,9 +61,9 @@ class SegmentationReport:
 
 
 def segmentation_report(matrix: Int64[Array, "c c"]) -> SegmentationReport:
-    """The measures of mmsegmentation and of the MLS paper's table 3, over all pixels of a data set at once.
+    """The metrics of mmsegmentation and of the MLS paper's table 3, over all pixels of a data set at once.
 
-    A mean over images, as some libraries take it, is another number.
+    The mean of per-image values, which some libraries report, is a different number.
 
     Raises:
         DataError: no pixel counts.

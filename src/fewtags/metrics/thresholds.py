@@ -1,4 +1,4 @@
-"""From probabilities to decisions: one threshold per class, and which rule gave it.
+"""Thresholds for decisions: one per class, with the rule that chose it.
 
 Arrays are prob [n, c] in 0..1 and labels [n, c] (values of `Label`); a class is present where prob >= threshold. Every
 threshold lies midway between two neighbouring probabilities (or between the last one and 0 or 1), so cells of equal
@@ -26,7 +26,7 @@ class ThresholdRule(StrEnum):
     CLASS_F1 = "class_f1"  # the highest F1 of the class
     POOLED_F1 = "pooled_f1"  # the highest F1 of all classes together
     EXPECTED_COUNT = "expected_count"  # as many positives as expected
-    HALF = "half"  # 0.5, for want of anything known
+    HALF = "half"  # 0.5, if no label helps to choose
 
 
 @final
@@ -50,14 +50,14 @@ def fit_thresholds(
     minimum_positives: int = 5,
     expected_count: Float[Array, " c"] | None = None,
 ) -> Thresholds:
-    """Choose each class's threshold on its known cells, by the best rule that its labels allow.
+    """Choose each class's threshold on its known cells, by the first rule that its labels allow.
 
     1. At least `minimum_positives` known positives and one known negative: the highest F1 of the class.
     2. No known negative, and `expected_count` given: as many positives as expected (`count_thresholds`). Without known
        negatives F1 would take everything as present.
     3. Else: the one threshold with the highest F1 over the known cells of all classes that have known negatives,
-       together. With a handful of positives a threshold of one's own is mostly noise; classes without known negatives
-       would pull the common one down to where everything is present.
+       together. With few positives, a threshold of its own is mostly noise. Classes without known
+       negatives would lower the common threshold until everything is present.
     4. No negative is known of any class, or no positive of those that have negatives: 0.5.
 
     Args:

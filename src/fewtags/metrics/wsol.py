@@ -1,7 +1,7 @@
 """The metrics of weakly supervised object localisation: MaxBoxAccV2 and PxAP (Choe et al., CVPR 2020).
 
 Both judge the map of a class that is present, on its own, at every threshold: MaxBoxAccV2 by the boxes around what is
-above the threshold, PxAP by its pixels. Maps [h, w] and what they are held against cover the whole image; boxes are
+above the threshold, PxAP by its pixels. Maps [h, w], masks and boxes cover the whole image; boxes are
 x0, y0, x1, y1 in 0..1. Deviation from the public code: maps are resized bilinearly instead of bicubically.
 """
 
@@ -145,7 +145,7 @@ def best_overlaps(
 
 
 def whole_image_overlap(boxes: Float[Array, "n 4"], size: tuple[int, int], *, rule: BoxRule = "exact") -> float:
-    """The best intersection over union of the whole image with any true box: what a map without any place reaches."""
+    """The best intersection over union of the whole image with any true box: the chance level of MaxBoxAccV2."""
     whole = np.array([[0.0, 0.0, size[1] - _last(rule), size[0] - _last(rule)]])
     return float(box_iou(whole, _in_pixels(boxes, size, rule), last=_last(rule)).max())
 
@@ -163,7 +163,7 @@ def _last(rule: BoxRule) -> float:
 @final
 @dataclass(frozen=True, eq=False)
 class BoxReport:
-    """How often boxes read off the maps are right.
+    """How often boxes derived from the maps are correct.
 
     Attributes:
         pairs: (image, class) pairs in which the class is present and has boxes.
@@ -202,48 +202,6 @@ class BoxReport:
         return float(self.whole_image.mean() / self.pairs)
 
 
-def box_report(
-    pairs: Iterable[tuple[Float[Array, "_ _"], Float[Array, "_ 4"]]],
-    *,
-    size: tuple[int, int] | None = SIZE,
-    overlaps: Sequence[float] = BOX_OVERLAPS,
-    cuts: Sequence[float] = BOX_CUTS,
-    parts: Parts = "all",
-    rule: BoxRule = "exact",
-    normalise: Normalise = "minmax",
-) -> BoxReport:
-    """MaxBoxAccV2 of (heatmap, boxes) pairs, one at a time; nothing is kept but the counts.
-
-    MaxBoxAcc, the first version, is `overlaps=(0.5,), parts="largest"`.
-
-    Args:
-        pairs: heatmaps, and the boxes in 0..1 of all instances of the class.
-        size: height and width to which maps are resized first; None leaves them as they are.
-        overlaps: intersections over union from which a box is right.
-        cuts: as in `best_overlaps`.
-        parts: as in `component_boxes`.
-        rule: as in `best_overlaps`.
-        normalise: as in `normalise_map`.
-
-    Raises:
-        DataError: no pair, a pair without boxes, or a map with a value that is not finite.
-    """
-    level = np.asarray(overlaps, np.float64)
-    correct, whole = np.zeros((len(level), len(cuts)), np.int64), np.zeros(len(level), np.int64)
-    seen = 0
-    for n, (heatmap, boxes) in enumerate(pairs):
-        if not len(boxes):
-            raise DataError(f"pair {n} has no box; give only classes that are present and located.")
-        resized = prepare_map(heatmap, size or heatmap.shape, normalise, f"the heatmap of pair {n}")
-        best = best_overlaps(resized, boxes, cuts=cuts, parts=parts, rule=rule)
-        correct += best >= level[:, None]
-        whole += whole_image_overlap(boxes, size or heatmap.shape, rule=rule) >= level
-        seen += 1
-    if not seen:
-        raise DataError("no located object to measure against; MaxBoxAccV2 needs boxes or masks.")
-    return BoxReport(seen, tuple(overlaps), tuple(cuts), correct, whole)
-
-
 def prepare_map(
     heatmap: Float[Array, "_ _"], size: tuple[int, ...], normalise: Normalise, name: str
 ) -> Float[Array, "h w"]:
@@ -261,7 +219,7 @@ def prepare_map(
 
 
 def inside_and_known(mask: Mask) -> tuple[Bool[Array, "h w"], Bool[Array, "h w"]]:
-    """Which pixels belong to the object, and of which that is known.
+    """Masks of the pixels that belong to the object and of the pixels whose label is known.
 
     Args:
         mask: bool, or int8 values of `Label`.

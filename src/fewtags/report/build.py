@@ -1,8 +1,8 @@
-"""Put a report together: one HTML file that needs nothing else."""
+"""Build the report: one HTML file without external files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from fewtags.engine.clock import clock_line
 from fewtags.errors import ConfigError
 from fewtags.files import refuse_file, write_text
+from fewtags.metrics.metric import Metric
 from fewtags.metrics.ranking import ranking_report, resampled_means
 from fewtags.report.figures import COLOURS, curves, png, png_pixels, save_png, score_distributions
 from fewtags.report.gallery import cards, over_epochs
@@ -24,10 +25,10 @@ RESAMPLES = 500
 
 
 def build_report(runs: Sequence[Path], out: Path | None) -> Path:
-    """Write the report of one run, or of several beside each other, and `curves.png` of each.
+    """Write the report of one run or of several runs side by side, and `curves.png` of each.
 
     Args:
-        runs: finished run folders. Of several, classes are matched by id, and those that not all have are listed.
+        runs: finished run folders. Classes are matched by id; classes that some runs lack are listed.
         out: the HTML file; None: `report.html` in the first folder, `compare.html` there for several.
 
     Returns:
@@ -35,7 +36,7 @@ def build_report(runs: Sequence[Path], out: Path | None) -> Path:
 
     Raises:
         CheckpointError: a run is not finished.
-        ConfigError: runs without a common class; a file that cannot be written.
+        ConfigError: the runs have no common class, or the file cannot be written.
     """
     page = out or runs[0] / ("report.html" if len(runs) == 1 else "compare.html")
     if page.is_dir():
@@ -55,16 +56,17 @@ def build_report(runs: Sequence[Path], out: Path | None) -> Path:
 
 
 def template_text(name: str) -> str:
-    """A file beside the templates."""
+    """Read a file of the template folder."""
     return (files("fewtags.report") / "templates" / name).read_text("utf-8")
 
 
 def render(runs: Sequence[RunData]) -> str:
-    """The page as text."""
+    """Render the page as text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    # Adding zero makes a difference of -0.0 a plain 0.0.
+    # Adding zero turns -0.0 into 0.0.
     environment.filters["signed"] = lambda v: f"{round(100 * v, 1) + 0.0:+.1f}"
     environment.filters["percent"] = lambda v: "–" if v is None else f"{100 * v:.1f}"
+    environment.filters["metric"] = Metric.from_dict
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
     template = environment.from_string(template_text("report.html.j2"))
     shared = [s for s in runs[0].evaluations if all(s in run.evaluations for run in runs)]
@@ -83,7 +85,13 @@ def render(runs: Sequence[RunData]) -> str:
         progress=[(run.name, over_epochs(run)) for run in runs],
         scale=png_pixels(scale()),
         clock_line=clock_line,
+        has_positives=has_positives,
     )
+
+
+def has_positives(evaluation: Mapping[str, Any]) -> bool:
+    """Whether a positive is known in a split."""
+    return any(row["positives"] for row in evaluation["per_class"])
 
 
 def common_classes(runs: Sequence[RunData]) -> list[str]:
@@ -92,7 +100,7 @@ def common_classes(runs: Sequence[RunData]) -> list[str]:
 
 
 def alone(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """Name of each run that knows classes which not all know, and what people call those."""
+    """Name of each run with classes that another run lacks, and the display names of these classes."""
     common = set(common_classes(runs))
     found = []
     for run in runs:
@@ -103,7 +111,7 @@ def alone(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
 
 
 def _columns(run: RunData, classes: Sequence[str]) -> list[int]:
-    """Where these classes stand in a run."""
+    """Column numbers of these classes in a run."""
     return [run.info.classes.index(i) for i in classes]
 
 
@@ -112,7 +120,7 @@ def _has_classes(run: RunData, split: str) -> bool:
 
 
 def class_rows(runs: Sequence[RunData], split: str) -> list[dict[str, Any]]:
-    """Per class that all runs know, best AP of the first run first: what each evaluation and each threshold say.
+    """Metrics and thresholds of each class that all runs know, sorted by the AP of the first run.
 
     Classes without an AP come last, in the order of the first run's vocabulary.
     """
@@ -128,25 +136,25 @@ def class_rows(runs: Sequence[RunData], split: str) -> list[dict[str, Any]]:
 
 
 def difference(runs: Sequence[RunData], split: str) -> dict[str, Any]:
-    """Mean AP of the second run less that of the first, with an interval from paired resamples of the images.
+    """Mean AP of the second run minus that of the first, over the classes that both know.
 
-    Over the classes that both know.
+    The interval comes from paired resamples of the images.
 
     Returns:
-        `value`, `low`, `high` and `split`; or `why` there is none, in words.
+        `value`, `low`, `high` and `split`; or `why`, the reason why there is no difference.
     """
     common = common_classes(runs)
     tables, columns = [run.tables[split] for run in runs], [_columns(run, common) for run in runs]
     labels, others = (table.matrix.dense()[:, own] for table, own in zip(tables, columns, strict=True))
     if not tables[0].images.equals(tables[1].images) or not np.array_equal(labels, others):
-        return {"why": f"The runs were measured on different {split} labels, so their difference would say nothing."}
+        return {"why": f"The runs were measured on different {split} labels, so their difference has no meaning."}
     if not _has_classes(runs[0], split):
         return {"why": ""}
     logits = [run.logits[split][:, own].astype(np.float64) for run, own in zip(runs, columns, strict=True)]
     means = [ranking_report(scores, labels).mean_average_precision for scores in logits]
     if np.isnan(means[0]):
         return {"why": f"No class that both runs know has known positives and known negatives in {split}."}
-    # The same seed: both see the same images in every resample.
+    # The same seed gives both runs the same images in every resample.
     first, second = (
         resampled_means(scores, labels, np.random.default_rng(0), n_resamples=RESAMPLES) for scores in logits
     )

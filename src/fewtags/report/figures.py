@@ -1,4 +1,4 @@
-"""The figures of a report, as images that live inside the page."""
+"""The figures of a report, as images embedded in the page."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _uri(content: bytes, kind: str) -> str:
 
 
 def curves(runs: Sequence[RunData]) -> Figure:
-    """Loss terms, validation, how many positives the net believes in, and how good the expected positives are."""
+    """Plot loss terms, validation metrics, positives per image, and the quality of the expected positives."""
     panels: list[tuple[str, dict[str, str], Callable[[Axes], None]]] = [
         ("training loss", _names(runs, "train/", skip=("train/sum_of_probabilities",)), _nothing),
         (
@@ -117,9 +117,9 @@ def _names(runs: Sequence[RunData], prefix: str, skip: tuple[str, ...]) -> dict[
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib shows as it is: no mathematics, no leading underscore, which would hide it.
+    """Escape text for matplotlib: no mathematics, and no leading underscore, which would hide the text.
 
-    Of a long text only the end is shown, which tells paths apart; a legend as wide as the figure would leave no room.
+    Long text is cut to its end, which distinguishes paths, so that the legend leaves room for the plot.
     """
     end = text if len(text) <= LEGEND else f"…{text[1 - LEGEND :]}"
     escaped = end.replace("$", r"\$")

@@ -26,7 +26,7 @@ PROGRESS_PHOTOS, PROGRESS_CLASSES = 2, 3
 @final
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A photo, small, uint8 [h, w, 3]; or grey in its place and why it could not be read."""
+    """A small photo, uint8 [h, w, 3]; or a grey picture and why the photo could not be read."""
 
     pixels: NDArray[np.uint8]
     missing: str = ""
@@ -38,10 +38,10 @@ class Picture:
 
 
 def read_picture(table: LabelTable, key: str, side: int = SIDE) -> Picture:
-    """A photo of a table; it may be gone since training, which is no reason to do without a report."""
+    """Read a photo of a table. A photo that was removed since training becomes a grey picture with the reason."""
     grey = np.full((side * 3 // 4, side, 3), 128, np.uint8)
     if table.root is None:
-        return Picture(grey, "nobody says where the photos are")
+        return Picture(grey, "the labels do not say where the photos are")
     try:
         with open_photo(table.root / key) as photo:
             scale = min(1.0, side / max(photo.info.width, photo.info.height))
@@ -52,7 +52,7 @@ def read_picture(table: LabelTable, key: str, side: int = SIDE) -> Picture:
 
 
 def cards(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """Photos of the first run's gallery, each with one row of overlays per run that shows it, too."""
+    """Photos of the first run's gallery, each with one row of overlays per run that shows the same photo."""
     found = []
     for shown in runs[0].gallery:
         picture = read_picture(runs[0].tables[shown.split], shown.key)

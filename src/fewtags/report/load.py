@@ -1,4 +1,4 @@
-"""What a report needs of a run folder."""
+"""Read what a report needs from a run folder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fewtags.config.parse import load_toml
 from fewtags.engine.baseline import compare
+from fewtags.engine.evaluate import evaluate_logits
 from fewtags.engine.gallery import Shown, load_gallery
 from fewtags.engine.model import ModelInfo, read_info
 from fewtags.engine.run import BASELINE_FILE, CLOCK_FILE
@@ -38,8 +39,8 @@ class RunData:
         tables: by split.
         gallery: the photos shown, with the final maps.
         progress: epoch -> the same photos in that epoch.
-        baseline: the run beside logistic regression, in sentences; empty where nobody compared.
-        seconds: wall seconds by phase; empty where nobody counted.
+        baseline: sentences that compare the run with logistic regression; empty if there is no baseline.
+        seconds: wall-clock seconds by phase; empty if they were not recorded.
     """
 
     path: Path
@@ -61,11 +62,11 @@ class RunData:
     def method(self) -> str:
         """The method with the settings that matter, for headings."""
         method = self.environment["method"]
-        told = {k: v for k, v in method.items() if k in SHOWN and v not in (None, 0, 0.0, False)}
-        settings = ", ".join(
-            k if v is True else f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in told.items()
+        settings = {k: v for k, v in method.items() if k in SHOWN and v not in (None, 0, 0.0, False)}
+        text = ", ".join(
+            k if v is True else f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in settings.items()
         )
-        return f"{method['name']} ({settings})" if told else str(method["name"])
+        return f"{method['name']} ({text})" if settings else str(method["name"])
 
 
 SHOWN = ("positives_per_image", "cl_weight", "scl_weight", "smoothing", "negative_weight", "corrected_averages")
@@ -75,15 +76,14 @@ def load_run(path: Path) -> RunData:
     """Read a finished run.
 
     Raises:
-        CheckpointError: it is not finished, or not a run.
+        CheckpointError: the folder is not a run, or the run is not finished.
     """
     if not (path / "model.safetensors").exists():
         state = "is not finished; `fewtags resume` it first" if (path / "run.toml").exists() else "is not a run folder"
         raise CheckpointError(f"{path} {state}.")
-    splits = [p.stem for p in sorted((path / "evaluation").glob("*.json"), key=lambda p: p.stem != "val")]
     moments = sorted(int(p.stem.split("-")[1]) for p in (path / "gallery").glob("epoch-*.json"))
     check, baseline, clock = path / "check.json", path / BASELINE_FILE, path / CLOCK_FILE
-    evaluations = {split: _json(path / "evaluation" / f"{split}.json") for split in splits}
+    evaluations = load_evaluations(path)
     return RunData(
         path,
         path.resolve().name,
@@ -93,13 +93,35 @@ def load_run(path: Path) -> RunData:
         load_toml(path / "resolved.toml"),
         _json(check) if check.exists() else None,
         evaluations,
-        {split: np.load(path / "evaluation" / f"{split}.npy", allow_pickle=False) for split in splits},
+        {split: _logits(path, split) for split in evaluations},
         {p.stem: load(p) for p in (path / "tables").glob("*.parquet")},
         load_gallery(path, "final"),
         {epoch: load_gallery(path, f"epoch-{epoch:04d}") for epoch in moments},
         compare(_json(baseline), evaluations) if baseline.exists() else (),
         _json(clock) if clock.exists() else {},
     )
+
+
+def load_evaluations(run: Path) -> dict[str, dict[str, Any]]:
+    """The evaluations of a run by split, validation first, as `Evaluation.to_dict` wrote them.
+
+    Older versions wrote no list of metrics; it is computed again from the logits and labels of the run.
+    """
+    found = {}
+    for path in sorted((run / "evaluation").glob("*.json"), key=lambda p: p.stem != "val"):
+        content = _json(path)
+        if "metrics" not in content:
+            table, logits = load(run / "tables" / f"{path.stem}.parquet"), _logits(run, path.stem)
+            thresholds = np.array([row["threshold"] for row in content["per_class"]])
+            again = evaluate_logits(logits, table.matrix.dense(), table.classes, thresholds)
+            content["metrics"] = again.to_dict()["metrics"]
+        found[path.stem] = content
+    return found
+
+
+def _logits(run: Path, split: str) -> NDArray[np.float32]:
+    logits: NDArray[np.float32] = np.load(run / "evaluation" / f"{split}.npy", allow_pickle=False)
+    return logits
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Rows of pictures: a photo, and the photos that an encoder puts nearest to it (figures 4 to 6 of MLS)."""
+"""Rows of pictures: a photo and its nearest neighbours by the features of an encoder (figures 4 to 6 of MLS)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tile:
         name: its key.
         cosine: to the query; None for the query itself.
         tags: names of its known positive classes.
-        right: whether it shares a known positive class with the query; None where that is not known.
+        right: whether it shares a known positive class with the query; None if that is unknown.
     """
 
     picture: str
@@ -47,12 +47,12 @@ class Tile:
 @final
 @dataclass(frozen=True)
 class Rows:
-    """Queries with their neighbours, and how good neighbours are on the whole.
+    """Queries with their neighbours, and the precision of neighbours over all photos.
 
     Attributes:
         rows: the query first, then its neighbours, nearest first.
-        photos: among how many.
-        report: against the labels; None without labels.
+        photos: number of photos that were searched.
+        report: precision against the labels; None without labels.
     """
 
     rows: tuple[tuple[Tile, ...], ...]
@@ -73,41 +73,41 @@ def neighbour_rows(
     workers: int = 0,
     tick: Tick | None = None,
 ) -> Rows:
-    """Look for the nearest photos of a few.
+    """Find the nearest photos of a few randomly chosen photos.
 
     Args:
         encoder: gives the features.
-        table: the photos; its labels, if it has classes, judge the neighbours.
-        policy: through whose test view the encoder sees them.
-        device: where the encoder works.
-        queries: how many rows.
-        k: neighbours each.
-        most: look at so many photos, drawn at random, where there are more.
-        seed: draws photos and queries.
+        table: the photos; if it has classes, its labels decide which neighbours are correct.
+        policy: gives the test view of the photos.
+        device: where the encoder runs.
+        queries: number of rows.
+        k: neighbours per row.
+        most: maximum number of photos to search, chosen at random.
+        seed: selects photos and queries.
         workers: processes that read photos.
-        tick: told about progress.
+        tick: called with the number of photos that are done.
 
     Raises:
-        DataError: too few photos, or one that cannot be read.
+        DataError: there are fewer than two photos, or one cannot be read.
     """
     if len(table) < 2:
         raise DataError(f"neighbours need two photos or more, got {len(table)}.")
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.permutation(len(table))[:most])
-    looked = table.subset(chosen)
-    features = photo_features(encoder, looked, policy, device, workers=workers, tick=tick)
-    labels = looked.matrix.dense()
-    told = (labels == Label.POSITIVE).any(1) if labels.shape[1] else np.ones(len(looked), np.bool_)
-    asked = rng.permutation(np.flatnonzero(told))[:queries]
-    k = min(k, len(looked) - 1)
-    near, cosines = nearest(features, asked, k)
+    searched = table.subset(chosen)
+    features = photo_features(encoder, searched, policy, device, workers=workers, tick=tick)
+    labels = searched.matrix.dense()
+    has_positive = (labels == Label.POSITIVE).any(1) if labels.shape[1] else np.ones(len(searched), np.bool_)
+    chosen_queries = rng.permutation(np.flatnonzero(has_positive))[:queries]
+    k = min(k, len(searched) - 1)
+    near, cosines = nearest(features, chosen_queries, k)
     rows = []
-    for query, others, similar in zip(asked, near, cosines, strict=True):
-        line = [_tile(looked, labels, int(query), int(query), None)]
-        line += [_tile(looked, labels, int(n), int(query), float(s)) for n, s in zip(others, similar, strict=True)]
+    for query, others, similar in zip(chosen_queries, near, cosines, strict=True):
+        line = [_tile(searched, labels, int(query), int(query), None)]
+        line += [_tile(searched, labels, int(n), int(query), float(s)) for n, s in zip(others, similar, strict=True)]
         rows.append(tuple(line))
     report = neighbour_precision(features, labels, k) if labels.shape[1] else None
-    return Rows(tuple(rows), len(looked), report)
+    return Rows(tuple(rows), len(searched), report)
 
 
 def _tile(table: LabelTable, labels: NDArray[np.int8], n: int, query: int, cosine: float | None) -> Tile:

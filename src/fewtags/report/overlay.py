@@ -1,4 +1,4 @@
-"""A heatmap over its photo."""
+"""Draw a heatmap over its photo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def overlay(
     side: int | None = None,
     view: View | None = None,
 ) -> NDArray[np.uint8]:
-    """The photo in faint colour, with heat where a class is seen: opacity and hue follow the probability.
+    """The photo in faint colour, with colour where the probability is high: opacity and hue follow the probability.
 
     The scale is fixed, so that pictures of different classes, photos and runs can be compared: probability 0 leaves
     the (faint) photo as it is.

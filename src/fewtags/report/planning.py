@@ -1,4 +1,4 @@
-"""The figure of a plan: what each type of label is worth at which price."""
+"""The figure of a budget plan: expected mAP of each label type by annotation time."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ def _draw(axes: Axes, plan: BudgetPlan, purchase: Purchase, colour: str) -> None
 
 
 def save_plan_figure(plan: BudgetPlan, path: Path) -> None:
-    """Write the figure as PNG; folders that are missing are made."""
+    """Write the figure as PNG; missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save_png(plan_figure(plan), path)

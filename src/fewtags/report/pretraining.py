@@ -15,11 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fewtags.config.parse import load_toml
-from fewtags.engine.collapse import COLLAPSED
+from fewtags.engine.collapse import COLLAPSED, collapsed_loss
 from fewtags.engine.encoder_file import ENCODER_FILE, EncoderInfo, load_encoder
 from fewtags.errors import CheckpointError, DataError
 from fewtags.files import write_text
-from fewtags.losses.contrastive import fingerprint
 from fewtags.nets.encoder import Encoder
 from fewtags.photos.augment import WholeImage
 from fewtags.photos.scan import Tick
@@ -35,13 +34,13 @@ Record = Mapping[str, Any]
 def build_pretraining_report(
     run: Path, *, photos: int = 2000, device: torch.device | None = None, tick: Tick | None = None
 ) -> Path:
-    """Write `report.html` of a pretraining run into its folder. Of one that is not finished, the curves alone.
+    """Write `report.html` of a pretraining run into its folder. An unfinished run gets the curves only.
 
     Args:
         run: its folder.
-        photos: among how many the nearest are looked for.
-        device: where; None for the CPU.
-        tick: told how many photos have been looked at.
+        photos: number of photos to search for neighbours.
+        device: where the encoder runs; None for the CPU.
+        tick: called with the number of photos that are done.
 
     Raises:
         CheckpointError: it has not finished an epoch.
@@ -90,12 +89,12 @@ def build_neighbours_page(
     """Write the page of nearest photos.
 
     Args:
-        encoder: whose features they are.
-        info: what it is.
+        encoder: gives the features.
+        info: describes the encoder.
         table: the photos.
-        rows: of `neighbour_rows`.
+        rows: from `neighbour_rows`.
         out: the HTML file.
-        source: where the encoder came from, in words.
+        source: describes where the encoder came from.
     """
     page = _environment().from_string(template_text("neighbours.html.j2")).render(
         style=template_text("style.css"), info=info, rows=rows, source=source, photos=len(table),
@@ -110,13 +109,13 @@ def _environment() -> Environment:
 
 
 def churn(record: Record) -> float | None:
-    """Share of an image's earlier neighbours that were in the queue and not chosen again; None where none was."""
+    """Share of earlier neighbours that were in the queue again but not chosen again; None if there were none."""
     met, kept = record.get("train/neighbours_met"), record.get("train/neighbours_kept")
     return None if not met or kept is None else 1 - kept / met
 
 
 def curves(history: Sequence[Record], objective: Mapping[str, Any]) -> Figure:
-    """Losses; how spread the vectors are; and how much the neighbours change."""
+    """Plot the losses, the spread of the vectors, and the change of the neighbours."""
     panels: list[tuple[str, dict[str, list[tuple[int, float]]]]] = [
         ("loss", {name: _points(history, f"train/{key}") for key, name in LOSSES.items()}),
         ("spread", {name: _points(history, f"train/{key}") for key, name in SPREADS.items()}),
@@ -150,13 +149,11 @@ SPREADS = {"spread": "spread of z (1: all around)", "mean_key": "length of the m
 
 
 def _levels(axes: Axes, objective: Mapping[str, Any]) -> None:
-    """Where a net without any information stands, and a collapsed one."""
+    """Draw the losses of a net without any information and of a collapsed net."""
     size = objective.get("queue_size")
     if size:
         axes.axhline(math.log(size + 1), color="#888", linestyle=":", linewidth=1.2, label="InfoNCE by chance")
-    plain = objective.get("neighbour_loss") == "bce" and objective.get("reduction") == "mean"
-    if size and plain and not objective.get("logit_bias"):
-        level = fingerprint(int(objective["k"]), int(size), float(objective["temperature"]))
+    if (level := collapsed_loss(objective)) is not None:
         axes.axhline(level, color="#b3261e", linestyle=":", linewidth=1.2, label="neighbours, collapsed")
 
 

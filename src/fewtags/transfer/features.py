@@ -81,10 +81,3 @@ def photos_of(table: LabelTable) -> PhotoFolder:
         DataError: the folder of the photos is unknown.
     """
     return PhotoFolder(table.require_root(), table.images)
-
-
-def unit(features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale features [N, d] to length 1; a row of zeros stays zero."""
-    length = np.linalg.norm(features, axis=1, keepdims=True)
-    scaled: NDArray[np.float32] = features / np.maximum(length, np.finfo(np.float32).tiny)
-    return scaled

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Label
-from fewtags.transfer.features import unit
+from fewtags.metrics.neighbours import highest, unit
 from fewtags.transfer.task import TaskKind
 
 BLOCK = 256
@@ -61,8 +61,8 @@ def knn_scores(
     blocks = []
     for first in range(0, len(test), BLOCK):
         cosine = unit(test[first : first + BLOCK]) @ gallery
-        nearest = np.argsort(-cosine, 1, kind="stable")[:, :k]
-        near = np.take_along_axis(cosine, nearest, 1).astype(np.float64)
+        nearest, near = highest(cosine, k)
+        near = near.astype(np.float64)
         vote = np.exp((near - near[:, :1]) / temperature)
         scores = np.einsum("mk,mkc->mc", vote, positive[nearest].astype(np.float64))
         if kind == "multi":

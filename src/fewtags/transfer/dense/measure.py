@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fewtags.engine.machine import keep_freed_memory
 from fewtags.errors import ConfigError, DataError
-from fewtags.metrics.detection_voc import Found, Truth, voc_detection
+from fewtags.metrics.detection_voc import PredictedBoxes, TrueBoxes, voc_average_precision
 from fewtags.photos.scan import Tick
 from fewtags.transfer.dense.batches import read_batches
 from fewtags.transfer.dense.detection import as_image
@@ -109,10 +109,10 @@ def measure_detections(data: Scenes, found: Sequence[Detections]) -> dict[str, f
     if not any((~scene.ignored).any() for scene in data.scenes):
         raise DataError("no test photo has an object that counts; give photos with annotated objects.")
     if data.layout == "voc":
-        result = voc_detection(
+        result = voc_average_precision(
             [_voc_truth(scene, one) for scene, one in zip(data.scenes, found, strict=True)],
             [
-                Found(_counted(one.boxes.astype(np.float64)), one.classes, one.scores.astype(np.float64))
+                PredictedBoxes(_counted(one.boxes.astype(np.float64)), one.classes, one.scores.astype(np.float64))
                 for one in found
             ],
             len(data.classes),
@@ -134,9 +134,9 @@ def _counted(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
     return counted
 
 
-def _voc_truth(scene: Scene, one: Detections) -> Truth:
+def _voc_truth(scene: Scene, one: Detections) -> TrueBoxes:
     scale = np.array([one.width / scene.width, one.height / scene.height] * 2)
-    return Truth(_counted(scene.boxes * scale), scene.classes, scene.ignored)
+    return TrueBoxes(_counted(scene.boxes * scale), scene.classes, scene.ignored)
 
 
 # --- COCO

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from seen import labels
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
 from fewtags.formats.csv import read_csv
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import ClassNames, Label
 from fewtags.table.storage import write_csv
 from fewtags.table.table import LabelTable
@@ -116,7 +116,7 @@ def test_rows_of_one_image_are_joined(read):
     assert len(table.facts) == 4  # cat once, dog, cow twice
     assert table.summary().contradictions == 1
     assert table.notes.messages[-2:] == (
-        "labels.csv: 2 rows speak of an image that has a row already, and are joined with it",
+        "labels.csv: 2 rows name an image that has a row already, and are joined with it",
         "labels.csv: 1 labels are present in one row and absent in another: unknown",
     )
 
@@ -212,7 +212,7 @@ def test_tags_in_one_row_and_none_in_another(read):
     assert labels(table) == {"a.jpg": {"dog": N}, "b.jpg": {"dog": P}}
     assert table.summary().contradictions == 1
     assert table.notes.messages[-1] == (
-        "labels.csv: 1 images have tags in one row and none of the classes in another: unknown"
+        "labels.csv: 1 labels are in an image that is said to show none of the classes: unknown"
     )
 
 

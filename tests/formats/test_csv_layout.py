@@ -1,9 +1,9 @@
 import pytest
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
 from fewtags.formats.csv_layout import find_layout
-from fewtags.formats.delimited import read_sheet
+from fewtags.formats.options import ReadOptions
+from fewtags.formats.sheet import read_sheet
 
 
 @pytest.fixture

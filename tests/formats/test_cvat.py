@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from seen import facts, labels, readings
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
 from fewtags.formats.cvat import _turned, _turned_ellipse, read_cvat
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import Label
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
@@ -273,7 +273,7 @@ def test_an_image_of_two_sizes_is_refused(write):
     [
         (
             '<!DOCTYPE annotations [<!ENTITY a "lol">]><annotations>&a;</annotations>',
-            "defines XML entities, which annotations have no use for and attacks are made of",
+            "defines XML entities, which annotations do not need and attacks are made of",
         ),
         ("<annotations><image>", "is not valid XML (no element found: line 1, column 20)"),
         (

@@ -6,8 +6,8 @@ import pytest
 from seen import labels
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
 from fewtags.formats.folder import read_folder
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import Label
 from fewtags.table.table import Excluded
 
@@ -73,9 +73,9 @@ def test_none_means_known_to_hold_nothing(tmp_path, make_photo):
     assert table.classes.ids == ("cat",)
     assert labels(table) == {"None/b.jpg": {"cat": N}, "cat/a.jpg": {"cat": P}}
     assert readings(table)["None/", "none of the classes"] == 1
-    other = read_folder(tmp_path, ReadOptions(none_folder="empty"))
+    other = read_folder(tmp_path, options=ReadOptions(none_folder="empty"))
     assert other.classes.ids == ("None", "cat")
-    assert read_folder(tmp_path, ReadOptions(none_folder="")).classes.ids == ("None", "cat")
+    assert read_folder(tmp_path, options=ReadOptions(none_folder="")).classes.ids == ("None", "cat")
 
 
 def test_a_photo_in_a_class_folder_and_in_none_is_contradictory(tmp_path, make_photo):
@@ -93,7 +93,7 @@ def test_complete(tmp_path, make_photo):
     make_photo("cat/a.jpg", 1)
     make_photo("dog/b.jpg", 2)
     make_photo("c.jpg", 3)
-    table = read_folder(tmp_path, ReadOptions(complete=True))
+    table = read_folder(tmp_path, options=ReadOptions(complete=True))
     assert labels(table) == {"c.jpg": {}, "cat/a.jpg": {"cat": P, "dog": N}, "dog/b.jpg": {"cat": N, "dog": P}}
 
 

@@ -4,8 +4,8 @@ import pytest
 from seen import facts, labels, readings
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
 from fewtags.formats.labelstudio import read_labelstudio
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import Label
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
@@ -236,7 +236,7 @@ def test_boxes_follow_a_photo_that_exif_turns(write, make_photo):
     assert facts(shown) == [("a.jpg", "cat", P, (0.1, 0.1, 0.3, 0.3))]
     unclear = read_labelstudio(write(task(1, "a.jpg", annotation(rectangle("cat", size=None)))))
     assert facts(unclear) == facts(shown)
-    assert any("nothing tells" in message for message in unclear.notes.messages)
+    assert any("the displayed one is assumed" in message for message in unclear.notes.messages)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from seen import facts, labels, readings
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.voc import read_voc
 from fewtags.labels import Label
 
@@ -267,8 +267,8 @@ OUTWARD = (
 @pytest.mark.parametrize(
     ("text", "trouble"),
     [
-        (BOMB, "defines XML entities, which annotations have no use for and attacks are made of"),
-        (OUTWARD, "defines XML entities, which annotations have no use for and attacks are made of"),
+        (BOMB, "defines XML entities, which annotations do not need and attacks are made of"),
+        (OUTWARD, "defines XML entities, which annotations do not need and attacks are made of"),
         ("<annotation><object>", "is not valid XML (no element found: line 1, column 20)"),
         ("", "is not valid XML (no element found: line 1, column 0)"),
         ("<html/>", "begins with <html> where <annotation> was expected"),

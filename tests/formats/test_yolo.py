@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from seen import facts, labels, readings
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.yolo import read_yolo
 from fewtags.labels import Label
 
@@ -184,8 +184,8 @@ def test_photos_that_exif_turns(tmp_path, write, make_photo):
     table = read_yolo(tmp_path)
     assert facts(table) == [("images/a.jpg", "cat", P, (0.1, 0.1, 0.3, 0.3))]
     assert (
-        "1 photos are turned or mirrored by EXIF; their boxes are taken to be so already, nothing tells"
-        in table.notes.messages
+        "1 photos are turned or mirrored by EXIF; the file does not show the frame of their boxes, and the displayed "
+        "one is assumed" in table.notes.messages
     )
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from fewtags.formats import list_formats
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -21,7 +23,7 @@ PROTOCOLS = ("single", "cole", "keep")
 def check(
     data: Annotated[
         str,
-        typer.Argument(help="Class folders, CSV, COCO, VOC, YOLO, OpenImages, Label Studio, CVAT, or a Parquet table."),
+        typer.Argument(help=f"Labels: {list_formats('title')}."),
     ],
     images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
     val: Annotated[str | None, typer.Option(help="Validation labels, to compare with.")] = None,

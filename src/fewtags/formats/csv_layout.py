@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from fewtags.errors import DataError
-from fewtags.formats.common import Points, ReadOptions, fold
-from fewtags.formats.delimited import Sheet
 from fewtags.formats.locate import is_photo
-from fewtags.formats.words import Words
+from fewtags.formats.options import Points, ReadOptions, fold
+from fewtags.formats.sheet import Sheet, Words
 from fewtags.text import some
 
 Form = Literal["classes", "tags", "facts"]

@@ -15,8 +15,9 @@ import numpy as np
 from defusedxml.common import DefusedXmlException
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions, distinct, fold, number_of, split_name, xml_trouble
+from fewtags.formats.common import distinct, number_of, split_name, xml_trouble
 from fewtags.formats.locate import folder_of, locate, spelling
+from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.stated import Corners, Source, Stated
 from fewtags.labels import ClassNames
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
@@ -34,6 +35,13 @@ _SHAPES = {
     "tag": "",
 }
 _MOST_VALUES = 20
+
+
+def recognise(path: Path) -> str:
+    """Return the mark of CVAT in a path, or "" if there is none."""
+    if not path.is_dir():
+        return "one XML file"
+    return "annotations.xml" if (path / "annotations.xml").is_file() else ""
 
 
 def read_cvat(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
@@ -83,8 +91,8 @@ def read_cvat(path: Path, images: Path | None = None, options: ReadOptions | Non
         photos=locate(names, file=file, images=images, beside=beside),
         unit="pixels",
         sizes=np.array(page.sizes, np.float64).reshape(-1, 2),
-        closes=np.full(len(page.names), options.complete),
-        nothing=np.array(page.nothing, np.bool_),
+        complete=np.full(len(page.names), options.complete),
+        empty=np.array(page.nothing, np.bool_),
         origin=page.origins.__getitem__,
         splits=splits if any(splits) else None,
         sources=(file.name, *(f"{file.name}: {source}" for source in page.sources)),

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions, fold, split_name
+from fewtags.formats.common import split_name
 from fewtags.formats.locate import extension, is_photo
+from fewtags.formats.options import ReadOptions, fold
 from fewtags.labels import ClassNames, Label
 from fewtags.table.content import same_content
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
@@ -24,7 +25,7 @@ from fewtags.text import some
 _SPLITS = frozenset({"train", "val", "test"})
 
 
-def read_folder(path: Path, options: ReadOptions | None = None) -> LabelTable:
+def read_folder(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
     """Read a tree of class folders.
 
     - The class is the folder below the root, however deep the photo lies. Where all folders below the root are called
@@ -38,6 +39,7 @@ def read_folder(path: Path, options: ReadOptions | None = None) -> LabelTable:
 
     Args:
         path: the root.
+        images: None, or the root: class folders hold the photos themselves.
         options: `none_folder` and `complete` (a photo shows no other class than its folders say) count.
 
     Returns:
@@ -48,6 +50,11 @@ def read_folder(path: Path, options: ReadOptions | None = None) -> LabelTable:
             classes, or a folder name that contradicts itself.
     """
     options = options or ReadOptions()
+    if images is not None and images.resolve() != path.resolve():
+        raise DataError(
+            f"{path} is read as class folders, which hold the photos themselves: leave --images out, or pass the file "
+            "with the labels instead of the folder."
+        )
     files = walk(path)
     split, excluded = _split_level(path, files.photos)
     photos = [key for key in files.photos if key not in {e.item for e in excluded}] if excluded else files.photos

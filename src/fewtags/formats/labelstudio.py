@@ -14,9 +14,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions, distinct, fold, plain_text, read_json
-from fewtags.formats.labelstudio_places import Place, place_of
+from fewtags.formats.common import distinct, first_character, plain_text, read_json
+from fewtags.formats.labelstudio_regions import Region, region_of
 from fewtags.formats.locate import folder_of, is_photo, locate, spelling
+from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.stated import Source, Stated
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
@@ -24,6 +25,11 @@ from fewtags.text import some, suggest
 
 _Record = dict[str, Any]
 _LABELLED = ("choices", "labels")  # and whatever ends with the latter
+
+
+def recognise(path: Path) -> str:
+    """Return why a JSON file is an export of Label Studio, or "" if it is not."""
+    return "its JSON is a list" if first_character(path) == "[" else ""
 
 
 def read_labelstudio(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
@@ -81,8 +87,8 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
         photos=locate(names, file=path, images=images, beside=beside),
         unit="fractions",
         sizes=np.array(read.sizes, np.float64).reshape(-1, 2),
-        closes=np.array(read.annotated, np.bool_) & options.complete,
-        nothing=np.array(read.nothing, np.bool_),
+        complete=np.array(read.annotated, np.bool_) & options.complete,
+        empty=np.array(read.nothing, np.bool_),
         origin=read.origins.__getitem__,
         sources=(path.resolve().name, f"{path.resolve().name}: another annotator") if read.disputed else (),
         notes=_notes(path, read, names, options),
@@ -252,24 +258,24 @@ class _Read:
         elif isinstance(said, list) and len(names) < len(said):
             wrong = next(label for label in said if not plain_text(label))
             self._leave_out(name, f"has {wrong!r:.40} among its {kind}, which is no name")
-        place = place_of(kind, item, value)
-        if place.size is not None:
-            self.sizes[image] = place.size
+        region = region_of(kind, item, value)
+        if region.size is not None:
+            self.sizes[image] = region.size
         for label in names:
             if kind == "choices" and self.options.none_folder and fold(label) == fold(self.options.none_folder):
                 self.nothing[image] = True
                 self.kinds[f"{kind} {label!r}", "none of the classes"] += 1
             else:
-                yield self._label(f"{name} ({label})", image, f"{kind} {label!r}", label, place)
+                yield self._label(f"{name} ({label})", image, f"{kind} {label!r}", label, region)
 
     def _leave_out(self, name: str, reason: str) -> None:
         self.excluded.append(Excluded(name, reason, kind="unusable"))
 
-    def _label(self, name: str, image: int, kind: str, label: str, place: Place) -> int:
+    def _label(self, name: str, image: int, kind: str, label: str, region: Region) -> int:
         class_ = self.classes.setdefault(label, len(self.classes))
-        self.stated.add(image, class_, box=place.box, point=place.point, refused=place.refused)
+        self.stated.add(image, class_, box=region.box, point=region.point, unread=region.unread)
         self.origins.append(name)
-        self.kinds[kind, f"positive{place.meaning}"] += 1
+        self.kinds[kind, f"positive{region.meaning}"] += 1
         return class_
 
 

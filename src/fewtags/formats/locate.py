@@ -22,7 +22,7 @@ from fewtags.text import some
 
 @final
 @dataclass(frozen=True)
-class Located:
+class ImageKeys:
     """The photos that annotations speak of.
 
     Attributes:
@@ -38,7 +38,7 @@ class Located:
     notes: Notes
 
 
-def locate(names: Sequence[str], *, file: Path, images: Path | None = None, beside: Sequence[Path] = ()) -> Located:
+def locate(names: Sequence[str], *, file: Path, images: Path | None = None, beside: Sequence[Path] = ()) -> ImageKeys:
     """Turn the image names of an annotation file into keys, and look for the photos.
 
     A name without the extension of a photo means the only photo of that name ("train_0" is train_0.jpg).
@@ -81,7 +81,7 @@ def locate(names: Sequence[str], *, file: Path, images: Path | None = None, besi
     position = {key: i for i, key in enumerate(dict.fromkeys(found.values()))}
     index = {name: position[key] for name, key in found.items()}
     image = np.fromiter((index.get(name, -1) for name in names), np.int64, len(names))
-    return Located(list(position), image, root, Notes((), tuple(excluded), tuple(messages), warnings))
+    return ImageKeys(list(position), image, root, Notes((), tuple(excluded), tuple(messages), warnings))
 
 
 def _one_photo(found: Mapping[str, str], file: Path, root: Path | None) -> tuple[str, ...]:

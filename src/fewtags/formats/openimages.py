@@ -12,9 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions, distinct, fold, split_name
-from fewtags.formats.locate import Located, folder_of, is_photo
-from fewtags.formats.openimages_files import ANNOTATION_FOLDERS, Kind, Rows, describe, find_files, read_rows
+from fewtags.formats.common import distinct, split_name
+from fewtags.formats.locate import ImageKeys, folder_of, is_photo
+from fewtags.formats.openimages_files import (
+    ANNOTATION_FOLDERS,
+    Kind,
+    Rows,
+    describe,
+    files_beside,
+    find_files,
+    is_openimages,
+    named_by,
+    read_rows,
+)
+from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.stated import Labels, Source
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
@@ -23,6 +34,14 @@ from fewtags.text import some
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|val|test)(?:[^a-z]|$)")
 _DEPTH = 2
 _KINDS: tuple[Kind, ...] = ("labels", "boxes", "points")
+
+
+def recognise(path: Path) -> str:
+    """Return the columns by which a file, or the first file of a folder, is known; "" for none."""
+    if not path.is_dir():
+        return f"it has the columns {named_by(path)}" if is_openimages(path) else ""
+    tables = [file for file in files_beside(path) if is_openimages(file)]
+    return f"{tables[0].name} has the columns {named_by(tables[0])}" if tables else ""
 
 
 def read_openimages(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
@@ -84,9 +103,7 @@ def read_openimages(path: Path, images: Path | None = None, options: ReadOptions
         labels=labels,
         photos=photos,
         unit="fractions",
-        sizes=np.full((len(ids), 2), np.nan),
-        closes=np.full(len(ids), options.complete),
-        nothing=np.zeros(len(ids), np.bool_),
+        complete=np.full(len(ids), options.complete),
         origin=origin,
         splits=splits,
         sources=(path.resolve().name, *_source_names(parts)),
@@ -117,11 +134,11 @@ def _labels(parts: Sequence[Rows], image: NDArray[np.int64], class_: NDArray[np.
     if options.crowd == "unknown":
         state[group] = Label.UNKNOWN
     corners = np.concatenate([rows.corners for rows in parts])
-    placed = np.concatenate([np.full(len(rows), rows.boxed or rows.pointed) for rows in parts])
+    located = np.concatenate([np.full(len(rows), rows.boxed or rows.pointed) for rows in parts])
     point = np.concatenate([np.full(len(rows), rows.pointed) for rows in parts])
     first = np.cumsum([1, *(len(rows.sources) for rows in parts)])[:-1]
     source = np.concatenate([rows.source + start for rows, start in zip(parts, first, strict=True)])
-    return Labels(image, class_, state, corners, placed, point, source)
+    return Labels(image=image, class_=class_, state=state, corners=corners, located=located, point=point, source=source)
 
 
 def _source_names(parts: Sequence[Rows]) -> list[str]:
@@ -162,7 +179,7 @@ def _split_of(file: Path) -> str:
     return split_name(found[0]) if found else ""
 
 
-def _photos(ids: Sequence[str], path: Path, images: Path | None) -> Located:
+def _photos(ids: Sequence[str], path: Path, images: Path | None) -> ImageKeys:
     """The photos by their id, which is their name without the extension, wherever in the folder they are."""
     if images is not None and not images.is_dir():
         raise DataError(f"{str(images)!r} is not a folder; pass as images the folder that holds the photos.")
@@ -177,7 +194,7 @@ def _photos(ids: Sequence[str], path: Path, images: Path | None) -> Located:
         if images is not None:
             raise DataError(f"no photo in {str(images)!r} is called like an image of {path}, such as {ids[0]}.jpg.")
         said = "photos: none found beside the file; give --images FOLDER to use them"
-        return Located([f"{i}.jpg" for i in ids], np.arange(len(ids)), None, Notes(messages=(said,)))
+        return ImageKeys([f"{i}.jpg" for i in ids], np.arange(len(ids)), None, Notes(messages=(said,)))
     here = [i for i in ids if i in found]
     position = {key: i for i, key in enumerate(here)}
     messages = [f"photos: {root}"] if images is None else []
@@ -188,7 +205,7 @@ def _photos(ids: Sequence[str], path: Path, images: Path | None) -> Located:
     if repeated:
         messages.append(f"{path.name}: {repeated:,} photos are there more than once; the first of each counts")
     image = np.fromiter((position.get(i, -1) for i in ids), np.int64, len(ids))
-    return Located([found[i] for i in here], image, root, Notes((), excluded, tuple(messages)))
+    return ImageKeys([found[i] for i in here], image, root, Notes((), excluded, tuple(messages)))
 
 
 def _search(root: Path, wanted: set[str], depth: int | None) -> tuple[dict[str, str], int]:

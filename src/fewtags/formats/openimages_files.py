@@ -16,7 +16,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import fold
+from fewtags.formats.options import fold
 from fewtags.labels import Label
 
 Kind = Literal["labels", "boxes", "points", "images", "classes", "others"]

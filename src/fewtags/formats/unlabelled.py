@@ -11,12 +11,12 @@ import numpy as np
 
 from fewtags.check.photo_findings import TINY
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions, split_name
-from fewtags.formats.delimited import DELIMITERS
-from fewtags.formats.detect import Format
+from fewtags.formats.common import split_name
 from fewtags.formats.folder import Files, walk
 from fewtags.formats.locate import extension, folder_of, is_photo, locate
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.read import read
+from fewtags.formats.sheet import DELIMITERS
 from fewtags.labels import ClassNames
 from fewtags.photos.scan import Progress, scan
 from fewtags.table.content import photo_paths, same_content
@@ -35,7 +35,7 @@ def unlabelled(
     path: Path | str,
     images: Path | str | None = None,
     *,
-    format: Format | None = None,
+    format: str | None = None,
     options: ReadOptions | None = None,
 ) -> LabelTable:
     """Find photos and forget what is known about them.

@@ -13,14 +13,34 @@ from typing import final
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions, distinct, named_classes, number_of
-from fewtags.formats.locate import Located, is_photo, locate, spelling
+from fewtags.formats.common import distinct, named_classes, number_of
+from fewtags.formats.locate import ImageKeys, is_photo, locate, spelling
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Corners, Source, Stated
-from fewtags.formats.yolo_layout import YoloFolder, find_yolo, text_of
+from fewtags.formats.yolo_layout import CLASS_FILES, SPLITS, YoloFolder, find_yolo, names_classes, text_of
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
 
 # Boxes may reach out of their photo; numbers as far out as this are pixels.
 _FARTHEST = 2.0
+
+
+def recognise(path: Path) -> str:
+    """Return the mark of YOLO in a path, or "" if there is none."""
+    if not path.is_dir():
+        return "a YAML file"
+    if named := [file.name for file in sorted(path.iterdir()) if names_classes(file)]:
+        return f"{named[0]} has names"
+    if (path / "obj.names").is_file():
+        return "obj.names"
+    for folder in (path, *(path / split for split in SPLITS)):
+        labels = folder if folder.name == "labels" else folder / "labels"
+        if labels.is_dir() and any(file.name != "classes.txt" for file in labels.rglob("*.txt")):
+            return f"label files in {labels.relative_to(path.parent).as_posix()}/"
+    if any((path / name).is_file() for name in CLASS_FILES):
+        names = {entry.name for entry in path.iterdir()}
+        if any(is_photo(name) and f"{name.rpartition('.')[0]}.txt" in names for name in names):
+            return "classes.txt, and label files beside photos"
+    return ""
 
 
 def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
@@ -71,9 +91,7 @@ def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | Non
         labels=rows.stated.labels(),
         photos=photos,
         unit="fractions",
-        sizes=np.full((len(found.images), 2), np.nan),
-        closes=labelled & options.complete,
-        nothing=np.zeros(len(labelled), np.bool_),
+        complete=labelled & options.complete,
         origin=lambda i: _origin(found, rows.file[i], rows.line[i]),
         splits=found.splits if any(found.splits) else None,
         notes=Notes(_readings(found, rows, classes.ids, options), (*excluded, *found.repeated), spoken),
@@ -180,7 +198,7 @@ def _object(words: Sequence[str], keypoints: int) -> tuple[int, Corners, bool]:
     return int(first), (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), False
 
 
-def _locate(found: YoloFolder, path: Path, images: Path | None) -> Located:
+def _locate(found: YoloFolder, path: Path, images: Path | None) -> ImageKeys:
     names = found.images
     if images is not None:
         outer = ["/".join(part for part in name.split("/") if part != "images") for name in names]
@@ -190,7 +208,7 @@ def _locate(found: YoloFolder, path: Path, images: Path | None) -> Located:
     if found.photos:
         photos = locate(names, file=path, images=found.root)
         said = Notes(messages=(f"photos: {found.root}",))
-        return Located(photos.keys, photos.image, photos.root, said + photos.notes)
+        return ImageKeys(photos.keys, photos.image, photos.root, said + photos.notes)
     return locate([name if is_photo(name) else f"{name}.jpg" for name in names], file=path)
 
 

@@ -12,12 +12,13 @@ from typing import Any, final
 import yaml
 
 from fewtags.errors import DataError
-from fewtags.formats.common import fold, split_name
+from fewtags.formats.common import split_name
 from fewtags.formats.locate import extension, folder_of, is_photo
+from fewtags.formats.options import fold
 from fewtags.table.table import Excluded
 from fewtags.text import some
 
-_SPLITS = ("train", "val", "valid", "validation", "test")
+SPLITS = ("train", "val", "valid", "validation", "test")
 CLASS_FILES = ("classes.txt", "labels/classes.txt", "obj.names", "labels/obj.names")
 _LARGEST, _LARGEST_LABELS, _LARGEST_LIST = 1 << 20, 1 << 24, 1 << 30  # bytes
 _NAMES = re.compile(r"^[\"']?names[\"']?\s*:", re.MULTILINE)
@@ -220,7 +221,7 @@ def _roots(config: Mapping[str, Any], home: Path) -> list[Path]:
 
 def _parts(config: Mapping[str, Any], home: Path, file: Path | None) -> Iterator[tuple[str, Path]]:
     """The folders and lists of photos of each split."""
-    for key in _SPLITS:
+    for key in SPLITS:
         value = config.get(key)
         if value is None or value in ("", "null", "~"):
             continue
@@ -360,4 +361,4 @@ def _root(images: Sequence[Path], likely: Sequence[Path]) -> Path:
 def _split_of(name: str) -> str:
     """The split that the folders of an image name: images/train/a.jpg or train/images/a.jpg."""
     parts = [part for part in name.split("/")[:-1] if part not in ("images", "labels")]
-    return split_name(parts[0]) if parts and fold(parts[0]) in _SPLITS else ""
+    return split_name(parts[0]) if parts and fold(parts[0]) in SPLITS else ""

@@ -14,25 +14,25 @@ _NOT_NUMBERS = (math.nan,) * 4
 
 @final
 @dataclass(frozen=True)
-class Place:
+class Region:
     """A place in fractions of the photo; none for a choice about the whole photo.
 
     Attributes:
         box: x0, y0, x1, y1.
         point: x, y.
-        refused: why the place that is given is not read.
+        unread: why the place that is given is not read.
         size: declared width and height of the photo in pixels, if given.
         meaning: what it adds to the meaning of a label, in words.
     """
 
     box: Corners | None = None
     point: tuple[float, float] | None = None
-    refused: str = ""
+    unread: str = ""
     size: tuple[float, float] | None = None
     meaning: str = ""
 
 
-def place_of(kind: str, item: Mapping[str, Any], value: Mapping[str, Any]) -> Place:
+def region_of(kind: str, item: Mapping[str, Any], value: Mapping[str, Any]) -> Region:
     """The place of a result.
 
     Args:
@@ -47,17 +47,17 @@ def place_of(kind: str, item: Mapping[str, Any], value: Mapping[str, Any]) -> Pl
     if kind.startswith(("brush", "bitmask")) or value.get("format") == "rle":
         why = "its brush mask is not read: draw a rectangle, polygon or keypoint to say where it is"
     elif corners is None:
-        return Place()
+        return Region()
     elif turned:
         why = f"its photo was turned by {turned:g} degrees in Label Studio, which is not followed"
     elif isinstance(corners, str):
         why = corners
     elif len(corners) == 2:
-        return Place(point=corners, size=size, meaning=", with its point")
+        return Region(point=corners, size=size, meaning=", with its point")
     else:
         boxed = "radiusX" not in value and "points" not in value and not _number(value.get("rotation", 0))
-        return Place(corners, size=size, meaning=", with its box" if boxed else ", with its bounding box")
-    return Place(refused=why, meaning=", its place is not read")
+        return Region(corners, size=size, meaning=", with its box" if boxed else ", with its bounding box")
+    return Region(unread=why, meaning=", its place is not read")
 
 
 def _point(value: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -84,7 +84,7 @@ def test_the_marks_of_two_formats(write):
         ("a.json", "", ("coco", "its JSON is an object")),
         ("a.xml", "<x/>", ("cvat", "one XML file")),
         ("a.yml", "", ("yolo", "a YAML file")),
-        ("a.parquet", "", ("parquet", "by its ending .parquet")),
+        ("a.parquet", "", ("parquet", "by its ending")),
     ],
 )
 def test_files(write, name, text, found):

@@ -71,6 +71,11 @@ def first_character(file: Path) -> str:
         return stream.read(4096).decode("utf-8-sig", "ignore").lstrip()[:1]
 
 
+def is_hidden(path: str) -> bool:
+    """Return whether a relative path, with forward slashes, has a part that begins with a dot."""
+    return path.startswith(".") or "/." in path
+
+
 def number_of(text: str) -> float:
     """Return the number that a text states; NaN for other texts, and for forms that only Python reads.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -210,6 +211,7 @@ def _photos(ids: Sequence[str], path: Path, images: Path | None) -> ImageKeys:
 
 def _search(root: Path, wanted: set[str], depth: int | None) -> tuple[dict[str, str], int]:
     """Key of each wanted photo below a folder, and how many are there more than once."""
+    spelt = {unicodedata.normalize("NFC", name): name for name in wanted}
     found: dict[str, str] = {}
     repeated = 0
     for parent, folders, names in os.walk(root):
@@ -217,8 +219,7 @@ def _search(root: Path, wanted: set[str], depth: int | None) -> tuple[dict[str, 
         shown = [] if depth is not None and len(inside.parts) >= depth else folders
         folders[:] = sorted(name for name in shown if not name.startswith("."))
         for name in sorted(filter(is_photo, names)):
-            stem = name.rpartition(".")[0]
-            if stem in wanted:
+            if stem := spelt.get(unicodedata.normalize("NFC", name.rpartition(".")[0])):
                 repeated += stem in found
                 found.setdefault(stem, (inside / name).as_posix())
     return found, repeated

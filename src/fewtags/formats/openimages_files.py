@@ -110,7 +110,7 @@ def named_by(file: Path) -> str:
 
 def files_beside(folder: Path) -> list[Path]:
     """The CSV files of a folder, and of those in it that are called like places for annotations."""
-    return [file for part in (".", *ANNOTATION_FOLDERS) for file in sorted((folder / part).glob("*.csv"))]
+    return [file for part in (".", *ANNOTATION_FOLDERS) for file in sorted((folder / part).glob("[!.]*.csv"))]
 
 
 def find_files(path: Path) -> dict[Kind, list[Path]]:

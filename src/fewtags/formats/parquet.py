@@ -11,7 +11,7 @@ from fewtags.table.table import LabelTable
 
 def recognise(path: Path) -> str:
     """Return why a file is a label table."""
-    return f"by its ending {path.suffix}"
+    return "by its ending" if path.suffix.lower() == ".parquet" else ""
 
 
 def read_parquet(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:  # noqa: ARG001

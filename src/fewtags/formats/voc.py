@@ -16,7 +16,7 @@ import numpy as np
 from defusedxml.common import DefusedXmlException
 
 from fewtags.errors import DataError
-from fewtags.formats.common import distinct, xml_trouble
+from fewtags.formats.common import distinct, is_hidden, xml_trouble
 from fewtags.formats.locate import ImageKeys, extension, is_photo, locate
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Corners, Labels, Source, Stated, count_messages, value_readings
@@ -143,8 +143,11 @@ def _read(path: Path) -> _Folder:
     base = path.parent if path.name == "Annotations" else path
     pages, broken = {}, []
     for file in sorted(folder.rglob("*.xml")):
+        name = file.relative_to(folder).with_suffix("").as_posix()
+        if is_hidden(name):
+            continue
         try:
-            pages[file.relative_to(folder).with_suffix("").as_posix()] = _page(file)
+            pages[name] = _page(file)
         except (ParseError, DefusedXmlException, ValueError, LookupError) as error:
             broken.append(f"{file}: {xml_trouble(error)}")
     if broken:
@@ -160,7 +163,7 @@ def _read(path: Path) -> _Folder:
             lines[word] += 1
             if splits.setdefault(name, split) != split and word != "trainval":
                 several.add(name)
-    for file in sorted(main.glob("*.txt")):
+    for file in sorted(main.glob("[!.]*.txt")):
         if file.stem not in _SPLITS and (match := _CLASS_LIST.fullmatch(file.stem)):
             states.update(dict.fromkeys((name, match[1], state) for name, state in _class_list(file)))
     return _Folder(path, folder, base, pages, list(states), splits, lines, sorted(several))
@@ -233,7 +236,7 @@ def _photos(names: Sequence[str], folder: _Folder, images: Path | None) -> Image
         return photos
     known = set(photos.keys)
     found = (f.relative_to(photos.root).as_posix() for f in photos.root.rglob("*") if is_photo(f.name) and f.is_file())
-    extra = sorted(key for key in found if key not in known and not key.startswith("."))
+    extra = sorted(key for key in found if key not in known and not is_hidden(key))
     said = (f"{len(extra):,} photos in {photos.root} have no XML file: nothing is known about them",) if extra else ()
     return replace(photos, keys=photos.keys + extra, notes=photos.notes + Notes(messages=said))
 

@@ -97,7 +97,8 @@ def find_yolo(path: Path) -> YoloFolder:
 
 def names_classes(file: Path) -> bool:
     """Whether a YAML file has a key `names`, as those of YOLO data sets do."""
-    if file.suffix.lower() not in (".yaml", ".yml") or not file.is_file() or file.stat().st_size > _LARGEST:
+    named = file.suffix.lower() in (".yaml", ".yml") and not file.name.startswith(".")
+    if not named or not file.is_file() or file.stat().st_size > _LARGEST:
         return False
     try:
         return _NAMES.search(file.read_bytes().decode("utf-8-sig", "replace")) is not None

@@ -338,7 +338,7 @@ def test_objects365(tmp_path, make_photo, parts, where):
 
 def test_only_names_of_objects365_are_shortened(write, make_photo, tmp_path):
     make_photo("a.jpg")
-    with pytest.raises(DataError, match=r"Cut 'images/v1/patch8' off the paths in the file"):
+    with pytest.raises(DataError, match=r"Remove 'images/v1/patch8' from the paths in the file"):
         read_coco(write([image(1, "images/v1/patch8/a.jpg")], [annotation(1, 1, 17)]), tmp_path)
 
 
@@ -382,8 +382,8 @@ def test_polygons_are_not_needed(write):
     [
         ('{"images": [', "line 1, column 13: not valid JSON (Expecting value); is the file complete?"),
         ("[]", "a list, as detectors write their results; pass the file with images, annotations and categories."),
-        ('{"images": []}', "expected a list 'annotations' as in COCO instances files; the file holds 'images'."),
-        ("3", "expected a list 'images' as in COCO instances files; the file holds 3."),
+        ('{"images": []}', "expected a list 'annotations' as in COCO instances files; the file has 'images'."),
+        ("3", "expected a list 'images' as in COCO instances files; the file has 3."),
         ('{"images": [1], "annotations": []}', "images[0] is 1; expected an object."),
         (
             '{"images": [], "annotations": [], "categories": []}',

@@ -109,7 +109,7 @@ def test_a_state_of_minus_one_without_a_zero_is_told(read):
     table = read("image,class,state\na.jpg,cat,1\nb.jpg,cat,-1\n")
     assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {}}
     assert [w.partition(",")[0] for w in table.notes.warnings] == ["labels.csv"]
-    assert "column 'state': nothing says absent (0), and -1 is read as uncertain" in table.notes.warnings[0]
+    assert "column 'state': no word means absent (0), and -1 is read as uncertain" in table.notes.warnings[0]
 
 
 def test_points_that_cannot_be_placed_leave_the_label(read, make_photo, tmp_path):
@@ -165,17 +165,17 @@ def test_points_with_states(read):
         (
             "image,class,x,y\na.jpg,cat,3,4\na.jpg,,3,4\n",
             "pixels",
-            "row 3: a point says where a class is, but no class is said to be there.",
+            "row 3: a point locates a class, but the row states no class to be present.",
         ),
         (
             "image,class,state,x,y\na.jpg,cat,0,3,4\n",
             "pixels",
-            "row 2: a point says where a class is, but no class is said to be there.",
+            "row 2: a point locates a class, but the row states no class to be present.",
         ),
         (
             "image,class,x,y\na.jpg,cat,3,4\na.jpg,none,3,4\n",
             "pixels",
-            "row 3: a point says where a class is, but no class is said to be there.",
+            "row 3: a point locates a class, but the row states no class to be present.",
         ),
     ],
 )
@@ -186,5 +186,5 @@ def test_broken_points(read, tmp_path, text, unit, message):
 
 
 def test_points_and_boxes_do_not_share_a_table(read):
-    with pytest.raises(DataError, match="has columns of points and 'x0' of a box; leave one kind in the table"):
+    with pytest.raises(DataError, match="has columns of points and 'x0' of a box; keep one kind in the table"):
         read("image,class,x_px,y_px,x0,y0,x1,y1\na.jpg,cat,3,4,0,0,1,1\n")

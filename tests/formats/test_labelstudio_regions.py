@@ -76,22 +76,22 @@ def test_points_polygons_and_no_place():
         (
             ITEM | {"image_rotation": 90},
             {"x": 1, "y": 1, "width": 1, "height": 1},
-            "its photo was turned by 90 degrees in Label Studio, which is not followed",
+            "its photo was rotated by 90 degrees in Label Studio, which is not supported",
         ),
         (
             {},
             {"x": 1, "y": 1, "width": 1, "height": 1, "rotation": 3},
-            "it is turned, and original_width and original_height are not given",
+            "it is rotated, and original_width and original_height are not given",
         ),
         (
             ITEM,
             {"format": "rle", "x": 1, "y": 1},
-            "its brush mask is not read: draw a rectangle, polygon or keypoint to say where it is",
+            "its brush mask is not read: draw a rectangle, polygon or keypoint to locate it",
         ),
     ],
 )
 def test_places_that_are_not_read(item, value, why):
-    assert region_of("labels", item, value) == Region(unread=why, meaning=", its place is not read")
+    assert region_of("labels", item, value) == Region(unread=why, meaning=", its region is not read")
 
 
 def test_a_size_is_not_needed_for_what_is_not_turned():

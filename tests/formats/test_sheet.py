@@ -106,8 +106,8 @@ def test_whatever_the_standard_library_writes_is_read_back(write, rows, delimite
         ),
         (
             "image\na.jpg\n",
-            ": a single column 'image' when cut at ','; expected an image column and labels. Pass delimiter if "
-            "something else separates the cells.",
+            ": a single column 'image' when split at ','; expected an image column and labels. Pass delimiter if "
+            "another character separates the cells.",
         ),
         ("image,a,a\n", ": several columns are called 'a'; rename them."),
         ("a.jpg,cat\n", " row 1: 'a.jpg' looks like a photo, not like a column; add a header such as 'image,tags'."),
@@ -180,9 +180,9 @@ def test_labels():
     assert all(meaning.label is label for label, meaning in states.items())
 
 
-def test_what_says_something():
+def test_what_is_label():
     words = Words(ReadOptions())
-    assert [w for w in ("1", "0", "-1", "u", "?", "", "nan", "cat") if words.says_something(w)] == ["1", "0", "-1", "u"]
+    assert [w for w in ("1", "0", "-1", "u", "?", "", "nan", "cat") if words.is_label(w)] == ["1", "0", "-1", "u"]
 
 
 def test_readings_name_every_value():
@@ -199,8 +199,9 @@ def test_readings_name_every_value():
 
 
 UNSURE = (
-    "a.csv: nothing says absent (0), and -1 is read as uncertain, so that these {} cells are unknown. If -1 means "
-    "absent, pass --set data.uncertain=zeros; if it does mean uncertain, --set 'data.unknown_words=[\"-1\"]' says so."
+    "a.csv: no word means absent (0), and -1 is read as uncertain, so that {} cells are unknown. If -1 means "
+    "absent, pass --set data.uncertain=zeros; if it means uncertain, pass --set "
+    "'data.unknown_words=[\"-1\"]' to confirm it."
 )
 
 

@@ -75,7 +75,7 @@ def test_none_of_the_classes_and_yet_a_class():
     assert corners(table) == [(0.1, 0.1, 0.3, 0.3), None]
     assert table.facts["state"].to_pylist() == [P, N]
     assert table.notes.messages == (
-        "labels.xml: 1 labels are in an image that is said to show none of the classes: unknown",
+        "labels.xml: 1 labels are in an image that is stated to show none of the classes: unknown",
     )
 
 

@@ -135,7 +135,7 @@ def test_rows_that_are_something_else(tmp_path, write, row, trouble):
     write({"classes.txt": "cat", "labels/a.txt": f"0 .5 .5 .2 .2\n{row}\n", "labels/b.txt": f"{row}\n"})
     with pytest.raises(DataError) as error:
         read_yolo(tmp_path)
-    assert str(error.value) == f"{tmp_path}/labels/a.txt row 2: {trouble} (1 more such rows); mend or remove it."
+    assert str(error.value) == f"{tmp_path}/labels/a.txt row 2: {trouble} (1 more such rows); fix or remove it."
 
 
 @pytest.mark.parametrize(
@@ -237,10 +237,10 @@ def test_rows_agree_with_a_plain_loop(tmp_path, write, rows):
 
 
 def test_nothing_to_read(tmp_path, write):
-    with pytest.raises(DataError, match=re.escape("nothing says what the class numbers stand for; expected names in")):
+    with pytest.raises(DataError, match=re.escape("no file names the class numbers; expected names in")):
         read_yolo(tmp_path)
     write({"data.yaml": "names: [cat]\n"})
     with pytest.raises(
-        DataError, match=re.escape("no label file of a photo is here; expected images/ and, beside it, labels/.")
+        DataError, match=re.escape("there is no label file of a photo; expected images/ and, beside it, labels/.")
     ):
         read_yolo(tmp_path)

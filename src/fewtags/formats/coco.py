@@ -122,7 +122,7 @@ def _load(path: Path, hook: Callable[[_Record], _Record]) -> _File:
         part = data.get(key) if isinstance(data, dict) else None
         if not isinstance(part, list):
             found = some(list(data), 8) if isinstance(data, dict) else repr(data)[:40]
-            raise DataError(f"{path}: expected a list {key!r} as in COCO instances files; the file holds {found}.")
+            raise DataError(f"{path}: expected a list {key!r} as in COCO instances files; the file has {found}.")
         if (wrong := next((i for i, record in enumerate(part) if not isinstance(record, dict)), None)) is not None:
             raise DataError(f"{path}: {key}[{wrong}] is {part[wrong]!r:.40}; expected an object.")
         parts.append(part)

@@ -34,26 +34,26 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
     """Read a text table with a header, in one of three forms.
 
     - One column per class, with words for present (1, true, yes, y, positive, present), absent (0, false, no, n,
-      negative, absent), uncertain (-1, u, uncertain) and nothing (empty, NaN, NA, null). Classes come in the order of
-      the columns. Uncertain and empty cells are unknown unless the options say otherwise.
-    - A column of tags. Classes are sorted by name. A tag that is not there is unknown; an empty cell says nothing, and
-      the tag `none_folder` says that none of the classes is there.
+      negative, absent), uncertain (-1, u, uncertain) and blank (empty, NaN, NA, null). The classes are in the order of
+      the columns. Uncertain and blank cells are unknown by default, see the options.
+    - A column of tags. Classes are sorted by name. Other tags are unknown, and an empty cell states nothing; the tag
+      `none_folder` states that the image shows none of the classes.
     - One label a row, in the columns image, class, state, and x0, y0, x1, y1 for a location: what `write_csv` writes.
-      Or image, class, and x, y of a point, in what `points` says; the names x_px, y_px say pixels.
+      Or image, class, and x, y of a point in the unit `points`; columns named x_px, y_px are in pixels.
 
-    Rows of the same image are joined. Where they contradict each other, both facts are kept, which the table takes as
-    unknown. A column `split` (subset, partition) names the split.
+    Rows of the same image are joined. If they contradict each other, both facts are kept, and the table takes the cell
+    as unknown. A column `split` (subset, partition) names the split.
 
     Args:
         path: the file, UTF-8.
         images: folder that the image names are relative to; None looks beside the file and in `images`.
-        options: all but `difficult` and `crowd` count.
+        options: see `FORMATS`.
 
     Returns:
         a table with the images in order of appearance.
 
     Raises:
-        DataError: broken quotes, no image column, a value that is no word (its cell is named), most photos missing.
+        DataError: broken quotes, no image column, a value without a meaning (its cell is named), or missing photos.
     """
     options = options or ReadOptions()
     sheet = read_sheet(path, options.delimiter)
@@ -120,12 +120,12 @@ def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
 
 
 def _first_row(sheet: Sheet, layout: Layout, positive: NDArray[np.int64], negative: NDArray[np.int64]) -> str:
-    said = [
+    labels = [
         f"{text} {some([sheet.header[layout.labels[k]] for k in cells[cells[:, 0] == 0, 1]], 3)}"
         for text, cells in (("is", positive), ("is not", negative))
         if (cells[:, 0] == 0).any()
     ]
-    return f"{sheet.path.name}: {sheet.columns[layout.image][0]!r} {'; '.join(said) or 'is unknown'}"
+    return f"{sheet.path.name}: {sheet.columns[layout.image][0]!r} {'; '.join(labels) or 'is unknown'}"
 
 
 def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
@@ -142,9 +142,7 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
         if none and any(fold(tag) == none for tag in tags):
             says_none.add(value)
             if len(tags) > 1:
-                raise DataError(
-                    f"{sheet.first(column, value)}: {value!r} says both {none!r} and a class; mend the cell."
-                )
+                raise DataError(f"{sheet.first(column, value)}: {value!r} has both {none!r} and a class; fix the cell.")
     classes = ClassNames.of(sorted(tag for tag in uses if not none or fold(tag) != none))
     number = {
         value: () if value in says_none else [classes.index(tag) for tag in tags] for value, tags in cells.items()
@@ -161,7 +159,7 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
         *((tag, "none of the classes" if fold(tag) == none else "positive", n) for tag, n in sorted(uses.items())),
         ("(blank)", "none of the classes" if absent else "nothing known", int(empty.sum())),
     )
-    cut = f"tags cut at {separator!r}" if separator else "one tag a row"
+    cut = f"tags split at {separator!r}" if separator else "one tag a row"
     total = int(count.sum())
     return Form(
         classes=classes,
@@ -177,7 +175,7 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
 
 
 def _separator(sheet: Sheet, column: int, values: Sequence[str], options: ReadOptions) -> str:
-    """What separates the tags; "" where each cell holds one."""
+    """Return the character between the tags; "" if each cell has one tag."""
     if options.tags_separator is not None:
         return {"space": " ", "tab": "\t"}.get(options.tags_separator, options.tags_separator)
     if lists := [value for value in values if value.strip().startswith("[") and value.strip().endswith("]")]:
@@ -195,7 +193,7 @@ def _separator(sheet: Sheet, column: int, values: Sequence[str], options: ReadOp
         )
     if used:
         return used[0]
-    # Names with blanks ("traffic light") bring as many words as different cells; tags are few, and come in many sets.
+    # Names with blanks ("traffic light") have as many words as distinct cells; tags are few, in many combinations.
     tags = {tag for value in values for tag in value.split()}
     return " " if len(tags) < len({value.strip() for value in values}) else ""
 

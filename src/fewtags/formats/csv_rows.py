@@ -116,18 +116,18 @@ def _states(sheet: Sheet, layout: Layout, names: list[str], words: Words) -> lis
     column = layout.labels[1]
     check_words(sheet, [column], words)
     meanings = {value: words.needed(value) for value in sheet.values[column]}
-    said = [meanings[value] for value in sheet.columns[column]]
-    for i, (name, meaning) in enumerate(zip(names, said, strict=True)):
+    stated = [meanings[value] for value in sheet.columns[column]]
+    for i, (name, meaning) in enumerate(zip(names, stated, strict=True)):
         if bool(name) == (meaning is Meaning.BLANK):
             raise DataError(
                 f"{sheet.at(i)}: the class is {name!r} and the state {sheet.columns[column][i]!r}; give both, or "
                 "neither for an image with nothing known."
             )
-    return said
+    return stated
 
 
 def _corners(sheet: Sheet) -> NDArray[np.float64]:
-    """Locations [R, 4] of a sheet with one label a row, NaN where there is none."""
+    """Return the boxes [R, 4] of a sheet with one label a row, NaN for none."""
     names = {fold(name): j for j, name in enumerate(sheet.header)}
     columns = [names[corner] for corner in _CORNERS if corner in names]
     if not columns:
@@ -152,13 +152,11 @@ def _corners(sheet: Sheet) -> NDArray[np.float64]:
 
 
 def _points(sheet: Sheet, layout: Layout) -> NDArray[np.float64] | None:
-    """The points [R, 2] in the unit of the layout, NaN where there is none."""
+    """Return the points [R, 2] in the unit of the layout, NaN for none."""
     if layout.point is None:
         return None
     if corners := [name for name in sheet.header if fold(name) in _CORNERS]:
-        raise DataError(
-            f"{sheet.path}: has columns of points and {corners[0]!r} of a box; leave one kind in the table."
-        )
+        raise DataError(f"{sheet.path}: has columns of points and {corners[0]!r} of a box; keep one kind in the table.")
     found = np.full((len(sheet), 2), np.nan)
     for k, j in enumerate(layout.point):
         for i, text in enumerate(sheet.columns[j]):
@@ -173,7 +171,10 @@ def _check_points(sheet: Sheet, layout: Layout, points: NDArray[np.float64], lab
     x, y = (sheet.header[j] for j in layout.point)
     for wrong, trouble in (
         (given.any(1) & ~given.all(1), f"there is only one of {x!r} and {y!r}; give both, or neither"),
-        (given.any(1) & (label != Label.POSITIVE), "a point says where a class is, but no class is said to be there"),
+        (
+            given.any(1) & (label != Label.POSITIVE),
+            "a point locates a class, but the row states no class to be present",
+        ),
     ):
         if wrong.any():
             raise DataError(f"{sheet.at(int(np.argmax(wrong)))}: {trouble}.")

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.locate import is_photo
 from fewtags.formats.options import ReadOptions, fold
+from fewtags.formats.stated import value_readings
 from fewtags.labels import Label
 from fewtags.table.table import ValueReading
 from fewtags.text import some, suggest
 
 DELIMITERS = (",", "\t", ";", "|")
-# Rows are turned into columns a few at a time, so that the little lists are gone before the garbage collector looks,
+# Rows are turned into columns a few at a time: the short lists are freed before the garbage collector looks at them,
 # which makes a million rows six times faster.
 _BLOCK = 128
 
@@ -36,10 +37,10 @@ class Sheet:
 
     Attributes:
         path: the file.
-        delimiter: what separates its cells.
-        header: names of the columns, without outer blanks.
+        delimiter: character between its cells.
+        header: names of the columns, stripped.
         columns: cells of each column.
-        lines: int64 [R], the line of the file that each row begins in, from 1.
+        lines: int64 [R], line of the file in which each row begins, from 1.
     """
 
     path: Path
@@ -57,19 +58,19 @@ class Sheet:
         return tuple(Counter(column) for column in self.columns)
 
     def at(self, row: int, column: int | None = None) -> str:
-        """Where a cell stands, for people."""
+        """Return the place of a cell or row, for messages."""
         where = f"{self.path} row {self.lines[row]}"
         return where if column is None else f"{where}, column {self.header[column]!r}"
 
     def first(self, column: int, value: str) -> str:
-        """Where a value stands first in a column."""
+        """Return the place of the first cell of a column with a value."""
         return self.at(self.columns[column].index(value), column)
 
     def find(self, name: str) -> int:
-        """Position of a column.
+        """Return the position of a column.
 
         Raises:
-            DataError: there is none; the closest name is suggested.
+            DataError: there is no such column; the closest name is suggested.
         """
         if name in self.header:
             return self.header.index(name)
@@ -85,11 +86,11 @@ def read_sheet(path: Path, delimiter: str | None = None) -> Sheet:
 
     Args:
         path: the file, UTF-8 with or without byte order mark.
-        delimiter: one character, or "tab"; None takes the one of , tab ; | that cuts the header into most columns.
+        delimiter: one character, or "tab"; None: the one of , tab ; | that splits the header into most columns.
 
     Raises:
         DataError: not UTF-8, broken quotes, no header, repeated column names, or rows of another length.
-        ConfigError: the delimiter is no single character.
+        ConfigError: the delimiter is not a single character.
     """
     text = _text(path)
     found = {"tab": "\t", "\\t": "\t", None: _sniff(text)}.get(delimiter, delimiter) or ","
@@ -113,7 +114,7 @@ def read_sheet(path: Path, delimiter: str | None = None) -> Sheet:
 
 
 def _records(text: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Rows that are not blank, each with the line it begins in."""
+    """Yield the rows that are not blank, each with the line in which it begins."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     begin = 1
     try:
@@ -161,8 +162,8 @@ def _header(path: Path, first: tuple[int, Sequence[str]] | None, delimiter: str)
         )
     if len(header) == 1:
         raise DataError(
-            f"{path}: a single column {header[0]!r} when cut at {delimiter!r}; expected an image column and labels. "
-            "Pass delimiter if something else separates the cells."
+            f"{path}: a single column {header[0]!r} when split at {delimiter!r}; expected an image column and labels. "
+            "Pass delimiter if another character separates the cells."
         )
     if repeated := [name for name, n in Counter(header).items() if n > 1 and name]:
         raise DataError(f"{path}: several columns are called {repeated[0]!r}; rename them.")
@@ -170,7 +171,7 @@ def _header(path: Path, first: tuple[int, Sequence[str]] | None, delimiter: str)
 
 
 class Meaning(Enum):
-    """What a cell says. OPEN is said to be unknown, and stays so where everything else is annotated completely."""
+    """What a cell states. OPEN cells stay unknown in an image that is otherwise completely annotated."""
 
     POSITIVE = "positive"
     NEGATIVE = "negative"
@@ -179,7 +180,7 @@ class Meaning(Enum):
 
     @property
     def label(self) -> Label:
-        """The state it stands for."""
+        """The state of the label."""
         return {Meaning.POSITIVE: Label.POSITIVE, Meaning.NEGATIVE: Label.NEGATIVE}.get(self, Label.UNKNOWN)
 
 
@@ -204,7 +205,7 @@ class Words:
     options: ReadOptions
 
     def meaning(self, value: str) -> Meaning | None:
-        """What a value means; None if it is none of the words. Numbers may be written in any way ("1.0")."""
+        """Return what a value means; None if it is not one of the words. Numbers may be written in any way ("1.0")."""
         word = fold(value)
         own = (
             (self.options.positive_words, Meaning.POSITIVE),
@@ -225,25 +226,24 @@ class Words:
         return next((meaning for words, meaning in known if word in words), None)
 
     def needed(self, value: str) -> Meaning:
-        """The meaning of a value that is known to have one."""
+        """Return the meaning of a value that is known to have one."""
         meaning = self.meaning(value)
         assert meaning is not None, value
         return meaning
 
-    def says_something(self, value: str) -> bool:
-        """Whether a value is one of the words, and neither blank nor unknown."""
+    def is_label(self, value: str) -> bool:
+        """Return whether a value is one of the words, and neither blank nor unknown."""
         return self.meaning(value) in (Meaning.POSITIVE, Meaning.NEGATIVE) or _plain_number(fold(value)) in _UNCERTAIN
 
     def readings(self, where: str, values: Iterable[Counter[str]], blank: str) -> tuple[ValueReading, ...]:
-        """How each value is understood, with its count over all columns; the most frequent first."""
+        """Return how each value is read, with its count over all columns; the most frequent first."""
         total = sum(values, Counter[str]())
-        return tuple(
-            ValueReading(where, value.strip() or "(blank)", self._text(value, blank), count)
-            for value, count in sorted(total.items(), key=lambda item: (-item[1], item[0]))
-        )
+        ordered = sorted(total.items(), key=lambda item: (-item[1], item[0]))
+        rows = ((value.strip() or "(blank)", self._text(value, blank), count) for value, count in ordered)
+        return value_readings(where, rows)
 
     def unsure(self, where: str, values: Iterable[Counter[str]]) -> tuple[str, ...]:
-        """A warning where -1, read as uncertain, is the only word that could mean absent."""
+        """Return a warning if -1, read as uncertain, is the only word that could mean absent."""
         total = sum(values, Counter[str]())
         own = {fold(word) for word in (*self.options.unknown_words, *self.options.positive_words)}
         uses = sum(n for value, n in total.items() if _plain_number(fold(value)) == "-1" and fold(value) not in own)
@@ -254,9 +254,9 @@ class Words:
         if Meaning.NEGATIVE in found or (absent and Meaning.BLANK in found):
             return ()
         return (
-            f"{where}: nothing says absent (0), and -1 is read as uncertain, so that these {uses:,} cells are unknown. "
-            "If -1 means absent, pass --set data.uncertain=zeros; if it does mean uncertain, --set "
-            "'data.unknown_words=[\"-1\"]' says so.",
+            f"{where}: no word means absent (0), and -1 is read as uncertain, so that {uses:,} cells are unknown. If "
+            "-1 means absent, pass --set data.uncertain=zeros; if it means uncertain, pass --set "
+            "'data.unknown_words=[\"-1\"]' to confirm it.",
         )
 
     def _text(self, value: str, blank: str) -> str:
@@ -268,7 +268,7 @@ class Words:
 
 
 def _plain_number(word: str) -> str:
-    """-1.0 and the like as -1."""
+    """Return -1.0 and other spellings as -1."""
     try:
         number = float(word)
     except ValueError:
@@ -277,12 +277,12 @@ def _plain_number(word: str) -> str:
 
 
 def check_words(sheet: Sheet, columns: Sequence[int], words: Words) -> None:
-    """Raises for the first value, row by row, that is none of the words."""
+    """Raise an error for the first value, row by row, that is not one of the words."""
     wrong = {(j, value): n for j in columns for value, n in sheet.values[j].items() if words.meaning(value) is None}
     if wrong:
         row, j, value = min((sheet.columns[j].index(value), j, value) for j, value in wrong)
         more = f" ({sum(wrong.values()) - 1:,} more such cells)" if sum(wrong.values()) > 1 else ""
         raise DataError(
-            f"{sheet.at(row, j)}: {value!r} says neither present (1, yes) nor absent (0, no){more}. Mend the cell, add "
+            f"{sheet.at(row, j)}: {value!r} means neither present (1, yes) nor absent (0, no){more}. Fix the cell, add "
             "the word to positive_words, negative_words or unknown_words, or pass as columns those that are classes."
         )

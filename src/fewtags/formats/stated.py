@@ -277,7 +277,7 @@ class Source:
             (
                 (len(faults), "boxes or points cannot be used, see the excluded list; the labels are kept"),
                 (orphans, "labels belong to photos that are left out"),
-                (denied, "labels are in an image that is said to show none of the classes: unknown"),
+                (denied, "labels are in an image that is stated to show none of the classes: unknown"),
                 (len(clashes), "images are in several splits; the first of them counts"),
             ),
         )

@@ -38,27 +38,27 @@ def recognise(path: Path) -> str:
 def read_voc(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
     """Read a folder in the layout of Pascal VOC, or a folder of its XML files.
 
-    - An object says that its class is present, and where; boxes count pixels from 1 and include the last one. A box
+    - An object states that its class is present, and where. Boxes count pixels from 1 and include the last one. A box
       that cannot be used is left out; its label is kept.
-    - Objects marked difficult are unknown by default. If they are to be negative, a class that has another object in
-      the photo is still positive.
-    - `ImageSets/Main/CLASS_SPLIT.txt` says present (1), absent (-1) or difficult (0) of whole photos. `train.txt`,
-      `val.txt` and `test.txt` name the splits; `trainval.txt` counts as train for photos in none of them.
-    - What is not named is unknown, or absent if `complete` and the photo has an XML file.
-    - Photos that are only listed, or that lie in the photo folder of a data set without lists, are images with nothing
-      known.
+    - Objects marked difficult are unknown by default. If they are read as negative, a class with another object in the
+      photo is still positive.
+    - `ImageSets/Main/CLASS_SPLIT.txt` states whether a class is present (1), absent (-1) or difficult (0) in a photo.
+      `train.txt`, `val.txt` and `test.txt` name the splits; `trainval.txt` is train for photos in none of them.
+    - Classes that are not named are unknown, or absent if `complete` and the photo has an XML file.
+    - Photos that are only listed, and photos without XML file of a data set without lists, are images with nothing
+      known. Hidden files are ignored.
 
     Args:
         path: the folder with `Annotations` or `ImageSets`, or one with XML files.
-        images: folder of the photos, which are called like the XML files. None looks for `JPEGImages` or `images`, and
-            for photos beside the XML files.
-        options: `complete` and `difficult` count.
+        images: folder of the photos, which have the names of the XML files. None looks in `JPEGImages` and `images`,
+            and beside the XML files.
+        options: `complete` and `difficult` have an effect.
 
     Returns:
         a table with the classes sorted by name and the images by path.
 
     Raises:
-        DataError: nothing to read, XML that is broken or dangerous, lists with other lines, or most photos missing.
+        DataError: no class is named, XML is broken or dangerous, a list has other lines, or most photos are missing.
     """
     options = options or ReadOptions()
     folder = _read(path)
@@ -103,7 +103,7 @@ class _Page:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Folder:
     """The contents of a VOC folder.
 
@@ -114,7 +114,7 @@ class _Folder:
         pages: XML file of each photo name.
         states: (photo, class, 1 or 0 or -1) of the class lists.
         splits: split of each listed photo.
-        lists: lines of each split list.
+        lists: number of lines of each split list.
         several: photos in more than one split, sorted.
     """
 
@@ -128,11 +128,11 @@ class _Folder:
     several: Sequence[str]
 
     def names(self) -> list[str]:
-        """All photos that are spoken of, sorted."""
+        """Return all photos that are named, sorted."""
         return sorted({*self.pages, *self.splits, *(name for name, _, _ in self.states)})
 
     def classes(self) -> list[str]:
-        """All classes, sorted."""
+        """Return all classes, sorted."""
         return sorted({o.name for p in self.pages.values() for o in p.objects} | {c for _, c, _ in self.states})
 
 
@@ -152,7 +152,7 @@ def _read(path: Path) -> _Folder:
             broken.append(f"{file}: {xml_trouble(error)}")
     if broken:
         more = f" ({len(broken) - 1:,} other XML files cannot be read either)" if len(broken) > 1 else ""
-        raise DataError(f"{broken[0]}{more}; mend or remove it.")
+        raise DataError(f"{broken[0]}{more}; fix or remove it.")
     splits: dict[str, str] = {}
     lines: Counter[str] = Counter()
     several: set[str] = set()
@@ -166,13 +166,22 @@ def _read(path: Path) -> _Folder:
     for file in sorted(main.glob("[!.]*.txt")):
         if file.stem not in _SPLITS and (match := _CLASS_LIST.fullmatch(file.stem)):
             states.update(dict.fromkeys((name, match[1], state) for name, state in _class_list(file)))
-    return _Folder(path, folder, base, pages, list(states), splits, lines, sorted(several))
+    return _Folder(
+        path=path,
+        xml=folder,
+        base=base,
+        pages=pages,
+        states=list(states),
+        splits=splits,
+        lists=lines,
+        several=sorted(several),
+    )
 
 
 def _page(file: Path) -> _Page:
     root = defusedxml.ElementTree.fromstring(file.read_bytes())
     if root.tag != "annotation":
-        raise ValueError(f"begins with <{root.tag}> where <annotation> was expected")
+        raise ValueError(f"begins with <{root.tag}> instead of <annotation>")
     found = [_object(element) for element in root.iterfind("object")]
     objects = tuple(o for o in found if o.name)
     size = _number(root.findtext("size/width")), _number(root.findtext("size/height"))
@@ -183,7 +192,7 @@ def _object(element: Element) -> _Object:
     box = element.find("bndbox")
     corners = None
     if box is not None:
-        # Infinite: a box that is given but cannot be used, apart from one that is not given.
+        # Infinite for a box that is given but cannot be used.
         x0, y0, x1, y1 = (_number(box.findtext(key), math.inf) for key in ("xmin", "ymin", "xmax", "ymax"))
         corners = (x0 - 1, y0 - 1, x1, y1)
     difficult = (element.findtext("difficult") or "0").strip()
@@ -224,7 +233,7 @@ def _class_list(file: Path) -> list[tuple[str, int]]:
 
 
 def _photos(names: Sequence[str], folder: _Folder, images: Path | None) -> ImageKeys:
-    """The photos of all names; without lists also those of the photo folder that nothing speaks of."""
+    """Find the photos of all names and, without lists, the photos of the folder that have no name."""
     base, xml = folder.base, folder.xml
     beside = [base / "JPEGImages", base / "images", xml, base]
     photos = locate(names, file=folder.path, images=images, beside=beside)
@@ -237,8 +246,9 @@ def _photos(names: Sequence[str], folder: _Folder, images: Path | None) -> Image
     known = set(photos.keys)
     found = (f.relative_to(photos.root).as_posix() for f in photos.root.rglob("*") if is_photo(f.name) and f.is_file())
     extra = sorted(key for key in found if key not in known and not is_hidden(key))
-    said = (f"{len(extra):,} photos in {photos.root} have no XML file: nothing is known about them",) if extra else ()
-    return replace(photos, keys=photos.keys + extra, notes=photos.notes + Notes(messages=said))
+    text = f"{len(extra):,} photos in {photos.root} have no XML file: nothing is known about them"
+    notes = photos.notes + Notes(messages=(text,) if extra else ())
+    return replace(photos, keys=photos.keys + extra, notes=notes)
 
 
 def _labels(

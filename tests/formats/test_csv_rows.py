@@ -50,7 +50,7 @@ def test_points_in_fractions(read):
         ("column 'class'", "cat"): ("positive", 1),
         ("column 'class'", "dog"): ("positive", 2),
         ("columns 'x' and 'y'", "x, y"): ("a point, in fractions", 2),
-        ("columns 'x' and 'y'", "(blank)"): ("no place", 3),
+        ("columns 'x' and 'y'", "(blank)"): ("no region", 3),
     }
     assert read(text, points="fractions", none_folder="").classes.ids == ("None", "cat", "dog")
     assert labels(read(text, points="fractions", complete=True))["b.jpg"] == {"cat": N, "dog": P}

@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import distinct, first_character, named_classes, plain_text, read_json, split_name
+from fewtags.formats.common import (
+    distinct,
+    finite_number,
+    first_character,
+    named_classes,
+    plain_text,
+    read_json,
+    split_name,
+)
 from fewtags.formats.locate import ImageKeys, folder_of, locate, spelling
 from fewtags.formats.masks import draws_of, outlines_to_points, point_in_box, without_outlines
 from fewtags.formats.options import ReadOptions
@@ -67,24 +75,26 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
     file = _load(path, outlines_to_points(options.point_seed) if options.places == "points" else without_outlines)
     classes, category = _classes(file)
     row, photos = _find_images(file, images)
-    objects, unusable = _objects(file, row, category)
+    objects, unusable = _objects(file, row, category, options)
     absent, bad = _negatives(file, row, category, photos)
     sizes = _sizes(file, photos)
-    regions = _regions(file, objects, photos, sizes, options)
+    drawn: tuple[str, ...] = ()
+    if options.places == "points":
+        objects, drawn = _draw_points(file, objects, photos, sizes, options)
     a = len(absent)
     labels = Labels(
         image=np.concatenate([objects.image, absent[:, 0]]),
         class_=np.concatenate([objects.class_, absent[:, 1]]),
         state=np.concatenate([_states(objects, options), np.full(a, Label.NEGATIVE, np.int8)]),
-        corners=np.concatenate([regions.pixels, np.full((a, 4), np.nan)]),
-        located=np.concatenate([regions.located, np.zeros(a, np.bool_)]),
+        corners=np.concatenate([objects.corners, np.full((a, 4), np.nan)]),
+        located=np.concatenate([objects.located, np.zeros(a, np.bool_)]),
         point=np.concatenate([np.full(len(objects.index), options.places == "points"), np.zeros(a, np.bool_)]),
         source=np.zeros(len(objects.index) + a, np.int64),
     )
     notes = Notes(
-        _readings(file, objects, regions.boxed, labels, photos, options),
+        _readings(file, objects, labels, photos, options),
         (*unusable, *bad),
-        regions.messages + _messages(file, row, photos, len(unusable)),
+        drawn + _messages(file, row, photos, len(unusable)),
     )
     splits = [split_name(plain_text(record.get("split"))) for record in file.images]
     return Source(
@@ -188,7 +198,7 @@ def _sizes(file: _File, photos: ImageKeys) -> NDArray[np.float64]:
     sizes = np.full((len(file.images), 2), np.nan)
     first: dict[int, int] = {}
     for i, (record, image) in enumerate(zip(file.images, photos.image.tolist(), strict=True)):
-        sizes[i] = _number(record.get("width")), _number(record.get("height"))
+        sizes[i] = finite_number(record.get("width")), finite_number(record.get("height"))
         if image < 0 or not np.isfinite(sizes[i]).all():
             continue
         if np.any(sizes[i] != (before := sizes[first.setdefault(image, i)])):
@@ -199,15 +209,8 @@ def _sizes(file: _File, photos: ImageKeys) -> NDArray[np.float64]:
     return sizes
 
 
-def _number(value: object) -> float:
-    try:
-        return float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        return math.nan
-
-
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Objects:
     """M annotations of known images and categories.
 
@@ -216,15 +219,23 @@ class _Objects:
         image: int64 [M], position in the list of images.
         class_: int64 [M], the class.
         crowd: bool [M], whether it is a group of objects.
+        boxed: bool [M], whether it has a box.
+        corners: float64 [M, 4] x0, y0, x1, y1 of the box or, twice, x, y of a point, in pixels; NaN if broken.
+        located: bool [M], whether its region is used.
     """
 
     index: NDArray[np.int64]
     image: NDArray[np.int64]
     class_: NDArray[np.int64]
     crowd: NDArray[np.bool_]
+    boxed: NDArray[np.bool_]
+    corners: NDArray[np.float64]
+    located: NDArray[np.bool_]
 
 
-def _objects(file: _File, row: Mapping[Any, int], category: Mapping[Any, int]) -> tuple[_Objects, tuple[Excluded, ...]]:
+def _objects(
+    file: _File, row: Mapping[Any, int], category: Mapping[Any, int], options: ReadOptions
+) -> tuple[_Objects, tuple[Excluded, ...]]:
     records, n = file.annotations, len(file.annotations)
     try:
         image = np.fromiter((row.get(r.get("image_id"), -1) for r in records), np.int64, n)
@@ -241,56 +252,43 @@ def _objects(file: _File, row: Mapping[Any, int], category: Mapping[Any, int]) -
         raise DataError(f"{file.path}: none of the {n:,} annotations is usable{hint}: {excluded[0].reason}.")
     index = np.flatnonzero((image >= 0) & (class_ >= 0))
     crowd = np.fromiter((bool(r.get("iscrowd")) for r in records), np.bool_, n)
-    return _Objects(index, image[index], class_[index], crowd[index]), tuple(excluded)
+    corners, boxed = _corners([records[i] for i in index.tolist()])
+    found = _Objects(
+        index=index,
+        image=image[index],
+        class_=class_[index],
+        crowd=crowd[index],
+        boxed=boxed,
+        corners=corners,
+        located=boxed & (options.places != "none"),
+    )
+    return found, tuple(excluded)
 
 
 def _states(objects: _Objects, options: ReadOptions) -> NDArray[np.int8]:
     return np.where(objects.crowd & (options.crowd == "unknown"), Label.UNKNOWN, Label.POSITIVE).astype(np.int8)
 
 
-@final
-@dataclass(frozen=True)
-class _Regions:
-    """Where M objects are.
-
-    Attributes:
-        pixels: float64 [M, 4] x0, y0, x1, y1 of a box or, twice, x, y of a point; NaN for broken numbers.
-        located: bool [M], whether there is a region.
-        boxed: bool [M], whether the annotation has a box.
-        messages: how points were drawn.
-    """
-
-    pixels: NDArray[np.float64]
-    located: NDArray[np.bool_]
-    boxed: NDArray[np.bool_]
-    messages: tuple[str, ...] = ()
-
-
-def _regions(
+def _draw_points(
     file: _File, objects: _Objects, photos: ImageKeys, sizes: NDArray[np.float64], options: ReadOptions
-) -> _Regions:
-    """Return the regions that `places` asks for."""
+) -> tuple[_Objects, tuple[str, ...]]:
+    """Return the objects with a point instead of each box, and a message with counts."""
     records = [file.annotations[i] for i in objects.index.tolist()]
-    pixels, boxed = _corners(records)
-    if options.places == "none":
-        return _Regions(pixels, np.zeros(len(records), np.bool_), boxed)
-    if options.places == "boxes":
-        return _Regions(pixels, boxed, boxed)
     masked = np.array([record.get("segmentation") is not None for record in records], np.bool_)
+    corners = objects.corners.copy()
     for i, record in enumerate(records):
         if masked[i]:
-            pixels[i] = record["segmentation"] * 2
+            corners[i] = record["segmentation"] * 2
         else:
             size = tuple(sizes[objects.image[i]].tolist())
-            pixels[i] = point_in_box(pixels[i].tolist(), size, draws_of(record, options.point_seed)) * 2
+            corners[i] = point_in_box(corners[i].tolist(), size, draws_of(record, options.point_seed)) * 2
     used = (photos.image[objects.image] >= 0) & (_states(objects, options) != Label.UNKNOWN)
     damaged = sum(bool(records[i].get("pointless")) for i in np.flatnonzero(used).tolist())
-    text = (
-        f"{(masked & used).sum():,} points drawn in masks, {(boxed & ~masked & used).sum():,} in boxes without a mask"
-    )
+    in_boxes = int((objects.boxed & ~masked & used).sum())
+    text = f"{(masked & used).sum():,} points drawn in masks, {in_boxes:,} in boxes without a mask"
     text += f" ({damaged:,} have an outline that is damaged or has no pixel)" if damaged else ""
-    messages = (f"{file.path.name}: {text}; point_seed {options.point_seed}",)
-    return _Regions(pixels, masked | boxed, boxed, messages)
+    found = replace(objects, corners=corners, located=masked | objects.boxed)
+    return found, (f"{file.path.name}: {text}; point_seed {options.point_seed}",)
 
 
 def _corners(records: Sequence[_Record]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -304,7 +302,7 @@ def _corners(records: Sequence[_Record]) -> tuple[NDArray[np.float64], NDArray[n
     except (TypeError, ValueError, OverflowError):
         regular = False
     if not regular:
-        found = np.array([[*map(_number, b)] if isinstance(b, list) and len(b) == 4 else nothing for b in boxes])
+        found = np.array([[*map(finite_number, b)] if isinstance(b, list) and len(b) == 4 else nothing for b in boxes])
     found[:, 2:] += found[:, :2]
     return found, boxed
 
@@ -332,13 +330,13 @@ def _negatives(
 
 
 def _readings(
-    file: _File, objects: _Objects, boxed: NDArray[np.bool_], labels: Labels, photos: ImageKeys, options: ReadOptions
+    file: _File, objects: _Objects, labels: Labels, photos: ImageKeys, options: ReadOptions
 ) -> tuple[ValueReading, ...]:
     image, where = photos.image[objects.image], file.path.name
     used = image >= 0
     c, absent = len(file.categories), int((labels.state == Label.NEGATIVE).sum())
     crowd = int((used & objects.crowd).sum())
-    unboxed = int((used & ~boxed & ~objects.crowd).sum())
+    unboxed = int((used & ~objects.boxed & ~objects.crowd).sum())
     cells = photos.image[labels.image] * c + labels.class_
     named = distinct(cells[photos.image[labels.image] >= 0])
     rows = (

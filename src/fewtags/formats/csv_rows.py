@@ -16,7 +16,7 @@ from fewtags.formats.csv_layout import Layout
 from fewtags.formats.locate import ImageKeys
 from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.sheet import Meaning, Sheet, Words, check_words
-from fewtags.formats.stated import Labels
+from fewtags.formats.stated import Labels, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Notes, ValueReading
 
@@ -181,27 +181,20 @@ def _check_points(sheet: Sheet, layout: Layout, points: NDArray[np.float64], lab
 
 
 def _class_readings(
-    sheet: Sheet, layout: Layout, names: list[str], nothing: NDArray[np.bool_]
+    sheet: Sheet, layout: Layout, names: list[str], empty: NDArray[np.bool_]
 ) -> tuple[ValueReading, ...]:
-    where = f"{sheet.path.name}, column {sheet.header[layout.labels[0]]!r}"
-    none = {name for name, is_none in zip(names, nothing, strict=True) if is_none}
-    return tuple(
-        ValueReading(
-            where,
-            name or "(blank)",
-            "none of the classes" if name in none else "positive" if name else "nothing known",
-            n,
-        )
-        for name, n in sorted(Counter(names).items())
-    )
+    none = {name for name, is_none in zip(names, empty, strict=True) if is_none}
+    meanings = {"": "nothing known"} | dict.fromkeys(none, "none of the classes")
+    rows = ((name or "(blank)", meanings.get(name, "positive"), n) for name, n in sorted(Counter(names).items()))
+    return value_readings(f"{sheet.path.name}, column {sheet.header[layout.labels[0]]!r}", rows)
 
 
 def _point_readings(sheet: Sheet, layout: Layout, points: NDArray[np.float64]) -> tuple[ValueReading, ...]:
     assert layout.point is not None
     where = f"{sheet.path.name}, columns {' and '.join(repr(sheet.header[j]) for j in layout.point)}"
     given = int((~np.isnan(points[:, 0])).sum())
-    counts = (("x, y", f"a point, in {layout.unit}", given), ("(blank)", "no place", len(points) - given))
-    return tuple(ValueReading(where, value, meaning, n) for value, meaning, n in counts if n)
+    rows = (("x, y", f"a point, in {layout.unit}", given), ("(blank)", "no region", len(points) - given))
+    return value_readings(where, rows)
 
 
 def _fraction(text: str, sheet: Sheet, row: int, column: int) -> float:

@@ -17,6 +17,7 @@ from fewtags.formats.common import distinct, split_name
 from fewtags.formats.locate import ImageKeys, folder_of, is_photo
 from fewtags.formats.openimages_files import (
     ANNOTATION_FOLDERS,
+    FileKind,
     Rows,
     describe,
     files_beside,

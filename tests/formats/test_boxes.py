@@ -97,7 +97,7 @@ def test_points_have_no_size_to_lose(point, location, fault):
 
 
 def test_boxes_and_points_side_by_side():
-    """The same corners are no box, but a point."""
+    """The same corners are a point, but not a box."""
     got, code, _ = box_fractions(boxes((5, 5, 5, 5), (5, 5, 5, 5)), np.full((2, 2), 10.0), np.array([False, True]))
     assert code.tolist() == [NO_SIZE, OK]
     np.testing.assert_allclose(got, [(X,) * 4, (0.5,) * 4])

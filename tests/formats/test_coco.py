@@ -163,8 +163,8 @@ def test_a_point_is_drawn_in_the_box_where_the_mask_has_no_pixel(write, mask):
     assert (y < 30).all()
     assert x.max() - x.min() > 20
     why = " (40 have an outline that is damaged or has no pixel)" if mask else ""
-    said = f"instances.json: 0 points drawn in masks, 40 in boxes without a mask{why}; point_seed 0"
-    assert said in table.notes.messages
+    message = f"instances.json: 0 points drawn in masks, 40 in boxes without a mask{why}; point_seed 0"
+    assert message in table.notes.messages
 
 
 def test_points_where_there_is_no_place_or_a_broken_one(write):

@@ -90,7 +90,7 @@ def test_a_column_of_other_numbers_is_an_error_when_chosen(read):
         read("image,cat,age\na.jpg,1,68\n", columns=("cat", "age"))
 
 
-def test_class_columns_of_1_and_minus_1_are_told(read):
+def test_class_columns_of_1_and_minus_1_are_reported(read):
     text = "image,cat,dog\na.jpg,1,-1\nb.jpg,-1,1\n"
     table = read(text)
     assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {"dog": P}}
@@ -133,12 +133,12 @@ def test_class_columns_agree_with_a_plain_loop(read, rows, complete):
     got = labels(table)
     for i in {row[0] for row in rows}:
         for k, name in enumerate("abc", 1):
-            said = {row[k] for row in rows if row[0] == i}
-            if {"0", "1"} <= said:
+            stated = {row[k] for row in rows if row[0] == i}
+            if {"0", "1"} <= stated:
                 expected = None
-            elif "1" in said:
+            elif "1" in stated:
                 expected = P
-            elif "0" in said or (complete and "-1" not in said):
+            elif "0" in stated or (complete and "-1" not in stated):
                 expected = N
             else:
                 expected = None
@@ -164,8 +164,8 @@ def test_class_columns_agree_with_a_plain_loop(read, rows, complete):
 def test_separators(read, cells, separator, names):
     table = read("image,tags\n" + "".join(f"{i}.jpg,{cell}\n" for i, cell in enumerate(cells)))
     assert list(table.classes.ids) == names
-    said = f"labels.csv: tags split at {separator!r}" if separator else "labels.csv: one tag a row"
-    assert said in table.notes.messages
+    message = f"labels.csv: tags split at {separator!r}" if separator else "labels.csv: one tag a row"
+    assert message in table.notes.messages
     assert not (table.matrix.dense() == N).any()
 
 

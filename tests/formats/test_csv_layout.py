@@ -57,7 +57,7 @@ def test_layouts(layout, text, expected):
     assert got[:4] == expected
 
 
-def test_the_columns_that_are_read_and_ignored_are_said(layout):
+def test_the_columns_that_are_read_and_ignored_are_reported(layout):
     _, _, _, _, messages = layout("image;split;cat;dog;age\na.jpg;train;1;0;68\nb.jpg;val;;0;42\n")
     assert messages == (
         "a.csv: 2 rows, cells separated by ';'; images in 'image', 2 class columns 'cat', 'dog', split in 'split'",
@@ -159,7 +159,7 @@ def points(tmp_path):
         ),
         # Whoever says which columns are labels says that x and y are none.
         (POINTS, {"columns": ("class",)}, ("tags", ["class"], [], None, [])),
-        # x and y beside class columns, or one alone, are no points.
+        # x and y beside class columns, or one alone, are not points.
         ("image,x,y,cat\na.jpg,300,4,1\n", {}, ("classes", ["cat"], [], None, [])),
         ("image,class,x\na.jpg,cat,3\n", {}, ("tags", ["class"], [], None, [])),
     ],
@@ -168,7 +168,7 @@ def test_points(points, text, options, expected):
     assert points(text, **options) == expected
 
 
-def test_points_are_said(layout):
+def test_points_are_reported(layout):
     assert layout(POINTS, points="pixels")[4] == (
         "a.csv: 1 rows, cells separated by ','; images in 'image', one label a row, points in pixels in 'x' and 'y'",
     )

@@ -1,4 +1,4 @@
-"""Points in text tables; labels and boxes, one a row, are tested through `read_csv` in test_table_csv."""
+"""Points in text tables; labels and boxes, one a row, are tested through `read_csv` in test_csv.py."""
 
 import pytest
 from seen import labels
@@ -105,7 +105,7 @@ def test_a_blank_size_is_that_of_another_row(read):
     assert points(table) == [("a.jpg", "cat", 0.25, 0.25), ("a.jpg", "dog", 0.5, 0.5)]
 
 
-def test_a_state_of_minus_one_without_a_zero_is_told(read):
+def test_a_state_of_minus_one_without_a_zero_is_reported(read):
     table = read("image,class,state\na.jpg,cat,1\nb.jpg,cat,-1\n")
     assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {}}
     assert [w.partition(",")[0] for w in table.notes.warnings] == ["labels.csv"]

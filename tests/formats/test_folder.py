@@ -145,7 +145,7 @@ def test_a_class_may_be_called_train(tmp_path, make_photo, keys):
 
 
 def test_photos_beside_the_splits_are_left_out_with_a_line_each(tmp_path, make_photo):
-    """train and valid both hold cat: these are splits, and extra is no class."""
+    """train and valid both have a folder cat: these are splits, and extra is not a class."""
     keys = ["train/cat/a.jpg", "train/dog/b.jpg", "valid/cat/c.jpg", "extra/cat/d.jpg", "extra/e.jpg", "f.jpg"]
     for content, key in enumerate(keys):
         make_photo(key, content)

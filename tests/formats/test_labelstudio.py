@@ -199,7 +199,7 @@ def test_results_that_are_no_labels(write):
 
 
 def test_results_that_are_broken_are_not_lost_in_silence(write):
-    """No type, no value, names that are none, and things that are no result; a taxonomy is not read, and said so."""
+    """No type, no value, labels without a name, entries that are not results; a taxonomy is not read."""
     broken = [
         {"id": "n", "value": {"choices": ["cat"]}},
         {"id": "v", "type": "choices", "from_name": "c", "value": ["cat"]},

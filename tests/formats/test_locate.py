@@ -130,7 +130,7 @@ def test_a_name_without_extension_means_the_only_photo_of_that_name(tmp_path, ma
     assert found.notes.messages[-1] == "x.csv: 3 names refer to a file with an extension or another spelling"
 
 
-def test_names_that_differ_only_in_case_and_mean_one_photo_are_told(tmp_path, make_photo):
+def test_names_that_differ_only_in_case_and_mean_one_photo_are_reported(tmp_path, make_photo):
     """a.jpg is there, A.JPG is not: both names mean it, as on Windows. "b" and "./b.jpg" differ otherwise."""
     make_photo("p/a.jpg")
     make_photo("p/b.jpg")

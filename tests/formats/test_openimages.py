@@ -259,7 +259,7 @@ def test_an_image_in_two_splits(write):
 
 
 def test_photos_that_exif_turns(write, make_photo):
-    """Nothing declares a size: the displayed photo is assumed, and that is said."""
+    """Nothing declares a size: the displayed frame is assumed, and a message reports it."""
     make_photo("a.jpg", size=(20, 10), orientation=6)
     table = read_openimages(write(bbox=BOXES + "a,xclick,/m/01yrx,1,0.1,0.3,0.2,0.4,0,0,0,0,0\n"))
     assert facts(table)[0][3] == (0.1, 0.2, 0.3, 0.4)

@@ -101,7 +101,7 @@ def test_options_reach_the_reader(one_of_each):
         assert table.closed.tolist() == [0], kind
 
 
-def test_options_without_effect_are_said(one_of_each):
+def test_options_without_effect_are_reported(one_of_each):
     table = read(one_of_each["coco"], options=ReadOptions(complete=True, blank="negative", columns=("cat",)))
     assert table.notes.messages[-1] == "blank, columns: no effect on the format 'coco'"
 

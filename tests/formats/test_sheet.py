@@ -223,6 +223,6 @@ UNSURE = (
         ({"1": 4, "-1": 2, "": 3}, {"complete": True}, 0),
     ],
 )
-def test_minus_one_without_a_zero_is_told(counts, options, uses):
+def test_minus_one_without_a_zero_is_reported(counts, options, uses):
     found = Words(ReadOptions(**options)).unsure("a.csv", [Counter(counts)])
     assert found == ((UNSURE.format(uses),) if uses else ())

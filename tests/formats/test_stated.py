@@ -108,7 +108,7 @@ def test_a_place_that_was_refused_is_said_once_and_in_order():
 
 
 def test_two_names_of_one_photo():
-    """They are joined; the first split counts, and that they differ is said."""
+    """They are joined; the first split is used, and a message reports the difference."""
     stated = Stated()
     stated.add(0, 0)
     stated.add(1, 0, box=(20, 10, 60, 30))
@@ -156,13 +156,13 @@ def test_tables_agree_with_a_plain_loop(rows, closed, nothing, gone):
     dense = source(stated, image=image, complete=[*closed], empty=[*nothing]).table().matrix.dense()
     for i in set(range(5)) - gone:
         for c in range(2):
-            said = {state for j, k, state, _ in rows if (j, k) == (i, c)}
-            if (i in nothing and P in said) or {P, N} <= said:
+            states = {state for j, k, state, _ in rows if (j, k) == (i, c)}
+            if (i in nothing and P in states) or {P, N} <= states:
                 expected = U
-            elif P in said or N in said:
-                expected = P if P in said else N
+            elif P in states or N in states:
+                expected = P if P in states else N
             else:
-                expected = N if i in closed | nothing and U not in said else U
+                expected = N if i in closed | nothing and U not in states else U
             assert dense[image[i], c] == expected
 
 

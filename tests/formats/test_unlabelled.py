@@ -152,7 +152,7 @@ def test_a_comma_may_be_part_of_a_name_in_a_text_file(tree):
 
 
 def test_labels_are_forgotten(tree):
-    """Also where the path of the photo ends the line: a table is told from a list by the cells of its first line."""
+    """Also if the path of the photo ends the line: the cells of the first line make it a table, not a list."""
     path = tree / "tags.csv"
     path.write_text("tags,image,split\ncat,0.jpg,train\ndog,b/2.jpg,test\n")
     table = unlabelled(path, options=ReadOptions(complete=True))
@@ -232,12 +232,12 @@ def test_what_cannot_be_read_is_left_out_with_a_line_each(tree):
     (tree / "0.jpg").unlink()
     table = check_photos(before)
     assert keys(table) == ["b/2.jpg", "b/deep/1.PNG"]
-    told = {e.item: (e.kind, e.where, e.reason) for e in table.notes.excluded}
-    assert told.keys() == {"0.jpg", "a/10.jpg", "a/3.jpeg"}
-    assert told["0.jpg"] == ("missing", str(tree), "no such file")
-    assert told["a/3.jpeg"][2] == "is a web page or other markup, not a photo; download it again, or remove it"
-    assert told["a/10.jpg"][0] == "unreadable"
-    assert told["a/10.jpg"][2].startswith("truncated")
+    found = {e.item: (e.kind, e.where, e.reason) for e in table.notes.excluded}
+    assert found.keys() == {"0.jpg", "a/10.jpg", "a/3.jpeg"}
+    assert found["0.jpg"] == ("missing", str(tree), "no such file")
+    assert found["a/3.jpeg"][2] == "is a web page or other markup, not a photo; download it again, or remove it"
+    assert found["a/10.jpg"][0] == "unreadable"
+    assert found["a/10.jpg"][2].startswith("truncated")
     assert table.notes.messages == (
         *before.notes.messages,
         "3 photos left out: not readable, see the excluded list",
@@ -258,10 +258,10 @@ def test_photos_are_looked_at_in_blocks(tree, monkeypatch, block):
     """Positions and progress count from the first photo, not from the block's."""
     (tree / "b/2.jpg").write_text("x")
     monkeypatch.setattr(module, "_BLOCK", block)
-    told = []
-    table = check_photos(unlabelled(tree), progress=lambda done, total: told.append((done, total)))
+    found = []
+    table = check_photos(unlabelled(tree), progress=lambda done, total: found.append((done, total)))
     assert keys(table) == ["0.jpg", "a/10.jpg", "a/3.jpeg", "b/deep/1.PNG"]
-    assert told == [(done, 5) for done in range(1, 6) if done % block == 0 or done == 5]
+    assert found == [(done, 5) for done in range(1, 6) if done % block == 0 or done == 5]
 
 
 def test_copies_are_counted_and_kept(tree, monkeypatch):

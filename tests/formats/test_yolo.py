@@ -178,7 +178,7 @@ def test_classes_without_a_name_are_left_out(tmp_path, write):
 
 
 def test_photos_that_exif_turns(tmp_path, write, make_photo):
-    """Nothing declares a size, so the boxes are taken to be those of the displayed photo, and that is said."""
+    """Nothing declares a size, so the displayed frame is assumed, and a message reports it."""
     make_photo("images/a.jpg", size=(20, 10), orientation=6)
     write({"classes.txt": "cat", "labels/a.txt": "0 .2 .2 .2 .2\n"})
     table = read_yolo(tmp_path)

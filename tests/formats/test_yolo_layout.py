@@ -98,7 +98,7 @@ def test_no_splits(tmp_path, write):
 
 
 def test_label_files_beside_the_photos(tmp_path, write):
-    """Darknet: the names in obj.names; a text file that belongs to no photo is said."""
+    """Darknet: the names in obj.names; a text file without a photo is reported."""
     write("obj/a.jpg", "obj/b.jpg", files={"obj.names": "cat\ndog\n", "obj/a.txt": ROW, "obj/other.txt": "x"})
     found = find_yolo(tmp_path)
     assert parts(found) == {"obj/a.jpg": ("obj/a.txt", ""), "obj/b.jpg": (None, "")}
@@ -128,7 +128,7 @@ def test_one_label_file_for_two_photos_of_that_name(tmp_path, write):
     assert parts(find_yolo(tmp_path)) == {"images/a.jpg": ("labels/a.txt", ""), "images/a.png": ("labels/a.txt", "")}
 
 
-def test_a_wrong_count_of_classes_is_said(tmp_path, write):
+def test_a_wrong_count_of_classes_is_reported(tmp_path, write):
     write(files={"data.yaml": "nc: 80\nnames: [cat]\n", "labels/a.txt": ROW})
     assert find_yolo(tmp_path).messages == ("nc is 80, but there are 1 names; the names count",)
 

@@ -120,6 +120,9 @@ def test_lists_of_formats_in_words():
 
 def test_the_list_of_formats_imports_no_reader():
     """The settings and the command line import it."""
-    code = "import sys, fewtags.config.sections; print([m for m in ('torch', 'pyarrow', 'numpy') if m in sys.modules])"
+    code = (
+        "import sys, fewtags.config.sections; from fewtags.formats import check_path; "
+        "print([m for m in ('torch', 'pyarrow', 'numpy') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

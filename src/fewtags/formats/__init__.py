@@ -6,11 +6,15 @@ and an entry here, see docs/write_a_reader.md. Importing this package imports no
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
+
+from fewtags.errors import ConfigError, DataError
+from fewtags.text import suggest
 
 if TYPE_CHECKING:
     from fewtags.formats.options import ReadOptions
@@ -58,12 +62,12 @@ class Format:
         return recognise
 
 
-_WORDS = ("positive_words", "negative_words", "unknown_words")
 _CSV = ("blank", "uncertain", "none_folder", "image_column", "columns", "delimiter", "tags_separator", "points")
+_CSV_WORDS = ("positive_words", "negative_words", "unknown_words")
 
 FORMATS = {
-    format.name: format
-    for format in (
+    f.name: f
+    for f in (
         Format(
             name="folder",
             title="class folders",
@@ -76,7 +80,7 @@ FORMATS = {
             title="CSV",
             expected="a .csv, .tsv or .txt table",
             endings=(".csv", ".tsv", ".txt"),
-            options=("complete", *_CSV, *_WORDS),
+            options=("complete", *_CSV, *_CSV_WORDS),
         ),
         Format(
             name="coco",
@@ -140,3 +144,27 @@ def list_formats(attribute: Literal["title", "expected"], last: str = "or") -> s
     """
     words: list[str] = [getattr(format, attribute) for format in FORMATS.values()]
     return f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def check_path(path: Path, given: str | None = None) -> None:
+    """Check what needs no reader, so that a command can report it before it imports anything heavy.
+
+    Args:
+        path: a file or folder with labels.
+        given: name of its format, if the user gave one.
+
+    Raises:
+        DataError: the path does not exist, or is a folder although the format is read from files, or the reverse.
+        ConfigError: the format is not known.
+    """
+    if given is not None and given not in FORMATS:
+        raise ConfigError(f"format {given!r} is not known{suggest(given, FORMATS)}; known: {', '.join(FORMATS)}.")
+    if not path.exists():
+        parent = path.absolute().parent
+        names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+        close = difflib.get_close_matches(path.name, names, n=1)
+        hint = f" (did you mean {str(path.with_name(close[0]))!r}?)" if close else ""
+        raise DataError(f"{str(path)!r} does not exist{hint}; expected {list_formats('expected')}.")
+    if given is not None and not (FORMATS[given].folder if path.is_dir() else FORMATS[given].endings):
+        needed = "a file, not a folder" if path.is_dir() else "a folder, not a file"
+        raise DataError(f"{path}: format {given!r} is read from {needed}.")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 from pathlib import Path
 
-from fewtags.errors import ConfigError, DataError
-from fewtags.formats import FORMATS, list_formats
+from fewtags.errors import DataError
+from fewtags.formats import FORMATS, check_path, list_formats
 from fewtags.formats.locate import extension
 from fewtags.formats.options import ReadOptions
 from fewtags.table.table import LabelTable, Notes
-from fewtags.text import suggest
 
 __all__ = ["ReadOptions", "detect", "read"]
 
@@ -56,21 +54,13 @@ def detect(path: Path, given: str | None = None) -> tuple[str, str]:
         given: name of the format, which is then only checked.
 
     Raises:
-        DataError: the path does not exist, has the marks of no or of several formats, or is a folder where `given`
-            needs a file, or the other way round.
+        DataError: the path has the marks of no or of several formats, or see `fewtags.formats.check_path`.
         ConfigError: `given` is not a known format.
     """
-    if given is not None and given not in FORMATS:
-        raise ConfigError(f"format {given!r} is not known{suggest(given, FORMATS)}; known: {', '.join(FORMATS)}.")
-    expected = f"expected {list_formats('expected')}"
-    if not path.exists():
-        raise DataError(f"{str(path)!r} does not exist{_suggest_neighbour(path)}; {expected}.")
-    folder = path.is_dir()
+    check_path(path, given)
     if given is not None:
-        if not (FORMATS[given].folder if folder else FORMATS[given].endings):
-            needed = "a file, not a folder" if folder else "a folder, not a file"
-            raise DataError(f"{path}: format {given!r} is read from {needed}.")
         return given, "as given"
+    folder, expected = path.is_dir(), f"expected {list_formats('expected')}"
     ending = extension(path.name)
     others = [f for name, f in FORMATS.items() if name != "folder"]
     asked = [f for f in others if (f.folder if folder else ending in f.endings)]
@@ -85,10 +75,3 @@ def detect(path: Path, given: str | None = None) -> tuple[str, str]:
     if not marks and not folder:
         raise DataError(f"{path}: not recognised as {' or '.join(f.name for f in asked)}; {expected}, or pass format=.")
     return next(iter(marks.items()), ("folder", "it has no mark of another format"))
-
-
-def _suggest_neighbour(path: Path) -> str:
-    folder = path.absolute().parent
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f" (did you mean {str(path.with_name(close[0]))!r}?)" if close else ""

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from fewtags.budget.costs import Annotation
 from fewtags.errors import ConfigError
-from fewtags.formats.coco_masks import draw_mask
-from fewtags.formats.common import ReadOptions, read_json
+from fewtags.formats.common import read_json
+from fewtags.formats.masks import draw_mask
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.read import read
 from fewtags.metrics.locate import Region
 from fewtags.patches import cells_of_boxes, cells_of_masks

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fewtags.api import Classifier, pretrain
     from fewtags.engine.fit import Fit, FitConfig
-    from fewtags.formats.common import ReadOptions
+    from fewtags.formats.options import ReadOptions
     from fewtags.formats.read import read
     from fewtags.labels import ClassNames, Label
     from fewtags.objectives.assume_negative import BCE, AssumeNegative
@@ -35,7 +35,7 @@ _HOMES = {
     "LabelTable": "fewtags.table.table",
     "Objective": "fewtags.objectives.base",
     "PatchML": "fewtags.objectives.patchml",
-    "ReadOptions": "fewtags.formats.common",
+    "ReadOptions": "fewtags.formats.options",
     "merge": "fewtags.table.merge",
     "pretrain": "fewtags.api",
     "read": "fewtags.formats.read",

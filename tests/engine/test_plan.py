@@ -20,7 +20,7 @@ from fewtags.engine.plan import (
     read_tables,
 )
 from fewtags.errors import ConfigError, DataError
-from fewtags.formats.common import ReadOptions
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import ClassNames, Label
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.table.storage import save

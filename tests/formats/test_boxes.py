@@ -3,12 +3,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewtags.formats.boxes import FAULTS, box_fractions, declared_frame, fault_text, place_boxes, place_fractions
-from fewtags.formats.locate import Located
+from fewtags.formats.boxes import (
+    FAULTS,
+    box_fractions,
+    declared_frame,
+    fault_text,
+    regions_of_fractions,
+    regions_of_pixels,
+)
+from fewtags.formats.locate import ImageKeys
 from fewtags.photos.decode import ImageInfo
 from fewtags.table.table import Notes
 
 X = float("nan")
+BOX = np.array([False])
 OK, NOT_NUMBERS, NO_SIZE, OUTSIDE, UNKNOWN_SIZE = range(len(FAULTS))
 
 
@@ -31,14 +39,14 @@ def boxes(*rows):
     ],
 )
 def test_fractions_and_faults(box, location, fault):
-    got, code, _ = box_fractions(boxes(box), np.array([[200.0, 100.0]]))
+    got, code, _ = box_fractions(boxes(box), np.array([[200.0, 100.0]]), BOX)
     np.testing.assert_allclose(got, [location or (X,) * 4])
     assert code.tolist() == [fault]
 
 
 @pytest.mark.parametrize("size", [(X, 100), (200, 0), (-1, 100), (np.inf, 100)])
 def test_a_box_without_the_size_of_its_photo(size):
-    got, code, _ = box_fractions(boxes((20, 10, 60, 30)), np.array([size], np.float64))
+    got, code, _ = box_fractions(boxes((20, 10, 60, 30)), np.array([size], np.float64), BOX)
     assert np.isnan(got).all()
     assert code.tolist() == [UNKNOWN_SIZE]
 
@@ -46,7 +54,7 @@ def test_a_box_without_the_size_of_its_photo(size):
 def test_only_what_reaches_out_by_more_than_a_pixel_counts_as_cut():
     """Annotation tools round: COCO itself has boxes that end half a pixel outside."""
     given = boxes((0, 0, 200.9, 100), (0, 0, 202, 100), (-1.5, 0, 5, 5), (300, 0, 310, 10))
-    assert box_fractions(given, np.full((4, 2), (200.0, 100.0)))[2] == 2
+    assert box_fractions(given, np.full((4, 2), (200.0, 100.0)), np.zeros(4, bool))[2] == 2
 
 
 @given(
@@ -54,7 +62,7 @@ def test_only_what_reaches_out_by_more_than_a_pixel_counts_as_cut():
     st.tuples(st.floats(1, 100), st.floats(1, 100)),
 )
 def test_usable_boxes_are_in_the_photo_and_agree_with_a_plain_loop(rows, size):
-    got, code, _ = box_fractions(boxes(*rows), np.tile(size, (len(rows), 1)))
+    got, code, _ = box_fractions(boxes(*rows), np.tile(size, (len(rows), 1)), np.zeros(len(rows), bool))
     for (x0, y0, x1, y1), location, fault in zip(rows, got, code, strict=True):
         clipped = [
             max(0, min(x0 / size[0], 1)),
@@ -89,7 +97,7 @@ def test_points_have_no_size_to_lose(point, location, fault):
 
 
 def test_boxes_and_points_side_by_side():
-    """The same corners are no box, but a point."""
+    """The same corners are a point, but not a box."""
     got, code, _ = box_fractions(boxes((5, 5, 5, 5), (5, 5, 5, 5)), np.full((2, 2), 10.0), np.array([False, True]))
     assert code.tolist() == [NO_SIZE, OK]
     np.testing.assert_allclose(got, [(X,) * 4, (0.5,) * 4])
@@ -130,10 +138,10 @@ def test_frame_that_the_declared_size_tells(stored, orientation, declared, frame
     assert declared_frame(header(stored, orientation), *declared) == frame
 
 
-def place(tmp_path, keys, image, pixels, sizes, given=None, root=True):
-    photos = Located(list(keys), np.arange(len(keys)), tmp_path if root else None, Notes())
-    given = np.ones(len(image), bool) if given is None else np.array(given, bool)
-    return place_boxes(boxes(*pixels), given, np.array(image, np.int64), np.array(sizes, np.float64), photos)
+def regions(tmp_path, keys, image, pixels, sizes, root=True):
+    photos = ImageKeys(list(keys), np.arange(len(keys)), tmp_path if root else None, Notes())
+    points = np.zeros(len(image), bool)
+    return regions_of_pixels(boxes(*pixels), points, np.array(image, np.int64), np.array(sizes, np.float64), photos)
 
 
 def test_boxes_of_turned_photos(tmp_path, make_photo):
@@ -146,7 +154,7 @@ def test_boxes_of_turned_photos(tmp_path, make_photo):
     for key, orientation in zip("abcde", (6, 6, 2, 1, 1), strict=True):
         make_photo(key, size=(40, 20), orientation=orientation)
     sizes = [(40, 20), (20, 40), (40, 20), (40, 20), (40, 40)]
-    placed = place(tmp_path, "abcde", [0, 1, 2, 3, 4], [(4, 2, 8, 6)] * 5, sizes)
+    found = regions(tmp_path, "abcde", [0, 1, 2, 3, 4], [(4, 2, 8, 6)] * 5, sizes)
     expected = [
         (0.7, 0.1, 0.9, 0.2),
         (0.2, 0.05, 0.4, 0.15),
@@ -154,13 +162,16 @@ def test_boxes_of_turned_photos(tmp_path, make_photo):
         (0.1, 0.1, 0.2, 0.3),
         (0.1, 0.05, 0.2, 0.15),
     ]
-    np.testing.assert_allclose(placed.locations, expected, atol=1e-12)
-    assert placed.messages == (
+    np.testing.assert_allclose(found.locations, expected, atol=1e-12)
+    assert found.messages == (
         "1 photos are turned by EXIF, and their boxes were turned with them",
-        "1 photos are turned by EXIF, and their boxes were so already",
-        "1 photos are turned or mirrored by EXIF; their boxes are taken to be so already, nothing tells",
+        "1 photos are turned by EXIF, and their boxes were in that frame already",
+        "1 photos are turned or mirrored by EXIF; the file does not show the frame of their boxes, and the "
+        "displayed one is assumed",
     )
-    assert placed.warnings == ("1 photos have another shape than the file says, boxes may be off, for example 'e'",)
+    assert found.warnings == (
+        "1 photos have another aspect ratio than the file says, so their boxes may be misplaced, for example 'e'",
+    )
 
 
 def test_boxes_of_one_turned_photo_among_others_in_any_order(tmp_path, make_photo):
@@ -168,19 +179,20 @@ def test_boxes_of_one_turned_photo_among_others_in_any_order(tmp_path, make_phot
     make_photo("b", size=(40, 20), orientation=3)
     make_photo("c", size=(40, 20), orientation=8)
     pixels = [(0, 0, 20, 10), (0, 0, 4, 4), (20, 10, 40, 20), (X, X, X, X), (4, 4, 8, 8)]
-    placed = place(tmp_path, "abc", [2, 0, 2, 2, 1], pixels, [(40, 20)] * 3, given=[True, True, True, False, True])
+    found = regions(tmp_path, "abc", [2, 0, 2, 2, 1], pixels, [(40, 20)] * 3)
     # Orientation 8: x' = y, y' = 1 - x. The upper left quarter comes to the lower left, lower right to upper right.
     expected = [(0, 0.5, 0.5, 1), (0, 0, 0.1, 0.2), (0.5, 0, 1, 0.5), (X,) * 4, (0.1, 0.2, 0.2, 0.4)]
-    np.testing.assert_allclose(placed.locations, expected, atol=1e-12)
-    assert placed.fault.tolist() == [0] * 5
+    np.testing.assert_allclose(found.locations, expected, atol=1e-12)
+    assert found.fault.tolist() == [OK, OK, OK, NOT_NUMBERS, OK]
 
 
 def test_the_displayed_size_stands_in_for_one_that_is_not_declared(tmp_path, make_photo):
     make_photo("a", size=(40, 20), orientation=6)
-    placed = place(tmp_path, "a", [0], [(4, 2, 8, 6)], [(X, X)])
-    np.testing.assert_allclose(placed.locations, [(0.2, 0.05, 0.4, 0.15)])
-    assert placed.messages == (
-        "1 photos are turned or mirrored by EXIF; their boxes are taken to be so already, nothing tells",
+    found = regions(tmp_path, "a", [0], [(4, 2, 8, 6)], [(X, X)])
+    np.testing.assert_allclose(found.locations, [(0.2, 0.05, 0.4, 0.15)])
+    assert found.messages == (
+        "1 photos are turned or mirrored by EXIF; the file does not show the frame of their boxes, and the "
+        "displayed one is assumed",
     )
 
 
@@ -188,42 +200,37 @@ def test_fractions_are_turned_like_pixels(tmp_path, make_photo):
     """As in `test_boxes_of_turned_photos`: "a" declares the stored size, "b" the displayed one, "c" nothing."""
     for key in "abc":
         make_photo(key, size=(40, 20), orientation=6)
-    photos = Located([*"abc"], np.arange(3), tmp_path, Notes())
+    photos = ImageKeys([*"abc"], np.arange(3), tmp_path, Notes())
     fractions = boxes(*[(0.1, 0.1, 0.2, 0.3)] * 3, (0.1, 0.2, 0.1, 0.2), (0, 0, 1.0015, 1.01))
     image, point = np.array([0, 1, 2, 0, 1]), np.array([False, False, False, True, False])
     sizes = np.array([(40, 20), (20, 40), (X, X)])
-    placed = place_fractions(fractions, np.ones(5, bool), image, sizes, photos, point)
+    found = regions_of_fractions(fractions, point, image, sizes, photos)
     expected = [(0.7, 0.1, 0.9, 0.2), (0.1, 0.1, 0.2, 0.3), (0.1, 0.1, 0.2, 0.3), (0.8, 0.1, 0.8, 0.1), (0, 0, 1, 1)]
-    np.testing.assert_allclose(placed.locations, expected, atol=1e-12)
+    np.testing.assert_allclose(found.locations, expected, atol=1e-12)
     turned = "photos are turned by EXIF, and their boxes and points were"
-    assert placed.messages == (
+    assert found.messages == (
         "1 boxes reached beyond their photo and were cut at its edge",
         f"1 {turned} turned with them",
-        f"1 {turned} so already",
-        "1 photos are turned or mirrored by EXIF; their boxes and points are taken to be so already, nothing tells",
+        f"1 {turned} in that frame already",
+        "1 photos are turned or mirrored by EXIF; the file does not show the frame of their boxes and points, and the "
+        "displayed one is assumed",
     )
 
 
 def test_without_photos_declared_sizes_are_taken_as_they_are(tmp_path):
-    placed = place(tmp_path, "ab", [0, 1], [(4, 2, 8, 6)] * 2, [(40, 20), (X, X)], root=False)
-    np.testing.assert_allclose(placed.locations, [(0.1, 0.1, 0.2, 0.3), (X,) * 4])
-    assert placed.fault.tolist() == [OK, UNKNOWN_SIZE]
-    assert placed.messages == ()
+    found = regions(tmp_path, "ab", [0, 1], [(4, 2, 8, 6)] * 2, [(40, 20), (X, X)], root=False)
+    np.testing.assert_allclose(found.locations, [(0.1, 0.1, 0.2, 0.3), (X,) * 4])
+    assert found.fault.tolist() == [OK, UNKNOWN_SIZE]
+    assert found.messages == ()
 
 
 def test_photos_that_cannot_be_opened_are_counted(tmp_path, make_photo):
     (tmp_path / "a").write_bytes(b"not a photo")
-    placed = place(tmp_path, "a", [0], [(4, 2, 8, 6)], [(40, 20)])
-    np.testing.assert_allclose(placed.locations, [(0.1, 0.1, 0.2, 0.3)])
-    assert placed.messages == ("1 photos have a header that cannot be read; their boxes are taken as they are",)
-
-
-def test_photos_without_boxes_are_not_opened(tmp_path):
-    """The file is not even there."""
-    placed = place(tmp_path, "a", [0], [(X,) * 4], [(40, 20)], given=[False])
-    assert placed.messages == ()
+    found = regions(tmp_path, "a", [0], [(4, 2, 8, 6)], [(40, 20)])
+    np.testing.assert_allclose(found.locations, [(0.1, 0.1, 0.2, 0.3)])
+    assert found.messages == ("1 photos have a header that cannot be read; their boxes are taken as they are",)
 
 
 def test_no_boxes(tmp_path):
-    placed = place(tmp_path, "", [], [], np.zeros((0, 2)), given=[])
-    assert placed.locations.shape == (0, 4)
+    found = regions(tmp_path, "", [], [], np.zeros((0, 2)))
+    assert found.locations.shape == (0, 4)

@@ -6,7 +6,7 @@ from seen import facts, labels, readings
 
 from fewtags.errors import DataError
 from fewtags.formats.coco import read_coco
-from fewtags.formats.common import ReadOptions
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import Label
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
@@ -106,7 +106,10 @@ def test_a_box_that_cannot_be_used_leaves_the_label(write, bbox, fault):
     assert [(e.item, e.reason) for e in table.notes.excluded] == [
         ("annotation 4", f"its box {fault}; its label is kept")
     ]
-    assert "instances.json: 1 boxes cannot be used, see the excluded list; the labels are kept" in table.notes.messages
+    assert (
+        "instances.json: 1 boxes or points cannot be used, see the excluded list; the labels are kept"
+        in table.notes.messages
+    )
 
 
 # An L of 3 pixels in 2 x 2, as polygon and as run lengths of 200 x 100 pixels: column 60 has rows 30 and 31, 61 has 31.
@@ -129,7 +132,7 @@ def test_a_point_is_drawn_in_each_mask(write, mask):
     table = read_coco(file, options=ReadOptions(places="points"))
     assert set(points(table)) == L_PIXELS
     assert len(np.unique(table.locations.boxes[:, 0])) == 60  # anywhere in the pixel, not at its corner
-    assert "instances.json: 60 points drawn in masks, 0 in boxes without a mask (point_seed 0)" in table.notes.messages
+    assert "instances.json: 60 points drawn in masks, 0 in boxes without a mask; point_seed 0" in table.notes.messages
 
 
 def test_a_point_hangs_on_seed_and_id_alone(write):
@@ -159,9 +162,9 @@ def test_a_point_is_drawn_in_the_box_where_the_mask_has_no_pixel(write, mask):
     assert (y >= 10).all()
     assert (y < 30).all()
     assert x.max() - x.min() > 20
-    why = ", of which 40 have an outline that is damaged or holds no pixel" if mask else ""
-    said = f"instances.json: 0 points drawn in masks, 40 in boxes without a mask{why} (point_seed 0)"
-    assert said in table.notes.messages
+    why = " (40 have an outline that is damaged or has no pixel)" if mask else ""
+    message = f"instances.json: 0 points drawn in masks, 40 in boxes without a mask{why}; point_seed 0"
+    assert message in table.notes.messages
 
 
 def test_points_where_there_is_no_place_or_a_broken_one(write):
@@ -177,7 +180,10 @@ def test_points_where_there_is_no_place_or_a_broken_one(write):
     assert [(e.item, e.reason) for e in table.notes.excluded] == [
         ("annotation 2", "its point lies outside the photo; its label is kept")
     ]
-    assert "instances.json: 1 points cannot be used, see the excluded list; the labels are kept" in table.notes.messages
+    assert (
+        "instances.json: 1 boxes or points cannot be used, see the excluded list; the labels are kept"
+        in table.notes.messages
+    )
 
 
 def test_places_may_be_left_out(write):
@@ -252,7 +258,7 @@ def test_photos_that_are_not_there(write, make_photo, tmp_path):
     table = read_coco(file, tmp_path / "p")
     assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {"cat": P}}
     assert [(e.item, e.kind) for e in table.notes.excluded] == [("gone.jpg", "missing")]
-    assert "instances.json: 1 annotations belong to photos that are left out" in table.notes.messages
+    assert "instances.json: 1 labels belong to photos that are left out" in table.notes.messages
 
 
 def test_an_image_of_two_sizes_is_refused(write):
@@ -260,9 +266,7 @@ def test_an_image_of_two_sizes_is_refused(write):
     file = write([image(1, "a.jpg"), image(2, "a.jpg", 400, 200)], [annotation(1, 1, 17), annotation(2, 2, 1)])
     with pytest.raises(DataError) as error:
         read_coco(file)
-    assert str(error.value) == (
-        f"{file}: 'a.jpg' has 200 x 100 pixels and, as image id 2, 400 x 200; mend one of them."
-    )
+    assert str(error.value) == (f"{file}: 'a.jpg' has 200 x 100 pixels and, as image id 2, 400 x 200; fix one of them.")
 
 
 def test_an_image_in_two_splits(write):
@@ -283,7 +287,7 @@ def test_lvis(write):
     assert labels(table) == {"train2017/000000000009.jpg": {"toothbrush": P, "person": N, "cat": N}, "b.jpg": {}}
     assert readings(table)["class in neg_category_ids"] == ("negative", 2)
     assert [e.reason for e in table.notes.excluded] == ["neg_category_ids names 5, which is not among the categories"]
-    assert any("not_exhaustive_category_ids of 1 images ignored" in m for m in table.notes.messages)
+    assert any("1 images have not_exhaustive_category_ids, which are ignored" in m for m in table.notes.messages)
 
 
 @pytest.mark.parametrize("ids", [3, {"a": 1}, [[1]], [None], "person"])
@@ -334,7 +338,7 @@ def test_objects365(tmp_path, make_photo, parts, where):
 
 def test_only_names_of_objects365_are_shortened(write, make_photo, tmp_path):
     make_photo("a.jpg")
-    with pytest.raises(DataError, match=r"Cut 'images/v1/patch8' off the paths in the file"):
+    with pytest.raises(DataError, match=r"Remove 'images/v1/patch8' from the paths in the file"):
         read_coco(write([image(1, "images/v1/patch8/a.jpg")], [annotation(1, 1, 17)]), tmp_path)
 
 
@@ -378,8 +382,8 @@ def test_polygons_are_not_needed(write):
     [
         ('{"images": [', "line 1, column 13: not valid JSON (Expecting value); is the file complete?"),
         ("[]", "a list, as detectors write their results; pass the file with images, annotations and categories."),
-        ('{"images": []}', "expected a list 'annotations' as in COCO instances files; the file holds 'images'."),
-        ("3", "expected a list 'images' as in COCO instances files; the file holds 3."),
+        ('{"images": []}', "expected a list 'annotations' as in COCO instances files; the file has 'images'."),
+        ("3", "expected a list 'images' as in COCO instances files; the file has 3."),
         ('{"images": [1], "annotations": []}', "images[0] is 1; expected an object."),
         (
             '{"images": [], "annotations": [], "categories": []}',
@@ -406,7 +410,7 @@ def test_hostile_files_are_our_error(tmp_path, data):
 @pytest.mark.parametrize(
     ("categories", "message"),
     [
-        ([{"id": 1, "name": "a"}, {"id": 1, "name": "b"}], "category id 1 stands for 'a' and for 'b'; renumber one."),
+        ([{"id": 1, "name": "a"}, {"id": 1, "name": "b"}], "category id 1 is used for 'a' and for 'b'; renumber one."),
         ([{"id": 1}], "categories[0] has id 1 and name None; both must be given."),
         ([{"id": [1], "name": "a"}], "categories[0] has id [1] and name 'a'; both must be given."),
         ([{"id": 1, "name": " "}], "categories[0] has id 1 and name ' '; both must be given."),
@@ -420,7 +424,7 @@ def test_broken_categories(write, categories, message):
 
 
 def test_broken_image_ids(write):
-    with pytest.raises(DataError, match=r"image id 1 stands for 'a\.jpg' and for 'b\.jpg'; renumber one\."):
+    with pytest.raises(DataError, match=r"image id 1 is used for 'a\.jpg' and for 'b\.jpg'; renumber one\."):
         read_coco(write([image(1, "a.jpg"), image(1, "b.jpg")], []))
     with pytest.raises(DataError, match=r"images\[0\] has id None; expected a number\."):
         read_coco(write([{"file_name": "a.jpg"}], []))

@@ -3,9 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewtags.errors import ConfigError, DataError
+from fewtags.errors import DataError
 from fewtags.formats.common import (
-    ReadOptions,
     close_images,
     distinct,
     distinct_facts,
@@ -99,21 +98,6 @@ def test_some_of_a_list():
     assert some([*"abcdefg"]) == "'a', 'b', 'c', 'd', 'e' and 2 more"
 
 
-def test_options_refuse_what_is_not_known():
-    with pytest.raises(ConfigError) as error:
-        ReadOptions(uncertain="one")
-    assert str(error.value) == "uncertain = 'one' (did you mean 'ones'?): expected one of ignore, ones, zeros."
-    with pytest.raises(ConfigError, match=r"blank = 'absent': expected one of unknown, negative\."):
-        ReadOptions(blank="absent")
-
-
-def test_points_are_pixels_fractions_or_not_said():
-    assert [ReadOptions(points=p).points for p in (None, "pixels", "fractions")] == [None, "pixels", "fractions"]
-    with pytest.raises(ConfigError) as error:
-        ReadOptions(points="pixel")
-    assert str(error.value) == "points = 'pixel' (did you mean 'pixels'?): expected one of pixels, fractions."
-
-
 def test_classes_of_one_name_stay_apart():
     classes = named_classes({3: "crane", 0: "cup", 9: "crane"})
     assert (classes.ids, classes.names) == (("crane#3", "cup", "crane#9"), ("crane", "cup", "crane"))
@@ -132,26 +116,3 @@ def test_numbers_that_only_python_reads_are_none():
 
 def test_texts_that_no_file_can_hold_are_empty():
     assert [plain_text(value) for value in (" a ", "\ud800", 3, None)] == ["a", "", "", ""]
-
-
-def test_options_refuse_a_word_with_two_meanings():
-    with pytest.raises(ConfigError, match="the word 'x' has two meanings"):
-        ReadOptions(positive_words=("X ",), unknown_words=("x",))
-    assert ReadOptions(positive_words=("x", "X")).positive_words == ("x", "X")
-
-
-def test_options_refuse_a_text_for_several_names():
-    with pytest.raises(ConfigError, match=r"columns takes several names; write \('cat',\)\."):
-        ReadOptions(columns="cat")
-
-
-def test_options_refuse_other_places():
-    with pytest.raises(ConfigError) as error:
-        ReadOptions(places="point")
-    assert str(error.value) == "places = 'point' (did you mean 'points'?): expected one of boxes, points, none."
-
-
-def test_options_without_effect():
-    options = ReadOptions(complete=True, difficult="positive", delimiter=";")
-    assert options.without_effect(["complete", "delimiter"]) == ["difficult"]
-    assert ReadOptions().without_effect([]) == []

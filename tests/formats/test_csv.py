@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from seen import labels
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
 from fewtags.formats.csv import read_csv
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import ClassNames, Label
 from fewtags.table.storage import write_csv
 from fewtags.table.table import LabelTable
@@ -79,25 +79,25 @@ def test_an_unknown_word_names_its_cell_and_the_cure(read, tmp_path):
     with pytest.raises(DataError) as error:
         read("image,cat,dog\na.jpg,1,0\nb.jpg,0,perhaps\nc.jpg,maybe,1\nd.jpg,maybe,1\ne.jpg,1,1\nf.jpg,0,0\n")
     assert str(error.value) == (
-        f"{tmp_path}/labels.csv row 3, column 'dog': 'perhaps' says neither present (1, yes) nor absent (0, no) (2 "
-        "more such cells). Mend the cell, add the word to positive_words, negative_words or unknown_words, or pass as "
+        f"{tmp_path}/labels.csv row 3, column 'dog': 'perhaps' means neither present (1, yes) nor absent (0, no) (2 "
+        "more such cells). Fix the cell, add the word to positive_words, negative_words or unknown_words, or pass as "
         "columns those that are classes."
     )
 
 
 def test_a_column_of_other_numbers_is_an_error_when_chosen(read):
-    with pytest.raises(DataError, match=r"row 2, column 'age': '68' says neither present"):
+    with pytest.raises(DataError, match=r"row 2, column 'age': '68' means neither present"):
         read("image,cat,age\na.jpg,1,68\n", columns=("cat", "age"))
 
 
-def test_class_columns_of_1_and_minus_1_are_told(read):
+def test_class_columns_of_1_and_minus_1_are_reported(read):
     text = "image,cat,dog\na.jpg,1,-1\nb.jpg,-1,1\n"
     table = read(text)
     assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {"dog": P}}
     assert table.notes.warnings == (
-        "labels.csv, class columns: nothing says absent (0), and -1 is read as uncertain, so that these 2 cells are "
-        "unknown. If -1 means absent, pass --set data.uncertain=zeros; if it does mean uncertain, --set "
-        "'data.unknown_words=[\"-1\"]' says so.",
+        "labels.csv, class columns: no word means absent (0), and -1 is read as uncertain, so that 2 cells are "
+        "unknown. If -1 means absent, pass --set data.uncertain=zeros; if it means uncertain, pass --set "
+        "'data.unknown_words=[\"-1\"]' to confirm it.",
     )
     cured = read(text, uncertain="zeros")
     assert labels(cured) == {"a.jpg": {"cat": P, "dog": N}, "b.jpg": {"cat": N, "dog": P}}
@@ -116,7 +116,7 @@ def test_rows_of_one_image_are_joined(read):
     assert len(table.facts) == 4  # cat once, dog, cow twice
     assert table.summary().contradictions == 1
     assert table.notes.messages[-2:] == (
-        "labels.csv: 2 rows speak of an image that has a row already, and are joined with it",
+        "labels.csv: 2 rows name an image that has a row already, and are joined with it",
         "labels.csv: 1 labels are present in one row and absent in another: unknown",
     )
 
@@ -133,12 +133,12 @@ def test_class_columns_agree_with_a_plain_loop(read, rows, complete):
     got = labels(table)
     for i in {row[0] for row in rows}:
         for k, name in enumerate("abc", 1):
-            said = {row[k] for row in rows if row[0] == i}
-            if {"0", "1"} <= said:
+            stated = {row[k] for row in rows if row[0] == i}
+            if {"0", "1"} <= stated:
                 expected = None
-            elif "1" in said:
+            elif "1" in stated:
                 expected = P
-            elif "0" in said or (complete and "-1" not in said):
+            elif "0" in stated or (complete and "-1" not in stated):
                 expected = N
             else:
                 expected = None
@@ -164,8 +164,8 @@ def test_class_columns_agree_with_a_plain_loop(read, rows, complete):
 def test_separators(read, cells, separator, names):
     table = read("image,tags\n" + "".join(f"{i}.jpg,{cell}\n" for i, cell in enumerate(cells)))
     assert list(table.classes.ids) == names
-    said = f"labels.csv: tags cut at {separator!r}" if separator else "labels.csv: one tag a row"
-    assert said in table.notes.messages
+    message = f"labels.csv: tags split at {separator!r}" if separator else "labels.csv: one tag a row"
+    assert message in table.notes.messages
     assert not (table.matrix.dense() == N).any()
 
 
@@ -212,7 +212,7 @@ def test_tags_in_one_row_and_none_in_another(read):
     assert labels(table) == {"a.jpg": {"dog": N}, "b.jpg": {"dog": P}}
     assert table.summary().contradictions == 1
     assert table.notes.messages[-1] == (
-        "labels.csv: 1 images have tags in one row and none of the classes in another: unknown"
+        "labels.csv: 1 labels are in an image that is stated to show none of the classes: unknown"
     )
 
 
@@ -225,7 +225,7 @@ def test_one_tag_a_row(read):
 @pytest.mark.parametrize(
     ("cell", "message"),
     [
-        ("none|cat", "row 2, column 'tags': 'none|cat' says both 'none' and a class; mend the cell."),
+        ("none|cat", "row 2, column 'tags': 'none|cat' has both 'none' and a class; fix the cell."),
         (
             "\"['cat', 'dog']\"",
             "row 2, column 'tags': \"['cat', 'dog']\" looks like a list of a programming language; write the tags as "
@@ -377,5 +377,5 @@ def test_rows_without_an_image(read):
 
 @pytest.mark.parametrize("text", ["image,tags\n", "image,tags\na.jpg,none\n", "image,tags\na.jpg,|\n"])
 def test_nothing_to_learn(read, text):
-    with pytest.raises(DataError, match=r"no row names a class, so there is nothing to learn|cannot tell which"):
+    with pytest.raises(DataError, match=r"no row names a class, so there is nothing to learn|it is not clear which"):
         read(text)

@@ -1,9 +1,9 @@
 import pytest
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
 from fewtags.formats.csv_layout import find_layout
-from fewtags.formats.delimited import read_sheet
+from fewtags.formats.options import ReadOptions
+from fewtags.formats.sheet import read_sheet
 
 
 @pytest.fixture
@@ -57,11 +57,11 @@ def test_layouts(layout, text, expected):
     assert got[:4] == expected
 
 
-def test_the_columns_that_are_read_and_ignored_are_said(layout):
+def test_the_columns_that_are_read_and_ignored_are_reported(layout):
     _, _, _, _, messages = layout("image;split;cat;dog;age\na.jpg;train;1;0;68\nb.jpg;val;;0;42\n")
     assert messages == (
         "a.csv: 2 rows, cells separated by ';'; images in 'image', 2 class columns 'cat', 'dog', split in 'split'",
-        "a.csv: column 'age' ignored, it holds '68', '42'",
+        "a.csv: column 'age' ignored, its values are '68', '42'",
     )
 
 
@@ -81,25 +81,24 @@ def test_columns_that_are_chosen(layout):
     [
         (
             "a,b\n1,2\n",
-            "no column is called 'image' or holds photo names; its columns are 'a', 'b'. Pass image_column.",
+            "no column is called 'image' or has photo names; its columns are 'a', 'b'. Pass image_column.",
         ),
         (
             "image,tags,labels\na.jpg,red,big\n",
-            "'tags', 'labels' may all hold labels; pass as columns the one of tags, or those of the classes.",
+            "'tags', 'labels' may all be labels; pass as columns the one of tags, or those of the classes.",
         ),
         (
             "image,tags,cat,dog\na.jpg,x,1,0\n",
-            "'tags', 'cat', 'dog' may all hold labels; pass as columns the one of tags, or those of the classes.",
+            "'tags', 'cat', 'dog' may all be labels; pass as columns the one of tags, or those of the classes.",
         ),
         (
             "image,label\na.jpg,0\nb.jpg,1\n",
-            "the values of 'label' ('0', '1') say whether 'label' is there, or are names of classes; pass "
+            "the values of 'label' ('0', '1') may state whether 'label' is present, or name classes; pass "
             "columns=('label',) for the former, tags_separator for the latter.",
         ),
         (
             "image,place,time\na.jpg,here,now\n",
-            "cannot tell which of 'place', 'time' holds labels; pass columns with the column of tags, or with one "
-            "column per class.",
+            "it is not clear which of 'place', 'time' has labels; pass as columns the one of tags, or one per class.",
         ),
     ],
 )
@@ -160,7 +159,7 @@ def points(tmp_path):
         ),
         # Whoever says which columns are labels says that x and y are none.
         (POINTS, {"columns": ("class",)}, ("tags", ["class"], [], None, [])),
-        # x and y beside class columns, or one alone, are no points.
+        # x and y beside class columns, or one alone, are not points.
         ("image,x,y,cat\na.jpg,300,4,1\n", {}, ("classes", ["cat"], [], None, [])),
         ("image,class,x\na.jpg,cat,3\n", {}, ("tags", ["class"], [], None, [])),
     ],
@@ -169,13 +168,13 @@ def test_points(points, text, options, expected):
     assert points(text, **options) == expected
 
 
-def test_points_are_said(layout):
+def test_points_are_reported(layout):
     assert layout(POINTS, points="pixels")[4] == (
         "a.csv: 1 rows, cells separated by ','; images in 'image', one label a row, points in pixels in 'x' and 'y'",
     )
     assert layout(POINTS, points="fractions")[4][1:] == (
-        "a.csv: column 'width' ignored, it holds '20'",
-        "a.csv: column 'height' ignored, it holds '10'",
+        "a.csv: column 'width' ignored, its values are '20'",
+        "a.csv: column 'height' ignored, its values are '10'",
     )
 
 
@@ -186,13 +185,13 @@ def test_points_are_said(layout):
             POINTS,
             {},
             "are the columns 'x' and 'y' points in pixels or in fractions of the photo? Pass points (--set "
-            "data.points=pixels, or fractions), or call them x_px and y_px; if they are no points, pass as columns "
-            "those that hold labels.",
+            "data.points=pixels, or fractions), or call them x_px and y_px; if they are not points, pass as columns "
+            "those with labels.",
         ),
         (
             "image,class,x_px,y_px\na.jpg,cat,3,4\n",
             {"points": "fractions"},
-            "the columns x_px and y_px are pixels, but points says fractions.",
+            "the columns x_px and y_px are pixels, but the option points is fractions.",
         ),
         (
             "image,tags\na.jpg,cat\n",
@@ -202,12 +201,12 @@ def test_points_are_said(layout):
         (
             "image,label,category,x_px,y_px\na.jpg,cat,pet,3,4\n",
             {},
-            "'label', 'category' may all hold the class of each point; pass as columns the one that does.",
+            "'label', 'category' may all be the class of each point; pass as columns the one that is.",
         ),
         (
             "image,species,x_px,y_px\na.jpg,cat,3,4\n",
             {},
-            "no column is called 'class' with the class of each point; pass as columns the one that does.",
+            "no column is called 'class' for the class of each point; pass as columns the one that is.",
         ),
     ],
 )

@@ -1,11 +1,11 @@
-"""Points in text tables; labels and boxes, one a row, are tested through `read_csv` in test_table_csv."""
+"""Points in text tables; labels and boxes, one a row, are tested through `read_csv` in test_csv.py."""
 
 import pytest
 from seen import labels
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
 from fewtags.formats.csv import read_csv
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import Label
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
@@ -50,7 +50,7 @@ def test_points_in_fractions(read):
         ("column 'class'", "cat"): ("positive", 1),
         ("column 'class'", "dog"): ("positive", 2),
         ("columns 'x' and 'y'", "x, y"): ("a point, in fractions", 2),
-        ("columns 'x' and 'y'", "(blank)"): ("no place", 3),
+        ("columns 'x' and 'y'", "(blank)"): ("no region", 3),
     }
     assert read(text, points="fractions", none_folder="").classes.ids == ("None", "cat", "dog")
     assert labels(read(text, points="fractions", complete=True))["b.jpg"] == {"cat": N, "dog": P}
@@ -64,8 +64,8 @@ def test_points_in_pixels_of_the_photo(read, make_photo):
     assert points(table) == [("a.jpg", "cat", 0.25, 0.25), ("b.jpg", "cat", 0.5, 0.25)]
     assert readings(table)["columns 'x_px' and 'y_px'", "x, y"] == ("a point, in pixels", 2)
     assert (
-        "1 photos are turned or mirrored by EXIF; their points are taken to be so already, nothing tells"
-        in table.notes.messages
+        "1 photos are turned or mirrored by EXIF; the file does not show the frame of their points, and the "
+        "displayed one is assumed" in table.notes.messages
     )
 
 
@@ -81,17 +81,17 @@ def test_points_in_pixels_of_a_size_that_is_given(read, make_photo):
 @pytest.mark.parametrize(
     ("rows", "trouble"),
     [
-        ("a.jpg,cat,5,5,wide,100", "row 2, column 'width': 'wide' is no number of pixels; mend the cell, or leave"),
+        ("a.jpg,cat,5,5,wide,100", "row 2, column 'width': 'wide' is not a number of pixels; fix the cell, or leave"),
         (
             "a.jpg,cat,5,5,200,0",
-            "row 2, column 'height': '0' is no number of pixels; mend the cell, or leave it blank.",
+            "row 2, column 'height': '0' is not a number of pixels; fix the cell, or leave it blank.",
         ),
         (
             "a.jpg,cat,5,5,200,100\na.jpg,dog,5,5,400,100",
-            "row 3, column 'width': '400', but the photo has 200 in a row before; mend one of them.",
+            "row 3, column 'width': '400', but an earlier row has 200; fix one of them.",
         ),
-        ("a.jpg,cat,1_0,5,200,100", "row 2, column 'x_px': '1_0' is no number of pixels; mend the cell, or leave it"),
-        ("a.jpg,cat,\u0663,5,200,100", "row 2, column 'x_px': '\u0663' is no number of pixels; mend the cell"),
+        ("a.jpg,cat,1_0,5,200,100", "row 2, column 'x_px': '1_0' is not a number of pixels; fix the cell, or leave it"),
+        ("a.jpg,cat,\u0663,5,200,100", "row 2, column 'x_px': '\u0663' is not a number of pixels; fix the cell"),
     ],
 )
 def test_numbers_that_would_move_points_are_refused(read, tmp_path, rows, trouble):
@@ -105,11 +105,11 @@ def test_a_blank_size_is_that_of_another_row(read):
     assert points(table) == [("a.jpg", "cat", 0.25, 0.25), ("a.jpg", "dog", 0.5, 0.5)]
 
 
-def test_a_state_of_minus_one_without_a_zero_is_told(read):
+def test_a_state_of_minus_one_without_a_zero_is_reported(read):
     table = read("image,class,state\na.jpg,cat,1\nb.jpg,cat,-1\n")
     assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {}}
     assert [w.partition(",")[0] for w in table.notes.warnings] == ["labels.csv"]
-    assert "column 'state': nothing says absent (0), and -1 is read as uncertain" in table.notes.warnings[0]
+    assert "column 'state': no word means absent (0), and -1 is read as uncertain" in table.notes.warnings[0]
 
 
 def test_points_that_cannot_be_placed_leave_the_label(read, make_photo, tmp_path):
@@ -126,7 +126,10 @@ def test_points_that_cannot_be_placed_leave_the_label(read, make_photo, tmp_path
     assert [(e.item, e.reason, e.kind) for e in table.notes.excluded][1:] == [
         (f"{tmp_path}/labels.csv row 3", "its point lies outside the photo; its label is kept", "bad-place")
     ]
-    assert "labels.csv: 1 points cannot be used, see the excluded list; the labels are kept" in table.notes.messages
+    assert (
+        "labels.csv: 1 boxes or points cannot be used, see the excluded list; the labels are kept"
+        in table.notes.messages
+    )
     alone = read(text)
     assert [p[2:] for p in points(alone)] == [(None, None)] * 4
     assert {e.reason for e in alone.notes.excluded} == {
@@ -152,7 +155,7 @@ def test_points_with_states(read):
         (
             "image,class,x,y\na.jpg,cat,12,inf\n",
             "pixels",
-            "row 2, column 'y': 'inf' is no number of pixels; mend the cell, or leave it blank.",
+            "row 2, column 'y': 'inf' is not a number of pixels; fix the cell, or leave it blank.",
         ),
         (
             "image,class,x,y\na.jpg,cat,3,4\na.jpg,cat,3,\n",
@@ -162,17 +165,17 @@ def test_points_with_states(read):
         (
             "image,class,x,y\na.jpg,cat,3,4\na.jpg,,3,4\n",
             "pixels",
-            "row 3: a point says where a class is, but no class is said to be there.",
+            "row 3: a point locates a class, but the row states no class to be present.",
         ),
         (
             "image,class,state,x,y\na.jpg,cat,0,3,4\n",
             "pixels",
-            "row 2: a point says where a class is, but no class is said to be there.",
+            "row 2: a point locates a class, but the row states no class to be present.",
         ),
         (
             "image,class,x,y\na.jpg,cat,3,4\na.jpg,none,3,4\n",
             "pixels",
-            "row 3: a point says where a class is, but no class is said to be there.",
+            "row 3: a point locates a class, but the row states no class to be present.",
         ),
     ],
 )
@@ -183,5 +186,5 @@ def test_broken_points(read, tmp_path, text, unit, message):
 
 
 def test_points_and_boxes_do_not_share_a_table(read):
-    with pytest.raises(DataError, match="has columns of points and 'x0' of a box; leave one kind in the table"):
+    with pytest.raises(DataError, match="has columns of points and 'x0' of a box; keep one kind in the table"):
         read("image,class,x_px,y_px,x0,y0,x1,y1\na.jpg,cat,3,4,0,0,1,1\n")

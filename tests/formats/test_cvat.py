@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from seen import facts, labels, readings
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
-from fewtags.formats.cvat import _turned, _turned_ellipse, read_cvat
+from fewtags.formats.cvat import _rotated, _rotated_ellipse, read_cvat
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import Label
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
@@ -87,7 +87,7 @@ def test_a_tag_none(write):
     assert readings(table)["tag 'None'"] == ("none of the classes", 2)
     assert "image without shape or tag" not in readings(table)
     assert (
-        "annotations.xml: 1 labels are in an image that is said to show none of the classes: unknown"
+        "annotations.xml: 1 labels are in an image that is stated to show none of the classes: unknown"
         in table.notes.messages
     )
     assert read_cvat(file, options=ReadOptions(none_folder="")).classes.ids == (*LABELS, "None")
@@ -128,17 +128,17 @@ def test_turned_boxes_agree_with_turned_corners(cx, cy, w, h, degrees):
     a = math.radians(degrees)
     corners = np.array([[-w, -h], [w, -h], [w, h], [-w, h]]) / 2
     turned = corners @ np.array([[math.cos(a), math.sin(a)], [-math.sin(a), math.cos(a)]]) + [cx, cy]
-    np.testing.assert_allclose(_turned(cx, cy, w, h, degrees), [*turned.min(0), *turned.max(0)], atol=1e-9)
+    np.testing.assert_allclose(_rotated(cx, cy, w, h, degrees), [*turned.min(0), *turned.max(0)], atol=1e-9)
 
 
 @given(*[st.floats(1, 40)] * 2, st.floats(-400, 400))
-def test_turned_ellipses_agree_with_many_points_of_them(rx, ry, degrees):
+def test_rotated_ellipses_agree_with_many_points_of_them(rx, ry, degrees):
     """4,000 points of an outline miss its extremes by less than (pi / 4000)^2 / 2 of the larger half axis."""
     a, t = math.radians(degrees), np.linspace(0, 2 * np.pi, 4001)
     x = rx * np.cos(t) * math.cos(a) - ry * np.sin(t) * math.sin(a)
     y = rx * np.cos(t) * math.sin(a) + ry * np.sin(t) * math.cos(a)
     expected = [3 + x.min(), 5 + y.min(), 3 + x.max(), 5 + y.max()]
-    np.testing.assert_allclose(_turned_ellipse(3, 5, rx, ry, degrees), expected, atol=2e-5)
+    np.testing.assert_allclose(_rotated_ellipse(3, 5, rx, ry, degrees), expected, atol=2e-5)
 
 
 def test_sources_attributes_and_occlusion(write):
@@ -252,8 +252,8 @@ def test_labels_in_unknown_places_are_not_lost_in_silence(write):
     table = read_cvat(write(image("a.jpg", tag("cat"), '<sphere label="dog"/>'), f"<job>{image('b.jpg')}</job>"))
     assert labels(table) == {"a.jpg": {"cat": P}}
     assert [(e.item, e.reason, e.kind) for e in table.notes.excluded] == [
-        ("a.jpg, sphere 2 (dog)", "is of no known shape", "unusable"),
-        ("element <job>", "is not known", "unusable"),
+        ("a.jpg, sphere 2 (dog)", "has an unknown shape", "unusable"),
+        ("element <job>", "is an unknown element", "unusable"),
     ]
 
 
@@ -263,7 +263,7 @@ def test_an_image_of_two_sizes_is_refused(write):
     with pytest.raises(DataError) as error:
         read_cvat(file)
     assert str(error.value) == (
-        f"{file}: says 200 x 100 and 400 x 200 pixels of image 'a.jpg'; export it again as 'CVAT for images 1.1'."
+        f"{file}: gives image 'a.jpg' 200 x 100 and 400 x 200 pixels; export it again as 'CVAT for images 1.1'."
     )
     assert len(read_cvat(write(image("a.jpg", box("cat")), image("a.jpg", box("dog"), size=("", "")))).facts) == 2
 
@@ -273,12 +273,12 @@ def test_an_image_of_two_sizes_is_refused(write):
     [
         (
             '<!DOCTYPE annotations [<!ENTITY a "lol">]><annotations>&a;</annotations>',
-            "defines XML entities, which annotations have no use for and attacks are made of",
+            "defines XML entities, which annotations do not need and attacks are made of",
         ),
         ("<annotations><image>", "is not valid XML (no element found: line 1, column 20)"),
         (
             "<annotation/>",
-            "begins with <annotation> (a VOC file: pass its folder) where <annotations> was expected",
+            "begins with <annotation> (a VOC file: pass its folder) instead of <annotations>",
         ),
         ("<annotations><track/></annotations>", "has tracks, as in 'CVAT for video'"),
     ],
@@ -292,8 +292,8 @@ def test_broken_and_dangerous_xml(tmp_path, text, trouble):
 
 
 def test_nothing_to_learn(write, tmp_path):
-    with pytest.raises(DataError, match="it names no label, so there is nothing to learn"):
+    with pytest.raises(DataError, match="the file names no label, so there is nothing to learn"):
         read_cvat(write(image("a.jpg"), head=""))
     (tmp_path / "annotations.xml").unlink()
-    with pytest.raises(DataError, match=r"expected the annotations\.xml of CVAT, or the folder that it is in"):
+    with pytest.raises(DataError, match=r"expected the annotations\.xml of CVAT, or its folder"):
         read_cvat(tmp_path)

@@ -1,9 +1,12 @@
 import re
+import subprocess
+import sys
 
 import pytest
 
 from fewtags.errors import ConfigError, DataError
-from fewtags.formats.detect import detect
+from fewtags.formats import FORMATS, list_formats
+from fewtags.formats.read import detect
 
 OPEN_IMAGES = "ImageID,Source,LabelName,Confidence\n"
 
@@ -59,10 +62,10 @@ def test_the_marks_of_two_formats(write):
     with pytest.raises(DataError) as error:
         detect(folder)
     assert str(error.value) == (
-        f"{folder} could be voc (Annotations/) and yolo (label files in {folder.name}/labels/); say which: "
-        "format=voc (--set data.format=voc), for example."
+        f"{folder} could be voc (Annotations/) and yolo (label files in {folder.name}/labels/); pass the one to read, "
+        "as in format=voc (--set data.format=voc)."
     )
-    assert detect(folder, "yolo") == ("yolo", "as said")
+    assert detect(folder, "yolo") == ("yolo", "as given")
 
 
 @pytest.mark.parametrize(
@@ -90,19 +93,36 @@ def test_files(write, name, text, found):
 
 def test_what_cannot_be(write):
     folder = write({"a.xlsx": "", "b.csv": ""})
-    with pytest.raises(DataError, match=r"a\.xlsx: the ending '\.xlsx' tells no known format; expected a folder of"):
+    with pytest.raises(DataError, match=r"a\.xlsx: no known format has the ending '\.xlsx'; expected a folder of"):
         detect(folder / "a.xlsx")
-    for format in ("csv", "coco", "labelstudio", "parquet"):
-        with pytest.raises(DataError, match=re.escape(f"is a folder, which format {format!r} is not.")):
-            detect(folder, format)
-    for format in ("folder", "voc"):
-        with pytest.raises(DataError, match=re.escape(f"is a file, which format {format!r} is not.")):
-            detect(folder / "b.csv", format)
-    for format in ("yolo", "openimages", "cvat"):
-        assert detect(folder, format)[0] == detect(folder / "b.csv", format)[0] == format
+    kinds = {"folder": (True, False), "voc": (True, False)} | dict.fromkeys(
+        ("yolo", "openimages", "cvat"), (True, True)
+    )
+    for name in FORMATS:
+        for path, readable in zip((folder, folder / "b.csv"), kinds.get(name, (False, True)), strict=True):
+            if readable:
+                assert detect(path, name) == (name, "as given")
+            else:
+                needed = "a file, not a folder" if path == folder else "a folder, not a file"
+                with pytest.raises(DataError, match=re.escape(f"{path}: format {name!r} is read from {needed}.")):
+                    detect(path, name)
     with pytest.raises(ConfigError) as error:
         detect(folder, "yolov8")
-    assert str(error.value) == (
-        "format 'yolov8' is not known (did you mean 'yolo'?); known: folder, csv, coco, voc, yolo, openimages, "
-        "labelstudio, cvat, parquet."
+    assert str(error.value) == (f"format 'yolov8' is not known (did you mean 'yolo'?); known: {', '.join(FORMATS)}.")
+
+
+def test_lists_of_formats_in_words():
+    assert list_formats("title") == (
+        "class folders, CSV, COCO, VOC, YOLO, OpenImages, Label Studio, CVAT or a Parquet label table"
     )
+    assert list_formats("expected").startswith("a folder of class folders, a .csv, .tsv or .txt table, a COCO .json, ")
+
+
+def test_the_list_of_formats_imports_no_reader():
+    """The settings and the command line import it."""
+    code = (
+        "import sys, fewtags.config.sections; from fewtags.formats import check_path; "
+        "print([m for m in ('torch', 'pyarrow', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

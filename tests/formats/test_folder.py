@@ -6,8 +6,8 @@ import pytest
 from seen import labels
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
 from fewtags.formats.folder import read_folder
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import Label
 from fewtags.table.table import Excluded
 
@@ -73,9 +73,9 @@ def test_none_means_known_to_hold_nothing(tmp_path, make_photo):
     assert table.classes.ids == ("cat",)
     assert labels(table) == {"None/b.jpg": {"cat": N}, "cat/a.jpg": {"cat": P}}
     assert readings(table)["None/", "none of the classes"] == 1
-    other = read_folder(tmp_path, ReadOptions(none_folder="empty"))
+    other = read_folder(tmp_path, options=ReadOptions(none_folder="empty"))
     assert other.classes.ids == ("None", "cat")
-    assert read_folder(tmp_path, ReadOptions(none_folder="")).classes.ids == ("None", "cat")
+    assert read_folder(tmp_path, options=ReadOptions(none_folder="")).classes.ids == ("None", "cat")
 
 
 def test_a_photo_in_a_class_folder_and_in_none_is_contradictory(tmp_path, make_photo):
@@ -85,7 +85,7 @@ def test_a_photo_in_a_class_folder_and_in_none_is_contradictory(tmp_path, make_p
     table = read_folder(tmp_path)
     assert labels(table) == {"cat/a.jpg": {"dog": N}, "dog/b.jpg": {"dog": P}}
     assert table.summary().contradictions == 1
-    assert "1 photos lie in a class folder and in 'none': unknown" in table.notes.messages
+    assert "1 photos are in a class folder and in 'none': unknown" in table.notes.messages
 
 
 def test_complete(tmp_path, make_photo):
@@ -93,7 +93,7 @@ def test_complete(tmp_path, make_photo):
     make_photo("cat/a.jpg", 1)
     make_photo("dog/b.jpg", 2)
     make_photo("c.jpg", 3)
-    table = read_folder(tmp_path, ReadOptions(complete=True))
+    table = read_folder(tmp_path, options=ReadOptions(complete=True))
     assert labels(table) == {"c.jpg": {}, "cat/a.jpg": {"cat": P, "dog": N}, "dog/b.jpg": {"cat": N, "dog": P}}
 
 
@@ -104,7 +104,7 @@ def test_photos_in_the_root_and_deeper_folders(tmp_path, make_photo):
     table = read_folder(tmp_path)
     assert labels(table) == {"dog/b.jpg": {"dog": P}, "dog/poodle/old/a.jpg": {"dog": P}, "loose.jpg": {}}
     assert readings(table)["(in no class folder)", "nothing known"] == 1
-    assert "1 photos lie deeper than their class folder and count for it" in table.notes.messages
+    assert "1 photos are deeper than their class folder and belong to it" in table.notes.messages
 
 
 def test_split_folders(tmp_path, make_photo):
@@ -145,7 +145,7 @@ def test_a_class_may_be_called_train(tmp_path, make_photo, keys):
 
 
 def test_photos_beside_the_splits_are_left_out_with_a_line_each(tmp_path, make_photo):
-    """train and valid both hold cat: these are splits, and extra is no class."""
+    """train and valid both have a folder cat: these are splits, and extra is not a class."""
     keys = ["train/cat/a.jpg", "train/dog/b.jpg", "valid/cat/c.jpg", "extra/cat/d.jpg", "extra/e.jpg", "f.jpg"]
     for content, key in enumerate(keys):
         make_photo(key, content)
@@ -157,10 +157,10 @@ def test_photos_beside_the_splits_are_left_out_with_a_line_each(tmp_path, make_p
     }
     assert table.split_names.to_pylist() == ["train", "train", "val"]
     assert table.notes.excluded == tuple(
-        Excluded(key, "lies in none of the splits train, valid", str(tmp_path), "splits")
+        Excluded(key, "is in none of the splits train, valid", str(tmp_path), "splits")
         for key in ("extra/cat/d.jpg", "extra/e.jpg", "f.jpg")
     )
-    assert "3 photos lie in none of the splits and are left out, see the excluded list" in table.notes.messages
+    assert "3 photos are in none of the splits and are left out, see the excluded list" in table.notes.messages
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_splits_are_never_learnt_as_classes(tmp_path, make_photo, keys, splits, 
         read_folder(tmp_path)
     assert str(error.value) == (
         f"{tmp_path}: looks like splits ({splits}) plus {others}. If they are splits, move the other folders into one "
-        "of them, or out of here; if all of them are classes, rename those that are called like splits."
+        "of them, or elsewhere; if all of them are classes, rename those with the name of a split."
     )
 
 
@@ -188,8 +188,8 @@ def test_splits_without_class_folders_are_refused(tmp_path, make_photo):
     with pytest.raises(DataError) as error:
         read_folder(tmp_path)
     assert str(error.value) == (
-        f"{tmp_path}: 'train', 'val' hold photos but no class folders; expected {tmp_path}/train/CLASS/PHOTO.jpg. "
-        "If it is a class and no split, rename it."
+        f"{tmp_path}: 'train', 'val' have photos but no class folders; expected {tmp_path}/train/CLASS/PHOTO.jpg. "
+        "If it is a class and not a split, rename it."
     )
 
 
@@ -268,7 +268,7 @@ def test_errors(tmp_path, make_photo):
         read_folder(tmp_path)
     assert str(error.value) == (
         f"{tmp_path}: no class folders with photos in them, no photos at all; expected {tmp_path}/CLASS/PHOTO.jpg, or "
-        "the file that holds the labels."
+        "the file with the labels."
     )
     make_photo("a.jpg")
     with pytest.raises(DataError, match="no class folders with photos in them, 1 photos without a folder; expected"):

@@ -4,8 +4,8 @@ import pytest
 from seen import facts, labels, readings
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
 from fewtags.formats.labelstudio import read_labelstudio
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import Label
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
@@ -158,11 +158,11 @@ def test_a_brush_mask_leaves_its_label(write):
     brush = result("brushlabels", ["cat"], format="rle", rle=[0, 1, 2])
     table = read_labelstudio(write(task(7, "a.jpg", annotation(brush))))
     assert facts(table) == [("a.jpg", "cat", P, None)]
-    assert readings(table)["brushlabels 'cat'"] == ("positive, its place is not read", 1)
+    assert readings(table)["brushlabels 'cat'"] == ("positive, its region is not read", 1)
     assert [(e.item, e.reason) for e in table.notes.excluded] == [
         (
             "task 7, region r1 (cat)",
-            "its brush mask is not read: draw a rectangle, polygon or keypoint to say where it is; its label is kept",
+            "its brush mask is not read: draw a rectangle, polygon or keypoint to locate it; its label is kept",
         )
     ]
     assert (
@@ -199,7 +199,7 @@ def test_results_that_are_no_labels(write):
 
 
 def test_results_that_are_broken_are_not_lost_in_silence(write):
-    """No type, no value, names that are none, and things that are no result; a taxonomy is not read, and said so."""
+    """No type, no value, labels without a name, entries that are not results; a taxonomy is not read."""
     broken = [
         {"id": "n", "value": {"choices": ["cat"]}},
         {"id": "v", "type": "choices", "from_name": "c", "value": ["cat"]},
@@ -213,11 +213,11 @@ def test_results_that_are_broken_are_not_lost_in_silence(write):
     assert [(e.item, e.reason, e.kind) for e in table.notes.excluded] == [
         ("task 1, region n", "has no type", "unusable"),
         ("task 1, region v", "has no value", "unusable"),
-        ("task 1, region k", "has 7 among its choices, which is no name", "unusable"),
-        ("task 1", "has 'cat' where a result was expected", "unusable"),
-        ("task 2", "has 'cat' where a result was expected", "unusable"),
+        ("task 1, region k", "has 7 among its choices, which is not a name", "unusable"),
+        ("task 1", "has 'cat' instead of a result", "unusable"),
+        ("task 2", "has 'cat' instead of a result", "unusable"),
     ]
-    assert table.notes.warnings == ("tasks.json: 1 results are of taxonomies, and their labels are not read",)
+    assert table.notes.warnings == ("tasks.json: 1 results are taxonomies, whose labels are not read",)
 
 
 def test_choices_about_a_region_are_there(write):
@@ -236,7 +236,7 @@ def test_boxes_follow_a_photo_that_exif_turns(write, make_photo):
     assert facts(shown) == [("a.jpg", "cat", P, (0.1, 0.1, 0.3, 0.3))]
     unclear = read_labelstudio(write(task(1, "a.jpg", annotation(rectangle("cat", size=None)))))
     assert facts(unclear) == facts(shown)
-    assert any("nothing tells" in message for message in unclear.notes.messages)
+    assert any("the displayed one is assumed" in message for message in unclear.notes.messages)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_photos_of_one_name_are_not_mixed_up(write, make_photo, tmp_path):
     make_photo("photos/cat.jpg")
     addresses = ["/data/upload/1/0a1b2c3d-cat.jpg", "/data/upload/1/11111111-cat.jpg"]
     file = write(*(task(i, address, annotation(choice("cat"))) for i, address in enumerate(addresses)))
-    with pytest.raises(DataError, match="2 of 2 photos are not there"):
+    with pytest.raises(DataError, match="2 of 2 photos do not exist"):
         read_labelstudio(file, tmp_path / "photos")
     assert len(read_labelstudio(file)) == 2
 
@@ -284,12 +284,12 @@ def test_which_key_holds_the_photo(write):
     with pytest.raises(DataError) as error:
         read_labelstudio(file)
     assert str(error.value) == (
-        f"{file}: in the data of the tasks, 'left', 'right' may all hold the photos; pass image_column."
+        f"{file}: in the data of the tasks, 'left', 'right' may all be the photos; pass image_column."
     )
     assert read_labelstudio(file, options=ReadOptions(image_column="right")).images.to_pylist() == ["b.jpg"]
     with pytest.raises(DataError, match=r"no task has 'lefft' in data \(did you mean 'left'\?\); there are 'left',"):
         read_labelstudio(file, options=ReadOptions(image_column="lefft"))
-    with pytest.raises(DataError, match=r"in the data of the tasks, none of 'text' holds photos; pass image_column\."):
+    with pytest.raises(DataError, match=r"in the data of the tasks, none of 'text' is a photo; pass image_column\."):
         read_labelstudio(write({"data": {"text": "c"}, "annotations": []}))
 
 
@@ -301,7 +301,7 @@ def test_tasks_without_a_photo_are_left_out(write):
     table = read_labelstudio(file)
     assert table.images.to_pylist() == ["a.jpg", "b.jpg"]
     assert [(e.item, e.reason) for e in table.notes.excluded] == [
-        ("task 2", "has its photo written into 'image'"),
+        ("task 2", "has its photo embedded in 'image'"),
         *((f"task {i}", "has no 'image' in data") for i in (3, 4, 5)),
     ]
 
@@ -311,14 +311,14 @@ def test_tasks_without_a_photo_are_left_out(write):
     [
         (
             {"images": [], "annotations": []},
-            "expected a list of tasks as Label Studio exports it; the file holds 'images', 'annotations'.",
+            "expected a list of tasks as Label Studio exports it; the file has 'images', 'annotations'.",
         ),
         (
             [{"id": 1, "image": "a.jpg", "label": []}],
-            "task 1 of the list holds 'id', 'image', 'label'; expected data and annotations. Export as 'JSON', not as "
+            "task 1 of the list has 'id', 'image', 'label'; expected data and annotations. Export as 'JSON', not as "
             "'JSON-MIN'.",
         ),
-        ([3], "task 1 of the list holds 3; expected data and annotations. Export as 'JSON', not as 'JSON-MIN'."),
+        ([3], "task 1 of the list has 3; expected data and annotations. Export as 'JSON', not as 'JSON-MIN'."),
         (
             [{"data": {"image": "a.jpg"}}],
             "no task has annotations; export as 'JSON' after something is annotated.",
@@ -328,7 +328,7 @@ def test_tasks_without_a_photo_are_left_out(write):
             [{"data": {"image": "a.jpg"}, "annotations": [5]}],
             "task 1 has numbers for annotations; export the annotations with the tasks.",
         ),
-        ([{"data": {"image": "a.jpg"}, "annotations": {"a": 1}}], "annotations of task 1 is no list."),
+        ([{"data": {"image": "a.jpg"}, "annotations": {"a": 1}}], "annotations of task 1 is not a list."),
         (
             [{"data": {"image": "a.jpg"}, "annotations": []}],
             "no annotation names a class, so there is nothing to learn.",

@@ -90,11 +90,9 @@ def test_missing_photos_are_left_out_with_a_reason(tmp_path, make_photo):
     found = locate(["a.jpg", "b.jpg", "c.jpg", "b.jpg", "a.jpg"], file=file, images=tmp_path / "p")
     assert (found.keys, found.image.tolist()) == (["a.jpg", "c.jpg"], [0, -1, 1, -1, 0])
     assert found.notes.excluded == (Excluded("b.jpg", f"photo not found: {tmp_path}/p/b.jpg", str(file), "missing"),)
-    assert found.notes.messages == ("x.csv: 1 of 3 photos left out, they are not there",)
+    assert found.notes.messages == ("x.csv: 1 of 3 photos left out: they do not exist",)
     outside = locate(["a.jpg", "c.jpg", "../secret.jpg"], file=file, images=tmp_path / "p")
-    assert outside.notes.excluded == (
-        Excluded("../secret.jpg", "lies outside the images folder", str(file), "missing"),
-    )
+    assert outside.notes.excluded == (Excluded("../secret.jpg", "is outside the images folder", str(file), "missing"),)
 
 
 def test_most_missing_is_an_error_with_a_path_that_was_tried(tmp_path, make_photo):
@@ -102,7 +100,7 @@ def test_most_missing_is_an_error_with_a_path_that_was_tried(tmp_path, make_phot
     with pytest.raises(DataError) as error:
         locate(["a.jpg", "b.jpg", "c.jpg"], file=tmp_path / "x.csv", images=tmp_path / "p")
     assert str(error.value) == (
-        f"{tmp_path}/x.csv: 2 of 3 photos are not there; 'b.jpg' photo not found: {tmp_path}/p/b.jpg. "
+        f"{tmp_path}/x.csv: 2 of 3 photos do not exist; 'b.jpg' photo not found: {tmp_path}/p/b.jpg. "
         "Pass as images the folder that the paths in the file are relative to."
     )
 
@@ -113,9 +111,7 @@ def test_the_folder_that_would_do_is_named(tmp_path, make_photo):
         locate(["a.jpg"], file=tmp_path / "x.csv", images=tmp_path / "p")
     with pytest.raises(DataError, match=r"Pass '.*/p' as images instead\.$"):
         locate(["train/a.jpg"], file=tmp_path / "x.csv", images=tmp_path / "p" / "train")
-    with pytest.raises(
-        DataError, match=r"Cut 'V1/small' off the paths in the file: the photos are in '.*/p' itself\.$"
-    ):
+    with pytest.raises(DataError, match=r"Remove 'V1/small' from the paths in the file: the photos are in '.*/p'\.$"):
         locate(["V1/small/train/a.jpg"], file=tmp_path / "x.csv", images=tmp_path / "p")
 
 
@@ -131,10 +127,10 @@ def test_a_name_without_extension_means_the_only_photo_of_that_name(tmp_path, ma
     found = locate(["train_0", "v1.2", "d/x", "both"], file=tmp_path / "x.csv", images=tmp_path / "p")
     assert found.keys == ["train_0.jpg", "v1.2.PNG", "d/x.jpg"]
     assert [e.item for e in found.notes.excluded] == ["both"]
-    assert found.notes.messages[-1] == "x.csv: 3 names stand for a file that is spelt with an extension or otherwise"
+    assert found.notes.messages[-1] == "x.csv: 3 names refer to a file with an extension or another spelling"
 
 
-def test_names_that_differ_only_in_case_and_mean_one_photo_are_told(tmp_path, make_photo):
+def test_names_that_differ_only_in_case_and_mean_one_photo_are_reported(tmp_path, make_photo):
     """a.jpg is there, A.JPG is not: both names mean it, as on Windows. "b" and "./b.jpg" differ otherwise."""
     make_photo("p/a.jpg")
     make_photo("p/b.jpg")

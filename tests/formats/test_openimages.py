@@ -4,8 +4,8 @@ import pytest
 from seen import labels
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
 from fewtags.formats.openimages import read_openimages
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import Label
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
@@ -142,8 +142,8 @@ def test_points(write):
         (name, "class that is not named in an image"): ("unknown", 3),
     }
     assert table.notes.messages[-2:] == (
-        f"{name}: 2 points answered 'no' say nothing about the rest of the photo; their classes stay unknown",
-        f"{name}: 1 points answered 'unsure' say nothing; their classes stay unknown",
+        f"{name}: 2 points answered 'no' state nothing about the rest of the photo; their classes stay unknown",
+        f"{name}: 1 points answered 'unsure' state nothing; their classes stay unknown",
     )
     closed = read_openimages(folder / name, options=ReadOptions(complete=True))
     assert labels(closed) == {"a.jpg": {"Cat": P, "Crane#/m/0g6b5": N}, "b.jpg": {"Cat": N, "Dog": N}}
@@ -185,7 +185,7 @@ def test_labels_and_boxes_of_a_folder_are_joined(write):
     }
     assert len(table.facts) == 4
     assert table.split_names.to_pylist() == ["test", "train", "train"]
-    assert "relationships.csv holds neither labels, boxes nor points, and is ignored" in table.notes.messages
+    assert "relationships.csv has neither labels, boxes nor points, and is ignored" in table.notes.messages
     alone = read_openimages(folder / "train-labels.csv")
     assert labels(alone) == {"a.jpg": {"/m/01yrx": P, "/m/0bt9lr": N}}
 
@@ -208,7 +208,7 @@ def test_photos_are_found_by_their_id_and_others_left_out(write, make_photo, tmp
         {"train/a.jpg": {"/m/01yrx": P}, "images/deep/b.png": {"/m/01yrx": P}},
     )
     assert [(e.item, e.reason) for e in table.notes.excluded] == [("'z', 'c'", f"photo not found in {tmp_path}")]
-    assert f"{folder.name}: 2 of 4 images left out, their photos are not there" in table.notes.messages
+    assert f"{folder.name}: 2 of 4 images left out: their photos do not exist" in table.notes.messages
     given = read_openimages(folder, tmp_path / "images")
     assert (given.root, given.images.to_pylist()) == (tmp_path / "images", ["deep/b.png", "deep/deeper/c.jpg"])
 
@@ -228,14 +228,14 @@ def test_a_photo_that_is_there_twice(write, make_photo):
     make_photo("x/a.jpg", 1)
     table = read_openimages(write(labels=LABELS + "a,verification,/m/01yrx,1\n"))
     assert table.images.to_pylist() == ["train/a.jpg"]
-    assert any("1 photos are there more than once; the first of each counts" in m for m in table.notes.messages)
+    assert any("1 photos exist more than once; the first of each is used" in m for m in table.notes.messages)
 
 
 def test_photos_that_are_not_in_the_folder_that_is_given(write, tmp_path):
     folder = write(labels=LABELS + "a,verification,/m/01yrx,1\n")
-    with pytest.raises(DataError, match=r"no photo in '.*' is called like an image of .*, such as a\.jpg\."):
+    with pytest.raises(DataError, match=r"no photo in '.*' has the name of an image of .*, such as a\.jpg\."):
         read_openimages(folder, tmp_path)
-    with pytest.raises(DataError, match="is not a folder; pass as images the folder that holds the photos"):
+    with pytest.raises(DataError, match="is not a folder; pass as images the folder with the photos"):
         read_openimages(folder, tmp_path / "gone")
 
 
@@ -259,13 +259,12 @@ def test_an_image_in_two_splits(write):
 
 
 def test_photos_that_exif_turns(write, make_photo):
-    """Nothing declares a size: the displayed photo is assumed, and that is said."""
+    """Nothing declares a size: the displayed frame is assumed, and a message reports it."""
     make_photo("a.jpg", size=(20, 10), orientation=6)
     table = read_openimages(write(bbox=BOXES + "a,xclick,/m/01yrx,1,0.1,0.3,0.2,0.4,0,0,0,0,0\n"))
     assert facts(table)[0][3] == (0.1, 0.2, 0.3, 0.4)
-    assert any(
-        m.startswith("1 photos are turned or mirrored by EXIF; their boxes are taken") for m in table.notes.messages
-    )
+    start = "1 photos are turned or mirrored by EXIF; the file does not show the frame of their boxes"
+    assert any(m.startswith(start) for m in table.notes.messages)
 
 
 @pytest.mark.parametrize(
@@ -294,16 +293,16 @@ def test_a_box_that_cannot_be_used_leaves_the_label(write, corners, fault):
     [
         (
             LABELS + "a,v,/m/1,1\na,v,/m/1,yes\n",
-            " row 3: the Confidence is 'yes'; expected 0, 1, or a number between.",
+            " row 3: the Confidence is 'yes'; expected a number from 0 to 1.",
         ),
-        (LABELS + "a,v,/m/1,2\n", " row 2: the Confidence is '2'; expected 0, 1, or a number between."),
-        (LABELS + "a,v,/m/1,nan\n", " row 2: the Confidence is 'nan'; expected 0, 1, or a number between."),
+        (LABELS + "a,v,/m/1,2\n", " row 2: the Confidence is '2'; expected a number from 0 to 1."),
+        (LABELS + "a,v,/m/1,nan\n", " row 2: the Confidence is 'nan'; expected a number from 0 to 1."),
         (LABELS + "a,v,/m/1,1\n,v,/m/1,1\n", " row 3: there is no ImageID; fill it in, or remove the row."),
         (LABELS + "a,v,,1\n", " row 2: there is no LabelName; fill it in, or remove the row."),
-        (LABELS + "a,v\n", ": not the rows that its header promises (CSV parse error"),
+        (LABELS + "a,v\n", ": its rows do not fit its header (CSV parse error"),
         (
             BOXES + "a,v,/m/1,1,left,1,0,1,0,0,0,0,0\n",
-            ": not the rows that its header promises (In CSV column #4: Row #2",
+            ": its rows do not fit its header (In CSV column #4: Row #2",
         ),
     ],
 )
@@ -316,7 +315,7 @@ def test_broken_rows(write, text, message):
 
 def test_bytes_that_are_no_text(tmp_path):
     (tmp_path / "l.csv").write_bytes(LABELS.encode() + b"a,v,\xff\xfe,1\n")
-    with pytest.raises(DataError, match=r"l\.csv: not the rows that its header promises \(.*UTF8"):
+    with pytest.raises(DataError, match=r"l\.csv: its rows do not fit its header \(.*UTF8"):
         read_openimages(tmp_path)
 
 

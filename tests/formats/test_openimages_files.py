@@ -82,7 +82,7 @@ def test_descriptions(tmp_path):
         (b"/m/1,Cat\n/m/2\n", "'/m/2' is not an id and a name, such as '/m/011k07,Tortoise'."),
         (b"/m/1, \n", "'/m/1, ' is not an id and a name, such as '/m/011k07,Tortoise'."),
         (b"/m/1,\xff\n", "not UTF-8 text (byte 5); save it as UTF-8."),
-        (b"/m/1,Cat\n/m/2,Dog\n/m/1,Puss\n", "'/m/1' is called 'Cat' and 'Puss'; leave one of the rows."),
+        (b"/m/1,Cat\n/m/2,Dog\n/m/1,Puss\n", "'/m/1' is called 'Cat' and 'Puss'; remove one of the rows."),
     ],
 )
 def test_broken_descriptions(tmp_path, data, message):
@@ -165,5 +165,5 @@ def test_repeated_columns_and_rows_of_another_length_are_refused(tmp_path):
         read_rows(file)
     assert str(error.value) == f"{file}: several columns are called 'ImageID'; rename or remove one."
     file.write_text(f"{LABELS}a,v,/m/1\n")
-    with pytest.raises(DataError, match=r"Row #2: Expected 4 columns, got 3.*\. Mend that row; cells are separated by"):
+    with pytest.raises(DataError, match=r"Row #2: Expected 4 columns, got 3.*\. Fix that row; cells are separated by"):
         read_rows(file)

@@ -1,14 +1,15 @@
 import json
-from dataclasses import fields
 from typing import get_args
 
 import numpy as np
 import pytest
 
+from fewtags.config.pretrain import PretrainDataConfig
 from fewtags.config.sections import DataConfig
 from fewtags.errors import ConfigError, DataError
-from fewtags.formats.detect import Format
-from fewtags.formats.read import _USED, ReadOptions, read
+from fewtags.formats import FORMATS, list_formats
+from fewtags.formats.options import ReadOptions
+from fewtags.formats.read import read
 from fewtags.labels import ClassNames, Label
 from fewtags.table.storage import save
 from fewtags.table.table import LabelTable
@@ -78,7 +79,7 @@ def test_every_format_is_told_from_the_path_and_says_the_same(one_of_each, kind)
     assert table.notes.messages[0].startswith(f"{one_of_each[kind].name}: read as {format}, ")
 
 
-@pytest.mark.parametrize(("kind", "format"), [("voc xml", "voc"), *((name, name) for name in get_args(Format))])
+@pytest.mark.parametrize(("kind", "format"), [("voc xml", "voc"), *((name, name) for name in FORMATS)])
 def test_a_format_that_is_given(one_of_each, kind, format):
     table = read(one_of_each[kind], format=format)
     assert len(table) == 1
@@ -89,9 +90,7 @@ def test_photos_that_are_given(one_of_each, tmp_path):
     touch(tmp_path / "p/a.jpg")
     for kind in set(KINDS) - {"folder"}:
         assert read(one_of_each[kind], images=str(tmp_path / "p")).root == tmp_path / "p"
-    with pytest.raises(
-        DataError, match="is read as class folders, which hold the photos themselves: leave --images out"
-    ):
+    with pytest.raises(DataError, match="is read as class folders, which contain the photos: leave --images out"):
         read(one_of_each["folder"], images=tmp_path / "p")
     assert len(read(one_of_each["folder"], images=one_of_each["folder"])) == 1
 
@@ -102,27 +101,26 @@ def test_options_reach_the_reader(one_of_each):
         assert table.complete_set.tolist() == [0], kind
 
 
-def test_options_without_effect_are_said(one_of_each):
+def test_options_without_effect_are_reported(one_of_each):
     table = read(one_of_each["coco"], options=ReadOptions(complete=True, blank="negative", columns=("cat",)))
     assert table.notes.messages[-1] == "blank, columns: no effect on the format 'coco'"
 
 
-def test_every_option_has_an_effect_somewhere(one_of_each):
-    assert {name for used in _USED.values() for name in used} == {field.name for field in fields(ReadOptions)}
+def test_every_option_has_an_effect_somewhere():
+    assert {name for format in FORMATS.values() for name in format.options} == ReadOptions.model_fields.keys()
 
 
-def test_settings_know_every_format_and_option():
-    """The wiring layer takes them from there by name."""
-    (formats, none) = get_args(DataConfig.model_fields["format"].annotation)
-    assert (get_args(formats), none) == (get_args(Format), type(None))
-    assert {field.name for field in fields(ReadOptions)} <= DataConfig.model_fields.keys()
-    for field in fields(ReadOptions):
-        assert DataConfig.model_fields[field.name].default == field.default
+@pytest.mark.parametrize("settings", [DataConfig, PretrainDataConfig])
+def test_settings_know_every_format(settings):
+    (formats, none) = get_args(settings.model_fields["format"].annotation)
+    assert (get_args(formats), none) == (tuple(FORMATS), type(None))
 
 
 def test_folders_with_the_marks_of_two_formats(one_of_each, tmp_path):
     touch(tmp_path / "yolo/Annotations/a.xml", (tmp_path / "voc/Annotations/a.xml").read_text())
-    with pytest.raises(DataError, match=r"could be voc \(Annotations/\) and yolo \(data\.yaml has names\); say which"):
+    with pytest.raises(
+        DataError, match=r"could be voc \(Annotations/\) and yolo \(data\.yaml has names\); pass the one to read"
+    ):
         read(one_of_each["yolo"])
     assert read(one_of_each["yolo"], format="voc").classes.ids == ("cat",)
 
@@ -131,9 +129,7 @@ def test_a_path_that_is_not_there(one_of_each, tmp_path):
     with pytest.raises(DataError) as error:
         read(tmp_path / "foldr")
     assert str(error.value) == (
-        f"'{tmp_path}/foldr' does not exist (did you mean '{tmp_path}/folder'?); expected a folder of class folders, a "
-        "VOC folder (with Annotations/ or ImageSets/), a YOLO folder or data.yaml, a .csv, .tsv or .txt table, a COCO "
-        "or Label Studio .json, a CVAT .xml, OpenImages .csv files, or a .parquet label table."
+        f"'{tmp_path}/foldr' does not exist (did you mean '{tmp_path}/folder'?); expected {list_formats('expected')}."
     )
     with pytest.raises(DataError, match=r"'.*/nowhere/at/all' does not exist; expected a folder"):
         read(tmp_path / "nowhere/at/all")
@@ -141,7 +137,7 @@ def test_a_path_that_is_not_there(one_of_each, tmp_path):
 
 def test_an_ending_that_tells_nothing(tmp_path):
     with pytest.raises(
-        DataError, match=r"a\.xlsx: the ending '\.xlsx' tells no known format; expected .*, or pass format=\."
+        DataError, match=r"a\.xlsx: no known format has the ending '\.xlsx'; expected .*, or pass format=\."
     ):
         read(touch(tmp_path / "a.xlsx"))
 
@@ -151,7 +147,7 @@ def test_formats_that_do_not_fit(one_of_each):
         ConfigError, match=r"format 'coc' is not known \(did you mean 'coco'\?\); known: folder, csv, coco,"
     ):
         read(one_of_each["coco"], format="coc")
-    with pytest.raises(DataError, match=r"is a folder, which format 'csv' is not\."):
+    with pytest.raises(DataError, match=r"folder: format 'csv' is read from a file, not a folder\."):
         read(one_of_each["folder"], format="csv")
-    with pytest.raises(DataError, match=r"is a file, which format 'voc' is not\."):
+    with pytest.raises(DataError, match=r"c\.csv: format 'voc' is read from a folder, not a file\."):
         read(one_of_each["csv"], format="voc")

@@ -2,11 +2,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewtags.formats.locate import Located
+from fewtags.formats.locate import ImageKeys
 from fewtags.formats.stated import Source, Stated, mark_sources
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import LabelTable, Notes
@@ -15,10 +14,10 @@ P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
 X = float("nan")
 
 
-def source(stated, image=(0, 1), closes=(), nothing=(), unit="pixels", size=(200.0, 100.0), **more):
+def source(stated, image=(0, 1), complete=(), empty=(), unit="pixels", size=(200.0, 100.0), **more):
     """A file with R names; `image` is the photo of each, -1 for none."""
     n = len(image)
-    photos = Located([f"{i}.jpg" for i in range(max(image) + 1)], np.array(image), None, Notes())
+    photos = ImageKeys([f"{i}.jpg" for i in range(max(image) + 1)], np.array(image), None, Notes())
     return Source(
         path=Path("labels.xml"),
         classes=ClassNames.of(["cat", "dog"]),
@@ -26,8 +25,8 @@ def source(stated, image=(0, 1), closes=(), nothing=(), unit="pixels", size=(200
         photos=photos,
         unit=unit,
         sizes=np.full((n, 2), size),
-        closes=np.isin(np.arange(n), closes),
-        nothing=np.isin(np.arange(n), nothing),
+        complete=np.isin(np.arange(n), complete),
+        empty=np.isin(np.arange(n), empty),
         origin=lambda i: f"label {i}",
         **more,
     )
@@ -62,7 +61,7 @@ def test_unknown_leaves_its_cell_open():
     stated = Stated()
     stated.add(0, 0, state=U, box=(20, 10, 60, 30))
     stated.add(1, 0)
-    table = source(stated, closes=(0,)).table()
+    table = source(stated, complete=(0,)).table()
     assert table.matrix.dense().tolist() == [[U, N], [P, U]]
     assert len(table.facts) == 1
 
@@ -71,12 +70,12 @@ def test_none_of_the_classes_and_yet_a_class():
     """Image 1 says that nothing is there and names a cat: both facts stay, the place with the positive."""
     stated = Stated()
     stated.add(1, 0, box=(20, 10, 60, 30))
-    table = source(stated, nothing=(0, 1)).table()
+    table = source(stated, empty=(0, 1)).table()
     assert table.matrix.dense().tolist() == [[N, N], [U, N]]
     assert corners(table) == [(0.1, 0.1, 0.3, 0.3), None]
     assert table.facts["state"].to_pylist() == [P, N]
     assert table.notes.messages == (
-        "labels.xml: 1 labels are in an image that is said to show none of the classes: unknown",
+        "labels.xml: 1 labels are in an image that is stated to show none of the classes: unknown",
     )
 
 
@@ -84,7 +83,7 @@ def test_photos_that_are_not_there_take_their_labels_with_them():
     stated = Stated()
     for image in range(3):
         stated.add(image, 0, point=(300, 10))
-    table = source(stated, image=(0, -1, 1), closes=(1,), splits=["train", "val", ""]).table()
+    table = source(stated, image=(0, -1, 1), complete=(1,), splits=["train", "val", ""]).table()
     assert table.matrix.dense().tolist() == [[P, U], [P, U]]
     assert table.split_names.to_pylist() == ["train", ""]
     assert [(e.item, e.reason) for e in table.notes.excluded] == [
@@ -99,7 +98,7 @@ def test_photos_that_are_not_there_take_their_labels_with_them():
 def test_a_place_that_was_refused_is_said_once_and_in_order():
     stated = Stated()
     stated.add(0, 0, box=(5, 5, 5, 9))
-    stated.add(0, 1, refused="its mask is not read")
+    stated.add(0, 1, unread="its mask is not read")
     table = source(stated).table()
     assert [(e.item, e.reason, e.kind) for e in table.notes.excluded] == [
         ("label 0", "its box has no width or no height; its label is kept", "bad-place"),
@@ -109,7 +108,7 @@ def test_a_place_that_was_refused_is_said_once_and_in_order():
 
 
 def test_two_names_of_one_photo():
-    """They are joined; the first split counts, and that they differ is said."""
+    """They are joined; the first split is used, and a message reports the difference."""
     stated = Stated()
     stated.add(0, 0)
     stated.add(1, 0, box=(20, 10, 60, 30))
@@ -154,16 +153,16 @@ def test_tables_agree_with_a_plain_loop(rows, closed, nothing, gone):
     image = [-1 if i in gone else next(position) for i in range(5)]
     if len(gone) == 5:
         return
-    dense = source(stated, image=image, closes=[*closed], nothing=[*nothing]).table().matrix.dense()
+    dense = source(stated, image=image, complete=[*closed], empty=[*nothing]).table().matrix.dense()
     for i in set(range(5)) - gone:
         for c in range(2):
-            said = {state for j, k, state, _ in rows if (j, k) == (i, c)}
-            if (i in nothing and P in said) or {P, N} <= said:
+            states = {state for j, k, state, _ in rows if (j, k) == (i, c)}
+            if (i in nothing and P in states) or {P, N} <= states:
                 expected = U
-            elif P in said or N in said:
-                expected = P if P in said else N
+            elif P in states or N in states:
+                expected = P if P in states else N
             else:
-                expected = N if i in closed | nothing and U not in said else U
+                expected = N if i in closed | nothing and U not in states else U
             assert dense[image[i], c] == expected
 
 
@@ -183,16 +182,15 @@ def test_a_size_that_one_of_two_names_declares():
     assert corners(replace(made, sizes=np.array([(200.0, 100.0), (X, X)])).table()) == [(0.1, 0.1, 0.3, 0.3)]
 
 
-def test_nothing_stated():
-    table = replace(source(Stated(), closes=(0,)), splits=None).table()
-    assert (len(table.facts), table.matrix.dense().tolist()) == (0, [[N, N], [U, U]])
-
-
-@pytest.mark.parametrize("rows", [[1], [0, 2], []])
-def test_some_rows(rows):
+def test_photos_without_regions_are_not_opened(tmp_path):
+    """The file does not exist."""
     stated = Stated()
-    for i in range(3):
-        stated.add(i, i % 2, point=(i, i))
-    taken = stated.labels().take(np.array(rows, np.int64))
-    assert taken.image.tolist() == rows
-    assert taken.corners.tolist() == [[i] * 4 for i in rows]
+    stated.add(0, 0)
+    made = source(stated)
+    photos = replace(made.photos, root=tmp_path)
+    assert replace(made, photos=photos).table().notes.messages == ()
+
+
+def test_nothing_stated():
+    table = replace(source(Stated(), complete=(0,)), splits=None).table()
+    assert (len(table.facts), table.matrix.dense().tolist()) == (0, [[N, N], [U, U]])

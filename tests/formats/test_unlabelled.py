@@ -89,7 +89,7 @@ def test_photos_that_are_held_out_elsewhere_are_named(tmp_path):
         photo(tmp_path / folder / "x.jpg", seed)
     messages = unlabelled(tmp_path).notes.messages
     assert messages[1] == (
-        f"{tmp_path}: photos in 'test', 'valid' are used like all others; to leave them out, pass {tmp_path / 'Train'}"
+        f"{tmp_path}: photos in 'test', 'valid' are used, too; to leave them out, pass {tmp_path / 'Train'}"
     )
 
 
@@ -140,7 +140,7 @@ def test_a_header_is_no_photo(tree, name):
     (tree / name).write_text("image\nb/2.jpg\n0.jpg\n")
     table = unlabelled(tree / name)
     assert keys(table) == ["b/2.jpg", "0.jpg"]
-    assert f"{name}: its first line, 'image', is taken for a header" in table.notes.messages
+    assert f"{name}: its first line, 'image', is read as a header" in table.notes.messages
 
 
 def test_a_comma_may_be_part_of_a_name_in_a_text_file(tree):
@@ -153,7 +153,7 @@ def test_a_comma_may_be_part_of_a_name_in_a_text_file(tree):
 
 
 def test_labels_are_forgotten(tree):
-    """Also where the path of the photo ends the line: a table is told from a list by the cells of its first line."""
+    """Also if the path of the photo ends the line: the cells of the first line make it a table, not a list."""
     path = tree / "tags.csv"
     path.write_text("tags,image,split\ncat,0.jpg,train\ndog,b/2.jpg,test\n")
     table = unlabelled(path, options=ReadOptions(complete=True))
@@ -233,15 +233,15 @@ def test_what_cannot_be_read_is_left_out_with_a_line_each(tree):
     (tree / "0.jpg").unlink()
     table = check_photos(before)
     assert keys(table) == ["b/2.jpg", "b/deep/1.PNG"]
-    told = {e.item: (e.kind, e.where, e.reason) for e in table.notes.excluded}
-    assert told.keys() == {"0.jpg", "a/10.jpg", "a/3.jpeg"}
-    assert told["0.jpg"] == ("missing", str(tree), "no such file")
-    assert told["a/3.jpeg"][2] == "is a web page or other markup, not a photo; download it again, or remove it"
-    assert told["a/10.jpg"][0] == "unreadable"
-    assert told["a/10.jpg"][2].startswith("truncated")
+    found = {e.item: (e.kind, e.where, e.reason) for e in table.notes.excluded}
+    assert found.keys() == {"0.jpg", "a/10.jpg", "a/3.jpeg"}
+    assert found["0.jpg"] == ("missing", str(tree), "no such file")
+    assert found["a/3.jpeg"][2] == "is a web page or other markup, not a photo; download it again, or remove it"
+    assert found["a/10.jpg"][0] == "unreadable"
+    assert found["a/10.jpg"][2].startswith("truncated")
     assert table.notes.messages == (
         *before.notes.messages,
-        "3 photos left out, not readable; see the excluded list",
+        "3 photos left out: not readable, see the excluded list",
     )
     headers = check_photos(before, decode=False)
     assert keys(headers) == ["a/10.jpg", "b/2.jpg", "b/deep/1.PNG"]
@@ -259,10 +259,10 @@ def test_photos_are_looked_at_in_blocks(tree, monkeypatch, block):
     """Positions and progress count from the first photo, not from the block's."""
     (tree / "b/2.jpg").write_text("x")
     monkeypatch.setattr(module, "_BLOCK", block)
-    told = []
-    table = check_photos(unlabelled(tree), progress=lambda done, total: told.append((done, total)))
+    found = []
+    table = check_photos(unlabelled(tree), progress=lambda done, total: found.append((done, total)))
     assert keys(table) == ["0.jpg", "a/10.jpg", "a/3.jpeg", "b/deep/1.PNG"]
-    assert told == [(done, 5) for done in range(1, 6) if done % block == 0 or done == 5]
+    assert found == [(done, 5) for done in range(1, 6) if done % block == 0 or done == 5]
 
 
 def test_copies_are_counted_and_kept(tree, monkeypatch):
@@ -273,7 +273,7 @@ def test_copies_are_counted_and_kept(tree, monkeypatch):
     table = unlabelled(tree)
     checked = check_photos(table)
     assert len(checked) == 8
-    message = "3 photos are copies of others, byte for byte, and stay"
+    message = "3 photos are copies of others, byte for byte, and kept"
     assert checked.notes.messages[-1] == message
     assert message not in check_photos(table, decode=False).notes.messages
     monkeypatch.setattr(module, "MOST_COMPARED", 7)
@@ -284,7 +284,7 @@ def test_tiny_photos_are_suspected(tree):
     photo(tree / "icon.png", side=31)
     photo(tree / "small.png", side=32)
     assert check_photos(unlabelled(tree)).notes.warnings == (
-        "1 photo has a side shorter than 32 pixels; is that what they should be?",
+        "1 photo has a side shorter than 32 pixels; check that this is intended",
     )
 
 
@@ -329,7 +329,7 @@ def test_photos_that_are_not_beside_their_list(tmp_path):
         "relative to."
     )
     (tmp_path / "other").mkdir()
-    assert message_of(unlabelled, path, tmp_path / "other").startswith(f"{path}: 1 of 1 photos are not there; ")
+    assert message_of(unlabelled, path, tmp_path / "other").startswith(f"{path}: 1 of 1 photos do not exist; ")
 
 
 def test_nothing_left_to_read(tree):
@@ -342,5 +342,5 @@ def test_nothing_left_to_read(tree):
     )
     assert message_of(check_photos, table.subset([])) == "no photo can be read: there is none."
     assert message_of(check_photos, table.with_root(None)) == (
-        "the table does not say where its photos are; give it their folder, with_root(FOLDER)."
+        "the table does not know where its photos are; set their folder with with_root(FOLDER)."
     )

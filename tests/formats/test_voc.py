@@ -4,7 +4,7 @@ import pytest
 from seen import facts, labels, readings
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.voc import read_voc
 from fewtags.labels import Label
 
@@ -267,11 +267,11 @@ OUTWARD = (
 @pytest.mark.parametrize(
     ("text", "trouble"),
     [
-        (BOMB, "defines XML entities, which annotations have no use for and attacks are made of"),
-        (OUTWARD, "defines XML entities, which annotations have no use for and attacks are made of"),
+        (BOMB, "defines XML entities, which annotations do not need and attacks are made of"),
+        (OUTWARD, "defines XML entities, which annotations do not need and attacks are made of"),
         ("<annotation><object>", "is not valid XML (no element found: line 1, column 20)"),
         ("", "is not valid XML (no element found: line 1, column 0)"),
-        ("<html/>", "begins with <html> where <annotation> was expected"),
+        ("<html/>", "begins with <html> instead of <annotation>"),
         (
             "<annotation><object><difficult>2</difficult></object></annotation>",
             "has <difficult>2</difficult>, expected 0 or 1",
@@ -285,14 +285,14 @@ def test_broken_and_dangerous_xml(tmp_path, write, text, trouble):
     with pytest.raises(DataError) as error:
         read_voc(tmp_path)
     assert str(error.value) == (
-        f"{tmp_path}/Annotations/b.xml: {trouble} (1 other XML files cannot be read either); mend or remove it."
+        f"{tmp_path}/Annotations/b.xml: {trouble} (1 other XML files cannot be read either); fix or remove it."
     )
 
 
 def test_broken_encodings(tmp_path, write):
     write("a", thing("cat"))
     (tmp_path / "Annotations/b.xml").write_bytes(b'<?xml version="1.0" encoding="klingon"?><annotation/>')
-    with pytest.raises(DataError, match=r"b\.xml: .*mend or remove it\.$"):
+    with pytest.raises(DataError, match=r"b\.xml: .*fix or remove it\.$"):
         read_voc(tmp_path)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from seen import facts, labels, readings
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.yolo import read_yolo
 from fewtags.labels import Label
 
@@ -135,7 +135,7 @@ def test_rows_that_are_something_else(tmp_path, write, row, trouble):
     write({"classes.txt": "cat", "labels/a.txt": f"0 .5 .5 .2 .2\n{row}\n", "labels/b.txt": f"{row}\n"})
     with pytest.raises(DataError) as error:
         read_yolo(tmp_path)
-    assert str(error.value) == f"{tmp_path}/labels/a.txt row 2: {trouble} (1 more such rows); mend or remove it."
+    assert str(error.value) == f"{tmp_path}/labels/a.txt row 2: {trouble} (1 more such rows); fix or remove it."
 
 
 @pytest.mark.parametrize(
@@ -178,14 +178,14 @@ def test_classes_without_a_name_are_left_out(tmp_path, write):
 
 
 def test_photos_that_exif_turns(tmp_path, write, make_photo):
-    """Nothing declares a size, so the boxes are taken to be those of the displayed photo, and that is said."""
+    """Nothing declares a size, so the displayed frame is assumed, and a message reports it."""
     make_photo("images/a.jpg", size=(20, 10), orientation=6)
     write({"classes.txt": "cat", "labels/a.txt": "0 .2 .2 .2 .2\n"})
     table = read_yolo(tmp_path)
     assert facts(table) == [("images/a.jpg", "cat", P, (0.1, 0.1, 0.3, 0.3))]
     assert (
-        "1 photos are turned or mirrored by EXIF; their boxes are taken to be so already, nothing tells"
-        in table.notes.messages
+        "1 photos are turned or mirrored by EXIF; the file does not show the frame of their boxes, and the displayed "
+        "one is assumed" in table.notes.messages
     )
 
 
@@ -237,10 +237,10 @@ def test_rows_agree_with_a_plain_loop(tmp_path, write, rows):
 
 
 def test_nothing_to_read(tmp_path, write):
-    with pytest.raises(DataError, match=re.escape("nothing says what the class numbers stand for; expected names in")):
+    with pytest.raises(DataError, match=re.escape("no file names the class numbers; expected names in")):
         read_yolo(tmp_path)
     write({"data.yaml": "names: [cat]\n"})
     with pytest.raises(
-        DataError, match=re.escape("no label file of a photo is here; expected images/ and, beside it, labels/.")
+        DataError, match=re.escape("there is no label file of a photo; expected images/ and, beside it, labels/.")
     ):
         read_yolo(tmp_path)

@@ -98,7 +98,7 @@ def test_no_splits(tmp_path, write):
 
 
 def test_label_files_beside_the_photos(tmp_path, write):
-    """Darknet: the names in obj.names; a text file that belongs to no photo is said."""
+    """Darknet: the names in obj.names; a text file without a photo is reported."""
     write("obj/a.jpg", "obj/b.jpg", files={"obj.names": "cat\ndog\n", "obj/a.txt": ROW, "obj/other.txt": "x"})
     found = find_yolo(tmp_path)
     assert parts(found) == {"obj/a.jpg": ("obj/a.txt", ""), "obj/b.jpg": (None, "")}
@@ -128,7 +128,7 @@ def test_one_label_file_for_two_photos_of_that_name(tmp_path, write):
     assert parts(find_yolo(tmp_path)) == {"images/a.jpg": ("labels/a.txt", ""), "images/a.png": ("labels/a.txt", "")}
 
 
-def test_a_wrong_count_of_classes_is_said(tmp_path, write):
+def test_a_wrong_count_of_classes_is_reported(tmp_path, write):
     write(files={"data.yaml": "nc: 80\nnames: [cat]\n", "labels/a.txt": ROW})
     assert find_yolo(tmp_path).messages == ("nc is 80, but there are 1 names; the names count",)
 
@@ -138,22 +138,22 @@ def test_a_wrong_count_of_classes_is_said(tmp_path, write):
     [
         (
             "train: images/training\nnames: [cat]",
-            "train is 'images/training', which is not there; tried '{tmp}/images/training'.",
+            "train is 'images/training', which does not exist; tried '{tmp}/images/training'.",
         ),
         ("train: {a: b}\nnames: [cat]", "train must be a folder, a list of photos, or several of them."),
-        ("train: " + "x" * 300 + "\nnames: [cat]", "train is '" + "x" * 300 + "', which is not there; tried"),
+        ("train: " + "x" * 300 + "\nnames: [cat]", "train is '" + "x" * 300 + "', which does not exist; tried"),
         ("names: cat", "names must be a list, or number: name for each class."),
         ("names: [[cat]]", "names must be a list, or number: name for each class."),
         ("names: {cat: 0}", "names has the key 'cat'; expected the number of a class."),
         ("names: []", "names no class, so there is nothing to learn."),
         ("names: [cat]\nkpt_shape: 17", "kpt_shape must be two numbers, as in [17, 3]."),
         ("- a", "expected keys such as train, val and names, as in the data.yaml of YOLO."),
-        ("train: images", "nothing says what the class numbers stand for; expected names in a data.yaml, or a classes"),
+        ("train: images", "no file names the class numbers; expected names in a data.yaml, or a classes"),
         ("a: &x [1]\nnames: [*x, *x]", "uses YAML aliases (*name), which are not read; write the values out."),
         ("names: [cat", "not valid YAML (while parsing a flow sequence"),
         ("? [a]\n: b\nnames: [cat]", "not valid YAML (while constructing a mapping"),
-        ("names: {0: cat, 0: dog}", "'0' stands in line 1 and again in line 1; leave one of them."),
-        ("names: [cat]\ntrain: a\nnames: [dog]", "'names' stands in line 1 and again in line 3; leave one of them."),
+        ("names: {0: cat, 0: dog}", "'0' is in line 1 and again in line 1; leave one of them."),
+        ("names: [cat]\ntrain: a\nnames: [dog]", "'names' is in line 1 and again in line 3; leave one of them."),
         ("names: {0: cat, 00: dog}", "names gives several names to one class number; leave one of them."),
         (f"names: {{? '{'9' * 5000}' : cat}}", "names has the key '9999"),
         ("names: [cat]\nkpt_shape: ['\u00b2', 3]", "kpt_shape must be two numbers, as in [17, 3]."),
@@ -172,7 +172,7 @@ def test_yaml_files_that_say_something_else(tmp_path, write, yaml, trouble):
 )
 def test_hostile_yaml_is_our_error(tmp_path, yaml):
     (tmp_path / "d.yaml").write_bytes(yaml)
-    with pytest.raises(DataError, match=r"d\.yaml: (not|names must be|nothing|no label)"):
+    with pytest.raises(DataError, match=r"d\.yaml: (not|names must be|no file|there is no label)"):
         find_yolo(tmp_path / "d.yaml")
 
 
@@ -199,11 +199,11 @@ def test_label_files_that_cannot_be_opened(tmp_path, write):
     (tmp_path / "a.txt").mkdir()
     with pytest.raises(DataError) as error:
         text_of(tmp_path / "a.txt")
-    assert str(error.value) == f"{tmp_path}/a.txt: cannot be read (Is a directory); mend or remove it."
+    assert str(error.value) == f"{tmp_path}/a.txt: cannot be read (Is a directory); fix or remove it."
     (tmp_path / "b.txt").symlink_to("nowhere")
     with pytest.raises(DataError) as error:
         text_of(tmp_path / "b.txt")
-    assert str(error.value) == f"{tmp_path}/b.txt: cannot be read (No such file or directory); mend or remove it."
+    assert str(error.value) == f"{tmp_path}/b.txt: cannot be read (No such file or directory); fix or remove it."
 
 
 def test_a_byte_order_mark_before_names(tmp_path, write):

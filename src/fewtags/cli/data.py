@@ -15,6 +15,7 @@ from fewtags.cli.reading import read_labels, reading_flags, split_sizes
 from fewtags.cli.train import read_settings
 from fewtags.errors import ConfigError, DataError
 from fewtags.files import refuse_file
+from fewtags.formats import list_formats
 from fewtags.text import some, suggest
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ PROTOCOLS = ("single", "cole", "keep")
 def check(
     data: Annotated[
         str,
-        typer.Argument(help="Class folders, CSV, COCO, VOC, YOLO, OpenImages, Label Studio, CVAT, or a Parquet table."),
+        typer.Argument(help=f"Labels: {list_formats('title')}."),
     ],
     images: Images = None,
     val: Annotated[str | None, typer.Option(help="Validation labels to compare with.")] = None,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fewtags.formats import list_formats
+
 if TYPE_CHECKING:
     from fewtags.config.sections import Config
     from fewtags.engine.events import Event
@@ -27,7 +29,7 @@ Set = Annotated[
 def train(
     data: Annotated[
         str | None,
-        typer.Argument(help="Class folders, CSV, COCO, VOC, YOLO, OpenImages, Label Studio, CVAT, or a Parquet table."),
+        typer.Argument(help=f"Labels: {list_formats('title')}."),
     ] = None,
     images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
     val: Annotated[

@@ -10,6 +10,7 @@ from pydantic import Field
 from fewtags.config.presets import Facts
 from fewtags.config.sections import MOST_SEED, ObjectiveConfig, Settings, StageConfig
 from fewtags.errors import ConfigError
+from fewtags.formats import FormatName
 from fewtags.objectives.momentum import default_queue_size
 
 PAPER_IMAGES = 50_000
@@ -23,13 +24,11 @@ BASE_LR = {"simsiam": 0.05}
 
 @final
 class PretrainDataConfig(Settings):
-    """Where the photos are; labels are not looked at."""
+    """Where the photos are. Labels are not used."""
 
-    train: str = Field(description="folder of photos, a label file whose images are meant, or a text file with paths")
+    train: str = Field(description="folder of photos, a label file that names them, or a text file with their paths")
     images: str | None = Field(None, description="folder that image names in a file are relative to")
-    format: Literal["folder", "csv", "coco", "voc", "yolo", "openimages", "labelstudio", "cvat", "parquet"] | None = (
-        Field(None, description="what a label file is; left out: told from the path, and said")
-    )
+    format: FormatName | None = Field(None, description="format of a label file; default: detected and reported")
     decode: bool = Field(True, description="decode every photo before training, which finds broken ones")
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar, final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fewtags.formats import FormatName
+from fewtags.formats.options import ReadOptions
 
 
 class Settings(BaseModel):
@@ -21,57 +24,32 @@ class Settings(BaseModel):
 Section = TypeVar("Section", bound=Settings)
 
 
-def _several(given: Any) -> Any:
-    """Words with commas between them, as people write them on a command line: "a, b" is ("a", "b")."""
-    return tuple(word.strip() for word in given.split(",") if word.strip()) if isinstance(given, str) else given
-
-
-Words = Annotated[tuple[str, ...], BeforeValidator(_several)]
 UNNAMED_METHODS = ("expected_negative", "patchml")
 """What is trained with where no method is named: tags alone; points and boxes, too."""
 MOST_SEED = 2**32 - 1
 """The largest seed that every generator takes; `numpy.random.RandomState` takes the fewest."""
 
 
-@final
-class DataConfig(Settings):
-    """Where the labels and photos are, and how to read them."""
+class DataFiles(Settings):
+    """Where the labels and photos are."""
 
-    train: str = Field(description="folder of class folders, or any other form of labels (see `format`), for training")
+    train: str = Field(description="training labels: a folder of class folders, or any other format (see `format`)")
     images: str | None = Field(None, description="folder that image names are relative to")
-    val: str | None = Field(
-        None, description="the same for validation; left out: a share of the training set is held out"
-    )
-    test: str | None = Field(None, description="the same for a final test")
+    val: str | None = Field(None, description="validation labels; default: a share of the training set is held out")
+    test: str | None = Field(None, description="labels for a final test")
     truth: str | None = Field(None, description="complete labels of the training set, for diagnostics only")
     val_share: float = Field(0.1, gt=0, lt=1, description="share of images held out when no validation set is given")
-    group_by: str | None = Field(None, description="regular expression; images whose first group agrees stay together")
-    format: Literal["folder", "csv", "coco", "voc", "yolo", "openimages", "labelstudio", "cvat", "parquet"] | None = (
-        Field(None, description="what the labels are; left out: told from the path, and said")
+    group_by: str | None = Field(
+        None, description="regular expression on image names; images with the same first group are not split up"
     )
-    complete: bool = Field(False, description="what is not named is known to be absent")
-    val_complete: bool | None = Field(None, description="the same for val and test; left out: as `complete`")
-    uncertain: Literal["ignore", "ones", "zeros"] = Field("ignore", description="what an uncertain cell (-1) means")
-    blank: Literal["unknown", "negative"] = Field("unknown", description="what an empty cell means")
-    difficult: Literal["unknown", "positive", "negative"] = Field("unknown", description="VOC objects marked difficult")
-    none_folder: str = Field("none", description="folder or tag that says: none of the classes")
-    crowd: Literal["positive", "unknown"] = Field("positive", description="what COCO crowds and OpenImages groups mean")
-    places: Literal["boxes", "points", "none"] = Field(
-        "boxes", description="of COCO's objects: their boxes, a point drawn in each mask, or none"
-    )
-    point_seed: int = Field(0, ge=0, le=MOST_SEED, description="of the points drawn in masks")
-    image_column: str | None = Field(
-        None, description="CSV column or Label Studio key with the image names; left out: found out"
-    )
-    columns: Words | None = Field(
-        None, description="CSV columns that are classes, or the one with tags; Label Studio controls to read"
-    )
-    points: Literal["pixels", "fractions"] | None = Field(None, description="what the columns x and y of a CSV count")
-    delimiter: str | None = Field(None, description="what separates the cells of a CSV; tab for a tabulator")
-    tags_separator: str | None = Field(None, description="what separates the tags in a cell; space for a blank")
-    positive_words: Words = Field((), description="further words for positive in class columns")
-    negative_words: Words = Field((), description="further words for negative")
-    unknown_words: Words = Field((), description="further words for unknown")
+    format: FormatName | None = Field(None, description="format of the labels; default: detected and reported")
+
+
+@final
+class DataConfig(ReadOptions, DataFiles):
+    """Where the labels and photos are, and how they are read."""
+
+    val_complete: bool | None = Field(None, description="`complete` for val and test; default: as `complete`")
     decode: bool = Field(
         True,
         description="decode every photo before training, which finds broken ones (0.6 ms for one of 320 x 240 pixels); "

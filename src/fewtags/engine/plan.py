@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -18,7 +18,7 @@ from fewtags.engine.memory import heatmap_memory
 from fewtags.engine.methods import make_objective, settled
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.errors import ConfigError, DataError
-from fewtags.formats.common import ReadOptions
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.read import read
 from fewtags.labels import Label, LabelMatrix
 from fewtags.nets.backbones import create_net
@@ -134,7 +134,7 @@ class Plan:
 
 def read_options(data: DataConfig) -> ReadOptions:
     """The reading options of a configuration."""
-    return ReadOptions(**{field.name: getattr(data, field.name) for field in fields(ReadOptions)})
+    return ReadOptions(**{name: getattr(data, name) for name in ReadOptions.model_fields})
 
 
 def read_one(data: DataConfig, path: str | None = None, complete: bool | None = None) -> LabelTable:
@@ -145,7 +145,7 @@ def read_one(data: DataConfig, path: str | None = None, complete: bool | None = 
     """
     options = read_options(data)
     if complete is not None:
-        options = replace(options, complete=complete)
+        options = options.model_copy(update={"complete": complete})
     images = None if data.images is None else Path(data.images)
     return read(Path(path or data.train), images=images, format=data.format, options=options)
 

@@ -1,1 +1,170 @@
-"""Readers: one module for each annotation format, and `read`, which detects the format."""
+"""Readers of annotation formats, one module each, and `FORMATS`, the only list of them.
+
+Detection, `read`, the setting `data.format`, help and error messages derive from `FORMATS`. A new reader is a module
+and an entry here, see docs/write_a_reader.md. Importing this package imports no reader.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, final
+
+from fewtags.errors import ConfigError, DataError
+from fewtags.text import suggest
+
+if TYPE_CHECKING:
+    from fewtags.formats.options import ReadOptions
+    from fewtags.table.table import LabelTable
+
+    FormatName = str
+    Reader = Callable[[Path, Path | None, ReadOptions | None], LabelTable]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """An annotation format.
+
+    The module `fewtags.formats.NAME` has two functions: `read_NAME(path, images, options)` returns a `LabelTable`, and
+    `recognise(path)` returns why a path is of this format, or "" if it is not. It is asked about folders if `folder` is
+    true, and about files with one of the `endings`. A folder that no format recognises is read as class folders.
+
+    Attributes:
+        name: value of the setting `data.format`.
+        title: what people call it, for help.
+        expected: what to pass, for error messages.
+        endings: extensions of a single file in lower case; empty: only folders are read.
+        folder: whether a folder can be read.
+        options: names of the `ReadOptions` that have an effect.
+    """
+
+    name: str
+    title: str
+    expected: str
+    endings: tuple[str, ...] = ()
+    folder: bool = False
+    options: tuple[str, ...] = ()
+
+    @property
+    def read(self) -> Reader:
+        """The reader; imports its module."""
+        reader: Reader = getattr(import_module(f"{__name__}.{self.name}"), f"read_{self.name}")
+        return reader
+
+    @property
+    def recognise(self) -> Callable[[Path], str]:
+        """The function that recognises the format; imports its module."""
+        recognise: Callable[[Path], str] = import_module(f"{__name__}.{self.name}").recognise
+        return recognise
+
+
+_CSV = ("blank", "uncertain", "none_folder", "image_column", "columns", "delimiter", "tags_separator", "points")
+_CSV_WORDS = ("positive_words", "negative_words", "unknown_words")
+
+FORMATS = {
+    f.name: f
+    for f in (
+        Format(
+            name="folder",
+            title="class folders",
+            expected="a folder of class folders",
+            folder=True,
+            options=("complete", "none_folder"),
+        ),
+        Format(
+            name="csv",
+            title="CSV",
+            expected="a .csv, .tsv or .txt table",
+            endings=(".csv", ".tsv", ".txt"),
+            options=("complete", *_CSV, *_CSV_WORDS),
+        ),
+        Format(
+            name="coco",
+            title="COCO",
+            expected="a COCO .json",
+            endings=(".json",),
+            options=("complete", "crowd", "places", "point_seed"),
+        ),
+        Format(
+            name="voc",
+            title="VOC",
+            expected="a VOC folder (with Annotations/ or ImageSets/)",
+            folder=True,
+            options=("complete", "difficult"),
+        ),
+        Format(
+            name="yolo",
+            title="YOLO",
+            expected="a YOLO folder or data.yaml",
+            endings=(".yaml", ".yml"),
+            folder=True,
+            options=("complete",),
+        ),
+        Format(
+            name="openimages",
+            title="OpenImages",
+            expected="OpenImages .csv files",
+            endings=(".csv",),
+            folder=True,
+            options=("complete", "crowd"),
+        ),
+        Format(
+            name="labelstudio",
+            title="Label Studio",
+            expected="a Label Studio .json",
+            endings=(".json",),
+            options=("complete", "none_folder", "image_column", "columns"),
+        ),
+        Format(
+            name="cvat",
+            title="CVAT",
+            expected="a CVAT .xml",
+            endings=(".xml",),
+            folder=True,
+            options=("complete", "none_folder"),
+        ),
+        Format(name="parquet", title="a Parquet label table", expected="a .parquet label table", endings=(".parquet",)),
+    )
+}
+"""Every format that can be read, by name."""
+
+if not TYPE_CHECKING:
+    FormatName = Literal[tuple(FORMATS)]
+
+
+def list_formats(attribute: Literal["title", "expected"], last: str = "or") -> str:
+    """Return the titles of all formats, or what to pass for them, as a list in words.
+
+    >>> list_formats("title")
+    'class folders, CSV, COCO, VOC, YOLO, OpenImages, Label Studio, CVAT or a Parquet label table'
+    """
+    words: list[str] = [getattr(format, attribute) for format in FORMATS.values()]
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def check_path(path: Path, given: str | None = None) -> None:
+    """Check what needs no reader, so that a command can report it before it imports anything heavy.
+
+    Args:
+        path: a file or folder with labels.
+        given: name of its format, if the user gave one.
+
+    Raises:
+        DataError: the path does not exist, or is a folder although the format is read from files, or the reverse.
+        ConfigError: the format is not known.
+    """
+    if given is not None and given not in FORMATS:
+        raise ConfigError(f"format {given!r} is not known{suggest(given, FORMATS)}; known: {', '.join(FORMATS)}.")
+    if not path.exists():
+        parent = path.absolute().parent
+        names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+        close = difflib.get_close_matches(path.name, names, n=1)
+        hint = f" (did you mean {str(path.with_name(close[0]))!r}?)" if close else ""
+        raise DataError(f"{str(path)!r} does not exist{hint}; expected {list_formats('expected')}.")
+    if given is not None and not (FORMATS[given].folder if path.is_dir() else FORMATS[given].endings):
+        needed = "a file, not a folder" if path.is_dir() else "a folder, not a file"
+        raise DataError(f"{path}: format {given!r} is read from {needed}.")

@@ -1,4 +1,4 @@
-"""From boxes and points to fractions of the displayed photo: clipping, faults, and EXIF orientation."""
+"""Convert boxes and points to fractions of the displayed photo: clip them, find faults, follow EXIF orientation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.locate import Located
+from fewtags.formats.locate import ImageKeys
 from fewtags.photos.decode import ImageInfo, probe
 from fewtags.photos.orientation import boxes_to_displayed, swaps_axes
 from fewtags.table.content import each
@@ -26,121 +26,113 @@ FAULTS = (
 )
 """What is wrong with a box; the position in this list is its code."""
 
-# Fractions are written with few digits, and sums of them reach a little beyond 1.
+# Fractions are written with few digits, and sums of them can exceed 1 by a little.
 _ROUNDING = 2e-3
 
 
 def fault_text(fault: int, point: bool) -> str:
-    """What is wrong with a box or point."""
+    """Return what is wrong with a box or point."""
     return FAULTS[fault].replace("its box", "its point") if point else FAULTS[fault]
 
 
 @final
 @dataclass(frozen=True)
-class Placed:
+class Regions:
     """Boxes and points in the frame of the label table.
 
     Attributes:
-        locations: float64 [F, 4] x0, y0, x1, y1 in 0..1 of the displayed photo; NaN where there is no usable box.
-        fault: int8 [F], see `fault_text`; 0 also where no box was given.
+        locations: float64 [F, 4] x0, y0, x1, y1 in 0..1 of the displayed photo; NaN if the region cannot be used.
+        fault: int8 [F], see `fault_text`; 0 for none.
         messages: what was done, with counts.
         warnings: what may be wrong.
     """
 
     locations: NDArray[np.float64]
     fault: NDArray[np.int8]
-    messages: tuple[str, ...]
+    messages: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def place_boxes(
+def regions_of_pixels(
     pixels: NDArray[np.float64],
-    given: NDArray[np.bool_],
+    points: NDArray[np.bool_],
     image: NDArray[np.int64],
     sizes: NDArray[np.float64],
-    photos: Located,
-    points: NDArray[np.bool_] | None = None,
-) -> Placed:
-    """Turn boxes in pixels of the size that the annotations declare into fractions of the displayed photo.
+    photos: ImageKeys,
+) -> Regions:
+    """Convert regions in pixels of the photo size that the annotations declare.
 
-    The headers of photos with boxes are read, where the photos are there. If EXIF turns a photo by a quarter, the
-    declared width and height tell whether its boxes are in the stored or in the displayed frame; the former are turned
-    with it. In a square photo, or one that is mirrored or turned by 180 degrees, nothing tells: the displayed frame is
-    assumed, since that is what annotation tools show.
+    The headers of the photos are read, if the photos exist. If EXIF turns a photo by a quarter, the declared width and
+    height show whether its regions are in the stored or in the displayed frame; regions in the stored frame are turned.
+    For a square photo, and for one that EXIF mirrors or turns by 180 degrees, the size does not show it: the displayed
+    frame is assumed, because annotation tools show that one.
 
     Args:
-        pixels: float [F, 4] x0, y0, x1, y1, (0, 0) the top-left corner of the top-left pixel.
-        given: bool [F], whether there is a box at all.
-        image: int [F], position of each box's photo in `photos.keys`.
-        sizes: float [N, 2] declared width and height of each photo, NaN where unknown; then the displayed size counts.
+        pixels: float [F, 4] x0, y0, x1, y1, with (0, 0) at the top-left corner of the top-left pixel.
+        points: bool [F], which regions are points (x0 = x1, y0 = y1).
+        image: int [F], position of each region's photo in `photos.keys`.
+        sizes: float [N, 2] declared width and height of each photo, NaN if unknown; then the displayed size is used.
         photos: the photos.
-        points: bool [F], which of them are points (x0 = x1, y0 = y1); None for none.
     """
-    headers = _headers(photos, np.unique(image[given]))
+    headers = _headers(photos, np.unique(image))
     scale = sizes.copy()
     for i, header in headers.items():
         if not (scale[i] > 0).all():
             scale[i] = header.width, header.height
-    found = box_fractions(np.where(given[:, None], pixels, np.nan), scale[image], points)
-    return _displayed(found, given, image, sizes, headers, photos, _word(given, points))
+    found = box_fractions(pixels, scale[image], points)
+    return _displayed(found, points, image, sizes, headers, photos)
 
 
-def place_fractions(
+def regions_of_fractions(
     fractions: NDArray[np.float64],
-    given: NDArray[np.bool_],
+    points: NDArray[np.bool_],
     image: NDArray[np.int64],
     sizes: NDArray[np.float64],
-    photos: Located,
-    points: NDArray[np.bool_] | None = None,
-) -> Placed:
-    """The same as `place_boxes` for boxes [F, 4] in fractions of the photo; `sizes` tell no more than the frame."""
-    headers = _headers(photos, np.unique(image[given]))
-    whole = np.ones((len(image), 2))
-    found = box_fractions(np.where(given[:, None], fractions, np.nan), whole, points, _ROUNDING)
-    return _displayed(found, given, image, sizes, headers, photos, _word(given, points))
+    photos: ImageKeys,
+) -> Regions:
+    """Convert regions in fractions of the photo, as `regions_of_pixels`; `sizes` only determine the frame."""
+    headers = _headers(photos, np.unique(image))
+    found = box_fractions(fractions, np.ones((len(image), 2)), points, _ROUNDING)
+    return _displayed(found, points, image, sizes, headers, photos)
 
 
 def box_fractions(
-    pixels: NDArray[np.float64],
-    sizes: NDArray[np.float64],
-    points: NDArray[np.bool_] | None = None,
-    slack: float = 1.0,
+    pixels: NDArray[np.float64], sizes: NDArray[np.float64], points: NDArray[np.bool_], slack: float = 1.0
 ) -> tuple[NDArray[np.float64], NDArray[np.int8], int]:
-    """Boxes as fractions, clipped to the photo. A point has no size to lose: it lies inside or outside.
+    """Return boxes as fractions, clipped to the photo. A point is not clipped: it lies inside or outside.
 
     Args:
         pixels: float [F, 4] x0, y0, x1, y1.
-        sizes: float [F, 2] width and height of the photo of each box, NaN or not positive where unknown.
-        points: bool [F], which of them are points; None for none.
-        slack: how far a box or point may lie beyond its photo and still be in it; a pixel, since tools round.
+        sizes: float [F, 2] width and height of the photo of each box, NaN or not positive if unknown.
+        points: bool [F], which of them are points.
+        slack: how far a box or point may exceed its photo without being cut or outside: a pixel, because tools round.
 
     Returns:
-        locations float64 [F, 4], NaN where there is a fault; int8 [F] the fault, see `FAULTS`; and how many boxes
-        reached beyond their photo by more than `slack`.
+        locations float64 [F, 4], NaN for boxes with a fault; int8 [F] the fault, see `FAULTS`; and the number of boxes
+        that exceed their photo by more than `slack`.
     """
-    point = np.zeros(len(pixels), np.bool_) if points is None else points
     known: NDArray[np.bool_] = np.all((sizes > 0) & np.isfinite(sizes), 1)
     scale = np.tile(np.where(known[:, None], sizes, 1.0), 2)
     finite: NDArray[np.bool_] = np.all(np.isfinite(pixels), 1)
     whole = np.where(finite[:, None], pixels, 0.0)
     clipped = whole.clip(0.0, scale)
     beyond = np.any(np.abs(whole - clipped) > slack, 1)
-    empty = ~point & np.any(whole[:, 2:] <= whole[:, :2], 1)
-    outside = (point & beyond) | (~point & np.any(clipped[:, 2:] <= clipped[:, :2], 1))
+    empty = ~points & np.any(whole[:, 2:] <= whole[:, :2], 1)
+    outside = (points & beyond) | (~points & np.any(clipped[:, 2:] <= clipped[:, :2], 1))
     fault = np.select([~finite, empty, ~known, outside], [1, 2, 4, 3], 0).astype(np.int8)
     return np.where((fault == 0)[:, None], clipped / scale, np.nan), fault, int((beyond & (fault == 0)).sum())
 
 
 Frame = Literal["displayed", "stored", "unclear", "neither"]
-# Sizes of scaled photos are rounded, so that their shapes agree only about.
+# Sizes of scaled photos are rounded, so their aspect ratios agree only approximately.
 _SAME_SHAPE = 0.05
 
 
 def declared_frame(header: ImageInfo, width: float, height: float) -> Frame:
-    """In which frame of a photo boxes are whose file declares this width and height.
+    """Return the frame of regions whose file declares this width and height for a photo.
 
-    "unclear": nothing tells, because the photo is square, mirrored, or turned by 180 degrees. "neither": the photo has
-    another shape. In both cases the displayed frame is assumed.
+    "unclear": the size does not show it, because the photo is square, mirrored, or turned by 180 degrees. "neither":
+    the photo has another aspect ratio. In both cases the displayed frame is assumed.
     """
     declared = np.log(width / height)
     stored, displayed = np.log(header.stored[0] / header.stored[1]), np.log(header.aspect)
@@ -155,34 +147,38 @@ def declared_frame(header: ImageInfo, width: float, height: float) -> Frame:
 
 def _displayed(
     found: tuple[NDArray[np.float64], NDArray[np.int8], int],
-    given: NDArray[np.bool_],
+    points: NDArray[np.bool_],
     image: NDArray[np.int64],
     sizes: NDArray[np.float64],
     headers: Mapping[int, ImageInfo],
-    photos: Located,
-    what: str,
-) -> Placed:
-    """Turn what `box_fractions` found with the photos that EXIF turns."""
+    photos: ImageKeys,
+) -> Regions:
+    """Turn the regions of photos that EXIF turns, if they are in the stored frame, and describe what was done."""
     locations, fault, cut = found
-    fault[~given] = 0
     frames = {i: _frame(header, sizes[i]) for i, header in headers.items()}
     rows = np.argsort(image, kind="stable")
     for i in (i for i, frame in frames.items() if frame == "stored"):
         own = rows[np.searchsorted(image, i, "left", rows) : np.searchsorted(image, i, "right", rows)]
         own = own[~np.isnan(locations[own, 0])]
         locations[own] = boxes_to_displayed(locations[own], headers[i].orientation)
-    messages = (f"{cut:,} boxes reached beyond their photo and were cut at its edge",) if cut else ()
-    unread = len(np.unique(image[given])) - len(headers) if photos.root else 0
+    what = "boxes" if not points.any() else "points" if points.all() else "boxes and points"
+    turned = Counter(frame for i, frame in frames.items() if headers[i].orientation != 1)
+    unread = len(np.unique(image)) - len(headers) if photos.root else 0
+    counts = (
+        (cut, "boxes reached beyond their photo and were cut at its edge"),
+        (turned["stored"], f"photos are turned by EXIF, and their {what} were turned with them"),
+        (turned["displayed"], f"photos are turned by EXIF, and their {what} were in that frame already"),
+        (
+            turned["unclear"],
+            f"photos are turned or mirrored by EXIF; the file does not show the frame of their {what}, and the "
+            "displayed one is assumed",
+        ),
+        (unread, f"photos have a header that cannot be read; their {what} are taken as they are"),
+    )
     others = [photos.keys[i] for i, frame in frames.items() if frame == "neither"]
-    text = f"{len(others):,} photos have another shape than the file says, {what} may be off, for example "
-    warnings = (f"{text}{some(others, 1)}",) if others else ()
-    return Placed(locations, fault, messages + _frame_messages(frames, headers, unread, what), warnings)
-
-
-def _word(given: NDArray[np.bool_], points: NDArray[np.bool_] | None) -> str:
-    if points is None or not points[given].any():
-        return "boxes"
-    return "points" if points[given].all() else "boxes and points"
+    text = f"{len(others):,} photos have another aspect ratio than the file says, so their {what} may be misplaced"
+    warnings = (f"{text}, for example {some(others, 1)}",) if others else ()
+    return Regions(locations, fault, tuple(f"{count:,} {text}" for count, text in counts if count), warnings)
 
 
 def _frame(header: ImageInfo, size: NDArray[np.float64]) -> Frame:
@@ -191,8 +187,8 @@ def _frame(header: ImageInfo, size: NDArray[np.float64]) -> Frame:
     return "displayed" if header.orientation == 1 else "unclear"
 
 
-def _headers(photos: Located, wanted: NDArray[np.int64]) -> dict[int, ImageInfo]:
-    """Headers of the photos that are there and can be read."""
+def _headers(photos: ImageKeys, wanted: NDArray[np.int64]) -> dict[int, ImageInfo]:
+    """Return the headers of the photos that exist and can be read."""
     root = photos.root
     if root is None:
         return {}
@@ -203,21 +199,5 @@ def _headers(photos: Located, wanted: NDArray[np.int64]) -> dict[int, ImageInfo]
 def _header(path: str) -> ImageInfo | None:
     try:
         return probe(path)
-    except DataError:  # `check` and the loader say what is wrong with it
+    except DataError:  # `check` and the loader report it
         return None
-
-
-def _frame_messages(
-    frames: Mapping[int, Frame], headers: Mapping[int, ImageInfo], unread: int, what: str
-) -> tuple[str, ...]:
-    turned = Counter(frame for i, frame in frames.items() if headers[i].orientation != 1)
-    said = (
-        (turned["stored"], f"photos are turned by EXIF, and their {what} were turned with them"),
-        (turned["displayed"], f"photos are turned by EXIF, and their {what} were so already"),
-        (
-            turned["unclear"],
-            f"photos are turned or mirrored by EXIF; their {what} are taken to be so already, nothing tells",
-        ),
-        (unread, f"photos have a header that cannot be read; their {what} are taken as they are"),
-    )
-    return tuple(f"{count:,} {text}" for count, text in said if count)

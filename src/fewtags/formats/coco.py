@@ -1,4 +1,4 @@
-"""COCO JSON: `images`, `annotations` and `categories`, with what LVIS and Objects365 add."""
+"""COCO JSON: `images`, `annotations` and `categories`, with the additions of LVIS and Objects365."""
 
 from __future__ import annotations
 
@@ -14,10 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.boxes import fault_text, place_boxes
-from fewtags.formats.coco_places import find_places, outlines_to_points, without_outlines
-from fewtags.formats.common import ReadOptions, close_images, distinct, named_classes, plain_text, read_json, split_name
-from fewtags.formats.locate import Located, folder_of, locate, spelling
+from fewtags.formats.common import (
+    distinct,
+    finite_number,
+    first_character,
+    named_classes,
+    plain_text,
+    read_json,
+    split_name,
+)
+from fewtags.formats.locate import ImageKeys, folder_of, locate, spelling
+from fewtags.formats.masks import draws_of, outlines_to_points, point_in_box, without_outlines
+from fewtags.formats.options import ReadOptions
+from fewtags.formats.stated import Labels, Source, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
 from fewtags.text import some
@@ -28,83 +37,79 @@ _OBJECTS365 = re.compile(r"images/v\d/patch\d+/objects365_v\d_\d+\.jpg")
 _FLAGS = {"isfake": "positive (a picture of the object)", "isreflected": "positive (a reflection of the object)"}
 
 
+def recognise(path: Path) -> str:
+    """Return why a JSON file is a COCO file, or "" if it is not."""
+    return "" if first_character(path) == "[" else "its JSON is an object"
+
+
 def read_coco(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
     """Read a COCO instances file.
 
-    - Classes come in the order of their category ids and are called by name; categories that share a name stay apart
-      (ids "crane#7" and "crane#9", both displayed as "crane").
-    - An annotation says that its class is present, and where: `bbox` in pixels of the declared width and height, which
-      may differ from those of the photo file. A box that cannot be used is left out; its label is kept.
-    - `places` "points": a point in place of each box, drawn anywhere in the mask (`segmentation`: polygons, or run
-      lengths, compressed or not), or in the box where no pixel is in the mask; sides below a pixel are widened to one.
-      It hangs on `point_seed` and the annotation's id alone. About 0.2 ms for each annotation. "none": labels only.
-    - Images without annotations stay. What is not annotated is unknown, or absent if `complete`.
-    - LVIS: `neg_category_ids` are known to be absent; `not_exhaustive_category_ids` says nothing about presence.
-    - Objects365: `isfake` and `isreflected` change nothing. Its names, images/v1/patch8/objects365_v1_00420917.jpg, are
-      also found as patch8/objects365_v1_00420917.jpg, as its archives unpack, and without folders.
-    - An entry `split` of the images is taken.
+    - Classes are ordered by category id and called by name. Categories that share a name stay apart (ids "crane#7" and
+      "crane#9", both displayed as "crane").
+    - An annotation states that its class is present, and where: `bbox` is in pixels of the declared width and height,
+      which may differ from those of the photo file. A box that cannot be used is left out; its label is kept.
+    - `places="points"`: a random point replaces each box. It is drawn in the mask (`segmentation`: polygons, or run
+      lengths, compressed or not), or in the box if the mask has no pixel; sides below a pixel are widened to one. The
+      point depends on `point_seed` and the id of the annotation only. This takes about 0.2 ms per annotation.
+      `places="none"`: labels only.
+    - Images without annotations are kept. Classes without annotation are unknown, or absent if `complete`.
+    - LVIS: classes in `neg_category_ids` are absent; `not_exhaustive_category_ids` says nothing about presence.
+    - Objects365: `isfake` and `isreflected` change nothing. Photos with names like
+      images/v1/patch8/objects365_v1_00420917.jpg are also found in patch8/, as its archives unpack, or without folders.
+    - The entry `split` of an image names its split.
 
     Args:
         path: the JSON file.
         images: folder that `file_name` is relative to; None looks beside the file.
-        options: `complete`, `crowd`, `places` and `point_seed` count.
+        options: `complete`, `crowd`, `places` and `point_seed` have an effect.
 
     Returns:
         a table with the images in the order of the file.
 
     Raises:
-        DataError: not a COCO file, contradictory ids, most photos missing, or no usable annotation.
+        DataError: the file is not a COCO file, ids contradict each other, most photos are missing, or no annotation can
+            be used.
     """
     options = options or ReadOptions()
     file = _load(path, outlines_to_points(options.point_seed) if options.places == "points" else without_outlines)
     classes, category = _classes(file)
-    entries = _entries(file, images)
-    objects = _objects(file, entries, category)
-    photos = entries.photos
-    open_ = objects.crowd & (options.crowd == "unknown")
-    facts = objects.take(~open_)
-    records, sizes = [file.annotations[i] for i in facts.index.tolist()], entries.sizes[facts.image]
-    where = find_places(records, facts.pixels, facts.boxed, sizes, options)
-    placed = place_boxes(where.pixels, where.given, facts.image, entries.sizes, photos, where.points)
-    absent, bad = _negatives(file, entries, category)
-    n, c = len(photos.keys), len(classes)
-    closed, covers = (
-        close_images(n, c, objects.image[open_], objects.class_[open_]) if options.complete else (None, None)
+    row, photos = _find_images(file, images)
+    objects, unusable = _objects(file, row, category, options)
+    absent, bad = _negatives(file, row, category, photos)
+    sizes = _sizes(file, photos)
+    drawn: tuple[str, ...] = ()
+    if options.places == "points":
+        objects, drawn = _draw_points(file, objects, photos, sizes, options)
+    a = len(absent)
+    labels = Labels(
+        image=np.concatenate([objects.image, absent[:, 0]]),
+        class_=np.concatenate([objects.class_, absent[:, 1]]),
+        state=np.concatenate([_states(objects, options), np.full(a, Label.NEGATIVE, np.int8)]),
+        corners=np.concatenate([objects.corners, np.full((a, 4), np.nan)]),
+        located=np.concatenate([objects.located, np.zeros(a, np.bool_)]),
+        point=np.concatenate([np.full(len(objects.index), options.places == "points"), np.zeros(a, np.bool_)]),
+        source=np.zeros(len(objects.index) + a, np.int64),
     )
-    faults = [
-        Excluded(
-            _name(file.annotations[i], i), f"{fault_text(fault, point)}; its label is kept", str(path), "bad-place"
-        )
-        for i, fault, point in zip(facts.index.tolist(), placed.fault.tolist(), where.points.tolist(), strict=True)
-        if fault
-    ]
-    image = np.concatenate([facts.image, absent[:, 0]])
-    class_ = np.concatenate([facts.class_, absent[:, 1]])
-    named = distinct(np.concatenate([objects.image * c + objects.class_, absent @ [c, 1]]))
     notes = Notes(
-        _readings(path, objects, options, len(absent), n, n * c - len(named))
-        + _flag_readings(file)
-        + _split_readings(path, entries),
-        (*entries.excluded, *objects.excluded, *bad, *faults),
-        tuple(f"{path.name}: {text}" for text in where.messages)
-        + placed.messages
-        + _messages(file, entries, objects, len(faults), "points" if options.places == "points" else "boxes"),
-        placed.warnings,
+        _readings(file, objects, labels, photos, options),
+        (*unusable, *bad),
+        drawn + _messages(file, row, photos, len(unusable)),
     )
-    return LabelTable.build(
-        photos.keys,
-        classes,
-        image=image,
-        class_=class_,
-        state=np.repeat([Label.POSITIVE, Label.NEGATIVE], [len(facts.image), len(absent)]),
-        locations=np.concatenate([placed.locations, np.full((len(absent), 4), np.nan)]),
-        source=path.name,
-        complete_set=closed,
-        complete_classes=covers,
-        root=photos.root,
-        split=entries.splits,
-        notes=photos.notes + notes,
-    )
+    splits = [split_name(plain_text(record.get("split"))) for record in file.images]
+    return Source(
+        path=path,
+        classes=classes,
+        labels=labels,
+        photos=photos,
+        unit="pixels",
+        origin=lambda i: _name(file.annotations[objects.index[i]], int(objects.index[i])),
+        sizes=sizes,
+        complete=np.full(len(file.images), options.complete),
+        splits=splits if any(split for split, i in zip(splits, photos.image, strict=True) if i >= 0) else None,
+        notes=notes,
+        keep_repeats=True,
+    ).table()
 
 
 @final
@@ -127,7 +132,7 @@ def _load(path: Path, hook: Callable[[_Record], _Record]) -> _File:
         part = data.get(key) if isinstance(data, dict) else None
         if not isinstance(part, list):
             found = some(list(data), 8) if isinstance(data, dict) else repr(data)[:40]
-            raise DataError(f"{path}: expected a list {key!r} as in COCO instances files; the file holds {found}.")
+            raise DataError(f"{path}: expected a list {key!r} as in COCO instances files; the file has {found}.")
         if (wrong := next((i for i, record in enumerate(part) if not isinstance(record, dict)), None)) is not None:
             raise DataError(f"{path}: {key}[{wrong}] is {part[wrong]!r:.40}; expected an object.")
         parts.append(part)
@@ -135,7 +140,7 @@ def _load(path: Path, hook: Callable[[_Record], _Record]) -> _File:
 
 
 def _classes(file: _File) -> tuple[ClassNames, dict[Any, int]]:
-    """The vocabulary, and the class of each category id."""
+    """Return the vocabulary, and the class of each category id."""
     names: dict[int | str, str] = {}
     for i, record in enumerate(file.categories):
         key, name = record.get("id"), plain_text(record.get("name"))
@@ -145,7 +150,7 @@ def _classes(file: _File) -> tuple[ClassNames, dict[Any, int]]:
             )
         if key in names:
             raise DataError(
-                f"{file.path}: category id {key!r} stands for {names[key]!r} and for {name!r}; renumber one."
+                f"{file.path}: category id {key!r} is used for {names[key]!r} and for {name!r}; renumber one."
             )
         names[key] = name
     if not names:
@@ -154,133 +159,140 @@ def _classes(file: _File) -> tuple[ClassNames, dict[Any, int]]:
     return named_classes({key: names[key] for key in order}), {key: i for i, key in enumerate(order)}
 
 
-@final
-@dataclass(frozen=True)
-class _Entries:
-    """The images of a file: row of each image id in `photos.keys` (-1: left out), and per row its size and split."""
-
-    row: dict[Any, int]
-    photos: Located
-    sizes: NDArray[np.float64]
-    splits: list[str] | None
-    split_words: Counter[str]
-    excluded: tuple[Excluded, ...]
-
-
-def _entries(file: _File, images: Path | None) -> _Entries:
+def _find_images(file: _File, images: Path | None) -> tuple[dict[Any, int], ImageKeys]:
+    """Return the position of each image id in the list of images, and the photos of that list."""
     path = file.path
-    named: dict[Any, str] = {}
+    names = [_file_name(record) for record in file.images]
+    row: dict[Any, int] = {}
     excluded = []
-    for i, record in enumerate(file.images):
-        key, name = record.get("id"), _file_name(record)
+    for i, (record, name) in enumerate(zip(file.images, names, strict=True)):
+        key = record.get("id")
         if not isinstance(key, int | str):
             raise DataError(f"{path}: images[{i}] has id {key!r}; expected a number.")
-        if named.get(key, name) != name:
-            raise DataError(f"{path}: image id {key!r} stands for {named[key]!r} and for {name!r}; renumber one.")
-        named[key] = name
+        if (first := names[row.setdefault(key, i)]) != name:
+            raise DataError(f"{path}: image id {key!r} is used for {first!r} and for {name!r}; renumber one.")
         if not name:
             excluded.append(Excluded(f"image {key}", "has no file_name", str(path), "unusable"))
-    present = [key for key, name in named.items() if name]
     above = folder_of(path)
     split = path.stem.split("_")[-1]
     beside = [near / part for near in (above, above.parent) for part in ("", "images", split, f"images/{split}")]
-    names: Sequence[str] = [named[key] for key in present]
-    if names and all(map(_OBJECTS365.fullmatch, names)):
-        variants = [["/".join(name.split("/")[-last:]) for name in names] for last in (4, 2, 1)]
-        names = spelling(variants, file=path, images=images, beside=beside)
-    photos = locate(names, file=path, images=images, beside=beside)
-    row = dict.fromkeys(named, -1) | dict(zip(present, photos.image.tolist(), strict=True))
-    sizes = np.full((len(photos.keys), 2), np.nan)
-    splits, words = [""] * len(photos.keys), Counter[str]()
-    several: dict[int, Excluded] = {}
-    for record in file.images:
-        if (i := row[record["id"]]) >= 0:
-            size = _number(record.get("width")), _number(record.get("height"))
-            if np.any(sizes[i] != size) and np.isfinite([*sizes[i], *size]).all():
-                raise DataError(
-                    f"{path}: {photos.keys[i]!r} has {sizes[i][0]:g} x {sizes[i][1]:g} pixels and, as image id "
-                    f"{record['id']!r}, {size[0]:g} x {size[1]:g}; mend one of them."
-                )
-            sizes[i] = size
-            if word := plain_text(record.get("split")):
-                words[word] += 1
-                if splits[i] not in ("", split_name(word)):
-                    reason = f"is in {splits[i]} and in {split_name(word)}; the first of them counts"
-                    several[i] = Excluded(photos.keys[i], reason, str(path), "splits")
-                splits[i] = splits[i] or split_name(word)
-    return _Entries(row, photos, sizes, splits if words else None, words, (*excluded, *several.values()))
+    given: Sequence[str] = [name for name in names if name]
+    if given and all(map(_OBJECTS365.fullmatch, given)):
+        variants = [["/".join(name.split("/")[-last:]) for name in given] for last in (4, 2, 1)]
+        given = spelling(variants, file=path, images=images, beside=beside)
+    photos = locate(given, file=path, images=images, beside=beside)
+    image = np.full(len(names), -1, np.int64)
+    image[np.array([bool(name) for name in names], np.bool_)] = photos.image
+    return row, replace(photos, image=image, notes=photos.notes + Notes(excluded=tuple(excluded)))
 
 
 def _file_name(record: _Record) -> str:
-    """LVIS gives the address of the photo only, whose last two parts are folder and file."""
+    """Return the name of a photo; LVIS gives its address only, whose last two parts are folder and file."""
     if name := plain_text(record.get("file_name")):
         return name
     return "/".join(plain_text(record.get("coco_url")).rstrip("/").split("/")[-2:])
 
 
-def _number(value: object) -> float:
-    try:
-        return float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        return math.nan
+def _sizes(file: _File, photos: ImageKeys) -> NDArray[np.float64]:
+    """Return the declared width and height of each entry of the list of images, float64 [R, 2]."""
+    sizes = np.full((len(file.images), 2), np.nan)
+    first: dict[int, int] = {}
+    for i, (record, image) in enumerate(zip(file.images, photos.image.tolist(), strict=True)):
+        sizes[i] = finite_number(record.get("width")), finite_number(record.get("height"))
+        if image < 0 or not np.isfinite(sizes[i]).all():
+            continue
+        if np.any(sizes[i] != (before := sizes[first.setdefault(image, i)])):
+            raise DataError(
+                f"{file.path}: {photos.keys[image]!r} has {before[0]:g} x {before[1]:g} pixels and, as image id "
+                f"{record['id']!r}, {sizes[i][0]:g} x {sizes[i][1]:g}; fix one of them."
+            )
+    return sizes
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Objects:
-    """Annotations of known images and categories: position in the file, image, class, corners in pixels.
+    """M annotations of known images and categories.
 
     Attributes:
-        boxed: whether there is a box.
-        crowd: whether it stands for a group.
-        excluded: annotations without image or category.
-        orphans: how many belong to photos that were left out.
+        index: int64 [M], position in the list of annotations.
+        image: int64 [M], position in the list of images.
+        class_: int64 [M], the class.
+        crowd: bool [M], whether it is a group of objects.
+        boxed: bool [M], whether it has a box.
+        corners: float64 [M, 4] x0, y0, x1, y1 of the box or, twice, x, y of a point, in pixels; NaN if broken.
+        located: bool [M], whether its region is used.
     """
 
     index: NDArray[np.int64]
     image: NDArray[np.int64]
     class_: NDArray[np.int64]
-    pixels: NDArray[np.float64]
-    boxed: NDArray[np.bool_]
     crowd: NDArray[np.bool_]
-    excluded: tuple[Excluded, ...] = ()
-    orphans: int = 0
-
-    def take(self, mask: NDArray[np.bool_]) -> _Objects:
-        """Some of them."""
-        return _Objects(
-            self.index[mask], self.image[mask], self.class_[mask], self.pixels[mask], self.boxed[mask], self.crowd[mask]
-        )
+    boxed: NDArray[np.bool_]
+    corners: NDArray[np.float64]
+    located: NDArray[np.bool_]
 
 
-_LEFT_OUT, _UNKNOWN = -1, -2
-
-
-def _objects(file: _File, entries: _Entries, category: Mapping[Any, int]) -> _Objects:
+def _objects(
+    file: _File, row: Mapping[Any, int], category: Mapping[Any, int], options: ReadOptions
+) -> tuple[_Objects, tuple[Excluded, ...]]:
     records, n = file.annotations, len(file.annotations)
     try:
-        image = np.fromiter((entries.row.get(r.get("image_id"), _UNKNOWN) for r in records), np.int64, n)
-        class_ = np.fromiter((category.get(r.get("category_id"), _UNKNOWN) for r in records), np.int64, n)
+        image = np.fromiter((row.get(r.get("image_id"), -1) for r in records), np.int64, n)
+        class_ = np.fromiter((category.get(r.get("category_id"), -1) for r in records), np.int64, n)
     except TypeError:
         raise DataError(f"{file.path}: an annotation has a list or object as image_id or category_id.") from None
-    crowd = np.fromiter((bool(r.get("iscrowd")) for r in records), np.bool_, n)
     excluded = []
-    for i in np.flatnonzero((image == _UNKNOWN) | (class_ == _UNKNOWN)).tolist():
-        key, part = ("image_id", "images") if image[i] == _UNKNOWN else ("category_id", "categories")
+    for i in np.flatnonzero((image < 0) | (class_ < 0)).tolist():
+        key, part = ("image_id", "images") if image[i] < 0 else ("category_id", "categories")
         reason = f"{key} {records[i].get(key)!r} is not among the {part}"
         excluded.append(Excluded(_name(records[i], i), reason, str(file.path), "unusable"))
     if n and len(excluded) == n:
         hint = " (panoptic and caption files are not read)" if "category_id" not in records[0] else ""
         raise DataError(f"{file.path}: none of the {n:,} annotations is usable{hint}: {excluded[0].reason}.")
-    keep = (image >= 0) & (class_ >= 0)
-    pixels, boxed = _corners(records)
-    orphans = int(((image == _LEFT_OUT) & (class_ >= 0)).sum())
-    found = _Objects(np.arange(n), image, class_, pixels, boxed, crowd).take(keep)
-    return replace(found, excluded=tuple(excluded), orphans=orphans)
+    index = np.flatnonzero((image >= 0) & (class_ >= 0))
+    crowd = np.fromiter((bool(r.get("iscrowd")) for r in records), np.bool_, n)
+    corners, boxed = _corners([records[i] for i in index.tolist()])
+    found = _Objects(
+        index=index,
+        image=image[index],
+        class_=class_[index],
+        crowd=crowd[index],
+        boxed=boxed,
+        corners=corners,
+        located=boxed & (options.places != "none"),
+    )
+    return found, tuple(excluded)
+
+
+def _states(objects: _Objects, options: ReadOptions) -> NDArray[np.int8]:
+    return np.where(objects.crowd & (options.crowd == "unknown"), Label.UNKNOWN, Label.POSITIVE).astype(np.int8)
+
+
+def _draw_points(
+    file: _File, objects: _Objects, photos: ImageKeys, sizes: NDArray[np.float64], options: ReadOptions
+) -> tuple[_Objects, tuple[str, ...]]:
+    """Return the objects with a point instead of each box, and a message with counts."""
+    records = [file.annotations[i] for i in objects.index.tolist()]
+    masked = np.array([record.get("segmentation") is not None for record in records], np.bool_)
+    corners = objects.corners.copy()
+    for i, record in enumerate(records):
+        if masked[i]:
+            corners[i] = record["segmentation"] * 2
+        else:
+            size = tuple(sizes[objects.image[i]].tolist())
+            corners[i] = point_in_box(corners[i].tolist(), size, draws_of(record, options.point_seed)) * 2
+    used = (photos.image[objects.image] >= 0) & (_states(objects, options) != Label.UNKNOWN)
+    damaged = sum(bool(records[i].get("pointless")) for i in np.flatnonzero(used).tolist())
+    in_boxes = int((objects.boxed & ~masked & used).sum())
+    text = f"{(masked & used).sum():,} points drawn in masks, {in_boxes:,} in boxes without a mask"
+    text += f" ({damaged:,} have an outline that is damaged or has no pixel)" if damaged else ""
+    found = replace(objects, corners=corners, located=masked | objects.boxed)
+    return found, (f"{file.path.name}: {text}; point_seed {options.point_seed}",)
 
 
 def _corners(records: Sequence[_Record]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """x0, y0, x1, y1 of `bbox` (x, y, width, height), NaN where that is not four numbers; and whether there is one."""
+    """Return x0, y0, x1, y1 of each `bbox` (x, y, width, height), NaN for broken ones, and whether it exists."""
     nothing = [math.nan] * 4
     boxes = [r.get("bbox") or nothing for r in records]
     boxed = np.fromiter((bool(r.get("bbox")) for r in records), np.bool_, len(records))
@@ -290,7 +302,7 @@ def _corners(records: Sequence[_Record]) -> tuple[NDArray[np.float64], NDArray[n
     except (TypeError, ValueError, OverflowError):
         regular = False
     if not regular:
-        found = np.array([[*map(_number, b)] if isinstance(b, list) and len(b) == 4 else nothing for b in boxes])
+        found = np.array([[*map(finite_number, b)] if isinstance(b, list) and len(b) == 4 else nothing for b in boxes])
     found[:, 2:] += found[:, :2]
     return found, boxed
 
@@ -300,64 +312,69 @@ def _name(record: _Record, position: int) -> str:
 
 
 def _negatives(
-    file: _File, entries: _Entries, category: Mapping[Any, int]
+    file: _File, row: Mapping[Any, int], category: Mapping[Any, int], photos: ImageKeys
 ) -> tuple[NDArray[np.int64], tuple[Excluded, ...]]:
-    """int64 [K, 2] (image, class) of LVIS's explicit negatives."""
-    cells: dict[tuple[int, int], None] = {}
+    """Return the cells that LVIS states to be absent, int64 [K, 2] (image, class)."""
+    cells: dict[tuple[int, int], tuple[int, int]] = {}
     excluded = []
     for record in file.images:
         keys = record.get("neg_category_ids") or []
         for key in keys if isinstance(keys, list) else [keys]:
-            image = entries.row[record["id"]]
-            class_ = category.get(key, _UNKNOWN) if isinstance(key, int | str) else _UNKNOWN
-            if class_ == _UNKNOWN:
+            image, class_ = row[record["id"]], category.get(key, -1) if isinstance(key, int | str) else -1
+            if class_ < 0:
                 reason = f"neg_category_ids names {key!r}, which is not among the categories"
                 excluded.append(Excluded(f"image {record['id']}", reason, str(file.path), "unusable"))
-            elif image >= 0:
-                cells[image, class_] = None
-    return np.array(list(cells), np.int64).reshape(-1, 2), tuple(excluded)
+            elif (photo := int(photos.image[image])) >= 0:
+                cells.setdefault((photo, class_), (image, class_))
+    return np.array(list(cells.values()), np.int64).reshape(-1, 2), tuple(excluded)
 
 
 def _readings(
-    path: Path, objects: _Objects, options: ReadOptions, absent: int, images: int, unnamed: int
+    file: _File, objects: _Objects, labels: Labels, photos: ImageKeys, options: ReadOptions
 ) -> tuple[ValueReading, ...]:
-    crowd = int(objects.crowd.sum())
-    unboxed = int((~objects.boxed & ~objects.crowd).sum())
-    silent = images - len(np.unique(objects.image))
-    rest = "negative (complete)" if options.complete else "unknown"
-    kinds = (
-        ("annotation with a box", "positive", len(objects.image) - crowd - unboxed),
+    image, where = photos.image[objects.image], file.path.name
+    used = image >= 0
+    c, absent = len(file.categories), int((labels.state == Label.NEGATIVE).sum())
+    crowd = int((used & objects.crowd).sum())
+    unboxed = int((used & ~objects.boxed & ~objects.crowd).sum())
+    cells = photos.image[labels.image] * c + labels.class_
+    named = distinct(cells[photos.image[labels.image] >= 0])
+    rows = (
+        ("annotation with a box", "positive", int(used.sum()) - crowd - unboxed),
         ("annotation without a box", "positive", unboxed),
         ("annotation with iscrowd", options.crowd, crowd),
         ("class in neg_category_ids", "negative", absent),
-        ("class without annotation in an image", rest, unnamed),
-        ("image without annotation", "kept", silent),
+        (
+            "class without annotation in an image",
+            "negative (complete)" if options.complete else "unknown",
+            len(photos.keys) * c - len(named),
+        ),
+        ("image without annotation", "kept", len(photos.keys) - len(distinct(image[used]))),
+        *(
+            (f"annotation with {flag}", meaning, sum(bool(record.get(flag)) for record in file.annotations))
+            for flag, meaning in _FLAGS.items()
+        ),
     )
-    return tuple(ValueReading(path.name, value, meaning, count) for value, meaning, count in kinds if count)
+    splits = Counter(
+        plain_text(record.get("split")) for record, i in zip(file.images, photos.image, strict=True) if i >= 0
+    )
+    words = ((word, f"split {split_name(word)!r}", n) for word, n in sorted(splits.items()) if word)
+    return value_readings(where, rows) + value_readings(f"{where}, split", words)
 
 
-def _flag_readings(file: _File) -> tuple[ValueReading, ...]:
-    counts = {flag: sum(bool(record.get(flag)) for record in file.annotations) for flag in _FLAGS}
-    where = file.path.name
-    return tuple(ValueReading(where, f"annotation with {flag}", _FLAGS[flag], n) for flag, n in counts.items() if n)
-
-
-def _split_readings(path: Path, entries: _Entries) -> tuple[ValueReading, ...]:
-    words = sorted(entries.split_words.items())
-    return tuple(ValueReading(f"{path.name}, split", word, f"split {split_name(word)!r}", n) for word, n in words)
-
-
-def _messages(file: _File, entries: _Entries, objects: _Objects, faults: int, places: str) -> tuple[str, ...]:
-    path = file.path.name
+def _messages(file: _File, row: Mapping[Any, int], photos: ImageKeys, unusable: int) -> tuple[str, ...]:
+    uses = Counter(plain_text(record["name"]) for record in file.categories)
+    repeated = [name for name, n in uses.items() if n > 1]
     lvis = sum(bool(record.get("not_exhaustive_category_ids")) for record in file.images)
-    repeated = [name for name, n in Counter(r["name"].strip() for r in file.categories).items() if n > 1]
-    joined = sum(i >= 0 for i in entries.row.values()) - len(entries.photos.keys)
-    said = (
-        (joined, f"{path}: {joined:,} image ids name a photo that another one names, and are joined with it"),
-        (len(objects.excluded), f"{path}: {len(objects.excluded):,} annotations left out, see the excluded list"),
-        (objects.orphans, f"{path}: {objects.orphans:,} annotations belong to photos that are left out"),
-        (faults, f"{path}: {faults:,} {places} cannot be used, see the excluded list; the labels are kept"),
-        (len(repeated), f"{path}: several categories are called {some(repeated)}; they stay apart"),
-        (lvis, f"{path}: not_exhaustive_category_ids of {lvis:,} images ignored, it says nothing about presence"),
+    joined = int((photos.image[[*row.values()]] >= 0).sum()) - len(photos.keys) if row else 0
+    messages = count_messages(
+        file.path,
+        (
+            (joined, "image ids name a photo that another one names, and are joined with it"),
+            (unusable, "annotations left out, see the excluded list"),
+            (lvis, "images have not_exhaustive_category_ids, which are ignored: they say nothing about presence"),
+        ),
     )
-    return tuple(text for count, text in said if count)
+    if repeated:
+        messages += (f"{file.path.name}: several categories are called {some(repeated)}; they stay apart",)
+    return messages

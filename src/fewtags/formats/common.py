@@ -1,110 +1,26 @@
-"""What all readers share: the options, the words of messages, and closing images."""
+"""What several readers share: names of splits and classes, numbers and texts of untrusted files, and closing images."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, final, get_args
+from typing import Any
 from xml.etree.ElementTree import ParseError
 
 import numpy as np
 from defusedxml.common import DefusedXmlException
 from numpy.typing import NDArray
 
-from fewtags.errors import ConfigError, DataError
+from fewtags.errors import DataError
+from fewtags.formats.options import fold
 from fewtags.labels import ClassNames
-from fewtags.text import suggest
-
-Blank = Literal["unknown", "negative"]
-Uncertain = Literal["ignore", "ones", "zeros"]
-Difficult = Literal["unknown", "positive", "negative"]
-Crowd = Literal["positive", "unknown"]
-Points = Literal["pixels", "fractions"]
-PlaceKind = Literal["boxes", "points", "none"]
-
-
-@final
-@dataclass(frozen=True)
-class ReadOptions:
-    """How to read annotations; each reader takes what concerns it, None means "derive from the file".
-
-    Attributes:
-        complete: whatever is not named in an image is known to be absent (else it is unknown).
-        blank: what an empty or NaN cell of a class column means.
-        uncertain: what -1 or "u" in a class column means: unknown, positive or negative (CheXpert's U-Ignore, U-Ones,
-            U-Zeros).
-        difficult: what a VOC object marked difficult means.
-        crowd: what a COCO annotation with `iscrowd` and an OpenImages box with `IsGroupOf` mean.
-        places: what is read of where COCO's objects are: their boxes, a point drawn in each mask, or nothing.
-        point_seed: of these points; another seed, other points.
-        none_folder: the folder or tag that says "none of the classes is here"; "" for no such name.
-        image_column: the CSV column, or the key of a Label Studio task, with the image paths.
-        columns: the CSV columns that are classes, or the one that holds tags; the Label Studio controls that are read.
-        points: what the columns x and y of a CSV count.
-        delimiter: what separates the cells of a CSV ("tab" for a tabulator).
-        tags_separator: what separates the tags in a cell ("space" for a blank).
-        positive_words: further words for positive in class columns; case does not matter.
-        negative_words: further words for negative.
-        unknown_words: further words for unknown.
-
-    Raises:
-        ConfigError: a value that is not among the allowed ones, or one word with two meanings.
-    """
-
-    complete: bool = False
-    blank: Blank = "unknown"
-    uncertain: Uncertain = "ignore"
-    difficult: Difficult = "unknown"
-    crowd: Crowd = "positive"
-    places: PlaceKind = "boxes"
-    point_seed: int = 0
-    none_folder: str = "none"
-    image_column: str | None = None
-    columns: tuple[str, ...] | None = None
-    points: Points | None = None
-    delimiter: str | None = None
-    tags_separator: str | None = None
-    positive_words: tuple[str, ...] = ()
-    negative_words: tuple[str, ...] = ()
-    unknown_words: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        choices: dict[str, object] = {"blank": Blank, "uncertain": Uncertain, "difficult": Difficult, "crowd": Crowd}
-        choices["places"] = PlaceKind
-        if self.points is not None:
-            choices["points"] = Points
-        for name, choice in choices.items():
-            value, allowed = getattr(self, name), get_args(choice)
-            if value not in allowed:
-                hint = suggest(str(value), allowed)
-                raise ConfigError(f"{name} = {value!r}{hint}: expected one of {', '.join(allowed)}.")
-        words: Counter[str] = Counter()
-        for name in ("columns", "positive_words", "negative_words", "unknown_words"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise ConfigError(f"{name} takes several names; write ({value!r},).")
-            if name != "columns":
-                words.update({fold(word) for word in value})
-        if twice := [word for word, meanings in words.items() if meanings > 1]:
-            raise ConfigError(f"the word {twice[0]!r} has two meanings; leave it in one of the *_words options only.")
-
-    def without_effect(self, used: Iterable[str]) -> list[str]:
-        """Options that were changed but that a reader which looks only at `used` will not see."""
-        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-        return [name for name in changed if name not in set(used)]
-
-
-def fold(word: str) -> str:
-    """The form in which words are compared: without outer blanks, lower case."""
-    return word.strip().casefold()
 
 
 def split_name(text: str) -> str:
-    """The usual name of a split: "train", "val" or "test" for their common spellings, else the text as it is.
+    """Return "train", "val" or "test" for the common spellings of a split, and any other name as it is.
 
     >>> split_name("Validation")
     'val'
@@ -115,7 +31,7 @@ def split_name(text: str) -> str:
 
 
 def named_classes(names: Mapping[int, str] | Mapping[int | str, str]) -> ClassNames:
-    """The vocabulary of a file that numbers its classes; classes that share a name stay apart.
+    """Return the vocabulary of a file that numbers its classes; classes that share a name stay apart.
 
     Args:
         names: name of each number, in the order of the classes.
@@ -128,14 +44,14 @@ def named_classes(names: Mapping[int, str] | Mapping[int | str, str]) -> ClassNa
 
 
 def read_json(path: Path, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """The contents of a JSON file that is not trusted.
+    """Return the contents of a JSON file that is not trusted.
 
     Args:
         path: the file, UTF-8 with or without byte order mark.
-        hook: called with every object while it is parsed, so that what is not needed never fills the memory.
+        hook: called with every object during parsing, to drop what is not needed and save memory.
 
     Raises:
-        DataError: not JSON, or not UTF-8.
+        DataError: the file is not JSON, or not UTF-8.
     """
     try:
         return json.loads(path.read_bytes().decode("utf-8-sig"), object_hook=hook)
@@ -146,11 +62,22 @@ def read_json(path: Path, hook: Callable[[dict[str, Any]], Any] | None = None) -
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start:,}); save it as UTF-8.") from None
     except (RecursionError, ValueError) as error:
-        raise DataError(f"{path}: not JSON that annotations are made of ({error}).") from None
+        raise DataError(f"{path}: not a JSON file of annotations ({error}).") from None
+
+
+def first_character(file: Path) -> str:
+    """Return the first character of a text file that is not blank, or "" if there is none near its start."""
+    with file.open("rb") as stream:
+        return stream.read(4096).decode("utf-8-sig", "ignore").lstrip()[:1]
+
+
+def is_hidden(path: str) -> bool:
+    """Return whether a relative path, with forward slashes, has a part that begins with a dot."""
+    return path.startswith(".") or "/." in path
 
 
 def number_of(text: str) -> float:
-    """The number that a text is; NaN for anything else, and for what only Python reads ("1_000", digits of any script).
+    """Return the number that a text states; NaN for other texts, and for forms that only Python reads.
 
     >>> number_of(" 2.5e1 "), number_of("1_000")
     (25.0, nan)
@@ -161,8 +88,17 @@ def number_of(text: str) -> float:
         return math.nan
 
 
+def finite_number(value: object) -> float:
+    """Return a number of a JSON file as float; NaN for other values and for numbers that are not finite."""
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
 def plain_text(value: object) -> str:
-    """A text without outer blanks; "" for anything else, and for what JSON can write but no file or table can hold."""
+    """Return a text, stripped; "" for other values and for texts that UTF-8 cannot encode (JSON can write them)."""
     try:
         return value.encode().decode().strip() if isinstance(value, str) else ""
     except UnicodeEncodeError:
@@ -170,35 +106,36 @@ def plain_text(value: object) -> str:
 
 
 def xml_trouble(error: Exception) -> str:
-    """What is wrong with an XML file, to be put after its name."""
+    """Return what is wrong with an XML file, to be put after its name."""
     if isinstance(error, DefusedXmlException):
-        return "defines XML entities, which annotations have no use for and attacks are made of"
+        return "defines XML entities, which annotations do not need and attacks are made of"
     return f"is not valid XML ({error})" if isinstance(error, ParseError) else str(error)
 
 
 def close_images(
     images: int, classes: int, image: NDArray[np.integer], class_: NDArray[np.integer]
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
-    """Close all images for all classes, except for single cells that stay unknown.
+    """Mark all images as completely annotated, except for single cells that stay unknown.
 
     Args:
-        images: how many images.
-        classes: how many classes.
-        image: int [K], images of the cells to leave open.
+        images: number of images N.
+        classes: number of classes C.
+        image: int [K], images of the cells that stay unknown.
         class_: int [K], their classes.
 
     Returns:
-        `closed` int16 [N] and `covers` bool [S, C] of a `LabelTable`; row 0 covers all classes.
+        int16 [N], the set of classes that each image is completely annotated for, and bool [S, C], these sets; set 0
+        has all classes.
 
     Raises:
-        DataError: there are more sets of open classes than int16 can number.
+        DataError: there are more sets than int16 can number.
     """
     closed = np.zeros(images, np.int16)
     covers = [np.ones(classes, np.bool_)]
     open_image, open_class = np.divmod(distinct(np.asarray(image, np.int64) * classes + class_), classes)
     starts = np.flatnonzero(np.diff(open_image, prepend=-1))
     rows: dict[bytes, int] = {}
-    ends = [*starts[1:], len(open_image)][: len(starts)]  # without cells there is no run of them either
+    ends = [*starts[1:], len(open_image)][: len(starts)]
     for start, end in zip(starts, ends, strict=True):
         classes_here = open_class[start:end]
         row = rows.setdefault(classes_here.tobytes(), len(covers))
@@ -215,7 +152,7 @@ def close_images(
 
 
 def distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sorted values without repeats; `np.unique` hashes, which takes minutes for cell numbers as regular as ours."""
+    """Return the sorted values without repeats; `np.unique` hashes, which takes minutes for such regular numbers."""
     values = np.sort(values)
     return values[np.concatenate([[True], values[1:] != values[:-1]])] if len(values) else values
 
@@ -223,9 +160,9 @@ def distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
 def distinct_facts(
     image: NDArray[np.integer], class_: NDArray[np.integer], state: NDArray[np.integer], located: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Which facts [F] say something of their own: those with a location, and the first of those without that agree.
+    """Return which facts [F] are kept: all with a location, and the first of equal ones without.
 
-    A location says more than the same state without one, wherever they stand.
+    A fact without a location adds nothing to a located one of the same image, class and state, in either order.
     """
     cell = np.asarray(image, np.int64) * np.int64(np.max(class_, initial=0) + 1) + class_
     code = cell * 3 + state + 1

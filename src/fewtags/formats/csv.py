@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions, close_images, distinct, distinct_facts, fold, split_name
+from fewtags.formats.common import distinct, split_name
 from fewtags.formats.csv_layout import Layout, find_layout
-from fewtags.formats.csv_rows import label_rows, place_points
-from fewtags.formats.csv_stated import CsvStated, check_words
-from fewtags.formats.delimited import Sheet, read_sheet
-from fewtags.formats.locate import folder_of, locate
-from fewtags.formats.words import Meaning, Words
+from fewtags.formats.csv_rows import Form, label_rows, photo_sizes
+from fewtags.formats.locate import ImageKeys, folder_of, locate
+from fewtags.formats.openimages_files import is_openimages
+from fewtags.formats.options import ReadOptions, fold
+from fewtags.formats.sheet import Meaning, Sheet, Words, check_words, read_sheet
+from fewtags.formats.stated import Labels, Source, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import LabelTable, Notes, ValueReading
 from fewtags.text import some
@@ -25,30 +25,35 @@ from fewtags.text import some
 _SEPARATORS = ("|", ";", ",")
 
 
+def recognise(path: Path) -> str:
+    """Return why a file is a text table, or "" if it is a CSV of OpenImages."""
+    return "" if is_openimages(path) else "a text table by its ending"
+
+
 def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
     """Read a text table with a header, in one of three forms.
 
     - One column per class, with words for present (1, true, yes, y, positive, present), absent (0, false, no, n,
-      negative, absent), uncertain (-1, u, uncertain) and nothing (empty, NaN, NA, null). Classes come in the order of
-      the columns. Uncertain and empty cells are unknown unless the options say otherwise.
-    - A column of tags. Classes are sorted by name. A tag that is not there is unknown; an empty cell says nothing, and
-      the tag `none_folder` says that none of the classes is there.
+      negative, absent), uncertain (-1, u, uncertain) and blank (empty, NaN, NA, null). The classes are in the order of
+      the columns. Uncertain and blank cells are unknown by default, see the options.
+    - A column of tags. Classes are sorted by name. Other tags are unknown, and an empty cell states nothing; the tag
+      `none_folder` states that the image shows none of the classes.
     - One label a row, in the columns image, class, state, and x0, y0, x1, y1 for a location: what `write_csv` writes.
-      Or image, class, and x, y of a point, in what `points` says; the names x_px, y_px say pixels.
+      Or image, class, and x, y of a point in the unit `points`; columns named x_px, y_px are in pixels.
 
-    Rows of the same image are joined. Where they contradict each other, both facts are kept, which the table takes as
-    unknown. A column `split` (subset, partition) names the split.
+    Rows of the same image are joined. If they contradict each other, both facts are kept, and the table takes the cell
+    as unknown. A column `split` (subset, partition) names the split.
 
     Args:
         path: the file, UTF-8.
         images: folder that the image names are relative to; None looks beside the file and in `images`.
-        options: all but `difficult` and `crowd` count.
+        options: see `FORMATS`.
 
     Returns:
         a table with the images in order of appearance.
 
     Raises:
-        DataError: broken quotes, no image column, a value that is no word (its cell is named), most photos missing.
+        DataError: broken quotes, no image column, a value without a meaning (its cell is named), or missing photos.
     """
     options = options or ReadOptions()
     sheet = read_sheet(path, options.delimiter)
@@ -56,40 +61,35 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
     names = sheet.columns[layout.image]
     if (empty := next((i for i, name in enumerate(names) if not name.strip()), None)) is not None:
         raise DataError(f"{sheet.at(empty, layout.image)}: there is no image name; fill it in, or remove the row.")
-    stated = {"classes": _class_columns, "tags": _tags, "facts": label_rows}[layout.form](sheet, layout, options)
-    if not len(stated.classes):
+    form = {"classes": _class_columns, "tags": _tags, "facts": label_rows}[layout.form](sheet, layout, options)
+    if not len(form.classes):
         raise DataError(f"{path}: no row names a class, so there is nothing to learn.")
     above = folder_of(path)
     photos = locate(names, file=path, images=images, beside=[above, above / "images", above.parent / "images"])
-    n, c = len(photos.keys), len(stated.classes)
-    locations, placed = place_points(sheet, layout, stated, photos)
-    image, class_, state, locations = _facts(replace(stated, locations=locations), photos.image)
-    closed, covers = np.full(n, -1, np.int16), np.ones((1, c), np.bool_)
-    if (shut := _images(stated.closes, photos.image)).size:
-        open_image, open_class = photos.image[stated.open[:, 0]], stated.open[:, 1]
-        closing, covers = close_images(n, c, open_image[open_image >= 0], open_class[open_image >= 0])
-        closed[shut] = closing[shut]
-    splits, split_readings = _splits(sheet, layout, photos.image, n)
-    messages = layout.messages + stated.messages + _row_messages(sheet, layout, stated, photos.image)
-    return LabelTable.build(
-        photos.keys,
-        stated.classes,
-        image=image,
-        class_=class_,
-        state=state,
-        locations=locations,
-        source=path.name,
-        complete_set=closed,
-        complete_classes=covers,
-        root=photos.root,
-        split=splits,
-        notes=photos.notes + Notes(stated.readings + split_readings, (), messages, stated.warnings) + placed,
+    splits, split_readings = _splits(sheet, layout, photos)
+    notes = Notes(
+        form.notes.readings + split_readings,
+        (),
+        layout.messages + form.notes.messages + _row_messages(sheet, layout, form, photos),
+        form.notes.warnings,
     )
+    return Source(
+        path=path,
+        classes=form.classes,
+        labels=form.labels,
+        photos=photos,
+        unit=form.unit,
+        origin=lambda i: sheet.at(int(form.labels.image[i])),
+        sizes=photo_sizes(sheet, layout, photos) if form.unit == "pixels" else None,
+        complete=form.complete,
+        empty=form.empty,
+        splits=splits,
+        notes=notes,
+    ).table()
 
 
-def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> CsvStated:
+def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     words = Words(options)
-    classes = ClassNames.of(sheet.header[j] for j in layout.labels)
     check_words(sheet, layout.labels, words)
     found: dict[Meaning, list[NDArray[np.int64]]] = {meaning: [] for meaning in Meaning}
     for k, j in enumerate(layout.labels):
@@ -98,40 +98,37 @@ def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> CsvSta
         for i, meaning in enumerate(Meaning):
             rows = np.flatnonzero(code == i)
             found[meaning].append(np.stack([rows, np.full(len(rows), k)], 1))
-    cells = {meaning: np.concatenate(parts) for meaning, parts in found.items()}
-    positive, negative = cells[Meaning.POSITIVE], cells[Meaning.NEGATIVE]
-    both = np.concatenate([positive, negative])
-    state = np.repeat(np.array([Label.POSITIVE, Label.NEGATIVE], np.int8), [len(positive), len(negative)])
-    order = np.lexsort((both[:, 1], both[:, 0]))
+    stated = (Meaning.POSITIVE, Meaning.NEGATIVE, Meaning.OPEN)
+    parts = [np.concatenate(found[meaning]) for meaning in stated]
+    cells = np.concatenate(parts)
+    state = np.repeat(np.array([meaning.label for meaning in stated], np.int8), [len(part) for part in parts])
+    order = np.lexsort((cells[:, 1], cells[:, 0]))
     absent = options.complete or options.blank == "negative"
     where = f"{sheet.path.name}, class columns"
     values = [sheet.values[j] for j in layout.labels]
-    readings = words.readings(where, values, "negative" if absent else "unknown")
-    return CsvStated(
-        classes,
-        both[order, 0],
-        both[order, 1],
-        state[order],
-        np.full((len(both), 4), np.nan),
-        cells[Meaning.OPEN],
-        np.full(len(sheet), absent),
-        np.zeros(len(sheet), np.bool_),
-        readings,
-        (_first_row(sheet, layout, positive, negative),) if len(sheet) else (),
-        warnings=words.unsure(where, values),
+    return Form(
+        classes=ClassNames.of(sheet.header[j] for j in layout.labels),
+        labels=Labels.of_images(cells[order, 0], cells[order, 1], state[order]),
+        complete=np.full(len(sheet), absent),
+        empty=np.zeros(len(sheet), np.bool_),
+        notes=Notes(
+            words.readings(where, values, "negative" if absent else "unknown"),
+            messages=(_first_row(sheet, layout, *parts[:2]),) if len(sheet) else (),
+            warnings=words.unsure(where, values),
+        ),
     )
 
 
 def _first_row(sheet: Sheet, layout: Layout, positive: NDArray[np.int64], negative: NDArray[np.int64]) -> str:
-    said = [
+    labels = [
         f"{text} {some([sheet.header[layout.labels[k]] for k in cells[cells[:, 0] == 0, 1]], 3)}"
         for text, cells in (("is", positive), ("is not", negative))
         if (cells[:, 0] == 0).any()
     ]
-    return f"{sheet.path.name}: {sheet.columns[layout.image][0]!r} {'; '.join(said) or 'is unknown'}"
+    return f"{sheet.path.name}: {sheet.columns[layout.image][0]!r} {'; '.join(labels) or 'is unknown'}"
 
 
-def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> CsvStated:
+def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     (column,) = layout.labels
     values = sheet.values[column]
     blank = {value for value in values if fold(value) in {"", "nan"}}
@@ -145,9 +142,7 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> CsvStated:
         if none and any(fold(tag) == none for tag in tags):
             says_none.add(value)
             if len(tags) > 1:
-                raise DataError(
-                    f"{sheet.first(column, value)}: {value!r} says both {none!r} and a class; mend the cell."
-                )
+                raise DataError(f"{sheet.first(column, value)}: {value!r} has both {none!r} and a class; fix the cell.")
     classes = ClassNames.of(sorted(tag for tag in uses if not none or fold(tag) != none))
     number = {
         value: () if value in says_none else [classes.index(tag) for tag in tags] for value, tags in cells.items()
@@ -158,29 +153,29 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> CsvStated:
     nothing = np.fromiter((value in says_none for value in sheet.columns[column]), np.bool_, len(sheet))
     if options.blank == "negative":
         nothing |= empty
-    absent = options.complete or options.blank == "negative"
     where = f"{sheet.path.name}, column {sheet.header[column]!r}"
-    kinds = (
+    absent = options.complete or options.blank == "negative"
+    rows = (
         *((tag, "none of the classes" if fold(tag) == none else "positive", n) for tag, n in sorted(uses.items())),
         ("(blank)", "none of the classes" if absent else "nothing known", int(empty.sum())),
     )
+    cut = f"tags split at {separator!r}" if separator else "one tag a row"
     total = int(count.sum())
-    return CsvStated(
-        classes,
-        np.repeat(np.arange(len(sheet)), count),
-        np.fromiter((c for classes_ in per_row for c in classes_), np.int64, total),
-        np.full(total, Label.POSITIVE, np.int8),
-        np.full((total, 4), np.nan),
-        np.zeros((0, 2), np.int64),
-        nothing | options.complete,
-        nothing,
-        tuple(ValueReading(where, value, meaning, n) for value, meaning, n in kinds if n),
-        (f"{sheet.path.name}: tags cut at {separator!r}" if separator else f"{sheet.path.name}: one tag a row",),
+    return Form(
+        classes=classes,
+        labels=Labels.of_images(
+            np.repeat(np.arange(len(sheet)), count),
+            np.fromiter((c for classes_ in per_row for c in classes_), np.int64, total),
+            np.full(total, Label.POSITIVE, np.int8),
+        ),
+        complete=np.full(len(sheet), options.complete),
+        empty=nothing,
+        notes=Notes(value_readings(where, rows), messages=(f"{sheet.path.name}: {cut}",)),
     )
 
 
 def _separator(sheet: Sheet, column: int, values: Sequence[str], options: ReadOptions) -> str:
-    """What separates the tags; "" where each cell holds one."""
+    """Return the character between the tags; "" if each cell has one tag."""
     if options.tags_separator is not None:
         return {"space": " ", "tab": "\t"}.get(options.tags_separator, options.tags_separator)
     if lists := [value for value in values if value.strip().startswith("[") and value.strip().endswith("]")]:
@@ -198,7 +193,7 @@ def _separator(sheet: Sheet, column: int, values: Sequence[str], options: ReadOp
         )
     if used:
         return used[0]
-    # Names with blanks ("traffic light") bring as many words as different cells; tags are few, and come in many sets.
+    # Names with blanks ("traffic light") have as many words as distinct cells; tags are few, in many combinations.
     tags = {tag for value in values for tag in value.split()}
     return " " if len(tags) < len({value.strip() for value in values}) else ""
 
@@ -208,66 +203,46 @@ def _cut(value: str, separator: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
-def _images(rows: NDArray[np.bool_], image: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The images of some rows, those that were left out excepted."""
-    found = distinct(image[rows])
-    return found[found >= 0]
-
-
-def _facts(
-    stated: CsvStated, image_of_row: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8], NDArray[np.float64]]:
-    """Facts about images: image, class, state, locations."""
-    image = image_of_row[stated.row]
-    nothing = np.isin(image, _images(stated.nothing, image_of_row)) & (stated.state == Label.POSITIVE)
-    # Another row says that none of the classes is there: both facts stay.
-    every = np.concatenate([np.flatnonzero(image >= 0), np.flatnonzero(nothing)])
-    state = stated.state[every]
-    own = int((image >= 0).sum())
-    image, class_, locations = image[every], stated.class_[every], stated.locations[every]
-    state[own:], locations[own:] = Label.NEGATIVE, np.nan
-    keep = distinct_facts(image, class_, state, ~np.isnan(locations[:, 0]))
-    return image[keep], class_[keep], state[keep], locations[keep]
-
-
-def _splits(
-    sheet: Sheet, layout: Layout, image: NDArray[np.int64], images: int
-) -> tuple[list[str] | None, tuple[ValueReading, ...]]:
+def _splits(sheet: Sheet, layout: Layout, photos: ImageKeys) -> tuple[list[str] | None, tuple[ValueReading, ...]]:
+    """Return the split of each row; a photo in two splits is an error."""
     if layout.split is None:
         return None, ()
     column = sheet.columns[layout.split]
     names = {value: split_name(value) for value in sheet.values[layout.split]}
-    splits: list[str | None] = [None] * images
-    for i, (value, position) in enumerate(zip(column, image.tolist(), strict=True)):
-        if position >= 0:
-            name = names[value]
-            if splits[position] not in (None, name):
-                photo = sheet.columns[layout.image][i]
-                raise DataError(
-                    f"{sheet.at(i, layout.split)}: the photo {photo!r} is in {value!r} and in {splits[position]!r}; "
-                    "put it in one split."
-                )
-            splits[position] = name
-    where = f"{sheet.path.name}, column {sheet.header[layout.split]!r}"
-    readings = tuple(
-        ValueReading(where, value.strip() or "(blank)", f"split {names[value]!r}" if names[value] else "no split", n)
+    first: dict[int, str] = {}
+    for i, (value, image) in enumerate(zip(column, photos.image.tolist(), strict=True)):
+        if image >= 0 and (other := first.setdefault(image, names[value])) != names[value]:
+            photo = sheet.columns[layout.image][i]
+            raise DataError(
+                f"{sheet.at(i, layout.split)}: the photo {photo!r} is in {value!r} and in {other!r}; put it in one "
+                "split."
+            )
+    rows = (
+        (value.strip() or "(blank)", f"split {names[value]!r}" if names[value] else "no split", n)
         for value, n in sorted(sheet.values[layout.split].items())
     )
-    return [split or "" for split in splits], readings
+    where = f"{sheet.path.name}, column {sheet.header[layout.split]!r}"
+    return [names[value] for value in column], value_readings(where, rows)
 
 
-def _row_messages(sheet: Sheet, layout: Layout, stated: CsvStated, image: NDArray[np.int64]) -> tuple[str, ...]:
-    """What joining rows of the same image did; in the form with one label a row, that is what they are for."""
-    known = image[stated.row] >= 0
-    cell = image[stated.row] * np.int64(len(stated.classes)) + stated.class_
-    present, absent = (distinct(cell[known & (stated.state == state)]) for state in (Label.POSITIVE, Label.NEGATIVE))
-    both = int(np.isin(present, absent, assume_unique=True, kind="sort").sum())
-    none = np.isin(_images(stated.nothing, image), distinct(image[stated.row]), assume_unique=True)
-    kept = image[image >= 0]
-    repeated = len(kept) - len(distinct(kept)) if layout.form != "facts" else 0
-    said = (
-        (repeated, f"{repeated:,} rows speak of an image that has a row already, and are joined with it"),
-        (both, f"{both:,} labels are present in one row and absent in another: unknown"),
-        (none.sum(), f"{none.sum():,} images have tags in one row and none of the classes in another: unknown"),
+def _row_messages(sheet: Sheet, layout: Layout, form: Form, photos: ImageKeys) -> tuple[str, ...]:
+    """Return what joining the rows of an image did; in the form with one label a row, that is what rows are for."""
+    labels, image = form.labels, photos.image[form.labels.image]
+    cell = image * np.int64(len(form.classes)) + labels.class_
+    present, absent = (
+        distinct(cell[(image >= 0) & (labels.state == state)]) for state in (Label.POSITIVE, Label.NEGATIVE)
     )
-    return tuple(f"{sheet.path.name}: {text}" for count, text in said if count)
+    kept = photos.image[photos.image >= 0]
+    return count_messages(
+        sheet.path,
+        (
+            (
+                len(kept) - len(distinct(kept)) if layout.form != "facts" else 0,
+                "rows name an image that has a row already, and are joined with it",
+            ),
+            (
+                int(np.isin(present, absent, assume_unique=True, kind="sort").sum()),
+                "labels are present in one row and absent in another: unknown",
+            ),
+        ),
+    )

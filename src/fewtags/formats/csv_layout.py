@@ -1,4 +1,4 @@
-"""Which column of a text table means what."""
+"""Find the image, label and split columns of a text table."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from fewtags.errors import DataError
-from fewtags.formats.common import Points, ReadOptions, fold
-from fewtags.formats.delimited import Sheet
 from fewtags.formats.locate import is_photo
-from fewtags.formats.words import Words
+from fewtags.formats.options import Points, ReadOptions, fold
+from fewtags.formats.sheet import Sheet, Words
 from fewtags.text import some
 
 Form = Literal["classes", "tags", "facts"]
@@ -26,19 +25,19 @@ _SAMPLE = 100
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """Positions of the columns of a sheet.
 
     Attributes:
         form: "classes", one column per class; "tags", one column of tags; "facts", one label a row, as we write them.
-        image: the column with image names.
+        image: column with image names.
         labels: the class columns, the tags column, or the column of the class and that of the state if there is one.
-        split: the column with split names; None: there is none.
-        messages: how this was found out, and what is ignored.
-        point: the columns with x and y of a point; None: there are none.
-        unit: what they count.
-        size: the columns with the width and height that pixels are of; None: there are none.
+        split: column with split names, or None.
+        messages: which columns were found, and which are ignored.
+        point: columns with x and y of a point, or None.
+        unit: unit of x and y.
+        size: columns with the width and height of the photo in pixels, or None.
     """
 
     form: Form
@@ -52,13 +51,13 @@ class Layout:
 
 
 def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
-    """Tell image, label and split columns from the options, the header and the values.
+    """Find image, label and split columns by the options, the header and the values.
 
-    A column is one of classes if at least half of its values are words for present and absent, so that a single wrong
-    value is an error and not the end of a class.
+    A column is a class if at least half of its values are words for present and absent. So a single wrong value is an
+    error, and the column does not silently stop being a class.
 
     Raises:
-        DataError: it cannot be told which column holds the images or the labels; the option that says so is named.
+        DataError: the columns of images or labels are not clear; the option that names them is in the message.
     """
     words = Words(options)
     image = sheet.find(options.image_column) if options.image_column else _image_column(sheet)
@@ -93,16 +92,25 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
         + (f", points in {unit} in {' and '.join(repr(sheet.header[j]) for j in point)}" if point else "")
         + (f", split in {sheet.header[split]!r}" if split else "")
     )
-    return Layout(form, image, labels, split, (head, *ignored), point, unit, size)
+    return Layout(
+        form=form,
+        image=image,
+        labels=labels,
+        split=split,
+        messages=(head, *ignored),
+        point=point,
+        unit=unit,
+        size=size,
+    )
 
 
 def _point_columns(
     sheet: Sheet, names: Mapping[str, int], options: ReadOptions
 ) -> tuple[tuple[int, int] | None, Points | None]:
-    """The columns of points and what they count: said by the header (x_px, y_px) or the option, never guessed."""
+    """Return the columns of points and their unit, which the header (x_px, y_px) or the option gives; never guessed."""
     if {"x_px", "y_px"} <= names.keys():
         if options.points == "fractions":
-            raise DataError(f"{sheet.path}: the columns x_px and y_px are pixels, but points says fractions.")
+            raise DataError(f"{sheet.path}: the columns x_px and y_px are pixels, but the option points is fractions.")
         return (names["x_px"], names["y_px"]), "pixels"
     if {"x", "y"} <= names.keys():
         if options.points is not None:
@@ -110,8 +118,8 @@ def _point_columns(
         if options.columns is None and _TAGS & names.keys():
             raise DataError(
                 f"{sheet.path}: are the columns 'x' and 'y' points in pixels or in fractions of the photo? Pass points "
-                "(--set data.points=pixels, or fractions), or call them x_px and y_px; if they are no points, pass as "
-                "columns those that hold labels."
+                "(--set data.points=pixels, or fractions), or call them x_px and y_px; if they are not points, pass as "
+                "columns those with labels."
             )
     elif options.points is not None:
         raise DataError(
@@ -122,11 +130,11 @@ def _point_columns(
 
 
 def _class_column(sheet: Sheet, names: Mapping[str, int]) -> int:
-    """The column that names the class of each point."""
+    """Return the column that names the class of each point."""
     found = [names["class"]] if "class" in names else [j for name, j in names.items() if name in _TAGS]
     if len(found) != 1:
-        what = f"{some([sheet.header[j] for j in found])} may all hold" if found else "no column is called 'class' with"
-        raise DataError(f"{sheet.path}: {what} the class of each point; pass as columns the one that does.")
+        what = f"{some([sheet.header[j] for j in found])} may all be" if found else "no column is called 'class' for"
+        raise DataError(f"{sheet.path}: {what} the class of each point; pass as columns the one that is.")
     return found[0]
 
 
@@ -145,7 +153,7 @@ def _image_column(sheet: Sheet) -> int:
         if candidates:
             return candidates[0]
     raise DataError(
-        f"{sheet.path}: no column is called 'image' or holds photo names; its columns are {some(sheet.header, 12)}. "
+        f"{sheet.path}: no column is called 'image' or has photo names; its columns are {some(sheet.header, 12)}. "
         "Pass image_column."
     )
 
@@ -156,19 +164,19 @@ def _holds_photos(column: Sequence[str]) -> bool:
 
 
 def _share(sheet: Sheet, column: int, words: Words) -> float:
-    """Share of words for present, absent and uncertain among the values that are not blank or unknown; 0 for none."""
-    said = filled = 0
+    """Return the share of words for present, absent and uncertain among values that are not blank or unknown."""
+    labels = filled = 0
     for value, count in sheet.values[column].items():
-        if words.says_something(value):
-            said += count
+        if words.is_label(value):
+            labels += count
             filled += count
         elif words.meaning(value) is None:
             filled += count
-    return said / filled if filled else 0.0
+    return labels / filled if filled else 0.0
 
 
 def _blank(sheet: Sheet, column: int, words: Words) -> bool:
-    return all(words.meaning(value) is not None and not words.says_something(value) for value in sheet.values[column])
+    return all(words.meaning(value) is not None and not words.is_label(value) for value in sheet.values[column])
 
 
 def _holds_tags(sheet: Sheet, column: int, words: Words, options: ReadOptions) -> bool:
@@ -189,7 +197,7 @@ def _label_columns(
     if len(tags) > 1 or (tags and len(certain) > 1):
         names = some([sheet.header[j] for j in (*tags, *certain)])
         raise DataError(
-            f"{sheet.path}: {names} may all hold labels; pass as columns the one of tags, or those of the classes."
+            f"{sheet.path}: {names} may all be labels; pass as columns the one of tags, or those of the classes."
         )
     if tags:
         return "tags", tuple(tags)
@@ -197,7 +205,7 @@ def _label_columns(
     if len(classes) == 1 and classes[0] in exact:
         name, values = sheet.header[classes[0]], some(sorted(sheet.values[classes[0]]))
         raise DataError(
-            f"{sheet.path}: the values of {name!r} ({values}) say whether {name!r} is there, or are names of classes; "
+            f"{sheet.path}: the values of {name!r} ({values}) may state whether {name!r} is present, or name classes; "
             f"pass columns=({name!r},) for the former, tags_separator for the latter."
         )
     if classes:
@@ -206,8 +214,8 @@ def _label_columns(
     if len(texts) == 1:
         return "tags", tuple(texts)
     raise DataError(
-        f"{sheet.path}: cannot tell which of {some([sheet.header[j] for j in named], 12)} holds labels; pass columns "
-        "with the column of tags, or with one column per class."
+        f"{sheet.path}: it is not clear which of {some([sheet.header[j] for j in named], 12)} has labels; pass as "
+        "columns the one of tags, or one per class."
     )
 
 
@@ -215,7 +223,7 @@ def _ignored(sheet: Sheet, column: int) -> str:
     values = sheet.values[column]
     name = sheet.header[column] or "(without a name)"
     examples = some([value for value, _ in values.most_common()], 3)
-    return f"{sheet.path.name}: column {name!r} ignored, it holds {examples}"
+    return f"{sheet.path.name}: column {name!r} ignored, its values are {examples}"
 
 
 def _label_text(sheet: Sheet, form: Form, labels: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""A tree of class folders: the folder below the root is the label; the same photo in several folders has several."""
+"""Class folders: the folder of a photo is its class; a photo in several folders has several classes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions, fold, split_name
+from fewtags.formats.common import split_name
 from fewtags.formats.locate import extension, is_photo
+from fewtags.formats.options import ReadOptions, fold
 from fewtags.labels import ClassNames, Label
 from fewtags.table.content import same_content
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
@@ -24,30 +25,36 @@ from fewtags.text import some
 _SPLITS = frozenset({"train", "val", "test"})
 
 
-def read_folder(path: Path, options: ReadOptions | None = None) -> LabelTable:
+def read_folder(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
     """Read a tree of class folders.
 
-    - The class is the folder below the root, however deep the photo lies. Where all folders below the root are called
-      train, val (valid, validation) or test, they are the split, and the class is the folder below them. Where train
-      and one of the others hold folders of the same name, photos beside them are left out.
-    - "cat,dog" is a folder of photos with both; `none_folder` holds photos that show none of the classes.
+    - The class is the folder below the root, at any depth of the photo. If all folders below the root are called train,
+      val (valid, validation) or test, they are the splits, and the class is the folder below them. If train and another
+      split have folders of the same name, photos outside the splits are left out.
+    - "cat,dog" is a folder of photos with both; `none_folder` has photos that show none of the classes.
     - Photos with the same bytes are one image with the labels of all their folders; its key is the first path in
-      sorted order. Copies in different splits stay apart: which one has to go is for the user to say.
-    - Photos that lie directly in the root (or split) are images with nothing known, even if `complete`.
+      sorted order. Copies in different splits stay apart: the user decides which one to remove.
+    - Photos directly in the root (or split) are images with nothing known, even if `complete`.
     - Symbolic links are followed. Hidden files are ignored.
 
     Args:
         path: the root.
-        options: `none_folder` and `complete` (a photo shows no other class than its folders say) count.
+        images: None, or the root: class folders contain the photos.
+        options: `none_folder` and `complete` (a photo shows no other class than those of its folders) have an effect.
 
     Returns:
         a table with the classes sorted by name and the images by path.
 
     Raises:
-        DataError: no such folder, no class folders, folders of which it cannot be told whether they are splits or
-            classes, or a folder name that contradicts itself.
+        DataError: the folder does not exist or has no class folders, folders may be splits or classes, or the name of a
+            folder contradicts itself.
     """
     options = options or ReadOptions()
+    if images is not None and images.resolve() != path.resolve():
+        raise DataError(
+            f"{path} is read as class folders, which contain the photos: leave --images out, or pass the file "
+            "with the labels instead of the folder."
+        )
     files = walk(path)
     split, excluded = _split_level(path, files.photos)
     photos = [key for key in files.photos if key not in {e.item for e in excluded}] if excluded else files.photos
@@ -66,11 +73,11 @@ def read_folder(path: Path, options: ReadOptions | None = None) -> LabelTable:
     image, class_, state = facts.T
     messages = _messages(first, folder, split) + _copy_messages(copies, first, split)
     if contradictory := len(np.unique(image[state == Label.NEGATIVE])):
-        messages += (f"{contradictory:,} photos lie in a class folder and in {options.none_folder!r}: unknown",)
+        messages += (f"{contradictory:,} photos are in a class folder and in {options.none_folder!r}: unknown",)
     if options.complete:
-        messages += ("complete: classes that the folders of a photo do not name are absent",)
+        messages += ("complete: other classes than those of its folders are absent from a photo",)
     if excluded:
-        messages += (f"{len(excluded):,} photos lie in none of the splits and are left out, see the excluded list",)
+        messages += (f"{len(excluded):,} photos are in none of the splits and are left out, see the excluded list",)
     return LabelTable.build(
         keys,
         classes,
@@ -93,7 +100,7 @@ def _facts(
     meaning: Mapping[str, tuple[str, ...]],
     classes: ClassNames,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Facts [F, 3] (image, class, state), and which images [N] lie in a class or `none` folder, and in the latter."""
+    """Return facts [F, 3] (image, class, state), which images [N] are in any of these folders, and which in `none`."""
     position = {key: i for i, key in enumerate(keys)}
     labelled, nothing = np.zeros((2, len(keys)), np.bool_)
     cells: set[tuple[int, int]] = set()
@@ -104,7 +111,7 @@ def _facts(
             nothing[image] |= not meaning[name]
             cells.update((image, classes.index(tag)) for tag in meaning[name])
     facts = [(i, c, Label.POSITIVE) for i, c in sorted(cells)]
-    # A photo in a class folder and in the `none` folder: both facts stay, which the table takes as unknown.
+    # For a photo in a class folder and in the `none` folder both facts are kept: the table takes the cell as unknown.
     facts += [(i, c, Label.NEGATIVE) for i, c in sorted(cells) if nothing[i]]
     return np.array(facts, np.int64).reshape(-1, 3), labelled, nothing
 
@@ -112,11 +119,11 @@ def _facts(
 @final
 @dataclass(frozen=True)
 class Files:
-    """What lies below a root.
+    """The files below a root.
 
     Attributes:
-        photos: sorted paths, relative to the root, with forward slashes.
-        others: how many files (and hidden folders) of which kind are no photos.
+        photos: sorted paths of photos, relative to the root, with forward slashes.
+        others: number of other files (and hidden folders) of each kind.
         notes: the same in words; photos and folders that cannot be used are in its excluded list.
     """
 
@@ -126,21 +133,21 @@ class Files:
 
 
 def walk(root: Path, *, any_name: bool = False) -> Files:
-    """All photos below a folder. Links are followed, though not in circles; hidden files and folders are not looked at.
+    """Find all photos below a folder. Links are followed, except in circles; hidden files and folders are skipped.
 
     Args:
         root: the folder.
-        any_name: also take names that are no UTF-8; they cannot be keys of a table, and are excluded otherwise.
+        any_name: accept names that are not UTF-8. They cannot be keys of a table, and are excluded by default.
 
     Raises:
-        DataError: it is no folder.
+        DataError: the path is not a folder.
     """
     if not root.is_dir():
         raise DataError(f"{str(root)!r} is not a folder; pass the folder that contains the class folders.")
     photos: list[str] = []
     others: Counter[str] = Counter()
     excluded: list[Excluded] = []
-    # Each folder comes with the identities of itself and of all folders above: a link back to one of them is a loop.
+    # Each folder has the identities of itself and of all folders above: a link back to one of them is a circle.
     stack = [("", frozenset({_identity(root.stat())}))]
     while stack:
         folder, above = stack.pop()
@@ -174,7 +181,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _listing(root: Path, folder: str, excluded: list[Excluded]) -> list[str]:
-    """Paths below the root of everything in a folder."""
+    """Return the paths below the root of all entries of a folder."""
     try:
         with os.scandir(root / folder) as entries:
             names = [entry.name for entry in entries]
@@ -201,13 +208,13 @@ def _status(root: Path, key: str, excluded: list[Excluded]) -> os.stat_result | 
 
 
 def _split_level(root: Path, keys: Sequence[str]) -> tuple[bool, tuple[Excluded, ...]]:
-    """Whether the folders below the root are splits, and the photos that then lie in none of them.
+    """Return whether the folders below the root are splits, and the photos that are then in none of them.
 
-    A single folder with the name of a split may be a class, since trains are photographed, too; but not where its
-    photos all lie in folders of their own.
+    A single folder with the name of a split may be a class, because trains are photographed, too. It is a split if its
+    photos are all in folders of their own.
 
     Raises:
-        DataError: they are called like splits, but look otherwise.
+        DataError: the folders have the names of splits, but other contents.
     """
     inside: dict[str, set[str]] = defaultdict(set)  # folders in each folder; "" where photos lie in it
     for parts in (key.split("/") for key in keys):
@@ -219,8 +226,8 @@ def _split_level(root: Path, keys: Sequence[str]) -> tuple[bool, tuple[Excluded,
         return False, ()
     if not others and not any({*inside[top]} - {""} for top in splits):
         raise DataError(
-            f"{root}: {some(splits)} {'holds' if len(splits) == 1 else 'hold'} photos but no class folders; expected "
-            f"{root}/{splits[0]}/CLASS/PHOTO.jpg. If it is a class and no split, rename it."
+            f"{root}: {some(splits)} {'has' if len(splits) == 1 else 'have'} photos but no class folders; expected "
+            f"{root}/{splits[0]}/CLASS/PHOTO.jpg. If it is a class and not a split, rename it."
         )
     if others and not _same_classes(inside, splits):
         if len({*map(split_name, splits)}) == 1 and not any(
@@ -229,17 +236,17 @@ def _split_level(root: Path, keys: Sequence[str]) -> tuple[bool, tuple[Excluded,
             return False, ()
         raise DataError(
             f"{root}: looks like splits ({some(splits)}) plus {some(others)}. If they are splits, move the other "
-            "folders into one of them, or out of here; if all of them are classes, rename those that are called like "
-            "splits."
+            "folders into one of them, or elsewhere; if all of them are classes, rename those with the name of a "
+            "split."
         )
-    reason = f"lies in none of the splits {', '.join(splits)}"
+    reason = f"is in none of the splits {', '.join(splits)}"
     return True, tuple(
         Excluded(key, reason, str(root), "splits") for key in keys if "/" not in key or key.split("/")[0] in others
     )
 
 
 def _same_classes(inside: Mapping[str, set[str]], splits: Sequence[str]) -> bool:
-    """Whether train and another split hold folders of the same name."""
+    """Return whether train and another split have folders of the same name."""
     train, rest = (
         {name for top in splits if (split_name(top) == "train") == wanted for name in inside[top] if name}
         for wanted in (True, False)
@@ -248,13 +255,13 @@ def _same_classes(inside: Mapping[str, set[str]], splits: Sequence[str]) -> bool
 
 
 def _class_folder(key: str, split: bool) -> str:
-    """The folder that labels a photo; "" for none."""
+    """Return the class folder of a photo; "" for none."""
     parts = key.split("/")[int(split) :]
     return parts[0] if len(parts) > 1 else ""
 
 
 def _tags(folder: str, none_folder: str, root: Path) -> tuple[str, ...]:
-    """Classes that a folder name stands for; empty for the `none` folder."""
+    """Return the classes that a folder name states; none for the `none` folder."""
     tags = tuple(dict.fromkeys(tag.strip() for tag in folder.split(",") if tag.strip()))
     nothing = [tag for tag in tags if none_folder and fold(tag) == fold(none_folder)]
     if not tags:
@@ -273,7 +280,7 @@ def _no_classes(root: Path, files: Files, meaning: Mapping[str, tuple[str, ...]]
     if tables := _label_files(root):
         return f"{start}, but label files; pass one of them instead of the folder: {some(tables)}."
     what = f"{len(files.photos):,} photos without a folder" if files.photos else "no photos at all"
-    return f"{start}, {what}; expected {root}/CLASS/PHOTO.jpg, or the file that holds the labels."
+    return f"{start}, {what}; expected {root}/CLASS/PHOTO.jpg, or the file with the labels."
 
 
 def _label_files(root: Path) -> list[str]:
@@ -281,10 +288,10 @@ def _label_files(root: Path) -> list[str]:
 
 
 def _single_folder(root: Path, files: Files, name: str) -> str:
-    """What is wrong with a tree of one class folder, if anything is."""
+    """Return what is wrong with a tree of one class folder; "" for nothing."""
     if all(key.count("/") != 1 for key in files.photos):
         return (
-            f"{root}: {name!r} is the only folder, and holds folders but no photos; if these are the classes, pass "
+            f"{root}: {name!r} is the only folder, and has folders but no photos; if these are the classes, pass "
             f"{str(root / name)!r}."
         )
     if tables := _label_files(root):
@@ -296,7 +303,7 @@ def _single_folder(root: Path, files: Files, name: str) -> str:
 
 
 def _first_copies(keys: Iterable[str], copies: Iterable[Sequence[str]], split: bool) -> dict[str, str]:
-    """The key of each photo's image: the first path with the same content in the same split."""
+    """Return the key of each photo's image: the first path with the same content in the same split."""
     first = {key: key for key in keys}
     for group in copies:
         for same in _by_split(group, split):
@@ -323,13 +330,13 @@ def _readings(
 
 
 def _messages(first: Mapping[str, str], folder: Mapping[str, str], split: bool) -> tuple[str, ...]:
-    """How the tree was understood."""
+    """Return how the tree was read."""
     tops = sorted({key.split("/")[0] for key in first if "/" in key})
     messages = [
         f"splits: {', '.join(tops)}; the class is the folder below" if split else "class = folder below the root"
     ]
     if deeper := sum(len(key.split("/")) > 2 + split for key in first):
-        messages.append(f"{deeper:,} photos lie deeper than their class folder and count for it")
+        messages.append(f"{deeper:,} photos are deeper than their class folder and belong to it")
     forms: dict[str, list[str]] = defaultdict(list)
     for name in sorted({*folder.values()}):
         forms[fold(name)].append(name)

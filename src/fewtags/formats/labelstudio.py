@@ -14,53 +14,60 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions, distinct, fold, plain_text, read_json
-from fewtags.formats.labelstudio_places import Place, place_of
+from fewtags.formats.common import first_character, plain_text, read_json
+from fewtags.formats.labelstudio_regions import Region, region_of
 from fewtags.formats.locate import folder_of, is_photo, locate, spelling
-from fewtags.formats.stated import Source, Stated
+from fewtags.formats.options import ReadOptions, fold
+from fewtags.formats.stated import Source, Stated, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
-from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
+from fewtags.table.table import Excluded, LabelTable, Notes
 from fewtags.text import some, suggest
 
 _Record = dict[str, Any]
 _LABELLED = ("choices", "labels")  # and whatever ends with the latter
 
 
+def recognise(path: Path) -> str:
+    """Return why a JSON file is an export of Label Studio, or "" if it is not."""
+    return "its JSON is a list" if first_character(path) == "[" else ""
+
+
 def read_labelstudio(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
     """Read the JSON export of Label Studio (not JSON-MIN).
 
-    - A choice says that its class is present, be there one or several; a region says so for each of its labels, and
-      where: keypoints, rectangles (of a turned one the bounding box), bounding boxes of polygons and ellipses. The
-      place of a brush mask is not read; its label is kept. Numbers are per cent of the photo as it is displayed.
-    - A choice called like `none_folder` says that none of the classes is there.
-    - What any annotator of a task names is positive; with `complete`, what not all of them name is unknown. Where an
-      annotation is marked as ground truth, only such ones count. Cancelled annotations, drafts and predictions do not.
-    - Tasks without annotation stay, with nothing known. What is not named is unknown; with `complete`, it is absent
-      where there is an annotation.
+    - Each choice states that its class is present. A region states it for each of its labels, and where: keypoints,
+      rectangles (the bounding box of a rotated one), bounding boxes of polygons and ellipses. The location of a brush
+      mask is not read; its label is kept. Numbers are per cent of the photo as it is displayed.
+    - A choice named like `none_folder` states that the photo shows none of the classes.
+    - A class that any annotator of a task names is positive; with `complete`, a class that not all of them name is
+      unknown. If annotations are marked as ground truth, only these are read. Cancelled annotations, drafts and
+      predictions are not read.
+    - Tasks without annotation are kept, with nothing known. Classes that are not named are unknown; with `complete`,
+      they are absent in photos that have an annotation.
 
     Args:
         path: the JSON file.
-        images: folder of the photos; None looks beside the file and in `images`. Addresses ("/data/upload/...",
-            "...?d=...", "https://...") are taken as far from their end as needed, and without the characters that
-            uploads are prefixed with if need be.
+        images: folder of the photos; None looks beside the file and in `images`. Of an address ("/data/upload/...",
+            "...?d=...", "https://..."), the path, the file name, or the file name without the prefix of uploads is
+            used, whichever finds the photos.
         options: `complete`, `none_folder`, `image_column` (the key of the photo in `data`) and `columns` (the controls
-            to read, by their `from_name`) count.
+            to read, by their `from_name`) have an effect.
 
     Returns:
         a table with the classes sorted by name and the images in the order of the tasks.
 
     Raises:
-        DataError: another file, no key that holds the photos, or most photos missing.
+        DataError: the file is of another kind, no key has the photos, or most photos are missing.
     """
     options = options or ReadOptions()
     tasks = _load(path)
     key = _image_key(path, tasks, options.image_column)
-    read = _Read(options)
+    read = _Tasks(options)
     texts = []
     for number, task in enumerate(tasks, 1):
         name, text = f"task {task.get('id', number)}", plain_text(task["data"].get(key))
         if not text or text.startswith("data:"):
-            reason = f"has its photo written into {key!r}" if text else f"has no {key!r} in data"
+            reason = f"has its photo embedded in {key!r}" if text else f"has no {key!r} in data"
             read.excluded.append(Excluded(name, reason, str(path), "unusable"))
             continue
         texts.append(text)
@@ -81,8 +88,8 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
         photos=locate(names, file=path, images=images, beside=beside),
         unit="fractions",
         sizes=np.array(read.sizes, np.float64).reshape(-1, 2),
-        closes=np.array(read.annotated, np.bool_) & options.complete,
-        nothing=np.array(read.nothing, np.bool_),
+        complete=np.array(read.annotated, np.bool_) & options.complete,
+        empty=np.array(read.empty, np.bool_),
         origin=read.origins.__getitem__,
         sources=(path.resolve().name, f"{path.resolve().name}: another annotator") if read.disputed else (),
         notes=_notes(path, read, names, options),
@@ -93,17 +100,17 @@ def _load(path: Path) -> list[_Record]:
     data = read_json(path, _without_masks)
     if not isinstance(data, list):
         what = some(list(data), 8) if isinstance(data, dict) else repr(data)[:40]
-        raise DataError(f"{path}: expected a list of tasks as Label Studio exports it; the file holds {what}.")
+        raise DataError(f"{path}: expected a list of tasks as Label Studio exports it; the file has {what}.")
     for i, task in enumerate(data):
         if not isinstance(task, dict) or not isinstance(task.get("data"), dict):
             what = some(list(task), 6) if isinstance(task, dict) else repr(task)[:40]
             raise DataError(
-                f"{path}: task {i + 1} of the list holds {what}; expected data and annotations. Export as 'JSON', not "
+                f"{path}: task {i + 1} of the list has {what}; expected data and annotations. Export as 'JSON', not "
                 "as 'JSON-MIN'."
             )
         for part in ("annotations", "predictions", "drafts"):
             if not isinstance(task.get(part) or [], list):
-                raise DataError(f"{path}: {part} of task {i + 1} is no list.")
+                raise DataError(f"{path}: {part} of task {i + 1} is not a list.")
         if any(not isinstance(annotation, dict) for annotation in task.get("annotations") or []):
             raise DataError(f"{path}: task {i + 1} has numbers for annotations; export the annotations with the tasks.")
     if not any("annotations" in task for task in data):
@@ -112,13 +119,13 @@ def _load(path: Path) -> list[_Record]:
 
 
 def _without_masks(record: _Record) -> _Record:
-    """Drops brush masks while parsing: long lists of numbers that are not needed."""
+    """Remove brush masks while the file is parsed: long lists of numbers that are not needed."""
     record.pop("rle", None)
     return record
 
 
 def _image_key(path: Path, tasks: Sequence[_Record], given: str | None) -> str:
-    """The key of `data` that holds the photo."""
+    """Return the key of `data` with the photo."""
     uses: Counter[str] = Counter(key for task in tasks for key in task["data"])
     if given is not None:
         if given not in uses:
@@ -130,7 +137,7 @@ def _image_key(path: Path, tasks: Sequence[_Record], given: str | None) -> str:
     photos = [key for key, found in texts.items() if found and sum(map(_shows_photo, found)) * 2 > len(found)]
     named = photos or [key for key in uses if key in ("image", "img", "photo", "picture") and texts[key]]
     if len(named) != 1:
-        what = f"{some(named)} may all hold the photos" if named else f"none of {some([*uses], 12)} holds photos"
+        what = f"{some(named)} may all be the photos" if named else f"none of {some([*uses], 12)} is a photo"
         raise DataError(f"{path}: in the data of the tasks, {what}; pass image_column.")
     return named[0]
 
@@ -140,7 +147,7 @@ def _shows_photo(text: str) -> bool:
 
 
 def _spellings(text: str) -> tuple[str, str, str]:
-    """The path that an address of a photo means, its file name, and that without the prefix of an upload.
+    """Return the path in the address of a photo, its file name, and the file name without the prefix of an upload.
 
     >>> _spellings("/data/upload/3/0a1b2c3d-a%20b.jpg")
     ('upload/3/0a1b2c3d-a b.jpg', '0a1b2c3d-a b.jpg', 'a b.jpg')
@@ -165,21 +172,21 @@ def _spellings(text: str) -> tuple[str, str, str]:
 
 @final
 @dataclass
-class _Read:
-    """The tasks, as they are read.
+class _Tasks:
+    """The contents of the tasks; grows while they are read.
 
     Attributes:
-        options: how.
+        options: the reading options.
         classes: number of each class, in order of appearance.
         stated: the labels.
-        origins: what to call each of them.
-        sizes: width and height of each photo, NaN where no region says it.
-        annotated: whether each task has an annotation that counts.
-        nothing: whether each task has a choice that says that none of the classes is there.
-        controls: uses of each `from_name`.
-        kinds: uses of each kind of result, and what it was taken for.
-        several: tasks with several annotations that count.
-        disputed: labels that some of the annotators of a task name, and others do not.
+        origins: what to call each label.
+        sizes: width and height of each photo, NaN if no region gives it.
+        annotated: whether each task has an annotation that is read.
+        empty: whether each task has a choice that states that the photo shows none of the classes.
+        controls: number of results of each `from_name`.
+        kinds: number of results of each kind, and how it was read.
+        several: number of tasks with several annotations that are read.
+        disputed: number of labels that only some annotators of a task name.
         excluded: what was left out.
     """
 
@@ -189,7 +196,7 @@ class _Read:
     origins: list[str] = field(default_factory=list)
     sizes: list[tuple[float, float]] = field(default_factory=list)
     annotated: list[bool] = field(default_factory=list)
-    nothing: list[bool] = field(default_factory=list)
+    empty: list[bool] = field(default_factory=list)
     controls: Counter[str] = field(default_factory=Counter)
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
     several: int = 0
@@ -197,7 +204,7 @@ class _Read:
     excluded: list[Excluded] = field(default_factory=list)
 
     def task(self, name: str, task: _Record) -> None:
-        """One task; `name` is what to call it."""
+        """Read one task; `name` is what to call it."""
         given = task.get("annotations") or []
         kept = [a for a in given if not a.get("was_cancelled")]
         truth = [a for a in kept if a.get("ground_truth")]
@@ -209,7 +216,7 @@ class _Read:
         self.kinds["task without annotation", "nothing known"] += not counted
         self.sizes.append((math.nan, math.nan))
         self.annotated.append(bool(counted))
-        self.nothing.append(False)
+        self.empty.append(False)
         self.several += len(counted) > 1
         image = len(self.sizes) - 1
         named = [{*self._annotation(name, image, annotation)} for annotation in counted]
@@ -221,7 +228,7 @@ class _Read:
                 self.origins.append(name)
 
     def _annotation(self, name: str, image: int, annotation: _Record) -> Iterator[int]:
-        """State what an annotation says; its classes."""
+        """Add the labels of an annotation, and yield their classes."""
         results = annotation.get("result")
         if not results:
             meaning = "none of the classes (complete)" if self.options.complete else "nothing known"
@@ -230,7 +237,7 @@ class _Read:
             if isinstance(item, dict):
                 yield from self._result(f"{name}, region {item.get('id', '?')}", image, item)
             elif item is not None:
-                self._leave_out(name, f"has {item!r:.40} where a result was expected")
+                self._leave_out(name, f"has {item!r:.40} instead of a result")
 
     def _result(self, name: str, image: int, item: _Record) -> Iterator[int]:
         kind, value = plain_text(item.get("type")), item.get("value")
@@ -245,31 +252,31 @@ class _Read:
         if self.options.columns is not None and control not in self.options.columns:
             self.kinds[f"result of {control!r}", "ignored, it is not among the columns"] += 1
             return
-        said = value.get(kind)
-        names = [*filter(None, map(plain_text, said))] if isinstance(said, list) else []
+        stated = value.get(kind)
+        names = [*filter(None, map(plain_text, stated))] if isinstance(stated, list) else []
         if not names:
             self._leave_out(name, f"has no label in {kind!r}")
-        elif isinstance(said, list) and len(names) < len(said):
-            wrong = next(label for label in said if not plain_text(label))
-            self._leave_out(name, f"has {wrong!r:.40} among its {kind}, which is no name")
-        place = place_of(kind, item, value)
-        if place.size is not None:
-            self.sizes[image] = place.size
+        elif isinstance(stated, list) and len(names) < len(stated):
+            wrong = next(label for label in stated if not plain_text(label))
+            self._leave_out(name, f"has {wrong!r:.40} among its {kind}, which is not a name")
+        region = region_of(kind, item, value)
+        if region.size is not None:
+            self.sizes[image] = region.size
         for label in names:
             if kind == "choices" and self.options.none_folder and fold(label) == fold(self.options.none_folder):
-                self.nothing[image] = True
+                self.empty[image] = True
                 self.kinds[f"{kind} {label!r}", "none of the classes"] += 1
             else:
-                yield self._label(f"{name} ({label})", image, f"{kind} {label!r}", label, place)
+                yield self._label(f"{name} ({label})", image, f"{kind} {label!r}", label, region)
 
     def _leave_out(self, name: str, reason: str) -> None:
         self.excluded.append(Excluded(name, reason, kind="unusable"))
 
-    def _label(self, name: str, image: int, kind: str, label: str, place: Place) -> int:
+    def _label(self, name: str, image: int, kind: str, label: str, region: Region) -> int:
         class_ = self.classes.setdefault(label, len(self.classes))
-        self.stated.add(image, class_, box=place.box, point=place.point, refused=place.refused)
+        self.stated.add(image, class_, box=region.box, point=region.point, unread=region.unread)
         self.origins.append(name)
-        self.kinds[kind, f"positive{place.meaning}"] += 1
+        self.kinds[kind, f"positive{region.meaning}"] += 1
         return class_
 
 
@@ -280,22 +287,20 @@ def _check_controls(path: Path, controls: Mapping[str, int], options: ReadOption
         )
 
 
-def _notes(path: Path, read: _Read, names: Sequence[str], options: ReadOptions) -> Notes:
-    labels = read.stated.labels()
-    cells = len(names) * len(read.classes) - len(distinct(labels.image * len(read.classes) + labels.class_))
+def _notes(path: Path, read: _Tasks, names: Sequence[str], options: ReadOptions) -> Notes:
+    unnamed = read.stated.labels().count_unnamed(len(names), len(read.classes))
     rest = "negative where there is an annotation (complete)" if options.complete else "unknown"
     kinds = (
         *((kind, meaning, n) for (kind, meaning), n in sorted(read.kinds.items())),
-        ("class that is not named in a task", rest, cells),
+        ("class that is not named in a task", rest, unnamed),
     )
-    said = (
+    counts = (
         (len(names) - len(set(names)), "tasks name a photo that another one names, and are joined with it"),
         (read.several, "tasks have several annotations; what any of them names is positive"),
         (read.disputed, "labels are named by one annotator of a task and not by another: unknown"),
         (len(read.excluded), "tasks or regions left out, see the excluded list"),
     )
     excluded = tuple(e if e.where else replace(e, where=str(path)) for e in read.excluded)
-    readings = tuple(ValueReading(path.name, kind, meaning, n) for kind, meaning, n in kinds if n)
     trees = read.kinds["result of type 'taxonomy'", "ignored"]
-    warnings = (f"{path.name}: {trees:,} results are of taxonomies, and their labels are not read",) if trees else ()
-    return Notes(readings, excluded, tuple(f"{path.name}: {n:,} {text}" for n, text in said if n), warnings)
+    warnings = (f"{path.name}: {trees:,} results are taxonomies, whose labels are not read",) if trees else ()
+    return Notes(value_readings(path.name, kinds), excluded, count_messages(path, counts), warnings)

@@ -1,4 +1,4 @@
-"""From the image names in an annotation file to image keys and photo files."""
+"""Find the photos of the image names in an annotation file."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fewtags.text import some
 
 @final
 @dataclass(frozen=True)
-class Located:
-    """The photos that annotations speak of.
+class ImageKeys:
+    """The image keys of R names in an annotation file.
 
     Attributes:
         keys: N unique image keys, in the order of first appearance.
-        image: int64 [R], position in `keys` of each name given to `locate`; -1: left out.
+        image: int64 [R], position in `keys` of each name; -1 if its photo is left out.
         root: the folder that the keys are relative to; None: not given and not found.
-        notes: what was left out or spelt differently.
+        notes: which photos were left out or have another spelling.
     """
 
     keys: list[str]
@@ -38,22 +38,22 @@ class Located:
     notes: Notes
 
 
-def locate(names: Sequence[str], *, file: Path, images: Path | None = None, beside: Sequence[Path] = ()) -> Located:
-    """Turn the image names of an annotation file into keys, and look for the photos.
+def locate(names: Sequence[str], *, file: Path, images: Path | None = None, beside: Sequence[Path] = ()) -> ImageKeys:
+    """Convert the image names of an annotation file to keys, and look for the photos.
 
-    A name without the extension of a photo means the only photo of that name ("train_0" is train_0.jpg).
+    A name without the extension of a photo is the only photo of that name ("train_0" is train_0.jpg).
 
     Args:
-        names: R names as written in the file, repeats allowed.
-        file: the annotation file; absolute and `../` paths are understood from its folder.
-        images: folder that the names are relative to. None: the first of `beside` that holds most of a sample of them.
+        names: R names as written in the file; names may repeat.
+        file: the annotation file; absolute and `../` paths are resolved from its folder.
+        images: folder that the names are relative to. None: the first of `beside` with most of a sample of them.
         beside: where photos usually are for this format.
 
     Raises:
-        DataError: `images` is no folder, or less than half of the photos are in it; one path tried is shown.
+        DataError: `images` is not a folder, or has less than half of the photos; one path that was tried is shown.
     """
     if images is not None and not images.is_dir():
-        raise DataError(f"{str(images)!r} is not a folder; pass as images the folder that holds the photos.")
+        raise DataError(f"{str(images)!r} is not a folder; pass as images the folder with the photos.")
     distinct = list(dict.fromkeys(names))
     root = images or _guess_root(distinct, file, beside)
     folder = None if root is None else _Folder(root)
@@ -67,25 +67,25 @@ def locate(names: Sequence[str], *, file: Path, images: Path | None = None, besi
             found[name] = actual
             respelt += actual != key
         elif key is None:
-            excluded.append(Excluded(name, "lies outside the images folder", str(file), "missing"))
+            excluded.append(Excluded(name, "is outside the images folder", str(file), "missing"))
         else:
             excluded.append(Excluded(name, f"photo not found: {root}/{key}", str(file), "missing"))
     if len(excluded) * 2 > len(distinct):
         raise DataError(_mostly_missing(excluded, len(distinct), file, root))
     messages = [] if images else [f"photos: {root or 'none found beside the file; give --images FOLDER to use them'}"]
     if excluded:
-        messages.append(f"{file.name}: {len(excluded):,} of {len(distinct):,} photos left out, they are not there")
+        messages.append(f"{file.name}: {len(excluded):,} of {len(distinct):,} photos left out: they do not exist")
     if respelt:
-        messages.append(f"{file.name}: {respelt:,} names stand for a file that is spelt with an extension or otherwise")
+        messages.append(f"{file.name}: {respelt:,} names refer to a file with an extension or another spelling")
     warnings = _one_photo(found, file, root)
     position = {key: i for i, key in enumerate(dict.fromkeys(found.values()))}
     index = {name: position[key] for name, key in found.items()}
     image = np.fromiter((index.get(name, -1) for name in names), np.int64, len(names))
-    return Located(list(position), image, root, Notes((), tuple(excluded), tuple(messages), warnings))
+    return ImageKeys(list(position), image, root, Notes((), tuple(excluded), tuple(messages), warnings))
 
 
 def _one_photo(found: Mapping[str, str], file: Path, root: Path | None) -> tuple[str, ...]:
-    """A warning where names that differ only in case or in the encoding of accents were taken for one photo."""
+    """Return a warning if names that differ only in case or in the encoding of accents were taken for one photo."""
     spelt: dict[tuple[str, str], dict[str, None]] = {}
     for name, actual in found.items():
         key = key_of(name, file, root) or name
@@ -102,17 +102,17 @@ def _one_photo(found: Mapping[str, str], file: Path, root: Path | None) -> tuple
 def spelling(
     variants: Sequence[Sequence[str]], *, file: Path, images: Path | None = None, beside: Sequence[Path] = ()
 ) -> Sequence[str]:
-    """The way to write image names under which the photos are there, for tools that prefix or shorten their names.
+    """Choose the spelling of image names whose photos exist, for tools that prefix or shorten the names.
 
     Args:
-        variants: ways to write the same R names, the likeliest first. One that makes equal what another keeps apart is
-            not taken: equal file names in different folders are different photos.
+        variants: spellings of the same R names, the likeliest first. A variant with fewer distinct names than another
+            is not chosen: equal file names in different folders are different photos.
         file: see `locate`.
         images: see `locate`.
         beside: see `locate`.
 
     Returns:
-        the first variant of which most of a sample is there; the first of all where there is none.
+        the first variant with photos for most of a sample; the first of all if there is none.
     """
     apart = [list(dict.fromkeys(names)) for names in variants]
     whole = max(map(len, apart))
@@ -122,17 +122,17 @@ def spelling(
 
 
 def folder_of(file: Path) -> Path:
-    """The folder a file is in, absolute and without `..`, so that it can be shown and gone up from."""
+    """Return the folder of a file, absolute and without `..`, so that it can be shown and has parents."""
     return Path(os.path.normpath(file.absolute())).parent
 
 
 def is_photo(name: str) -> bool:
-    """Whether a file name has the extension of a photo, in any case."""
+    """Return whether a file name has the extension of a photo, in any case."""
     return extension(name) in EXTENSIONS
 
 
 def extension(name: str) -> str:
-    """The extension of a file name or path, lower case with its dot; "" for none."""
+    """Return the extension of a file name or path, in lower case with its dot; "" for none."""
     stem, dot, last = name.rpartition(".")
     return f".{last.lower()}" if dot and stem and "/" not in last else ""
 
@@ -142,9 +142,9 @@ _PLAIN = re.compile(r"(?![./])(?:[^/\\:.]|\.(?!\.?(?:/|$))|/(?![/.]|$))+")
 
 
 def key_of(name: str, file: Path, root: Path | None) -> str | None:
-    """The image key of a name in an annotation file: relative to the root, forward slashes; None if it leaves the root.
+    """Return the image key of a name: relative to the root, with forward slashes; None if it is outside the root.
 
-    Keys never contain `..`, so that whoever writes a file per key stays inside the output folder.
+    Keys never contain `..`, so that files written per key stay inside the output folder.
     """
     name = name.strip()
     if _PLAIN.fullmatch(name):
@@ -163,14 +163,14 @@ def key_of(name: str, file: Path, root: Path | None) -> str | None:
 
 @final
 class _Folder:
-    """Files below a root; each directory is listed once, which is much faster than asking for every file."""
+    """Files below a root; each directory is listed once, which is much faster than a check of every file."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._listed: dict[str, tuple[set[str], dict[str, list[str]]]] = {}
 
     def find(self, key: str) -> str | None:
-        """The key of the photo, allowing for another Unicode form, another case and a missing extension."""
+        """Return the key of a photo that may have another Unicode form, another case or an extension; None for none."""
         parent, slash, name = key.rpartition("/")
         if parent not in self._listed:
             self._listed[parent] = self._list(parent)
@@ -223,18 +223,18 @@ def _guess_root(names: Sequence[str], file: Path, beside: Sequence[Path]) -> Pat
 
 
 def _mostly_missing(excluded: Sequence[Excluded], total: int, file: Path, root: Path | None) -> str:
-    """Error text; where another folder would do, it is named."""
+    """Return the text of an error; it names a folder that has the photos, if there is one."""
     first = excluded[0]
-    start = f"{file}: {len(excluded):,} of {total:,} photos are not there; {first.item!r} {first.reason}."
+    start = f"{file}: {len(excluded):,} of {total:,} photos do not exist; {first.item!r} {first.reason}."
     if root is None:
-        return f"{start} Pass as images the folder that all of them are in."
+        return f"{start} Pass as images the folder with all of them."
     parts = first.item.replace("\\", "/").strip("/").split("/")
     for drop in range(1, len(parts)):
         if _is_file(root.joinpath(*parts[drop:])):
             extra = tuple(parts[:drop])
             if root.absolute().parts[-drop:] == extra:
                 return f"{start} Pass {str(root.absolute().parents[drop - 1])!r} as images instead."
-            return f"{start} Cut {'/'.join(extra)!r} off the paths in the file: the photos are in {str(root)!r} itself."
+            return f"{start} Remove {'/'.join(extra)!r} from the paths in the file: the photos are in {str(root)!r}."
     below = sorted(entry for entry in root.iterdir() if entry.is_dir())
     for folder in below[:100]:
         if _is_file(folder / first.item):

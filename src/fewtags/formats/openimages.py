@@ -1,9 +1,10 @@
-"""OpenImages: CSV files of verified image labels, of boxes and of points, and of what the class ids are called."""
+"""OpenImages: CSV files of verified image labels, of boxes and of points, and of names of the class ids."""
 
 from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,45 +13,65 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions, distinct, fold, split_name
-from fewtags.formats.locate import Located, folder_of, is_photo
-from fewtags.formats.openimages_files import ANNOTATION_FOLDERS, Kind, Rows, describe, find_files, read_rows
-from fewtags.formats.stated import Labels, Source
+from fewtags.formats.common import distinct, split_name
+from fewtags.formats.locate import ImageKeys, folder_of, is_photo
+from fewtags.formats.openimages_files import (
+    ANNOTATION_FOLDERS,
+    FileKind,
+    Rows,
+    describe,
+    files_beside,
+    find_files,
+    is_openimages,
+    named_by,
+    read_rows,
+)
+from fewtags.formats.options import ReadOptions, fold
+from fewtags.formats.stated import Labels, Source, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
 from fewtags.text import some
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|val|test)(?:[^a-z]|$)")
 _DEPTH = 2
-_KINDS: tuple[Kind, ...] = ("labels", "boxes", "points")
+_KINDS: tuple[FileKind, ...] = ("labels", "boxes", "points")
+
+
+def recognise(path: Path) -> str:
+    """Return the columns by which a file, or the first file of a folder, is known; "" for none."""
+    if not path.is_dir():
+        return f"it has the columns {named_by(path)}" if is_openimages(path) else ""
+    tables = [file for file in files_beside(path) if is_openimages(file)]
+    return f"{tables[0].name} has the columns {named_by(tables[0])}" if tables else ""
 
 
 def read_openimages(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
     """Read label, box and point files of OpenImages (V4 to V7).
 
-    - A label with Confidence 1 says that its class is present, with 0 that it is absent: both were verified by people.
-      Labels of a machine (Source "machine", or a Confidence between) are guesses, and their classes stay unknown.
-    - A box says that its class is present, and where. `IsGroupOf` boxes are groups of objects: see `crowd`.
+    - A label with Confidence 1 states that its class is present, with 0 that it is absent: people verified both. Labels
+      of a machine (Source "machine", or another Confidence) are guesses, and their classes stay unknown.
+    - A box states that its class is present, and where. `IsGroupOf` boxes are groups of objects, see `crowd`.
       `IsDepiction` (a drawing of the object) and the other flags change nothing.
-    - A point answered "yes" says that its class is present, and where. "no" says that it is not *there*, and nothing
-      about the rest of the photo: its class stays unknown, and so it does for "unsure". Votes are not looked at.
-    - Classes are called by the name in the class descriptions; those that share a name stay apart (ids "Crane#/m/..."),
-      and those without a name are called by their id. Nothing is inferred from the class hierarchy.
-    - What is not named is unknown, or absent if `complete`.
+    - A point answered "yes" states that its class is present, and where. "no" states that the class is not at that
+      point, and nothing about the rest of the photo: it stays unknown, and so does a class with the answer "unsure".
+      Votes are not used.
+    - Classes are called by the name in the class descriptions. Classes that share a name stay apart (ids
+      "Crane#/m/..."), and classes without a name are called by their id. The class hierarchy is not used.
+    - Classes that are not named are unknown, or absent if `complete`.
     - The split is in the names of the files, or in the column Subset of an image list.
-    - OpenImages is rarely downloaded whole: images whose photo is not there are left out, and counted.
+    - OpenImages is rarely downloaded as a whole: images without a photo are left out and counted.
 
     Args:
-        path: one file, beside which class descriptions are looked for, or a folder, of which all files are read.
-        images: folder that has the photos, at any depth; None looks in the folder and two levels below, and if it is
-            called annotations, labels or metadata, also beside it.
-        options: `complete` and `crowd` count.
+        path: one file, with the class descriptions beside it, or a folder, whose files are all read.
+        images: folder with the photos, at any depth; None looks in the folder of the files and two levels below, and if
+            that folder is called annotations, labels or metadata, also beside it.
+        options: `complete` and `crowd` have an effect.
 
     Returns:
         a table with the classes sorted by id, and the images in the order of the files.
 
     Raises:
-        DataError: no file of labels, boxes or points, rows that are something else, or no photo in `images`.
+        DataError: there is no file of labels, boxes or points, a row is of another kind, or `images` has no photo.
     """
     options = options or ReadOptions()
     files = find_files(path)
@@ -62,7 +83,7 @@ def read_openimages(path: Path, images: Path | None = None, options: ReadOptions
     classes, order = _classes(keys, describe(files["classes"]))
     labels = _labels(parts, image, order[class_], options)
     photos = _photos(ids, path, images)
-    splits, said, several = _splits(ids, parts, image, files["images"])
+    splits, messages, several = _splits(ids, parts, image, files["images"])
     ends = np.cumsum([len(rows) for rows in parts])
 
     def origin(i: int) -> str:
@@ -70,39 +91,37 @@ def read_openimages(path: Path, images: Path | None = None, options: ReadOptions
         return f"{parts[part].file.name} row {i - (ends[part - 1] if part else 0) + 2}"
 
     readings = _readings(parts, options)
-    cells = len(ids) * len(classes) - len(distinct(labels.image * len(classes) + labels.class_))
     rest = "negative (complete)" if options.complete else "unknown"
-    readings += (ValueReading(path.name, "class that is not named in an image", rest, cells),) if cells else ()
-    unnamed = sum(key == class_id for key, class_id in zip(keys, np.array(classes.ids)[order], strict=True))
-    if unnamed:
-        said += (f"{unnamed:,} classes have no name in a file of class descriptions, and are called by their id",)
-    said += tuple(text for rows in parts for text in _point_messages(rows))
-    said += tuple(f"{file.name} holds neither labels, boxes nor points, and is ignored" for file in files["others"])
+    unnamed = ("class that is not named in an image", rest, labels.count_unnamed(len(ids), len(classes)))
+    readings += value_readings(path.name, [unnamed])
+    nameless = sum(key == class_id for key, class_id in zip(keys, np.array(classes.ids)[order], strict=True))
+    if nameless:
+        messages += (f"{nameless:,} classes have no name in a file of class descriptions, and are called by their id",)
+    messages += tuple(text for rows in parts for text in _point_messages(rows))
+    messages += tuple(f"{file.name} has neither labels, boxes nor points, and is ignored" for file in files["others"])
     return Source(
         path=path,
         classes=classes,
         labels=labels,
         photos=photos,
         unit="fractions",
-        sizes=np.full((len(ids), 2), np.nan),
-        closes=np.full(len(ids), options.complete),
-        nothing=np.zeros(len(ids), np.bool_),
+        complete=np.full(len(ids), options.complete),
         origin=origin,
         splits=splits,
         sources=(path.resolve().name, *_source_names(parts)),
-        notes=Notes(readings, several, said),
+        notes=Notes(readings, several, messages),
     ).table()
 
 
 def _numbered(columns: Iterable[tuple[Sequence[str], NDArray[np.int64]]]) -> tuple[list[str], NDArray[np.int64]]:
-    """One numbering for the values of several encoded columns, in order of appearance."""
+    """Return the values of several encoded columns in order of appearance, and the number of each row's value."""
     number: dict[str, int] = {}
     codes = [np.array([number.setdefault(v, len(number)) for v in values], np.int64)[code] for values, code in columns]
     return list(number), np.concatenate(codes)
 
 
 def _classes(keys: Sequence[str], described: Mapping[str, str]) -> tuple[ClassNames, NDArray[np.int64]]:
-    """The vocabulary, and the class of each key. Names are unique or not in all of the descriptions, used or not."""
+    """Return the vocabulary, and the class of each key. A name is unique if it is so among all descriptions."""
     uses = Counter(described.values())
     names = [described.get(key, key) for key in keys]
     ids = [name if uses[name] < 2 else f"{name}#{key}" for key, name in zip(keys, names, strict=True)]
@@ -117,11 +136,11 @@ def _labels(parts: Sequence[Rows], image: NDArray[np.int64], class_: NDArray[np.
     if options.crowd == "unknown":
         state[group] = Label.UNKNOWN
     corners = np.concatenate([rows.corners for rows in parts])
-    placed = np.concatenate([np.full(len(rows), rows.boxed or rows.pointed) for rows in parts])
+    located = np.concatenate([np.full(len(rows), rows.boxed or rows.pointed) for rows in parts])
     point = np.concatenate([np.full(len(rows), rows.pointed) for rows in parts])
     first = np.cumsum([1, *(len(rows.sources) for rows in parts)])[:-1]
     source = np.concatenate([rows.source + start for rows, start in zip(parts, first, strict=True)])
-    return Labels(image, class_, state, corners, placed, point, source)
+    return Labels(image=image, class_=class_, state=state, corners=corners, located=located, point=point, source=source)
 
 
 def _source_names(parts: Sequence[Rows]) -> list[str]:
@@ -131,7 +150,7 @@ def _source_names(parts: Sequence[Rows]) -> list[str]:
 def _splits(
     ids: Sequence[str], parts: Sequence[Rows], image: NDArray[np.int64], lists: Sequence[Path]
 ) -> tuple[list[str] | None, tuple[str, ...], tuple[Excluded, ...]]:
-    """The split of each image: of the first file that names it, or of an image list."""
+    """Return the split of each image: that of the first file that names it, or of an image list."""
     splits, start = [""] * len(ids), 0
     clashes: dict[int, Excluded] = {}
     for rows in parts:
@@ -143,7 +162,7 @@ def _splits(
             splits[i] = splits[i] or split
         start += len(rows)
     number = {key: i for i, key in enumerate(ids)}
-    said = []
+    messages = []
     for file in lists:
         rows = read_rows(file)
         (names, code), (words, word) = rows.image, rows.class_
@@ -151,10 +170,12 @@ def _splits(
         for k, w in zip(code.tolist(), word.tolist(), strict=True):
             if known[k] >= 0 and not splits[known[k]]:
                 splits[known[k]] = split_name(words[w])
-        said.append(f"{file.name}: {sum(k < 0 for k in known):,} of {len(names):,} images have no label or box here")
+        messages.append(
+            f"{file.name}: {sum(k < 0 for k in known):,} of {len(names):,} images have no label or box here"
+        )
     if clashes:
-        said.append(f"{len(clashes):,} images are in several splits; the first of them counts")
-    return splits if any(splits) else None, tuple(said), tuple(clashes.values())
+        messages.append(f"{len(clashes):,} images are in several splits; the first of them counts")
+    return splits if any(splits) else None, tuple(messages), tuple(clashes.values())
 
 
 def _split_of(file: Path) -> str:
@@ -162,10 +183,10 @@ def _split_of(file: Path) -> str:
     return split_name(found[0]) if found else ""
 
 
-def _photos(ids: Sequence[str], path: Path, images: Path | None) -> Located:
-    """The photos by their id, which is their name without the extension, wherever in the folder they are."""
+def _photos(ids: Sequence[str], path: Path, images: Path | None) -> ImageKeys:
+    """Find the photos anywhere in a folder by their id, which is their name without the extension."""
     if images is not None and not images.is_dir():
-        raise DataError(f"{str(images)!r} is not a folder; pass as images the folder that holds the photos.")
+        raise DataError(f"{str(images)!r} is not a folder; pass as images the folder with the photos.")
     above = Path(os.path.normpath(path.absolute())) if path.is_dir() else folder_of(path)
     likely = [above, above.parent] if above.name in ANNOTATION_FOLDERS else [above]
     wanted = {*ids}
@@ -175,24 +196,25 @@ def _photos(ids: Sequence[str], path: Path, images: Path | None) -> Located:
             break
     else:
         if images is not None:
-            raise DataError(f"no photo in {str(images)!r} is called like an image of {path}, such as {ids[0]}.jpg.")
-        said = "photos: none found beside the file; give --images FOLDER to use them"
-        return Located([f"{i}.jpg" for i in ids], np.arange(len(ids)), None, Notes(messages=(said,)))
+            raise DataError(f"no photo in {str(images)!r} has the name of an image of {path}, such as {ids[0]}.jpg.")
+        message = "photos: none found beside the file; give --images FOLDER to use them"
+        return ImageKeys([f"{i}.jpg" for i in ids], np.arange(len(ids)), None, Notes(messages=(message,)))
     here = [i for i in ids if i in found]
     position = {key: i for i, key in enumerate(here)}
     messages = [f"photos: {root}"] if images is None else []
     gone = [i for i in ids if i not in found]
     excluded = (Excluded(f"{some(gone, 3)}", f"photo not found in {root}", str(path), "partial"),) if gone else ()
     if gone:
-        messages.append(f"{path.name}: {len(gone):,} of {len(ids):,} images left out, their photos are not there")
+        messages.append(f"{path.name}: {len(gone):,} of {len(ids):,} images left out: their photos do not exist")
     if repeated:
-        messages.append(f"{path.name}: {repeated:,} photos are there more than once; the first of each counts")
+        messages.append(f"{path.name}: {repeated:,} photos exist more than once; the first of each is used")
     image = np.fromiter((position.get(i, -1) for i in ids), np.int64, len(ids))
-    return Located([found[i] for i in here], image, root, Notes((), excluded, tuple(messages)))
+    return ImageKeys([found[i] for i in here], image, root, Notes((), excluded, tuple(messages)))
 
 
 def _search(root: Path, wanted: set[str], depth: int | None) -> tuple[dict[str, str], int]:
-    """Key of each wanted photo below a folder, and how many are there more than once."""
+    """Return the key of each wanted photo below a folder, and the number of photos that exist more than once."""
+    spelt = {unicodedata.normalize("NFC", name): name for name in wanted}
     found: dict[str, str] = {}
     repeated = 0
     for parent, folders, names in os.walk(root):
@@ -200,20 +222,19 @@ def _search(root: Path, wanted: set[str], depth: int | None) -> tuple[dict[str, 
         shown = [] if depth is not None and len(inside.parts) >= depth else folders
         folders[:] = sorted(name for name in shown if not name.startswith("."))
         for name in sorted(filter(is_photo, names)):
-            stem = name.rpartition(".")[0]
-            if stem in wanted:
+            if stem := spelt.get(unicodedata.normalize("NFC", name.rpartition(".")[0])):
                 repeated += stem in found
                 found.setdefault(stem, (inside / name).as_posix())
     return found, repeated
 
 
 def _point_messages(rows: Rows) -> tuple[str, ...]:
-    """What becomes of answers that are not yes."""
+    """Return how the answers other than yes were read."""
     counts = Counter(fold(rows.confidence[0][code]) for code in rows.confidence[1].tolist() if rows.pointed)
-    said = (("no", "say nothing about the rest of the photo"), ("unsure", "say nothing"))
+    answers = (("no", "state nothing about the rest of the photo"), ("unsure", "state nothing"))
     return tuple(
         f"{rows.file.name}: {counts[word]:,} points answered {word!r} {what}; their classes stay unknown"
-        for word, what in said
+        for word, what in answers
         if counts[word]
     )
 
@@ -227,7 +248,7 @@ _FLAGS = {
 
 
 def _readings(parts: Sequence[Rows], options: ReadOptions) -> tuple[ValueReading, ...]:
-    said = []
+    readings = []
     for rows in parts:
         counts = Counter(zip(rows.source.tolist(), rows.confidence[1].tolist(), strict=True))
         for (source, code), n in sorted(counts.items()):
@@ -239,8 +260,8 @@ def _readings(parts: Sequence[Rows], options: ReadOptions) -> tuple[ValueReading
             state = int(rows.state[(rows.source == source) & (rows.confidence[1] == code)][0])
             unknown = "unknown (nothing about the rest of the photo)" if rows.pointed else "unknown (not verified)"
             meaning = states.get(state, unknown)
-            said.append(ValueReading(rows.file.name, f"{what}, {where}", meaning, n))
+            readings.append(ValueReading(rows.file.name, f"{what}, {where}", meaning, n))
         meanings = _FLAGS | {"IsGroupOf": f"{options.crowd} (a group of objects)"}
         for flag, values in rows.flags.items():
-            said.append(ValueReading(rows.file.name, f"box, {flag} = 1", meanings[flag], int(values.sum())))
-    return tuple(reading for reading in said if reading.count)
+            readings.append(ValueReading(rows.file.name, f"box, {flag} = 1", meanings[flag], int(values.sum())))
+    return tuple(reading for reading in readings if reading.count)

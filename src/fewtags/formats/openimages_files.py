@@ -1,4 +1,4 @@
-"""The CSV files of OpenImages: which is which, and their rows as arrays."""
+"""The CSV files of OpenImages: the kind of each file, and its rows as arrays."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import fold
+from fewtags.formats.options import fold
 from fewtags.labels import Label
 
-Kind = Literal["labels", "boxes", "points", "images", "classes", "others"]
+FileKind = Literal["labels", "boxes", "points", "images", "classes", "others"]
 Encoded = tuple[Sequence[str], NDArray[np.int64]]
-"""A column of words: the different ones, and the position of each row's among them."""
+"""A column of words: the distinct words, and the position of each row's word among them."""
 
 _BOX = ("XMin", "YMin", "XMax", "YMax")
 _POINT = ("X", "Y")
 _ANSWERS = {"yes": Label.POSITIVE, "no": Label.UNKNOWN, "unsure": Label.UNKNOWN}
-"""What an answer about a point says of the whole photo: that a class is not there says nothing of elsewhere."""
+"""What an answer about a point states about the whole photo: "no" states nothing about other places."""
 _FLAGS = ("IsOccluded", "IsTruncated", "IsGroupOf", "IsDepiction", "IsInside")
-_NAMED: Mapping[Kind, tuple[str, str]] = {"images": ("ImageID", "Subset"), "points": ("ImageId", "Label")}
-"""Columns of the image and of the class (of an image list: the subset) where they are called otherwise."""
+_NAMED: Mapping[FileKind, tuple[str, str]] = {"images": ("ImageID", "Subset"), "points": ("ImageId", "Label")}
+"""Columns of the image and of the class (for an image list: the subset), for files with other names than usual."""
 ANNOTATION_FOLDERS = ("annotations", "labels", "metadata")
 _WORDS = pa.dictionary(pa.int32(), pa.string())
 _CLASS_KEY = re.compile(r"/[a-z]+/\w+")
@@ -37,22 +37,22 @@ _LONGEST_HEADER = 1 << 16
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rows:
     """R rows of a file.
 
     Attributes:
         file: the file.
         image: image ids.
-        class_: class ids; of an image list, the subsets.
+        class_: class ids; for an image list, the subsets.
         state: int8 [R], values of `Label`, about the whole photo.
-        confidence: as written; of points, the answers.
+        confidence: confidence as written; for points, the answers.
         source: int64 [R], position in `sources`.
-        sources: who says so.
-        corners: float64 [R, 4], NaN without places; of a point, its place twice.
-        boxed: whether there are boxes.
-        pointed: whether there are points.
-        flags: bool [R], the rows for which a flag is 1.
+        sources: names of the sources.
+        corners: float64 [R, 4] x0, y0, x1, y1 or, twice, x, y; NaN without a region.
+        boxed: whether the file has boxes.
+        pointed: whether the file has points.
+        flags: bool [R], the rows in which a flag is 1.
     """
 
     file: Path
@@ -71,8 +71,8 @@ class Rows:
         return len(self.state)
 
 
-def kind_of(file: Path) -> Kind:
-    """What a CSV file holds, by its header; class descriptions have none in old versions."""
+def kind_of(file: Path) -> FileKind:
+    """Return what a CSV file contains, by its header; class descriptions of old versions have none."""
     if file.suffix.lower() != ".csv" or not file.is_file():
         return "others"
     cells = _header(file)
@@ -94,32 +94,32 @@ def _header(file: Path) -> list[str]:
         line = stream.readline(_LONGEST_HEADER).decode("utf-8-sig", "replace").strip()
     try:
         return next(csv.reader([line]), [])
-    except csv.Error:  # no table at all, then
+    except csv.Error:
         return []
 
 
 def is_openimages(file: Path) -> bool:
-    """Whether a CSV file holds labels, boxes or points of OpenImages."""
+    """Return whether a CSV file has labels, boxes or points of OpenImages."""
     return kind_of(file) in ("labels", "boxes", "points")
 
 
 def named_by(file: Path) -> str:
-    """The columns by which a file of labels, boxes or points is known."""
+    """Return the columns by which a file of labels, boxes or points is known."""
     return "ImageId and EstimatedYesNo" if kind_of(file) == "points" else "ImageID and LabelName"
 
 
 def files_beside(folder: Path) -> list[Path]:
-    """The CSV files of a folder, and of those in it that are called like places for annotations."""
-    return [file for part in (".", *ANNOTATION_FOLDERS) for file in sorted((folder / part).glob("*.csv"))]
+    """Return the CSV files of a folder, and of its folders with a usual name for annotations."""
+    return [file for part in (".", *ANNOTATION_FOLDERS) for file in sorted((folder / part).glob("[!.]*.csv"))]
 
 
-def find_files(path: Path) -> dict[Kind, list[Path]]:
-    """The files to read, by kind: those of a folder, or one with the class descriptions and image lists beside it.
+def find_files(path: Path) -> dict[FileKind, list[Path]]:
+    """Return the files to read, by kind: those of a folder, or one file with the names and image lists beside it.
 
     Raises:
-        DataError: none of them holds labels, boxes or points.
+        DataError: none of them has labels, boxes or points.
     """
-    found: dict[Kind, list[Path]] = {kind: [] for kind in get_args(Kind)}
+    found: dict[FileKind, list[Path]] = {kind: [] for kind in get_args(FileKind)}
     for file in files_beside(path if path.is_dir() else path.parent):
         found[kind_of(file)].append(file)
     if not path.is_dir():
@@ -134,10 +134,10 @@ def find_files(path: Path) -> dict[Kind, list[Path]]:
 
 
 def read_rows(file: Path) -> Rows:
-    """The rows of a file of labels, boxes or points, or of an image list.
+    """Return the rows of a file of labels, boxes or points, or of an image list.
 
     Raises:
-        DataError: a row is not what the header says; it is named.
+        DataError: a row does not fit the header; it is named.
     """
     kind = kind_of(file)
     columns = _columns(file, kind)
@@ -150,27 +150,37 @@ def read_rows(file: Path) -> Rows:
             raise DataError(f"{file} row {row}: there is no {name}; fill it in, or remove the row.")
     alike: Encoded = ([""], np.zeros(rows, np.int64))
     sources, source = _encoded(columns["Source"]) if "Source" in columns else alike
-    places = {"boxes": _BOX, "points": _POINT * 2}.get(kind)
+    numbers = {"boxes": _BOX, "points": _POINT * 2}.get(kind)
     corners = np.full((rows, 4), np.nan)
-    if places:
-        corners = np.stack([columns[name].to_numpy().astype(np.float64) for name in places], 1)
+    if numbers:
+        corners = np.stack([columns[name].to_numpy().astype(np.float64) for name in numbers], 1)
     if kind == "points":
-        answers = _encoded(columns["EstimatedYesNo"])
-        state = _answers(file, answers)
-        return Rows(file, image, class_, state, answers, source, sources, corners, pointed=True)
-    boxed = kind == "boxes"
-    confidence = _encoded(columns["Confidence"]) if "Confidence" in columns else (["1"], alike[1])
-    flags = {name: _ones(file, name, columns[name]) for name in _FLAGS if name in columns}
-    state = _states(file, confidence, boxed)
-    state[np.isin(source, [i for i, word in enumerate(sources) if fold(word) == "machine"])] = Label.UNKNOWN
-    return Rows(file, image, class_, state, confidence, source, sources, corners, boxed, flags=flags)
+        confidence = _encoded(columns["EstimatedYesNo"])
+        state = _answers(file, confidence)
+    else:
+        confidence = _encoded(columns["Confidence"]) if "Confidence" in columns else (["1"], alike[1])
+        state = _states(file, confidence, kind == "boxes")
+        state[np.isin(source, [i for i, word in enumerate(sources) if fold(word) == "machine"])] = Label.UNKNOWN
+    return Rows(
+        file=file,
+        image=image,
+        class_=class_,
+        state=state,
+        confidence=confidence,
+        source=source,
+        sources=sources,
+        corners=corners,
+        boxed=kind == "boxes",
+        pointed=kind == "points",
+        flags={name: _ones(file, name, columns[name]) for name in _FLAGS if name in columns},
+    )
 
 
 def describe(files: Sequence[Path]) -> dict[str, str]:
-    """The name of each class id, from files of class descriptions; the first that names it counts.
+    """Return the name of each class id, from files of class descriptions; the first that names it is used.
 
     Raises:
-        DataError: a row without an id or name, or two names for one id in one file.
+        DataError: a row has no id or name, or a file has two names for one id.
     """
     names: dict[str, str] = {}
     for file in files:
@@ -194,13 +204,13 @@ def describe(files: Sequence[Path]) -> dict[str, str]:
                 )
             if (first := own.setdefault(row[key].strip(), row[name].strip())) != row[name].strip():
                 raise DataError(
-                    f"{file}: {row[key]!r} is called {first!r} and {row[name].strip()!r}; leave one of the rows."
+                    f"{file}: {row[key]!r} is called {first!r} and {row[name].strip()!r}; remove one of the rows."
                 )
         names = own | names
     return names
 
 
-def _columns(file: Path, kind: Kind) -> dict[str, pa.ChunkedArray]:
+def _columns(file: Path, kind: FileKind) -> dict[str, pa.ChunkedArray]:
     header = _header(file)
     words = ["ImageID", "LabelName", "Source", "Confidence", *_FLAGS]
     if kind in _NAMED:
@@ -213,28 +223,28 @@ def _columns(file: Path, kind: Kind) -> dict[str, pa.ChunkedArray]:
     try:
         table = pa.csv.read_csv(
             file,
-            # In one thread the messages have row numbers.
+            # Error messages have row numbers with one thread only.
             read_options=pa.csv.ReadOptions(use_threads=False),
             convert_options=pa.csv.ConvertOptions(include_columns=list(types), column_types=types),
         )
     except (pa.ArrowException, OSError) as error:
         raise DataError(
-            f"{file}: not the rows that its header promises ({error}). Mend that row; cells are separated by commas, "
-            "and the text is UTF-8."
+            f"{file}: its rows do not fit its header ({error}). Fix that row; cells are separated by commas, and the "
+            "text is UTF-8."
         ) from None
     return {name: table[name] for name in types}
 
 
 def _encoded(column: pa.ChunkedArray) -> Encoded:
     one = column.unify_dictionaries().combine_chunks()
-    if isinstance(one, pa.ChunkedArray):  # no row, no chunk
+    if isinstance(one, pa.ChunkedArray):
         return [], np.zeros(0, np.int64)
     values = [value.strip() for value in one.dictionary.to_pylist()]
     return values, one.indices.to_numpy().astype(np.int64)
 
 
 def _ones(file: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Where a flag is 1; 0, -1 (nobody knows) and nothing are the other values."""
+    """Return the rows in which a flag is 1; the other values are 0, -1 (unknown) and blank."""
     values, code = _encoded(column)
     for i, value in enumerate(values):
         if value not in ("1", "0", "-1", ""):
@@ -244,7 +254,7 @@ def _ones(file: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.bool_]:
 
 
 def _answers(file: Path, answers: Encoded) -> NDArray[np.int8]:
-    """What answers about points say of the whole photo."""
+    """Return what answers about points state about the whole photo."""
     values, code = answers
     for i, value in enumerate(values):
         if fold(value) not in _ANSWERS:
@@ -254,7 +264,7 @@ def _answers(file: Path, answers: Encoded) -> NDArray[np.int8]:
 
 
 def _states(file: Path, confidence: Encoded, boxed: bool) -> NDArray[np.int8]:
-    """Present for 1; absent for 0, of labels; unknown for what lies between."""
+    """Return positive for 1, negative for 0 of labels, and unknown for other values."""
     values, code = confidence
     known = {1.0: Label.POSITIVE, 0.0: Label.UNKNOWN if boxed else Label.NEGATIVE}
     states = np.full(len(values), Label.UNKNOWN, np.int8)
@@ -265,6 +275,6 @@ def _states(file: Path, confidence: Encoded, boxed: bool) -> NDArray[np.int8]:
             number = float("nan")
         if not 0.0 <= number <= 1.0:
             row = int(np.argmax(code == i)) + 2
-            raise DataError(f"{file} row {row}: the Confidence is {value!r}; expected 0, 1, or a number between.")
+            raise DataError(f"{file} row {row}: the Confidence is {value!r}; expected a number from 0 to 1.")
         states[i] = known.get(number, Label.UNKNOWN)
     return states[code]

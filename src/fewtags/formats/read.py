@@ -1,4 +1,4 @@
-"""Read labels in any known form into a label table."""
+"""Read labels of any known format into a label table, and detect the format."""
 
 from __future__ import annotations
 
@@ -6,93 +6,72 @@ from dataclasses import replace
 from pathlib import Path
 
 from fewtags.errors import DataError
-from fewtags.formats.coco import read_coco
-from fewtags.formats.common import ReadOptions
-from fewtags.formats.csv import read_csv
-from fewtags.formats.cvat import read_cvat
-from fewtags.formats.detect import Format, detect
-from fewtags.formats.folder import read_folder
-from fewtags.formats.labelstudio import read_labelstudio
-from fewtags.formats.openimages import read_openimages
-from fewtags.formats.voc import read_voc
-from fewtags.formats.yolo import read_yolo
-from fewtags.table.storage import load
+from fewtags.formats import FORMATS, check_path, list_formats
+from fewtags.formats.locate import extension
+from fewtags.formats.options import ReadOptions
 from fewtags.table.table import LabelTable, Notes
 
-__all__ = ["Format", "ReadOptions", "read"]
-
-_USED: dict[Format, tuple[str, ...]] = {
-    "folder": ("complete", "none_folder"),
-    "csv": (
-        *("complete", "blank", "uncertain", "none_folder", "image_column", "columns", "delimiter", "tags_separator"),
-        *("positive_words", "negative_words", "unknown_words", "points"),
-    ),
-    "coco": ("complete", "crowd", "places", "point_seed"),
-    "voc": ("complete", "difficult"),
-    "yolo": ("complete",),
-    "openimages": ("complete", "crowd"),
-    "labelstudio": ("complete", "none_folder", "image_column", "columns"),
-    "cvat": ("complete", "none_folder"),
-    "parquet": (),
-}
+__all__ = ["ReadOptions", "detect", "read"]
 
 
 def read(
     path: Path | str,
     *,
     images: Path | str | None = None,
-    format: Format | None = None,
+    format: str | None = None,
     options: ReadOptions | None = None,
 ) -> LabelTable:
-    """Read labels into a table. Blank is unknown, and nothing is left out without a note.
+    """Read labels into a table. Blank cells are unknown, and nothing is left out without a note.
 
-    The notes of the table hold how every value was understood, with counts, and what was left out and why.
+    The notes of the table list how each value was read, with counts, and what was left out and why.
 
     Args:
-        path: a folder of class folders, a VOC, YOLO or OpenImages folder, a CSV or TSV, a COCO or Label Studio JSON, a
-            CVAT XML, a YOLO YAML, or a Parquet label table.
-        images: folder that the image names in a file are relative to; None looks in the usual places beside the file.
-        format: None tells it from the path and what is there, and says why.
-        options: how to read it.
+        path: a file or folder with labels, in one of `fewtags.formats.FORMATS`.
+        images: folder that the image names are relative to; None looks in the usual places beside the file.
+        format: name of the format; None detects it, and a message gives the reason.
+        options: how to read the labels.
 
     Raises:
-        DataError: no such file, no known form or the marks of several, or contents that are not what they should be.
-        ConfigError: `format` is not one of the known ones.
+        DataError: the path does not exist, has the marks of no or of several formats, or its contents are wrong.
+        ConfigError: the format is not known.
     """
     path, options = Path(path), options or ReadOptions()
-    folder = None if images is None else Path(images)
-    kind, why = detect(path, format)
-    if kind == "folder" and folder is not None and folder.resolve() != path.resolve():
-        raise DataError(
-            f"{path} is read as class folders, which hold the photos themselves: leave --images out, or name the file "
-            "with the labels in its place."
-        )
-    table = _read(path, folder, kind, options)
+    name, why = detect(path, format)
+    table = FORMATS[name].read(path, None if images is None else Path(images), options)
     if format is None:
-        told = Notes(messages=(f"{path.resolve().name}: read as {kind}, {why}",))
-        table = replace(table, notes=told + table.notes)
-    if unseen := options.without_effect(_USED[kind]):
-        table = table.noting(f"{', '.join(unseen)}: no effect on the format {kind!r}")
+        first = Notes(messages=(f"{path.resolve().name}: read as {name}, {why}",))
+        table = replace(table, notes=first + table.notes)
+    if unused := options.without_effect(FORMATS[name].options):
+        table = table.noting(f"{', '.join(unused)}: no effect on the format {name!r}")
     return table
 
 
-def _read(path: Path, images: Path | None, kind: Format, options: ReadOptions) -> LabelTable:
-    match kind:
-        case "folder":
-            return read_folder(path, options)
-        case "csv":
-            return read_csv(path, images, options)
-        case "coco":
-            return read_coco(path, images, options)
-        case "voc":
-            return read_voc(path, images, options)
-        case "yolo":
-            return read_yolo(path, images, options)
-        case "openimages":
-            return read_openimages(path, images, options)
-        case "labelstudio":
-            return read_labelstudio(path, images, options)
-        case "cvat":
-            return read_cvat(path, images, options)
-        case "parquet":
-            return load(path, root=images)
+def detect(path: Path, given: str | None = None) -> tuple[str, str]:
+    """Return the name of a path's format, and the reason.
+
+    Args:
+        path: a file or folder.
+        given: name of the format, which is then only checked.
+
+    Raises:
+        DataError: the path has the marks of no or of several formats, or see `fewtags.formats.check_path`.
+        ConfigError: `given` is not a known format.
+    """
+    check_path(path, given)
+    if given is not None:
+        return given, "as given"
+    folder, expected = path.is_dir(), f"expected {list_formats('expected')}"
+    ending = extension(path.name)
+    others = [f for name, f in FORMATS.items() if name != "folder"]
+    asked = [f for f in others if (f.folder if folder else ending in f.endings)]
+    if not asked:
+        raise DataError(f"{path}: no known format has the ending {ending!r}; {expected}, or pass format=.")
+    marks = {f.name: why for f in asked if (why := f.recognise(path))}
+    if len(marks) > 1:
+        found, first = " and ".join(f"{name} ({why})" for name, why in marks.items()), next(iter(marks))
+        raise DataError(
+            f"{path} could be {found}; pass the one to read, as in format={first} (--set data.format={first})."
+        )
+    if not marks and not folder:
+        raise DataError(f"{path}: not recognised as {' or '.join(f.name for f in asked)}; {expected}, or pass format=.")
+    return next(iter(marks.items()), ("folder", "it has no mark of another format"))

@@ -1,10 +1,10 @@
-"""What an annotation file states, label by label, and the table that follows from it."""
+"""The labels that an annotation file states, in the form that all readers share, and the table they make."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, final
@@ -13,30 +13,30 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fewtags.formats.boxes import Placed, fault_text, place_boxes, place_fractions
+from fewtags.formats.boxes import Regions, fault_text, regions_of_fractions, regions_of_pixels
 from fewtags.formats.common import close_images, distinct, distinct_facts
-from fewtags.formats.locate import Located
+from fewtags.formats.locate import ImageKeys
 from fewtags.labels import ClassNames, Label
-from fewtags.table.table import FACTS, Excluded, LabelTable, Notes
+from fewtags.table.table import FACTS, Excluded, ExclusionKind, LabelTable, Notes, ValueReading
 
 Corners = tuple[float, float, float, float]
 
-_NOWHERE = (math.nan,) * 4
-_NO_PLACE, _BOX, _POINT = range(3)
+NO_CORNERS: Corners = (math.nan,) * 4
+_NO_REGION, _BOX, _POINT = range(3)
 
 
 @final
 class Stated:
-    """Labels in the order in which they are met; 60 bytes each, whatever the file.
+    """A list of stated labels, 60 bytes each.
 
-    `image` is a position among the names of the file, `class_` one in the vocabulary. UNKNOWN is worth stating: the
-    cell stays open where everything else is annotated completely.
+    An unknown label is stated, too, if the file says so: its cell stays unknown in an image that is otherwise
+    completely annotated.
     """
 
     def __init__(self) -> None:
         self._image, self._class, self._state = array("q"), array("q"), array("b")
-        self._place, self._corners, self._source = array("b"), array("d"), array("q")
-        self._refused: list[tuple[int, str]] = []
+        self._region, self._corners, self._source = array("b"), array("d"), array("q")
+        self._unread: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
         return len(self._image)
@@ -50,215 +50,254 @@ class Stated:
         box: Corners | None = None,
         point: tuple[float, float] | None = None,
         source: int = 0,
-        refused: str = "",
+        unread: str = "",
     ) -> None:
-        """State one label.
+        """Append one label.
 
         Args:
-            image: position of the image among the names.
-            class_: position of the class.
-            state: what is said.
-            box: x0, y0, x1, y1 of where.
-            point: x, y of where.
-            source: position in the names of sources.
-            refused: why a place that is given cannot be read.
+            image: position of the image in the file's list of image names.
+            class_: position of the class in the vocabulary.
+            state: what is stated.
+            box: x0, y0, x1, y1 of the object; NaN for a box with broken numbers.
+            point: x, y of the object.
+            source: position in `Source.sources`.
+            unread: why the region of the label cannot be read.
         """
-        if refused:
-            self._refused.append((len(self), refused))
+        if unread:
+            self._unread.append((len(self), unread))
         self._image.append(image)
         self._class.append(class_)
         self._state.append(state)
-        self._place.append(_POINT if point is not None else _NO_PLACE if box is None else _BOX)
-        self._corners.extend(point * 2 if point is not None else box or _NOWHERE)
+        self._region.append(_POINT if point is not None else _NO_REGION if box is None else _BOX)
+        self._corners.extend(point * 2 if point is not None else box or NO_CORNERS)
         self._source.append(source)
 
     def labels(self) -> Labels:
-        """All of them as arrays."""
-        place = np.array(self._place, np.int8)
+        """Return the labels as arrays."""
+        region = np.array(self._region, np.int8)
         return Labels(
-            np.array(self._image, np.int64),
-            np.array(self._class, np.int64),
-            np.array(self._state, np.int8),
-            np.array(self._corners, np.float64).reshape(-1, 4),
-            place != _NO_PLACE,
-            place == _POINT,
-            np.array(self._source, np.int64),
-            tuple(self._refused),
+            image=np.array(self._image, np.int64),
+            class_=np.array(self._class, np.int64),
+            state=np.array(self._state, np.int8),
+            corners=np.array(self._corners, np.float64).reshape(-1, 4),
+            located=region != _NO_REGION,
+            point=region == _POINT,
+            source=np.array(self._source, np.int64),
+            unread=tuple(self._unread),
         )
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Labels:
-    """F labels as arrays.
+    """F stated labels as arrays.
 
     Attributes:
-        image: int64 [F].
-        class_: int64 [F].
+        image: int64 [F], position of the image in the file's list of image names.
+        class_: int64 [F], position of the class.
         state: int8 [F], values of `Label`.
-        corners: float64 [F, 4] x0, y0, x1, y1; NaN where there is no place.
-        placed: bool [F], whether a place is given.
-        point: bool [F], whether it is a point.
-        source: int64 [F], position in the names of sources.
-        refused: rows with a place that cannot be read, and why.
+        corners: float64 [F, 4] x0, y0, x1, y1 of a box or, twice, x, y of a point; NaN without a region.
+        located: bool [F], whether there is a region.
+        point: bool [F], whether the region is a point.
+        source: int64 [F], position in `Source.sources`.
+        unread: labels with a region that cannot be read: position, and why.
     """
 
     image: NDArray[np.int64]
     class_: NDArray[np.int64]
     state: NDArray[np.int8]
     corners: NDArray[np.float64]
-    placed: NDArray[np.bool_]
+    located: NDArray[np.bool_]
     point: NDArray[np.bool_]
     source: NDArray[np.int64]
-    refused: tuple[tuple[int, str], ...] = ()
+    unread: tuple[tuple[int, str], ...] = ()
 
-    def take(self, rows: NDArray[np.int64]) -> Labels:
-        """Some rows."""
-        parts = (self.image[rows], self.class_[rows], self.state[rows], self.corners[rows])
-        return Labels(*parts, self.placed[rows], self.point[rows], self.source[rows])
+    @classmethod
+    def of_images(cls, image: NDArray[np.int64], class_: NDArray[np.int64], state: NDArray[np.int8]) -> Labels:
+        """Return labels without regions. Their corners take no memory."""
+        f = len(image)
+        none = np.zeros(f, np.bool_)
+        corners = np.broadcast_to(np.float64(np.nan), (f, 4))
+        return cls(
+            image=image,
+            class_=class_,
+            state=state,
+            corners=corners,
+            located=none,
+            point=none,
+            source=np.zeros(f, np.int64),
+        )
+
+    def count_unnamed(self, images: int, classes: int) -> int:
+        """Return the number of cells of an image and a class about which nothing is stated."""
+        return images * classes - len(distinct(self.image * classes + self.class_))
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
-    """An annotation file, read.
+    """What an annotation file states about R image names. Every reader makes one; `table` does the rest.
 
     Attributes:
         path: the file or folder.
         classes: the vocabulary.
-        labels: what it states; `image` is a position among R names.
-        photos: the photos of these names.
-        unit: what the corners are counted in.
-        sizes: float64 [R, 2] declared width and height, NaN where unknown.
-        closes: bool [R], names of images about which everything is said.
-        nothing: bool [R], names of images that are said to show none of the classes.
-        origin: what to call a label in the excluded list, by its row.
-        splits: R split names, or None.
-        sources: names of the sources of facts; the first is the file.
-        notes: how it was read.
+        labels: the stated labels.
+        photos: image keys of the R names.
+        unit: unit of the corners: pixels or fractions of the photo in the frame that the file uses, or fractions of the
+            displayed photo that the reader has checked.
+        origin: returns what to call a label in the excluded list, by its position.
+        sizes: float64 [R, 2] width and height that the file declares, NaN where it does not; None: for no image.
+        complete: bool [R], images that are completely annotated: other classes are absent; None: none.
+        empty: bool [R], images that are stated to show none of the classes; None: none.
+        splits: R names of splits, or None.
+        sources: names of the sources of labels; the first is the file.
+        notes: how the file was read.
+        keep_repeats: keep equal facts without a region. Other readers keep the first.
     """
 
     path: Path
     classes: ClassNames
     labels: Labels
-    photos: Located
-    unit: Literal["pixels", "fractions"]
-    sizes: NDArray[np.float64]
-    closes: NDArray[np.bool_]
-    nothing: NDArray[np.bool_]
+    photos: ImageKeys
+    unit: Literal["pixels", "fractions", "displayed"]
     origin: Callable[[int], str]
+    sizes: NDArray[np.float64] | None = None
+    complete: NDArray[np.bool_] | None = None
+    empty: NDArray[np.bool_] | None = None
     splits: Sequence[str] | None = None
     sources: tuple[str, ...] = ()
     notes: Notes = field(default_factory=Notes)
+    keep_repeats: bool = False
 
     def table(self) -> LabelTable:
-        """The label table: labels of photos that are there, places as fractions of the displayed photo.
+        """Return the label table: the labels of photos that exist, with regions as fractions of the displayed photo.
 
-        A class that is named in an image that shows none of the classes keeps both facts, which the table takes as
-        unknown.
+        If an image is stated to show none of the classes and yet has a class, both facts are kept, and the table takes
+        the cell as unknown.
         """
-        photos, n, c = self.photos, len(self.photos.keys), len(self.classes)
-        every = replace(self.labels, image=photos.image[self.labels.image], refused=())
-        here = every.image >= 0
-        row = np.flatnonzero(here & (every.state != Label.UNKNOWN))
-        facts = every.take(row)
-        placed = self._place(facts)
-        open_ = np.flatnonzero(here & (every.state == Label.UNKNOWN))
-        closed, covers = np.full(n, -1, np.int16), np.ones((1, c), np.bool_)
-        if (shut := _images(self.closes | self.nothing, photos.image)).size:
-            closing, covers = close_images(n, c, every.image[open_], every.class_[open_])
-            closed[shut] = closing[shut]
-        nothing = np.isin(facts.image, _images(self.nothing, photos.image))
-        denied = np.flatnonzero(nothing & (facts.state == Label.POSITIVE))
-        both = np.concatenate([np.arange(len(row)), denied])
-        state, locations = facts.state[both], placed.locations[both]
-        state[len(row) :], locations[len(row) :] = Label.NEGATIVE, np.nan
-        keep = distinct_facts(facts.image[both], facts.class_[both], state, ~np.isnan(locations[:, 0]))
+        labels, photos = self.labels, self.photos
+        image = photos.image[labels.image]
+        known = image >= 0
+        facts = np.flatnonzero(known & (labels.state != Label.UNKNOWN))
+        open_ = np.flatnonzero(known & (labels.state == Label.UNKNOWN))
+        denied = facts[np.isin(image[facts], self._images_of(self.empty)) & (labels.state[facts] == Label.POSITIVE)]
+        rows = np.concatenate([facts, denied])
+        state = np.concatenate([labels.state[facts], np.full(len(denied), Label.NEGATIVE, np.int8)])
+        regions = self._regions(facts, image)
+        locations = np.concatenate([regions.locations, np.full((len(denied), 4), np.nan)])
+        if not self.keep_repeats:
+            kept = distinct_facts(image[rows], labels.class_[rows], state, ~np.isnan(locations[:, 0]))
+            rows, state, locations = rows[kept], state[kept], locations[kept]
+        closed, sets = self._complete_sets(image, open_)
         splits, clashes = self._splits()
+        counts = (int((~known).sum()), len(denied))
         table = LabelTable.build(
             photos.keys,
             self.classes,
-            image=facts.image[both[keep]],
-            class_=facts.class_[both[keep]],
-            state=state[keep],
-            locations=locations[keep],
+            image=image[rows],
+            class_=labels.class_[rows],
+            state=state,
+            locations=locations,
             source=self.path.resolve().name,
             complete_set=closed,
-            complete_classes=covers,
+            complete_classes=sets,
             root=photos.root,
             split=splits,
-            notes=photos.notes
-            + self.notes
-            + self._notes(row, facts, placed, (int((~here).sum()), len(denied)), clashes),
+            notes=photos.notes + self.notes + self._notes(facts, regions, counts, clashes),
         )
-        return mark_sources(table, self.sources, facts.source[both[keep]])
+        return mark_sources(table, self.sources, labels.source[rows])
 
-    def _place(self, facts: Labels) -> Placed:
-        place = place_boxes if self.unit == "pixels" else place_fractions
-        sizes = np.full((len(self.photos.keys), 2), np.nan)
-        known = (self.photos.image >= 0) & ~np.isnan(self.sizes).any(1)
-        sizes[self.photos.image[known]] = self.sizes[known]
-        rows = np.flatnonzero(facts.placed)  # most labels of large sets have no place
-        some = place(facts.corners[rows], facts.placed[rows], facts.image[rows], sizes, self.photos, facts.point[rows])
-        locations, fault = np.full((len(facts.image), 4), np.nan), np.zeros(len(facts.image), np.int8)
-        locations[rows], fault[rows] = some.locations, some.fault
-        return Placed(locations, fault, some.messages, some.warnings)
+    def _images_of(self, names: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+        """Return the images of some names, without those that are left out."""
+        found = distinct(self.photos.image[np.zeros(0, np.int64) if names is None else names])
+        return found[found >= 0]
+
+    def _complete_sets(
+        self, image: NDArray[np.int64], open_: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
+        """Return the set of classes that each image is completely annotated for (-1: none), and the sets."""
+        n, c = len(self.photos.keys), len(self.classes)
+        closed, sets = np.full(n, -1, np.int16), np.ones((1, c), np.bool_)
+        complete = np.concatenate([self._images_of(self.empty), self._images_of(self.complete)])
+        if complete.size:
+            every, sets = close_images(n, c, image[open_], self.labels.class_[open_])
+            closed[complete] = every[complete]
+        return closed, sets
+
+    def _regions(self, facts: NDArray[np.int64], image: NDArray[np.int64]) -> Regions:
+        """Return the regions of facts; most labels of large sets have none."""
+        labels, photos = self.labels, self.photos
+        located = np.flatnonzero(labels.located[facts])
+        rows = facts[located]
+        if self.unit == "displayed":
+            found = Regions(labels.corners[rows], np.zeros(len(rows), np.int8))
+        else:
+            sizes = np.full((len(photos.keys), 2), np.nan)
+            if self.sizes is not None:
+                declared = (photos.image >= 0) & ~np.isnan(self.sizes).any(1)
+                sizes[photos.image[declared]] = self.sizes[declared]
+            convert = regions_of_pixels if self.unit == "pixels" else regions_of_fractions
+            found = convert(labels.corners[rows], labels.point[rows], image[rows], sizes, photos)
+        locations, fault = np.full((len(facts), 4), np.nan), np.zeros(len(facts), np.int8)
+        locations[located], fault[located] = found.locations, found.fault
+        return Regions(locations, fault, found.messages, found.warnings)
 
     def _splits(self) -> tuple[list[str] | None, Sequence[Excluded]]:
-        """The split of each image, and the images that are in several."""
+        """Return the split of each image, and the images that are in several."""
         if self.splits is None:
             return None, ()
         names = [""] * len(self.photos.keys)
         clashes: dict[int, Excluded] = {}
-        for position, split in zip(self.photos.image.tolist(), self.splits, strict=True):
-            if position >= 0 and split:
-                if names[position] not in ("", split):
-                    reason = f"is in {names[position]} and in {split}; the first of them counts"
-                    clashes[position] = Excluded(self.photos.keys[position], reason, str(self.path), "splits")
-                names[position] = names[position] or split
+        for image, split in zip(self.photos.image.tolist(), self.splits, strict=True):
+            if image >= 0 and split:
+                if names[image] not in ("", split):
+                    reason = f"is in {names[image]} and in {split}; the first of them counts"
+                    clashes[image] = Excluded(self.photos.keys[image], reason, str(self.path), "splits")
+                names[image] = names[image] or split
         return names, [*clashes.values()]
 
     def _notes(
-        self,
-        row: NDArray[np.int64],
-        facts: Labels,
-        placed: Placed,
-        counts: tuple[int, int],
-        clashes: Sequence[Excluded],
+        self, facts: NDArray[np.int64], regions: Regions, counts: tuple[int, int], clashes: Sequence[Excluded]
     ) -> Notes:
-        where, name = str(self.path), self.path.resolve().name
-        reasons = dict(self.labels.refused)
-        refused = {*reasons}
-        for k in np.flatnonzero(placed.fault).tolist():
-            reasons.setdefault(int(row[k]), fault_text(int(placed.fault[k]), bool(facts.point[k])))
-        known = {*row.tolist()}
+        known = {*facts.tolist()} if self.labels.unread else set()
+        reasons: dict[int, tuple[str, ExclusionKind]] = {
+            row: (reason, "unread-place") for row, reason in self.labels.unread if row in known
+        }
+        for k in np.flatnonzero(regions.fault).tolist():
+            row = int(facts[k])
+            text = fault_text(int(regions.fault[k]), bool(self.labels.point[row]))
+            reasons.setdefault(row, (text, "bad-place"))
         faults = [
-            Excluded(
-                self.origin(i), f"{reason}; its label is kept", where, "unread-place" if i in refused else "bad-place"
-            )
-            for i, reason in sorted(reasons.items())
-            if i in known
+            Excluded(self.origin(row), f"{reason}; its label is kept", str(self.path), kind)
+            for row, (reason, kind) in sorted(reasons.items())
         ]
         orphans, denied = counts
-        said = (
-            (len(faults), "boxes or points cannot be used, see the excluded list; the labels are kept"),
-            (orphans, "labels belong to photos that are left out"),
-            (denied, "labels are in an image that is said to show none of the classes: unknown"),
-            (len(clashes), "images are in several splits; the first of them counts"),
+        messages = count_messages(
+            self.path,
+            (
+                (len(faults), "boxes or points cannot be used, see the excluded list; the labels are kept"),
+                (orphans, "labels belong to photos that are left out"),
+                (denied, "labels are in an image that is stated to show none of the classes: unknown"),
+                (len(clashes), "images are in several splits; the first of them counts"),
+            ),
         )
-        messages = tuple(f"{name}: {count:,} {text}" for count, text in said if count)
-        return Notes((), (*faults, *clashes), placed.messages + messages, placed.warnings)
+        return Notes((), (*faults, *clashes), regions.messages + messages, regions.warnings)
+
+
+def value_readings(where: str, rows: Iterable[tuple[str, str, int]]) -> tuple[ValueReading, ...]:
+    """Return how values were read, from (value, meaning, count) rows; values that do not occur are left out."""
+    return tuple(ValueReading(where, value, meaning, int(count)) for value, meaning, count in rows if count > 0)
+
+
+def count_messages(path: Path, rows: Iterable[tuple[int, str]]) -> tuple[str, ...]:
+    """Return messages about a file from (count, text) rows; rows with count 0 are left out."""
+    name = path.resolve().name
+    return tuple(f"{name}: {count:,} {text}" for count, text in rows if count)
 
 
 def mark_sources(table: LabelTable, names: Sequence[str], source: NDArray[np.int64]) -> LabelTable:
-    """A table whose fact i comes from `names[source[i]]`; the same table where there is one name only."""
+    """Return the table with `names[source[i]]` as source of fact i; the same table if there is one name only."""
     if len(names) < 2:
         return table
     column = pa.DictionaryArray.from_arrays(pa.array(source.astype(np.int32)), pa.array(names, pa.string()))
     return replace(table, facts=table.facts.set_column(7, FACTS.field(7), column))
-
-
-def _images(rows: NDArray[np.bool_], image: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The images of some names, those that were left out excepted."""
-    found = distinct(image[rows])
-    return found[found >= 0]

@@ -1,4 +1,4 @@
-"""Photos without labels, for pretraining: a label table of no classes, whatever the photos come from."""
+"""Photos without labels, for pretraining: a label table without classes, from any folder or file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from fewtags.check.photo_findings import TINY
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions, split_name
-from fewtags.formats.delimited import DELIMITERS
-from fewtags.formats.detect import Format
+from fewtags.formats.common import split_name
 from fewtags.formats.folder import Files, walk
 from fewtags.formats.locate import extension, folder_of, is_photo, locate
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.read import read
+from fewtags.formats.sheet import DELIMITERS
 from fewtags.labels import ClassNames
 from fewtags.photos.scan import Tick, scan
 from fewtags.table.content import photo_paths, same_content
@@ -24,7 +24,7 @@ from fewtags.table.table import Excluded, LabelTable, Notes, fact_table
 from fewtags.text import counted, some
 
 MOST_COMPARED = 50_000
-"""Copies are looked for among at most so many photos: more of them agree in size by chance and have to be opened."""
+"""Largest number of photos among which copies are looked for: in larger sets too many agree in size by chance."""
 
 _BLOCK = 16_384
 _LISTS = (".txt", ".csv", ".tsv")
@@ -35,28 +35,28 @@ def unlabelled(
     path: Path | str,
     images: Path | str | None = None,
     *,
-    format: Format | None = None,
+    format: str | None = None,
     options: ReadOptions | None = None,
 ) -> LabelTable:
-    """Find photos and forget what is known about them.
+    """Find photos, and drop what is known about them.
 
-    - A folder: all photos below it, sorted. Names of folders mean nothing; links are followed, though not in circles;
+    - A folder: all photos below it, sorted. Names of folders are not used; links are followed, except in circles;
       hidden files are skipped. (With `images` or a `format` other than "folder", it is read as annotations.)
-    - A text file with one path a line (.txt, .csv or .tsv): these photos, in its order, each once; a line without an
-      extension means the only photo of that name. A first line that is no photo, while the second is one, is a header.
-    - Any file that `read` knows: the photos it names.
+    - A text file with one path a line (.txt, .csv or .tsv): these photos, in its order, each once. A line without an
+      extension is the only photo of that name. The first line is a header if the second is a photo and it is not.
+    - Any file that `read` can read: the photos that it names.
 
     Args:
         path: one of these.
         images: folder that the names in a file are relative to; None looks in the usual places beside the file.
-        format: of the annotations, see `read`; None tells it from the path.
+        format: format of the annotations, see `read`; None detects it.
         options: how to read them.
 
     Returns:
-        a table without classes that knows its folder. Its notes say what was left out, and that labels were.
+        a table without classes, with the folder of the photos. Its notes list what was left out.
 
     Raises:
-        DataError: no such file, no photo in it, photos that are not where the file says, or a file of no known form.
+        DataError: the path does not exist, has no photo or no known format, or photos are not where the file says.
     """
     path, folder = Path(path), None if images is None else Path(images)
     if path.is_dir() and folder is None and format in (None, "folder"):
@@ -64,7 +64,7 @@ def unlabelled(
     elif path.is_file() and format is None and (lines := _listed(path)):
         table = _from_list(path, folder, lines)
     else:
-        table = _forgetting(path, read(path, images=folder, format=format, options=options))
+        table = _without_labels(path, read(path, images=folder, format=format, options=options))
     if not len(table):
         raise DataError(_no_photos(path, table.notes))
     if table.root is None:
@@ -78,28 +78,28 @@ def unlabelled(
 def check_photos(
     table: LabelTable, *, decode: bool = True, threads: int | None = None, progress: Tick | None = None
 ) -> LabelTable:
-    """The table without the photos that cannot be read; each is in the excluded list of its notes, with the reason.
+    """Return the table without the photos that cannot be read; its notes list each of them with the reason.
 
-    A message counts photos with the same content, where they were decoded and are no more than `MOST_COMPARED`.
+    A message counts photos with the same content, if they were decoded and are at most `MOST_COMPARED`.
 
     Args:
-        table: with a folder of photos.
+        table: a table with a folder of photos.
         decode: decode every photo, which finds truncated ones; False reads headers only.
-        threads: how many photos are read at a time; None for one per core, at most 8.
-        progress: called now and then with the number of photos read and to read.
+        threads: number of photos to read at a time; None for one per core, at most 8.
+        progress: called from time to time with the number of photos read and to read.
 
     Raises:
-        DataError: nothing is left, or the table has no folder.
+        DataError: no photo is left, or the table has no folder.
     """
     if table.root is None:
-        raise DataError("the table does not say where its photos are; give it their folder, with_root(FOLDER).")
+        raise DataError("the table does not know where its photos are; set their folder with with_root(FOLDER).")
     excluded: list[Excluded] = []
     usable = np.ones(len(table), np.bool_)
     tiny = 0
     for start in range(0, len(table), _BLOCK):
         keys = table.images.slice(start, _BLOCK).to_pylist()
-        told = _from(start, len(table), progress)
-        seen = scan([str(table.root / key) for key in keys], decode=decode, threads=threads, progress=told)
+        from_start = _shifted(start, len(table), progress)
+        seen = scan([str(table.root / key) for key in keys], decode=decode, threads=threads, progress=from_start)
         tiny += int(((seen.width > 0) & (np.minimum(seen.width, seen.height) < TINY)).sum())
         for n in sorted(seen.unusable):
             usable[start + n] = False
@@ -110,17 +110,17 @@ def check_photos(
         example = f", for example {excluded[0].item}: {excluded[0].reason}" if excluded else ": there is none"
         raise DataError(f"no photo can be read{example}.")
     kept = table if usable.all() else table.subset(usable)
-    messages = [f"{counted(len(excluded), 'photo')} left out, not readable; see the excluded list"] if excluded else []
+    messages = [f"{counted(len(excluded), 'photo')} left out: not readable, see the excluded list"] if excluded else []
     if decode and len(kept) <= MOST_COMPARED and (copies := same_content(photo_paths(kept), threads=threads)):
         extra = sum(map(len, copies)) - len(copies)
-        messages.append(f"{counted(extra, 'photo is a copy', 'photos are copies')} of others, byte for byte, and stay")
-    side = f"a side shorter than {TINY} pixels; is that what they should be?"
+        messages.append(f"{counted(extra, 'photo is a copy', 'photos are copies')} of others, byte for byte, and kept")
+    side = f"a side shorter than {TINY} pixels; check that this is intended"
     warnings = (f"{counted(tiny, 'photo has', 'photos have')} {side}",) if tiny else ()
     return replace(kept, notes=kept.notes + Notes((), tuple(excluded), tuple(messages), warnings))
 
 
-def _from(start: int, total: int, progress: Tick | None) -> Tick | None:
-    """The progress of a part that begins at photo `start`."""
+def _shifted(start: int, total: int, progress: Tick | None) -> Tick | None:
+    """Return the progress of a part that begins at photo `start`."""
     return None if progress is None else lambda done, _: progress(start + done, total)
 
 
@@ -135,7 +135,7 @@ def _below(root: Path) -> LabelTable:
 
 
 def _folder_notes(root: Path, files: Files) -> Notes:
-    """What may surprise about a tree of photos."""
+    """Return how a tree of photos was read, and what may be unexpected."""
     parents = Counter(key.rpartition("/")[0] for key in files.photos)
     tops: dict[str, list[str]] = {}
     masks: Counter[str] = Counter()
@@ -145,10 +145,10 @@ def _folder_notes(root: Path, files: Files) -> Notes:
         masks.update({part: count for part in parts if part.casefold() in _MASKS})
     inside = f" in {counted(len(parents), 'folder')}; folder names are not used" if parents.keys() - {""} else ""
     messages = [f"{root}: {counted(len(files.photos), 'photo')}{inside}"]
-    held = sorted({name for split in ("val", "test") for name in tops.get(split, [])})
-    if held and "train" in tops:
+    others = sorted({name for split in ("val", "test") for name in tops.get(split, [])})
+    if others and "train" in tops:
         train = root / tops["train"][0]
-        messages.append(f"{root}: photos in {some(held)} are used like all others; to leave them out, pass {train}")
+        messages.append(f"{root}: photos in {some(others)} are used, too; to leave them out, pass {train}")
     warnings = tuple(
         f"{root}: {counted(count, 'picture')} in folders called {name!r} may be masks and not photos; move that folder "
         "out if they are."
@@ -158,7 +158,7 @@ def _folder_notes(root: Path, files: Files) -> Notes:
 
 
 def _listed(path: Path) -> list[str]:
-    """The lines of a text file that lists photos, without blanks around them; none where it is something else."""
+    """Return the stripped lines of a text file that lists photos; none if it is of another kind."""
     if (ending := extension(path.name)) not in _LISTS:
         return []
     try:
@@ -177,7 +177,7 @@ def _listed(path: Path) -> list[str]:
 def _from_list(path: Path, images: Path | None, lines: Sequence[str]) -> LabelTable:
     messages = [f"{path.name}: read as a list, one photo a line"]
     if not is_photo(lines[0]) and any(map(is_photo, lines[1:2])):
-        messages.append(f"{path.name}: its first line, {lines[0]!r}, is taken for a header")
+        messages.append(f"{path.name}: its first line, {lines[0]!r}, is read as a header")
         lines = lines[1:]
     if repeats := len(lines) - len(set(lines)):
         messages.append(f"{path.name}: {counted(repeats, 'line repeats', 'lines repeat')} another one; each photo once")
@@ -185,14 +185,14 @@ def _from_list(path: Path, images: Path | None, lines: Sequence[str]) -> LabelTa
     return _table(found.keys, found.root, Notes(messages=tuple(messages)) + found.notes)
 
 
-def _forgetting(path: Path, table: LabelTable) -> LabelTable:
-    """A table without its labels, and without what its reader had to say about them."""
+def _without_labels(path: Path, table: LabelTable) -> LabelTable:
+    """Return the table without its labels and without the notes about them."""
     none = np.zeros(0, np.int64)
     messages = [*table.notes.messages, f"{path.name}: its labels ({len(table.classes):,} classes) are not used"]
     if table.split_names is not None:
         sizes = Counter(name or "no split" for name in table.split_names.to_pylist())
-        told = ", ".join(f"{name} {count:,}" for name, count in sizes.items())
-        messages.append(f"{path.name}: names splits ({told}); the photos of all of them are used")
+        text = ", ".join(f"{name} {count:,}" for name, count in sizes.items())
+        messages.append(f"{path.name}: names splits ({text}); the photos of all of them are used")
     return replace(
         table,
         classes=ClassNames.of(()),
@@ -211,5 +211,5 @@ def _forgetting(path: Path, table: LabelTable) -> LabelTable:
 def _no_photos(path: Path, notes: Notes) -> str:
     seen = [f"{reading.value} {reading.count:,}" for reading in notes.readings]
     seen += [f"{e.item}: {e.reason}" for e in notes.excluded[:3]]
-    there = f"; there are {', '.join(seen)}" if seen else ""
-    return f"{path}: there is no photo{there}. Expected a folder with photos in it, or a file that names them."
+    found = f"; there are {', '.join(seen)}" if seen else ""
+    return f"{path}: there is no photo{found}. Expected a folder with photos in it, or a file that names them."

@@ -6,45 +6,65 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import ReadOptions, distinct, named_classes, number_of
-from fewtags.formats.locate import Located, is_photo, locate, spelling
-from fewtags.formats.stated import Corners, Source, Stated
-from fewtags.formats.yolo_layout import YoloFolder, find_yolo, text_of
+from fewtags.formats.common import named_classes, number_of
+from fewtags.formats.locate import ImageKeys, is_photo, locate, spelling
+from fewtags.formats.options import ReadOptions
+from fewtags.formats.stated import NO_CORNERS, Corners, Source, Stated, count_messages, value_readings
+from fewtags.formats.yolo_layout import CLASS_FILES, SPLITS, YoloFolder, find_yolo, names_classes, text_of
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
 
-# Boxes may reach out of their photo; numbers as far out as this are pixels.
-_FARTHEST = 2.0
+# Boxes can exceed their photo by a little; larger numbers are pixels.
+_LARGEST = 2.0
+
+
+def recognise(path: Path) -> str:
+    """Return the mark of YOLO in a path, or "" if there is none."""
+    if not path.is_dir():
+        return "a YAML file"
+    if named := [file.name for file in sorted(path.iterdir()) if names_classes(file)]:
+        return f"{named[0]} has names"
+    if (path / "obj.names").is_file():
+        return "obj.names"
+    for folder in (path, *(path / split for split in SPLITS)):
+        labels = folder if folder.name == "labels" else folder / "labels"
+        if labels.is_dir() and any(file.name != "classes.txt" for file in labels.rglob("*.txt")):
+            return f"label files in {labels.relative_to(path.parent).as_posix()}/"
+    if any((path / name).is_file() for name in CLASS_FILES):
+        names = {entry.name for entry in path.iterdir()}
+        if any(is_photo(name) and f"{name.rpartition('.')[0]}.txt" in names for name in names):
+            return "classes.txt, and label files beside photos"
+    return ""
 
 
 def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
     """Read a YOLO data set: photos in `images`, and for each a text file of that name in `labels`.
 
-    - A row is `class cx cy w h`, or a class and the corners of a polygon (three or more; oriented boxes have four),
-      whose bounding box is taken. Of poses (`kpt_shape` in the YAML file), the box is taken. All are fractions of the
-      photo as it is displayed.
-    - Class numbers stand for `names` of `data.yaml` (a list, or number: name), or the lines of `classes.txt`. Classes
+    - A row is `class cx cy w h`, or a class and the corners of a polygon (three or more; oriented boxes have four).
+      The bounding box of a polygon and the box of a pose (`kpt_shape` in the YAML file) are read. All numbers are
+      fractions of the photo as it is displayed.
+    - Class numbers refer to `names` of `data.yaml` (a list, or number: name), or to the lines of `classes.txt`. Classes
       that share a name stay apart (ids "crane#0" and "crane#5").
-    - What is not named is unknown. With `complete`, it is absent in photos that have a label file; an empty label file
-      then says that none of the classes is there. Photos without a label file stay unknown.
+    - Classes that are not named are unknown. With `complete`, they are absent in photos that have a label file; an
+      empty label file then states that the photo shows none of the classes. Photos without a label file stay unknown.
     - Splits are those of `data.yaml`, or else the folders train, val (valid, validation) and test.
 
     Args:
         path: `data.yaml`, or a folder with that or with `classes.txt`.
         images: folder of the photos, if they are elsewhere.
-        options: `complete` counts.
+        options: `complete` has an effect.
 
     Returns:
         a table with the classes in the order of their numbers.
 
     Raises:
-        DataError: no class names, rows that are something else, or most photos missing.
+        DataError: class names are missing, a row is of another kind, or most photos are missing.
     """
     options = options or ReadOptions()
     found = find_yolo(path)
@@ -54,29 +74,26 @@ def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | Non
     unnamed = f"is not among the {len(classes)} names"
     excluded = [
         Excluded(_origin(found, image, line), f"class {number} {unnamed}", str(found.root), "unusable")
-        for image, line, number in rows.strangers
+        for image, line, number in rows.unknown_class
     ]
     if excluded and not len(rows.stated):
         raise DataError(
             f"{path}: none of the {len(excluded):,} rows has a class of {found.named_in}; the first is class "
-            f"{rows.strangers[0][2]}."
+            f"{rows.unknown_class[0][2]}."
         )
     labelled = np.array([label is not None for label in found.labels], np.bool_)
-    spoken = tuple(f"{path.resolve().name}: {text}" for text in found.messages)
-    if excluded:
-        spoken += (f"{path.resolve().name}: {len(excluded):,} rows left out, see the excluded list",)
+    messages = tuple(f"{path.resolve().name}: {text}" for text in found.messages)
+    messages += count_messages(path, [(len(excluded), "rows left out, see the excluded list")])
     return Source(
         path=path,
         classes=classes,
         labels=rows.stated.labels(),
         photos=photos,
         unit="fractions",
-        sizes=np.full((len(found.images), 2), np.nan),
-        closes=labelled & options.complete,
-        nothing=np.zeros(len(labelled), np.bool_),
+        complete=labelled & options.complete,
         origin=lambda i: _origin(found, rows.file[i], rows.line[i]),
         splits=found.splits if any(found.splits) else None,
-        notes=Notes(_readings(found, rows, classes.ids, options), (*excluded, *found.repeated), spoken),
+        notes=Notes(_readings(found, rows, classes.ids, options), (*excluded, *found.repeated), messages),
     ).table()
 
 
@@ -86,26 +103,26 @@ class _Rows:
     """The rows of all label files.
 
     Attributes:
-        stated: what they state.
+        stated: the labels.
         file: image of each label.
-        line: its line in the label file.
-        strangers: image, line and class number of rows of a class without a name.
-        polygons: how many rows are polygons.
-        empty: label files without a row.
-        uses: rows of each class number.
+        line: line of each label in its file.
+        unknown_class: image, line and class number of rows whose class has no name.
+        polygons: number of rows with a polygon.
+        empty: number of label files without a row.
+        uses: number of rows of each class number.
     """
 
     stated: Stated = field(default_factory=Stated)
     file: array[int] = field(default_factory=lambda: array("q"))
     line: array[int] = field(default_factory=lambda: array("q"))
-    strangers: list[tuple[int, int, int]] = field(default_factory=list)
+    unknown_class: list[tuple[int, int, int]] = field(default_factory=list)
     polygons: int = 0
     empty: int = 0
     uses: Counter[int] = field(default_factory=Counter)
 
 
 def _origin(found: YoloFolder, image: int, line: int) -> str:
-    """What to call a row of a label file."""
+    """Return what to call a row of a label file."""
     file = found.labels[image]
     assert file is not None
     shown = file.relative_to(found.root) if file.is_relative_to(found.root) else file
@@ -133,13 +150,13 @@ def _read(found: YoloFolder) -> _Rows:
         rows.empty += blank
     if broken:
         more = f" ({len(broken) - 1:,} more such rows)" if len(broken) > 1 else ""
-        raise DataError(f"{broken[0]}{more}; mend or remove it.")
+        raise DataError(f"{broken[0]}{more}; fix or remove it.")
     return rows
 
 
 def _add(rows: _Rows, image: int, line: int, position: Mapping[int, int], number: int, corners: Corners) -> None:
     if number not in position:
-        rows.strangers.append((image, line, number))
+        rows.unknown_class.append((image, line, number))
         return
     rows.file.append(image)
     rows.line.append(line)
@@ -148,10 +165,10 @@ def _add(rows: _Rows, image: int, line: int, position: Mapping[int, int], number
 
 
 def _object(words: Sequence[str], keypoints: int) -> tuple[int, Corners, bool]:
-    """Class number, corners, and whether it is a polygon.
+    """Return the class number, the corners, and whether the row is a polygon.
 
     Raises:
-        ValueError: the row is something else.
+        ValueError: the row is of another kind.
     """
     count = len(words)
     pose = keypoints and count == 5 + keypoints
@@ -170,17 +187,17 @@ def _object(words: Sequence[str], keypoints: int) -> tuple[int, Corners, bool]:
     if not (first >= 0 and first == int(min(first, 1e9))):
         raise ValueError(f"{words[0]!r} is not the number of a class")
     for text, number in zip(words[1:], numbers if polygon else numbers[:4], strict=False):
-        if abs(number) > _FARTHEST:
+        if abs(number) > _LARGEST:
             raise ValueError(f"{text!r} is not a fraction; divide pixels by the width or height of the photo")
     if polygon:
         x, y = numbers[::2], numbers[1::2]
         whole = all(map(math.isfinite, numbers))
-        return int(first), (min(x), min(y), max(x), max(y)) if whole else (math.nan,) * 4, True
+        return int(first), (min(x), min(y), max(x), max(y)) if whole else NO_CORNERS, True
     cx, cy, w, h = numbers[:4]
     return int(first), (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), False
 
 
-def _locate(found: YoloFolder, path: Path, images: Path | None) -> Located:
+def _locate(found: YoloFolder, path: Path, images: Path | None) -> ImageKeys:
     names = found.images
     if images is not None:
         outer = ["/".join(part for part in name.split("/") if part != "images") for name in names]
@@ -189,8 +206,7 @@ def _locate(found: YoloFolder, path: Path, images: Path | None) -> Located:
         return locate(names, file=path, images=images)
     if found.photos:
         photos = locate(names, file=path, images=found.root)
-        said = Notes(messages=(f"photos: {found.root}",))
-        return Located(photos.keys, photos.image, photos.root, said + photos.notes)
+        return replace(photos, notes=Notes(messages=(f"photos: {found.root}",)) + photos.notes)
     return locate([name if is_photo(name) else f"{name}.jpg" for name in names], file=path)
 
 
@@ -199,19 +215,18 @@ def _readings(found: YoloFolder, rows: _Rows, ids: Sequence[str], options: ReadO
     class_of = dict(zip(found.names, ids, strict=True))
     nothing = "none of the classes (complete)" if options.complete else "nothing known (complete: none of the classes)"
     unlabelled = sum(label is None for label in found.labels)
-    labels = rows.stated.labels()
-    cells = len(found.images) * len(ids) - len(distinct(labels.image * len(ids) + labels.class_))
+    unnamed = rows.stated.labels().count_unnamed(len(found.images), len(ids))
     rest = "negative where there is a label file (complete)" if options.complete else "unknown"
     kinds = (
         *((f"class {number}", f"positive: {class_of[number]}", rows.uses[number]) for number in sorted(rows.uses)),
         ("row with a polygon", "positive, with its bounding box", rows.polygons),
         ("label file without rows", nothing, rows.empty),
         ("photo without a label file", "nothing known", unlabelled),
-        ("class that is not named in a photo", rest, cells),
+        ("class that is not named in a photo", rest, unnamed),
         *(
             (f"split {split or '(none)'}", f"split {split!r}" if split else "no split", n)
             for split, n in sorted(Counter(found.splits).items())
             if any(found.splits)
         ),
     )
-    return tuple(ValueReading(where, kind, meaning, count) for kind, meaning, count in kinds if count)
+    return value_readings(where, kinds)

@@ -1,4 +1,4 @@
-"""Where the photos and label files of a YOLO data set are, and what its class numbers stand for."""
+"""The layout of a YOLO data set: its photos, label files, splits and class names."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from typing import Any, final
 import yaml
 
 from fewtags.errors import DataError
-from fewtags.formats.common import fold, split_name
+from fewtags.formats.common import split_name
 from fewtags.formats.locate import extension, folder_of, is_photo
+from fewtags.formats.options import fold
 from fewtags.table.table import Excluded
 from fewtags.text import some
 
-_SPLITS = ("train", "val", "valid", "validation", "test")
+SPLITS = ("train", "val", "valid", "validation", "test")
 CLASS_FILES = ("classes.txt", "labels/classes.txt", "obj.names", "labels/obj.names")
 _LARGEST, _LARGEST_LABELS, _LARGEST_LIST = 1 << 20, 1 << 24, 1 << 30  # bytes
 _NAMES = re.compile(r"^[\"']?names[\"']?\s*:", re.MULTILINE)
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class YoloFolder:
     """A YOLO data set.
 
     Attributes:
-        root: the folder that all of it is in.
+        root: the folder that contains the data set.
         names: name of each class number.
-        named_in: the file that says so.
-        keypoints: how many numbers of keypoints follow a box.
-        images: image names relative to `root`; without an extension where only the label file is there.
+        named_in: the file with the names.
+        keypoints: number of keypoint values after a box.
+        images: image names relative to `root`; without an extension if only the label file exists.
         labels: the label file of each image, or None.
         splits: the split of each image, "" for none.
-        photos: whether any photo is there.
+        photos: whether any photo exists.
         messages: what else was found.
         repeated: images that are in several splits.
     """
@@ -57,20 +58,20 @@ def find_yolo(path: Path) -> YoloFolder:
     """Find all parts of a data set.
 
     Args:
-        path: its `data.yaml`, or a folder with that or with `classes.txt`, and `labels`.
+        path: its `data.yaml`, or a folder with `labels` and with `data.yaml` or `classes.txt`.
 
     Raises:
-        DataError: no class names, folders that the YAML file names but that are not there, or no label file.
+        DataError: there are no class names or no label files, or a folder that the YAML file names does not exist.
     """
     home, file = _home(path)
     config = {} if file is None else _load(file)
     names, named_in = _class_names(home, file, config)
     parts = [*_parts(config, home, file)]
-    found = _Found(home)
+    found = _Images(home)
     for split, where in parts or [("", home)]:
         found.add(split, where)
     if not any(found.labels_of.values()):
-        raise DataError(f"{path}: no label file of a photo is here; expected images/ and, beside it, labels/.")
+        raise DataError(f"{path}: there is no label file of a photo; expected images/ and, beside it, labels/.")
     root = _root(list(found.labels_of), [home, *_roots(config, home)])
     names_of = [image.relative_to(root).as_posix() for image in found.labels_of]
     splits = [*found.splits.values()] if parts else [*map(_split_of, names_of)]
@@ -78,16 +79,16 @@ def find_yolo(path: Path) -> YoloFolder:
     messages = [f"nc is {counted:.20}, but there are {len(names)} names; the names count"]
     messages = [] if counted == str(len(names)) else messages
     return YoloFolder(
-        root,
-        names,
-        named_in,
-        _keypoints(config, file),
-        names_of,
-        list(found.labels_of.values()),
-        splits,
-        found.photos,
-        (*messages, *found.messages()),
-        tuple(
+        root=root,
+        names=names,
+        named_in=named_in,
+        keypoints=_keypoints(config, file),
+        images=names_of,
+        labels=list(found.labels_of.values()),
+        splits=splits,
+        photos=found.photos,
+        messages=(*messages, *found.messages()),
+        repeated=tuple(
             Excluded(image.relative_to(root).as_posix(), reason, str(home), "splits")
             for image, reason in found.repeated.items()
         ),
@@ -95,17 +96,18 @@ def find_yolo(path: Path) -> YoloFolder:
 
 
 def names_classes(file: Path) -> bool:
-    """Whether a YAML file has a key `names`, as those of YOLO data sets do."""
-    if file.suffix.lower() not in (".yaml", ".yml") or not file.is_file() or file.stat().st_size > _LARGEST:
+    """Return whether a file is a YAML file with a key `names`, as YOLO data sets have."""
+    named = file.suffix.lower() in (".yaml", ".yml") and not file.name.startswith(".")
+    if not named or not file.is_file() or file.stat().st_size > _LARGEST:
         return False
     try:
         return _NAMES.search(file.read_bytes().decode("utf-8-sig", "replace")) is not None
-    except OSError:  # whoever reads it says so
+    except OSError:  # the reader reports it
         return False
 
 
 def _home(path: Path) -> tuple[Path, Path | None]:
-    """The folder of the data set, and its YAML file if there is one."""
+    """Return the folder of the data set, and its YAML file if there is one."""
     if not path.is_dir():
         if path.suffix.lower() not in (".yaml", ".yml"):
             raise DataError(f"{path}: expected the data.yaml of a YOLO data set, or its folder.")
@@ -120,7 +122,7 @@ def _home(path: Path) -> tuple[Path, Path | None]:
 
 
 def _load(file: Path) -> dict[str, Any]:
-    """A YAML file with every scalar as text, so that a class "no" or "1e3" keeps its name. Aliases are refused."""
+    """Load a YAML file with every scalar as text, so that a class "no" or "1e3" keeps its name. Aliases are refused."""
     text = text_of(file, _LARGEST, "the data.yaml of a YOLO data set")
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
@@ -129,15 +131,15 @@ def _load(file: Path) -> dict[str, Any]:
             raise DataError(f"{file}: {twice}; leave one of them.")
         found = yaml.load(text, yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError) as error:
-        said = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else "nested too deeply"
-        raise DataError(f"{file}: not valid YAML ({said[:200]}).") from None
+        trouble = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else "nested too deeply"
+        raise DataError(f"{file}: not valid YAML ({trouble[:200]}).") from None
     if not isinstance(found, dict):
         raise DataError(f"{file}: expected keys such as train, val and names, as in the data.yaml of YOLO.")
     return found
 
 
 def _repeated_key(node: yaml.Node | None) -> str:
-    """What is said twice in a YAML file, of which parsers keep the last without a word; "" for nothing."""
+    """Return a key that occurs twice, of which parsers would keep the last; "" for none."""
     if isinstance(node, yaml.SequenceNode):
         return next(filter(None, map(_repeated_key, node.value)), "")
     if not isinstance(node, yaml.MappingNode):
@@ -147,10 +149,10 @@ def _repeated_key(node: yaml.Node | None) -> str:
         if isinstance(key, yaml.ScalarNode):
             line = key.start_mark.line + 1
             if key.value in lines:
-                return f"{key.value[:40]!r} stands in line {lines[key.value]} and again in line {line}"
+                return f"{key.value[:40]!r} is in line {lines[key.value]} and again in line {line}"
             lines[key.value] = line
-        if said := _repeated_key(value):
-            return said
+        if found := _repeated_key(value):
+            return found
     return ""
 
 
@@ -171,7 +173,7 @@ def _class_names(home: Path, file: Path | None, config: Mapping[str, Any]) -> tu
         if listed is None:
             where = home if file is None else file
             raise DataError(
-                f"{where}: nothing says what the class numbers stand for; expected names in a data.yaml, or a "
+                f"{where}: no file names the class numbers; expected names in a data.yaml, or a "
                 "classes.txt with a name per line."
             )
         names, named_in = dict(enumerate(line.strip() for line in text_of(listed).splitlines())), listed
@@ -182,23 +184,23 @@ def _class_names(home: Path, file: Path | None, config: Mapping[str, Any]) -> tu
 
 
 def text_of(file: Path, largest: int = _LARGEST_LABELS, what: str = "a label file") -> str:
-    """A small text file.
+    """Return the contents of a small text file.
 
     Raises:
-        DataError: it cannot be read, is too large, or not UTF-8.
+        DataError: it cannot be read, is too large, or is not UTF-8.
     """
     try:
         if file.stat().st_size > largest:
             raise DataError(f"{file}: more than {largest >> 20} MiB; is this {what}?")
         return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror}); mend or remove it.") from None
+        raise DataError(f"{file}: cannot be read ({error.strerror}); fix or remove it.") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: not UTF-8 text (byte {error.start:,}); save it as UTF-8.") from None
 
 
 def _is_count(text: object) -> bool:
-    """Whether a text is a number of things, in plain digits; more than nine of them are none."""
+    """Return whether a text is a count of at most nine plain digits."""
     return str(text).isascii() and str(text).isdigit() and len(str(text)) < 10
 
 
@@ -212,15 +214,15 @@ def _keypoints(config: Mapping[str, Any], file: Path | None) -> int:
 
 
 def _roots(config: Mapping[str, Any], home: Path) -> list[Path]:
-    """Where the paths of a YAML file may start: `path`, from its own folder, and that folder."""
+    """Return the folders that paths of a YAML file may be relative to: its key `path`, and its own folder."""
     given = config.get("path")
     root = [Path(os.path.normpath(home / given))] if isinstance(given, str) and given.strip() else []
     return [*root, home]
 
 
 def _parts(config: Mapping[str, Any], home: Path, file: Path | None) -> Iterator[tuple[str, Path]]:
-    """The folders and lists of photos of each split."""
-    for key in _SPLITS:
+    """Yield the folders and lists of photos of each split."""
+    for key in SPLITS:
         value = config.get(key)
         if value is None or value in ("", "null", "~"):
             continue
@@ -231,16 +233,16 @@ def _parts(config: Mapping[str, Any], home: Path, file: Path | None) -> Iterator
 
 
 def _existing(text: str, config: Mapping[str, Any], home: Path, where: str) -> Path:
-    """A folder or list that a YAML file names, where its photos or its labels are there.
+    """Return a folder or list that a YAML file names, if its photos or its labels exist.
 
-    Roboflow writes "../train/images" for what lies beside the YAML file.
+    Roboflow writes "../train/images" for a folder beside the YAML file.
     """
     spelt = [text, text.removeprefix("../")]
     tried = [Path(os.path.normpath(root / part)) for part in spelt for root in _roots(config, home)]
     for candidate in tried:
         if _is(Path.exists, candidate) or _is(Path.is_dir, _swapped(candidate, "images", "labels", home)):
             return candidate
-    raise DataError(f"{where} is {text!r}, which is not there; tried {some([*map(str, dict.fromkeys(tried))])}.")
+    raise DataError(f"{where} is {text!r}, which does not exist; tried {some([*map(str, dict.fromkeys(tried))])}.")
 
 
 def _is(what: Callable[[Path], bool], path: Path) -> bool:
@@ -251,7 +253,7 @@ def _is(what: Callable[[Path], bool], path: Path) -> bool:
 
 
 def _swapped(path: Path, old: str, new: str, home: Path) -> Path:
-    """The path with its last part `old` below `home` replaced; the path itself where there is none."""
+    """Return the path with its last part `old` below `home` replaced, or the path itself if it has no such part."""
     parts = list(path.parts)
     first = len(home.parts) if path.is_relative_to(home) else 0
     if old not in parts[first:]:
@@ -262,8 +264,8 @@ def _swapped(path: Path, old: str, new: str, home: Path) -> Path:
 
 @final
 @dataclass
-class _Found:
-    """Images as they are found: label file and split of each, by path."""
+class _Images:
+    """The images of a data set, with label file and split of each; grows while folders are added."""
 
     home: Path
     labels_of: dict[Path, Path | None] = field(default_factory=dict)
@@ -274,7 +276,7 @@ class _Found:
     _listed: dict[Path, frozenset[str]] = field(default_factory=dict)
 
     def add(self, split: str, where: Path) -> None:
-        """All images of a folder, or of a file that lists them."""
+        """Add all images of a folder, or of a file that lists them."""
         if where.is_file():
             images = self._of_list(where)
             self.photos = self.photos or any(_is(Path.is_file, image) for image in images[:20])
@@ -291,14 +293,14 @@ class _Found:
             self.labels_of.setdefault(image, label)
 
     def messages(self) -> Iterator[str]:
-        """What was left out."""
+        """Yield what was left out."""
         if self._stray:
             yield f"{self._stray:,} .txt files outside of labels/ have no photo of that name and are ignored"
         if self.repeated:
             yield f"{len(self.repeated):,} photos are in several splits; the first of them counts"
 
     def _label_files(self, folder: Path) -> list[Path]:
-        """Label files of a folder of photos: in `labels` in place of `images`, or in folders `labels` below it."""
+        """Return label files of a folder of photos: in `labels` instead of `images`, or in `labels` below it."""
         beside = _swapped(folder, "images", "labels", self.home)
         found = [file for file in _files(beside, _is_text) if file.name != "classes.txt"]
         if beside != folder:
@@ -309,13 +311,13 @@ class _Found:
         return inside
 
     def _label_of(self, image: Path) -> Path | None:
-        """The label file of a photo: in `labels` in place of `images`, or beside it."""
+        """Return the label file of a photo: in `labels` instead of `images`, or beside it."""
         name = f"{image.stem if is_photo(image.name) else image.name}.txt"
         folders = dict.fromkeys((_swapped(image.parent, "images", "labels", self.home), image.parent))
         return next((folder / name for folder in folders if name in self._listing(folder)), None)
 
     def _of_list(self, file: Path) -> list[Path]:
-        """The photos that a file lists, relative to its folder or to one above."""
+        """Return the photos that a file lists, relative to its folder or to one above."""
         lines = [line.strip() for line in text_of(file, _LARGEST_LIST).splitlines() if line.strip()]
         roots = (file.parent, *file.parent.parents[:2])
         sample = [Path(line) for line in lines[:: max(1, len(lines) // 20)]]
@@ -333,7 +335,7 @@ class _Found:
 
 
 def _files(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """Files below a folder, hidden ones excepted, sorted."""
+    """Return files below a folder, sorted, without hidden ones."""
     found = []
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -350,7 +352,7 @@ def _stems(names: Iterable[str]) -> set[str]:
 
 
 def _root(images: Sequence[Path], likely: Sequence[Path]) -> Path:
-    """A folder that all images are in: one of the likely ones, or the deepest."""
+    """Return a folder that contains all images: one of the likely ones, or the deepest."""
     for folder in likely:
         if all(image.is_relative_to(folder) for image in images):
             return folder
@@ -358,6 +360,6 @@ def _root(images: Sequence[Path], likely: Sequence[Path]) -> Path:
 
 
 def _split_of(name: str) -> str:
-    """The split that the folders of an image name: images/train/a.jpg or train/images/a.jpg."""
+    """Return the split that the folders of an image name: images/train/a.jpg or train/images/a.jpg."""
     parts = [part for part in name.split("/")[:-1] if part not in ("images", "labels")]
-    return split_name(parts[0]) if parts and fold(parts[0]) in _SPLITS else ""
+    return split_name(parts[0]) if parts and fold(parts[0]) in SPLITS else ""

@@ -11,7 +11,7 @@ import numpy as np
 from torchvision import datasets
 
 from fewtags.errors import ConfigError, DataError
-from fewtags.formats.common import ReadOptions
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.voc import read_voc
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import LabelTable

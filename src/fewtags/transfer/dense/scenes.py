@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from fewtags.errors import ConfigError, DataError
-from fewtags.formats.coco_masks import draw_mask, run_lengths
+from fewtags.formats.masks import draw_mask, run_lengths
 from fewtags.photos.decode import read_image
 from fewtags.seeds import rng
 from fewtags.transfer.dense.batches import HOLD_OUT

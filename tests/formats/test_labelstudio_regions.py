@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewtags.formats.labelstudio_places import Place, place_of
+from fewtags.formats.labelstudio_regions import Region, region_of
 
 SIZE = (1000.0, 500.0)
 ITEM = {"original_width": 1000, "original_height": 500, "image_rotation": 0}
@@ -14,7 +14,7 @@ ITEM = {"original_width": 1000, "original_height": 500, "image_rotation": 0}
 def rectangle(rotation, item=ITEM):
     """20 % 20 % and 30 % x 20 %: of 1000 x 500 pixels, (200, 100) and 300 x 100."""
     value = {"x": 20, "y": 20, "width": 30, "height": 20, "rotation": rotation}
-    return place_of("rectanglelabels", item, value)
+    return region_of("rectanglelabels", item, value)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_rectangles_agree_with_corners_turned_in_pixels(x, y, w, h, rotation, si
     corners = np.array([[0, 0], [w, 0], [w, h], [0, h]]) / 100 * size
     turned = corners @ np.array([[math.cos(a), math.sin(a)], [-math.sin(a), math.cos(a)]])
     expected = (turned + np.array([x, y]) / 100 * size) / size
-    got = place_of("rectanglelabels", item, value).box
+    got = region_of("rectanglelabels", item, value).box
     np.testing.assert_allclose(got, [*expected.min(0), *expected.max(0)], rtol=1e-9, atol=1e-9)
 
 
@@ -56,18 +56,18 @@ def test_ellipses_agree_with_many_points_of_them(rx, ry, rotation):
     x, y = rx / 100 * SIZE[0] * np.cos(t), ry / 100 * SIZE[1] * np.sin(t)
     across, down = x * math.cos(a) - y * math.sin(a), x * math.sin(a) + y * math.cos(a)
     points = np.stack([0.5 + across / SIZE[0], 0.4 + down / SIZE[1]], 1)
-    got = place_of("ellipselabels", ITEM, value).box
+    got = region_of("ellipselabels", ITEM, value).box
     np.testing.assert_allclose(got, [*points.min(0), *points.max(0)], atol=1e-5)
 
 
 def test_points_polygons_and_no_place():
-    assert place_of("keypointlabels", ITEM, {"x": 50, "y": 25, "width": 1}) == Place(
+    assert region_of("keypointlabels", ITEM, {"x": 50, "y": 25, "width": 1}) == Region(
         point=(0.5, 0.25), size=SIZE, meaning=", with its point"
     )
-    assert place_of("keypointlabels", ITEM, {"x": 50, "y": 25, "width": 2, "height": 2}).point == (0.5, 0.25)
-    assert place_of("keypointlabels", ITEM, {"keypointlabels": ["a"]}) == Place()
-    assert place_of("polygonlabels", ITEM, {"points": [[50, 25], [75, 50], [60, 75]]}).box == (0.5, 0.25, 0.75, 0.75)
-    assert place_of("choices", ITEM, {"choices": ["a"]}) == Place()
+    assert region_of("keypointlabels", ITEM, {"x": 50, "y": 25, "width": 2, "height": 2}).point == (0.5, 0.25)
+    assert region_of("keypointlabels", ITEM, {"keypointlabels": ["a"]}) == Region()
+    assert region_of("polygonlabels", ITEM, {"points": [[50, 25], [75, 50], [60, 75]]}).box == (0.5, 0.25, 0.75, 0.75)
+    assert region_of("choices", ITEM, {"choices": ["a"]}) == Region()
 
 
 @pytest.mark.parametrize(
@@ -76,26 +76,26 @@ def test_points_polygons_and_no_place():
         (
             ITEM | {"image_rotation": 90},
             {"x": 1, "y": 1, "width": 1, "height": 1},
-            "its photo was turned by 90 degrees in Label Studio, which is not followed",
+            "its photo was rotated by 90 degrees in Label Studio, which is not supported",
         ),
         (
             {},
             {"x": 1, "y": 1, "width": 1, "height": 1, "rotation": 3},
-            "it is turned, and original_width and original_height are not given",
+            "it is rotated, and original_width and original_height are not given",
         ),
         (
             ITEM,
             {"format": "rle", "x": 1, "y": 1},
-            "its brush mask is not read: draw a rectangle, polygon or keypoint to say where it is",
+            "its brush mask is not read: draw a rectangle, polygon or keypoint to locate it",
         ),
     ],
 )
 def test_places_that_are_not_read(item, value, why):
-    assert place_of("labels", item, value) == Place(refused=why, meaning=", its place is not read")
+    assert region_of("labels", item, value) == Region(unread=why, meaning=", its region is not read")
 
 
 def test_a_size_is_not_needed_for_what_is_not_turned():
-    assert rectangle(0, {}) == Place((0.2, 0.2, 0.5, 0.4), meaning=", with its box")
+    assert rectangle(0, {}) == Region((0.2, 0.2, 0.5, 0.4), meaning=", with its box")
     assert rectangle(0, {"original_width": 0, "original_height": "x"}).size is None
 
 
@@ -115,10 +115,10 @@ def test_a_size_is_not_needed_for_what_is_not_turned():
 )
 def test_broken_numbers_are_not_numbers(value):
     """So that the reader says so; none of them is taken for something else."""
-    box = place_of("labels", ITEM, value).box
+    box = region_of("labels", ITEM, value).box
     assert np.isnan(box).any()
 
 
 def test_an_ellipse_of_a_negative_radius_is_none():
     value = {"x": 50, "y": 40, "radiusX": -10, "radiusY": 5, "rotation": 0}
-    assert np.isnan(place_of("ellipselabels", ITEM, value).box).all()
+    assert np.isnan(region_of("ellipselabels", ITEM, value).box).all()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewtags.formats.coco_masks import MOST_PIXELS, draw_mask, draws, point_in_box, point_of, run_lengths
+from fewtags.formats.masks import MOST_PIXELS, draw_mask, draws, point_in_box, point_of, run_lengths
 
 
 def compressed(runs):

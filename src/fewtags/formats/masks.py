@@ -1,9 +1,9 @@
-"""Outlines and run lengths of COCO annotations: as masks, and as one point drawn from each."""
+"""Outlines and run lengths of COCO annotations: as masks, and as one random point in each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,29 +12,29 @@ from numpy.typing import NDArray
 from fewtags.table.keyed_random import content_hashes, uniform
 
 MOST_PIXELS = 2**27
-"""A mask of more pixels is not drawn; files are not trusted, and no photo is that large."""
+"""A mask of more pixels is not drawn: files are not trusted, and no photo is that large."""
 _MOST_SIDE = 2**16
 
 _DRAWS = ("pixel", "across", "down")
 
 
 def draws(seed: int, key: object) -> tuple[float, float, float]:
-    """Three numbers in [0, 1): which pixel of an object, and where in it across and down.
+    """Return three random numbers in [0, 1): for the pixel of an object, and for the place in it across and down.
 
     Args:
-        seed: another seed, other numbers.
-        key: what the object is called; nothing else matters.
+        seed: seed of the numbers.
+        key: what the object is called; the numbers depend on the seed and on this key only.
     """
     pixel, across, down = uniform(content_hashes(f"{seed}/{key}/{word}" for word in _DRAWS)).tolist()
     return pixel, across, down
 
 
 def run_lengths(counts: object) -> NDArray[np.int64]:
-    """int64 [R]: lengths of the runs of a mask, down its columns, outside first; empty for what is none.
+    """Return the lengths of the runs of a mask, int64 [R], column by column, first outside; empty for other values.
 
-    Compressed counts are text: each number in groups of five bits, lowest first, as characters from "0" on, whose sixth
-    bit says that the number goes on; the last group's fifth bit is the sign. From the fourth on, a number is a
-    difference to the one before the previous one.
+    Compressed counts are text: each number is written in groups of five bits, lowest first, as characters from "0" on.
+    The sixth bit of a group is set if the number continues; the fifth bit of the last group is the sign. From the
+    fourth number on, the difference to the number two positions before is written.
 
     Args:
         counts: a list of numbers, or compressed text.
@@ -73,14 +73,15 @@ def _decompressed(text: str) -> list[int]:
 
 
 def draw_mask(segmentation: object, height: int, width: int) -> NDArray[np.bool_]:
-    """The pixels of an object; none for what is neither polygons nor run lengths of that size.
+    """Return the pixels of an object; none if it is neither polygons nor run lengths of that size.
 
-    A pixel belongs to a polygon if its centre lies inside, by the even-odd rule; to several polygons if to any of them.
+    A pixel belongs to a polygon if its centre lies inside, by the even-odd rule, and to an object with several polygons
+    if it belongs to one of them.
 
     Args:
         segmentation: a list of polygons x, y, x, y, ... in pixels, or `size` (height, width) and `counts`.
-        height: of the image in pixels.
-        width: likewise.
+        height: height of the image in pixels.
+        width: width of the image in pixels.
 
     Returns:
         bool [height, width].
@@ -98,7 +99,7 @@ def draw_mask(segmentation: object, height: int, width: int) -> NDArray[np.bool_
 
 
 def point_of(segmentation: object, draw: tuple[float, float, float]) -> tuple[float, float] | None:
-    """A point of an object in pixels, anywhere in its mask alike; None where the mask has no pixel.
+    """Return a random point of an object in pixels, uniform over its mask; None if the mask has no pixel.
 
     Args:
         segmentation: see `draw_mask`.
@@ -128,11 +129,13 @@ def point_of(segmentation: object, draw: tuple[float, float, float]) -> tuple[fl
 def point_in_box(
     box: Sequence[float], size: tuple[float, float], draw: tuple[float, float, float]
 ) -> tuple[float, float]:
-    """A point of a box in pixels, anywhere in what of it the photo shows alike; sides below a pixel are widened to one.
+    """Return a random point of a box in pixels, uniform over its part inside the photo.
+
+    Sides shorter than a pixel are widened to one.
 
     Args:
         box: x0, y0, x1, y1.
-        size: width and height of the photo; nan where unknown.
+        size: width and height of the photo; NaN if unknown.
         draw: see `draws`.
     """
     found = []
@@ -146,7 +149,7 @@ def point_in_box(
 
 
 def _runs_of(segmentation: Mapping[str, Any]) -> NDArray[np.int64] | None:
-    """The runs of a mask, if they fill its size."""
+    """Return the runs of a mask, or None if they do not fill its size."""
     size, runs = segmentation.get("size"), run_lengths(segmentation.get("counts"))
     if not (isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)):
         return None
@@ -154,7 +157,7 @@ def _runs_of(segmentation: Mapping[str, Any]) -> NDArray[np.int64] | None:
 
 
 def _polygons(segmentation: object) -> list[NDArray[np.float64]]:
-    """The polygons [P, 2] that have an inside, and a size that photos have."""
+    """Return the polygons [P, 2] that have three or more corners, all within the size of a photo."""
     found = []
     for polygon in segmentation if isinstance(segmentation, list) else []:
         try:
@@ -169,14 +172,14 @@ def _polygons(segmentation: object) -> list[NDArray[np.float64]]:
 def _spans(
     polygons: Sequence[NDArray[np.float64]], frame: tuple[int, int, int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where runs of pixels inside any polygon begin and end, ascending and apart.
+    """Return where runs of pixels inside any polygon begin and end, ascending and without overlap.
 
     Args:
         polygons: corners in pixels.
-        frame: x0, y0, x1, y1 of the pixels that are looked at.
+        frame: x0, y0, x1, y1 of the pixels to look at.
 
     Returns:
-        int64 [S] each: positions in the frame, row by row; a run ends before its end.
+        int64 [S] each: positions in the frame, row by row; ends are exclusive.
     """
     x0, y0, x1, y1 = frame
     width = x1 - x0
@@ -189,7 +192,7 @@ def _spans(
         height = centres[row, 0]
         share = (height - start[edge, 1]) / (end[edge, 1] - start[edge, 1])
         crossing = start[edge, 0] + share * (end[edge, 0] - start[edge, 0])
-        # Inside begins and ends with the first pixel whose centre lies at a crossing or right of it.
+        # A run begins and ends at the first pixel whose centre lies at a crossing or right of it.
         column = np.ceil(crossing - 0.5).clip(x0, x1) - x0
         flat.append(np.sort(((height - 0.5 - y0) * width + column).astype(np.int64)))
     starts, ends = (np.concatenate([part[first::2] for part in flat]) for first in (0, 1))
@@ -201,8 +204,33 @@ def _spans(
 
 
 def _nth(starts: NDArray[np.int64], ends: NDArray[np.int64], share: float) -> int:
-    """The position that has `share` of all positions in runs before it."""
+    """Return the position in runs that has the given share of all their positions before it."""
     before = np.cumsum(ends - starts)
     number = int(share * before[-1])
     run = int(np.searchsorted(before, number, "right"))
     return int(ends[run] - before[run] + number)
+
+
+def without_outlines(record: dict[str, Any]) -> dict[str, Any]:
+    """Remove the outline of an annotation while the file is parsed: outlines are most of a large file."""
+    record.pop("segmentation", None)
+    return record
+
+
+def outlines_to_points(seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a function that replaces the outline of an annotation by a point x, y in it; None if it has no pixel."""
+
+    def replaced(record: dict[str, Any]) -> dict[str, Any]:
+        if "segmentation" in record:
+            outline = record["segmentation"]
+            record["segmentation"] = point_of(outline, draws_of(record, seed))
+            record["pointless"] = bool(outline) and record["segmentation"] is None
+        return record
+
+    return replaced
+
+
+def draws_of(record: Mapping[str, Any], seed: int) -> tuple[float, float, float]:
+    """Return the random numbers of an annotation, which depend on its id, or on its contents if it has none."""
+    own = [record.get(key) for key in ("image_id", "category_id", "bbox")]
+    return draws(seed, record.get("id", own))

@@ -1,0 +1,28 @@
+"""The label tables that `fewtags` itself writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fewtags.formats.options import ReadOptions
+from fewtags.table.storage import load
+from fewtags.table.table import LabelTable
+
+
+def recognise(path: Path) -> str:
+    """Return why a file is a label table."""
+    return "by its ending" if path.suffix.lower() == ".parquet" else ""
+
+
+def read_parquet(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:  # noqa: ARG001
+    """Load a label table.
+
+    Args:
+        path: the Parquet file.
+        images: folder of the photos; None for the one that the file names.
+        options: none has an effect.
+
+    Raises:
+        DataError: the file is not a label table.
+    """
+    return load(path, root=images)

@@ -1,0 +1,238 @@
+"""One small set of photos with boxes, written in every format that `fewtags` reads.
+
+A new reader joins the contract suite (tests/contract/test_readers.py) with one `Writer` in `WRITERS`.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from pictures import with_orientation
+from PIL import Image
+
+from fewtags.labels import ClassNames, Label
+from fewtags.table.storage import save
+from fewtags.table.table import LabelTable
+
+CLASSES = ("cat", "dog", "owl")
+
+
+@dataclass(frozen=True)
+class Photo:
+    """A photo and what its annotation says.
+
+    Attributes:
+        name: file name without extension.
+        size: width and height that the annotation declares, in pixels.
+        boxes: (class, x0, y0, x1, y1) in pixels of this size.
+        split: "train", "val", "test", or "" for none.
+    """
+
+    name: str
+    size: tuple[int, int]
+    boxes: Sequence[tuple[str, float, float, float, float]]
+    split: str = ""
+
+    @property
+    def fractions(self) -> list[tuple[str, tuple[float, float, float, float]]]:
+        """The class and corners of each box, in fractions."""
+        w, h = self.size
+        return [(name, (x0 / w, y0 / h, x1 / w, y1 / h)) for name, x0, y0, x1, y1 in self.boxes]
+
+
+PHOTOS = (
+    Photo("a", (80, 40), [("cat", 8, 4, 40, 20), ("cat", 40, 20, 72, 36), ("dog", 0, 0, 80, 40)]),
+    Photo("b", (40, 60), [("dog", 10, 15, 20, 30)]),
+    Photo("c", (50, 50), [("owl", 5, 5, 45, 25)]),
+    Photo("d", (30, 20), []),
+)
+
+
+def save_photo(file: Path, size: tuple[int, int], content: int = 0, orientation: int = 1) -> None:
+    """Write a photo that is displayed with this size; EXIF turns it there if the orientation says so."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    stored = size[::-1] if orientation >= 5 else size
+    Image.new("L", stored, content).save(file, "JPEG", exif=with_orientation(orientation))
+
+
+def write_text(file: Path, text: str) -> Path:
+    """Write a text file, with its folders."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, "utf-8")
+    return file
+
+
+def _folder(root: Path, photos: Sequence[Photo]) -> Path:
+    """Photos move from images/ into class folders; one with several classes is copied."""
+    tree = root / "tree"
+    for photo in photos:
+        data = (root / "images" / f"{photo.name}.jpg").read_bytes()
+        for name in {name for name, *_ in photo.boxes} or {""}:
+            file = tree / photo.split / name / f"{photo.name}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+    return tree
+
+
+def _csv(root: Path, photos: Sequence[Photo]) -> Path:
+    named = any(photo.split for photo in photos)
+    rows = [f"image,{'split,' if named else ''}class,state,x0,y0,x1,y1"]
+    for photo in photos:
+        start = f"{photo.name}.jpg" + (f",{photo.split}" if named else "")
+        rows += [f"{start},{name},1,{','.join(map(str, box))}" for name, box in photo.fractions] or [f"{start},,,,,,"]
+    return write_text(root / "labels.csv", "\n".join(rows) + "\n")
+
+
+def _coco(root: Path, photos: Sequence[Photo]) -> Path:
+    images = [
+        {"id": i, "file_name": f"{p.name}.jpg", "width": p.size[0], "height": p.size[1], "split": p.split}
+        for i, p in enumerate(photos)
+    ]
+    boxes = [(i, box) for i, photo in enumerate(photos) for box in photo.boxes]
+    annotations = [
+        {"id": k, "image_id": i, "category_id": CLASSES.index(name), "bbox": [x0, y0, x1 - x0, y1 - y0]}
+        for k, (i, (name, x0, y0, x1, y1)) in enumerate(boxes)
+    ]
+    categories = [{"id": i, "name": name} for i, name in enumerate(CLASSES)]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    return write_text(root / "coco.json", json.dumps(content))
+
+
+def _voc(root: Path, photos: Sequence[Photo]) -> Path:
+    for photo in photos:
+        objects = [
+            f"<object><name>{name}</name><bndbox><xmin>{x0 + 1}</xmin><ymin>{y0 + 1}</ymin><xmax>{x1}</xmax>"
+            f"<ymax>{y1}</ymax></bndbox></object>"
+            for name, x0, y0, x1, y1 in photo.boxes
+        ]
+        size = f"<size><width>{photo.size[0]}</width><height>{photo.size[1]}</height></size>"
+        text = f"<annotation>{size}{''.join(objects)}</annotation>"
+        write_text(root / "Annotations" / f"{photo.name}.xml", text)
+        if photo.split:
+            file = root / "ImageSets/Main" / f"{photo.split}.txt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(f"{photo.name}\n")
+    return root
+
+
+def _yolo(root: Path, photos: Sequence[Photo]) -> Path:
+    """YOLO has its splits in folders, so the photos move there."""
+    for photo in photos:
+        rows = [
+            f"{CLASSES.index(name)} {(x0 + x1) / 2} {(y0 + y1) / 2} {x1 - x0} {y1 - y0}\n"
+            for name, (x0, y0, x1, y1) in photo.fractions
+        ]
+        write_text(root / "labels" / photo.split / f"{photo.name}.txt", "".join(rows))
+        file = root / "images" / f"{photo.name}.jpg"
+        if photo.split and file.exists():
+            (file.parent / photo.split).mkdir(exist_ok=True)
+            file.rename(file.parent / photo.split / file.name)
+    return write_text(root / "data.yaml", f"names: [{', '.join(CLASSES)}]\n").parent
+
+
+def _openimages(root: Path, photos: Sequence[Photo]) -> Path:
+    """The split is in the names of the files."""
+    for split in {photo.split for photo in photos}:
+        rows = ["ImageID,Source,LabelName,Confidence,XMin,YMin,XMax,YMax"]
+        for photo in photos:
+            if photo.split == split:
+                rows += [f"{photo.name},xclick,{name},1,{','.join(map(str, box))}" for name, box in photo.fractions]
+        write_text(root / f"{split}-boxes.csv", "\n".join(rows) + "\n")
+    write_text(root / "names.csv", "LabelName,DisplayName\n" + "".join(f"{name},{name}\n" for name in CLASSES))
+    return root
+
+
+def _labelstudio(root: Path, photos: Sequence[Photo]) -> Path:
+    tasks = []
+    for number, photo in enumerate(photos):
+        result = [
+            {
+                "id": f"r{i}",
+                "type": "rectanglelabels",
+                "original_width": photo.size[0],
+                "original_height": photo.size[1],
+                "value": {
+                    "x": 100 * x0,
+                    "y": 100 * y0,
+                    "width": 100 * (x1 - x0),
+                    "height": 100 * (y1 - y0),
+                    "rectanglelabels": [name],
+                },
+            }
+            for i, (name, (x0, y0, x1, y1)) in enumerate(photo.fractions)
+        ]
+        tasks.append({"id": number, "data": {"image": f"{photo.name}.jpg"}, "annotations": [{"result": result}]})
+    return write_text(root / "tasks.json", json.dumps(tasks))
+
+
+def _cvat(root: Path, photos: Sequence[Photo]) -> Path:
+    images = []
+    for i, photo in enumerate(photos):
+        shapes = [
+            f'<box label="{name}" xtl="{x0}" ytl="{y0}" xbr="{x1}" ybr="{y1}"/>' for name, x0, y0, x1, y1 in photo.boxes
+        ]
+        w, h = photo.size
+        start = f'<image id="{i}" name="{photo.name}.jpg" subset="{photo.split}" width="{w}" height="{h}">'
+        images.append(f"{start}{''.join(shapes)}</image>")
+    return write_text(root / "annotations.xml", f"<annotations>{''.join(images)}</annotations>")
+
+
+def _parquet(root: Path, photos: Sequence[Photo]) -> Path:
+    rows = [(i, CLASSES.index(name), box) for i, photo in enumerate(photos) for name, box in photo.fractions]
+    table = LabelTable.build(
+        [f"{photo.name}.jpg" for photo in photos],
+        ClassNames.of(CLASSES),
+        image=np.array([i for i, _, _ in rows], np.int64),
+        class_=np.array([c for _, c, _ in rows], np.int64),
+        state=np.full(len(rows), Label.POSITIVE),
+        locations=np.array([box for *_, box in rows]),
+        root=root / "images",
+        split=[photo.split for photo in photos] if any(photo.split for photo in photos) else None,
+    )
+    save(table, root / "table.parquet")
+    return root / "table.parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """How the photos are written in a format, and what the format can say.
+
+    Attributes:
+        write: writes annotations of photos in ROOT/images; returns the path to read.
+        located: whether labels have boxes.
+        declares_size: whether the annotation declares the size of a photo.
+        splits: whether it names splits.
+        silent: whether it can name a photo about which nothing is stated.
+        looks_for_photos: whether the reader looks for the photos that the annotation names.
+        broken: an edit (file name pattern, old text, new text) that breaks one box or label of photo "b".
+    """
+
+    write: Callable[[Path, Sequence[Photo]], Path]
+    located: bool = True
+    declares_size: bool = True
+    splits: bool = True
+    silent: bool = True
+    looks_for_photos: bool = True
+    broken: tuple[str, str, str] | None = field(default=None)
+
+
+WRITERS = {
+    "folder": Writer(write=_folder, located=False, declares_size=False, looks_for_photos=False),
+    "csv": Writer(write=_csv, declares_size=False, broken=("labels.csv", "0.25,0.25,0.5,0.5", "0.25,x,0.5,0.5")),
+    "coco": Writer(write=_coco, broken=("coco.json", "[10, 15, 10, 15]", '[10, "x", 10, 15]')),
+    "voc": Writer(write=_voc, broken=("Annotations/b.xml", "<xmin>11</xmin>", "<xmin>x</xmin>")),
+    "yolo": Writer(write=_yolo, declares_size=False, broken=("labels/b.txt", "1 0.375", "1 x")),
+    "openimages": Writer(
+        write=_openimages,
+        declares_size=False,
+        silent=False,
+        broken=("*-boxes.csv", "0.25,0.25,0.5,0.5", "0.25,x,0.5,0.5"),
+    ),
+    "labelstudio": Writer(write=_labelstudio, splits=False, broken=("tasks.json", '"x": 25.0, "y"', '"x": "?", "y"')),
+    "cvat": Writer(write=_cvat, broken=("annotations.xml", 'xtl="10"', 'xtl="x"')),
+    "parquet": Writer(write=_parquet, declares_size=False, looks_for_photos=False),
+}
+"""How each format is written, by its name in `FORMATS`."""

@@ -25,22 +25,14 @@ def methods(
       fewtags methods
       fewtags methods expected_negative
     """  # noqa: D301
-    import inspect
     import json
 
-    from fewtags.engine.methods import (
-        EVERY_METHOD,
-        METHODS,
-        PRETRAIN_METHODS,
-        method_class,
-        pretrain_settings_models,
-        settings_models,
-    )
+    from fewtags.engine.methods import EVERY_METHOD, method_class, method_doc, settings_model
+    from fewtags.objectives.table import METHODS, PRETRAIN_METHODS
 
-    models = {**settings_models(), **pretrain_settings_models()}
-    chosen = {name: method_class(name)} if name else EVERY_METHOD
+    chosen = {key: method_class(key) for key in ([name] if name else EVERY_METHOD)}
     if as_json:
-        typer.echo(json.dumps({n: models[n].model_json_schema() for n in chosen}))
+        typer.echo(json.dumps({key: settings_model(method).model_json_schema() for key, method in chosen.items()}))
         return
     headings = {
         next(iter(METHODS)): "To train with labels, fewtags train --method NAME:\n",
@@ -49,12 +41,11 @@ def methods(
     for key, method in chosen.items():
         if not name and key in headings:
             typer.echo(headings[key])
-        doc = inspect.getdoc(method) or ""
-        typer.echo(f"{key}: {doc if name else doc.splitlines()[0]}")
+        typer.echo(f"{key}: {method_doc(method) if name else EVERY_METHOD[key].summary}")
         if name:
             typer.echo("\nDefaults, as TOML:\n\n[objective]")
             typer.echo(f'name = "{key}"')
-        for line in _lines({k: v for k, v in models[key].model_fields.items() if k != "name"}):
+        for line in _lines({k: v for k, v in settings_model(method).model_fields.items() if k != "name"}):
             typer.echo(line if name else f"  {line}")
         typer.echo("")
     if not name:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from copy import copy
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import final
 
@@ -14,8 +15,8 @@ from fewtags.check.check import CheckReport, check
 from fewtags.config.presets import IN_STEPS, MOST_CELLS, SOLVED, Facts, Resolved, resolve, why_in_steps
 from fewtags.config.sections import UNNAMED_METHODS, Config, DataConfig, ObjectiveConfig
 from fewtags.engine.machine import facts
-from fewtags.engine.memory import heatmap_memory
-from fewtags.engine.methods import make_objective, settled
+from fewtags.engine.memory import refuse_large_stores
+from fewtags.engine.methods import derive_objective, make_objective, settled
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.common import ReadOptions
@@ -25,12 +26,8 @@ from fewtags.nets.backbones import create_net
 from fewtags.nets.freezing import freeze
 from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import HeadPlan, SpatialNet
-from fewtags.objectives.base import Objective, Problem
-from fewtags.objectives.expected_negative import SCL_WEIGHT, ExpectedNegative
-from fewtags.objectives.supervised import Settings as Supervised
-from fewtags.objectives.supervised import even_patches, unknown_classes
+from fewtags.objectives.base import Objective, Problem, RunFacts
 from fewtags.photos.scan import Progress as ScanProgress
-from fewtags.stores.heatmaps import heatmap_bytes
 from fewtags.table.content import content_groups
 from fewtags.table.table import Excluded, LabelTable, Notes
 from fewtags.table.vocabulary import common_vocabulary, match_images
@@ -324,22 +321,21 @@ def derive(
             'train.select = "best" needs a class with known positives and known negatives in the validation images, '
             'and there is none; use "auto" or "last".'
         )
-    positives, why = positives_per_image(tables)
     settings = settled(config.objective, resolved.method)
     net = create_net(
-        resolved.backbone, len(train.classes), weights=resolved.weights, size=resolved.size, seed=resolved.seed,
-        drop_path=resolved.drop_path or None, output_stride=resolved.output_stride or None, head=head_plan(resolved),
-    )  # fmt: skip
+        resolved.backbone,
+        len(train.classes),
+        weights=resolved.weights,
+        size=resolved.size,
+        seed=resolved.seed,
+        drop_path=resolved.drop_path or None,
+        output_stride=resolved.output_stride or None,
+        head=head_plan(resolved),
+    )
     grid = net.grid((resolved.size, resolved.size))
-    objective = make_objective(
-        settings, positives_per_image=positives, image_unknown=unknown_classes(train.matrix),
-        patch_weights=even_patches(grid),
-        scl_weight=0.0 if any(s.solved and not s.warmup for s in resolved.stages) else SCL_WEIGHT,
-        warmup_loss="expected_negative" if resolved.stages[0].solved else "assume_negative",
-    )  # fmt: skip
-    notes = _place_notes(train, objective, settings, named=config.objective.name is not None)
-    if isinstance(objective, ExpectedNegative) and objective.class_prior is None:
-        notes += [why] if settings.model_dump()["positives_per_image"] is None else []
+    about_run = _run_facts(tables, resolved, grid)
+    objective, explained = derive_objective(settings, about_run)
+    notes = _location_notes(objective, settings, about_run, named=config.objective.name is not None) + explained
     for stage in resolved.stages:  # so that a stage that cannot begin is refused before the first one is trained
         freeze(net, stage.trainable)
     freeze(net, "all")
@@ -352,28 +348,20 @@ def derive(
     if any(stage.solved for stage in resolved.stages):
         warmup = all(stage.warmup for stage in resolved.stages if stage.solved) and objective.solvable_warmup
         pooled = net.head.plan.commutes and (warmup or not objective.needs_maps)
-        try:
-            fixed = plan_cache(len(train), features, 1, limit, pooled=pooled)
-        except ConfigError as error:
-            reason = str(error).split(" Raise ")[0]
-            raise ConfigError(f"{reason} Raise train.cache_gib, or train in steps (--preset views).") from None
+        remedy = "Raise train.cache_gib, or train in steps (--preset views)."
+        fixed = plan_cache(len(train), features, 1, limit, pooled=pooled, remedy=remedy)
         notes += _cache_note(fixed, 1, config.train.cache_gib)
     if config.train.preset in (None, SOLVED) and resolved.preset == IN_STEPS and config.train.stages is None:
         notes.insert(0, f"preset {IN_STEPS} was taken, since {why_in_steps(config, _facts(config, train, cpu))}")
-    needed = 0
-    if isinstance(objective, ExpectedNegative):
-        if going_on:
-            plan, kept = objective.heatmap_plan(), objective.gamma > 0
-            needed = heatmap_bytes(len(train), len(train.classes), grid, plan) if kept else 0
-        else:
-            most = int(train.matrix.image_counts(Label.POSITIVE).max())
-            needed = heatmap_memory(
-                objective, len(train), len(train.classes), grid, out=out, most_positives=most, cpu=cpu
-            )
-        if needed:
-            place = "on disk" if objective.heatmap_storage == "disk" else "in memory"
-            size = f"{2 * grid[0]} x {2 * grid[1]} per image and class"
-            notes.append(f"heatmaps: {needed / 1e6:,.1f} MB {place} ({size})")
+    stores = objective.memory(about_run)
+    if not going_on:
+        refuse_large_stores(stores, len(train), len(train.classes), out=out, cpu=cpu)
+    listed = [store for store in stores if store.detail]
+    for store in listed:
+        place = "on disk" if store.on_disk else "in memory"
+        notes.append(f"{store.name}: {store.size(len(train)) / 1e6:,.1f} MB {place} ({store.detail})")
+    notes += objective.notes(about_run)
+    needed = sum(store.size(len(train)) for store in listed)
     return Plan(config, resolved, tables, report, objective, net, grid, needed, cache, fixed, tuple(notes))
 
 
@@ -385,7 +373,9 @@ def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     """Data, machine and method, as `resolve` wants to know them."""
     located = len(train.locations) > 0
     method = settled(config.objective, config.objective.name or UNNAMED_METHODS[located])
-    objective = make_objective(method, scl_weight=0.0)  # where nobody asked for consistency, it can be left out
+    # The question is whether a head can be solved, so settings that are open are those of a run that solves it.
+    solved = RunFacts(samples=len(train), classes=len(train.classes), head_solved=True)
+    objective, _ = derive_objective(method, solved)
     found = facts(len(train), len(train.classes), cpu, located)
     return found.model_copy(
         update={
@@ -396,43 +386,54 @@ def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     )
 
 
-def _place_notes(train: LabelTable, objective: Objective, settings: ObjectiveConfig, *, named: bool) -> list[str]:
-    """Why a method was taken that nobody named, and what becomes of points and boxes and of unknown classes."""
-    counts = train.summary()
-    where = (counts.points, counts.boxes)
-    places = f"{counted(counts.points, 'point')} and {counted(counts.boxes, 'box', 'boxes')}"
-    if not isinstance(objective, Supervised):
-        ignored = f"{places} count as tags only: {settings.name} does not look at where; --method patchml does"
-        return [ignored] if any(where) else []
-    notes = []
-    if not named:
-        notes.append(f"patchml was taken because of {places}; without them: --method expected_negative")
-    if settings.model_dump()["image_unknown"] is None:
-        taken = {"ignore": "ignored", "negative": "taken as negative"}[objective.image_unknown or ""]
-        known = f"{sum(counts.positives):,} positives and {sum(counts.negatives):,} negatives are known"
-        notes.append(f"unknown classes of labelled photos are {taken}, since {known} (objective.image_unknown)")
-    if settings.model_dump()["patch_weights"] is None and objective.patch_weights is not None and any(where):
-        notes.append(
-            f"a located patch weighs {objective.patch_weights[0]:g}, as all of a map (objective.patch_weights)"
-        )
-    return notes
+def _run_facts(tables: Tables, resolved: Resolved, grid: tuple[int, int]) -> RunFacts:
+    train, counts = tables.train, tables.train.summary()
+    positives, source = positives_per_image(tables)
+    return RunFacts(
+        samples=len(train),
+        classes=len(train.classes),
+        grid=grid,
+        epochs=sum(stage.epochs for stage in resolved.stages),
+        positives=sum(counts.positives),
+        negatives=sum(counts.negatives),
+        most_positives=int(train.matrix.image_counts(Label.POSITIVE).max()),
+        points=counts.points,
+        boxes=counts.boxes,
+        positives_per_image=positives,
+        positives_source=source,
+        head_solved=any(stage.solved and not stage.warmup for stage in resolved.stages),
+        warmup_solved=resolved.stages[0].solved,
+    )
+
+
+def _location_notes(objective: Objective, settings: ObjectiveConfig, facts: RunFacts, *, named: bool) -> list[str]:
+    """Whether points and boxes are used, and why a method was chosen that the user did not name."""
+    if not (facts.points or facts.boxes):
+        return []
+    tags_only, located = UNNAMED_METHODS
+    labels = f"{counted(facts.points, 'point')} and {counted(facts.boxes, 'box', 'boxes')}"
+    if not objective.uses_locations:
+        return [f"{labels} count as tags only: {settings.name} does not use locations; --method {located} does"]
+    return [] if named else [f"{located} was chosen because of {labels}; without them: --method {tags_only}"]
 
 
 def _rehearse(objective: Objective, net: SpatialNet, tables: Tables, grid: tuple[int, int], resolved: Resolved) -> None:
-    """Let a copy of the method set itself up on a device without memory, so that it refuses now what it cannot do.
+    """Set up a copy of the method on a device without memory, so that settings that do not fit are refused early.
 
     Raises:
         ConfigError: settings of the method that do not fit the labels.
     """
-    assert is_dataclass(objective)
-    assert not isinstance(objective, type)
-    copy = (
-        replace(objective, heatmap_storage="memory") if isinstance(objective, ExpectedNegative) else replace(objective)
+    problem = Problem(
+        tables.train.matrix,
+        grid,
+        warmup_epochs=sum(stage.epochs for stage in resolved.stages if stage.warmup),
+        epochs=sum(stage.epochs for stage in resolved.stages),
+        seed=resolved.seed,
+        device=torch.device("meta"),
+        features_dim=net.head.features_dim,
+        precision=resolved.precision,
     )
-    warmup = sum(stage.epochs for stage in resolved.stages if stage.warmup)
-    epochs = sum(stage.epochs for stage in resolved.stages)
-    nowhere, dim = torch.device("meta"), net.head.features_dim
-    copy.setup(net, Problem(tables.train.matrix, grid, warmup, epochs, resolved.seed, device=nowhere, features_dim=dim))
+    copy(objective).setup(net, problem)
 
 
 def _cache_note(plan: CachePlan, wanted: int, gib: float) -> list[str]:

@@ -15,14 +15,8 @@ from fewtags.nets.spatial import Output
 from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
 
 
-@final
-@dataclass(frozen=True)
-class BCE(Objective):
-    """Binary cross-entropy of the known cells; unknown cells are ignored (SCL paper, eq. 1).
-
-    The right choice where labels are complete, or where enough negatives are known. Without any known negative nothing
-    holds the net back from predicting every class everywhere (section 3.1), so that is an error.
-    """
+class LogitObjective(Objective):
+    """Base of methods whose loss is a convex function of the image logits."""
 
     @property
     def needs_maps(self) -> bool:
@@ -33,6 +27,16 @@ class BCE(Objective):
     def solvable(self) -> bool:
         """The loss is convex in the logits."""
         return True
+
+
+@final
+@dataclass(frozen=True)
+class BCE(LogitObjective):
+    """Binary cross-entropy of the known cells; unknown cells are ignored (SCL paper, eq. 1).
+
+    The right choice where labels are complete, or where enough negatives are known. Without any known negative nothing
+    holds the net back from predicting every class everywhere (section 3.1), so that is an error.
+    """
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Check that there is something to learn from.
@@ -58,7 +62,7 @@ class BCE(Objective):
 
 @final
 @dataclass(frozen=True)
-class AssumeNegative(Objective):
+class AssumeNegative(LogitObjective):
     """Unknown labels are taken as negative: AN (SCL paper, eq. 2), AN-LS and WAN (Cole et al., CVPR 2021).
 
     Args:
@@ -88,16 +92,6 @@ class AssumeNegative(Objective):
                 f"smoothing={self.smoothing} and negative_weight={weight!r} are two different baselines (AN-LS and "
                 "WAN); give one of them."
             )
-
-    @property
-    def needs_maps(self) -> bool:
-        """The logits are enough."""
-        return False
-
-    @property
-    def solvable(self) -> bool:
-        """The loss is convex in the logits."""
-        return True
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Nothing to keep.

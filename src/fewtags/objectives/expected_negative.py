@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, final, get_args
+from typing import Annotated, Literal, NamedTuple, final
 
 import numpy as np
 import torch
@@ -17,11 +17,11 @@ from fewtags.labels import Batch, Label, LabelMatrix
 from fewtags.losses.consistency import consistency
 from fewtags.losses.partial import expected_negative, expected_positive
 from fewtags.nets.spatial import Output
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
-from fewtags.stores.heatmaps import HeatmapPlan, HeatmapStore, Precision, Rounding
-from fewtags.stores.rows import ScoreStore
+from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step, StoreMemory
+from fewtags.objectives.checks import Range, check_settings
+from fewtags.stores.heatmaps import HeatmapPlan, HeatmapStore, Precision, Rounding, heatmap_bytes
+from fewtags.stores.rows import ScoreStore, score_bytes
 from fewtags.stores.topk import BLOCK_CELLS, ExpectedPositives, Reading, class_blocks, expected_counts
-from fewtags.text import suggest
 
 SCL_WEIGHT = 0.1
 Distance = Literal["l1", "l2", "jsd"]
@@ -83,44 +83,29 @@ class ExpectedNegative(Objective):
         ConfigError: a value that is out of range, or two that contradict each other.
     """
 
-    positives_per_image: float | None = None
-    class_prior: tuple[float, ...] | None = None
-    cl_weight: float = 0.0
-    scl_weight: float | None = None
+    positives_per_image: Annotated[float | None, Range(0, above=True)] = None
+    class_prior: Annotated[tuple[float, ...] | None, Range(0, 1)] = None
+    cl_weight: Annotated[float, Range()] = 0.0
+    scl_weight: Annotated[float | None, Range()] = None
     distance: Distance = "l1"
-    momentum: float = 0.8
+    momentum: Annotated[float, Range(0, 1)] = 0.8
     expected_positives: Treatment = "ignore"
     reading: Reading = "all_then_or"
     warmup_loss: WarmupLoss | None = None
     corrected_averages: bool = False
-    ramp_epochs: int = 0
-    heatmap_top_k: int | None = None
+    ramp_epochs: Annotated[int, Range()] = 0
+    heatmap_top_k: Annotated[int | None, Range(1)] = None
     heatmap_dtype: Precision = "uint8"
     heatmap_rounding: Rounding = "nearest"
     heatmap_storage: Storage = "memory"
     score_dtype: ScorePrecision = "float32"
 
     def __post_init__(self) -> None:
-        for name, options in CHOICES.items():
-            if (value := getattr(self, name)) not in options and not (name == "warmup_loss" and value is None):
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(options)}, got {value!r}{suggest(str(value), options)}."
-                )
-        if self.positives_per_image is not None and not self.positives_per_image > 0:
-            raise ConfigError(f"positives_per_image must be above 0, got {self.positives_per_image}.")
-        if self.class_prior is not None and not all(0 <= share <= 1 for share in self.class_prior):
-            raise ConfigError(f"class_prior holds shares of images, in 0..1, got {self.class_prior}.")
-        for name in ("cl_weight", "scl_weight", "ramp_epochs"):
-            if (value := getattr(self, name)) is not None and not value >= 0:
-                raise ConfigError(f"{name} must be at least 0, got {value}.")
-        if not 0 <= self.momentum <= 1:
-            raise ConfigError(f"momentum must be in 0..1, got {self.momentum}.")
+        check_settings(self)
         if self.corrected_averages and self.momentum > 255 / 256:
             raise ConfigError(
                 f"corrected_averages counts visits up to 255, enough for a momentum up to 0.996, got {self.momentum}."
             )
-        if self.heatmap_top_k is not None and self.heatmap_top_k < 1:
-            raise ConfigError(f"heatmap_top_k must be at least 1, or None for all classes, got {self.heatmap_top_k}.")
         if self.heatmap_rounding == "stochastic" and self.heatmap_dtype != "uint8":
             raise ConfigError(
                 f"heatmap_rounding='stochastic' is for heatmap_dtype='uint8', got {self.heatmap_dtype!r}."
@@ -145,6 +130,57 @@ class ExpectedNegative(Objective):
     def solvable_warmup(self) -> bool:
         """Consistency starts after the warm-up."""
         return True
+
+    def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
+        """K from the labels; no consistency if the head is solved on one view, as there is no second view to match."""
+        note = facts.positives_source if self.class_prior is None else ""
+        return {
+            "positives_per_image": Derived(facts.positives_per_image, note),
+            "scl_weight": Derived(0.0 if facts.head_solved else SCL_WEIGHT),
+            "warmup_loss": Derived("expected_negative" if facts.warmup_solved else "assume_negative"),
+        }
+
+    @property
+    def assumed_positives(self) -> float | tuple[float, ...] | None:
+        """The class prior, or K."""
+        return self.class_prior if self.class_prior is not None else self.positives_per_image
+
+    def memory(self, facts: RunFacts) -> Sequence[StoreMemory]:
+        """Running scores, and heatmaps if SCL is on."""
+        classes, grid, plan = facts.classes, facts.grid, self.heatmap_plan()
+        on_disk = self.heatmap_storage == "disk"
+
+        def smaller_scores(images: int, free: int) -> str:
+            if self.score_dtype == "float32" and score_bytes(images, classes, "float16") <= free:
+                return 'objective.score_dtype = "float16" fits.'
+            return (
+                "train where there is more memory, on fewer images, or with --method assume_negative, which has none."
+            )
+
+        def smaller_heatmaps(images: int, free: int) -> str:
+            counts = range(max(1, facts.most_positives), plan.kept(classes))
+            fitting = [k for k in counts if heatmap_bytes(images, classes, grid, replace(plan, top_k=k)) <= free]
+            most = facts.most_positives
+            least = "one heatmap" if most <= 1 else f"the {most} heatmaps of annotated classes"
+            top = (
+                f"objective.heatmap_top_k = {fitting[-1]} fits" if fitting else f"not even {least} per image would fit"
+            )
+            disk = "" if on_disk else '; objective.heatmap_storage = "disk" needs no more memory'
+            return f"{top}{disk}; objective.scl_weight = 0 does without heatmaps."
+
+        scores = StoreMemory(
+            name="running scores",
+            size=lambda images: score_bytes(images, classes, self.score_dtype),
+            remedy=smaller_scores,
+        )
+        heatmaps = StoreMemory(
+            name="heatmaps",
+            size=lambda images: heatmap_bytes(images, classes, grid, plan),
+            remedy=smaller_heatmaps,
+            on_disk=on_disk,
+            detail=f"{2 * grid[0]} x {2 * grid[1]} per image and class",
+        )
+        return (scores, heatmaps) if self.gamma > 0 else (scores,)
 
     def heatmap_plan(self, seed: int = 0) -> HeatmapPlan:
         """How heatmaps are kept, for `heatmap_bytes`."""
@@ -303,23 +339,11 @@ class ExpectedNegative(Objective):
                     f"heatmap_top_k={self.heatmap_top_k} is less than the {most} annotated positives of training image "
                     f"{int(positives.argmax())}, which all need a heatmap; use at least {most}."
                 )
-        if self.heatmap_storage == "disk":
+        if self.heatmap_storage == "disk" and device.type != "meta":
             if problem.state_dir is None:
                 raise ConfigError("heatmap_storage='disk' needs a run folder to keep the file in; give one (out=...).")
             device, path = torch.device("cpu"), Path(problem.state_dir, f"heatmaps-{problem.shard.rank}.bin")
         return HeatmapStore(samples, classes, problem.grid, plan, shard=problem.shard, device=device, path=path)
-
-
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "distance": get_args(Distance),
-    "expected_positives": get_args(Treatment),
-    "reading": get_args(Reading),
-    "warmup_loss": get_args(WarmupLoss),
-    "heatmap_dtype": get_args(Precision),
-    "heatmap_rounding": get_args(Rounding),
-    "heatmap_storage": get_args(Storage),
-    "score_dtype": get_args(ScorePrecision),
-}
 
 
 class Tally(NamedTuple):

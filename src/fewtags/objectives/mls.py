@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import Annotated, ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Batch
-from fewtags.losses.contrastive import bce_pos, collapse, infonce, knn_softmax, mls_bce, similarity, top_k
+from fewtags.losses.contrastive import bce_pos, collapse, fingerprint, infonce, knn_softmax, mls_bce, similarity, top_k
 from fewtags.nets.encoder import pooled
 from fewtags.nets.projection import unit
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step
+from fewtags.objectives.checks import INFINITY, Range, check_settings
 from fewtags.objectives.momentum import (
-    INFINITY,
-    RANGES,
     Keys,
     MomentumPair,
-    check_ranges,
     default_queue_size,
+    derived_momentum,
+    derived_queue,
     mean_norm,
+    queue_notes,
     second_view,
 )
 from fewtags.stores.neighbours import NOBODY, Neighbours, agreement
@@ -97,30 +98,65 @@ class MLS(Objective):
 
     needs_second_view: ClassVar[bool] = True
 
-    k: int = 20
-    weight: float = 0.5
+    k: Annotated[int, Range(1)] = 20
+    weight: Annotated[float, Range(1e-9)] = 0.5
     neighbour_loss: NeighbourLoss = "bce"
     reduction: Literal["mean", "per_positive", "balanced"] = "mean"
-    logit_bias: float = 0.0
-    neighbour_from: int = 0
+    logit_bias: Annotated[float, Range(-INFINITY)] = 0.0
+    neighbour_from: Annotated[int, Range()] = 0
     mask_same: bool = False
     include_self: bool = False
     source: Literal["both", "projections", "features"] = "both"
-    temperature: float = 0.2
-    momentum: float = 0.995
-    queue_size: int | None = None
-    projection_dim: int = 256
-    hidden_dim: int | None = None
-    batchnorm_groups: int = 1
+    temperature: Annotated[float, Range(1e-3)] = 0.2
+    momentum: Annotated[float, Range(0, 1)] = 0.995
+    queue_size: Annotated[int | None, Range(1)] = None
+    projection_dim: Annotated[int, Range(1)] = 256
+    hidden_dim: Annotated[int | None, Range(1)] = None
+    batchnorm_groups: Annotated[int, Range(1)] = 1
 
     def __post_init__(self) -> None:
-        check_ranges(self, OWN_RANGES)
+        check_settings(self)
         idle = ["logit_bias"] if self.logit_bias and self.neighbour_loss != "bce" else []
         idle += ["reduction"] if self.reduction != "mean" and self.neighbour_loss.startswith("knn") else []
         if idle:
             raise ConfigError(
                 f'{" and ".join(idle)} would do nothing with neighbour_loss = "{self.neighbour_loss}"; leave it out.'
             )
+
+    def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
+        """Queue size; with few images also `k` (1 % of the queue), the momentum and a later `neighbour_from`."""
+        queue = derived_queue(facts)
+        if not facts.few_images:
+            return queue
+        size = self.queue_size or queue["queue_size"].value
+        labels, first = max(1, min(20, round(size / 100))), facts.epochs // 10
+        return queue | derived_momentum(facts) | {"k": Derived(labels), "neighbour_from": Derived(first)}
+
+    def notes(self, facts: RunFacts) -> Iterator[str]:
+        """Warn of a queue that is too long for the images, and of more labels than a twentieth of the queue."""
+        yield from queue_notes(self.queue_size, facts)
+        if self.queue_size and self.k > max(1, self.queue_size / 20):
+            yield (
+                f"warning: k = {self.k} of a queue of {self.queue_size:,}: more than a twentieth are labels; lower "
+                "objective.k"
+            )
+
+    def collapsed_losses(self) -> Mapping[str, float]:
+        """For eq. (9): softplus(1 / tau) - (k / D) / tau."""
+        plain = self.neighbour_loss == "bce" and self.reduction == "mean" and not self.logit_bias
+        if not plain or not self.queue_size:
+            return {}
+        return {"neighbour_loss": fingerprint(self.k, self.queue_size, self.temperature)}
+
+    @property
+    def collapse_remedy(self) -> str:
+        """The literal mean of eq. (9) has remedies of its own."""
+        if self.neighbour_loss != "bce":
+            return super().collapse_remedy
+        return (
+            'Start again with objective.neighbour_loss = "knn_eq10" or objective.reduction = "balanced", a later '
+            "objective.neighbour_from, a smaller objective.weight, or objective.momentum = 0.999."
+        )
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make the projector, the momentum encoder, the queues, and the list of neighbours.
@@ -224,12 +260,3 @@ class MLS(Objective):
                 return knn_softmax(logits, labels, counted=counted, reading="eq2")
             case "knn_eq11":
                 return knn_softmax(logits, labels, counted=counted, reading="eq11")
-
-
-OWN_RANGES: Mapping[str, tuple[float, float]] = {
-    "k": (1.0, INFINITY),
-    "weight": (1e-9, INFINITY),
-    "logit_bias": (-INFINITY, INFINITY),
-    "neighbour_from": (0.0, INFINITY),
-    **RANGES,
-}

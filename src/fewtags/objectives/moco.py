@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import nn
@@ -12,14 +12,16 @@ from torch import nn
 from fewtags.labels import Batch
 from fewtags.losses.contrastive import collapse, infonce
 from fewtags.nets.encoder import pooled
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step
+from fewtags.objectives.checks import Range, check_settings
 from fewtags.objectives.momentum import (
-    RANGES,
     Keys,
     MomentumPair,
-    check_ranges,
     default_queue_size,
+    derived_momentum,
+    derived_queue,
     mean_norm,
+    queue_notes,
     second_view,
 )
 from fewtags.stores.queue import AlignedQueues
@@ -50,15 +52,23 @@ class MoCo(Objective):
 
     needs_second_view: ClassVar[bool] = True
 
-    temperature: float = 0.2
-    momentum: float = 0.999
-    queue_size: int | None = None
-    projection_dim: int = 128
-    hidden_dim: int | None = None
-    batchnorm_groups: int = 1
+    temperature: Annotated[float, Range(1e-3)] = 0.2
+    momentum: Annotated[float, Range(0, 1)] = 0.999
+    queue_size: Annotated[int | None, Range(1)] = None
+    projection_dim: Annotated[int, Range(1)] = 128
+    hidden_dim: Annotated[int | None, Range(1)] = None
+    batchnorm_groups: Annotated[int, Range(1)] = 1
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        check_settings(self)
+
+    def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
+        """Queue size and, with few images, the momentum."""
+        return derived_queue(facts) | derived_momentum(facts)
+
+    def notes(self, facts: RunFacts) -> Iterator[str]:
+        """Warn of a queue that is too long for the images."""
+        return queue_notes(self.queue_size, facts)
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make the projector, the momentum encoder and the queue."""

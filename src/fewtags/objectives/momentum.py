@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, final
 
 import numpy as np
@@ -13,21 +13,13 @@ from fewtags.errors import ConfigError
 from fewtags.labels import Batch
 from fewtags.nets.precision import mixed_precision
 from fewtags.nets.projection import MLP, Follower, parameters_of, unit
-from fewtags.objectives.base import Part, Problem, Progress
+from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts
 
 # Streams of the random numbers that belong to a step or a run, apart from those of the loader.
 SHUFFLE, PROJECTION, PREDICTION, DENSE = 101, 102, 103, 104
 
-INFINITY = float("inf")
-RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (1e-3, INFINITY),
-    "momentum": (0.0, 1.0),
-    "queue_size": (1.0, INFINITY),
-    "projection_dim": (1.0, INFINITY),
-    "hidden_dim": (1.0, INFINITY),
-    "batchnorm_groups": (1.0, INFINITY),
-}
-"""Of the settings that all methods with a momentum encoder and a queue have."""
+PAPER_QUEUE = 4096
+"""Length of the queue in the published code of MLS; the default except for few images."""
 
 
 class Keys(NamedTuple):
@@ -227,19 +219,6 @@ def second_view(batch: Batch, method: str) -> Tensor:
     return batch.second_view.images
 
 
-def check_ranges(settings: object, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Refuse settings of an objective that are out of range; None passes.
-
-    Raises:
-        ConfigError: which, and what is allowed.
-    """
-    for name, (low, high) in ranges.items():
-        value = getattr(settings, name)
-        if value is not None and not low <= value <= high:
-            bound = f"from {low:g} to {high:g}" if high < float("inf") else f"at least {low:g}"
-            raise ConfigError(f"{name} must be {bound}, got {value}.")
-
-
 def default_queue_size(samples: int) -> int:
     """About a sixteenth of the images, so that an image rarely meets its own older key: a power of two, 16 to 65536.
 
@@ -250,6 +229,37 @@ def default_queue_size(samples: int) -> int:
     while size < 65536 and 2 * size <= samples / 16:
         size *= 2
     return size
+
+
+def derived_queue(facts: RunFacts) -> dict[str, Derived]:
+    """Return the queue size for `Objective.derived`."""
+    return {"queue_size": Derived(default_queue_size(facts.samples) if facts.few_images else PAPER_QUEUE)}
+
+
+def derived_momentum(facts: RunFacts) -> dict[str, Derived]:
+    """Return the momentum for `Objective.derived`: with few images, a run has few steps, and the copy must keep up."""
+    return {"momentum": Derived(0.99)} if facts.few_images else {}
+
+
+def queue_notes(queue_size: int | None, facts: RunFacts, role: str = "negative") -> Iterator[str]:
+    """Yield warnings about a queue that is too long for the number of images, for `Objective.notes`.
+
+    Args:
+        queue_size: D.
+        facts: of the run.
+        role: what an image's own older key becomes when the queue still contains it.
+    """
+    if not queue_size:
+        return
+    if queue_size > facts.samples / 4:
+        # The share of queries that meet their own older key if every epoch is a new permutation.
+        share = min(1.0, (queue_size / facts.samples) ** 2 / 2 if queue_size < facts.samples else 1.0)
+        yield (
+            f"warning: a queue of {queue_size:,} for {facts.samples:,} photos: {100 * share:.0f} % of the queries meet "
+            f"an older key of their own image as a {role}; set objective.queue_size to {max(1, facts.samples // 16):,}"
+        )
+    if facts.steps_per_epoch == 1 and facts.epochs == 1:
+        yield f"warning: {facts.samples:,} photos make a single step, and its queue is empty: nothing will be learned"
 
 
 def mean_norm(rows: Tensor, counted: Tensor) -> Tensor:

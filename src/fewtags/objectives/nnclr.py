@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, final
+from typing import Annotated, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +13,17 @@ from fewtags.labels import Batch
 from fewtags.losses.contrastive import collapse, ntxent, similarity
 from fewtags.nets.encoder import pooled
 from fewtags.nets.projection import unit
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step
+from fewtags.objectives.checks import INFINITY, Range, check_settings
 from fewtags.objectives.momentum import (
     channels_of,
-    check_ranges,
     default_queue_size,
+    derived_queue,
     predicting_heads,
+    queue_notes,
     second_view,
 )
 from fewtags.stores.queue import AlignedQueues
-
-INFINITY = float("inf")
 
 
 class Projected(NamedTuple):
@@ -61,14 +61,22 @@ class NNCLR(Objective):
 
     needs_second_view: ClassVar[bool] = True
 
-    temperature: float = 0.1
-    queue_size: int | None = None
-    projection_dim: int = 256
-    hidden_dim: int | None = None
-    predictor_dim: int = 4096
+    temperature: Annotated[float, Range(1e-3)] = 0.1
+    queue_size: Annotated[int | None, Range(1)] = None
+    projection_dim: Annotated[int, Range(1)] = 256
+    hidden_dim: Annotated[int | None, Range(1)] = None
+    predictor_dim: Annotated[int, Range(1)] = 4096
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        check_settings(self)
+
+    def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
+        """Queue size."""
+        return derived_queue(facts)
+
+    def notes(self, facts: RunFacts) -> Iterator[str]:
+        """Warn of a queue that is too long for the images."""
+        return queue_notes(self.queue_size, facts, role="neighbour")
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make the projector, the predictor and the queue.
@@ -127,12 +135,3 @@ class NNCLR(Objective):
         right = torch.arange(len(candidates), device=candidates.device)
         loss = ntxent(neighbours, candidates, right, self.temperature)
         return loss + (len(candidates) / max(len(predictions), 1) - 1) * (loss - loss.detach())
-
-
-RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (1e-3, INFINITY),
-    "queue_size": (1.0, INFINITY),
-    "projection_dim": (1.0, INFINITY),
-    "hidden_dim": (1.0, INFINITY),
-    "predictor_dim": (1.0, INFINITY),
-}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final, get_args
+from typing import Annotated, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +13,10 @@ from fewtags.errors import ConfigError
 from fewtags.labels import Batch, Label
 from fewtags.losses.selective import PerLabel, selective_loss
 from fewtags.nets.spatial import Output
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+from fewtags.objectives.base import Part, Problem, Progress, Step
+from fewtags.objectives.checks import Range
 from fewtags.objectives.supervised import (
-    CHOICES,
-    INFINITY,
-    RANGES,
-    Cropped,
-    Fill,
-    Triple,
-    Unknown,
-    check_settings,
+    SupervisedObjective,
     class_shares,
     only_fillable,
     pseudo_diagnostics,
@@ -44,7 +38,7 @@ class Seen(NamedTuple):
 
 @final
 @dataclass(eq=False)
-class PatchML(Objective):
+class PatchML(SupervisedObjective):
     """PatchML eqs. (1) to (4): L = w_image L_image + w_patch L_patch + w_pseudo L_pseudo.
 
     L_image is the class-aware selective loss (CSL-I) of image logits, L_patch the same of patches (CSL-P; `patches`
@@ -56,28 +50,10 @@ class PatchML(Objective):
     the epoch before has seen; from epoch `pseudo_from` on every batch is compared with them. Deviation: the paper
     compares with whole images, here it is the training views, which costs no extra pass.
 
+    `pseudo_weight` is w_image of eq. (4). The paper found its w_patch best at 0, so it is not offered. Settings that
+    are not listed here are those of `SupervisedObjective`.
+
     Args:
-        image_unknown: unknown classes of images that have some label: "ignore" (the paper's, but for table 3),
-            "negative", or "selective": CSL-I. None: "ignore"; a plan takes "negative" where fewer negatives than
-            positives are known, see `supervised.unknown_classes`.
-        patch_unknown: unknown patches: "ignore", "negative", or "selective": CSL-P.
-        image_top_k: "selective": likely positives per image that stay ignored.
-        patch_top_k: "selective": likely patches per located class that stay ignored.
-        prior_threshold: "selective": classes in more than this share of the images asked about stay ignored; 1: none.
-        image_gammas: focus on positive, negative and unknown classes.
-        patch_gammas: likewise, of patches.
-        image_clip: negative and unknown classes with a probability up to this count as done, with no loss and no
-            gradient (not in the paper; ASL, Ridnik et al., ICCV 2021, takes 0.05); 0: none.
-        image_weight: w_image.
-        patch_weight: w_patch.
-        patch_weights: of positive, negative and unknown patches; see `patch_loss` on their scale. None: 1, 1, 1; a
-            plan takes the number of patches, 1, 1.
-        coverage: share of a patch that a box must cover, see `cells_of_boxes`.
-        min_visible: share of a box that a crop must show for it to count.
-        cropped: a positive whose every known location is cropped away becomes "unknown" in that view, or is "keep".
-        pseudo_weight: w_image of eq. (4); the paper found its w_patch best at 0, so there is none.
-        pseudo_from: first epoch with pseudo-labels, warm-up included.
-        pseudo_fill: images without any label ("unlabelled", the paper's), or all "unknown" classes.
         prototypes_of: located "patches"; or whole "images" that hold the class (the paper's I + PC).
         near: d+, cosine distance up to which a class is a pseudo-positive.
         far: d-, cosine distance beyond which it is a pseudo-negative.
@@ -89,32 +65,15 @@ class PatchML(Objective):
         ConfigError: a value that is out of range, or two that contradict each other.
     """
 
-    image_unknown: Unknown | None = None
-    patch_unknown: Unknown = "ignore"
-    image_top_k: int = 5
-    patch_top_k: int = 5
-    prior_threshold: float = 1.0
-    image_gammas: Triple = (0.0, 1.0, 2.0)
-    patch_gammas: Triple = (0.0, 1.0, 2.0)
-    image_clip: float = 0.0
-    image_weight: float = 1.0
-    patch_weight: float = 1.0
-    patch_weights: Triple | None = None
-    coverage: float = 0.5
-    min_visible: float = 0.1
-    cropped: Cropped = "unknown"
-    pseudo_weight: float = 0.0
-    pseudo_from: int = 5
-    pseudo_fill: Fill = "unlabelled"
     prototypes_of: Examples = "patches"
-    near: float = 0.3
-    far: float = 0.9
-    negative_below: float = 1.0
-    min_count: int = 1
-    prototype_momentum: float = 0.0
+    near: Annotated[float, Range(0, 2)] = 0.3
+    far: Annotated[float, Range(0, 2)] = 0.9
+    negative_below: Annotated[float, Range(0, 1)] = 1.0
+    min_count: Annotated[int, Range(1)] = 1
+    prototype_momentum: Annotated[float, Range(0, 1)] = 0.0
 
     def __post_init__(self) -> None:
-        check_settings(self, OWN_CHOICES, OWN_RANGES)
+        super().__post_init__()
         if not self.near < self.far:
             raise ConfigError(f"near must be below far, got {self.near} and {self.far}.")
 
@@ -207,18 +166,6 @@ class PatchML(Objective):
             doubtful = (pseudo == Label.NEGATIVE) & (out.logits.float().sigmoid() > self.negative_below)
             pseudo = pseudo.masked_fill(doubtful, Label.UNKNOWN)
         return only_fillable(pseudo, labels, self.pseudo_fill)
-
-
-OWN_CHOICES: Mapping[str, tuple[str, ...]] = {**CHOICES, "prototypes_of": get_args(Examples)}
-OWN_RANGES: Mapping[str, tuple[float, float]] = {
-    **RANGES,
-    "pseudo_from": (1.0, INFINITY),
-    "near": (0.0, 2.0),
-    "far": (0.0, 2.0),
-    "negative_below": (0.0, 1.0),
-    "min_count": (1.0, INFINITY),
-    "prototype_momentum": (0.0, 1.0),
-}
 
 
 def _whole(features: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from matplotlib.ticker import MaxNLocator
 from fewtags.config.parse import load_toml
 from fewtags.engine.collapse import COLLAPSED
 from fewtags.engine.encoder_file import ENCODER_FILE, EncoderInfo, load_encoder
+from fewtags.engine.methods import collapsed_losses
 from fewtags.engine.sources import Tick
 from fewtags.errors import CheckpointError, DataError
 from fewtags.files import write_text
-from fewtags.losses.contrastive import fingerprint
 from fewtags.nets.encoder import Encoder
 from fewtags.photos.augment import WholeImage
 from fewtags.report.build import template_text
@@ -154,10 +154,8 @@ def _levels(axes: Axes, objective: Mapping[str, Any]) -> None:
     size = objective.get("queue_size")
     if size:
         axes.axhline(math.log(size + 1), color="#888", linestyle=":", linewidth=1.2, label="InfoNCE by chance")
-    plain = objective.get("neighbour_loss") == "bce" and objective.get("reduction") == "mean"
-    if size and plain and not objective.get("logit_bias"):
-        level = fingerprint(int(objective["k"]), int(size), float(objective["temperature"]))
-        axes.axhline(level, color="#b3261e", linestyle=":", linewidth=1.2, label="neighbours, collapsed")
+    for name, level in collapsed_losses(objective).items():
+        axes.axhline(level, color="#b3261e", linestyle=":", linewidth=1.2, label=f"{LOSSES.get(name, name)}, collapsed")
 
 
 def _points(history: Sequence[Record], key: str) -> list[tuple[int, float]]:

@@ -292,8 +292,14 @@ def _fit(
         batchnorm_eval=settings.batchnorm_eval, optimizer="sgd",
     )  # fmt: skip
     problem = Problem(
-        task.train.matrix, cells, 0, config.epochs, settings.seed, place.shard, place.device,
-        features_dim=net.head.features_dim, precision=settings.precision,
-    )  # fmt: skip
+        task.train.matrix,
+        cells,
+        epochs=config.epochs,
+        seed=settings.seed,
+        shard=place.shard,
+        device=place.device,
+        features_dim=net.head.features_dim,
+        precision=settings.precision,
+    )
     objective = Softmax() if task.kind == "single" else BCE()
     return Fit(net, objective, source, config, problem, accelerator=place.accelerator, model=model)

@@ -1,6 +1,6 @@
 """What every objective must do. A new method or option adds one line to METHODS.
 
-The environment variable FEWTAGS_OBJECTIVE=module:Class adds a method of your own, called "own".
+The environment variable FEWTAGS_OBJECTIVE=module:Class adds a method of your own, called "own-method".
 
 The loop here is the smallest that keeps the contract; what belongs to the real one (loader workers, AMP, processes) is
 tested with the engine.
@@ -106,7 +106,7 @@ METHODS = {
     ),
 }
 if OWN := os.environ.get("FEWTAGS_OBJECTIVE"):
-    METHODS["own"] = (method_class(OWN), 0)
+    METHODS["own-method"] = (method_class(OWN), 0)
 every_method = pytest.mark.parametrize("name", METHODS)
 
 

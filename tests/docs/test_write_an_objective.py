@@ -60,7 +60,7 @@ def fewtags(*arguments, folder):
 
 def test_it_trains_resumes_predicts_and_reports(place):
     """An interrupted run is resumed in another folder, to the same bits; the model needs no class of ours."""
-    code, out, err = fewtags("train", "photos", "--method", METHOD, *TINY, "--out", "whole", folder=place)
+    code, _, err = fewtags("train", "photos", "--method", METHOD, *TINY, "--out", "whole", folder=place)
     assert code == 0, err
     assert f"method: {METHOD}" in err
     assert (place / "whole" / "report.html").exists()
@@ -113,13 +113,13 @@ print(clf.info_.method)
 """
     done = subprocess.run([sys.executable, "-c", text], cwd=place, env=os.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str({"growth": 0.1, "name": METHOD})
+    assert done.stdout.strip() == str({"name": METHOD, "growth": 0.1})
 
 
 def test_it_keeps_the_contract(place):
     suite = ("--rootdir", ROOT, "-c", ROOT / "pyproject.toml", ROOT / "tests" / "contract" / "test_objectives.py")
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "own", *map(str, suite)]
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "own-method", *map(str, suite)]
     own = os.environ | {"FEWTAGS_OBJECTIVE": METHOD}
     done = subprocess.run(words, cwd=place, env=own, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
+    assert done.stdout.count(".") >= 10

@@ -1,4 +1,4 @@
-"""From a configuration to everything that a run needs, before anything is trained or written."""
+"""Make a plan from a configuration: everything that a run needs, before anything is trained or written."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from fewtags.table.table import Excluded, LabelTable, Notes
 from fewtags.table.vocabulary import common_vocabulary, match_images
 from fewtags.text import counted
 
-# Without a complete label list nobody knows how many classes an image holds. ImageNet 1.2, VOC 1.5, COCO 2.9.
+# Guess of the positives per annotated positive if labels are incomplete. Per image: ImageNet 1.2, VOC 1.5, COCO 2.9.
 ASSUMED_POSITIVES = 1.5
-# So many completely labelled images are needed to take their mean.
+# Number of completely labelled images from which on their mean is used.
 COMPLETE_IMAGES = 20
-# Known positives and negatives tell the frequency of classes only where at least this share of the cells is known.
+# Known positives and negatives determine class frequencies only if at least this share of the cells is known.
 KNOWN_SHARE = 0.25
 
 
@@ -47,9 +47,9 @@ class Tables:
     """The label tables of a run, under one vocabulary.
 
     Attributes:
-        train: what is learned from.
-        val: what epochs and thresholds are chosen on.
-        test: what is measured on once; None if there is none.
+        train: labels for training.
+        val: labels on which the epoch and the thresholds are chosen.
+        test: labels for one final evaluation; None if there are none.
         truth: complete labels of the training images, for diagnostics.
     """
 
@@ -59,7 +59,7 @@ class Tables:
     truth: LabelTable | None = None
 
     def splits(self) -> dict[str, LabelTable]:
-        """What there is of train, val and test."""
+        """The tables of train, val and test that exist, by name."""
         named = {"train": self.train, "val": self.val, "test": self.test}
         return {name: table for name, table in named.items() if table is not None}
 
@@ -70,17 +70,17 @@ class Plan:
     """A run, ready to start.
 
     Attributes:
-        config: what was asked for.
-        resolved: what that means here.
+        config: the user's settings.
+        resolved: the same, with everything derived.
         tables: without the images that cannot be read.
-        report: what the check found; None where the tables come from a run that is resumed.
+        report: findings of the check; None if the tables come from a resumed run.
         objective: the method.
         net: the net, with its initial weights.
         grid: (height, width) of its maps.
-        heatmap_bytes: what heatmaps take; 0 for methods without.
-        cache: how views of the frozen trunk are cached; None where they are not.
-        fixed: how the one view is cached on which a head is solved; None where no head is.
-        notes: what was derived, in words.
+        heatmap_bytes: size of the objective's large stores (`Objective.memory`), such as heatmaps; 0 without any.
+        cache: how views of the frozen trunk are cached; None without a cache.
+        fixed: how the view is cached on which a head is solved; None if no stage solves the head.
+        notes: sentences about what was derived.
     """
 
     config: Config
@@ -97,18 +97,18 @@ class Plan:
 
     @property
     def baseline(self) -> bool:
-        """Whether the run is compared with logistic regression: not where the trunk knows nothing, or on too much."""
+        """Whether the run is compared with logistic regression: not for an untrained trunk, nor for too many cells."""
         samples, classes = self.tables.train.matrix.shape
         known = self.resolved.weights != "none"
         return self.config.train.baseline and known and samples * classes <= MOST_CELLS
 
     @property
     def method(self) -> ObjectiveConfig:
-        """The settings of the method, be it named or derived."""
+        """The settings of the method, whether named or derived."""
         return settled(self.config.objective, self.resolved.method)
 
     def lines(self) -> Iterator[str]:
-        """What was understood and what will be done, for people."""
+        """Describe for people how the labels were read and what the run will do."""
         if self.report is not None:
             yield from self.report.lines()
         r, settings = self.resolved, self.method.model_dump(exclude={"name"}, exclude_defaults=True)
@@ -138,7 +138,7 @@ def read_one(data: DataConfig, path: str | None = None, complete: bool | None = 
     """Read one label file: `data.train`, or another `path` the same way.
 
     Raises:
-        DataError: the file is not what it should be.
+        DataError: the file cannot be used.
     """
     options = read_options(data)
     if complete is not None:
@@ -151,7 +151,7 @@ def read_named(data: DataConfig) -> dict[str, LabelTable]:
     """What there is of train, val and test: from files of their own, or from the splits that the source names.
 
     Raises:
-        DataError: a file is not what it should be, or names splits but no training images.
+        DataError: a file cannot be used, or names splits but no training images.
     """
     whole = read_one(data)
     named = {} if whole.split_names is None else whole.named_splits()
@@ -228,7 +228,7 @@ def read_tables(data: DataConfig, seed: int) -> Tables:
     Images with the same content stay on one side of that split.
 
     Raises:
-        DataError: a file is not what it should be.
+        DataError: a file cannot be used.
     """
     tables = read_named(data)
     if "val" not in tables:
@@ -272,10 +272,10 @@ def make_plan(
 
     Args:
         config: the settings.
-        tables: label tables that are there already (Python interface); None reads them.
-        out: the run folder, whose disk must hold what is kept there; None: the working directory's.
+        tables: label tables in memory (Python interface); None reads them.
+        out: the run folder; its disk needs room for stores on disk. None: the working directory.
         cpu: ignore GPUs.
-        progress: told how many photos have been looked at.
+        progress: called with the number of checked photos.
 
     Raises:
         DataError: labels or photos that cannot be used.
@@ -304,8 +304,8 @@ def derive(
 ) -> Plan:
     """The part of `make_plan` that follows from the tables.
 
-    A run that is resumed enters here with its own `resolved`: another machine must not change it. Its heatmaps had room
-    when it began, and the file on disk is its own already.
+    A resumed run passes its own `resolved`, because another machine must not change it. Its stores fitted when it
+    began, so their size is not checked again.
 
     Raises:
         ConfigError: settings that do not fit the data or the machine.
@@ -437,7 +437,7 @@ def _rehearse(objective: Objective, net: SpatialNet, tables: Tables, grid: tuple
 
 
 def _cache_note(plan: CachePlan, wanted: int, gib: float) -> list[str]:
-    """What is cached, if it is not all that was asked for."""
+    """A note if fewer views or a smaller dtype than wanted are cached."""
     if plan.views == wanted and plan.dtype == torch.float32:
         return []
     kind = str(plan.dtype).removeprefix("torch.")
@@ -456,7 +456,7 @@ def can_rank(table: LabelTable) -> bool:
 
 
 def positives_per_image(tables: Tables) -> tuple[float, str]:
-    """K of SCL eq. (3), and where it comes from: complete images, known positives and negatives, or a guess."""
+    """Return K of SCL eq. (3) and its source: complete images, known positives and negatives, or a guess."""
     for name, table in (("val", tables.val), ("train", tables.train)):
         complete = np.flatnonzero(table.matrix.image_counts(Label.UNKNOWN) == 0)
         if len(complete) >= COMPLETE_IMAGES:
@@ -482,11 +482,11 @@ def positives_per_image(tables: Tables) -> tuple[float, str]:
 
 
 def _positives_among_known(labels: LabelMatrix) -> float:
-    """Sum over classes of positives / (positives + negatives); 0 where too little is known to say.
+    """Return the sum over classes of positives / (positives + negatives); 0 if too little is known.
 
     Sparse verified labels are not blank at random (somebody chose the cells to ask about), so `KNOWN_SHARE` of all
     cells must be known. Classes with fewer than `COMPLETE_IMAGES` known cells are taken at the average ratio of the
-    others, which must hold most annotations.
+    others, which must contain at least 90 % of the positives.
     """
     positives, negatives = labels.counts(Label.POSITIVE), labels.counts(Label.NEGATIVE)
     known = positives + negatives

@@ -1,4 +1,4 @@
-"""BYOL: each view predicts what a slowly following copy of the net makes of the other one."""
+"""BYOL: each view predicts the projection of the other view by a moving average of the net."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fewtags.objectives.momentum import derived_momentum, predicting_heads, seco
 class BYOL(Objective):
     """BYOL (Grill et al., NeurIPS 2020): L = |q(z1) - z2'|^2 + |q(z2) - z1'|^2, of unit vectors (eq. 2, both ways).
 
-    z = f(net(view)) is the online projection, q the predictor, z' what the target makes of a view: a copy of net and f
-    whose weights follow them as a moving average (eq. 1), after every optimiser step. Projector and predictor have one
-    hidden layer with BatchNorm.
+    z = f(net(view)) is the online projection, q the predictor, z' the projection by the target: a copy of net and f
+    whose weights are a moving average of theirs (eq. 1), updated after every optimiser step. Projector and predictor
+    have one hidden layer with BatchNorm.
 
     Deviation: BatchNorm in projector and predictor sees the batch of one process (the paper synchronises it).
 

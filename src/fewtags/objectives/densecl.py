@@ -1,4 +1,4 @@
-"""DenseCL: MoCo, and the same for every cell of the grid with the cell that matches it in the other view."""
+"""DenseCL: MoCo for images, and for every cell of the grid with its matching cell in the other view."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fewtags.stores.queue import AlignedQueues
 
 
 class DenseKeys(NamedTuple):
-    """What `step` hands to `commit`: of the images of all processes, numbers and unit rows for both queues."""
+    """Payload of a step: numbers and unit rows for both queues, for the images of all processes."""
 
     ids: Tensor
     projections: Tensor
@@ -47,20 +47,20 @@ class DenseCL(Objective):
     L_image is MoCo-v2's InfoNCE. L_cells is InfoNCE of every cell of view 1's grid: a dense projector (two 1x1
     convolutions) makes a vector of each cell; the positive key is that of view 2's cell whose backbone features are the
     most similar (eq. 4); negatives come from a second queue, of dense projections that are averaged over an image's
-    grid (eq. 2). Both queues hold the same images at the same slots. Keys are those of a momentum encoder, its heads
-    and grids put back in order after its shuffled BatchNorm.
+    grid (eq. 2). Both queues contain the same images at the same slots. A momentum encoder computes the keys; its
+    outputs are put back in order after the shuffled BatchNorm.
 
-    Deviations: the queues start empty, and what was never written is no negative; the weight of L_cells is the same
-    from the first step on (published configurations leave it out of the first thousand); any batch size goes with any
+    Deviations: the queues start empty, and empty slots are not negatives; L_cells has the same weight from the first
+    step on (published configurations omit it from the first thousand steps); any batch size can be combined with any
     queue size.
 
     Args:
         weight: lambda.
         temperature: tau, of both losses.
         momentum: m of the momentum encoder.
-        queue_size: D, of each queue; None: a sixteenth of the images, a power of two from 16 to 65536.
+        queue_size: D, of each queue; default: about a sixteenth of the images, a power of two (16 to 65536).
         projection_dim: of both projectors.
-        hidden_dim: width of the hidden layer of both; None: that of the features.
+        hidden_dim: width of the hidden layer of both; default: that of the features.
         batchnorm_groups: see `MoCo`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Expected-negative loss with (spatial) consistency: the SCL paper (Verelst et al., WACV 2023), complete."""
+"""Expected-negative loss with (spatial) consistency: the SCL paper (Verelst et al., WACV 2023)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ScorePrecision = Literal["float32", "float16"]
 
 
 class Predictions(NamedTuple):
-    """What `step` hands to `commit`: detached float32 probabilities of the training-mode forward."""
+    """Payload of a step: detached float32 probabilities of the training-mode forward."""
 
     prob: Tensor
     prob_maps: Tensor | None
@@ -43,37 +43,39 @@ class Predictions(NamedTuple):
 class ExpectedNegative(Objective):
     """EN (eq. 5), EN + CL (eq. 6) and EN + SCL (eq. 7): L = L_EN + gamma_CL L_CL + gamma_SCL L_SCL (eq. 8).
 
-    Running averages s of the scores rank the images of each class; the best p_i are *expected positives* and are left
-    out of the loss, all other unannotated images are taken as negative. CL pulls the scores, SCL the score maps towards
-    their running averages over earlier crops. Epoch 0 is assume-negative, because nothing has been averaged yet.
+    Running averages s of the scores rank the images of each class. The best p_i images are *expected positives*, and
+    the loss ignores them; all other unannotated images count as negative. CL pulls the scores, and SCL the score maps,
+    towards their running averages over earlier crops. Epoch 0 is assume-negative, because no average exists yet.
 
-    Time: `step` reads s(t-1) and H(t-1); `commit` averages the very same forward into both. s averages the image score
+    Order: `step` reads s(t-1) and H(t-1); `commit` averages the same forward pass into both. s averages the image score
     f = sigmoid(mean of the map logits), not the heatmap. During the warm-up (head only) the loss is assume-negative and
-    s is tracked; EN, CL, SCL and the heatmaps start after it. Without a warm-up EN starts in epoch 1, CL and SCL in
+    s is updated; EN, CL, SCL and the heatmaps start after it. Without a warm-up EN starts in epoch 1, CL and SCL in
     epoch 0.
 
     Means: all losses are means over their cells (classes, and grid cells for SCL); eqs. (6) and (7) print a norm
-    without a denominator. Sums would let SCL outweigh EN by four orders of magnitude, and did clearly worse when tried.
+    without a denominator. With sums, SCL outweighs EN by four orders of magnitude, and results were clearly worse.
 
     Args:
-        positives_per_image: K of eq. (3), mean number of classes an image holds.
-        class_prior: share of images holding each class, one per class; replaces eq. (3) and K (`expected_counts`).
+        positives_per_image: K of eq. (3), the mean number of classes in an image. Default: estimated from the labels.
+        class_prior: share of images that contain each class, one per class; replaces K and eq. (3) (`expected_counts`).
         cl_weight: gamma of CL.
-        scl_weight: gamma of SCL; heatmaps are kept where it is above 0. None: 0.1; a plan takes 0 where the head is
-            solved on one view of each photo, since there is no second view to agree with.
+        scl_weight: gamma of SCL; heatmaps are kept if it is above 0. Default: 0.1, or 0 if the head is solved on one
+            view of each photo, because then no second view exists that could agree with it.
         distance: "l1" (the paper's), "l2" or "jsd", of CL and SCL.
         momentum: mu of both averages.
-        expected_positives: "ignore" is EN; "positive" takes them as positives: the paper's EP (section 4.2), which
+        expected_positives: "ignore" is EN; "positive" counts them as positives: the paper's EP (section 4.2), which
             drifts.
         reading: of the top-p_i rule (`ExpectedPositives`).
         warmup_loss: "assume_negative"; or "expected_negative" from the second warm-up epoch on (not in the paper:
-            prototype remedy R i; the averages that CL and SCL start from are then less biased towards "absent").
-            None: "assume_negative"; a plan takes "expected_negative" where the warm-up solves the head.
-        corrected_averages: forget the start values of s and H (not in the paper: remedies R ii and iii;
-            `ScoreStore`, `HeatmapPlan`). Averages of nothing then have no weight in CL and SCL.
-        ramp_epochs: the weights of CL and SCL rise from 0 over so many epochs after the warm-up (not in the paper).
-        heatmap_top_k: heatmaps for so many classes per image only, chosen from s after the warm-up (without a
-            warm-up: after the first epoch, SCL starting then); the paper takes 10 for ImageNet (appendix G).
+            the averages that CL and SCL start from are then less biased towards "absent"). Default: "assume_negative",
+            or "expected_negative" if the warm-up solves the head.
+        corrected_averages: remove the bias of the start values of s and H (not in the paper; `ScoreStore`,
+            `HeatmapPlan`). Averages without any update then have no weight in CL and SCL.
+        ramp_epochs: number of epochs after the warm-up in which the weights of CL and SCL rise from 0 (not in the
+            paper).
+        heatmap_top_k: number of classes per image that have heatmaps, chosen from s after the warm-up (without a
+            warm-up: after the first epoch, and SCL starts then); default: all. The paper uses 10 for
+            ImageNet (appendix G).
         heatmap_dtype: "uint8" (the paper's) or "float16".
         heatmap_rounding: "nearest" or "stochastic", of uint8.
         heatmap_storage: "memory" of the net's device, or "disk" (a memory map in the run's state folder).
@@ -216,7 +218,7 @@ class ExpectedNegative(Objective):
         return parts
 
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
-        """Rank the images of every class (z-hat), choose the classes that have heatmaps, and take stock.
+        """Rank the images of every class (z-hat), choose the classes that have heatmaps, and count expected positives.
 
         Returns:
             `predicted_positives_per_image`, the sum of s; once images are ranked, `expected_positives_per_image`; and
@@ -281,7 +283,7 @@ class ExpectedNegative(Objective):
     def _own_blocks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Tensor]]:
         """This rank's blocks of classes: number, and the scores of all images. Collective.
 
-        Blocks go round the ranks, so that all of them rank at the same time, each a class that nobody else ranks.
+        Blocks are dealt out to the ranks in turn, so that all ranks work at the same time, on different classes.
         """
         shard = self._problem.shard
         for turn in range(0, len(blocks), shard.world):
@@ -292,7 +294,7 @@ class ExpectedNegative(Objective):
                 yield turn + shard.rank, scores
 
     def _take_stock(self, first: int, last: int, scores: Tensor, ranked: bool) -> Tensor:
-        """Rank the classes of a block, if it is time; a `Tally` of them, float64 [5]."""
+        """Rank the classes of a block if the epoch has a ranking; return their `Tally`, float64 [5]."""
         predicted = float(scores.sum(0).cpu().double().sum())  # not every accelerator has float64
         if not ranked:
             return torch.tensor(Tally(predicted), dtype=torch.float64)
@@ -308,7 +310,7 @@ class ExpectedNegative(Objective):
 
     @property
     def _first_scl_epoch(self) -> int:
-        """The epoch heatmaps start in; a choice of classes needs scores of at least one epoch."""
+        """The first epoch with heatmaps; choosing classes needs the scores of at least one epoch."""
         chosen = self._heatmaps is not None and self._heatmaps.class_ids is not None
         return max(self._problem.warmup_epochs, 1 if chosen else 0)
 
@@ -320,7 +322,7 @@ class ExpectedNegative(Objective):
         classes = labels.shape[1]
         if self.positives_per_image is None and self.class_prior is None:
             raise ConfigError(
-                "expected_negative needs positives_per_image, the mean number of classes an image holds (2.9 on COCO, "
+                "expected_negative needs positives_per_image, the mean number of classes in an image (2.9 on COCO, "
                 "1.5 on VOC). Count the classes in twenty photos, or give a validation set with complete labels."
             )
         if self.positives_per_image is not None and self.positives_per_image > classes:
@@ -364,14 +366,14 @@ def _judge(expected: Tensor, labels: Tensor, truth: Tensor) -> tuple[int, int, i
     """Among unannotated cells whose truth is known: expected positives, those that are right, and positives."""
     hidden = (labels == Label.UNKNOWN) & (truth != Label.UNKNOWN)
     positive = hidden & (truth == Label.POSITIVE)
-    judged, correct, there = (
+    judged, correct, positives = (
         int(torch.count_nonzero(cells)) for cells in (expected & hidden, expected & positive, positive)
     )
-    return judged, correct, there
+    return judged, correct, positives
 
 
 def _diagnostics(tally: Tally, samples: int, ranked: bool, judged: bool) -> dict[str, float]:
-    """What to log; ratios without a denominator are left out."""
+    """Diagnostics to log, without ratios whose denominator is 0."""
     found = {"predicted_positives_per_image": tally.scores / samples}
     if ranked:
         found["expected_positives_per_image"] = tally.expected / samples

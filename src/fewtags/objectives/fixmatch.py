@@ -1,4 +1,4 @@
-"""What a net is sure of on one view is learned on another: FixMatch for several labels, with UPS's uncertainty."""
+"""FixMatch for several labels: confident predictions on one view are labels of another; with UPS's uncertainty."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PerClass = float | tuple[float, ...]
 
 
 class Chosen(NamedTuple):
-    """What `step` hands to `commit`: probabilities on the weak view, and pseudo-labels once there are any."""
+    """Payload of a step: probabilities on the weak view, and pseudo-labels from `pseudo_from` on."""
 
     prob: Tensor
     pseudo: Tensor | None
@@ -46,26 +46,26 @@ class FixMatch(SupervisedObjective):
     view's probabilities f, f >= tau+ is a positive, f <= tau- a negative, the rest is left out. From epoch
     `pseudo_from` on both views go through the net together, and the pseudo-labels get no gradient.
 
-    UPS (Rizve et al., 2021; `uncertainty_views` above 0): of the last so many weak views of an image, this one
-    included, the mean takes the place of f, and their standard deviation must not exceed kappa. A cell with fewer views
-    gets no pseudo-label. Deviation: UPS predicts one image several times with dropout in one go. Nets here have none in
-    their head, and a frozen trunk stays in eval mode, so that such passes would agree exactly; views of earlier epochs
-    differ, and cost no pass. They also differ where the net has changed in the meantime, which counts as uncertainty.
+    UPS (Rizve et al., 2021; `uncertainty_views` above 0): the mean over the last `uncertainty_views` weak views of an
+    image, including this one, replaces f, and their standard deviation must not exceed kappa. A cell with fewer views
+    gets no pseudo-label. Deviation: UPS predicts one image several times with dropout. The heads here have no dropout,
+    and a frozen trunk stays in eval mode, so such passes would agree exactly; views of earlier epochs differ, and cost
+    no extra pass. They also differ because the net has changed since, which counts as uncertainty.
 
-    Deviations from FixMatch: sigmoid and two thresholds per class in the place of a softmax's highest class; every
-    batch mixes labelled and unlabelled images as they come, where FixMatch takes a fixed ratio; the strong view is a
-    crop of its own, so that it may miss what the weak one shows. PercentMatch's moving thresholds (percentiles of the
+    Deviations from FixMatch: sigmoid and two thresholds per class instead of the highest class of a softmax; batches
+    mix labelled and unlabelled images at random, while FixMatch uses a fixed ratio; the strong view is a crop of its
+    own, so it may not show what the weak view shows. PercentMatch's moving thresholds (percentiles of the
     scores of each class) are not offered: no code of it is public and its formula could not be confirmed.
 
     `pseudo_weight` is FixMatch's lambda_u. The settings that are not listed here are those of `SupervisedObjective`.
 
     Args:
         positive_from: tau+, one for all classes or one per class; above 1: no pseudo-positives.
-        negative_to: tau-, likewise; below 0: no pseudo-negatives.
-        per_selected: divide L_pseudo image by image by the number of selected cells (UPS) and not by all cells.
-        uncertainty_views: UPS: so many views are compared, at least 2; 0: FixMatch alone.
-        uncertain_positive: UPS: kappa+, largest standard deviation of a pseudo-positive.
-        uncertain_negative: UPS: kappa-, likewise of a pseudo-negative.
+        negative_to: tau-, one for all classes or one per class; below 0: no pseudo-negatives.
+        per_selected: divide the L_pseudo of an image by its number of selected cells (UPS) instead of all cells.
+        uncertainty_views: number of views that UPS compares, at least 2; 0: FixMatch alone.
+        uncertain_positive: kappa+ of UPS, the largest standard deviation of a pseudo-positive.
+        uncertain_negative: kappa- of UPS, the largest standard deviation of a pseudo-negative.
 
     Raises:
         ConfigError: a value that is out of range, or two that contradict each other.
@@ -129,7 +129,7 @@ class FixMatch(SupervisedObjective):
         return parts
 
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
-        """Take stock of the pseudo-labels of the epoch before.
+        """Count the pseudo-labels of the previous epoch.
 
         Returns:
             From `pseudo_from` + 1 on, pseudo-positives and -negatives per image, and, where the complete labels are
@@ -173,7 +173,7 @@ class FixMatch(SupervisedObjective):
             self._pseudo.write(batch.index, chosen.pseudo)
 
     def _choose(self, batch: Batch, prob: Tensor) -> Tensor:
-        """The cells that the net is sure of, int8 [b, C]."""
+        """Pseudo-labels of the confident cells, int8 [b, C]."""
         if self._recent is None:
             return confident(prob, self._positive_from, self._negative_to)
         earlier, complete = self._recent.read(batch.index)

@@ -1,4 +1,4 @@
-"""MLS: the images nearest to an image's features are its labels, several at once."""
+"""MLS: the nearest images in feature space are the labels of an image, several at once."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from fewtags.stores.queue import AlignedQueues
 NeighbourLoss = Literal["bce", "bce_pos", "knn_eq10", "knn_eq2", "knn_eq11"]
 
 
-class Found(NamedTuple):
-    """What `step` hands to `commit`: the keys to enqueue, and each image's neighbours by number, nearest first."""
+class KeysAndNeighbours(NamedTuple):
+    """Payload of a step: the keys to enqueue, and the numbers of each image's neighbours, nearest first."""
 
     keys: Keys
     neighbours: Tensor
@@ -60,14 +60,14 @@ class Slots(NamedTuple):
 class MLS(Objective):
     """Multi-label self-supervised learning (Zhu, Fu, Wu, ICCV 2023): L = InfoNCE + lambda L_ml (main paper, eq. 10).
 
-    InfoNCE is MoCo-v2's. Beside its queue Q_z of projections stands a queue Q_g of backbone features, filled with the
-    same images at the same slots. The k slots of Q_g nearest to an image's features g1 are its positive labels, all
+    InfoNCE is that of MoCo-v2. In addition to its queue Q_z of projections, a queue Q_g contains backbone features of
+    the same images at the same slots. The k slots of Q_g nearest to an image's features g1 are its positive labels, all
     others its negative ones (eq. 7), and its logits are z1 . Q_z / tau (eq. 8). L_ml is their binary cross-entropy,
     the mean over D (eq. 9), or another loss by name. Labels have no gradient and are made in float32.
 
-    Readings: both losses look at the queues as they were before this step's keys come in (the paper leaves it open;
-    `include_self` is the other reading); z1 is of unit length in eq. 8; labels and logits come from the same snapshot.
-    Slots that were never written count as nothing. With the literal mean over D negatives outweigh positives by
+    Readings: both losses use the queues as they were before this step's keys are enqueued (the paper leaves it open;
+    `include_self` is the other reading); z1 has unit length in eq. 8; labels and logits come from the same snapshot.
+    Empty slots are ignored. With the literal mean over D negatives outweigh positives by
     (D - k) / k, and small problems can collapse (docs/pretraining.md): `neighbour_from`, `reduction` and
     `logit_bias` are remedies, off as in the paper.
 
@@ -81,15 +81,15 @@ class MLS(Objective):
             same. For the two BCE losses.
         logit_bias: added to the logits of "bce"; log(k / (D - k)) lets it start from its base rate.
         neighbour_from: first epoch with L_ml; InfoNCE alone before (the paper's remedy 1, which it does not use).
-        mask_same: an image's own older keys are no labels, neither positive nor negative.
+        mask_same: an image's own older keys are neither positive nor negative labels.
         include_self: this step's keys of all images count as slots too, for L_ml.
         source: where labels and logits come from (table 7): "both": Q_g and Q_z; "projections": Q_z alone;
             "features": Q_g alone.
         temperature: tau, of both losses.
         momentum: m of the momentum encoder.
-        queue_size: D; None: a sixteenth of the images, a power of two from 16 to 65536.
+        queue_size: D; default: about a sixteenth of the images, a power of two (16 to 65536).
         projection_dim: d_z.
-        hidden_dim: width of the projector's hidden layer; None: that of the features.
+        hidden_dim: width of the projector's hidden layer; default: that of the features.
         batchnorm_groups: see `MoCo`.
 
     Raises:
@@ -205,14 +205,16 @@ class MLS(Objective):
         met, kept = agreement(self._neighbours.read(batch.index), nearest, slots.ids)
         logs |= {"neighbours_met": met, "neighbours_kept": kept}
         if at.epoch < self.neighbour_from:
-            return Step(contrast, logs, Found(keys, nearest))
+            return Step(contrast, logs, KeysAndNeighbours(keys, nearest))
         extra = self._loss(self._logits(features, query, slots), labels, slots.counted)
-        return Step(contrast + self.weight * extra, logs | {"neighbour_loss": extra.detach()}, Found(keys, nearest))
+        return Step(
+            contrast + self.weight * extra, logs | {"neighbour_loss": extra.detach()}, KeysAndNeighbours(keys, nearest)
+        )
 
     @torch.no_grad()
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
         """Enqueue the keys of all processes, keep the neighbours, and move the momentum encoder."""
-        found: Found = out.payload
+        found: KeysAndNeighbours = out.payload
         keys = found.keys
         self._queues.enqueue(keys.ids, {"features": keys.features, "projections": keys.projections})
         self._neighbours.write(batch.index, found.neighbours)
@@ -228,13 +230,13 @@ class MLS(Objective):
             projections = torch.cat([projections, keys.projections.to(projections)])
             ids = torch.cat([ids, keys.ids.to(ids)])
             counted = torch.cat([counted, counted.new_ones(len(index), len(keys.ids))], 1)
-        # The double precision of a test goes all the way.
+        # Tests run in double precision throughout.
         dtype = like.dtype
         return Slots(features.to(dtype), projections.to(dtype), ids, counted)
 
     @torch.no_grad()
     def _labels(self, features: Tensor, query: Tensor, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Which slots are an image's labels, bool [b, D], and whose they are, int64 [b, k], -1 where k is not had."""
+        """Label slots of each image, bool [b, D], and their image numbers, int64 [b, k], -1 if fewer than k exist."""
         if self.source == "projections":
             near = similarity(query, slots.projections)
         else:

@@ -1,4 +1,4 @@
-"""MoCo-v2: an image's two views find each other among the keys of a queue."""
+"""MoCo-v2: match two views of an image against a queue of earlier keys."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class MoCo(Objective):
 
     The step is that of the published code: queries; keys by the momentum encoder, shuffled among the parts that
     BatchNorm sees; the loss against the queue as it was; then the keys are enqueued. Deviations: the queue starts
-    empty, and what was never written is no negative (the published queue starts with random vectors); any batch size
-    goes with any queue size.
+    empty, and empty slots are not negatives (the published queue starts with random vectors); any batch size can be
+    combined with any queue size.
 
     Args:
         temperature: tau.
         momentum: m of the momentum encoder.
-        queue_size: D, keys in the queue; None: a sixteenth of the images, a power of two from 16 to 65536.
+        queue_size: D, keys in the queue; default: about a sixteenth of the images, a power of two (16 to 65536).
         projection_dim: d_z.
-        hidden_dim: width of the projector's hidden layer; None: that of the features.
-        batchnorm_groups: BatchNorm sees a process's batch in so many parts, and keys are dealt out anew among them;
-            1 with one process is plain BatchNorm, through which the loss can leak.
+        hidden_dim: width of the projector's hidden layer; default: that of the features.
+        batchnorm_groups: number of parts in which BatchNorm sees a process's batch; keys are shuffled among the parts.
+            1 with one process is plain BatchNorm, which lets the net recognise keys of its own batch.
 
     Raises:
         ConfigError: a value that is out of range.

@@ -1,4 +1,4 @@
-"""What self-supervised methods share: heads, queries, a momentum encoder, keys whose BatchNorm gives nothing away."""
+"""Shared parts of self-supervised methods: heads, queries, and a momentum encoder whose BatchNorm leaks nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Keys(NamedTuple):
 
 
 def seed_of(seed: int, *key: int) -> int:
-    """A seed that is a function of the run's and of a key.
+    """Return a seed that is a function of the run's seed and a key.
 
     >>> seed_of(0, 1) != seed_of(0, 2)
     True
@@ -62,8 +62,8 @@ class MomentumPair:
         widths: of the projector's hidden layers and output.
         momentum: m; the copy moves after every optimiser step, which is before every key pass but the first, where
             both are still the same.
-        groups: BatchNorm sees the batch of a process in so many parts. Keys are dealt out to other parts (and other
-            processes) than their queries: MoCo's shuffled BatchNorm, on several GPUs or on one.
+        groups: number of parts in which BatchNorm sees the batch of a process. Keys are dealt out to other parts (and
+            other processes) than their queries: MoCo's shuffled BatchNorm, on several GPUs or on one.
         pool: from features [b, d, h, w] to what the projector sees and the labels are made of [b, d].
         heads: further heads on the features, which are followed as well.
 
@@ -114,9 +114,9 @@ class MomentumPair:
         outputs: Callable[[Tensor], Sequence[Tensor]],
         sizes: list[int] | None = None,
     ) -> tuple[list[Tensor], int]:
-        """What the copy makes of a view, for the batches of all processes.
+        """Return outputs of the copy for a view, for the batches of all processes.
 
-        Whatever `outputs` returns is put back in order alike: a second output that is not would be of other images.
+        All tensors that `outputs` returns are put back into the order of the images.
 
         Args:
             net: the original.
@@ -151,7 +151,7 @@ class MomentumPair:
         self.follower.follow(parameters_of(net, *self.heads.values()), self.momentum)
 
     def _order(self, total: int, at: Progress) -> Tensor | None:
-        """How the global batch is dealt out, the same on every process; None where there is but one part."""
+        """Order in which the global batch is dealt out, equal on all processes; None if there is only one part."""
         if self.problem.shard.world * self.groups == 1:
             return None
         generator = torch.Generator().manual_seed(seed_of(self.problem.seed, SHUFFLE, at.epoch, at.step))
@@ -263,7 +263,7 @@ def queue_notes(queue_size: int | None, facts: RunFacts, role: str = "negative")
 
 
 def mean_norm(rows: Tensor, counted: Tensor) -> Tensor:
-    """Length of the mean of the counted rows: near 0 where they lie all around, 1 where they are one vector."""
+    """Length of the mean of the counted rows: near 0 if they point in all directions, 1 if they are equal."""
     weight = counted.to(rows.dtype)
     mean = (rows * weight[:, None]).sum(0) / weight.sum().clamp(min=1)
     length: Tensor = mean.norm()

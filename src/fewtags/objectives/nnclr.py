@@ -27,7 +27,7 @@ from fewtags.stores.queue import AlignedQueues
 
 
 class Projected(NamedTuple):
-    """What `step` hands to `commit`: numbers and projections of the images of all processes."""
+    """Payload of a step: numbers and projections of the images of all processes."""
 
     ids: Tensor
     projections: Tensor
@@ -42,17 +42,17 @@ class NNCLR(Objective):
     z, all of unit length (section 3.2). The right candidate for NN(z1) of an image is its p2, the others are the p2 of
     the other images; half of the loss is this, half the same with the views exchanged. Then the z1 are enqueued.
 
-    The candidates are the images of all processes. Predictions get a gradient, neighbours none.
+    The candidates are the images of all processes. Predictions get a gradient, neighbours do not.
 
-    Deviations: the queue starts empty, and as long as nothing is in it, NN(z) is z itself without its gradient (the
-    published queue starts with random vectors); the projector's last BatchNorm has no weight and bias; BatchNorm in
+    Deviations: the queue starts empty, and while it is empty, NN(z) is z itself without its gradient (the published
+    queue starts with random vectors); the projector's last BatchNorm has no weight and bias; BatchNorm in
     projector and predictor sees the batch of one process.
 
     Args:
         temperature: t.
-        queue_size: D, projections in the queue; None: a sixteenth of the images, a power of two from 16 to 65536.
+        queue_size: D, projections in the queue; default: about a sixteenth of the images, a power of two (16 to 65536).
         projection_dim: of z and p.
-        hidden_dim: width of the projector's two hidden layers; None: that of the features.
+        hidden_dim: width of the projector's two hidden layers; default: that of the features.
         predictor_dim: width of the predictor's hidden layer.
 
     Raises:
@@ -117,7 +117,7 @@ class NNCLR(Objective):
 
     @torch.no_grad()
     def _nearest(self, rows: Tensor) -> Tensor:
-        """NN(z) of unit rows [b, p]; the rows themselves where nothing is in the queue."""
+        """NN(z) of unit rows [b, p]; the rows themselves if the queue is empty."""
         queue, counted = self._queue.read("projections").to(rows), self._queue.counted()
         best = similarity(rows, queue).masked_fill(~counted, -INFINITY).argmax(1)
         return torch.where(counted.any(), queue[best], rows)

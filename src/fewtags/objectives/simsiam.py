@@ -1,4 +1,4 @@
-"""SimSiam: each view predicts the other one's projection, which is held still."""
+"""SimSiam: each view predicts the projection of the other view, which gets no gradient."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class SimSiam(Objective):
 
     z is the projection of a view's features (three layers, BatchNorm after each, the last without ReLU), p the
     prediction made from it (two layers with a narrow one between them, BatchNorm on that one). No negatives, no
-    momentum encoder, no queue: only the predictor and the held gradient keep it from collapsing.
+    momentum encoder, no queue: only the predictor and the stopped gradient prevent a collapse.
 
     Deviations: BatchNorm in projector and predictor sees the batch of one process (the paper synchronises it); the
-    predictor's learning rate follows the schedule like all others (the published code can hold it).
+    predictor's learning rate follows the schedule like all others (the published code can keep it constant).
 
     Args:
         projection_dim: d, of z and p.
-        hidden_dim: width of the projector's hidden layers; None: that of the features.
+        hidden_dim: width of the projector's hidden layers; default: that of the features.
         predictor_dim: width of the predictor's hidden layer, a quarter of d in the paper.
 
     Raises:

@@ -1,7 +1,4 @@
-"""What PatchML and its rivals have in common: the loss of what is annotated, and the bookkeeping of pseudo-labels.
-
-No objective of its own: objectives do not import each other, they share this.
-"""
+"""Base of `PatchML` and `FixMatch`: their shared settings, the loss of annotated cells, and counts of pseudo-labels."""
 
 from __future__ import annotations
 
@@ -106,14 +103,14 @@ class SupervisedObjective(Objective):
 
 
 class Supervised(NamedTuple):
-    """What annotated cells say about a batch.
+    """The loss of the annotated cells of a batch.
 
     Attributes:
         loss: PatchML eq. (3).
         logs: its two terms, detached.
         patches: labels of the patches, int8 [b, C, h, w].
         labels: image labels that fit what the crops show, int8 [b, C].
-        labelled: bool [b], images with some label.
+        labelled: bool [b], images with at least one label.
     """
 
     loss: Tensor
@@ -124,12 +121,12 @@ class Supervised(NamedTuple):
 
 
 def refuse_too_late(first: int, epochs: int, settings: str) -> None:
-    """Pseudo-labels must begin within the training.
+    """Check that pseudo-labels begin before the training ends.
 
     Args:
-        first: their first epoch, from 0.
-        epochs: of the training.
-        settings: what to lower.
+        first: the first epoch with pseudo-labels, from 0.
+        epochs: number of epochs.
+        settings: the settings to lower.
 
     Raises:
         ConfigError: they would never begin.
@@ -168,9 +165,9 @@ def supervised_loss(settings: SupervisedObjective, out: Output, batch: Batch, pr
 
 
 def class_shares(labels: LabelMatrix) -> Tensor:
-    """float32 [C]: positives / (positives + negatives) of each class; 0 where nothing is known.
+    """float32 [C]: positives / (positives + negatives) of each class; 0 for classes without known labels.
 
-    Cells that are asked about at random make it unbiased; the public code of CSL trains a net to estimate it.
+    It is unbiased if the annotated cells were chosen at random; the public code of CSL trains a net to estimate it.
     """
     positives, negatives = (torch.from_numpy(labels.counts(s)).float() for s in (Label.POSITIVE, Label.NEGATIVE))
     return positives / (positives + negatives).clamp(min=1)
@@ -198,19 +195,19 @@ def even_patches(grid: tuple[int, int]) -> Triple:
 
 
 def only_fillable(pseudo: Tensor, labels: Tensor, fill: Fill) -> Tensor:
-    """Pseudo-labels int8 [b, C] without those of cells that are not to be filled.
+    """Return pseudo-labels int8 [b, C], UNKNOWN in cells that must not be filled.
 
     Args:
         pseudo: values of `Label`.
-        labels: annotated ones, int8 [b, C].
-        fill: images without any label ("unlabelled"), or all cells that are "unknown".
+        labels: annotations, int8 [b, C].
+        fill: fill images without any label ("unlabelled"), or all cells that are "unknown".
     """
     known = labels != Label.UNKNOWN
     return pseudo.masked_fill(known if fill == "unknown" else known.any(1, keepdim=True), Label.UNKNOWN)
 
 
 def pseudo_diagnostics(count: PseudoCount, samples: int) -> dict[str, float]:
-    """Pseudo-labels per image and their precision, to log; ratios without a denominator are left out."""
+    """Return pseudo-labels per image and their precision, to log, without ratios whose denominator is 0."""
     found = {
         "pseudo_positives_per_image": count.positive / samples,
         "pseudo_negatives_per_image": count.negative / samples,

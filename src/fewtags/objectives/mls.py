@@ -26,7 +26,7 @@ from fewtags.objectives.momentum import (
     queue_notes,
     second_view,
 )
-from fewtags.stores.neighbours import NOBODY, Neighbours, agreement
+from fewtags.stores.neighbours import NO_NEIGHBOUR, Neighbours, agreement
 from fewtags.stores.queue import AlignedQueues
 
 NeighbourLoss = Literal["bce", "bce_pos", "knn_eq10", "knn_eq2", "knn_eq11"]
@@ -243,7 +243,7 @@ class MLS(Objective):
             near = similarity(unit(features), slots.features)
         labels = top_k(near, self.k, counted=slots.counted)
         values, places = near.masked_fill(~labels, -INFINITY).topk(self.k, dim=1)
-        return labels, slots.ids[places].masked_fill(values == -INFINITY, NOBODY)
+        return labels, slots.ids[places].masked_fill(values == -INFINITY, NO_NEIGHBOUR)
 
     def _logits(self, features: Tensor, query: Tensor, slots: Slots) -> Tensor:
         if self.source == "features":

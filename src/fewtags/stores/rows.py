@@ -42,10 +42,10 @@ class ScoreStore:
         samples: N, over all processes.
         classes: C.
         momentum: mu, in 0..1.
-        dtype: float32, or float16 where N x C is large; the average itself is taken in float32.
+        dtype: float32, or float16 if N x C is large; averages are computed in float32.
         corrected: see above.
-        shard: the rows kept here are those this process owns.
-        device: where the rows live; what goes in and out stays on the caller's device.
+        shard: the rows that this process owns and stores.
+        device: of the rows; inputs and outputs stay on the caller's device.
     """
 
     def __init__(

@@ -522,8 +522,8 @@ def test_state_goes_through_a_file_into_a_memory_map(tmp_path, plan):
 
 def test_a_state_of_another_kind_is_refused():
     message = (
-        "the checkpoint contains ['cell_visits', 'values', 'visits'] for heatmaps, this run keeps ['values', 'visits']. "
-        "Resume with the settings the checkpoint was written with."
+        "the checkpoint contains ['cell_visits', 'values', 'visits'] for heatmaps, this run keeps ['values', 'visits']."
+        " Resume with the settings the checkpoint was written with."
     )
     with pytest.raises(CheckpointError, match=re.escape(message)):
         HeatmapStore(1, 1, (1, 1), HeatmapPlan()).load_state_dict(

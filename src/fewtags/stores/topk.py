@@ -38,8 +38,8 @@ def expected_counts(
         labels: the training labels.
         positives_per_image: K, mean number of classes in an image.
         class_prior: share of images that contain each class, [C]. If given, p_i = round_half_up(prior_i N) with the
-            same clamp, for every class, and K is not used. Eq. (3) takes the class shares from the annotations, which can be
-            off by a factor of two (COCO: spoon 0.5, bear 2.6).
+            same clamp, for every class, and K is not used. Eq. (3) takes the class shares from the annotations, which
+            can be off by a factor of two (COCO: spoon 0.5, bear 2.6).
         normalised: see above.
 
     >>> one_each = LabelMatrix.from_dense(np.eye(4, 2, dtype=np.int8))  # two of four images have a label

@@ -116,6 +116,33 @@ print(clf.info_.method)
     assert done.stdout.strip() == str({"name": METHOD, "growth": 0.1})
 
 
+PULL = """
+from dataclasses import dataclass
+from fewtags.losses.contrastive import negative_cosine
+from fewtags.nets.encoder import pooled
+from fewtags.objectives.base import Objective, Step
+
+@dataclass(eq=False)
+class Pull(Objective):
+    needs_second_view = True
+    scale: float = 1.0
+
+    def step(self, net, batch, at):
+        one, two = (pooled(view) for view in net(batch.images, batch.second_view.images))
+        return Step(self.scale * negative_cosine(one, two.detach()), {})
+"""
+
+
+def test_a_method_of_pretraining_works_the_same_way(place):
+    (place / "my_views.py").write_text(PULL, "utf-8")
+    options = ("--backbone", "test_resnet", "--set", "augment.size=64", "--set", "train.workers=0", "--cpu")
+    options += ("--set", "train.epochs=2", "--set", "objective.scale=0.5", "--out", "run")
+    code, out, err = fewtags("pretrain", "photos", "--method", "my_views:Pull", *options, folder=place)
+    assert code == 0, err
+    assert "report: run/report.html" in out
+    assert "method: my_views:Pull (scale 0.5)" in err
+
+
 def test_it_keeps_the_contract(place):
     suite = ("--rootdir", ROOT, "-c", ROOT / "pyproject.toml", ROOT / "tests" / "contract" / "test_objectives.py")
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "own-method", *map(str, suite)]

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
+from fewtags.objectives.table import DEFAULT_METHOD, DEFAULT_PRETRAIN_METHOD, LOCATED_METHOD
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -86,13 +88,19 @@ def config(
         for line in _lines(_settings(field.annotation).model_fields):
             typer.echo(line)
     if pretrain:
-        typer.echo('\n[objective]  # settings of the other methods: fewtags methods\nname = "mls"')
-        for line in _lines({k: v for k, v in pretrain_settings_models()["mls"].model_fields.items() if k != "name"}):
+        typer.echo(
+            f'\n[objective]  # settings of the other methods: fewtags methods\nname = "{DEFAULT_PRETRAIN_METHOD}"'
+        )
+        for line in _lines(
+            {k: v for k, v in pretrain_settings_models()[DEFAULT_PRETRAIN_METHOD].model_fields.items() if k != "name"}
+        ):
             typer.echo(line)
     else:
-        typer.echo("\n[objective]  # left out: patchml where points or boxes are known, else this (fewtags methods)")
-        typer.echo('# name = "expected_negative"')
-        fields = settings_models()["expected_negative"].model_fields
+        typer.echo(
+            f"\n[objective]  # default: {LOCATED_METHOD} if points or boxes are known, else this (fewtags methods)"
+        )
+        typer.echo(f'# name = "{DEFAULT_METHOD}"')
+        fields = settings_models()[DEFAULT_METHOD].model_fields
         for line in _lines({k: v for k, v in fields.items() if k != "name"}):
             typer.echo(line if line.startswith("#") else f"# {line}")
     typer.echo("\n# Presets (train.preset):")

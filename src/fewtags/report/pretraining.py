@@ -71,7 +71,7 @@ def build_pretraining_report(
             epochs=len(history),
             settings={k: v for k, v in resolved["objective"].items() if k != "name" and v is not None},
             last=history[-1],
-            collapsed=float(history[-1]["train/spread"]) < COLLAPSED,
+            collapsed=float(history[-1].get("train/spread", 1.0)) < COLLAPSED,
             churn=churn(history[-1]),
             curves=png(curves(history, resolved["objective"])),
             rows=rows,

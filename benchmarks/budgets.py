@@ -141,9 +141,9 @@ def make_fit(benchmark: Budgets, job: BudgetJob, material: Material, bought: Lab
     problem = Problem(
         bought.matrix,
         net.grid((benchmark.size, benchmark.size)),
-        config.warmup_epochs,
-        config.epochs,
-        job.seed,
+        warmup_epochs=config.warmup_epochs,
+        epochs=config.epochs,
+        seed=job.seed,
         truth=data.train_truth.matrix,
         features_dim=net.head.features_dim,
     )

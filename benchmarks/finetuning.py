@@ -98,9 +98,9 @@ def run(benchmark: FineTuning, job: Job, material: Material, plain: Tensor) -> R
     problem = Problem(
         train,
         net.grid((benchmark.size, benchmark.size)),
-        config.warmup_epochs,
-        config.epochs,
-        job.seed,
+        warmup_epochs=config.warmup_epochs,
+        epochs=config.epochs,
+        seed=job.seed,
         truth=truth.matrix,
         features_dim=net.head.features_dim,
     )

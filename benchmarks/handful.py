@@ -127,9 +127,13 @@ def run(benchmark: Budgets, data: BenchmarkSet, folder: Path, labels: Labels, va
     )  # fmt: skip
     config = FitConfig(STAGES, seed, batchnorm_eval=True)
     problem = Problem(
-        matrix, net.grid((benchmark.size, benchmark.size)), config.warmup_epochs, config.epochs, seed,
+        matrix,
+        net.grid((benchmark.size, benchmark.size)),
+        warmup_epochs=config.warmup_epochs,
+        epochs=config.epochs,
+        seed=seed,
         features_dim=net.head.features_dim,
-    )  # fmt: skip
+    )
     fit = Fit(net, variant.objective, source, config, problem, accelerator=make_accelerator(cpu=True), model=above)
     for _ in fit.run():
         pass

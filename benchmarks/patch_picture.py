@@ -102,7 +102,7 @@ def _run(bought: LabelTable, views: ViewFeatures, whole: Mapping[str, Sequence[T
     # A located patch pulls as hard as all patches of an absent class, as in budgets.toml.
     method = PatchML(patch_weight=3.0, patch_weights=(float(rows * columns), 1.0, 1.0))
     config = FitConfig((StageConfig(name="main", epochs=EPOCHS, lr=LR),))
-    problem = Problem(bought.matrix, (rows, columns), 0, EPOCHS, features_dim=net.head.features_dim)
+    problem = Problem(bought.matrix, (rows, columns), epochs=EPOCHS, features_dim=net.head.features_dim)
     source = StoredViews(views, EpochSampler(len(bought), BATCH), bought.matrix, locations=bought.locations)
     for _ in Fit(net, method, source, config, problem, accelerator=make_accelerator(cpu=True)).run():
         pass

@@ -129,9 +129,13 @@ def pretrain(benchmark: PretrainBenchmark, job: Job, pixels: Pixels, path: Path)
     r, encoder = plan.resolved, plan.encoder
     config = FitConfig(r.stages, r.seed, r.weight_decay, clip_norm=r.clip_norm, precision=r.precision, optimizer="sgd")
     problem = Problem(
-        plan.photos.matrix, plan.grid, 0, config.epochs, r.seed, features_dim=encoder.features_dim,
+        plan.photos.matrix,
+        plan.grid,
+        epochs=config.epochs,
+        seed=r.seed,
+        features_dim=encoder.features_dim,
         precision=r.precision,
-    )  # fmt: skip
+    )
     sampler = EpochSampler(len(plan.photos), r.batch_size, r.seed)
     source = PairSource(pixels, sampler, plan.photos.matrix, encoder.preprocessing)
     accelerator = make_accelerator(r.precision, cpu=True)
@@ -254,9 +258,13 @@ def task_run(benchmark: PretrainBenchmark, job: Job, pixels: Pixels, cache: Path
     locations = table.locations if task.labels == "point" else None
     source = CropSource(pixels, rows, sampler, table.matrix, net.preprocessing, locations)
     problem = Problem(
-        table.matrix, net.grid((benchmark.size, benchmark.size)), 0, config.epochs, job.seed,
-        features_dim=net.head.features_dim, precision=precision,
-    )  # fmt: skip
+        table.matrix,
+        net.grid((benchmark.size, benchmark.size)),
+        epochs=config.epochs,
+        seed=job.seed,
+        features_dim=net.head.features_dim,
+        precision=precision,
+    )
     fit = Fit(net, objective, source, config, problem, accelerator=make_accelerator(precision, cpu=True))
     records = [event.record for event in fit.run() if isinstance(event, EpochEnded)]
     reached = {

@@ -149,7 +149,9 @@ def make_fit(benchmark: Benchmark, job: Job, material: Material) -> tuple[Fit, A
     source = StoredViews(material.views, sampler, train.matrix)
     config = FitConfig(benchmark.stages, job.seed, batchnorm_eval=True)
     grid = net.grid((benchmark.size, benchmark.size))
-    problem = Problem(train.matrix, grid, config.warmup_epochs, config.epochs, job.seed, truth=truth.matrix)
+    problem = Problem(
+        train.matrix, grid, warmup_epochs=config.warmup_epochs, epochs=config.epochs, seed=job.seed, truth=truth.matrix
+    )
 
     def validate(_: nn.Module) -> Mapping[str, float]:
         return metrics(predict(above, material.val), data.val, scored)

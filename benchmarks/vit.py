@@ -239,7 +239,7 @@ def make_fit(
     """The library's loop, over the whole net."""
     objective = make_objective(settings_models()[settings["name"]].model_validate(settings))
     config = FitConfig((stage,), seed, clip_norm=1.0)
-    problem = Problem(source.labels, recipe.grid, 0, config.epochs, seed, features_dim=recipe.width)
+    problem = Problem(source.labels, recipe.grid, epochs=config.epochs, seed=seed, features_dim=recipe.width)
 
     def validate(_: nn.Module) -> Mapping[str, float]:
         return metrics(predict(net, val.pixels), val.table, val.scored)

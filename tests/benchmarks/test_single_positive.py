@@ -82,7 +82,7 @@ def train(net, source, labels, model=None):
         StageConfig(name="main", epochs=2, lr=1e-3, trainable=4),
     )
     objective = ExpectedNegative(positives_per_image=1.5, scl_weight=1.0)
-    config, problem = FitConfig(stages, batchnorm_eval=True), Problem(labels, (2, 2), 1, 3)
+    config, problem = FitConfig(stages, batchnorm_eval=True), Problem(labels, (2, 2), warmup_epochs=1, epochs=3)
     fit = Fit(net, objective, source, config, problem, accelerator=make_accelerator(cpu=True), model=model)
     return [event.record["train/loss"] for event in fit.run() if isinstance(event, EpochEnded)]
 

@@ -3,16 +3,16 @@ processes that train in it.
 """
 
 import dataclasses
-import io
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from contract_loop import ContractLoop
 from torch import nn
 from two_processes import main
 
 from fewtags.labels import Batch, LabelMatrix, SecondView
-from fewtags.objectives.base import Problem, Progress
+from fewtags.objectives.base import Problem
 from fewtags.objectives.byol import BYOL
 from fewtags.objectives.densecl import DenseCL
 from fewtags.objectives.mls import MLS
@@ -112,12 +112,14 @@ def batch(epoch, step, ranks=(0, 1), labels=None):
     return Batch(one, labels[index], index, crops, None, SecondView(two, crops))
 
 
-class Loop:
-    """Forward, loss, optimiser step, commit; checkpoints through a file.
+class Loop(ContractLoop):
+    """The loop on two views of textures.
 
     With two processes gradients are averaged by the share of the images; with `eval_mode`, BatchNorm does not look at
     the batch; with `double`, all weights are in double precision.
     """
+
+    steps, epochs = STEPS, EPOCHS
 
     def __init__(self, name, *, net=None, shard=SINGLE_PROCESS, eval_mode=False, double=False, labels=None, **options):
         self.net, self.shard, self.method, self.labels = net or Net(0), shard, METHODS[name](), labels
@@ -132,71 +134,28 @@ class Loop:
             for module in self.modules:
                 module.double()
         self.net.train(not eval_mode)
-        self.double, self.epoch, self.step, self.losses = double, 0, 0, []
+        self.double = double
+        self.begin()
         weights = [p for module in self.modules for p in module.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
 
-    def at(self):
-        return Progress(self.epoch, self.step, STEPS)
-
     def batch(self):
+        assert not any(self.diagnostics)
         made = batch(self.epoch, self.step, self.ranks, self.labels)
         if not self.double:
             return made
         second_view = made.second_view._replace(images=made.second_view.images.double())
         return dataclasses.replace(made, images=made.images.double(), second_view=second_view)
 
-    def run(self, stop_after=None):
-        while self.epoch < EPOCHS and stop_after != 0:
-            if self.step == 0:
-                assert self.method.on_epoch_start(self.epoch) == {}
-            self.train(self.batch())
-            self.step += 1
-            if self.step == STEPS:
-                self.epoch, self.step = self.epoch + 1, 0
-            stop_after = None if stop_after is None else stop_after - 1
-        return self
-
-    def train(self, made):
-        out = self.method.step(self.net, made, self.at())
-        if not out.loss.isfinite():
-            raise FloatingPointError
-        self.optimizer.zero_grad()
+    def backward(self, loss, made):
         share = len(made.index) / self.shard.sum(torch.tensor(len(made.index))).item()
-        (out.loss * share).backward()
+        (loss * share).backward()
         if self.shard.world > 1:
             gradients = [weight.grad for group in self.optimizer.param_groups for weight in group["params"]]
             flat = nn.utils.parameters_to_vector(gradients)
             dist.all_reduce(flat)
             nn.utils.vector_to_parameters(flat, gradients)
-        self.optimizer.step()
-        self.method.commit(self.net, made, out)
-        self.losses.append(self.shard.sum(out.loss.detach() * share).item())
-
-    def state(self):
-        parts = {name: dict(part.state_dict()) for name, part in self.parts.items()}
-        return {"net": self.net.state_dict(), "optimizer": self.optimizer.state_dict(), "parts": parts}
-
-    def save(self):
-        file = io.BytesIO()
-        torch.save(self.state() | {"epoch": self.epoch, "step": self.step}, file)
-        return file.getvalue()
-
-    def load(self, saved):
-        state = torch.load(io.BytesIO(saved), weights_only=True)
-        self.net.load_state_dict(state["net"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        assert state["parts"].keys() == self.parts.keys()
-        for name, part in self.parts.items():
-            part.load_state_dict(state["parts"][name])
-        self.epoch, self.step = state["epoch"], state["step"]
-        return self
-
-    def parts_now(self):
-        """A copy of everything the parts hold."""
-        return {
-            (name, key): value.clone() for name, part in self.parts.items() for key, value in part.state_dict().items()
-        }
+        return self.shard.sum(loss.detach() * share).item()
 
 
 def ended(name, shard):

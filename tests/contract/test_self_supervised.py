@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from contract_loop import assert_same
 from two_processes import both, load
 
 from fewtags.labels import Label
@@ -19,22 +20,6 @@ WORKER = Path(__file__).with_name("self_supervised_worker.py")
 loops = load(WORKER)
 Loop, Net, METHODS = loops.Loop, loops.Net, loops.METHODS
 every_method = pytest.mark.parametrize("name", METHODS)
-
-
-def assert_same(one, two):
-    """Two nested states are equal bit for bit."""
-    if isinstance(one, dict):
-        assert one.keys() == two.keys()
-        for key in one:
-            assert_same(one[key], two[key])
-    elif isinstance(one, list):
-        assert len(one) == len(two)
-        for a, b in zip(one, two, strict=True):
-            assert_same(a, b)
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one, two)
-    else:
-        assert one == two
 
 
 @every_method

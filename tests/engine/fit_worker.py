@@ -142,9 +142,15 @@ def make_fit(
         sampler = Together(samples, BATCH, 3, seen_as)
     settings = FitConfig(tuple(stages), seed=3, **config)
     problem = Problem(
-        LabelMatrix.from_dense(labels), (3, 3), settings.warmup_epochs, settings.epochs, 3, shard,
-        state_dir=None if out is None else out / "state", truth=LabelMatrix.from_dense(truth),
-    )  # fmt: skip
+        LabelMatrix.from_dense(labels),
+        (3, 3),
+        warmup_epochs=settings.warmup_epochs,
+        epochs=settings.epochs,
+        seed=3,
+        shard=shard,
+        state_dir=None if out is None else out / "state",
+        truth=LabelMatrix.from_dense(truth),
+    )
     method = {"positives_per_image": 1.8, "cl_weight": 0.3, "scl_weight": 1.0} | (method or {})
     seen, _, val = make_scenes(9, seed=1)
 

@@ -38,7 +38,9 @@ def make_fit(out, shard, objective=None, *, stages=STAGES, val_unknown=False, **
     net = SpatialNet(nn.Identity(), SpatialHead(DIM, CLASSES))
     config = FitConfig(stages, **options)
     device = torch.device("cpu")
-    problem = Problem(labels, (1, 1), config.warmup_epochs, config.epochs, 0, shard, device)
+    problem = Problem(
+        labels, (1, 1), warmup_epochs=config.warmup_epochs, epochs=config.epochs, seed=0, shard=shard, device=device
+    )
     inputs = torch.from_numpy(x).float()[:, :, None, None]
 
     def validate(module):

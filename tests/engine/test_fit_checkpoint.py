@@ -166,7 +166,7 @@ def test_two_loader_workers_give_the_run_of_none(scenes, tmp_path, left):
         loader = TrainLoader(photos, EpochSampler(len(train), 5, 3), collate, Workers(workers))
         stages = (StageConfig(name="main", epochs=2, lr=1e-2),)
         method = ExpectedNegative(positives_per_image=2.9, scl_weight=0.5)
-        problem = Problem(train.matrix, (8, 8), 0, 2, 3)
+        problem = Problem(train.matrix, (8, 8), epochs=2, seed=3)
         config = FitConfig(stages, seed=3, checkpoint_every_steps=3)
         return Fit(net, method, loader, config, problem, accelerator=make_accelerator(cpu=True), out=out)
 

@@ -6,10 +6,19 @@ import pytest
 import torch
 
 from fewtags.engine import memory
-from fewtags.engine.memory import heatmap_memory, heatmap_need, score_bytes
+from fewtags.engine.memory import heatmap_need, refuse_large_stores
 from fewtags.errors import ConfigError
+from fewtags.objectives.base import RunFacts
 from fewtags.objectives.expected_negative import ExpectedNegative
-from fewtags.stores.rows import ScoreStore
+from fewtags.stores.rows import ScoreStore, score_bytes
+
+
+def heatmap_memory(objective, samples, classes, grid, *, most_positives=1, **options):
+    """Refuse what does not fit; bytes of the heatmaps, over all processes."""
+    facts = RunFacts(samples=samples, classes=classes, grid=grid, most_positives=most_positives)
+    stores = objective.memory(facts)
+    refuse_large_stores(stores, samples, classes, **options)
+    return sum(store.size(samples) for store in stores if store.name == "heatmaps")
 
 
 @pytest.fixture

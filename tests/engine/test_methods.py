@@ -2,15 +2,21 @@
 
 import dataclasses
 import inspect
+import json
+import sys
 
 import pytest
 
+from fewtags.config.parse import parse
 from fewtags.engine.methods import (
     EVERY_METHOD,
     METHODS,
     PRETRAIN_METHODS,
+    changed_source,
     make_objective,
     method_class,
+    method_doc,
+    method_source,
     pretrain_settings_models,
     settings_models,
     settings_of,
@@ -60,7 +66,7 @@ def test_settings_are_the_signature_of_the_class(name):
     """Nothing is said twice: the same names, in the same order, with the same defaults."""
     models = settings_models() if name in METHODS else pretrain_settings_models()
     fields = models[name].model_fields
-    expected = {p: value.default for p, value in inspect.signature(EVERY_METHOD[name]).parameters.items()}
+    expected = {p: value.default for p, value in inspect.signature(method_class(name)).parameters.items()}
     assert [*fields] == ["name", *expected]
     assert {key: fields[key].default for key in expected} == expected
     assert not any(default is inspect.Parameter.empty for default in expected.values())
@@ -89,17 +95,21 @@ def test_a_setting_that_cannot_be_written_down():
     )
 
 
-def test_an_objective_of_ones_own_cannot_be_written_down():
+def test_a_class_that_cannot_be_imported_again_is_refused():
+    @dataclasses.dataclass(eq=False)
     class Mine(Objective):
         def step(self, net, batch, at):
             raise NotImplementedError
 
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=r"cannot be imported from .*; define the class at the top level of a module"):
         settings_of(Mine())
-    assert str(error.value) == (
-        "Mine is not one of BCE, AssumeNegative, ExpectedNegative, PatchML, FixMatch, MLS, MoCo, SimSiam, BYOL, NNCLR, "
-        "DenseCL; train it with fewtags.Fit, which takes any."
-    )
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_the_table_names_classes_that_exist_and_says_what_they_do(name):
+    assert issubclass(method_class(name), Objective)
+    assert EVERY_METHOD[name].path == f"{method_class(name).__module__}:{method_class(name).__qualname__}"
+    assert EVERY_METHOD[name].summary
 
 
 def test_names():
@@ -109,6 +119,122 @@ def test_names():
     with pytest.raises(ConfigError) as error:
         method_class("bec")
     assert str(error.value) == (
-        "'bec' is not a method (did you mean 'bce'?). Known: bce, assume_negative, expected_negative, patchml, "
-        "fixmatch, mls, moco, simsiam, byol, nnclr, densecl."
+        f"'bec' is not a method (did you mean 'bce'?). Known: {', '.join(EVERY_METHOD)}, or a class of your own as "
+        "my_package.my_module:MyObjective."
     )
+
+
+def test_every_setting_of_a_method_is_in_its_documentation():
+    for name in EVERY_METHOD:
+        method = method_class(name)
+        for field in dataclasses.fields(method):
+            assert f"    {field.name}: " in method_doc(method), (name, field.name)
+
+
+# --- methods of your own
+
+HEADER = """
+from dataclasses import dataclass
+import fewtags as ft
+"""
+SOUND = """
+@dataclass(eq=False)
+class Mine(ft.Objective):
+    rate: float = 0.5
+    kind: str = "a"
+
+    def step(self, net, batch, at):
+        raise NotImplementedError
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Write a module into the current folder; returns its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    made = []
+
+    def write(text, name=f"own_{tmp_path.name}"):
+        (tmp_path / f"{name}.py").write_text(HEADER + text, "utf-8")
+        made.append(name)
+        return name
+
+    yield write
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+def test_a_method_of_your_own_comes_from_the_current_folder(module):
+    name = module(SOUND)
+    settings = settings_models()[f"{name}:Mine"](name=f"{name}:Mine", rate=0.25)
+    objective = make_objective(settings)
+    assert (objective.rate, objective.kind) == (0.25, "a")
+    assert settings_of(objective) == settings
+    assert method_source(objective)["file"].endswith(f"{name}.py")
+    assert method_source(BCE()) is None
+
+
+def test_a_change_of_its_file_is_noticed(module, tmp_path):
+    name = module(SOUND)
+    objective = method_class(f"{name}:Mine")()
+    began = {"method_source": method_source(objective)}
+    assert changed_source(objective, began) is None
+    module(SOUND + "# changed")
+    assert changed_source(objective, began).endswith(
+        f"{name}.py has changed since the run began, so the result may differ"
+    )
+    assert changed_source(BCE(), {"method_source": None}) is None
+
+
+def test_settings_of_a_method_of_your_own_are_validated(module):
+    name = module(SOUND)
+    with pytest.raises(ConfigError) as error:
+        parse({"data": {"train": "x"}, "objective": {"name": f"{name}:Mine", "rat": 1, "kind": 2}}, settings_models())
+    assert "unknown key 'objective.rat'; did you mean 'objective.rate'?" in str(error.value)
+    assert "objective.kind = 2: input should be a valid string" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "message"),
+    [
+        (SOUND, "{name}:Mein", "has no class 'Mein' (did you mean 'Mine'?)."),
+        (SOUND, "{name}:Mine()", "'{name}:Mine()' does not name a class; write it as my_package.my_module:My"),
+        ("Mine = 3", "{name}:Mine", "{name}:Mine is not a subclass of fewtags.Objective."),
+        ("class Mine(ft.Objective):\n    pass", "{name}:Mine", "{name}:Mine does not define step."),
+        (SOUND.replace("@dataclass(eq=False)", ""), "{name}:Mine", "{name}:Mine is not a dataclass; its settings"),
+        (SOUND.replace("rate:", "name:"), "{name}:Mine", "{name}:Mine has a setting called name"),
+        ("import no_such_module", "{name}:Mine", "{name}.py, line 4: ModuleNotFoundError: No module named 'no_such_m"),
+        ("x = 1 / 0", "{name}:Mine", "{name}.py, line 4: ZeroDivisionError: division by zero"),
+        ("def f(:", "{name}:Mine", "{name}.py, line 4: SyntaxError: invalid syntax"),
+        (SOUND.replace("rate: float", "rate: 'Unknown'"), "{name}:Mine", "{name}:Mine cannot be written into a config"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused_with_its_reason(module, text, path, message):
+    name = module(text)
+    with pytest.raises(ConfigError) as error:
+        settings_models()[path.format(name=name)]
+    assert message.format(name=name) in str(error.value)
+
+
+def test_a_module_that_cannot_be_found_says_where_it_was_looked_for(module, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        method_class("no_such_package.losses:Mine", tmp_path / "runs")
+    assert str(error.value) == (
+        "cannot find the module 'no_such_package' of the method no_such_package.losses:Mine: there is no "
+        f"no_such_package.py or no_such_package/ in {tmp_path} or {tmp_path / 'runs'}, and no installed package has "
+        "this name. Run the command in the folder that contains it, install the package, or add its folder to "
+        "PYTHONPATH."
+    )
+
+
+def test_a_run_is_resumed_with_modules_of_the_folder_it_was_started_in(module, tmp_path, monkeypatch):
+    name = module(SOUND)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "environment.json").write_text(json.dumps({"working_directory": str(tmp_path)}), "utf-8")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="cannot find the module"):
+        settings_models()[f"{name}:Mine"]
+    assert f"{name}:Mine" in settings_models(tmp_path / "run")
+    assert settings_models(tmp_path / "run")[f"{name}:Mine"].model_fields["rate"].default == 0.5

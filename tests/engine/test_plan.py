@@ -352,7 +352,7 @@ def test_a_method_that_nobody_named_uses_points_and_boxes_where_there_are_any(ta
     lines = [*plan.lines()]
     for line in (
         "method: patchml",
-        "patchml was taken because of 2 points and 1 box; without them: --method expected_negative",
+        "patchml was chosen because of 2 points and 1 box; without them: --method expected_negative",
         "unknown classes of labelled photos are taken as negative, since 2 positives and 0 negatives are known "
         "(objective.image_unknown)",
         "a located patch weighs 4, as all of a map (objective.patch_weights)",
@@ -363,7 +363,7 @@ def test_a_method_that_nobody_named_uses_points_and_boxes_where_there_are_any(ta
 def test_a_method_that_does_not_look_at_places_says_so(tables, make_config):
     plan = derive(make_config(), replace(tables, train=with_places(tables.train)), None, cpu=True)
     assert (
-        "1 point and 0 boxes count as tags only: expected_negative does not look at where; --method patchml does"
+        "1 point and 0 boxes count as tags only: expected_negative does not use locations; --method patchml does"
     ) in plan.notes
     assert not any("tags only" in note for note in derive(make_config(), tables, None, cpu=True).notes)
 

@@ -90,7 +90,7 @@ def train(scene, make_source, *, cached, objective=None):
     )
     config = FitConfig(stages, batchnorm_eval=True)
     objective = objective or ExpectedNegative(positives_per_image=1.5, cl_weight=0.5, scl_weight=1.0)
-    problem = Problem(scene.labels, (SIZE // 4, SIZE // 4), config.warmup_epochs, config.epochs)
+    problem = Problem(scene.labels, (SIZE // 4, SIZE // 4), warmup_epochs=config.warmup_epochs, epochs=config.epochs)
     accelerator = make_accelerator(cpu=True)
     model = net.head if cached else net
     fit = Fit(net, objective, make_source(net), config, problem, accelerator=accelerator, model=model)

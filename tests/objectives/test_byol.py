@@ -90,7 +90,7 @@ def test_the_targets_batchnorm_sees_the_batch():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigError) as error:
         BYOL(momentum=-0.1)
-    assert str(error.value) == "momentum must be from 0 to 1, got -0.1."
+    assert str(error.value) == "momentum must be in 0..1, got -0.1."
     net, method, _ = made()
     with pytest.raises(ConfigError, match=r"^BYOL needs two views of every image"):
         method.step(net, replace(batch_of([1, 2], 0), second_view=None), Progress(0, 0, 2))

@@ -131,7 +131,7 @@ def test_all_that_the_keys_are_made_of_comes_back_in_order():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weight": 1.1}, "weight must be from 0 to 1, got 1.1."),
+        ({"weight": 1.1}, "weight must be in 0..1, got 1.1."),
         ({"batchnorm_groups": 0}, "batchnorm_groups must be at least 1, got 0."),
     ],
 )

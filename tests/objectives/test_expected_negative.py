@@ -403,7 +403,7 @@ def test_step_and_commit_never_wait_for_the_device(options):
 ERRORS = [
     ({"positives_per_image": 0.0}, "positives_per_image must be above 0, got 0.0."),
     ({"positives_per_image": float("nan")}, "positives_per_image must be above 0, got nan."),
-    ({"class_prior": (0.5, 1.5)}, "class_prior holds shares of images, in 0..1, got (0.5, 1.5)."),
+    ({"class_prior": (0.5, 1.5)}, "class_prior must contain numbers in 0..1, got (0.5, 1.5)."),
     ({"cl_weight": -1.0}, "cl_weight must be at least 0, got -1.0."),
     ({"ramp_epochs": -1}, "ramp_epochs must be at least 0, got -1."),
     ({"momentum": 1.1}, "momentum must be in 0..1, got 1.1."),
@@ -411,7 +411,7 @@ ERRORS = [
         {"momentum": 0.999, "corrected_averages": True},
         "corrected_averages counts visits up to 255, enough for a momentum up to 0.996, got 0.999.",
     ),
-    ({"heatmap_top_k": 0}, "heatmap_top_k must be at least 1, or None for all classes, got 0."),
+    ({"heatmap_top_k": 0}, "heatmap_top_k must be at least 1, got 0."),
     (
         {"heatmap_dtype": "float16", "heatmap_rounding": "stochastic"},
         "heatmap_rounding='stochastic' is for heatmap_dtype='uint8', got 'float16'.",

@@ -210,7 +210,7 @@ def test_who_needs_a_strong_view():
     [
         ({"pseudo_fill": "unlabeled"}, "pseudo_fill must be one of unlabelled, unknown, got 'unlabeled' (did you mean "
          "'unlabelled'?)."),
-        ({"pseudo_weight": 0.0}, "pseudo_weight must be in 1e-06..inf, got 0.0."),
+        ({"pseudo_weight": 0.0}, "pseudo_weight must be at least 1e-06, got 0.0."),
         ({"uncertainty_views": 1}, "uncertainty_views compares at least 2 views, or is 0 (off), got 1."),
         ({"positive_from": 0.5, "negative_to": 0.5}, "negative_to must be below positive_from, got 0.5 and 0.5."),
         ({"positive_from": (0.9, 0.5), "negative_to": 0.6}, "negative_to of class 1 must be below positive_from, got "

@@ -195,7 +195,7 @@ def test_churn_is_told_by_what_could_and_what_did_come_back():
     ("options", "message"),
     [
         ({"k": 0}, "k must be at least 1, got 0."),
-        ({"momentum": 1.5}, "momentum must be from 0 to 1, got 1.5."),
+        ({"momentum": 1.5}, "momentum must be in 0..1, got 1.5."),
         (
             {"neighbour_loss": "knn_eq2", "reduction": "balanced", "logit_bias": 1.0},
             'logit_bias and reduction would do nothing with neighbour_loss = "knn_eq2"; leave it out.',

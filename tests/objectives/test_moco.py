@@ -78,7 +78,7 @@ def test_queue_size_follows_from_the_images():
     ("options", "message"),
     [
         ({"queue_size": 0}, "queue_size must be at least 1, got 0."),
-        ({"momentum": 1.01}, "momentum must be from 0 to 1, got 1.01."),
+        ({"momentum": 1.01}, "momentum must be in 0..1, got 1.01."),
         ({"temperature": float("nan")}, "temperature must be at least 0.001, got nan."),
     ],
 )

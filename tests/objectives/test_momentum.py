@@ -9,14 +9,12 @@ from torch import nn
 from two_processes import both, load
 from two_views import Cells, batch_of, in_double, layer_by_layer, lengths_one, problem
 
-from fewtags.errors import ConfigError
 from fewtags.nets.encoder import Encoder, pooled
 from fewtags.objectives.base import Progress
 from fewtags.objectives.momentum import (
     SHUFFLE,
     Keys,
     MomentumPair,
-    check_ranges,
     default_queue_size,
     mean_norm,
     predicting_heads,
@@ -200,17 +198,3 @@ def test_length_of_the_mean():
     rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [9.0, 9.0]])
     assert mean_norm(rows, torch.tensor([True, True, False])).item() == pytest.approx(0.5**0.5)
     assert mean_norm(rows, torch.tensor([False] * 3)).item() == 0
-
-
-def test_ranges():
-    class Settings:
-        share, size, left = 0.5, 1, None
-
-    check_ranges(Settings(), {"share": (0.0, 0.5), "size": (1.0, float("inf")), "left": (1.0, 2.0)})
-    for ranges, message in (
-        ({"share": (0.6, 1.0)}, "share must be from 0.6 to 1, got 0.5."),
-        ({"size": (2.0, float("inf"))}, "size must be at least 2, got 1."),
-    ):
-        with pytest.raises(ConfigError) as error:
-            check_ranges(Settings(), ranges)
-        assert str(error.value) == message

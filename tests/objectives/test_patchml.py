@@ -248,7 +248,7 @@ def test_no_pseudo_labels_before_their_time():
         ({"patch_gammas": (1.0, 2.0)}, "patch_gammas must be three numbers of at least 0, for positive, negative and "
          "unknown; got (1.0, 2.0)."),
         ({"coverage": 0.0}, "coverage must be in 1e-06..1, got 0.0."),
-        ({"pseudo_from": 0}, "pseudo_from must be in 1..inf, got 0."),
+        ({"pseudo_from": 0}, "pseudo_from must be at least 1, got 0."),
         ({"near": 0.9, "far": 0.3}, "near must be below far, got 0.9 and 0.3."),
     ],
 )  # fmt: skip

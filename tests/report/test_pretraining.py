@@ -124,7 +124,14 @@ def test_curves_name_chance_and_collapse():
         {"epoch": 0, "train/loss": 2.0, "train/infonce": 1.5, "train/spread": 0.5, "train/neighbour_loss": 1.0},
         {"epoch": 1, "train/loss": 1.9, "train/infonce": 1.4, "train/spread": 0.6, "train/neighbour_loss": 1.0},
     ]
-    objective = {"queue_size": 8, "k": 2, "temperature": 0.2, "neighbour_loss": "bce", "reduction": "mean"}
+    objective = {
+        "name": "mls",
+        "queue_size": 8,
+        "k": 2,
+        "temperature": 0.2,
+        "neighbour_loss": "bce",
+        "reduction": "mean",
+    }
     loss, spread = curves(history, objective).axes
     levels = [line.get_ydata()[0] for line in loss.lines if line.get_linestyle() == ":"]
     assert levels == pytest.approx([np.log(9), np.log1p(np.exp(5)) - 1.25])

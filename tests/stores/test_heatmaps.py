@@ -258,7 +258,7 @@ def test_full_crop_reads_2x2_means_and_an_aligned_half_crop_reads_cells():
     torch.testing.assert_close(target, cells[:, :, 2:6, 4:8], rtol=0, atol=1e-5)
 
 
-# --- what uint8 does (research/single_positive.md, 6.2)
+# --- rounding of uint8: small differences between old and new values are lost
 
 
 @pytest.mark.parametrize("prob", [0.0, 0.004, 0.0097, 0.0101, 0.3003, 0.5, 0.7777, 0.9903, 0.996, 1.0])
@@ -322,14 +322,14 @@ def test_stochastic_rounding_is_a_function_of_seed_sample_and_visit():
     assert not torch.equal(whole, run(2, [torch.arange(6)]))
 
 
-# --- borders (research/single_positive.md, 6.1)
+# --- borders, which few crops show
 
 
 def test_start_value_stays_long_at_the_border():
     """25 epochs of square crops of area U(.25, 1): what is left of the start value, on average.
 
     A cell of 28 x 28 covered with probability q keeps (1 - .2 q)^25 for a fixed q: q = .999 in the middle, .18 at an
-    edge, .09 in a corner. Simulated in research/single_positive.md: .004, .40 and .64.
+    edge, .09 in a corner. A simulation with varying q gave .004, .40 and .64.
     """
     rng, rows = np.random.default_rng(0), 300
     store = HeatmapStore(rows, 1, (14, 14), HeatmapPlan(dtype="float16"))
@@ -522,8 +522,8 @@ def test_state_goes_through_a_file_into_a_memory_map(tmp_path, plan):
 
 def test_a_state_of_another_kind_is_refused():
     message = (
-        "the checkpoint holds ['cell_visits', 'values', 'visits'] for heatmaps, this run keeps ['values', 'visits']. "
-        "Resume with the settings the checkpoint was written with."
+        "the checkpoint contains ['cell_visits', 'values', 'visits'] for heatmaps, this run keeps ['values', 'visits']."
+        " Resume with the settings the checkpoint was written with."
     )
     with pytest.raises(CheckpointError, match=re.escape(message)):
         HeatmapStore(1, 1, (1, 1), HeatmapPlan()).load_state_dict(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fewtags.errors import CheckpointError
-from fewtags.stores.neighbours import NOBODY, Neighbours, agreement
+from fewtags.stores.neighbours import NO_NEIGHBOUR, Neighbours, agreement
 from fewtags.stores.shard import Shard
 
 
@@ -18,8 +18,8 @@ def int64(values):
 def test_what_is_written_is_read():
     """Five images, two neighbours each; the last one that is written counts, and nobody is -1."""
     neighbours = Neighbours(5, 2)
-    assert neighbours.read(torch.arange(5)).tolist() == [[NOBODY, NOBODY]] * 5
-    neighbours.write(int64([3, 0]), int64([[1, 4], [2, NOBODY]]))
+    assert neighbours.read(torch.arange(5)).tolist() == [[NO_NEIGHBOUR, NO_NEIGHBOUR]] * 5
+    neighbours.write(int64([3, 0]), int64([[1, 4], [2, NO_NEIGHBOUR]]))
     neighbours.write(int64([0]), int64([[4, 1]]))
     assert neighbours.read(int64([0, 1, 3])).tolist() == [[4, 1], [-1, -1], [1, 4]]
     assert neighbours.read(int64([0])).dtype == torch.int64
@@ -29,7 +29,7 @@ def test_a_process_keeps_its_own_rows():
     """Images 1, 3, 5 of 6 belong to the second of two processes; neighbours are global numbers."""
     neighbours = Neighbours(6, 1, shard=Shard(1, 2))
     neighbours.write(int64([5, 1]), int64([[4], [2]]))
-    assert neighbours.ids.tolist() == [[2], [NOBODY], [4]]
+    assert neighbours.ids.tolist() == [[2], [NO_NEIGHBOUR], [4]]
     assert neighbours.read(int64([5])).tolist() == [[4]]
     with pytest.raises(AssertionError, match="rank=1"):
         neighbours.read(int64([4]))
@@ -69,11 +69,11 @@ def test_agreement_is_that_of_sets(images, before, now, seed):
     def chosen(count):
         """Distinct numbers per image, some of them nobody."""
         rows = np.stack([rng.permutation(9)[:count] for _ in range(images)])
-        return np.where(rng.random(rows.shape) < 0.3, NOBODY, rows)
+        return np.where(rng.random(rows.shape) < 0.3, NO_NEIGHBOUR, rows)
 
     old, new = chosen(before), chosen(now)
     there = rng.choice(np.arange(-1, 9), size=rng.integers(0, 6))
-    sets = [({*a} - {NOBODY}, {*b}) for a, b in zip(old.tolist(), new.tolist(), strict=True)]
+    sets = [({*a} - {NO_NEIGHBOUR}, {*b}) for a, b in zip(old.tolist(), new.tolist(), strict=True)]
     met, kept = agreement(*(torch.from_numpy(np.asarray(rows, np.int64)) for rows in (old, new, there)))
     assert met.item() == pytest.approx(np.mean([len(a & {*there.tolist()}) for a, _ in sets]))
     assert kept.item() == pytest.approx(np.mean([len(a & b) for a, b in sets]))

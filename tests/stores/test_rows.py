@@ -175,7 +175,7 @@ def test_a_state_of_another_kind_is_refused_and_nothing_is_copied():
     with pytest.raises(CheckpointError, match=re.escape(message)):
         store.load_state_dict(foreign.state_dict())
     message = (
-        "the checkpoint holds ['values'] for scores, this run keeps ['values', 'visits']. "
+        "the checkpoint contains ['values'] for scores, this run keeps ['values', 'visits']. "
         "Resume with the settings the checkpoint was written with."
     )
     with pytest.raises(CheckpointError, match=re.escape(message)):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from fewtags.cli.options import Json
+from fewtags.objectives.table import DEFAULT_METHOD, DEFAULT_PRETRAIN_METHOD, LOCATED_METHOD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,19 +31,12 @@ def methods(
       fewtags methods
       fewtags methods expected_negative
     """  # noqa: D301
-    from fewtags.engine.methods import (
-        EVERY_METHOD,
-        METHODS,
-        PRETRAIN_METHODS,
-        method_class,
-        pretrain_settings_models,
-        settings_models,
-    )
+    from fewtags.engine.methods import EVERY_METHOD, method_class, method_doc, settings_model
+    from fewtags.objectives.table import METHODS, PRETRAIN_METHODS
 
-    models = {**settings_models(), **pretrain_settings_models()}
-    chosen = {name: method_class(name)} if name else EVERY_METHOD
+    chosen = {key: method_class(key) for key in ([name] if name else EVERY_METHOD)}
     if as_json:
-        typer.echo(json.dumps({n: models[n].model_json_schema() for n in chosen}))
+        typer.echo(json.dumps({key: settings_model(method).model_json_schema() for key, method in chosen.items()}))
         return
     headings = {
         next(iter(METHODS)): "To train with labels, fewtags train --method NAME:\n",
@@ -52,12 +45,11 @@ def methods(
     for key, method in chosen.items():
         if not name and key in headings:
             typer.echo(headings[key])
-        doc = inspect.getdoc(method) or ""
-        typer.echo(f"{key}: {doc if name else doc.splitlines()[0]}")
+        typer.echo(f"{key}: {method_doc(method) if name else EVERY_METHOD[key].summary}")
         if name:
             typer.echo("\nDefaults, as TOML:\n\n[objective]")
             typer.echo(f'name = "{key}"')
-        for line in _lines({k: v for k, v in models[key].model_fields.items() if k != "name"}):
+        for line in _lines({k: v for k, v in settings_model(method).model_fields.items() if k != "name"}):
             typer.echo(line if name else f"  {line}")
         typer.echo("")
     if not name:
@@ -94,13 +86,19 @@ def config(
         for line in _lines(_settings(field.annotation).model_fields):
             typer.echo(line)
     if pretrain:
-        typer.echo('\n[objective]  # settings of the other methods: fewtags methods\nname = "mls"')
-        for line in _lines({k: v for k, v in pretrain_settings_models()["mls"].model_fields.items() if k != "name"}):
+        typer.echo(
+            f'\n[objective]  # settings of the other methods: fewtags methods\nname = "{DEFAULT_PRETRAIN_METHOD}"'
+        )
+        for line in _lines(
+            {k: v for k, v in pretrain_settings_models()[DEFAULT_PRETRAIN_METHOD].model_fields.items() if k != "name"}
+        ):
             typer.echo(line)
     else:
-        typer.echo("\n[objective]  # default: patchml if points or boxes are known, else this method (fewtags methods)")
-        typer.echo('# name = "expected_negative"')
-        fields = settings_models()["expected_negative"].model_fields
+        typer.echo(
+            f"\n[objective]  # default: {LOCATED_METHOD} if points or boxes are known, else this (fewtags methods)"
+        )
+        typer.echo(f'# name = "{DEFAULT_METHOD}"')
+        fields = settings_models()[DEFAULT_METHOD].model_fields
         for line in _lines({k: v for k, v in fields.items() if k != "name"}):
             typer.echo(line if line.startswith("#") else f"# {line}")
     typer.echo("\n# Presets (train.preset):")

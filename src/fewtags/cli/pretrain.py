@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fewtags.cli.train import Set
+from fewtags.objectives.table import pretrain_method_help
 
 if TYPE_CHECKING:
     from fewtags.engine.events import Event
@@ -24,7 +25,7 @@ def pretrain(
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/pretrained"),
     method: Annotated[
         str | None,
-        typer.Option(help="mls (the default), moco, simsiam, byol, nnclr or densecl; see `fewtags methods`."),
+        typer.Option(help=pretrain_method_help()),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="paper or small; default: paper with a GPU and 50,000 photos, else small.")

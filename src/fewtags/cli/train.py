@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fewtags.formats import list_formats
+from fewtags.objectives.table import train_method_help
 
 if TYPE_CHECKING:
     from fewtags.config.sections import Config
@@ -39,10 +40,7 @@ def train(
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/first"),
     method: Annotated[
         str | None,
-        typer.Option(
-            help="bce, assume_negative, expected_negative, patchml or fixmatch, see `fewtags methods`; default: "
-            "patchml where points or boxes are known, else expected_negative."
-        ),
+        typer.Option(help=train_method_help()),
     ] = None,
     preset: Annotated[
         str | None,

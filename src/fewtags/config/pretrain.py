@@ -1,4 +1,4 @@
-"""Settings of `fewtags pretrain`: models, presets, and a pure `resolve_pretrain` that leaves nothing to derive."""
+"""Settings of `fewtags pretrain`: sections, presets, and a pure `resolve_pretrain` that derives what is left open."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ from fewtags.config.presets import Facts
 from fewtags.config.sections import MOST_SEED, ObjectiveConfig, Settings, StageConfig
 from fewtags.errors import ConfigError
 from fewtags.formats import FormatName
-from fewtags.objectives.momentum import default_queue_size
+from fewtags.objectives.base import Objective, RunFacts
 
 PAPER_IMAGES = 50_000
-"""From so many images on, and with a GPU, the paper's settings are the default."""
-
-
-PAPER_QUEUE = 4096
-BASE_LR = {"simsiam": 0.05}
-"""Of 256 photos a step, where it is not MLS's and MoCo's on scene images, 0.3."""
+"""Number of images from which on, with a GPU, the paper's settings are the default."""
 
 
 @final
@@ -43,7 +38,7 @@ class PretrainModelConfig(Settings):
 
 @final
 class PretrainAugmentConfig(Settings):
-    """How the two views of a photo are drawn; the defaults are MoCo-v2's "aug-plus"."""
+    """Augmentation of the two views of a photo; the defaults are MoCo-v2's "aug-plus"."""
 
     size: int | None = Field(None, ge=32, description="input side in pixels")
     min_area: float = Field(0.2, gt=0, le=1, description="smallest cropped share of the photo")
@@ -62,29 +57,31 @@ class PretrainTrainConfig(Settings):
     """Optimisation: SGD with a momentum of 0.9."""
 
     preset: Literal["paper", "small"] | None = Field(
-        None, description="left out: paper with a GPU and 50,000 images or more, else small"
+        None, description="default: paper with a GPU and 50,000 images or more, else small"
     )
     epochs: int | None = Field(None, ge=1, description="how many times every photo is seen")
     lr: float | None = Field(
         None,
         gt=0,
-        description="learning rate at the start; left out: 0.3 (simsiam: 0.05) for 256 photos a step, in proportion",
+        description="learning rate at the start; default: 0.3 (simsiam: 0.05) per 256 photos in a step",
     )
     batch_size: int | None = Field(None, ge=2, description="per process")
     weight_decay: float = Field(1e-4, ge=0, description="added to the gradient")
     schedule: Literal["constant", "cosine", "cosine_epoch"] = Field(
         "cosine_epoch", description="of the learning rate; cosine_epoch changes it between epochs, as MoCo does"
     )
-    clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient; left out: any")
+    clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient; default: no limit")
     precision: Literal["no", "bf16", "fp16"] | None = Field(
-        None, description="of the net's arithmetic, no: float32; left out: bf16 on a GPU that has it"
+        None, description="arithmetic of the net, no: float32; default: bf16 on a GPU that supports it"
     )
     sync_batchnorm: bool = Field(
         False, description="BatchNorm statistics of the backbone over all processes, several GPUs only"
     )
     workers: int | None = Field(None, ge=0, description="processes that read photos, per training process")
-    seed: int = Field(0, ge=0, le=MOST_SEED, description="decides everything random")
-    checkpoint_every_steps: int | None = Field(None, ge=1, description="beside the one at every epoch's end")
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="seed of everything random")
+    checkpoint_every_steps: int | None = Field(
+        None, ge=1, description="checkpoints within an epoch; one is always written at its end"
+    )
     collapse: Literal["stop", "warn", "ignore"] = Field(
         "stop", description="what happens when all images get the same vector"
     )
@@ -92,7 +89,7 @@ class PretrainTrainConfig(Settings):
 
 @final
 class PretrainConfig(Settings):
-    """Everything a pretraining run is told."""
+    """All settings of a pretraining run."""
 
     data: PretrainDataConfig
     model: PretrainModelConfig = PretrainModelConfig()
@@ -111,14 +108,14 @@ class _Preset(Settings):
 PRESETS: Mapping[str, _Preset] = {
     # Section 4.1 of MLS; batch size and schedule are not stated there and are MoCo's.
     "paper": _Preset(backbone="resnet50", size=224, batch_size=256, epochs=400),
-    # For thousands of photos and a patient machine.
+    # For thousands of photos; takes hours without a GPU.
     "small": _Preset(backbone="resnet18", size=128, batch_size=64, epochs=200),
 }
 
 
 @final
 class PretrainResolved(Settings):
-    """Every setting of a pretraining run with nothing left to derive; printed, and stored beside the run."""
+    """Every setting of a pretraining run, all derived; printed, and stored in the run folder."""
 
     preset: Literal["paper", "small"]
     backbone: str
@@ -139,12 +136,18 @@ class PretrainResolved(Settings):
     collapse: Literal["stop", "warn", "ignore"]
 
 
-def resolve_pretrain(config: PretrainConfig, facts: Facts, processes: int = 1) -> PretrainResolved:
-    """Fill everything that was left to derive. Pure: the same config and facts give the same answer.
+def resolve_pretrain(
+    config: PretrainConfig, facts: Facts, objective: Objective, processes: int = 1
+) -> PretrainResolved:
+    """Derive every setting that was left open. Pure: the same arguments give the same result.
 
-    What an objective was not told: with the preset `paper` a queue has 4096 keys; `small` scales to the number of
-    images: the queue to about a sixteenth of them, k to 1 % of the queue, the momentum to 0.99, and the loss on
-    neighbours begins after a tenth of the epochs.
+    The objective derives its own settings (`Objective.derived`). They apply where the user set nothing, or null.
+
+    Args:
+        config: the user's settings.
+        facts: about data and machine.
+        objective: the method, made from `config.objective`.
+        processes: number of processes that will train.
 
     Raises:
         ConfigError: settings that contradict each other.
@@ -160,13 +163,13 @@ def resolve_pretrain(config: PretrainConfig, facts: Facts, processes: int = 1) -
         raise ConfigError(
             "train.sync_batchnorm needs several CUDA GPUs; leave it out: keys are shuffled among processes in any case."
         )
-    seen = min(batch * processes, facts.samples)  # photos a step
-    lr = train.lr or BASE_LR.get(str(config.objective.name), 0.3) * seen / 256
-    objective = config.objective.model_dump(mode="json")
-    if name == "small":
-        objective |= _small(config.objective, facts.samples, epochs)
-    elif "queue_size" in objective and objective["queue_size"] is None:
-        objective["queue_size"] = PAPER_QUEUE
+    photos_per_step = min(batch * processes, facts.samples)
+    lr = train.lr or objective.base_lr * photos_per_step / 256
+    settings = config.objective.model_dump(mode="json")
+    about_run = RunFacts(samples=facts.samples, classes=facts.classes, epochs=epochs, few_images=name == "small")
+    for key, derived in objective.derived(about_run).items():
+        if settings[key] is None or key not in config.objective.model_fields_set:
+            settings[key] = derived.value
     return PretrainResolved(
         preset=name,
         backbone=config.model.backbone or preset.backbone,
@@ -174,7 +177,7 @@ def resolve_pretrain(config: PretrainConfig, facts: Facts, processes: int = 1) -
         drop_path=config.model.drop_path,
         size=augment.size or preset.size,
         augment=augment.model_copy(update={"size": augment.size or preset.size}),
-        objective=objective,
+        objective=settings,
         stages=(StageConfig(name="main", epochs=epochs, lr=lr, schedule=train.schedule),),
         batch_size=batch,
         weight_decay=train.weight_decay,
@@ -186,16 +189,3 @@ def resolve_pretrain(config: PretrainConfig, facts: Facts, processes: int = 1) -
         checkpoint_every_steps=train.checkpoint_every_steps or 0,
         collapse=train.collapse,
     )
-
-
-def _small(objective: ObjectiveConfig, samples: int, epochs: int) -> dict[str, Any]:
-    """Settings scaled to few images, of those that the objective has and nobody chose."""
-    told, known = objective.model_fields_set, type(objective).model_fields
-    size = getattr(objective, "queue_size", None) or default_queue_size(samples)
-    scaled = {
-        "queue_size": size,
-        "k": max(1, min(20, round(size / 100))),
-        "momentum": 0.99,
-        "neighbour_from": epochs // 10,
-    }
-    return {key: value for key, value in scaled.items() if key in known and key not in told}

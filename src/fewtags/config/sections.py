@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fewtags.formats import FormatName
 from fewtags.formats.options import ReadOptions
+from fewtags.objectives.table import DEFAULT_METHOD, LOCATED_METHOD, OWN_METHOD
 
 
 class Settings(BaseModel):
@@ -24,8 +25,8 @@ class Settings(BaseModel):
 Section = TypeVar("Section", bound=Settings)
 
 
-UNNAMED_METHODS = ("expected_negative", "patchml")
-"""What is trained with where no method is named: tags alone; points and boxes, too."""
+UNNAMED_METHODS = (DEFAULT_METHOD, LOCATED_METHOD)
+"""Default method for tag-only labels, and for labels with points or boxes."""
 MOST_SEED = 2**32 - 1
 """The largest seed that every generator takes; `numpy.random.RandomState` takes the fewest."""
 
@@ -201,7 +202,9 @@ class ObjectiveConfig(Settings):
     """The method; each has its own settings, see `fewtags methods`."""
 
     name: str | None = Field(
-        None, description="which method; left out: patchml where points or boxes are known, else expected_negative"
+        None,
+        description=f"a method of `fewtags methods`, or a class of your own ({OWN_METHOD}); default: {LOCATED_METHOD} "
+        f"if points or boxes are known, else {DEFAULT_METHOD}",
     )
 
 

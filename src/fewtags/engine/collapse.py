@@ -1,22 +1,22 @@
-"""Pretraining can collapse: all images get the same vector, and the loss looks fine. Notice it, and say what helps."""
+"""Detect that pretraining has collapsed: all images get the same vector, while the loss looks fine."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
-from fewtags.losses.contrastive import fingerprint
+from fewtags.objectives.base import Objective
 
 COLLAPSED = 0.05
-"""Spread (`losses.contrastive.collapse`) below which vectors count as one; training nets have 0.3 to 1."""
+"""Spread (`losses.contrastive.collapse`) below which vectors count as one; it is 0.3 to 1 while a net learns."""
 EPOCHS = 2
-"""So many epochs in a row, the first one left out: a random net's vectors are close to each other, too."""
-NEAR = 0.02
-"""How close, relatively, a loss must be to the one that a collapsed net has."""
+"""Collapsed epochs in a row before a warning; the first epoch never counts, as vectors of a random net are close."""
+RELATIVE_TOLERANCE = 0.02
+"""Relative difference up to which a loss equals that of a collapsed net."""
 ONE_KEY = 0.98
-"""Length of the mean key from which on the keys of a queue count as one."""
+"""Length of the mean key above which the keys of a queue count as one."""
 
 Record = Mapping[str, float | int | str]
 
@@ -24,23 +24,23 @@ Record = Mapping[str, float | int | str]
 @final
 @dataclass(frozen=True)
 class Watch:
-    """Looks at the means of every epoch.
+    """Looks for a collapse in the means of every epoch.
 
     Attributes:
-        action: "stop", "warn" or "ignore": what the caller does about it; "ignore" never says anything.
-        objective: name and settings of the method.
+        action: "stop", "warn" or "ignore": what the caller does after a warning; with "ignore" there is none.
+        objective: the method, with all settings derived.
     """
 
     action: str
-    objective: Mapping[str, Any]
+    objective: Objective
 
     def look(self, history: Sequence[Record]) -> str | None:
-        """What is wrong since the newest epoch, and what to change; None where nothing is, or it was said before.
+        """Return a warning with a remedy if the net collapsed in the newest epoch; None if not, or if already warned.
 
-        A function of the records alone, so that a resumed run says the same.
+        The result depends on the records alone, so a resumed run warns at the same epoch.
 
         Args:
-            history: a record an epoch, from the first on.
+            history: one record per epoch, from the first epoch on.
         """
         if self.action == "ignore" or not self._collapsed(history) or self._collapsed(history[:-1]):
             return None
@@ -51,9 +51,12 @@ class Watch:
         met, kept = _number(now, "neighbours_met"), _number(now, "neighbours_kept")
         if met and kept is not None:
             facts.append(f"{100 * (1 - kept / met):.0f} % of the neighbours changed")
-        if self._has_fingerprint(now):
-            facts.append(f"neighbour loss {now['train/neighbour_loss']:.3f}, that of a collapsed net")
-        return f"the net has collapsed by epoch {int(now['epoch']) + 1}: {'; '.join(facts)}. {self._cure()}"
+        facts += [
+            f"{name.replace('_', ' ')} {now[f'train/{name}']:.3f}, that of a collapsed net"
+            for name in self._losses_of_collapse(now)
+        ]
+        epoch = int(now["epoch"]) + 1
+        return f"the net has collapsed by epoch {epoch}: {'; '.join(facts)}. {self.objective.collapse_remedy}"
 
     def _collapsed(self, history: Sequence[Record]) -> bool:
         last = history[1:][-EPOCHS:]
@@ -64,35 +67,15 @@ class Watch:
         spread, mean = _number(record, "spread"), _number(record, "mean_key")
         if spread is not None and spread < COLLAPSED:
             return True
-        return mean is not None and mean > ONE_KEY and self._has_fingerprint(record)
+        return mean is not None and mean > ONE_KEY and bool(self._losses_of_collapse(record))
 
-    def _has_fingerprint(self, record: Record) -> bool:
-        """Whether L_ml is that of a collapsed net."""
-        loss, expected = _number(record, "neighbour_loss"), collapsed_loss(self.objective)
-        return loss is not None and expected is not None and math.isclose(loss, expected, rel_tol=NEAR)
-
-    def _cure(self) -> str:
-        if self.objective.get("name") == "mls" and self.objective.get("neighbour_loss") == "bce":
-            return (
-                'Start again with objective.neighbour_loss = "knn_eq10" or objective.reduction = "balanced", a later '
-                "objective.neighbour_from, a smaller objective.weight, or objective.momentum = 0.999."
-            )
-        return "Start again with a lower train.lr, a larger train.batch_size, or objective.momentum nearer to 1."
-
-
-def collapsed_loss(objective: Mapping[str, Any]) -> float | None:
-    """The neighbour loss of MLS (eq. 9) when all vectors are equal: softplus(1 / tau) - (k / D) / tau.
-
-    Args:
-        objective: name and settings of the method.
-
-    Returns:
-        the loss; None for methods and settings without this level.
-    """
-    plain = objective.get("neighbour_loss") == "bce" and objective.get("reduction") == "mean"
-    if not plain or objective.get("logit_bias") or not objective.get("queue_size"):
-        return None
-    return fingerprint(int(objective["k"]), int(objective["queue_size"]), float(objective["temperature"]))
+    def _losses_of_collapse(self, record: Record) -> list[str]:
+        """The logged losses that equal those of a collapsed net."""
+        return [
+            name
+            for name, level in self.objective.collapsed_losses().items()
+            if (loss := _number(record, name)) is not None and math.isclose(loss, level, rel_tol=RELATIVE_TOLERANCE)
+        ]
 
 
 def _number(record: Record, name: str) -> float | None:

@@ -1,110 +1,289 @@
-"""The tables of methods: name -> class. Their settings, defaults and help come from the class itself."""
+"""Methods by name: their classes, the models of their settings, and objectives made from settings.
+
+Built-in methods are listed in `objectives.table`. A method of your own is named "module:Class" and imported when it is
+needed: to train and to resume, not to predict.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import importlib
+import importlib.util
 import inspect
-from collections.abc import Mapping
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
 
 from pydantic import create_model
+from pydantic.errors import PydanticSchemaGenerationError
+from pydantic.fields import Field
 
 from fewtags.config.parse import validated
 from fewtags.config.sections import ObjectiveConfig
 from fewtags.errors import ConfigError
-from fewtags.objectives.assume_negative import BCE, AssumeNegative
-from fewtags.objectives.base import Objective
-from fewtags.objectives.byol import BYOL
-from fewtags.objectives.densecl import DenseCL
-from fewtags.objectives.expected_negative import ExpectedNegative
-from fewtags.objectives.fixmatch import FixMatch
-from fewtags.objectives.mls import MLS
-from fewtags.objectives.moco import MoCo
-from fewtags.objectives.nnclr import NNCLR
-from fewtags.objectives.patchml import PatchML
-from fewtags.objectives.simsiam import SimSiam
+from fewtags.objectives.base import Objective, RunFacts
+from fewtags.objectives.table import METHODS, OWN_METHOD, PRETRAIN_METHODS, Method
 from fewtags.text import suggest
 
-METHODS: Mapping[str, type[Objective]] = {
-    "bce": BCE,
-    "assume_negative": AssumeNegative,
-    "expected_negative": ExpectedNegative,
-    "patchml": PatchML,
-    "fixmatch": FixMatch,
-}
-"""Methods of training with labels."""
+EVERY_METHOD: Mapping[str, Method] = {**METHODS, **PRETRAIN_METHODS}
+"""All built-in methods."""
 
-PRETRAIN_METHODS: Mapping[str, type[Objective]] = {
-    "mls": MLS,
-    "moco": MoCo,
-    "simsiam": SimSiam,
-    "byol": BYOL,
-    "nnclr": NNCLR,
-    "densecl": DenseCL,
-}
-"""Methods of pretraining, which know no labels."""
 
-EVERY_METHOD: Mapping[str, type[Objective]] = {**METHODS, **PRETRAIN_METHODS}
+# --- classes
+
+
+def method_class(name: str, folder: Path | None = None) -> type[Objective]:
+    """Return the class of a built-in method, or of a method of your own.
+
+    Args:
+        name: a name of the tables, or "module:Class".
+        folder: a folder to look for the module in, after the Python path and the current folder.
+
+    Raises:
+        ConfigError: the name is unknown, or the class cannot be imported or used.
+    """
+    if name in EVERY_METHOD:
+        return _class_at(EVERY_METHOD[name].path, None)
+    if ":" not in name:
+        raise ConfigError(
+            f"{name!r} is not a method{suggest(name, EVERY_METHOD)}. Known: {', '.join(EVERY_METHOD)}, or a class of "
+            f"your own as {OWN_METHOD}."
+        )
+    found = _class_at(name, folder)
+    _refuse_unusable(found, name)
+    return found
+
+
+def _class_at(path: str, folder: Path | None) -> type[Objective]:
+    module_name, _, class_name = path.partition(":")
+    if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f"{path!r} does not name a class; write it as {OWN_METHOD}.")
+    module = _import(module_name, path, folder)
+    if class_name not in vars(module):
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        where = getattr(module, "__file__", None) or f"the module {module_name}"
+        raise ConfigError(f"{where} has no class {class_name!r}{suggest(class_name, classes)}.")
+    found: type[Objective] = vars(module)[class_name]
+    return found
+
+
+def _import(name: str, path: str, folder: Path | None) -> ModuleType:
+    """Import a module from the Python path, the current folder, or `folder`."""
+    if name in sys.modules:
+        return sys.modules[name]
+    folders = [str(Path.cwd()), *([] if folder is None else [str(folder)])]
+    sys.path.extend(place for place in dict.fromkeys(folders) if place not in sys.path)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise ConfigError(_failure(error, name)) from error
+        file = Path(*error.name.split("."))
+        raise ConfigError(
+            f"cannot find the module {error.name!r} of the method {path}: there is no {file}.py or {file}{os.sep} in "
+            f"{' or '.join(dict.fromkeys(folders))}, and no installed package has this name. Run the command in the "
+            "folder that contains it, install the package, or add its folder to PYTHONPATH."
+        ) from None
+    except Exception as error:  # whatever a user's module raises is shown with its place
+        raise ConfigError(_failure(error, name)) from error
+
+
+def _failure(error: Exception, module: str) -> str:
+    """The error of a module that is imported, with file and line."""
+    if isinstance(error, SyntaxError):
+        file, line = error.filename, error.lineno
+    else:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+        file, line = frames[-1].filename, frames[-1].lineno
+    message = error.msg if isinstance(error, SyntaxError) else error
+    return f"importing {module} failed in {file}, line {line}: {type(error).__name__}: {message}"
+
+
+def _refuse_unusable(found: object, name: str) -> None:
+    """Raise ConfigError unless an object is a class that can be trained by name."""
+    if not isinstance(found, type) or not issubclass(found, Objective):
+        raise ConfigError(f"{name} is not a subclass of fewtags.Objective.")
+    if missing := sorted(found.__abstractmethods__):
+        raise ConfigError(f"{name} does not define {' and '.join(missing)}.")
+    own = [key for key, hint in vars(found).get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
+    if not dataclasses.is_dataclass(found) or (own and "__dataclass_fields__" not in vars(found)):
+        raise ConfigError(
+            f"{name} is not a dataclass; its settings are its fields: write @dataclass(eq=False) above it."
+        )
+    if any(field.name == "name" for field in dataclasses.fields(found)):
+        raise ConfigError(f"{name} has a setting called name, which names the method in the settings; rename it.")
+
+
+def method_doc(method: type[Objective]) -> str:
+    """Return the docstring of a method, then those of the classes that declare its other settings."""
+    bases = [base for base in method.__mro__[1:] if "__dataclass_fields__" in vars(base)]
+    docs = [inspect.getdoc(method) or "", *(f"{base.__name__}: {inspect.getdoc(base) or ''}" for base in bases)]
+    return "\n\n".join(docs)
+
+
+def method_source(objective: Objective) -> dict[str, str] | None:
+    """Return the file of a method of your own and its SHA-256, for the record of a run; None for a built-in method."""
+    module = type(objective).__module__
+    if _path_of(type(objective)) in {method.path for method in EVERY_METHOD.values()}:
+        return None
+    file = getattr(sys.modules[module], "__file__", None)
+    if file is None:
+        return {"module": module}
+    return {"module": module, "file": str(Path(file).absolute()), "sha256": _digest(Path(file))}
+
+
+def changed_source(objective: Objective, environment: Mapping[str, Any]) -> str | None:
+    """Return a line if the file of a method differs from the one that a run began with.
+
+    Args:
+        objective: the method of the resumed run.
+        environment: the run's environment.json.
+    """
+    began, now = environment.get("method_source"), method_source(objective)
+    if not began or not now or began.get("sha256") == now.get("sha256"):
+        return None
+    return f"method: {now.get('file', now['module'])} has changed since the run began, so the result may differ"
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+
+
+def _path_of(method: type[Objective]) -> str:
+    return f"{method.__module__}:{method.__qualname__}"
+
+
+# --- settings
+
+
+class SettingsModels(Mapping[str, type[ObjectiveConfig]]):
+    """The model of each method's settings, by name. "module:Class" is imported when it is looked up.
+
+    Args:
+        methods: the built-in methods, which are the ones that iteration yields.
+        folder: a further folder to look for modules in.
+    """
+
+    def __init__(self, methods: Mapping[str, Method], folder: Path | None = None) -> None:
+        self.methods, self.folder = methods, folder
+
+    def __getitem__(self, name: str) -> type[ObjectiveConfig]:
+        if name not in self:
+            raise KeyError(name)
+        return settings_model(method_class(name, self.folder))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.methods or (isinstance(name, str) and ":" in name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.methods)
+
+    def __len__(self) -> int:
+        return len(self.methods)
+
+
+def settings_models(run: Path | None = None) -> SettingsModels:
+    """Return the settings models of the methods of training.
+
+    Args:
+        run: a run folder; modules are also looked for in the folder that the run was started in.
+    """
+    return SettingsModels(METHODS, _started_in(run))
+
+
+def pretrain_settings_models(run: Path | None = None) -> SettingsModels:
+    """Return the settings models of the methods of pretraining; `run` as in `settings_models`."""
+    return SettingsModels(PRETRAIN_METHODS, _started_in(run))
+
+
+def _started_in(run: Path | None) -> Path | None:
+    try:
+        record = json.loads((run / "environment.json").read_text("utf-8")) if run is not None else {}
+        return Path(record["working_directory"])
+    except (OSError, ValueError, KeyError, TypeError):  # whoever reads the run reports damage
+        return None
 
 
 @cache
-def settings_models() -> Mapping[str, type[ObjectiveConfig]]:
-    """A settings model for every method of training, made from the signature of its class."""
-    return {name: _settings_model(method) for name, method in METHODS.items()}
+def settings_model(method: type[Objective]) -> type[ObjectiveConfig]:
+    """Return a model of a method's settings, made from the fields of its class.
+
+    Raises:
+        ConfigError: a field has a type that cannot be written into a configuration.
+    """
+    assert dataclasses.is_dataclass(method)
+    try:
+        hints = get_type_hints(method)
+        fields: dict[str, Any] = {
+            field.name: (hints[field.name], _default(field)) for field in dataclasses.fields(method) if field.init
+        }
+        return create_model(f"{method.__name__}Config", __base__=ObjectiveConfig, **fields)
+    except (NameError, PydanticSchemaGenerationError) as error:
+        raise ConfigError(
+            f"the settings of {_path_of(method)} cannot be written into a configuration: {str(error).splitlines()[0]} "
+            "Settings are numbers, words, booleans, and tuples of them."
+        ) from error
 
 
-@cache
-def pretrain_settings_models() -> Mapping[str, type[ObjectiveConfig]]:
-    """The same for every method of pretraining."""
-    return {name: _settings_model(method) for name, method in PRETRAIN_METHODS.items()}
-
-
-def _settings_model(method: type[Objective]) -> type[ObjectiveConfig]:
-    hints = get_type_hints(method)
-    fields: dict[str, Any] = {
-        parameter: (hints[parameter], value.default)
-        for parameter, value in inspect.signature(method).parameters.items()
-    }
-    return create_model(f"{method.__name__}Config", __base__=ObjectiveConfig, **fields)
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return Field(default_factory=field.default_factory)
+    return ... if field.default is dataclasses.MISSING else field.default
 
 
 def settled(settings: ObjectiveConfig, method: str) -> ObjectiveConfig:
-    """The settings as they are; where they name no method, the defaults of `method`."""
+    """Return the settings, or the defaults of `method` if they name no method."""
     return settings if settings.name is not None else settings_models()[method](name=method)
 
 
 def make_objective(settings: ObjectiveConfig, **derived: Any) -> Objective:
-    """The objective that the settings describe; `derived` replaces settings that were left to derive (None)."""
-    values = settings.model_dump(exclude={"name"})
+    """Return the objective that the settings describe; `derived` replaces settings that are None (derive)."""
+    values = {key: getattr(settings, key) for key in type(settings).model_fields if key != "name"}
     values |= {k: v for k, v in derived.items() if k in values and values[k] is None}
     assert settings.name is not None
-    return EVERY_METHOD[settings.name](**values)
+    return method_class(settings.name)(**values)
+
+
+def derive_objective(settings: ObjectiveConfig, facts: RunFacts) -> tuple[Objective, list[str]]:
+    """Return the objective with all open settings derived, and the sentences that explain them."""
+    derived = make_objective(settings).derived(facts)
+    used = [value for key, value in derived.items() if getattr(settings, key) is None]
+    objective = make_objective(settings, **{key: value.value for key, value in derived.items()})
+    return objective, [value.note for value in used if value.note]
 
 
 def settings_of(objective: Objective) -> ObjectiveConfig:
-    """The settings that describe an objective of the tables.
+    """Return the settings that describe an objective.
 
     Raises:
-        ConfigError: an objective that is not in a table cannot be written into a run folder; or a setting that
-            cannot be written down, such as one that is not finite.
+        ConfigError: the class cannot be imported by name, or a value cannot be written into a configuration.
     """
-    for name, method in EVERY_METHOD.items():
-        if type(objective) is method:
-            assert dataclasses.is_dataclass(objective)
-            values = {field.name: getattr(objective, field.name) for field in dataclasses.fields(objective)}
-            models = {**settings_models(), **pretrain_settings_models()}
-            return validated(models[name], {"name": name, **values}, type(objective).__name__)
-    known = ", ".join(method.__name__ for method in EVERY_METHOD.values())
-    raise ConfigError(f"{type(objective).__name__} is not one of {known}; train it with fewtags.Fit, which takes any.")
-
-
-def method_class(name: str) -> type[Objective]:
-    """The class of a method, of either table.
-
-    Raises:
-        ConfigError: unknown; the closest name is suggested.
-    """
+    method = type(objective)
+    names = {entry.path: name for name, entry in EVERY_METHOD.items()}
+    name = names.get(_path_of(method), _path_of(method))
     if name not in EVERY_METHOD:
-        raise ConfigError(f"{name!r} is not a method{suggest(name, EVERY_METHOD)}. Known: {', '.join(EVERY_METHOD)}.")
-    return EVERY_METHOD[name]
+        if vars(sys.modules[method.__module__]).get(method.__qualname__) is not method:
+            raise ConfigError(
+                f"{method.__qualname__} cannot be imported from {method.__module__}, so a run with it could not be "
+                "resumed; define the class at the top level of a module."
+            )
+        _refuse_unusable(method, name)
+    assert dataclasses.is_dataclass(objective)
+    values = {field.name: getattr(objective, field.name) for field in dataclasses.fields(objective) if field.init}
+    return validated(settings_model(method), {"name": name, **values}, method.__name__)
+
+
+def collapsed_losses(settings: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return `Objective.collapsed_losses` of recorded settings; nothing for a method of your own, to not import it."""
+    name = str(settings.get("name"))
+    if name not in PRETRAIN_METHODS:
+        return {}
+    return make_objective(pretrain_settings_models()[name].model_validate(dict(settings))).collapsed_losses()

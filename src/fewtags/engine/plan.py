@@ -1,9 +1,10 @@
-"""From a configuration to everything that a run needs, before anything is trained or written."""
+"""Make a plan from a configuration: everything that a run needs, before anything is trained or written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -14,8 +15,8 @@ from fewtags.check.check import CheckReport, check
 from fewtags.config.presets import IN_STEPS, MOST_CELLS, SOLVED, Facts, Resolved, resolve, why_in_steps
 from fewtags.config.sections import UNNAMED_METHODS, Config, DataConfig, ObjectiveConfig
 from fewtags.engine.machine import facts
-from fewtags.engine.memory import heatmap_memory
-from fewtags.engine.methods import make_objective, settled
+from fewtags.engine.memory import refuse_large_stores
+from fewtags.engine.methods import derive_objective, make_objective, settled
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.options import ReadOptions
@@ -25,22 +26,18 @@ from fewtags.nets.backbones import create_net
 from fewtags.nets.freezing import freeze
 from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import HeadPlan, SpatialNet
-from fewtags.objectives.base import Objective, Problem
-from fewtags.objectives.expected_negative import SCL_WEIGHT, ExpectedNegative
-from fewtags.objectives.supervised import Settings as Supervised
-from fewtags.objectives.supervised import even_patches, unknown_classes
+from fewtags.objectives.base import Objective, Problem, RunFacts
 from fewtags.photos.scan import Tick
-from fewtags.stores.heatmaps import heatmap_bytes
 from fewtags.table.content import content_groups
 from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.table import Excluded, LabelTable, Notes
 from fewtags.text import counted
 
-# Without a complete label list nobody knows how many classes an image holds. ImageNet 1.2, VOC 1.5, COCO 2.9.
+# Guess of the positives per annotated positive if labels are incomplete. Per image: ImageNet 1.2, VOC 1.5, COCO 2.9.
 ASSUMED_POSITIVES = 1.5
-# So many completely labelled images are needed to take their mean.
+# Number of completely labelled images from which on their mean is used.
 COMPLETE_IMAGES = 20
-# Known positives and negatives tell the frequency of classes only where at least this share of the cells is known.
+# Known positives and negatives determine class frequencies only if at least this share of the cells is known.
 KNOWN_SHARE = 0.25
 
 
@@ -50,9 +47,9 @@ class Tables:
     """The label tables of a run, under one vocabulary.
 
     Attributes:
-        train: what is learned from.
-        val: what epochs and thresholds are chosen on.
-        test: what is measured on once; None if there is none.
+        train: labels for training.
+        val: labels on which the epoch and the thresholds are chosen.
+        test: labels for one final evaluation; None if there are none.
         truth: complete labels of the training images, for diagnostics.
     """
 
@@ -62,7 +59,7 @@ class Tables:
     truth: LabelTable | None = None
 
     def splits(self) -> dict[str, LabelTable]:
-        """What there is of train, val and test."""
+        """The tables of train, val and test that exist, by name."""
         named = {"train": self.train, "val": self.val, "test": self.test}
         return {name: table for name, table in named.items() if table is not None}
 
@@ -73,17 +70,17 @@ class Plan:
     """A run, ready to start.
 
     Attributes:
-        config: what was asked for.
-        resolved: what that means here.
+        config: the user's settings.
+        resolved: the same, with everything derived.
         tables: without the images that cannot be read.
-        report: what the check found; None where the tables come from a run that is resumed.
+        report: findings of the check; None if the tables come from a resumed run.
         objective: the method.
         net: the net, with its initial weights.
         grid: (height, width) of its maps.
-        heatmap_bytes: what heatmaps take; 0 for methods without.
-        cache: how views of the frozen trunk are cached; None where they are not.
-        fixed: how the one view is cached on which a head is solved; None where no head is.
-        notes: what was derived, in words.
+        heatmap_bytes: size of the objective's large stores (`Objective.memory`), such as heatmaps; 0 without any.
+        cache: how views of the frozen trunk are cached; None without a cache.
+        fixed: how the view is cached on which a head is solved; None if no stage solves the head.
+        notes: sentences about what was derived.
     """
 
     config: Config
@@ -100,18 +97,18 @@ class Plan:
 
     @property
     def baseline(self) -> bool:
-        """Whether the run is compared with logistic regression: not where the trunk knows nothing, or on too much."""
+        """Whether the run is compared with logistic regression: not for an untrained trunk, nor for too many cells."""
         samples, classes = self.tables.train.matrix.shape
         known = self.resolved.weights != "none"
         return self.config.train.baseline and known and samples * classes <= MOST_CELLS
 
     @property
     def method(self) -> ObjectiveConfig:
-        """The settings of the method, be it named or derived."""
+        """The settings of the method, whether named or derived."""
         return settled(self.config.objective, self.resolved.method)
 
     def lines(self) -> Iterator[str]:
-        """What was understood and what will be done, for people."""
+        """Describe for people how the labels were read and what the run will do."""
         if self.report is not None:
             yield from self.report.lines()
         r, settings = self.resolved, self.method.model_dump(exclude={"name"}, exclude_defaults=True)
@@ -141,7 +138,7 @@ def read_one(data: DataConfig, path: str | None = None, complete: bool | None = 
     """Read one label file: `data.train`, or another `path` the same way.
 
     Raises:
-        DataError: the file is not what it should be.
+        DataError: the file cannot be used.
     """
     options = read_options(data)
     if complete is not None:
@@ -154,7 +151,7 @@ def read_named(data: DataConfig) -> dict[str, LabelTable]:
     """What there is of train, val and test: from files of their own, or from the splits that the source names.
 
     Raises:
-        DataError: a file is not what it should be, or names splits but no training images.
+        DataError: a file cannot be used, or names splits but no training images.
     """
     whole = read_one(data)
     named = {} if whole.split_names is None else whole.named_splits()
@@ -231,7 +228,7 @@ def read_tables(data: DataConfig, seed: int) -> Tables:
     Images with the same content stay on one side of that split.
 
     Raises:
-        DataError: a file is not what it should be.
+        DataError: a file cannot be used.
     """
     tables = read_named(data)
     if "val" not in tables:
@@ -275,10 +272,10 @@ def make_plan(
 
     Args:
         config: the settings.
-        tables: label tables that are there already (Python interface); None reads them.
-        out: the run folder, whose disk must hold what is kept there; None: the working directory's.
+        tables: label tables in memory (Python interface); None reads them.
+        out: the run folder; its disk needs room for stores on disk. None: the working directory.
         cpu: ignore GPUs.
-        progress: told how many photos have been looked at.
+        progress: called with the number of checked photos.
 
     Raises:
         DataError: labels or photos that cannot be used.
@@ -306,8 +303,8 @@ def derive(
 ) -> Plan:
     """The part of `make_plan` that follows from the tables.
 
-    A run that is resumed enters here with its own `resolved`: another machine must not change it. Its heatmaps had room
-    when it began, and the file on disk is its own already.
+    A resumed run passes its own `resolved`, because another machine must not change it. Its stores fitted when it
+    began, so their size is not checked again.
 
     Raises:
         ConfigError: settings that do not fit the data or the machine.
@@ -323,22 +320,21 @@ def derive(
             'train.select = "best" needs a class with known positives and known negatives in the validation images, '
             'and there is none; use "auto" or "last".'
         )
-    positives, why = positives_per_image(tables)
     settings = settled(config.objective, resolved.method)
     net = create_net(
-        resolved.backbone, len(train.classes), weights=resolved.weights, size=resolved.size, seed=resolved.seed,
-        drop_path=resolved.drop_path or None, output_stride=resolved.output_stride or None, head=head_plan(resolved),
-    )  # fmt: skip
+        resolved.backbone,
+        len(train.classes),
+        weights=resolved.weights,
+        size=resolved.size,
+        seed=resolved.seed,
+        drop_path=resolved.drop_path or None,
+        output_stride=resolved.output_stride or None,
+        head=head_plan(resolved),
+    )
     grid = net.grid((resolved.size, resolved.size))
-    objective = make_objective(
-        settings, positives_per_image=positives, image_unknown=unknown_classes(train.matrix),
-        patch_weights=even_patches(grid),
-        scl_weight=0.0 if any(s.solved and not s.warmup for s in resolved.stages) else SCL_WEIGHT,
-        warmup_loss="expected_negative" if resolved.stages[0].solved else "assume_negative",
-    )  # fmt: skip
-    notes = _place_notes(train, objective, settings, named=config.objective.name is not None)
-    if isinstance(objective, ExpectedNegative) and objective.class_prior is None:
-        notes += [why] if settings.model_dump()["positives_per_image"] is None else []
+    about_run = _run_facts(tables, resolved, grid)
+    objective, explained = derive_objective(settings, about_run)
+    notes = _location_notes(objective, settings, about_run, named=config.objective.name is not None) + explained
     for stage in resolved.stages:  # so that a stage that cannot begin is refused before the first one is trained
         freeze(net, stage.trainable)
     freeze(net, "all")
@@ -351,28 +347,20 @@ def derive(
     if any(stage.solved for stage in resolved.stages):
         warmup = all(stage.warmup for stage in resolved.stages if stage.solved) and objective.solvable_warmup
         pooled = net.head.plan.commutes and (warmup or not objective.needs_maps)
-        try:
-            fixed = plan_cache(len(train), features, 1, limit, pooled=pooled)
-        except ConfigError as error:
-            reason = str(error).split(" Raise ")[0]
-            raise ConfigError(f"{reason} Raise train.cache_gib, or train in steps (--preset views).") from None
+        remedy = "Raise train.cache_gib, or train in steps (--preset views)."
+        fixed = plan_cache(len(train), features, 1, limit, pooled=pooled, remedy=remedy)
         notes += _cache_note(fixed, 1, config.train.cache_gib)
     if config.train.preset in (None, SOLVED) and resolved.preset == IN_STEPS and config.train.stages is None:
         notes.insert(0, f"preset {IN_STEPS} was taken, since {why_in_steps(config, _facts(config, train, cpu))}")
-    needed = 0
-    if isinstance(objective, ExpectedNegative):
-        if going_on:
-            plan, kept = objective.heatmap_plan(), objective.gamma > 0
-            needed = heatmap_bytes(len(train), len(train.classes), grid, plan) if kept else 0
-        else:
-            most = int(train.matrix.image_counts(Label.POSITIVE).max())
-            needed = heatmap_memory(
-                objective, len(train), len(train.classes), grid, out=out, most_positives=most, cpu=cpu
-            )
-        if needed:
-            place = "on disk" if objective.heatmap_storage == "disk" else "in memory"
-            size = f"{2 * grid[0]} x {2 * grid[1]} per image and class"
-            notes.append(f"heatmaps: {needed / 1e6:,.1f} MB {place} ({size})")
+    stores = objective.memory(about_run)
+    if not going_on:
+        refuse_large_stores(stores, len(train), len(train.classes), out=out, cpu=cpu)
+    listed = [store for store in stores if store.detail]
+    for store in listed:
+        place = "on disk" if store.on_disk else "in memory"
+        notes.append(f"{store.name}: {store.size(len(train)) / 1e6:,.1f} MB {place} ({store.detail})")
+    notes += objective.notes(about_run)
+    needed = sum(store.size(len(train)) for store in listed)
     return Plan(config, resolved, tables, report, objective, net, grid, needed, cache, fixed, tuple(notes))
 
 
@@ -384,7 +372,9 @@ def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     """Data, machine and method, as `resolve` wants to know them."""
     located = len(train.locations) > 0
     method = settled(config.objective, config.objective.name or UNNAMED_METHODS[located])
-    objective = make_objective(method, scl_weight=0.0)  # where nobody asked for consistency, it can be left out
+    # The question is whether a head can be solved, so settings that are open are those of a run that solves it.
+    solved = RunFacts(samples=len(train), classes=len(train.classes), head_solved=True)
+    objective, _ = derive_objective(method, solved)
     found = facts(len(train), len(train.classes), cpu, located)
     return found.model_copy(
         update={
@@ -395,47 +385,58 @@ def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     )
 
 
-def _place_notes(train: LabelTable, objective: Objective, settings: ObjectiveConfig, *, named: bool) -> list[str]:
-    """Why a method was taken that nobody named, and what becomes of points and boxes and of unknown classes."""
-    counts = train.summary()
-    where = (counts.points, counts.boxes)
-    places = f"{counted(counts.points, 'point')} and {counted(counts.boxes, 'box', 'boxes')}"
-    if not isinstance(objective, Supervised):
-        ignored = f"{places} count as tags only: {settings.name} does not look at where; --method patchml does"
-        return [ignored] if any(where) else []
-    notes = []
-    if not named:
-        notes.append(f"patchml was taken because of {places}; without them: --method expected_negative")
-    if settings.model_dump()["image_unknown"] is None:
-        taken = {"ignore": "ignored", "negative": "taken as negative"}[objective.image_unknown or ""]
-        known = f"{sum(counts.positives):,} positives and {sum(counts.negatives):,} negatives are known"
-        notes.append(f"unknown classes of labelled photos are {taken}, since {known} (objective.image_unknown)")
-    if settings.model_dump()["patch_weights"] is None and objective.patch_weights is not None and any(where):
-        notes.append(
-            f"a located patch weighs {objective.patch_weights[0]:g}, as all of a map (objective.patch_weights)"
-        )
-    return notes
+def _run_facts(tables: Tables, resolved: Resolved, grid: tuple[int, int]) -> RunFacts:
+    train, counts = tables.train, tables.train.summary()
+    positives, source = positives_per_image(tables)
+    return RunFacts(
+        samples=len(train),
+        classes=len(train.classes),
+        grid=grid,
+        epochs=sum(stage.epochs for stage in resolved.stages),
+        positives=sum(counts.positives),
+        negatives=sum(counts.negatives),
+        most_positives=int(train.matrix.image_counts(Label.POSITIVE).max()),
+        points=counts.points,
+        boxes=counts.boxes,
+        positives_per_image=positives,
+        positives_source=source,
+        head_solved=any(stage.solved and not stage.warmup for stage in resolved.stages),
+        warmup_solved=resolved.stages[0].solved,
+    )
+
+
+def _location_notes(objective: Objective, settings: ObjectiveConfig, facts: RunFacts, *, named: bool) -> list[str]:
+    """Whether points and boxes are used, and why a method was chosen that the user did not name."""
+    if not (facts.points or facts.boxes):
+        return []
+    tags_only, located = UNNAMED_METHODS
+    labels = f"{counted(facts.points, 'point')} and {counted(facts.boxes, 'box', 'boxes')}"
+    if not objective.uses_locations:
+        return [f"{labels} count as tags only: {settings.name} does not use locations; --method {located} does"]
+    return [] if named else [f"{located} was chosen because of {labels}; without them: --method {tags_only}"]
 
 
 def _rehearse(objective: Objective, net: SpatialNet, tables: Tables, grid: tuple[int, int], resolved: Resolved) -> None:
-    """Let a copy of the method set itself up on a device without memory, so that it refuses now what it cannot do.
+    """Set up a copy of the method on a device without memory, so that settings that do not fit are refused early.
 
     Raises:
         ConfigError: settings of the method that do not fit the labels.
     """
-    assert is_dataclass(objective)
-    assert not isinstance(objective, type)
-    copy = (
-        replace(objective, heatmap_storage="memory") if isinstance(objective, ExpectedNegative) else replace(objective)
+    problem = Problem(
+        tables.train.matrix,
+        grid,
+        warmup_epochs=sum(stage.epochs for stage in resolved.stages if stage.warmup),
+        epochs=sum(stage.epochs for stage in resolved.stages),
+        seed=resolved.seed,
+        device=torch.device("meta"),
+        features_dim=net.head.features_dim,
+        precision=resolved.precision,
     )
-    warmup = sum(stage.epochs for stage in resolved.stages if stage.warmup)
-    epochs = sum(stage.epochs for stage in resolved.stages)
-    nowhere, dim = torch.device("meta"), net.head.features_dim
-    copy.setup(net, Problem(tables.train.matrix, grid, warmup, epochs, resolved.seed, device=nowhere, features_dim=dim))
+    copy(objective).setup(net, problem)
 
 
 def _cache_note(plan: CachePlan, wanted: int, gib: float) -> list[str]:
-    """What is cached, if it is not all that was asked for."""
+    """A note if fewer views or a smaller dtype than wanted are cached."""
     if plan.views == wanted and plan.dtype == torch.float32:
         return []
     kind = str(plan.dtype).removeprefix("torch.")
@@ -454,7 +455,7 @@ def can_rank(table: LabelTable) -> bool:
 
 
 def positives_per_image(tables: Tables) -> tuple[float, str]:
-    """K of SCL eq. (3), and where it comes from: complete images, known positives and negatives, or a guess."""
+    """Return K of SCL eq. (3) and its source: complete images, known positives and negatives, or a guess."""
     for name, table in (("val", tables.val), ("train", tables.train)):
         complete = np.flatnonzero(table.matrix.image_counts(Label.UNKNOWN) == 0)
         if len(complete) >= COMPLETE_IMAGES:
@@ -480,11 +481,11 @@ def positives_per_image(tables: Tables) -> tuple[float, str]:
 
 
 def _positives_among_known(labels: LabelMatrix) -> float:
-    """Sum over classes of positives / (positives + negatives); 0 where too little is known to say.
+    """Return the sum over classes of positives / (positives + negatives); 0 if too little is known.
 
     Sparse verified labels are not blank at random (somebody chose the cells to ask about), so `KNOWN_SHARE` of all
     cells must be known. Classes with fewer than `COMPLETE_IMAGES` known cells are taken at the average ratio of the
-    others, which must hold most annotations.
+    others, which must contain at least 90 % of the positives.
     """
     positives, negatives = labels.counts(Label.POSITIVE), labels.counts(Label.NEGATIVE)
     known = positives + negatives

@@ -24,7 +24,7 @@ from fewtags.engine.encoder_file import ENCODER_FILE, PRETRAIN_SETTINGS, Encoder
 from fewtags.engine.events import Ended, EpochEnded, Event, Noted
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
 from fewtags.engine.machine import environment, facts, keep_freed_memory
-from fewtags.engine.methods import make_objective, pretrain_settings_models
+from fewtags.engine.methods import changed_source, make_objective, method_source, pretrain_settings_models
 from fewtags.engine.record import (
     NO_FILES,
     forget,
@@ -41,7 +41,8 @@ from fewtags.errors import CheckpointError, ConfigError, FewtagsError, TrainingE
 from fewtags.files import write_text
 from fewtags.formats.unlabelled import check_photos, unlabelled
 from fewtags.nets.encoder import Encoder, create_encoder
-from fewtags.objectives.base import Objective, Problem
+from fewtags.objectives.base import Objective, Problem, RunFacts
+from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD
 from fewtags.photos.augment import ResizedCrop
 from fewtags.photos.augment_moco import AugPlus
 from fewtags.photos.dataset import PhotoFolder, TrainSet
@@ -50,8 +51,6 @@ from fewtags.photos.scan import Tick
 from fewtags.stores.shard import Shard
 from fewtags.table.storage import load, save
 from fewtags.table.table import LabelTable
-
-DEFAULT_METHOD = "mls"
 
 
 @final
@@ -104,13 +103,13 @@ def left_out(photos: LabelTable, most: int = 5) -> Iterator[str]:
         yield f"  and {len(excluded) - most:,} more"
 
 
-def read_settings(tree: Mapping[str, Any], where: str) -> PretrainConfig:
-    """A pretraining configuration from plain values.
+def read_settings(tree: Mapping[str, Any], where: str, run: Path | None = None) -> PretrainConfig:
+    """A pretraining configuration from plain values; `run` as in `methods.settings_models`.
 
     Raises:
         ConfigError: one line a problem.
     """
-    return parse_as(PretrainConfig, tree, pretrain_settings_models(), where, DEFAULT_METHOD)
+    return parse_as(PretrainConfig, tree, pretrain_settings_models(run), where, DEFAULT_PRETRAIN_METHOD)
 
 
 def refuse_other_run(run: PretrainRun, config: PretrainConfig, photos: LabelTable | None) -> None:
@@ -151,11 +150,11 @@ def make_pretrain_plan(
         DataError: no photo that can be read.
         ConfigError: settings that do not fit the data or the machine.
     """
-    make_objective(config.objective)  # so that a value out of range is refused before anything is read
+    objective = make_objective(config.objective)  # refuses a value out of range before photos are read
     table = (
         photos if photos is not None else unlabelled(config.data.train, config.data.images, format=config.data.format)
     )
-    resolve_pretrain(config, facts(len(table), 0, cpu), processes)
+    resolve_pretrain(config, facts(len(table), 0, cpu), objective, processes)
     table = check_photos(table, decode=config.data.decode, progress=progress)
     return derive_pretrain(config, table, cpu=cpu, processes=processes)
 
@@ -173,7 +172,9 @@ def derive_pretrain(
     Raises:
         ConfigError: settings that do not fit the data or the machine.
     """
-    resolved = resolved or resolve_pretrain(config, facts(len(photos), 0, cpu), processes)
+    if resolved is None:
+        objective = make_objective(config.objective)
+        resolved = resolve_pretrain(config, facts(len(photos), 0, cpu), objective, processes)
     _refuse_small_batches(resolved, len(photos), processes)
     encoder = create_encoder(
         resolved.backbone, weights=resolved.weights, size=resolved.size, seed=resolved.seed,
@@ -185,7 +186,7 @@ def derive_pretrain(
     problem = _problem(photos, resolved, encoder, grid, torch.device("meta"), Shard())
     objective_of(resolved).setup(encoder, problem)
     return PretrainPlan(
-        config, resolved, photos, objective, encoder, grid, tuple(_warnings(resolved, len(photos), processes))
+        config, resolved, photos, objective, encoder, grid, tuple(_notes(resolved, objective, len(photos), processes))
     )
 
 
@@ -225,29 +226,25 @@ def _problem(
 ) -> Problem:
     epochs = sum(stage.epochs for stage in resolved.stages)
     return Problem(
-        photos.matrix, grid, 0, epochs, resolved.seed, shard, device, None, None, encoder.features_dim,
-        resolved.precision,
-    )  # fmt: skip
+        photos.matrix,
+        grid,
+        epochs=epochs,
+        seed=resolved.seed,
+        shard=shard,
+        device=device,
+        features_dim=encoder.features_dim,
+        precision=resolved.precision,
+    )
 
 
-def _warnings(resolved: PretrainResolved, photos: int, processes: int) -> Iterator[str]:
-    """Settings that are known not to suit so few photos."""
-    queue, k = resolved.objective.get("queue_size"), resolved.objective.get("k")
-    if queue and queue > photos / 4:
-        # The share of queries that meet their own older key, if every epoch is a new permutation.
-        share = min(1.0, (queue / photos) ** 2 / 2 if queue < photos else 1.0)
-        role = "neighbour" if resolved.objective["name"] == "nnclr" else "negative"
-        yield (
-            f"warning: a queue of {queue:,} for {photos:,} photos: {100 * share:.0f} % of the queries meet an older "
-            f"key of their own image as a {role}; set objective.queue_size to {max(1, photos // 16):,}"
-        )
-    if queue and k and k > max(1, queue / 20):
-        yield f"warning: k = {k} of a queue of {queue:,}: more than a twentieth are labels; lower objective.k"
-    if photos <= resolved.batch_size * processes:
-        if queue and resolved.stages[0].epochs == 1:
-            yield f"warning: {photos:,} photos make a single step, at which the queue is empty: nothing will be learned"
-        else:
-            yield f"note: {photos:,} photos make one step an epoch"
+def _notes(resolved: PretrainResolved, objective: Objective, photos: int, processes: int) -> Iterator[str]:
+    """Warnings of the objective, and a note if an epoch is a single step."""
+    epochs, single = resolved.stages[0].epochs, photos <= resolved.batch_size * processes
+    facts = RunFacts(samples=photos, classes=0, epochs=epochs, steps_per_epoch=1 if single else 0)
+    warnings = list(objective.notes(facts))
+    yield from warnings
+    if single and not (warnings and epochs == 1):
+        yield f"note: {photos:,} photos make one step an epoch"
 
 
 @final
@@ -265,7 +262,7 @@ class PretrainRun:
         self.plan, self.out, self.notes = plan, out, notes
         self.accelerator: Accelerator = make_accelerator(plan.resolved.precision, cpu)
         self.shard = Shard(self.accelerator.process_index, self.accelerator.num_processes)
-        self.watch = Watch(plan.resolved.collapse, plan.resolved.objective)
+        self.watch = Watch(plan.resolved.collapse, plan.objective)
 
     def start(self) -> Iterator[Event]:
         """Train from the beginning.
@@ -386,6 +383,7 @@ def write_pretrain_record(plan: PretrainPlan, out: Path) -> None:
         "working_directory": str(Path.cwd()),
         "fingerprints": {"train": plan.photos.fingerprint},
         "weights": None if origin is None else vars(origin),
+        "method_source": method_source(plan.objective),
         "grid": plan.grid,
         "notes": [*plan.photos.notes.messages, *plan.notes],
         "settings": {PRETRAIN_SETTINGS: settings_tree(plan.config), "resolved.toml": settings_tree(plan.resolved)},
@@ -408,7 +406,7 @@ def open_pretrain_run(out: Path, *, cpu: bool = False) -> PretrainRun:
         raise CheckpointError(f"{out} is finished; its encoder is {out / ENCODER_FILE}.")
     if not (out / PRETRAIN_SETTINGS).exists():
         raise CheckpointError(f"{out} is no pretraining run; start one with: fewtags pretrain PHOTOS --out FOLDER")
-    config = read_settings(load_toml(out / PRETRAIN_SETTINGS), str(out / PRETRAIN_SETTINGS))
+    config = read_settings(load_toml(out / PRETRAIN_SETTINGS), str(out / PRETRAIN_SETTINGS), out)
     try:
         record = json.loads((out / "environment.json").read_text("utf-8"))
         resolved = PretrainResolved.model_validate(load_toml(out / "resolved.toml"))
@@ -436,4 +434,5 @@ def open_pretrain_run(out: Path, *, cpu: bool = False) -> PretrainRun:
     origin = plan.encoder.origin
     if weights is not None and weights["fingerprint"] != (None if origin is None else origin.fingerprint):
         raise CheckpointError(f"the initial weights {resolved.weights} are not the ones that {out} began with.")
-    return PretrainRun(plan, out, cpu=cpu, notes=() if note is None else (note,))
+    notes = (note, changed_source(plan.objective, record))
+    return PretrainRun(plan, out, cpu=cpu, notes=tuple(line for line in notes if line is not None))

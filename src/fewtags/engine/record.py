@@ -22,7 +22,7 @@ from fewtags.config.sections import Config
 from fewtags.engine.checkpoint import CheckpointFolder, write_array
 from fewtags.engine.encoder_file import ENCODER_FILE, PRETRAIN_SETTINGS
 from fewtags.engine.machine import environment
-from fewtags.engine.methods import settings_models
+from fewtags.engine.methods import method_source, settings_models
 from fewtags.engine.plan import Plan, Tables, read_tables
 from fewtags.errors import CheckpointError, ConfigError, DataError, FewtagsError
 from fewtags.files import refuse_folder, write_text
@@ -88,6 +88,7 @@ def write_record(plan: Plan, out: Path) -> None:
         "fingerprints": {name: table.fingerprint for name, table in named(plan.tables).items()},
         "weights": None if plan.net.origin is None else vars(plan.net.origin),
         "method": method_record(plan),
+        "method_source": method_source(plan.objective),
         "grid": plan.grid,
         "heatmap_bytes": plan.heatmap_bytes,
         "notes": plan.notes,
@@ -110,7 +111,7 @@ def read_record(out: Path) -> Record:
         raise CheckpointError(
             f"{out} is not a run folder (it has no run.toml); start one with: fewtags train DATA --out FOLDER"
         )
-    config = parse(load_toml(out / "run.toml"), settings_models(), str(out / "run.toml"))
+    config = parse(load_toml(out / "run.toml"), settings_models(out), str(out / "run.toml"))
     try:
         record = json.loads((out / "environment.json").read_text("utf-8"))
         resolved = Resolved.model_validate(load_toml(out / "resolved.toml"))

@@ -24,6 +24,7 @@ from fewtags.engine.events import Ended, EpochEnded, Event
 from fewtags.engine.fit import BatchSource, Fit, FitConfig, make_accelerator
 from fewtags.engine.gallery import Gallery, save_gallery
 from fewtags.engine.machine import keep_freed_memory
+from fewtags.engine.methods import changed_source
 from fewtags.engine.model import ModelInfo, make_policy, save_model
 from fewtags.engine.plan import Plan, Tables, can_rank, derive, head_plan, positives_per_image
 from fewtags.engine.record import (
@@ -46,7 +47,6 @@ from fewtags.metrics.thresholds import Thresholds, fit_thresholds
 from fewtags.nets.freezing import freeze
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Objective, Problem
-from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.photos.augment import Jitter
 from fewtags.photos.augment_fixmatch import Strong
 from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
@@ -148,9 +148,17 @@ class Run:
             r.checkpoint_every_steps, optimizer=r.optimizer, patience=r.patience,
         )  # fmt: skip
         problem = Problem(
-            tables.train.matrix, plan.grid, config.warmup_epochs, config.epochs, r.seed, self.shard, device,
-            self.out / "state", None if tables.truth is None else tables.truth.matrix, plan.net.head.features_dim,
-        )  # fmt: skip
+            tables.train.matrix,
+            plan.grid,
+            warmup_epochs=config.warmup_epochs,
+            epochs=config.epochs,
+            seed=r.seed,
+            shard=self.shard,
+            device=device,
+            state_dir=self.out / "state",
+            truth=None if tables.truth is None else tables.truth.matrix,
+            features_dim=plan.net.head.features_dim,
+        )
         fit = Fit(
             net, plan.objective, source, config, problem, fixed=fixed, accelerator=self.accelerator,
             model=net.head if cached else net, out=self.out, validate=self._validation(),
@@ -373,6 +381,7 @@ def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Run:
         raise CheckpointError(
             f"the initial weights {plan.resolved.weights} are not the ones that {out} began with; restore them."
         )
+    notes.append(changed_source(plan.objective, record.environment))
     return Run(plan, out, cpu=cpu, tick=tick, notes=tuple(note for note in notes if note is not None))
 
 
@@ -391,10 +400,10 @@ def expected_share(tables: Tables, objective: Objective | None = None) -> NDArra
     The class prior of the objective; or its positives per image (else: those of `positives_per_image`) times the share
     of each class among the annotated positives.
     """
-    known = objective if isinstance(objective, ExpectedNegative) else ExpectedNegative()
-    if known.class_prior is not None:
-        return np.array(known.class_prior)
-    mean = known.positives_per_image or positives_per_image(tables)[0]
+    assumed = None if objective is None else objective.assumed_positives
+    if isinstance(assumed, tuple):
+        return np.array(assumed)
+    mean = assumed or positives_per_image(tables)[0]
     annotated = tables.train.matrix.counts(Label.POSITIVE)
     return np.minimum(mean * annotated / max(int(annotated.sum()), 1), 1.0)
 

@@ -57,6 +57,7 @@ def plan_cache(
     *,
     second_view: bool = False,
     pooled: bool = False,
+    remedy: str = "Raise train.cache_gib, or set train.cached_views = 0 to train without a cache.",
 ) -> CachePlan:
     """Fit a cache into `limit` bytes: float32 if it fits, else float16, else fewer views.
 
@@ -67,6 +68,7 @@ def plan_cache(
         limit: bytes.
         second_view: a second view is cached beside each view.
         pooled: keep the mean over the grid alone.
+        remedy: ends the message if nothing fits.
 
     Raises:
         ConfigError: not even one view fits.
@@ -83,7 +85,7 @@ def plan_cache(
         what = "a first and a second view" if second_view else "one view"
         raise ConfigError(
             f"cached features of {what} of {samples:,} images take {one * 2 / 2**30:.1f} GiB, more than the limit of "
-            f"{limit / 2**30:.1f} GiB. Raise train.cache_gib, or set train.cached_views = 0 to train without a cache."
+            f"{limit / 2**30:.1f} GiB. {remedy}"
         )
     return CachePlan(int(fitting), torch.float16, int(fitting) * one * torch.float16.itemsize, pooled)
 

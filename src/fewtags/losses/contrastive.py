@@ -1,19 +1,18 @@
-"""Losses of self-supervised pretraining: MLS, the methods it builds on and those it is compared with.
+"""Losses of self-supervised pretraining: MLS, the methods that it builds on, and the methods it is compared with.
 
 "MLS" is Zhu, Fu, Wu, "Multi-Label Self-Supervised Learning with Scene Images" (ICCV 2023). Its main paper and its
-supplement number their equations separately and two numbers collide, so an equation is named with the place it is in.
+supplement number their equations separately and two numbers collide, so each equation is cited with its place.
 "MoCo" is He et al., CVPR 2020 and its version 2, "DenseCL" Wang et al., CVPR 2021, "SimSiam" Chen and He, CVPR 2021,
 "BYOL" Grill et al., NeurIPS 2020, "NNCLR" Dwibedi et al., ICCV 2021.
 
 Notation: t = temperature; D = slots of a queue; y = the labels, True for the k slots that `top_k` chose; s = sigmoid.
-`query`, `key` and `queue` hold vectors of length 1, which these functions do not check; logits are their products
-divided by t. `counted` tells which slots of a queue take part, None for all, a first axis of 1 for the same slots in
-every row: those that are not filled yet, or that hold the image itself, do not. Such a slot changes no loss and gets no
-gradient.
+`query`, `key` and `queue` contain vectors of length 1, which these functions do not check; logits are their products
+divided by t. `counted` marks the slots of a queue that are used (None: all; a first axis of 1: the same slots for every
+row). Unused slots, for example empty ones, change no loss and get no gradient.
 
-A loss is the mean over the batch; an empty batch gives 0, and so does an image of which nothing counts. Products and
+A loss is the mean over the batch; an empty batch gives 0, and so does an image without any used slot. Products and
 logarithms are taken in float32 (float64 stays float64), inside autocast too. Only `negative_cosine` and `byol_loss`
-stop a gradient; whatever else must get none comes detached.
+stop a gradient; the caller detaches all other inputs that must get none.
 """
 
 from __future__ import annotations
@@ -358,7 +357,7 @@ def _first_among(
 
 
 def _biased(logits: Float[Tensor, "b D"], cell: Bool[Tensor, "b D"], bias: float) -> Float[Tensor, "b D"]:
-    """Logits in float32 or better plus the bias; slots that do not count are cut off, whatever they hold."""
+    """Logits in float32 or better plus the bias; unused slots are masked."""
     return logits.to(_precise(logits.dtype)).masked_fill(~cell, 0.0) + bias
 
 
@@ -381,7 +380,7 @@ def _over(
 
 
 def _log_sum(logits: Float[Tensor, "b D"], mask: Bool[Tensor, "b D"]) -> Float[Tensor, "b"]:
-    """Logarithm of the sum of exp over the mask's slots; the lowest number where there are none."""
+    """Logarithm of the sum of exp over the mask's slots; the lowest number if there are none."""
     return logits.masked_fill(~mask, _lowest(logits)).logsumexp(1)
 
 

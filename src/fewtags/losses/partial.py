@@ -1,4 +1,4 @@
-"""Binary cross-entropies for labels of which only some are known.
+"""Binary cross-entropies for partially known labels.
 
 Every loss takes logits [b, c] and labels [b, c] (values of `Label`) and returns the *mean over all b x c cells*: a
 cell that a loss ignores adds zero and stays in the denominator, so the pull of one annotated cell does not depend on
@@ -9,8 +9,8 @@ Notation: f = sigmoid(logit), z the annotated label. "SCL" is Verelst et al., "S
 Multi-Label Classifiers from Single-Label Annotations" (WACV 2023); "Cole" is Cole et al., "Multi-Label Learning from
 Single Positive Labels" (CVPR 2021).
 
-`log_eps` is for parity with Cole's code, which takes log(f + 1e-5): it caps the loss of a cell at 11.5 and lets the
-gradient of confidently wrong cells vanish. No method uses it, golden values do. The default 0 is the exact logarithm.
+`log_eps` reproduces Cole's code, which computes log(f + 1e-5): it caps the loss of a cell at 11.5, and the gradient of
+confidently wrong cells vanishes. No method uses it; golden values do. The default 0 is the exact logarithm.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def expected_negative(
     mean of: z positive -> -log f; z negative -> -log(1 - f); z unknown -> 0 where expected positive, else -log(1 - f).
 
     Read literally, eq. 5 adds -log(1 - f) to an annotated positive that is not among the expected positives, and
-    ignores a known negative that is. Both contradict what is known, so here the annotation comes first.
+    ignores a known negative that is among them. Both contradict the annotation, so here the annotation comes first.
     """
     positive = labels == Label.POSITIVE
     negative = (labels == Label.NEGATIVE) | ((labels == Label.UNKNOWN) & ~expected_positive)

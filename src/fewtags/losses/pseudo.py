@@ -24,7 +24,7 @@ Limit = float | Float[Tensor, "c"]
 
 
 def confident(prob: Float[Tensor, "b c"], positive_from: Limit, negative_to: Limit) -> Int8[Tensor, "b c"]:
-    """Pseudo-labels of the cells that a net is sure of (FixMatch): values of `Label`, UNKNOWN where it is not.
+    """Pseudo-labels of confident cells (FixMatch): values of `Label`, UNKNOWN for all others.
 
     Both limits are reached by a cell that equals them. Where they overlap, the positive comes first.
 

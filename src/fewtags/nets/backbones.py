@@ -32,7 +32,7 @@ class Backbone:
         module: the model, pool and classifier removed.
         features_dim: d, channels of its features.
         layout: of its output, see `SpatialNet`.
-        prefix_tokens: tokens in front that are no cells.
+        prefix_tokens: number of leading tokens that are not cells.
         preprocessing: how its weights want their images.
         origin: where its weights came from.
         classifier: the linear classifier that came with the weights, if any. Applied to the *mean* of the features it
@@ -59,7 +59,7 @@ def create_net(
     output_stride: int | None = None,
     head: HeadPlan | None = None,
 ) -> SpatialNet:
-    """A `SpatialNet` with a fresh head. The same arguments give the same net, whatever the global generators hold.
+    """A `SpatialNet` with a fresh head. The same arguments give the same net, for any state of the global generators.
 
     Args:
         backbone: a timm architecture, with or without pretrained tag, such as "resnet50" or "resnet50.a1_in1k".
@@ -248,7 +248,7 @@ def _remove_classifier(model: Any, name: str) -> tuple[tuple[str, ...], Classifi
 
 
 def _inspect(model: Any, name: str, size: tuple[int, int]) -> tuple[Layout, int]:
-    """Layout and channels of what a model returns. Raises ConfigError where that is no spatial map."""
+    """Layout and channels of what a model returns. Raises ConfigError if it is not a spatial map."""
     raw = probe(model, model, size)
     if not isinstance(raw, Tensor) or raw.ndim not in (3, 4):
         raise _no_map(name, "it returns pooled features")

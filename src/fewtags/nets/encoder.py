@@ -1,4 +1,4 @@
-"""A backbone without a classifier, for training that knows no classes."""
+"""A backbone without a head, for training without classes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fewtags.nets.backbones import create_backbone
-from fewtags.nets.spatial import Layout, Preprocessing, hold_frozen, probe, spatial_features
+from fewtags.nets.spatial import Layout, Preprocessing, Trunk
 from fewtags.nets.weights import Origin
 
 
 @final
-class Encoder(nn.Module):
-    """Images to features per cell; several views in one call.
+class Encoder(Trunk):
+    """Images to features per cell, for several views in one call.
 
-    Each view goes through the backbone on its own, so that BatchNorm sees one view at a time, but
-    DistributedDataParallel sees one forward pass (between two of them it would change buffers that the backward pass
-    of the first still needs).
+    Each view goes through the backbone on its own, so BatchNorm sees one view at a time. DistributedDataParallel sees
+    one forward pass: between two passes it would change buffers that the backward pass of the first one still needs.
 
     Args:
-        backbone: a module from images [b, 3, H, W] to features before pooling, in `layout`.
+        backbone: see `Trunk`, like the other arguments.
         features_dim: d, channels of its features.
-        layout: of what the backbone returns, see `SpatialNet`.
-        prefix_tokens: how many leading tokens are no cells.
-        preprocessing: how the images must be normalised.
-        origin: where the weights came from, for the run record.
+        layout: of the backbone's output.
+        prefix_tokens: number of leading tokens that are not cells.
+        preprocessing: normalisation that the images need.
+        origin: source of the backbone's weights.
     """
 
     def __init__(
@@ -40,39 +39,14 @@ class Encoder(nn.Module):
         preprocessing: Preprocessing | None = None,
         origin: Origin | None = None,
     ) -> None:
-        super().__init__()
-        self.backbone = backbone
+        super().__init__(
+            backbone, layout=layout, prefix_tokens=prefix_tokens, preprocessing=preprocessing, origin=origin
+        )
         self.features_dim = features_dim
-        self.layout: Layout = layout
-        self.prefix_tokens = prefix_tokens
-        self.preprocessing = preprocessing or Preprocessing()
-        self.origin = origin
-        self.batchnorm_eval = False
 
     def forward(self, *views: Float[Tensor, "_ 3 _ _"]) -> tuple[Tensor, ...]:
         """Features [b, d, h, w] of every view."""
         return tuple(self.features(view) for view in views)
-
-    def features(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b d h w"]:
-        """Features of one view."""
-        size = (images.shape[2], images.shape[3])
-        return spatial_features(self.backbone(images), self.layout, size, self.prefix_tokens)
-
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """(height, width) of the features for images of `size`; see `SpatialNet.grid`.
-
-        Raises:
-            ConfigError: the backbone cannot take images of this size.
-        """
-        features = probe(self.features, self, size)
-        return features.shape[2], features.shape[3]
-
-    def train(self, mode: bool = True) -> Encoder:
-        """Put what is trained into training mode; what is frozen stays in eval mode."""
-        super().train(mode)
-        if mode:
-            hold_frozen(self, batchnorm=self.batchnorm_eval)
-        return self
 
 
 def pooled(features: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d"]:

@@ -1,4 +1,4 @@
-"""Which part of a net is trained: the head, the last blocks, or everything."""
+"""Choose which part of a net is trained: the head, the last blocks, or all layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Grouped(Protocol):
 
 
 def freeze(net: SpatialNet | Encoder, trainable: Literal["head", "all"] | int, *, batchnorm_eval: bool = False) -> None:
-    """Choose what is trained; everything else gets no gradient and stays in eval mode.
+    """Choose the trained part; the rest gets no gradient and stays in eval mode.
 
     The head, if there is one, is always trained. A number k adds the last k blocks of `blocks(net.backbone)`: the
     finest units that timm tells apart (residual blocks, inverted residual blocks, transformer layers); the stem is the
@@ -36,7 +36,7 @@ def freeze(net: SpatialNet | Encoder, trainable: Literal["head", "all"] | int, *
     Args:
         net: changed in place, in `requires_grad` and in mode; its mode (training or eval) stays.
         trainable: "head", "all", or k from 1 to the number of blocks.
-        batchnorm_eval: hold BatchNorm in eval mode in trained blocks as well (its weight and bias are still trained).
+        batchnorm_eval: keep BatchNorm in eval mode in trained blocks as well (its weight and bias are still trained).
 
     Raises:
         ConfigError: k is out of range, or the backbone's blocks are not known.

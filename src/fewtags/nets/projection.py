@@ -1,4 +1,4 @@
-"""What self-supervised methods put on a backbone: projectors, predictors, and slowly following copies."""
+"""Heads of self-supervised methods: projectors, predictors, and moving averages of modules."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class MLP(nn.Module):
 class Follower(nn.Module):
     """Copies of modules whose parameters follow the originals as a moving average and get no gradient.
 
-    MoCo's key encoder, BYOL's target. Buffers (BatchNorm statistics) are its own: it is used in the originals' modes
-    (`take_modes`), in training mode then as in MoCo's code, and its statistics come from what it sees.
+    MoCo's key encoder, BYOL's target. It has its own buffers (BatchNorm statistics). It uses the originals' modes
+    (`take_modes`): in training mode, as in MoCo's code, its statistics come from its own inputs.
 
     Args:
         modules: the originals, by name.
@@ -68,7 +68,7 @@ class Follower(nn.Module):
             self.add_module(name, copy.deepcopy(module).requires_grad_(False))
 
     def take_modes(self, *originals: nn.Module) -> None:
-        """Be in training or eval mode module by module as the originals are (`train` would hold frozen copies in eval).
+        """Copy training or eval mode of each module from the originals (`train` would keep frozen copies in eval mode).
 
         Args:
             originals: the originals, each perhaps inside of wrappers.

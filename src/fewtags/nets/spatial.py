@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar, final
+from typing import Literal, NamedTuple, Self, TypeVar, final
 
 import torch
 import torch.nn.functional as F
@@ -150,21 +150,74 @@ class SpatialHead(nn.Module):
         return f"features_dim={self.features_dim}, classes={self.classes}, {self.plan}"
 
 
-@final
-class SpatialNet(nn.Module):
-    """Images to logits and class maps: a backbone without its pool and classifier, and a `SpatialHead`.
+class Trunk(nn.Module):
+    """Images to features: a backbone without its pool and classifier; base of `SpatialNet` and `Encoder`.
 
-    What is frozen (`requires_grad` False, see `freezing.freeze`) stays in eval mode when the net is put into training
-    mode, so that BatchNorm statistics, dropout and stochastic depth of a frozen part never move: its features can be
-    cached. Where `batchnorm_eval` is set, so does every BatchNorm. There is no other state than that of the modules.
+    Frozen parts (`requires_grad` False, see `freezing.freeze`) stay in eval mode when the net is put into training
+    mode. BatchNorm statistics, dropout and stochastic depth of a frozen part then never change, so its features can be
+    cached. With `batchnorm_eval`, every BatchNorm stays in eval mode.
 
     Args:
         backbone: a module from images [b, 3, H, W] to features before pooling, in `layout`.
-        head: sees the features as [b, d, h, w].
-        layout: of what the backbone returns. NLC: tokens in row-major order, `prefix_tokens` others in front.
-        prefix_tokens: how many leading tokens (class, register, distillation) are no cells.
-        preprocessing: how the images must be normalised.
-        origin: where the backbone's weights came from, for the run record.
+        layout: of the backbone's output. NLC: tokens in row-major order, after `prefix_tokens` others.
+        prefix_tokens: number of leading tokens (class, register, distillation) that are not cells.
+        preprocessing: normalisation that the images need.
+        origin: source of the backbone's weights, for the run record.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        layout: Layout = "NCHW",
+        prefix_tokens: int = 0,
+        preprocessing: Preprocessing | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.layout: Layout = layout
+        self.prefix_tokens = prefix_tokens
+        self.preprocessing = preprocessing or Preprocessing()
+        self.origin = origin
+        self.batchnorm_eval = False
+
+    def features(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b d h w"]:
+        """Features of normalised images before pooling, for any layout of the backbone."""
+        size = (images.shape[2], images.shape[3])
+        return spatial_features(self.backbone(images), self.layout, size, self.prefix_tokens)
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) of the features for images of `size` (height, width), from one image of zeros.
+
+        If the size is not a multiple of the stride, backbones pad or cut at the right and lower edge, so that the maps
+        cover a little more or less than the image; sizes that are multiples keep maps and images aligned.
+
+        Raises:
+            ConfigError: the backbone cannot take images of this size.
+        """
+        features = probe(self.features, self, size)
+        return features.shape[2], features.shape[3]
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode; frozen parts stay in eval mode."""
+        super().train(mode)
+        if mode:
+            hold_frozen(self, batchnorm=self.batchnorm_eval)
+        return self
+
+
+@final
+class SpatialNet(Trunk):
+    """Images to logits and class maps: a `Trunk` and a `SpatialHead`.
+
+    Args:
+        backbone: see `Trunk`, like the other arguments.
+        head: takes the features [b, d, h, w].
+        layout: of the backbone's output.
+        prefix_tokens: number of leading tokens that are not cells.
+        preprocessing: normalisation that the images need.
+        origin: source of the backbone's weights.
     """
 
     def __init__(
@@ -177,14 +230,10 @@ class SpatialNet(nn.Module):
         preprocessing: Preprocessing | None = None,
         origin: Origin | None = None,
     ) -> None:
-        super().__init__()
-        self.backbone = backbone
+        super().__init__(
+            backbone, layout=layout, prefix_tokens=prefix_tokens, preprocessing=preprocessing, origin=origin
+        )
         self.head = head
-        self.layout: Layout = layout
-        self.prefix_tokens = prefix_tokens
-        self.preprocessing = preprocessing or Preprocessing()
-        self.origin = origin
-        self.batchnorm_eval = False
 
     def forward(self, images: Float[Tensor, "b 3 H W"]) -> Output:
         """Logits, maps and features of normalised images."""
@@ -192,32 +241,8 @@ class SpatialNet(nn.Module):
         return output
 
     def predict_logits(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b C"]:
-        """The logits of `forward` to rounding, without maps if they can: for when nobody looks at the maps."""
+        """The logits of `forward` to rounding; skips the maps if the pool allows it."""
         return self.head.predict_logits(self.features(images))
-
-    def features(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b d h w"]:
-        """What the head sees, whatever the backbone's own layout is."""
-        size = (images.shape[2], images.shape[3])
-        return spatial_features(self.backbone(images), self.layout, size, self.prefix_tokens)
-
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """(height, width) of the maps for images of `size` (height, width), by a forward pass of one image of zeros.
-
-        Where the size is no multiple of the stride, backbones pad or cut at the right and lower edge, so that the maps
-        cover a little more or less than the image; sizes that are multiples keep maps and images aligned.
-
-        Raises:
-            ConfigError: the backbone cannot take images of this size.
-        """
-        features = probe(self.features, self, size)
-        return features.shape[2], features.shape[3]
-
-    def train(self, mode: bool = True) -> SpatialNet:
-        """Put what is trained into training mode; what is frozen stays in eval mode."""
-        super().train(mode)
-        if mode:
-            hold_frozen(self, batchnorm=self.batchnorm_eval)
-        return self
 
 
 def spatial_features(
@@ -284,7 +309,7 @@ def _token_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def hold_frozen(net: nn.Module, *, batchnorm: bool) -> None:
-    """Put what is frozen in a net in training mode back into eval mode; with `batchnorm`, every BatchNorm as well."""
+    """Put frozen parts of a net back into eval mode; with `batchnorm`, every BatchNorm as well."""
     _hold_frozen(net, inherited=True)
     if batchnorm:
         for module in net.modules():

@@ -41,7 +41,7 @@ def coupled_maps(net: SpatialNet, images: Float[Tensor, "b 3 H W"]) -> Coupled:
     costs O(tokens x width) instead of the full matrix.
 
     Raises:
-        ConfigError: the backbone is no ViT with a class token.
+        ConfigError: the backbone is not a ViT with a class token.
     """
     attentions = attention_layers(net)
     rows: list[Tensor] = []
@@ -64,7 +64,7 @@ def attention_layers(net: SpatialNet) -> list[Attention]:
     """The self-attention of every block, first to last.
 
     Raises:
-        ConfigError: the backbone is no ViT with a class token.
+        ConfigError: the backbone is not a ViT with a class token.
     """
     backbone = net.backbone
     if not isinstance(backbone, VisionTransformer) or backbone.cls_token is None:

@@ -1,1 +1,1 @@
-"""Methods, one file a family; independent of each other."""
+"""Methods of training: one file per family, independent of each other."""

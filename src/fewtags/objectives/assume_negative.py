@@ -1,4 +1,4 @@
-"""The baselines: cross-entropy of what is known, and assume-negative in its variants."""
+"""Baselines: cross-entropy of the known labels, and assume-negative with its variants."""
 
 from __future__ import annotations
 
@@ -15,18 +15,12 @@ from fewtags.nets.spatial import Output
 from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
 
 
-@final
-@dataclass(frozen=True)
-class BCE(Objective):
-    """Binary cross-entropy of the known cells; unknown cells are ignored (SCL paper, eq. 1).
-
-    The right choice where labels are complete, or where enough negatives are known. Without any known negative nothing
-    holds the net back from predicting every class everywhere (section 3.1), so that is an error.
-    """
+class LogitObjective(Objective):
+    """Base of methods whose loss is a convex function of the image logits."""
 
     @property
     def needs_maps(self) -> bool:
-        """The logits are enough."""
+        """The loss uses the logits only."""
         return False
 
     @property
@@ -34,8 +28,18 @@ class BCE(Objective):
         """The loss is convex in the logits."""
         return True
 
+
+@final
+@dataclass(frozen=True)
+class BCE(LogitObjective):
+    """Binary cross-entropy of the known cells; unknown cells are ignored (SCL paper, eq. 1).
+
+    The right choice if labels are complete, or if enough negatives are known. Without any known negative, the net would
+    learn to predict every class everywhere (section 3.1); this is an error.
+    """
+
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Check that there is something to learn from.
+        """Check that at least one negative is known.
 
         Raises:
             ConfigError: no training image has a known negative.
@@ -58,8 +62,8 @@ class BCE(Objective):
 
 @final
 @dataclass(frozen=True)
-class AssumeNegative(Objective):
-    """Unknown labels are taken as negative: AN (SCL paper, eq. 2), AN-LS and WAN (Cole et al., CVPR 2021).
+class AssumeNegative(LogitObjective):
+    """Unknown labels count as negative: AN (SCL paper, eq. 2), AN-LS and WAN (Cole et al., CVPR 2021).
 
     Args:
         smoothing: label smoothing e of AN-LS, in 0..0.5 (the paper searches 0.1 and 0.2); 0 for plain AN.
@@ -89,18 +93,8 @@ class AssumeNegative(Objective):
                 "WAN); give one of them."
             )
 
-    @property
-    def needs_maps(self) -> bool:
-        """The logits are enough."""
-        return False
-
-    @property
-    def solvable(self) -> bool:
-        """The loss is convex in the logits."""
-        return True
-
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Nothing to keep.
+        """Check the weight; this method has no state.
 
         Raises:
             ConfigError: "weak" with one class only.

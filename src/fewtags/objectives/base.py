@@ -1,14 +1,15 @@
-"""The one extension point: how a batch becomes a loss.
+"""The extension point for methods: an `Objective` turns a batch into a loss.
 
-`step` reads and changes nothing; `commit` writes, and only after an optimiser step that really happened. All state is
-in the parts that `setup` returns, and the loop checkpoints them. Schedules are functions of `Progress`.
+`step` reads state and changes none; `commit` writes state, after an optimiser step that was applied. All state is in
+the parts that `setup` returns, and the training loop checkpoints them. Schedules are functions of `Progress`.
+docs/write_an_objective.md builds a method of your own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, final, runtime_checkable
 
@@ -20,27 +21,98 @@ from fewtags.stores.shard import Shard
 
 
 @final
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """Plain facts about a run, from which an objective derives settings that the user left open.
+
+    Attributes:
+        samples: number of training images.
+        classes: number of classes.
+        grid: (height, width) of the net's maps.
+        epochs: number of epochs, warm-up included.
+        steps_per_epoch: batches in an epoch, 0 if unknown.
+        positives: number of known positive labels.
+        negatives: number of known negative labels.
+        most_positives: largest number of known positives of one image.
+        points: number of points.
+        boxes: number of boxes.
+        positives_per_image: mean number of classes that an image contains, measured or guessed.
+        positives_source: a sentence that says where `positives_per_image` comes from.
+        head_solved: a stage after the warm-up solves the head on one view of each image.
+        warmup_solved: the first stage solves the head.
+        few_images: pretraining uses the preset for few images.
+    """
+
+    samples: int
+    classes: int
+    grid: tuple[int, int] = (1, 1)
+    epochs: int = 1
+    steps_per_epoch: int = 0
+    positives: int = 0
+    negatives: int = 0
+    most_positives: int = 0
+    points: int = 0
+    boxes: int = 0
+    positives_per_image: float = 1.0
+    positives_source: str = ""
+    head_solved: bool = False
+    warmup_solved: bool = False
+    few_images: bool = False
+
+
+@final
+@dataclass(frozen=True)
+class Derived:
+    """A derived value of a setting, and a sentence that explains it to the user; empty if it needs no explanation."""
+
+    value: Any
+    note: str = ""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class StoreMemory:
+    """The memory of a store that grows with the number of images.
+
+    Attributes:
+        name: what messages call it.
+        size: bytes for a number of images.
+        remedy: from a number of images and the bytes that are free to a sentence: which setting makes the store fit.
+        on_disk: whether the store is a file in the run folder.
+        detail: what it keeps for an image; a store with a detail is listed when training starts.
+    """
+
+    name: str
+    size: Callable[[int], int]
+    remedy: Callable[[int, int], str]
+    on_disk: bool = False
+    detail: str = ""
+
+
+@final
 @dataclass(frozen=True)
 class Problem:
-    """What an objective may know before training starts.
+    """What an objective knows when training starts.
 
     Attributes:
         labels: the training labels, N images by C classes.
         grid: (height, width) of the net's maps.
-        warmup_epochs: how many of the first epochs train the head alone.
-        epochs: all epochs, warm-up included; for schedules over a whole run, which together with `Progress` they need.
-            `Fit` refuses a number that is not what it will train.
+        warmup_epochs: number of first epochs that train the head alone.
+        epochs: number of all epochs, warm-up included; for schedules over a whole run. `Fit` refuses a number that
+            differs from its own.
         seed: the run's seed.
-        shard: which rows this process owns.
-        device: where the net lives.
+        shard: the rows that this process owns.
+        device: the device of the net. On the device "meta" `setup` is a rehearsal: it must allocate and write nothing.
         state_dir: folder for memory-mapped state; None keeps everything in memory.
-        truth: complete labels where they are known. For diagnostics only: a loss never depends on it.
-        features_dim: d, channels of the net's features; 0 where nobody said.
-        precision: of the net's arithmetic, "no" (float32), "bf16" or "fp16"; for forward passes of an objective's own.
+        truth: complete labels, if they are known. For diagnostics only: no loss depends on them.
+        features_dim: d, channels of the net's features; 0 if unknown.
+        precision: of the net's arithmetic, "no" (float32), "bf16" or "fp16"; for forward passes that the objective
+            runs itself.
     """
 
     labels: LabelMatrix
     grid: tuple[int, int]
+    _: KW_ONLY
     warmup_epochs: int = 0
     epochs: int = 1
     seed: int = 0
@@ -55,12 +127,12 @@ class Problem:
 @final
 @dataclass(frozen=True)
 class Progress:
-    """Where training is, counted in batches of this process (of which an optimiser step may take several).
+    """The position in a training run, in batches of this process. An optimiser step may accumulate several batches.
 
     Attributes:
         epoch: counted over all stages, from 0.
-        step: batches of the epoch that came before. In `Objective.step` that is the number of its batch, from 0; in
-            the event `StepEnded` the batches done, up to `steps_per_epoch`.
+        step: in `Objective.step`, the number of its batch within the epoch, from 0; in the event `StepEnded`, the
+            number of batches done, up to `steps_per_epoch`.
         steps_per_epoch: batches in an epoch.
     """
 
@@ -70,7 +142,7 @@ class Progress:
 
     @property
     def exact_epoch(self) -> float:
-        """Epochs done, with the fraction of the running one.
+        """Epochs done, with the fraction of the current one.
 
         >>> Progress(epoch=2, step=3, steps_per_epoch=6).exact_epoch
         2.5
@@ -90,56 +162,101 @@ class Step:
 
 @runtime_checkable
 class Part(Protocol):
-    """Anything with state: a module or a store. The state is a flat mapping of names to tensors."""
+    """Anything with state: a module or a store. The state is a flat mapping from names to tensors."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Everything needed to go on, without copies."""
+        """Return the complete state, without copies."""
         ...
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> Any:
-        """Take the state back."""
+        """Restore a state."""
         ...
 
 
 class Objective(ABC):
-    """Turns a batch into a loss. Subclasses are final and hold hyper-parameters and parts; nothing else changes.
+    """Turns a batch into a loss.
+
+    Subclasses are dataclasses. Their fields are the settings, their parts are the state, and nothing else changes.
 
     Attributes:
-        needs_second_view: whether every batch must have a second view of each image.
+        needs_second_view: whether every batch needs a second view of each image.
+        uses_locations: whether points and boxes change the loss.
+        base_lr: default learning rate of pretraining (SGD) per 256 images in a step.
     """
 
     needs_second_view: ClassVar[bool] = False
+    uses_locations: ClassVar[bool] = False
+    base_lr: ClassVar[float] = 0.3
+
+    # --- what training does with it
+
+    def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
+        """Create stores and heads. The loop checkpoints the returned parts and optimises the modules among them.
+
+        Raises:
+            ConfigError: the settings do not fit the problem.
+        """
+        return {}
+
+    def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
+        """Update parts once per epoch; not called again for an epoch that is resumed. Returns diagnostics to log."""
+        return {}
+
+    @abstractmethod
+    def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
+        """Compute the loss of a batch. Changes no part, except BatchNorm statistics."""
+
+    def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
+        """Write to the parts; called after an optimiser step that was applied."""
+
+    # --- what it needs
 
     @property
     def needs_maps(self) -> bool:
-        """Whether `step` looks at the maps or features of single cells; if not, pooled features are enough."""
+        """Whether `step` uses the maps or features of single cells; otherwise pooled features are enough."""
         return True
 
     @property
     def solvable(self) -> bool:
-        """Whether one fixed view of each image says all, and the loss is smooth while the parts stay as they are.
+        """Whether the loss needs only one fixed view of each image and is smooth while the parts do not change.
 
-        A head on a frozen trunk is then trained to the end (`engine.solve`): `step` is called many times with other
+        A head on a frozen trunk can then be solved (`engine.solve`): the solver calls `step` many times with different
         weights before one `commit`.
         """
         return False
 
     @property
     def solvable_warmup(self) -> bool:
-        """Whether a warm-up stage may solve the head on pooled features: as `solvable`, and no maps are needed."""
+        """Whether a warm-up stage can solve the head on pooled features: it is solvable there and needs no maps."""
         return self.solvable and not self.needs_maps
 
-    def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Make stores and heads for a problem. What is returned is checkpointed; its modules are optimised."""
+    # --- what depends on it
+
+    def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
+        """Return values for settings that follow from the data or the machine; used if the user left them open."""
         return {}
 
-    def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
-        """Run once per epoch, never again on resume; results live in a part. Returns diagnostics to log."""
+    def memory(self, facts: RunFacts) -> Sequence[StoreMemory]:
+        """List the stores that grow with the number of images, so that a run that cannot fit is refused early."""
+        return ()
+
+    def notes(self, facts: RunFacts) -> Iterator[str]:
+        """Yield warnings about settings that do not suit the data; called with all settings derived."""
+        yield from ()
+
+    @property
+    def assumed_positives(self) -> float | tuple[float, ...] | None:
+        """The assumed number of classes per image, or the share of images of each class; None if nothing is assumed.
+
+        Thresholds are chosen by it for classes without known negatives.
+        """
+        return None
+
+    def collapsed_losses(self) -> Mapping[str, float]:
+        """Return values that logged losses take if all images get the same vector (pretraining), by name in `logs`."""
         return {}
 
-    @abstractmethod
-    def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """Forward and loss. Changes no part (BatchNorm statistics excepted)."""
-
-    def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
-        """Write to the parts; called after an applied optimiser step only."""
+    @property
+    def collapse_remedy(self) -> str:
+        """A sentence: what to change if all images get the same vector (pretraining)."""
+        return "Start again with a lower train.lr, a larger train.batch_size, or objective.momentum nearer to 1."

@@ -1,11 +1,11 @@
-"""BYOL: each view predicts what a slowly following copy of the net makes of the other one."""
+"""BYOL: each view predicts the projection of the other view by a moving average of the net."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,9 @@ from fewtags.losses.contrastive import byol_loss, collapse
 from fewtags.nets.encoder import pooled
 from fewtags.nets.precision import mixed_precision
 from fewtags.nets.projection import Follower, parameters_of
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
-from fewtags.objectives.momentum import check_ranges, predicting_heads, second_view
-
-INFINITY = float("inf")
+from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step
+from fewtags.objectives.checks import Range, check_settings
+from fewtags.objectives.momentum import derived_momentum, predicting_heads, second_view
 
 
 @final
@@ -26,9 +25,9 @@ INFINITY = float("inf")
 class BYOL(Objective):
     """BYOL (Grill et al., NeurIPS 2020): L = |q(z1) - z2'|^2 + |q(z2) - z1'|^2, of unit vectors (eq. 2, both ways).
 
-    z = f(net(view)) is the online projection, q the predictor, z' what the target makes of a view: a copy of net and f
-    whose weights follow them as a moving average (eq. 1), after every optimiser step. Projector and predictor have one
-    hidden layer with BatchNorm.
+    z = f(net(view)) is the online projection, q the predictor, z' the projection by the target: a copy of net and f
+    whose weights are a moving average of theirs (eq. 1), updated after every optimiser step. Projector and predictor
+    have one hidden layer with BatchNorm.
 
     Deviation: BatchNorm in projector and predictor sees the batch of one process (the paper synchronises it).
 
@@ -46,14 +45,18 @@ class BYOL(Objective):
 
     needs_second_view: ClassVar[bool] = True
 
-    momentum: float = 0.996
+    momentum: Annotated[float, Range(0, 1)] = 0.996
     momentum_schedule: Literal["cosine", "constant"] = "cosine"
-    projection_dim: int = 256
-    hidden_dim: int = 4096
-    predictor_dim: int = 4096
+    projection_dim: Annotated[int, Range(1)] = 256
+    hidden_dim: Annotated[int, Range(1)] = 4096
+    predictor_dim: Annotated[int, Range(1)] = 4096
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        check_settings(self)
+
+    def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
+        """With few images, the momentum."""
+        return derived_momentum(facts)
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make the projector, the predictor and the target.
@@ -106,11 +109,3 @@ class BYOL(Objective):
         with mixed_precision(views[0].device.type, self._problem.precision):
             encoded = encoder(*views)
         return [projector(pooled(features)) for features in encoded]
-
-
-RANGES: Mapping[str, tuple[float, float]] = {
-    "momentum": (0.0, 1.0),
-    "projection_dim": (1.0, INFINITY),
-    "hidden_dim": (1.0, INFINITY),
-    "predictor_dim": (1.0, INFINITY),
-}

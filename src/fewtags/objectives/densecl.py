@@ -1,10 +1,10 @@
-"""DenseCL: MoCo, and the same for every cell of the grid with the cell that matches it in the other view."""
+"""DenseCL: MoCo for images, and for every cell of the grid with its matching cell in the other view."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, final
+from typing import Annotated, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,17 @@ from fewtags.labels import Batch
 from fewtags.losses.contrastive import collapse, dense_infonce, infonce
 from fewtags.nets.encoder import pooled
 from fewtags.nets.projection import MLP, unit
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step
+from fewtags.objectives.checks import Range, check_settings
 from fewtags.objectives.momentum import (
     DENSE,
-    RANGES,
     MomentumPair,
     channels_of,
-    check_ranges,
     default_queue_size,
+    derived_momentum,
+    derived_queue,
     mean_norm,
+    queue_notes,
     run,
     second_view,
 )
@@ -30,7 +32,7 @@ from fewtags.stores.queue import AlignedQueues
 
 
 class DenseKeys(NamedTuple):
-    """What `step` hands to `commit`: of the images of all processes, numbers and unit rows for both queues."""
+    """Payload of a step: numbers and unit rows for both queues, for the images of all processes."""
 
     ids: Tensor
     projections: Tensor
@@ -45,20 +47,20 @@ class DenseCL(Objective):
     L_image is MoCo-v2's InfoNCE. L_cells is InfoNCE of every cell of view 1's grid: a dense projector (two 1x1
     convolutions) makes a vector of each cell; the positive key is that of view 2's cell whose backbone features are the
     most similar (eq. 4); negatives come from a second queue, of dense projections that are averaged over an image's
-    grid (eq. 2). Both queues hold the same images at the same slots. Keys are those of a momentum encoder, its heads
-    and grids put back in order after its shuffled BatchNorm.
+    grid (eq. 2). Both queues contain the same images at the same slots. A momentum encoder computes the keys; its
+    outputs are put back in order after the shuffled BatchNorm.
 
-    Deviations: the queues start empty, and what was never written is no negative; the weight of L_cells is the same
-    from the first step on (published configurations leave it out of the first thousand); any batch size goes with any
+    Deviations: the queues start empty, and empty slots are not negatives; L_cells has the same weight from the first
+    step on (published configurations omit it from the first thousand steps); any batch size can be combined with any
     queue size.
 
     Args:
         weight: lambda.
         temperature: tau, of both losses.
         momentum: m of the momentum encoder.
-        queue_size: D, of each queue; None: a sixteenth of the images, a power of two from 16 to 65536.
+        queue_size: D, of each queue; default: about a sixteenth of the images, a power of two (16 to 65536).
         projection_dim: of both projectors.
-        hidden_dim: width of the hidden layer of both; None: that of the features.
+        hidden_dim: width of the hidden layer of both; default: that of the features.
         batchnorm_groups: see `MoCo`.
 
     Raises:
@@ -67,16 +69,24 @@ class DenseCL(Objective):
 
     needs_second_view: ClassVar[bool] = True
 
-    weight: float = 0.5
-    temperature: float = 0.2
-    momentum: float = 0.999
-    queue_size: int | None = None
-    projection_dim: int = 128
-    hidden_dim: int | None = None
-    batchnorm_groups: int = 1
+    weight: Annotated[float, Range(0, 1)] = 0.5
+    temperature: Annotated[float, Range(1e-3)] = 0.2
+    momentum: Annotated[float, Range(0, 1)] = 0.999
+    queue_size: Annotated[int | None, Range(1)] = None
+    projection_dim: Annotated[int, Range(1)] = 128
+    hidden_dim: Annotated[int | None, Range(1)] = None
+    batchnorm_groups: Annotated[int, Range(1)] = 1
 
     def __post_init__(self) -> None:
-        check_ranges(self, OWN_RANGES)
+        check_settings(self)
+
+    def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
+        """Queue size and, with few images, the momentum."""
+        return derived_queue(facts) | derived_momentum(facts)
+
+    def notes(self, facts: RunFacts) -> Iterator[str]:
+        """Warn of a queue that is too long for the images."""
+        return queue_notes(self.queue_size, facts)
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make both projectors, the momentum encoder and the queues.
@@ -142,9 +152,3 @@ def _per_cell(head: nn.Module, grid: Tensor) -> Tensor:
     cells = grid.flatten(2).transpose(1, 2)
     rows: Tensor = head(cells.flatten(0, 1))
     return rows.reshape(*cells.shape[:2], -1).transpose(1, 2)
-
-
-OWN_RANGES: Mapping[str, tuple[float, float]] = {
-    "weight": (0.0, 1.0),
-    **RANGES,
-}

@@ -1,11 +1,11 @@
-"""Expected-negative loss with (spatial) consistency: the SCL paper (Verelst et al., WACV 2023), complete."""
+"""Expected-negative loss with (spatial) consistency: the SCL paper (Verelst et al., WACV 2023)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, final, get_args
+from typing import Annotated, Literal, NamedTuple, final
 
 import numpy as np
 import torch
@@ -17,11 +17,11 @@ from fewtags.labels import Batch, Label, LabelMatrix
 from fewtags.losses.consistency import consistency
 from fewtags.losses.partial import expected_negative, expected_positive
 from fewtags.nets.spatial import Output
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
-from fewtags.stores.heatmaps import HeatmapPlan, HeatmapStore, Precision, Rounding
-from fewtags.stores.rows import ScoreStore
+from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step, StoreMemory
+from fewtags.objectives.checks import Range, check_settings
+from fewtags.stores.heatmaps import HeatmapPlan, HeatmapStore, Precision, Rounding, heatmap_bytes
+from fewtags.stores.rows import ScoreStore, score_bytes
 from fewtags.stores.topk import BLOCK_CELLS, ExpectedPositives, Reading, class_blocks, expected_counts
-from fewtags.text import suggest
 
 SCL_WEIGHT = 0.1
 Distance = Literal["l1", "l2", "jsd"]
@@ -32,7 +32,7 @@ ScorePrecision = Literal["float32", "float16"]
 
 
 class Predictions(NamedTuple):
-    """What `step` hands to `commit`: detached float32 probabilities of the training-mode forward."""
+    """Payload of a step: detached float32 probabilities of the training-mode forward."""
 
     prob: Tensor
     prob_maps: Tensor | None
@@ -43,37 +43,39 @@ class Predictions(NamedTuple):
 class ExpectedNegative(Objective):
     """EN (eq. 5), EN + CL (eq. 6) and EN + SCL (eq. 7): L = L_EN + gamma_CL L_CL + gamma_SCL L_SCL (eq. 8).
 
-    Running averages s of the scores rank the images of each class; the best p_i are *expected positives* and are left
-    out of the loss, all other unannotated images are taken as negative. CL pulls the scores, SCL the score maps towards
-    their running averages over earlier crops. Epoch 0 is assume-negative, because nothing has been averaged yet.
+    Running averages s of the scores rank the images of each class. The best p_i images are *expected positives*, and
+    the loss ignores them; all other unannotated images count as negative. CL pulls the scores, and SCL the score maps,
+    towards their running averages over earlier crops. Epoch 0 is assume-negative, because no average exists yet.
 
-    Time: `step` reads s(t-1) and H(t-1); `commit` averages the very same forward into both. s averages the image score
+    Order: `step` reads s(t-1) and H(t-1); `commit` averages the same forward pass into both. s averages the image score
     f = sigmoid(mean of the map logits), not the heatmap. During the warm-up (head only) the loss is assume-negative and
-    s is tracked; EN, CL, SCL and the heatmaps start after it. Without a warm-up EN starts in epoch 1, CL and SCL in
+    s is updated; EN, CL, SCL and the heatmaps start after it. Without a warm-up EN starts in epoch 1, CL and SCL in
     epoch 0.
 
     Means: all losses are means over their cells (classes, and grid cells for SCL); eqs. (6) and (7) print a norm
-    without a denominator. Sums would let SCL outweigh EN by four orders of magnitude, and did clearly worse when tried.
+    without a denominator. With sums, SCL outweighs EN by four orders of magnitude, and results were clearly worse.
 
     Args:
-        positives_per_image: K of eq. (3), mean number of classes an image holds.
-        class_prior: share of images holding each class, one per class; replaces eq. (3) and K (`expected_counts`).
+        positives_per_image: K of eq. (3), the mean number of classes in an image. Default: estimated from the labels.
+        class_prior: share of images that contain each class, one per class; replaces K and eq. (3) (`expected_counts`).
         cl_weight: gamma of CL.
-        scl_weight: gamma of SCL; heatmaps are kept where it is above 0. None: 0.1; a plan takes 0 where the head is
-            solved on one view of each photo, since there is no second view to agree with.
+        scl_weight: gamma of SCL; heatmaps are kept if it is above 0. Default: 0.1, or 0 if the head is solved on one
+            view of each photo, because then no second view exists that could agree with it.
         distance: "l1" (the paper's), "l2" or "jsd", of CL and SCL.
         momentum: mu of both averages.
-        expected_positives: "ignore" is EN; "positive" takes them as positives: the paper's EP (section 4.2), which
+        expected_positives: "ignore" is EN; "positive" counts them as positives: the paper's EP (section 4.2), which
             drifts.
         reading: of the top-p_i rule (`ExpectedPositives`).
         warmup_loss: "assume_negative"; or "expected_negative" from the second warm-up epoch on (not in the paper:
-            prototype remedy R i; the averages that CL and SCL start from are then less biased towards "absent").
-            None: "assume_negative"; a plan takes "expected_negative" where the warm-up solves the head.
-        corrected_averages: forget the start values of s and H (not in the paper: remedies R ii and iii;
-            `ScoreStore`, `HeatmapPlan`). Averages of nothing then have no weight in CL and SCL.
-        ramp_epochs: the weights of CL and SCL rise from 0 over so many epochs after the warm-up (not in the paper).
-        heatmap_top_k: heatmaps for so many classes per image only, chosen from s after the warm-up (without a
-            warm-up: after the first epoch, SCL starting then); the paper takes 10 for ImageNet (appendix G).
+            the averages that CL and SCL start from are then less biased towards "absent"). Default: "assume_negative",
+            or "expected_negative" if the warm-up solves the head.
+        corrected_averages: remove the bias of the start values of s and H (not in the paper; `ScoreStore`,
+            `HeatmapPlan`). Averages without any update then have no weight in CL and SCL.
+        ramp_epochs: number of epochs after the warm-up in which the weights of CL and SCL rise from 0 (not in the
+            paper).
+        heatmap_top_k: number of classes per image that have heatmaps, chosen from s after the warm-up (without a
+            warm-up: after the first epoch, and SCL starts then); default: all. The paper uses 10 for
+            ImageNet (appendix G).
         heatmap_dtype: "uint8" (the paper's) or "float16".
         heatmap_rounding: "nearest" or "stochastic", of uint8.
         heatmap_storage: "memory" of the net's device, or "disk" (a memory map in the run's state folder).
@@ -83,44 +85,29 @@ class ExpectedNegative(Objective):
         ConfigError: a value that is out of range, or two that contradict each other.
     """
 
-    positives_per_image: float | None = None
-    class_prior: tuple[float, ...] | None = None
-    cl_weight: float = 0.0
-    scl_weight: float | None = None
+    positives_per_image: Annotated[float | None, Range(0, above=True)] = None
+    class_prior: Annotated[tuple[float, ...] | None, Range(0, 1)] = None
+    cl_weight: Annotated[float, Range()] = 0.0
+    scl_weight: Annotated[float | None, Range()] = None
     distance: Distance = "l1"
-    momentum: float = 0.8
+    momentum: Annotated[float, Range(0, 1)] = 0.8
     expected_positives: Treatment = "ignore"
     reading: Reading = "all_then_or"
     warmup_loss: WarmupLoss | None = None
     corrected_averages: bool = False
-    ramp_epochs: int = 0
-    heatmap_top_k: int | None = None
+    ramp_epochs: Annotated[int, Range()] = 0
+    heatmap_top_k: Annotated[int | None, Range(1)] = None
     heatmap_dtype: Precision = "uint8"
     heatmap_rounding: Rounding = "nearest"
     heatmap_storage: Storage = "memory"
     score_dtype: ScorePrecision = "float32"
 
     def __post_init__(self) -> None:
-        for name, options in CHOICES.items():
-            if (value := getattr(self, name)) not in options and not (name == "warmup_loss" and value is None):
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(options)}, got {value!r}{suggest(str(value), options)}."
-                )
-        if self.positives_per_image is not None and not self.positives_per_image > 0:
-            raise ConfigError(f"positives_per_image must be above 0, got {self.positives_per_image}.")
-        if self.class_prior is not None and not all(0 <= share <= 1 for share in self.class_prior):
-            raise ConfigError(f"class_prior holds shares of images, in 0..1, got {self.class_prior}.")
-        for name in ("cl_weight", "scl_weight", "ramp_epochs"):
-            if (value := getattr(self, name)) is not None and not value >= 0:
-                raise ConfigError(f"{name} must be at least 0, got {value}.")
-        if not 0 <= self.momentum <= 1:
-            raise ConfigError(f"momentum must be in 0..1, got {self.momentum}.")
+        check_settings(self)
         if self.corrected_averages and self.momentum > 255 / 256:
             raise ConfigError(
                 f"corrected_averages counts visits up to 255, enough for a momentum up to 0.996, got {self.momentum}."
             )
-        if self.heatmap_top_k is not None and self.heatmap_top_k < 1:
-            raise ConfigError(f"heatmap_top_k must be at least 1, or None for all classes, got {self.heatmap_top_k}.")
         if self.heatmap_rounding == "stochastic" and self.heatmap_dtype != "uint8":
             raise ConfigError(
                 f"heatmap_rounding='stochastic' is for heatmap_dtype='uint8', got {self.heatmap_dtype!r}."
@@ -145,6 +132,57 @@ class ExpectedNegative(Objective):
     def solvable_warmup(self) -> bool:
         """Consistency starts after the warm-up."""
         return True
+
+    def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
+        """K from the labels; no consistency if the head is solved on one view, as there is no second view to match."""
+        note = facts.positives_source if self.class_prior is None else ""
+        return {
+            "positives_per_image": Derived(facts.positives_per_image, note),
+            "scl_weight": Derived(0.0 if facts.head_solved else SCL_WEIGHT),
+            "warmup_loss": Derived("expected_negative" if facts.warmup_solved else "assume_negative"),
+        }
+
+    @property
+    def assumed_positives(self) -> float | tuple[float, ...] | None:
+        """The class prior, or K."""
+        return self.class_prior if self.class_prior is not None else self.positives_per_image
+
+    def memory(self, facts: RunFacts) -> Sequence[StoreMemory]:
+        """Running scores, and heatmaps if SCL is on."""
+        classes, grid, plan = facts.classes, facts.grid, self.heatmap_plan()
+        on_disk = self.heatmap_storage == "disk"
+
+        def smaller_scores(images: int, free: int) -> str:
+            if self.score_dtype == "float32" and score_bytes(images, classes, "float16") <= free:
+                return 'objective.score_dtype = "float16" fits.'
+            return (
+                "train where there is more memory, on fewer images, or with --method assume_negative, which has none."
+            )
+
+        def smaller_heatmaps(images: int, free: int) -> str:
+            counts = range(max(1, facts.most_positives), plan.kept(classes))
+            fitting = [k for k in counts if heatmap_bytes(images, classes, grid, replace(plan, top_k=k)) <= free]
+            most = facts.most_positives
+            least = "one heatmap" if most <= 1 else f"the {most} heatmaps of annotated classes"
+            top = (
+                f"objective.heatmap_top_k = {fitting[-1]} fits" if fitting else f"not even {least} per image would fit"
+            )
+            disk = "" if on_disk else '; objective.heatmap_storage = "disk" needs no more memory'
+            return f"{top}{disk}; objective.scl_weight = 0 does without heatmaps."
+
+        scores = StoreMemory(
+            name="running scores",
+            size=lambda images: score_bytes(images, classes, self.score_dtype),
+            remedy=smaller_scores,
+        )
+        heatmaps = StoreMemory(
+            name="heatmaps",
+            size=lambda images: heatmap_bytes(images, classes, grid, plan),
+            remedy=smaller_heatmaps,
+            on_disk=on_disk,
+            detail=f"{2 * grid[0]} x {2 * grid[1]} per image and class",
+        )
+        return (scores, heatmaps) if self.gamma > 0 else (scores,)
 
     def heatmap_plan(self, seed: int = 0) -> HeatmapPlan:
         """How heatmaps are kept, for `heatmap_bytes`."""
@@ -180,7 +218,7 @@ class ExpectedNegative(Objective):
         return parts
 
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
-        """Rank the images of every class (z-hat), choose the classes that have heatmaps, and take stock.
+        """Rank the images of every class (z-hat), choose the classes that have heatmaps, and count expected positives.
 
         Returns:
             `predicted_positives_per_image`, the sum of s; once images are ranked, `expected_positives_per_image`; and
@@ -245,7 +283,7 @@ class ExpectedNegative(Objective):
     def _own_blocks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Tensor]]:
         """This rank's blocks of classes: number, and the scores of all images. Collective.
 
-        Blocks go round the ranks, so that all of them rank at the same time, each a class that nobody else ranks.
+        Blocks are dealt out to the ranks in turn, so that all ranks work at the same time, on different classes.
         """
         shard = self._problem.shard
         for turn in range(0, len(blocks), shard.world):
@@ -256,7 +294,7 @@ class ExpectedNegative(Objective):
                 yield turn + shard.rank, scores
 
     def _take_stock(self, first: int, last: int, scores: Tensor, ranked: bool) -> Tensor:
-        """Rank the classes of a block, if it is time; a `Tally` of them, float64 [5]."""
+        """Rank the classes of a block if the epoch has a ranking; return their `Tally`, float64 [5]."""
         predicted = float(scores.sum(0).cpu().double().sum())  # not every accelerator has float64
         if not ranked:
             return torch.tensor(Tally(predicted), dtype=torch.float64)
@@ -272,7 +310,7 @@ class ExpectedNegative(Objective):
 
     @property
     def _first_scl_epoch(self) -> int:
-        """The epoch heatmaps start in; a choice of classes needs scores of at least one epoch."""
+        """The first epoch with heatmaps; choosing classes needs the scores of at least one epoch."""
         chosen = self._heatmaps is not None and self._heatmaps.class_ids is not None
         return max(self._problem.warmup_epochs, 1 if chosen else 0)
 
@@ -284,7 +322,7 @@ class ExpectedNegative(Objective):
         classes = labels.shape[1]
         if self.positives_per_image is None and self.class_prior is None:
             raise ConfigError(
-                "expected_negative needs positives_per_image, the mean number of classes an image holds (2.9 on COCO, "
+                "expected_negative needs positives_per_image, the mean number of classes in an image (2.9 on COCO, "
                 "1.5 on VOC). Count the classes in twenty photos, or give a validation set with complete labels."
             )
         if self.positives_per_image is not None and self.positives_per_image > classes:
@@ -303,23 +341,11 @@ class ExpectedNegative(Objective):
                     f"heatmap_top_k={self.heatmap_top_k} is less than the {most} annotated positives of training image "
                     f"{int(positives.argmax())}, which all need a heatmap; use at least {most}."
                 )
-        if self.heatmap_storage == "disk":
+        if self.heatmap_storage == "disk" and device.type != "meta":
             if problem.state_dir is None:
                 raise ConfigError("heatmap_storage='disk' needs a run folder to keep the file in; give one (out=...).")
             device, path = torch.device("cpu"), Path(problem.state_dir, f"heatmaps-{problem.shard.rank}.bin")
         return HeatmapStore(samples, classes, problem.grid, plan, shard=problem.shard, device=device, path=path)
-
-
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "distance": get_args(Distance),
-    "expected_positives": get_args(Treatment),
-    "reading": get_args(Reading),
-    "warmup_loss": get_args(WarmupLoss),
-    "heatmap_dtype": get_args(Precision),
-    "heatmap_rounding": get_args(Rounding),
-    "heatmap_storage": get_args(Storage),
-    "score_dtype": get_args(ScorePrecision),
-}
 
 
 class Tally(NamedTuple):
@@ -340,14 +366,14 @@ def _judge(expected: Tensor, labels: Tensor, truth: Tensor) -> tuple[int, int, i
     """Among unannotated cells whose truth is known: expected positives, those that are right, and positives."""
     hidden = (labels == Label.UNKNOWN) & (truth != Label.UNKNOWN)
     positive = hidden & (truth == Label.POSITIVE)
-    judged, correct, there = (
+    judged, correct, positives = (
         int(torch.count_nonzero(cells)) for cells in (expected & hidden, expected & positive, positive)
     )
-    return judged, correct, there
+    return judged, correct, positives
 
 
 def _diagnostics(tally: Tally, samples: int, ranked: bool, judged: bool) -> dict[str, float]:
-    """What to log; ratios without a denominator are left out."""
+    """Diagnostics to log, without ratios whose denominator is 0."""
     found = {"predicted_positives_per_image": tally.scores / samples}
     if ranked:
         found["expected_positives_per_image"] = tally.expected / samples

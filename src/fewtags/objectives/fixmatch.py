@@ -1,10 +1,10 @@
-"""What a net is sure of on one view is learned on another: FixMatch for several labels, with UPS's uncertainty."""
+"""FixMatch for several labels: confident predictions on one view are labels of another; with UPS's uncertainty."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, final
+from typing import Annotated, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +13,10 @@ from fewtags.errors import ConfigError
 from fewtags.labels import Batch, Label
 from fewtags.losses.pseudo import certain, confident, pseudo_loss, spread
 from fewtags.nets.spatial import Output
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+from fewtags.objectives.base import Part, Problem, Progress, Step
+from fewtags.objectives.checks import Range
 from fewtags.objectives.supervised import (
-    CHOICES,
-    INFINITY,
-    RANGES,
-    Cropped,
-    Fill,
-    Triple,
-    Unknown,
-    check_settings,
+    SupervisedObjective,
     class_shares,
     only_fillable,
     pseudo_diagnostics,
@@ -36,7 +30,7 @@ PerClass = float | tuple[float, ...]
 
 
 class Chosen(NamedTuple):
-    """What `step` hands to `commit`: probabilities on the weak view, and pseudo-labels once there are any."""
+    """Payload of a step: probabilities on the weak view, and pseudo-labels from `pseudo_from` on."""
 
     prob: Tensor
     pseudo: Tensor | None
@@ -44,7 +38,7 @@ class Chosen(NamedTuple):
 
 @final
 @dataclass(eq=False)
-class FixMatch(Objective):
+class FixMatch(SupervisedObjective):
     """FixMatch (Sohn et al., 2020) for several labels: L = w_image L_image + w_patch L_patch + w_pseudo L_pseudo.
 
     The first two terms are PatchML's eq. (3) on the weak view, with the same settings: tags, points and boxes count as
@@ -52,43 +46,26 @@ class FixMatch(Objective):
     view's probabilities f, f >= tau+ is a positive, f <= tau- a negative, the rest is left out. From epoch
     `pseudo_from` on both views go through the net together, and the pseudo-labels get no gradient.
 
-    UPS (Rizve et al., 2021; `uncertainty_views` above 0): of the last so many weak views of an image, this one
-    included, the mean takes the place of f, and their standard deviation must not exceed kappa. A cell with fewer views
-    gets no pseudo-label. Deviation: UPS predicts one image several times with dropout in one go. Nets here have none in
-    their head, and a frozen trunk stays in eval mode, so that such passes would agree exactly; views of earlier epochs
-    differ, and cost no pass. They also differ where the net has changed in the meantime, which counts as uncertainty.
+    UPS (Rizve et al., 2021; `uncertainty_views` above 0): the mean over the last `uncertainty_views` weak views of an
+    image, including this one, replaces f, and their standard deviation must not exceed kappa. A cell with fewer views
+    gets no pseudo-label. Deviation: UPS predicts one image several times with dropout. The heads here have no dropout,
+    and a frozen trunk stays in eval mode, so such passes would agree exactly; views of earlier epochs differ, and cost
+    no extra pass. They also differ because the net has changed since, which counts as uncertainty.
 
-    Deviations from FixMatch: sigmoid and two thresholds per class in the place of a softmax's highest class; every
-    batch mixes labelled and unlabelled images as they come, where FixMatch takes a fixed ratio; the strong view is a
-    crop of its own, so that it may miss what the weak one shows. PercentMatch's moving thresholds (percentiles of the
+    Deviations from FixMatch: sigmoid and two thresholds per class instead of the highest class of a softmax; batches
+    mix labelled and unlabelled images at random, while FixMatch uses a fixed ratio; the strong view is a crop of its
+    own, so it may not show what the weak view shows. PercentMatch's moving thresholds (percentiles of the
     scores of each class) are not offered: no code of it is public and its formula could not be confirmed.
 
+    `pseudo_weight` is FixMatch's lambda_u. The settings that are not listed here are those of `SupervisedObjective`.
+
     Args:
-        image_unknown: unknown classes of images that have some label: "ignore", "negative", or "selective": CSL-I.
-            None: "ignore"; a plan takes "negative" where fewer negatives than positives are known.
-        patch_unknown: unknown patches: "ignore", "negative", or "selective": CSL-P.
-        image_top_k: "selective": likely positives per image that stay ignored.
-        patch_top_k: "selective": likely patches per located class that stay ignored.
-        prior_threshold: "selective": classes in more than this share of the images asked about stay ignored; 1: none.
-        image_gammas: focus on positive, negative and unknown classes.
-        patch_gammas: likewise, of patches.
-        image_clip: negative and unknown classes with a probability up to this count as done; 0: none.
-        image_weight: w_image.
-        patch_weight: w_patch.
-        patch_weights: of positive, negative and unknown patches; see `patch_loss` on their scale. None: 1, 1, 1; a
-            plan takes the number of patches, 1, 1.
-        coverage: share of a patch that a box must cover, see `cells_of_boxes`.
-        min_visible: share of a box that a crop must show for it to count.
-        cropped: a positive whose every known location is cropped away becomes "unknown" in that view, or is "keep".
-        pseudo_weight: w_pseudo, FixMatch's lambda_u.
-        pseudo_from: first epoch with pseudo-labels, warm-up included.
-        pseudo_fill: images without any label ("unlabelled", FixMatch's), or all "unknown" classes.
         positive_from: tau+, one for all classes or one per class; above 1: no pseudo-positives.
-        negative_to: tau-, likewise; below 0: no pseudo-negatives.
-        per_selected: divide L_pseudo image by image by the number of selected cells (UPS) and not by all cells.
-        uncertainty_views: UPS: so many views are compared, at least 2; 0: FixMatch alone.
-        uncertain_positive: UPS: kappa+, largest standard deviation of a pseudo-positive.
-        uncertain_negative: UPS: kappa-, likewise of a pseudo-negative.
+        negative_to: tau-, one for all classes or one per class; below 0: no pseudo-negatives.
+        per_selected: divide the L_pseudo of an image by its number of selected cells (UPS) instead of all cells.
+        uncertainty_views: number of views that UPS compares, at least 2; 0: FixMatch alone.
+        uncertain_positive: kappa+ of UPS, the largest standard deviation of a pseudo-positive.
+        uncertain_negative: kappa- of UPS, the largest standard deviation of a pseudo-negative.
 
     Raises:
         ConfigError: a value that is out of range, or two that contradict each other.
@@ -96,32 +73,17 @@ class FixMatch(Objective):
 
     needs_second_view: ClassVar[bool] = True
 
-    image_unknown: Unknown | None = None
-    patch_unknown: Unknown = "ignore"
-    image_top_k: int = 5
-    patch_top_k: int = 5
-    prior_threshold: float = 1.0
-    image_gammas: Triple = (0.0, 1.0, 2.0)
-    patch_gammas: Triple = (0.0, 1.0, 2.0)
-    image_clip: float = 0.0
-    image_weight: float = 1.0
-    patch_weight: float = 1.0
-    patch_weights: Triple | None = None
-    coverage: float = 0.5
-    min_visible: float = 0.1
-    cropped: Cropped = "unknown"
-    pseudo_weight: float = 1.0
-    pseudo_from: int = 5
-    pseudo_fill: Fill = "unlabelled"
+    pseudo_weight: Annotated[float, Range(1e-6)] = 1.0
+    pseudo_from: Annotated[int, Range()] = 5
     positive_from: PerClass = 0.95
     negative_to: PerClass = 0.05
     per_selected: bool = False
-    uncertainty_views: int = 0
-    uncertain_positive: float = 0.05
-    uncertain_negative: float = 0.005
+    uncertainty_views: Annotated[int, Range()] = 0
+    uncertain_positive: Annotated[float, Range()] = 0.05
+    uncertain_negative: Annotated[float, Range()] = 0.005
 
     def __post_init__(self) -> None:
-        check_settings(self, CHOICES, OWN_RANGES)
+        super().__post_init__()
         if self.uncertainty_views == 1:
             raise ConfigError("uncertainty_views compares at least 2 views, or is 0 (off), got 1.")
         given = [len(limits) for limits in (self.negative_to, self.positive_from) if isinstance(limits, tuple)]
@@ -167,7 +129,7 @@ class FixMatch(Objective):
         return parts
 
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
-        """Take stock of the pseudo-labels of the epoch before.
+        """Count the pseudo-labels of the previous epoch.
 
         Returns:
             From `pseudo_from` + 1 on, pseudo-positives and -negatives per image, and, where the complete labels are
@@ -211,7 +173,7 @@ class FixMatch(Objective):
             self._pseudo.write(batch.index, chosen.pseudo)
 
     def _choose(self, batch: Batch, prob: Tensor) -> Tensor:
-        """The cells that the net is sure of, int8 [b, C]."""
+        """Pseudo-labels of the confident cells, int8 [b, C]."""
         if self._recent is None:
             return confident(prob, self._positive_from, self._negative_to)
         earlier, complete = self._recent.read(batch.index)
@@ -219,16 +181,6 @@ class FixMatch(Objective):
         sure = confident(mean, self._positive_from, self._negative_to)
         sure = certain(sure, deviation, self.uncertain_positive, self.uncertain_negative)
         return sure.masked_fill(~complete[:, None], Label.UNKNOWN)
-
-
-OWN_RANGES: Mapping[str, tuple[float, float]] = {
-    **RANGES,
-    "pseudo_weight": (1e-6, INFINITY),
-    "pseudo_from": (0.0, INFINITY),
-    "uncertainty_views": (0.0, INFINITY),
-    "uncertain_positive": (0.0, INFINITY),
-    "uncertain_negative": (0.0, INFINITY),
-}
 
 
 def _per_class(limits: PerClass, classes: int) -> tuple[float, ...]:

@@ -1,38 +1,39 @@
-"""MLS: the images nearest to an image's features are its labels, several at once."""
+"""MLS: the nearest images in feature space are the labels of an image, several at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import Annotated, ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Batch
-from fewtags.losses.contrastive import bce_pos, collapse, infonce, knn_softmax, mls_bce, similarity, top_k
+from fewtags.losses.contrastive import bce_pos, collapse, fingerprint, infonce, knn_softmax, mls_bce, similarity, top_k
 from fewtags.nets.encoder import pooled
 from fewtags.nets.projection import unit
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step
+from fewtags.objectives.checks import INFINITY, Range, check_settings
 from fewtags.objectives.momentum import (
-    INFINITY,
-    RANGES,
     Keys,
     MomentumPair,
-    check_ranges,
     default_queue_size,
+    derived_momentum,
+    derived_queue,
     mean_norm,
+    queue_notes,
     second_view,
 )
-from fewtags.stores.neighbours import NOBODY, Neighbours, agreement
+from fewtags.stores.neighbours import NO_NEIGHBOUR, Neighbours, agreement
 from fewtags.stores.queue import AlignedQueues
 
 NeighbourLoss = Literal["bce", "bce_pos", "knn_eq10", "knn_eq2", "knn_eq11"]
 
 
-class Found(NamedTuple):
-    """What `step` hands to `commit`: the keys to enqueue, and each image's neighbours by number, nearest first."""
+class KeysAndNeighbours(NamedTuple):
+    """Payload of a step: the keys to enqueue, and the numbers of each image's neighbours, nearest first."""
 
     keys: Keys
     neighbours: Tensor
@@ -59,14 +60,14 @@ class Slots(NamedTuple):
 class MLS(Objective):
     """Multi-label self-supervised learning (Zhu, Fu, Wu, ICCV 2023): L = InfoNCE + lambda L_ml (main paper, eq. 10).
 
-    InfoNCE is MoCo-v2's. Beside its queue Q_z of projections stands a queue Q_g of backbone features, filled with the
-    same images at the same slots. The k slots of Q_g nearest to an image's features g1 are its positive labels, all
+    InfoNCE is that of MoCo-v2. In addition to its queue Q_z of projections, a queue Q_g contains backbone features of
+    the same images at the same slots. The k slots of Q_g nearest to an image's features g1 are its positive labels, all
     others its negative ones (eq. 7), and its logits are z1 . Q_z / tau (eq. 8). L_ml is their binary cross-entropy,
     the mean over D (eq. 9), or another loss by name. Labels have no gradient and are made in float32.
 
-    Readings: both losses look at the queues as they were before this step's keys come in (the paper leaves it open;
-    `include_self` is the other reading); z1 is of unit length in eq. 8; labels and logits come from the same snapshot.
-    Slots that were never written count as nothing. With the literal mean over D negatives outweigh positives by
+    Readings: both losses use the queues as they were before this step's keys are enqueued (the paper leaves it open;
+    `include_self` is the other reading); z1 has unit length in eq. 8; labels and logits come from the same snapshot.
+    Empty slots are ignored. With the literal mean over D negatives outweigh positives by
     (D - k) / k, and small problems can collapse (docs/pretraining.md): `neighbour_from`, `reduction` and
     `logit_bias` are remedies, off as in the paper.
 
@@ -80,15 +81,15 @@ class MLS(Objective):
             same. For the two BCE losses.
         logit_bias: added to the logits of "bce"; log(k / (D - k)) lets it start from its base rate.
         neighbour_from: first epoch with L_ml; InfoNCE alone before (the paper's remedy 1, which it does not use).
-        mask_same: an image's own older keys are no labels, neither positive nor negative.
+        mask_same: an image's own older keys are neither positive nor negative labels.
         include_self: this step's keys of all images count as slots too, for L_ml.
         source: where labels and logits come from (table 7): "both": Q_g and Q_z; "projections": Q_z alone;
             "features": Q_g alone.
         temperature: tau, of both losses.
         momentum: m of the momentum encoder.
-        queue_size: D; None: a sixteenth of the images, a power of two from 16 to 65536.
+        queue_size: D; default: about a sixteenth of the images, a power of two (16 to 65536).
         projection_dim: d_z.
-        hidden_dim: width of the projector's hidden layer; None: that of the features.
+        hidden_dim: width of the projector's hidden layer; default: that of the features.
         batchnorm_groups: see `MoCo`.
 
     Raises:
@@ -97,30 +98,65 @@ class MLS(Objective):
 
     needs_second_view: ClassVar[bool] = True
 
-    k: int = 20
-    weight: float = 0.5
+    k: Annotated[int, Range(1)] = 20
+    weight: Annotated[float, Range(1e-9)] = 0.5
     neighbour_loss: NeighbourLoss = "bce"
     reduction: Literal["mean", "per_positive", "balanced"] = "mean"
-    logit_bias: float = 0.0
-    neighbour_from: int = 0
+    logit_bias: Annotated[float, Range(-INFINITY)] = 0.0
+    neighbour_from: Annotated[int, Range()] = 0
     mask_same: bool = False
     include_self: bool = False
     source: Literal["both", "projections", "features"] = "both"
-    temperature: float = 0.2
-    momentum: float = 0.995
-    queue_size: int | None = None
-    projection_dim: int = 256
-    hidden_dim: int | None = None
-    batchnorm_groups: int = 1
+    temperature: Annotated[float, Range(1e-3)] = 0.2
+    momentum: Annotated[float, Range(0, 1)] = 0.995
+    queue_size: Annotated[int | None, Range(1)] = None
+    projection_dim: Annotated[int, Range(1)] = 256
+    hidden_dim: Annotated[int | None, Range(1)] = None
+    batchnorm_groups: Annotated[int, Range(1)] = 1
 
     def __post_init__(self) -> None:
-        check_ranges(self, OWN_RANGES)
+        check_settings(self)
         idle = ["logit_bias"] if self.logit_bias and self.neighbour_loss != "bce" else []
         idle += ["reduction"] if self.reduction != "mean" and self.neighbour_loss.startswith("knn") else []
         if idle:
             raise ConfigError(
                 f'{" and ".join(idle)} would do nothing with neighbour_loss = "{self.neighbour_loss}"; leave it out.'
             )
+
+    def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
+        """Queue size; with few images also `k` (1 % of the queue), the momentum and a later `neighbour_from`."""
+        queue = derived_queue(facts)
+        if not facts.few_images:
+            return queue
+        size = self.queue_size or queue["queue_size"].value
+        labels, first = max(1, min(20, round(size / 100))), facts.epochs // 10
+        return queue | derived_momentum(facts) | {"k": Derived(labels), "neighbour_from": Derived(first)}
+
+    def notes(self, facts: RunFacts) -> Iterator[str]:
+        """Warn of a queue that is too long for the images, and of more labels than a twentieth of the queue."""
+        yield from queue_notes(self.queue_size, facts)
+        if self.queue_size and self.k > max(1, self.queue_size / 20):
+            yield (
+                f"warning: k = {self.k} of a queue of {self.queue_size:,}: more than a twentieth are labels; lower "
+                "objective.k"
+            )
+
+    def collapsed_losses(self) -> Mapping[str, float]:
+        """For eq. (9): softplus(1 / tau) - (k / D) / tau."""
+        plain = self.neighbour_loss == "bce" and self.reduction == "mean" and not self.logit_bias
+        if not plain or not self.queue_size:
+            return {}
+        return {"neighbour_loss": fingerprint(self.k, self.queue_size, self.temperature)}
+
+    @property
+    def collapse_remedy(self) -> str:
+        """The literal mean of eq. (9) has remedies of its own."""
+        if self.neighbour_loss != "bce":
+            return super().collapse_remedy
+        return (
+            'Start again with objective.neighbour_loss = "knn_eq10" or objective.reduction = "balanced", a later '
+            "objective.neighbour_from, a smaller objective.weight, or objective.momentum = 0.999."
+        )
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make the projector, the momentum encoder, the queues, and the list of neighbours.
@@ -169,14 +205,16 @@ class MLS(Objective):
         met, kept = agreement(self._neighbours.read(batch.index), nearest, slots.ids)
         logs |= {"neighbours_met": met, "neighbours_kept": kept}
         if at.epoch < self.neighbour_from:
-            return Step(contrast, logs, Found(keys, nearest))
+            return Step(contrast, logs, KeysAndNeighbours(keys, nearest))
         extra = self._loss(self._logits(features, query, slots), labels, slots.counted)
-        return Step(contrast + self.weight * extra, logs | {"neighbour_loss": extra.detach()}, Found(keys, nearest))
+        return Step(
+            contrast + self.weight * extra, logs | {"neighbour_loss": extra.detach()}, KeysAndNeighbours(keys, nearest)
+        )
 
     @torch.no_grad()
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
         """Enqueue the keys of all processes, keep the neighbours, and move the momentum encoder."""
-        found: Found = out.payload
+        found: KeysAndNeighbours = out.payload
         keys = found.keys
         self._queues.enqueue(keys.ids, {"features": keys.features, "projections": keys.projections})
         self._neighbours.write(batch.index, found.neighbours)
@@ -192,20 +230,20 @@ class MLS(Objective):
             projections = torch.cat([projections, keys.projections.to(projections)])
             ids = torch.cat([ids, keys.ids.to(ids)])
             counted = torch.cat([counted, counted.new_ones(len(index), len(keys.ids))], 1)
-        # The double precision of a test goes all the way.
+        # Tests run in double precision throughout.
         dtype = like.dtype
         return Slots(features.to(dtype), projections.to(dtype), ids, counted)
 
     @torch.no_grad()
     def _labels(self, features: Tensor, query: Tensor, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Which slots are an image's labels, bool [b, D], and whose they are, int64 [b, k], -1 where k is not had."""
+        """Label slots of each image, bool [b, D], and their image numbers, int64 [b, k], -1 if fewer than k exist."""
         if self.source == "projections":
             near = similarity(query, slots.projections)
         else:
             near = similarity(unit(features), slots.features)
         labels = top_k(near, self.k, counted=slots.counted)
         values, places = near.masked_fill(~labels, -INFINITY).topk(self.k, dim=1)
-        return labels, slots.ids[places].masked_fill(values == -INFINITY, NOBODY)
+        return labels, slots.ids[places].masked_fill(values == -INFINITY, NO_NEIGHBOUR)
 
     def _logits(self, features: Tensor, query: Tensor, slots: Slots) -> Tensor:
         if self.source == "features":
@@ -224,12 +262,3 @@ class MLS(Objective):
                 return knn_softmax(logits, labels, counted=counted, reading="eq2")
             case "knn_eq11":
                 return knn_softmax(logits, labels, counted=counted, reading="eq11")
-
-
-OWN_RANGES: Mapping[str, tuple[float, float]] = {
-    "k": (1.0, INFINITY),
-    "weight": (1e-9, INFINITY),
-    "logit_bias": (-INFINITY, INFINITY),
-    "neighbour_from": (0.0, INFINITY),
-    **RANGES,
-}

@@ -1,10 +1,10 @@
-"""MoCo-v2: an image's two views find each other among the keys of a queue."""
+"""MoCo-v2: match two views of an image against a queue of earlier keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import nn
@@ -12,14 +12,16 @@ from torch import nn
 from fewtags.labels import Batch
 from fewtags.losses.contrastive import collapse, infonce
 from fewtags.nets.encoder import pooled
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step
+from fewtags.objectives.checks import Range, check_settings
 from fewtags.objectives.momentum import (
-    RANGES,
     Keys,
     MomentumPair,
-    check_ranges,
     default_queue_size,
+    derived_momentum,
+    derived_queue,
     mean_norm,
+    queue_notes,
     second_view,
 )
 from fewtags.stores.queue import AlignedQueues
@@ -32,17 +34,17 @@ class MoCo(Objective):
 
     The step is that of the published code: queries; keys by the momentum encoder, shuffled among the parts that
     BatchNorm sees; the loss against the queue as it was; then the keys are enqueued. Deviations: the queue starts
-    empty, and what was never written is no negative (the published queue starts with random vectors); any batch size
-    goes with any queue size.
+    empty, and empty slots are not negatives (the published queue starts with random vectors); any batch size can be
+    combined with any queue size.
 
     Args:
         temperature: tau.
         momentum: m of the momentum encoder.
-        queue_size: D, keys in the queue; None: a sixteenth of the images, a power of two from 16 to 65536.
+        queue_size: D, keys in the queue; default: about a sixteenth of the images, a power of two (16 to 65536).
         projection_dim: d_z.
-        hidden_dim: width of the projector's hidden layer; None: that of the features.
-        batchnorm_groups: BatchNorm sees a process's batch in so many parts, and keys are dealt out anew among them;
-            1 with one process is plain BatchNorm, through which the loss can leak.
+        hidden_dim: width of the projector's hidden layer; default: that of the features.
+        batchnorm_groups: number of parts in which BatchNorm sees a process's batch; keys are shuffled among the parts.
+            1 with one process is plain BatchNorm, which lets the net recognise keys of its own batch.
 
     Raises:
         ConfigError: a value that is out of range.
@@ -50,15 +52,23 @@ class MoCo(Objective):
 
     needs_second_view: ClassVar[bool] = True
 
-    temperature: float = 0.2
-    momentum: float = 0.999
-    queue_size: int | None = None
-    projection_dim: int = 128
-    hidden_dim: int | None = None
-    batchnorm_groups: int = 1
+    temperature: Annotated[float, Range(1e-3)] = 0.2
+    momentum: Annotated[float, Range(0, 1)] = 0.999
+    queue_size: Annotated[int | None, Range(1)] = None
+    projection_dim: Annotated[int, Range(1)] = 128
+    hidden_dim: Annotated[int | None, Range(1)] = None
+    batchnorm_groups: Annotated[int, Range(1)] = 1
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        check_settings(self)
+
+    def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
+        """Queue size and, with few images, the momentum."""
+        return derived_queue(facts) | derived_momentum(facts)
+
+    def notes(self, facts: RunFacts) -> Iterator[str]:
+        """Warn of a queue that is too long for the images."""
+        return queue_notes(self.queue_size, facts)
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make the projector, the momentum encoder and the queue."""

@@ -1,8 +1,8 @@
-"""What self-supervised methods share: heads, queries, a momentum encoder, keys whose BatchNorm gives nothing away."""
+"""Shared parts of self-supervised methods: heads, queries, and a momentum encoder whose BatchNorm leaks nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, final
 
 import torch
@@ -12,22 +12,14 @@ from fewtags.errors import ConfigError
 from fewtags.labels import Batch
 from fewtags.nets.precision import mixed_precision
 from fewtags.nets.projection import MLP, Follower, parameters_of, unit
-from fewtags.objectives.base import Part, Problem, Progress
+from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts
 from fewtags.seeds import seed_of
 
 # Streams of the random numbers that belong to a step or a run, apart from those of the loader.
 SHUFFLE, PROJECTION, PREDICTION, DENSE = 101, 102, 103, 104
 
-INFINITY = float("inf")
-RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (1e-3, INFINITY),
-    "momentum": (0.0, 1.0),
-    "queue_size": (1.0, INFINITY),
-    "projection_dim": (1.0, INFINITY),
-    "hidden_dim": (1.0, INFINITY),
-    "batchnorm_groups": (1.0, INFINITY),
-}
-"""Of the settings that all methods with a momentum encoder and a queue have."""
+PAPER_QUEUE = 4096
+"""Length of the queue in the published code of MLS; the default except for few images."""
 
 
 class Keys(NamedTuple):
@@ -61,8 +53,8 @@ class MomentumPair:
         widths: of the projector's hidden layers and output.
         momentum: m; the copy moves after every optimiser step, which is before every key pass but the first, where
             both are still the same.
-        groups: BatchNorm sees the batch of a process in so many parts. Keys are dealt out to other parts (and other
-            processes) than their queries: MoCo's shuffled BatchNorm, on several GPUs or on one.
+        groups: number of parts in which BatchNorm sees the batch of a process. Keys are dealt out to other parts (and
+            other processes) than their queries: MoCo's shuffled BatchNorm, on several GPUs or on one.
         pool: from features [b, d, h, w] to what the projector sees and the labels are made of [b, d].
         heads: further heads on the features, which are followed as well.
 
@@ -113,9 +105,9 @@ class MomentumPair:
         outputs: Callable[[Tensor], Sequence[Tensor]],
         sizes: list[int] | None = None,
     ) -> tuple[list[Tensor], int]:
-        """What the copy makes of a view, for the batches of all processes.
+        """Return outputs of the copy for a view, for the batches of all processes.
 
-        Whatever `outputs` returns is put back in order alike: a second output that is not would be of other images.
+        All tensors that `outputs` returns are put back into the order of the images.
 
         Args:
             net: the original.
@@ -150,7 +142,7 @@ class MomentumPair:
         self.follower.follow(parameters_of(net, *self.heads.values()), self.momentum)
 
     def _order(self, total: int, at: Progress) -> Tensor | None:
-        """How the global batch is dealt out, the same on every process; None where there is but one part."""
+        """Order in which the global batch is dealt out, equal on all processes; None if there is only one part."""
         if self.problem.shard.world * self.groups == 1:
             return None
         generator = torch.Generator().manual_seed(seed_of(self.problem.seed, SHUFFLE, at.epoch, at.step))
@@ -218,19 +210,6 @@ def second_view(batch: Batch, method: str) -> Tensor:
     return batch.second_view.images
 
 
-def check_ranges(settings: object, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Refuse settings of an objective that are out of range; None passes.
-
-    Raises:
-        ConfigError: which, and what is allowed.
-    """
-    for name, (low, high) in ranges.items():
-        value = getattr(settings, name)
-        if value is not None and not low <= value <= high:
-            bound = f"from {low:g} to {high:g}" if high < float("inf") else f"at least {low:g}"
-            raise ConfigError(f"{name} must be {bound}, got {value}.")
-
-
 def default_queue_size(samples: int) -> int:
     """About a sixteenth of the images, so that an image rarely meets its own older key: a power of two, 16 to 65536.
 
@@ -243,8 +222,39 @@ def default_queue_size(samples: int) -> int:
     return size
 
 
+def derived_queue(facts: RunFacts) -> dict[str, Derived]:
+    """Return the queue size for `Objective.derived`."""
+    return {"queue_size": Derived(default_queue_size(facts.samples) if facts.few_images else PAPER_QUEUE)}
+
+
+def derived_momentum(facts: RunFacts) -> dict[str, Derived]:
+    """Return the momentum for `Objective.derived`: with few images, a run has few steps, and the copy must keep up."""
+    return {"momentum": Derived(0.99)} if facts.few_images else {}
+
+
+def queue_notes(queue_size: int | None, facts: RunFacts, role: str = "negative") -> Iterator[str]:
+    """Yield warnings about a queue that is too long for the number of images, for `Objective.notes`.
+
+    Args:
+        queue_size: D.
+        facts: of the run.
+        role: what an image's own older key becomes when the queue still contains it.
+    """
+    if not queue_size:
+        return
+    if queue_size > facts.samples / 4:
+        # The share of queries that meet their own older key if every epoch is a new permutation.
+        share = min(1.0, (queue_size / facts.samples) ** 2 / 2 if queue_size < facts.samples else 1.0)
+        yield (
+            f"warning: a queue of {queue_size:,} for {facts.samples:,} photos: {100 * share:.0f} % of the queries meet "
+            f"an older key of their own image as a {role}; set objective.queue_size to {max(1, facts.samples // 16):,}"
+        )
+    if facts.steps_per_epoch == 1 and facts.epochs == 1:
+        yield f"warning: {facts.samples:,} photos make a single step, and its queue is empty: nothing will be learned"
+
+
 def mean_norm(rows: Tensor, counted: Tensor) -> Tensor:
-    """Length of the mean of the counted rows: near 0 where they lie all around, 1 where they are one vector."""
+    """Length of the mean of the counted rows: near 0 if they point in all directions, 1 if they are equal."""
     weight = counted.to(rows.dtype)
     mean = (rows * weight[:, None]).sum(0) / weight.sum().clamp(min=1)
     length: Tensor = mean.norm()

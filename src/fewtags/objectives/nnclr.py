@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, final
+from typing import Annotated, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,21 @@ from fewtags.labels import Batch
 from fewtags.losses.contrastive import collapse, ntxent, similarity
 from fewtags.nets.encoder import pooled
 from fewtags.nets.projection import unit
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
-from fewtags.objectives.momentum import channels_of, check_ranges, default_queue_size, predicting_heads, second_view
+from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step
+from fewtags.objectives.checks import INFINITY, Range, check_settings
+from fewtags.objectives.momentum import (
+    channels_of,
+    default_queue_size,
+    derived_queue,
+    predicting_heads,
+    queue_notes,
+    second_view,
+)
 from fewtags.stores.queue import AlignedQueues
-
-INFINITY = float("inf")
 
 
 class Projected(NamedTuple):
-    """What `step` hands to `commit`: numbers and projections of the images of all processes."""
+    """Payload of a step: numbers and projections of the images of all processes."""
 
     ids: Tensor
     projections: Tensor
@@ -36,17 +42,17 @@ class NNCLR(Objective):
     z, all of unit length (section 3.2). The right candidate for NN(z1) of an image is its p2, the others are the p2 of
     the other images; half of the loss is this, half the same with the views exchanged. Then the z1 are enqueued.
 
-    The candidates are the images of all processes. Predictions get a gradient, neighbours none.
+    The candidates are the images of all processes. Predictions get a gradient, neighbours do not.
 
-    Deviations: the queue starts empty, and as long as nothing is in it, NN(z) is z itself without its gradient (the
-    published queue starts with random vectors); the projector's last BatchNorm has no weight and bias; BatchNorm in
+    Deviations: the queue starts empty, and while it is empty, NN(z) is z itself without its gradient (the published
+    queue starts with random vectors); the projector's last BatchNorm has no weight and bias; BatchNorm in
     projector and predictor sees the batch of one process.
 
     Args:
         temperature: t.
-        queue_size: D, projections in the queue; None: a sixteenth of the images, a power of two from 16 to 65536.
+        queue_size: D, projections in the queue; default: about a sixteenth of the images, a power of two (16 to 65536).
         projection_dim: of z and p.
-        hidden_dim: width of the projector's two hidden layers; None: that of the features.
+        hidden_dim: width of the projector's two hidden layers; default: that of the features.
         predictor_dim: width of the predictor's hidden layer.
 
     Raises:
@@ -55,14 +61,22 @@ class NNCLR(Objective):
 
     needs_second_view: ClassVar[bool] = True
 
-    temperature: float = 0.1
-    queue_size: int | None = None
-    projection_dim: int = 256
-    hidden_dim: int | None = None
-    predictor_dim: int = 4096
+    temperature: Annotated[float, Range(1e-3)] = 0.1
+    queue_size: Annotated[int | None, Range(1)] = None
+    projection_dim: Annotated[int, Range(1)] = 256
+    hidden_dim: Annotated[int | None, Range(1)] = None
+    predictor_dim: Annotated[int, Range(1)] = 4096
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        check_settings(self)
+
+    def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
+        """Queue size."""
+        return derived_queue(facts)
+
+    def notes(self, facts: RunFacts) -> Iterator[str]:
+        """Warn of a queue that is too long for the images."""
+        return queue_notes(self.queue_size, facts, role="neighbour")
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make the projector, the predictor and the queue.
@@ -103,7 +117,7 @@ class NNCLR(Objective):
 
     @torch.no_grad()
     def _nearest(self, rows: Tensor) -> Tensor:
-        """NN(z) of unit rows [b, p]; the rows themselves where nothing is in the queue."""
+        """NN(z) of unit rows [b, p]; the rows themselves if the queue is empty."""
         queue, counted = self._queue.read("projections").to(rows), self._queue.counted()
         best = similarity(rows, queue).masked_fill(~counted, -INFINITY).argmax(1)
         return torch.where(counted.any(), queue[best], rows)
@@ -121,12 +135,3 @@ class NNCLR(Objective):
         right = torch.arange(len(candidates), device=candidates.device)
         loss = ntxent(neighbours, candidates, right, self.temperature)
         return loss + (len(candidates) / max(len(predictions), 1) - 1) * (loss - loss.detach())
-
-
-RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (1e-3, INFINITY),
-    "queue_size": (1.0, INFINITY),
-    "projection_dim": (1.0, INFINITY),
-    "hidden_dim": (1.0, INFINITY),
-    "predictor_dim": (1.0, INFINITY),
-}

@@ -1,10 +1,10 @@
-"""Points and boxes as labels of patches, and pseudo-labels from what annotated patches look like: PatchML, complete."""
+"""PatchML: points and boxes as labels of patches, and pseudo-labels from prototypes of annotated patches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final, get_args
+from typing import Annotated, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +13,10 @@ from fewtags.errors import ConfigError
 from fewtags.labels import Batch, Label
 from fewtags.losses.selective import PerLabel, selective_loss
 from fewtags.nets.spatial import Output
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
+from fewtags.objectives.base import Part, Problem, Progress, Step
+from fewtags.objectives.checks import Range
 from fewtags.objectives.supervised import (
-    CHOICES,
-    INFINITY,
-    RANGES,
-    Cropped,
-    Fill,
-    Triple,
-    Unknown,
-    check_settings,
+    SupervisedObjective,
     class_shares,
     only_fillable,
     pseudo_diagnostics,
@@ -36,7 +30,7 @@ Examples = Literal["patches", "images"]
 
 
 class Seen(NamedTuple):
-    """What `step` hands to `commit`: annotated patches, and pseudo-labels once there are any."""
+    """Payload of a step: annotated patches, and pseudo-labels from `pseudo_from` on."""
 
     patches: PatchSum
     pseudo: Tensor | None
@@ -44,77 +38,42 @@ class Seen(NamedTuple):
 
 @final
 @dataclass(eq=False)
-class PatchML(Objective):
+class PatchML(SupervisedObjective):
     """PatchML eqs. (1) to (4): L = w_image L_image + w_patch L_patch + w_pseudo L_pseudo.
 
-    L_image is the class-aware selective loss (CSL-I) of image logits, L_patch the same of patches (CSL-P; `patches`
-    says which are labelled), L_pseudo the focal loss of PatchCluster's pseudo-labels. All are means over all their
-    cells (images x classes, and patches), where the paper writes sums. Plain tags, points and boxes may stand side by
-    side, in one image, too; without any location L_patch sees nothing but image-level negatives.
+    L_image is the class-aware selective loss (CSL-I) of image logits, L_patch the same loss of patches (CSL-P; module
+    `patches` labels them), L_pseudo the focal loss of PatchCluster's pseudo-labels. All are means over all their cells
+    (images x classes, and patches); the paper writes sums. Plain tags, points and boxes can be mixed, also in one
+    image; without any location L_patch uses image-level negatives only.
 
-    PatchCluster (`pseudo_weight` above 0): each epoch starts with new prototypes, made of the annotated patches that
-    the epoch before has seen; from epoch `pseudo_from` on every batch is compared with them. Deviation: the paper
-    compares with whole images, here it is the training views, which costs no extra pass.
+    PatchCluster (`pseudo_weight` above 0): each epoch starts with new prototypes, made from the annotated patches of
+    the previous epoch; from epoch `pseudo_from` on every batch is compared with them. Deviation: the paper compares
+    whole images; here training views are compared, which costs no extra pass.
+
+    `pseudo_weight` is w_image of eq. (4). The paper found its w_patch best at 0, so it is not offered. Settings that
+    are not listed here are those of `SupervisedObjective`.
 
     Args:
-        image_unknown: unknown classes of images that have some label: "ignore" (the paper's, but for table 3),
-            "negative", or "selective": CSL-I. None: "ignore"; a plan takes "negative" where fewer negatives than
-            positives are known, see `supervised.unknown_classes`.
-        patch_unknown: unknown patches: "ignore", "negative", or "selective": CSL-P.
-        image_top_k: "selective": likely positives per image that stay ignored.
-        patch_top_k: "selective": likely patches per located class that stay ignored.
-        prior_threshold: "selective": classes in more than this share of the images asked about stay ignored; 1: none.
-        image_gammas: focus on positive, negative and unknown classes.
-        patch_gammas: likewise, of patches.
-        image_clip: negative and unknown classes with a probability up to this count as done, with no loss and no
-            gradient (not in the paper; ASL, Ridnik et al., ICCV 2021, takes 0.05); 0: none.
-        image_weight: w_image.
-        patch_weight: w_patch.
-        patch_weights: of positive, negative and unknown patches; see `patch_loss` on their scale. None: 1, 1, 1; a
-            plan takes the number of patches, 1, 1.
-        coverage: share of a patch that a box must cover, see `cells_of_boxes`.
-        min_visible: share of a box that a crop must show for it to count.
-        cropped: a positive whose every known location is cropped away becomes "unknown" in that view, or is "keep".
-        pseudo_weight: w_image of eq. (4); the paper found its w_patch best at 0, so there is none.
-        pseudo_from: first epoch with pseudo-labels, warm-up included.
-        pseudo_fill: images without any label ("unlabelled", the paper's), or all "unknown" classes.
-        prototypes_of: located "patches"; or whole "images" that hold the class (the paper's I + PC).
+        prototypes_of: located "patches", or whole "images" that contain the class (the paper's I + PC).
         near: d+, cosine distance up to which a class is a pseudo-positive.
         far: d-, cosine distance beyond which it is a pseudo-negative.
-        negative_below: guard: pseudo-negatives only where the net's probability is at most this; 1: no guard.
-        min_count: annotated patches that a prototype needs.
-        prototype_momentum: of the old prototype, 0 (made anew each epoch) to 1 (the first one is kept).
+        negative_below: largest probability of a pseudo-negative; 1: no limit.
+        min_count: number of annotated patches that a prototype needs.
+        prototype_momentum: weight of the old prototype, from 0 (new each epoch) to 1 (the first one stays).
 
     Raises:
         ConfigError: a value that is out of range, or two that contradict each other.
     """
 
-    image_unknown: Unknown | None = None
-    patch_unknown: Unknown = "ignore"
-    image_top_k: int = 5
-    patch_top_k: int = 5
-    prior_threshold: float = 1.0
-    image_gammas: Triple = (0.0, 1.0, 2.0)
-    patch_gammas: Triple = (0.0, 1.0, 2.0)
-    image_clip: float = 0.0
-    image_weight: float = 1.0
-    patch_weight: float = 1.0
-    patch_weights: Triple | None = None
-    coverage: float = 0.5
-    min_visible: float = 0.1
-    cropped: Cropped = "unknown"
-    pseudo_weight: float = 0.0
-    pseudo_from: int = 5
-    pseudo_fill: Fill = "unlabelled"
     prototypes_of: Examples = "patches"
-    near: float = 0.3
-    far: float = 0.9
-    negative_below: float = 1.0
-    min_count: int = 1
-    prototype_momentum: float = 0.0
+    near: Annotated[float, Range(0, 2)] = 0.3
+    far: Annotated[float, Range(0, 2)] = 0.9
+    negative_below: Annotated[float, Range(0, 1)] = 1.0
+    min_count: Annotated[int, Range(1)] = 1
+    prototype_momentum: Annotated[float, Range(0, 1)] = 0.0
 
     def __post_init__(self) -> None:
-        check_settings(self, OWN_CHOICES, OWN_RANGES)
+        super().__post_init__()
         if not self.near < self.far:
             raise ConfigError(f"near must be below far, got {self.near} and {self.far}.")
 
@@ -122,13 +81,13 @@ class PatchML(Objective):
     def solvable(self) -> bool:
         """Without pseudo-labels and selected cells, which change with the weights.
 
-        The focal factor has no gradient, so that the solver follows a direction that is not quite the loss's. It was
-        still better than steps in mAP, pointing and mAP-loc (docs/LOG.md).
+        The focal factor has no gradient, so the solver's direction differs slightly from the gradient of the loss. The
+        result was still better than training in steps in mAP, pointing and mAP-loc (docs/LOG.md).
         """
         return self.pseudo_weight == 0 and "selective" not in (self.image_unknown, self.patch_unknown)
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Allocate prototypes and pseudo-labels, if there are to be any.
+        """Allocate prototypes and pseudo-labels if `pseudo_weight` is above 0.
 
         Raises:
             ConfigError: pseudo-labels would never begin.
@@ -152,7 +111,7 @@ class PatchML(Objective):
         return {"prototypes": self._prototypes, "pseudo_labels": self._pseudo}
 
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
-        """Renew the prototypes and take stock of the pseudo-labels of the epoch before.
+        """Update the prototypes, and count the pseudo-labels of the previous epoch.
 
         Returns:
             `classes_with_prototype`; from `pseudo_from` + 1 on, pseudo-positives and -negatives per image, and, where
@@ -183,7 +142,7 @@ class PatchML(Objective):
 
     @torch.no_grad()
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
-        """Count the annotated patches in, and keep the pseudo-labels."""
+        """Add the annotated patches to the prototypes, and store the pseudo-labels."""
         if self._prototypes is None:
             return
         seen: Seen = out.payload
@@ -192,14 +151,14 @@ class PatchML(Objective):
             self._pseudo.write(batch.index, seen.pseudo)
 
     def _examples(self, out: Output, patches: Tensor, labels: Tensor) -> PatchSum:
-        """Annotated patches, or with I + PC the mean features of images that hold a class, summed by class."""
+        """Annotated patches, or with I + PC the mean features of images that contain a class, summed by class."""
         if self.prototypes_of == "patches":
             return sum_patches(out.features.detach(), patches == Label.POSITIVE)
         return sum_patches(_whole(out.features.detach()), (labels == Label.POSITIVE)[:, :, None, None])
 
     @torch.no_grad()
     def _pseudo_labels(self, out: Output, labels: Tensor) -> Tensor:
-        """What PatchCluster says about the cells it may fill, int8 [b, C]."""
+        """PatchCluster's pseudo-labels of the cells that it may fill, int8 [b, C]."""
         assert self._prototypes is not None
         features = out.features if self.prototypes_of == "patches" else _whole(out.features)
         pseudo = self._prototypes.pseudo_labels(features, self.near, self.far)
@@ -207,18 +166,6 @@ class PatchML(Objective):
             doubtful = (pseudo == Label.NEGATIVE) & (out.logits.float().sigmoid() > self.negative_below)
             pseudo = pseudo.masked_fill(doubtful, Label.UNKNOWN)
         return only_fillable(pseudo, labels, self.pseudo_fill)
-
-
-OWN_CHOICES: Mapping[str, tuple[str, ...]] = {**CHOICES, "prototypes_of": get_args(Examples)}
-OWN_RANGES: Mapping[str, tuple[float, float]] = {
-    **RANGES,
-    "pseudo_from": (1.0, INFINITY),
-    "near": (0.0, 2.0),
-    "far": (0.0, 2.0),
-    "negative_below": (0.0, 1.0),
-    "min_count": (1.0, INFINITY),
-    "prototype_momentum": (0.0, 1.0),
-}
 
 
 def _whole(features: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""SimSiam: each view predicts the other one's projection, which is held still."""
+"""SimSiam: each view predicts the projection of the other view, which gets no gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 from torch import nn
 
@@ -12,9 +12,8 @@ from fewtags.labels import Batch
 from fewtags.losses.contrastive import collapse, negative_cosine
 from fewtags.nets.encoder import pooled
 from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
-from fewtags.objectives.momentum import channels_of, check_ranges, predicting_heads, second_view
-
-INFINITY = float("inf")
+from fewtags.objectives.checks import Range, check_settings
+from fewtags.objectives.momentum import channels_of, predicting_heads, second_view
 
 
 @final
@@ -24,14 +23,14 @@ class SimSiam(Objective):
 
     z is the projection of a view's features (three layers, BatchNorm after each, the last without ReLU), p the
     prediction made from it (two layers with a narrow one between them, BatchNorm on that one). No negatives, no
-    momentum encoder, no queue: only the predictor and the held gradient keep it from collapsing.
+    momentum encoder, no queue: only the predictor and the stopped gradient prevent a collapse.
 
     Deviations: BatchNorm in projector and predictor sees the batch of one process (the paper synchronises it); the
-    predictor's learning rate follows the schedule like all others (the published code can hold it).
+    predictor's learning rate follows the schedule like all others (the published code can keep it constant).
 
     Args:
         projection_dim: d, of z and p.
-        hidden_dim: width of the projector's hidden layers; None: that of the features.
+        hidden_dim: width of the projector's hidden layers; default: that of the features.
         predictor_dim: width of the predictor's hidden layer, a quarter of d in the paper.
 
     Raises:
@@ -39,13 +38,14 @@ class SimSiam(Objective):
     """
 
     needs_second_view: ClassVar[bool] = True
+    base_lr: ClassVar[float] = 0.05
 
-    projection_dim: int = 2048
-    hidden_dim: int | None = None
-    predictor_dim: int = 512
+    projection_dim: Annotated[int, Range(1)] = 2048
+    hidden_dim: Annotated[int | None, Range(1)] = None
+    predictor_dim: Annotated[int, Range(1)] = 512
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        check_settings(self)
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Make the projector and the predictor.
@@ -70,10 +70,3 @@ class SimSiam(Objective):
         z1, z2 = (projector(pooled(features)) for features in views)
         loss = (negative_cosine(predictor(z1), z2) + negative_cosine(predictor(z2), z1)) / 2
         return Step(loss, {"spread": collapse(z1.detach()), "positive": -loss.detach()})
-
-
-RANGES: Mapping[str, tuple[float, float]] = {
-    "projection_dim": (1.0, INFINITY),
-    "hidden_dim": (1.0, INFINITY),
-    "predictor_dim": (1.0, INFINITY),
-}

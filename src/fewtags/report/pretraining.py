@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fewtags.config.parse import load_toml
-from fewtags.engine.collapse import COLLAPSED, collapsed_loss
+from fewtags.engine.collapse import COLLAPSED
 from fewtags.engine.encoder_file import ENCODER_FILE, EncoderInfo, load_encoder
+from fewtags.engine.methods import collapsed_losses
 from fewtags.errors import CheckpointError, DataError
 from fewtags.files import write_text
 from fewtags.nets.encoder import Encoder
@@ -70,7 +71,7 @@ def build_pretraining_report(
             epochs=len(history),
             settings={k: v for k, v in resolved["objective"].items() if k != "name" and v is not None},
             last=history[-1],
-            collapsed=float(history[-1]["train/spread"]) < COLLAPSED,
+            collapsed=float(history[-1].get("train/spread", 1.0)) < COLLAPSED,
             churn=churn(history[-1]),
             curves=png(curves(history, resolved["objective"])),
             rows=rows,
@@ -153,8 +154,8 @@ def _levels(axes: Axes, objective: Mapping[str, Any]) -> None:
     size = objective.get("queue_size")
     if size:
         axes.axhline(math.log(size + 1), color="#888", linestyle=":", linewidth=1.2, label="InfoNCE by chance")
-    if (level := collapsed_loss(objective)) is not None:
-        axes.axhline(level, color="#b3261e", linestyle=":", linewidth=1.2, label="neighbours, collapsed")
+    for name, level in collapsed_losses(objective).items():
+        axes.axhline(level, color="#b3261e", linestyle=":", linewidth=1.2, label=f"{LOSSES.get(name, name)}, collapsed")
 
 
 def _points(history: Sequence[Record], key: str) -> list[tuple[int, float]]:

@@ -185,7 +185,7 @@ class HeatmapStore:
         self.visits[rows] += 1
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """The tensors themselves (memory-mapped where they are), not copies."""
+        """The tensors themselves (possibly memory-mapped), not copies."""
         optional = {"class_ids": self.class_ids, "cell_visits": self.cell_visits}
         return {"values": self.values, "visits": self.visits} | {k: v for k, v in optional.items() if v is not None}
 

@@ -1,4 +1,4 @@
-"""The nearest images of every image, as training last saw them."""
+"""The nearest images of every image, from its last training step."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import Tensor
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from fewtags.stores.state import copy_state
 
-NOBODY = -1
+NO_NEIGHBOUR = -1
 
 
 @final
 class Neighbours:
-    """k image numbers per image, int32 [rows, k], nearest first; -1 where there is none.
+    """k image numbers per image, int32 [rows, k], nearest first; -1 for none.
 
     Args:
         samples: N, over all processes.
-        k: how many are kept.
-        shard: the rows kept here are those this process owns.
-        device: where they live.
+        k: number of neighbours.
+        shard: the rows that this process owns and stores.
+        device: of the rows.
     """
 
     def __init__(
         self, samples: int, k: int, *, shard: Shard = SINGLE_PROCESS, device: torch.device | None = None
     ) -> None:
         self.shard = shard
-        self.ids = torch.full((shard.rows(samples), k), NOBODY, dtype=torch.int32, device=device)
+        self.ids = torch.full((shard.rows(samples), k), NO_NEIGHBOUR, dtype=torch.int32, device=device)
 
     def read(self, index: Int64[Tensor, "b"]) -> Int64[Tensor, "b k"]:
         """Neighbours of samples `index` (global, owned by this process)."""
@@ -56,19 +56,19 @@ class Neighbours:
 
 
 def agreement(
-    before: Int64[Tensor, "b k"], now: Int64[Tensor, "b m"], there: Int64[Tensor, "D"]
+    before: Int64[Tensor, "b k"], now: Int64[Tensor, "b m"], candidates: Int64[Tensor, "D"]
 ) -> tuple[Tensor, Tensor]:
-    """How many of the neighbours from before could be chosen again, and how many were; means per image.
+    """Return how many earlier neighbours could be chosen again, and how many were; means per image.
 
     Args:
         before: earlier neighbours, -1 for none.
         now: those chosen now, -1 for none.
-        there: images among which they were chosen, -1 for none.
+        candidates: images among which they were chosen, -1 for none.
     """
-    known = before != NOBODY
-    # torch.isin would wait for a GPU. Nobody is added so that there is always something to look at.
-    ordered = torch.cat([there, there.new_full((1,), NOBODY)]).sort().values
-    place = torch.searchsorted(ordered, before).clamp(max=len(there))
+    known = before != NO_NEIGHBOUR
+    # torch.isin would wait for a GPU. A sentinel is appended so that the tensor is never empty.
+    ordered = torch.cat([candidates, candidates.new_full((1,), NO_NEIGHBOUR)]).sort().values
+    place = torch.searchsorted(ordered, before).clamp(max=len(candidates))
     possible = known & (ordered[place] == before)
     again = known & (before[:, :, None] == now[:, None, :]).any(2)
     return possible.float().sum(1).mean(), again.float().sum(1).mean()

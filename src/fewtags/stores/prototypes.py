@@ -46,7 +46,7 @@ class Prototypes:
         min_count: patches that a prototype needs.
         momentum: of the old prototype in `refresh`, 0..1: 0 replaces it, 1 keeps the first one for ever.
         shard: this process among its peers, whose sums are added in `refresh`.
-        device: where they live.
+        device: of the prototypes.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Prototypes:
         self.counts = torch.zeros(classes, device=device)
 
     def add(self, seen: PatchSum) -> None:
-        """Count the annotated patches of a batch in."""
+        """Add the annotated patches of a batch."""
         self.sums += seen.features
         self.counts += seen.patches
 
     def refresh(self) -> None:
-        """Make prototypes of what was added since the last time. Collective: every rank must call it."""
+        """Make prototypes of the patches added since the last call. Collective: every rank must call it."""
         sums, counts = self.shard.sum(self.sums), self.shard.sum(self.counts)
         enough = counts >= self.min_count
         fresh = F.normalize(sums, dim=1)
@@ -89,7 +89,7 @@ class Prototypes:
         return 1 - similarity.flatten(2).amax(2)
 
     def pseudo_labels(self, features: Float[Tensor, "b d h w"], near: float, far: float) -> Int8[Tensor, "b c"]:
-        """Positive where the nearest patch is at most `near` (d+) away, negative where it is more than `far` (d-) away.
+        """Positive if the nearest patch is at most `near` (d+) away, negative if it is more than `far` (d-) away.
 
         Everything between, and every class without a prototype, is unknown.
         """

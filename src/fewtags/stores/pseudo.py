@@ -1,4 +1,4 @@
-"""Labels that a method made up: kept beside the label table, never in it, and open to inspection."""
+"""Pseudo-labels that a method generates; they never enter the label table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS_AT_ONCE = 4096
 
 @final
 class PseudoCount(NamedTuple):
-    """What `PseudoLabels.judge` counts, over all processes.
+    """Counts of `PseudoLabels.judge`, over all processes.
 
     Attributes:
         positive: pseudo-positives.
@@ -39,13 +39,13 @@ class PseudoCount(NamedTuple):
 
 @final
 class PseudoLabels:
-    """The last pseudo-label of every (sample, class), int8 [rows, C], values of `Label`; UNKNOWN where there is none.
+    """The last pseudo-label of every (sample, class), int8 [rows, C], values of `Label`; UNKNOWN for none.
 
     Args:
         samples: N, over all processes.
         classes: C.
-        shard: the rows kept here are those this process owns.
-        device: where they live.
+        shard: the rows that this process owns and stores.
+        device: of the rows.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class PseudoLabels:
         self.values = lazy_zeros((shard.rows(samples), classes), torch.int8, device)
 
     def write(self, index: Int64[Tensor, "b"], labels: Int8[Tensor, "b c"]) -> None:
-        """Put the labels of samples `index` (global, owned by this process) in the place of the old ones."""
+        """Replace the labels of samples `index` (global, owned by this process)."""
         self.values[self.shard.local(index).to(self.values.device)] = labels.to(self.values.device)
 
     def judge(self, truth: LabelMatrix | None) -> PseudoCount:
-        """Count, and compare with complete labels where they are known. Collective: every rank must call it."""
+        """Count pseudo-labels and compare them with known complete labels. Collective: every rank must call it."""
         owned = self.shard.owned(self.samples)
         total = torch.zeros(len(PseudoCount._fields), dtype=torch.int64)
         for first in range(0, len(owned), ROWS_AT_ONCE):

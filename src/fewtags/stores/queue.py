@@ -1,4 +1,4 @@
-"""Queues of the newest vectors of several kinds, in step with each other.
+"""Aligned queues of the newest vectors of several kinds.
 
 MoCo (He et al., CVPR 2020) keeps one; MLS (Zhu, Fu, Wu, ICCV 2023, main eq. 6) keeps two "in the same order".
 """
@@ -18,18 +18,18 @@ from fewtags.stores.state import copy_state
 
 @final
 class AlignedQueues:
-    """The newest `size` rows of every kind; slot j of all of them is of one image, whose number is `ids[j]`.
+    """The newest `size` rows of every kind; slot j of every queue belongs to the image with number `ids[j]`.
 
     MLS takes labels from one queue and logits from another: both must be read before `enqueue`, and both be written by
-    it. One pointer and one call for all kinds keep them from drifting apart.
+    it. One pointer and one call for all kinds keep them aligned.
 
-    Empty slots hold zeros and never count. Nothing here waits for a GPU. On several processes all of them must enqueue
-    the same rows in the same order, gathered from all.
+    Empty slots contain zeros and are never used. No operation waits for a GPU. With several processes, all of them must
+    enqueue the same rows in the same order, gathered from all.
 
     Args:
         size: D, slots of each queue, at least 1. Any number of rows can be enqueued, the size need not divide by it.
         dims: length of the rows of each kind, by its name.
-        device: where the queues live.
+        device: of the queues.
 
     Raises:
         ConfigError: a size below 1.
@@ -49,7 +49,7 @@ class AlignedQueues:
         return self.rows[name]
 
     def counted(self) -> Bool[Tensor, "D"]:
-        """Which slots hold a row."""
+        """Which slots are filled."""
         return torch.arange(self.size, device=self.ids.device) < self.filled
 
     def enqueue(self, ids: Int64[Tensor, "n"], rows: Mapping[str, Tensor]) -> None:

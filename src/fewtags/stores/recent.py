@@ -1,4 +1,4 @@
-"""The last few predictions of every image, one a view that training has seen: how much do they differ?"""
+"""The last predictions of every image, one per training view, to measure how much they differ."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class RecentScores:
     Args:
         samples: N, over all processes.
         classes: C.
-        depth: how many are kept, at least 1.
-        shard: the rows kept here are those this process owns.
-        device: where they live.
+        depth: number of predictions, at least 1.
+        shard: the rows that this process owns and stores.
+        device: of the rows.
     """
 
     def __init__(

@@ -13,6 +13,18 @@ from fewtags.labels import Label, LabelMatrix
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from fewtags.stores.state import copy_state, lazy_zeros
 
+VISIT_BYTES = 4
+"""Bytes of the update count of a row."""
+
+
+def score_bytes(samples: int, classes: int, dtype: str) -> int:
+    """Return the bytes of a `ScoreStore`: a "float32" or "float16" per image and class, and a count per image.
+
+    >>> score_bytes(1_281_167, 1000, "float32") / 1e9  # ImageNet
+    5.129792668
+    """
+    return samples * (classes * (4 if dtype == "float32" else 2) + VISIT_BYTES)
+
 
 @final
 class ScoreStore:
@@ -21,18 +33,19 @@ class ScoreStore:
     A row that was never updated reads as the paper's start value: 1 for annotated positives, 0 elsewhere. It is made
     from the labels when the row is read, so a problem of millions of rows starts without a pass over them.
 
-    With `corrected=True` (not in the paper) mu becomes min(mu, n / (n + 1)) after n updates: the start value is
-    forgotten at once and a row is the plain mean of what was seen until there is enough of it. The start value biases
-    the averages low for missing labels (`research/prototype.md`, remedy R iii).
+    With `corrected=True` (not in the paper) mu becomes min(mu, n / (n + 1)) after n updates: the first update replaces
+    the start value, and a row is the plain mean of its updates until n / (n + 1) exceeds mu. The start value 0 biases
+    the average of a class that is present but not annotated: after n updates, a share mu^n of it is still the 0. With
+    mu = 0.8 that is a third after five epochs, and consistency losses pull the predictions towards it.
 
     Args:
         samples: N, over all processes.
         classes: C.
         momentum: mu, in 0..1.
-        dtype: float32, or float16 where N x C is large; the average itself is taken in float32.
+        dtype: float32, or float16 if N x C is large; averages are computed in float32.
         corrected: see above.
-        shard: the rows kept here are those this process owns.
-        device: where the rows live; what goes in and out stays on the caller's device.
+        shard: the rows that this process owns and stores.
+        device: of the rows; inputs and outputs stay on the caller's device.
     """
 
     def __init__(

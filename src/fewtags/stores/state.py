@@ -43,7 +43,7 @@ def copy_state(own: Mapping[str, Tensor], given: Mapping[str, Tensor], owner: st
     """
     if own.keys() != given.keys():
         raise CheckpointError(
-            f"the checkpoint holds {sorted(given)} for {owner}, this run keeps {sorted(own)}. "
+            f"the checkpoint contains {sorted(given)} for {owner}, this run keeps {sorted(own)}. "
             "Resume with the settings the checkpoint was written with."
         )
     for name, mine in own.items():

@@ -1,4 +1,4 @@
-"""Expected positives: the images most likely to hold each class (SCL, Verelst et al., WACV 2023, section 3.3)."""
+"""Expected positives: the images most likely to contain each class (SCL, Verelst et al., WACV 2023, section 3.3)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def expected_counts(
     *,
     normalised: bool = True,
 ) -> NDArray[np.int64]:
-    """How many of the N images are expected to hold each class: p_i, int64 [C].
+    """Return the number of images expected to contain each class: p_i, int64 [C].
 
     p_i = round_half_up(K N count_i / sum_j count_j), clamped to [count_i, N - known negatives of i], where count_i is
     the number of annotated positives. A class without positives gets 0.
@@ -36,10 +36,10 @@ def expected_counts(
 
     Args:
         labels: the training labels.
-        positives_per_image: K, mean number of classes an image holds.
-        class_prior: share of images holding each class, [C]. Where given, p_i = round_half_up(prior_i N) with the same
-            clamp, for every class, and K is not used. Eq. (3) takes the class shares from the annotations, which can be
-            off by a factor of two (COCO: spoon 0.5, bear 2.6).
+        positives_per_image: K, mean number of classes in an image.
+        class_prior: share of images that contain each class, [C]. If given, p_i = round_half_up(prior_i N) with the
+            same clamp, for every class, and K is not used. Eq. (3) takes the class shares from the annotations, which
+            can be off by a factor of two (COCO: spoon 0.5, bear 2.6).
         normalised: see above.
 
     >>> one_each = LabelMatrix.from_dense(np.eye(4, 2, dtype=np.int8))  # two of four images have a label

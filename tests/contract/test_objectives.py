@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from fewtags.geometry import View, maps_to_crop, stack_views
+from fewtags.batched_views import maps_to_crop, stack_views
+from fewtags.geometry import View
 from fewtags.labels import Batch, Label, LabelMatrix, Places, StrongView
 from fewtags.nets.spatial import Output
 from fewtags.objectives.assume_negative import BCE, AssumeNegative

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from fewtags.batched_views import maps_to_crop, stack_views
 from fewtags.config.sections import StageConfig
 from fewtags.engine.checkpoint import CheckpointFolder
 from fewtags.engine.evaluate import epoch_metrics
 from fewtags.engine.events import StepEnded
 from fewtags.engine.fit import Fit, FitConfig, make_accelerator
-from fewtags.geometry import View, maps_to_crop, stack_views
+from fewtags.geometry import View
 from fewtags.labels import Batch, Label, LabelMatrix
 from fewtags.losses.partial import assume_negative
 from fewtags.nets.spatial import SpatialHead, SpatialNet

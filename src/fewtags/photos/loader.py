@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from fewtags.batched_views import stack_views
 from fewtags.errors import ConfigError, DataError, FewtagsError
-from fewtags.geometry import View, stack_views
+from fewtags.geometry import View
 from fewtags.labels import Batch, LabelMatrix, Locations, Places, StrongView
 from fewtags.photos.augment import PixelChange, Pixels, Policy
 from fewtags.photos.decode import open_photo

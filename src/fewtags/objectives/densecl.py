@@ -24,8 +24,8 @@ from fewtags.objectives.momentum import (
     mean_norm,
     run,
     second_view,
-    seed_of,
 )
+from fewtags.seeds import seed_of
 from fewtags.stores.queue import AlignedQueues
 
 

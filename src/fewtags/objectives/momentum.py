@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from fewtags.labels import Batch
 from fewtags.nets.precision import mixed_precision
 from fewtags.nets.projection import MLP, Follower, parameters_of, unit
 from fewtags.objectives.base import Part, Problem, Progress
+from fewtags.seeds import seed_of
 
 # Streams of the random numbers that belong to a step or a run, apart from those of the loader.
 SHUFFLE, PROJECTION, PREDICTION, DENSE = 101, 102, 103, 104
@@ -49,15 +49,6 @@ class Keys(NamedTuple):
         """This process's rows only."""
         here = slice(self.first, self.first + rows)
         return Keys(self.features[here], self.projections[here], self.ids[here], 0)
-
-
-def seed_of(seed: int, *key: int) -> int:
-    """A seed that is a function of the run's and of a key.
-
-    >>> seed_of(0, 1) != seed_of(0, 2)
-    True
-    """
-    return int(np.random.SeedSequence([seed, *key]).generate_state(1, np.uint64)[0] >> 1)
 
 
 @final

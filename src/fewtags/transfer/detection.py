@@ -25,8 +25,8 @@ from fewtags.engine.autocast import seeded
 from fewtags.engine.machine import keep_freed_memory
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import Encoder
-from fewtags.objectives.momentum import seed_of
 from fewtags.photos.loader import rng
+from fewtags.seeds import seed_of
 from fewtags.transfer.detection_data import Scene, Scenes
 from fewtags.transfer.drawn import CHANGE, HEAD, draws, read_batches
 

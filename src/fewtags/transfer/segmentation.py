@@ -24,9 +24,9 @@ from fewtags.errors import ConfigError, DataError, TrainingError
 from fewtags.metrics.segmentation import SegmentationReport, confusion, segmentation_report
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.nets.spatial import spatial_features
-from fewtags.objectives.momentum import seed_of
 from fewtags.photos.decode import open_photo
 from fewtags.photos.loader import Collate, rng
+from fewtags.seeds import seed_of
 from fewtags.transfer.drawn import CHANGE, HEAD, draws, read_batches
 
 IGNORE = 255

@@ -119,8 +119,20 @@ def test_coupled_heatmaps(scenes):
 def vit_info(net, scenes):
     ids, wanted = scenes.val.classes.ids, net.preprocessing
     return ModelInfo(
-        *("test_vit", 0, net.head.plan, 64, "coco", ids, ids, (0.5,) * 10, ("half",) * 10, wanted.mean, wanted.std),
-        *({}, "", ""),
+        backbone="test_vit",
+        output_stride=0,
+        head=net.head.plan,
+        size=64,
+        policy="coco",
+        class_ids=ids,
+        class_names=ids,
+        thresholds=(0.5,) * 10,
+        threshold_rules=("half",) * 10,
+        mean=wanted.mean,
+        std=wanted.std,
+        method={},
+        selection="",
+        version="",
     )
 
 

@@ -22,7 +22,16 @@ SIZE = 64
 def encoder_of(backbone):
     encoder = create_encoder(backbone, weights="none", size=SIZE, seed=3).eval()
     pre = encoder.preprocessing
-    return encoder, EncoderInfo(backbone, SIZE, pre.mean, pre.std, {"name": "moco"}, 10, 2, "0")
+    return encoder, EncoderInfo(
+        backbone=backbone,
+        size=SIZE,
+        mean=pre.mean,
+        std=pre.std,
+        method={"name": "moco"},
+        images=10,
+        epochs=2,
+        version="0",
+    )
 
 
 def images():

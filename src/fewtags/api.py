@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fewtags.config.parse import apply_overrides, parse
 from fewtags.config.sections import Config
-from fewtags.engine.encoder_file import ENCODER_FILE, PRETRAIN_SETTINGS, initial_weights
+from fewtags.engine.encoder_file import initial_weights
 from fewtags.engine.evaluate import Evaluation
 from fewtags.engine.events import Event, Noted
 from fewtags.engine.machine import torch_device
@@ -22,15 +22,10 @@ from fewtags.engine.methods import settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
 from fewtags.engine.plan import Tables, hold_out, make_plan
 from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
-from fewtags.engine.pretrain import (
-    PretrainRun,
-    make_pretrain_plan,
-    open_pretrain_run,
-    read_settings,
-    refuse_other_run,
-)
-from fewtags.engine.record import IN_MEMORY, changed_split, refuse_used_folder
-from fewtags.engine.run import Run, open_run
+from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
+from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run, refuse_other_run
+from fewtags.engine.runfolder import ENCODER_FILE, IN_MEMORY, PRETRAINING, TRAINING, RunFolder, refuse_used_folder
+from fewtags.engine.train_run import TrainRun, changed_split, open_run
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.read import read
 from fewtags.labels import ClassNames
@@ -156,13 +151,14 @@ class Classifier:
         config = self._config(epochs, settings or {})
         given = (None if labels is None else _table(labels) for labels in (val, truth))
         tables = self._tables(config, _table(train), *given)
-        if (out / "run.toml").exists() and not (out / "model.safetensors").exists():
+        folder = RunFolder(out, TRAINING)
+        if folder.has_begun and not folder.is_finished:
             run = open_run(out, cpu=cpu)
             _refuse_other(run, config, tables)
             events = run.resume()
         else:
             refuse_used_folder(out)
-            events = Run(make_plan(config, tables=tables, out=out, cpu=cpu), out, cpu=cpu).start()
+            events = TrainRun(make_plan(config, tables=tables, out=out, cpu=cpu), out, cpu=cpu).start()
         for event in events:
             if on_event is not None:
                 on_event(event)
@@ -266,7 +262,7 @@ def _table(labels: Labels) -> LabelTable:
     return labels if isinstance(labels, LabelTable) else read(labels)
 
 
-def _refuse_other(run: Run, config: Config, tables: Tables) -> None:
+def _refuse_other(run: TrainRun, config: Config, tables: Tables) -> None:
     """An interrupted run goes on with what it began with, or not at all."""
     if config != run.plan.config:
         raise ConfigError(
@@ -330,7 +326,8 @@ def pretrain(
     }
     tree = apply_overrides({}, {key: value for key, value in chosen.items() if value is not None})
     config = read_settings(tree, "the settings")
-    if (out / PRETRAIN_SETTINGS).exists() and not (out / ENCODER_FILE).exists():
+    folder = RunFolder(out, PRETRAINING)
+    if folder.has_begun and not folder.is_finished:
         run = open_pretrain_run(out, cpu=cpu)
         refuse_other_run(run, config, table)
         events = run.resume()

@@ -13,7 +13,7 @@ from typer.testing import Result
 
 from fewtags.config.parse import load_toml
 from fewtags.engine.events import StepEnded
-from fewtags.engine.pretrain import PretrainRun
+from fewtags.engine.pretrain_run import PretrainRun
 
 Run = Callable[..., Result]
 TINY = (
@@ -74,7 +74,7 @@ def test_an_interrupted_run_resumes_by_the_same_command_as_others(
         patch.setattr(PretrainRun, "start", stopping)
         stopped = run("pretrain", photos, "--out", out, *TINY)
     assert stopped.exit_code == 130
-    assert f"interrupted; `fewtags resume {out}` goes on from the last checkpoint." in stopped.stderr
+    assert f"interrupted; `fewtags resume {out}` continues from the last checkpoint." in stopped.stderr
     assert run("resume", out, "--cpu").exit_code == 0
     one, two = (load_file(place / "encoder.safetensors") for place in (pretrained[0], out))
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -510,8 +510,20 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = create_net("test_vit", 3, weights="none", size=64, head=HeadPlan(3))
     colours, wanted = ("red", "green", "blue"), net.preprocessing
     info = ModelInfo(
-        *("test_vit", 0, net.head.plan, 64, "coco", colours, colours, (0.5,) * 3, ("half",) * 3, wanted.mean),
-        *(wanted.std, {}, "", ""),
+        backbone="test_vit",
+        output_stride=0,
+        head=net.head.plan,
+        size=64,
+        policy="coco",
+        class_ids=colours,
+        class_names=colours,
+        thresholds=(0.5,) * 3,
+        threshold_rules=("half",) * 3,
+        mean=wanted.mean,
+        std=wanted.std,
+        method={},
+        selection="",
+        version="",
     )
     path = tmp_path_factory.mktemp("vit") / "model.safetensors"
     save_model(path, net, info)

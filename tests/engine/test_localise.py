@@ -42,9 +42,21 @@ def colour_net(size, cell, policy="none"):
         head.weight.copy_(4 * torch.eye(3))
         head.bias.fill_(-2.0)
     info = ModelInfo(
-        "none", 0, HeadPlan(), size, policy, COLOURS, COLOURS, (0.5,) * 3, ("half",) * 3, (0.0,) * 3, (1.0,) * 3,
-        {}, "", "",
-    )  # fmt: skip
+        backbone="none",
+        output_stride=0,
+        head=HeadPlan(),
+        size=size,
+        policy=policy,
+        class_ids=COLOURS,
+        class_names=COLOURS,
+        thresholds=(0.5,) * 3,
+        threshold_rules=("half",) * 3,
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
+        method={},
+        selection="",
+        version="",
+    )
     return SpatialNet(nn.AvgPool2d(cell), head), info
 
 

@@ -157,7 +157,7 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(net, path, monkeypatc
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("fewtags.engine.checkpoint.save_tensors", fail)
+    monkeypatch.setattr("fewtags.engine.tensor_files.save_tensors", fail)
     with pytest.raises(OSError, match="disk full"):
         save_model(path, net, replace(INFO, size=96))
     assert read_info(path) == INFO

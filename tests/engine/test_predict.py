@@ -44,9 +44,21 @@ def model(scenes):
     with torch.no_grad():
         net.head.weight.mul_(50)
     info = ModelInfo(
-        "test_resnet", 0, HeadPlan(), 64, "coco", ids, ids, (0.5,) * 10, ("half",) * 10, net.preprocessing.mean,
-        net.preprocessing.std, {}, "", "",
-    )  # fmt: skip
+        backbone="test_resnet",
+        output_stride=0,
+        head=HeadPlan(),
+        size=64,
+        policy="coco",
+        class_ids=ids,
+        class_names=ids,
+        thresholds=(0.5,) * 10,
+        threshold_rules=("half",) * 10,
+        mean=net.preprocessing.mean,
+        std=net.preprocessing.std,
+        method={},
+        selection="",
+        version="",
+    )
     return net, info
 
 

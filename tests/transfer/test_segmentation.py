@@ -54,7 +54,16 @@ def pairs(tmp_path):
 
 @pytest.fixture
 def info():
-    return EncoderInfo("test_resnet", 64, (0.5,) * 3, (0.5,) * 3, {"name": "none"}, 0, 0, "")
+    return EncoderInfo(
+        backbone="test_resnet",
+        size=64,
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+        method={"name": "none"},
+        images=0,
+        epochs=0,
+        version="",
+    )
 
 
 # --- settings
@@ -184,7 +193,9 @@ def test_an_encoder_at_another_stride_has_the_same_weights(encoder, info):
 
 def test_an_encoder_without_dilation_is_refused():
     vit = create_encoder("test_vit", weights="none", size=160)
-    described = EncoderInfo("test_vit", 160, (0.5,) * 3, (0.5,) * 3, {}, 0, 0, "")
+    described = EncoderInfo(
+        backbone="test_vit", size=160, mean=(0.5,) * 3, std=(0.5,) * 3, method={}, images=0, epochs=0, version=""
+    )
     with pytest.raises(
         ConfigError,
         match=r"^'test_vit' has a fixed output stride; leave output_stride unset\. \(transfer segment: --outp",

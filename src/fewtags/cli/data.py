@@ -52,8 +52,6 @@ def check(
     from fewtags.check.check import check as look
     from fewtags.cli.progress import counting, say
     from fewtags.cli.train import read_settings
-    from fewtags.engine.memory import heatmap_need
-    from fewtags.engine.plan import read_named
     from fewtags.files import refuse_file
     from fewtags.table.vocabulary import common_vocabulary
 
@@ -62,6 +60,9 @@ def check(
     flags = {"data.train": data, "data.val": val, "data.test": test, "data.complete": complete or None}
     flags["data.images"] = None if images is None else str(images)
     settings = read_settings(None, {k: v for k, v in flags.items() if v is not None}, set_ or [])
+    from fewtags.engine.memory import heatmap_need
+    from fewtags.engine.plan import read_named
+
     tables = common_vocabulary(read_named(settings.data))
     with counting("looking at photos") as tick:
         found = look(

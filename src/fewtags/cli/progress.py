@@ -22,14 +22,14 @@ PLAIN_EVERY = 30.0
 MANY, SAMPLE = 200_000, 2_000
 
 
-def leading() -> bool:
-    """Whether this process speaks: the only one, or rank 0 of those that `torchrun` or `accelerate launch` started."""
+def is_main_process() -> bool:
+    """Whether this is the only process, or rank 0 of those that `torchrun` or `accelerate launch` started."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def say(text: str) -> None:
     """One plain line on stderr, from one process."""
-    if leading():
+    if is_main_process():
         print(text, file=sys.stderr, flush=True)
 
 
@@ -39,7 +39,7 @@ def _bar(*columns: TextColumn | BarColumn | MofNCompleteColumn | TimeRemainingCo
 
 
 def _live() -> bool:
-    return leading() and sys.stderr.isatty()
+    return is_main_process() and sys.stderr.isatty()
 
 
 def show(events: Iterable[Event], label: str = "") -> None:
@@ -56,7 +56,7 @@ def show(events: Iterable[Event], label: str = "") -> None:
             if isinstance(event, Started):
                 epochs = event.epochs
                 if event.resumed_from is not None:
-                    line(f"{label}going on with epoch {event.epoch + 1}/{epochs} from {event.resumed_from}")
+                    line(f"{label}resuming at epoch {event.epoch + 1}/{epochs} from {event.resumed_from}")
                 bar.update(task, total=epochs * event.steps_per_epoch)
             elif isinstance(event, EpochStarted):
                 bar.update(task, description=f"{label}epoch {event.epoch + 1}/{epochs}")

@@ -44,7 +44,7 @@ def neighbours(
     from fewtags.cli.reading import read_labels
     from fewtags.engine.encoder_file import find_encoder
     from fewtags.engine.machine import torch_device
-    from fewtags.engine.pretrain import left_out
+    from fewtags.engine.pretrain_plan import excluded_lines
     from fewtags.files import refuse_file
     from fewtags.formats.unlabelled import check_photos
     from fewtags.formats.unlabelled import unlabelled as photos_alone
@@ -56,7 +56,7 @@ def neighbours(
     net, info = find_encoder(encoder, backbone=backbone, size=size)
     table = photos_alone(data, images) if unlabelled else read_labels(data, images, complete, None)
     table = check_photos(table, decode=False)
-    for line in (*table.notes.messages, *left_out(table)):
+    for line in (*table.notes.messages, *excluded_lines(table)):
         say(line)
     with counting("looking at photos") as tick:
         found = neighbour_rows(

@@ -126,8 +126,8 @@ def prepare(asked: Asked) -> tuple[EncoderInfo, Trials]:
         DataError: labels that are not what they should be.
     """
     from fewtags.cli.progress import say
+    from fewtags.engine.distributed import make_accelerator
     from fewtags.engine.encoder_file import find_encoder
-    from fewtags.engine.fit import make_accelerator
     from fewtags.engine.model import make_policy
     from fewtags.transfer.training import Place
     from fewtags.transfer.trials import Trials
@@ -295,12 +295,12 @@ def tell(
     asked: Asked, info: EncoderInfo, trials: Trials, found: Found, settings: dict[str, Any], protocol: str
 ) -> None:
     """The result on stdout, notes on stderr."""
-    from fewtags.cli.progress import leading, say
+    from fewtags.cli.progress import is_main_process, say
     from fewtags.transfer.measure import METRICS, over_runs
 
     for note in found.notes:
         say(note)
-    if not leading():
+    if not is_main_process():
         return
     spreads = over_runs(found.runs)
     if asked.as_json:

@@ -115,21 +115,41 @@ def parse_as(
         tree: nested settings.
         objectives: the model of each method's settings, by name.
         where: the file, for error messages.
-        default: the method where none is named.
+        default: the method if none is named.
 
     Raises:
-        ConfigError: one line a problem, unknown keys with the closest known one.
+        ConfigError: one line for each problem; unknown keys with the closest known one.
     """
-    tree = dict(tree)
-    parsed, problems = _parse_objective(tree.pop("objective", {}), objectives, default)
-    try:
-        base = model.model_validate({**tree, "objective": {"name": "placeholder"}})
-    except ValidationError as error:
-        problems += _lines(error, model, "")
-    if problems:
-        raise _refusal(problems, where)
-    assert parsed is not None
+    parsed, problems = _parse_objective(tree.get("objective", {}), objectives, default)
+    base, others = _validate_sections(model, tree)
+    if base is None or parsed is None:
+        raise _refusal(problems + others, where)
     return base.model_copy(update={"objective": parsed})
+
+
+def check_sections(model: type[Section], tree: Mapping[str, Any], where: str) -> Section | None:
+    """Validate the sections other than `objective`, whose models need torch.
+
+    Returns:
+        the settings, with an objective that has no meaning; None if there are problems, but the objective has settings:
+        `parse_as` then reports the problems of all sections at once.
+
+    Raises:
+        ConfigError: one line for each problem.
+    """
+    base, problems = _validate_sections(model, tree)
+    objective = tree.get("objective", {})
+    if problems and isinstance(objective, Mapping) and set(objective) <= {"name"}:
+        raise _refusal(problems, where)
+    return base
+
+
+def _validate_sections(model: type[Section], tree: Mapping[str, Any]) -> tuple[Section | None, list[str]]:
+    """Validate all sections but `objective`; return the settings, or None and the problems."""
+    try:
+        return model.model_validate({**tree, "objective": {"name": "placeholder"}}), []
+    except ValidationError as error:
+        return None, _lines(error, model, "")
 
 
 def _refusal(problems: list[str], where: str) -> ConfigError:

@@ -10,7 +10,6 @@ from pydantic import Field
 from fewtags.config.presets import Facts
 from fewtags.config.sections import MOST_SEED, ObjectiveConfig, Settings, StageConfig
 from fewtags.errors import ConfigError
-from fewtags.objectives.momentum import default_queue_size
 
 PAPER_IMAGES = 50_000
 """From so many images on, and with a GPU, the paper's settings are the default."""
@@ -191,6 +190,8 @@ def resolve_pretrain(config: PretrainConfig, facts: Facts, processes: int = 1) -
 
 def _small(objective: ObjectiveConfig, samples: int, epochs: int) -> dict[str, Any]:
     """Settings scaled to few images, of those that the objective has and nobody chose."""
+    from fewtags.objectives.momentum import default_queue_size  # imports torch, which errors in settings do not need
+
     told, known = objective.model_fields_set, type(objective).model_fields
     size = getattr(objective, "queue_size", None) or default_queue_size(samples)
     scaled = {

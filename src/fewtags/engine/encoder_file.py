@@ -9,20 +9,19 @@ from typing import Any, final
 
 from pydantic import TypeAdapter, ValidationError
 
-from fewtags.engine.checkpoint import load_tensors, publish_tensors, read_metadata
-from fewtags.engine.model import MODEL_FILE, load_model
+from fewtags.engine.model import load_model
+from fewtags.engine.runfolder import ENCODER_FILE, MODEL_FILE, PRETRAINING, RunFolder
+from fewtags.engine.tensor_files import load_tensors, publish_tensors, read_metadata
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.nets.spatial import Preprocessing
 
 ENCODER_FORMAT = 1
-ENCODER_FILE = "encoder.safetensors"
-PRETRAIN_SETTINGS = "pretrain.toml"
 WORDS = ("none", "offline", "hub")
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EncoderInfo:
     """What an encoder file says beside its weights.
 
@@ -66,7 +65,7 @@ def read_encoder_info(path: Path) -> EncoderInfo:
         CheckpointError: no such file, a run that is not finished, or not an encoder of this library.
     """
     if not path.exists():
-        if path.name == ENCODER_FILE and (path.parent / PRETRAIN_SETTINGS).exists():
+        if path.name == ENCODER_FILE and RunFolder(path.parent, PRETRAINING).has_begun:
             raise CheckpointError(
                 f"{path.parent} is a pretraining run that is not finished, so it has no encoder yet; go on with "
                 f"`fewtags resume {path.parent}`."
@@ -156,7 +155,16 @@ def find_encoder(
     side = size or 224
     encoder = create_encoder(backbone, weights=place, size=side, seed=seed)
     pre = encoder.preprocessing
-    return encoder.eval(), EncoderInfo(backbone, side, pre.mean, pre.std, {"name": word or path.name}, 0, 0, "")
+    return encoder.eval(), EncoderInfo(
+        backbone=backbone,
+        size=side,
+        mean=pre.mean,
+        std=pre.std,
+        method={"name": word or path.name},
+        images=0,
+        epochs=0,
+        version="",
+    )
 
 
 def _trunk(place: Path) -> tuple[Encoder, EncoderInfo]:
@@ -170,5 +178,12 @@ def _trunk(place: Path) -> tuple[Encoder, EncoderInfo]:
         preprocessing=net.preprocessing,
     )
     return encoder.eval(), EncoderInfo(
-        model.backbone, model.size, model.mean, model.std, model.method, 0, 0, model.version
+        backbone=model.backbone,
+        size=model.size,
+        mean=model.mean,
+        std=model.std,
+        method=model.method,
+        images=0,
+        epochs=0,
+        version=model.version,
     )

@@ -9,7 +9,8 @@ from typing import Any, Literal, final
 
 from pydantic import TypeAdapter, ValidationError
 
-from fewtags.engine.checkpoint import load_tensors, publish_tensors, read_metadata
+from fewtags.engine.runfolder import MODEL_FILE, PRETRAINING, TRAINING, RunFolder
+from fewtags.engine.tensor_files import load_tensors, publish_tensors, read_metadata
 from fewtags.errors import CheckpointError
 from fewtags.labels import ClassNames
 from fewtags.nets.backbones import create_net
@@ -17,11 +18,10 @@ from fewtags.nets.spatial import HeadPlan, Preprocessing, SpatialNet
 from fewtags.photos.augment import Policy, ResizedCrop, SquareCrop, WholeImage
 
 MODEL_FORMAT = 1
-MODEL_FILE = "model.safetensors"
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelInfo:
     """What a model file says beside its weights.
 
@@ -84,12 +84,12 @@ def read_info(path: Path) -> ModelInfo:
         CheckpointError: no such file, a run that is not finished, no permission, or not a model of this library.
     """
     if not path.exists():
-        if path.name == MODEL_FILE and (path.parent / "run.toml").exists():
+        if path.name == MODEL_FILE and RunFolder(path.parent, TRAINING).has_begun:
             raise CheckpointError(
                 f"{path.parent} is a run that is not finished, so it has no model yet; go on with "
                 f"`fewtags resume {path.parent}`."
             )
-        if path.name == MODEL_FILE and (path.parent / "pretrain.toml").exists():
+        if path.name == MODEL_FILE and RunFolder(path.parent, PRETRAINING).has_begun:
             raise CheckpointError(
                 f"{path.parent} is a pretraining run, which knows no classes; train a model from it: "
                 f"`fewtags train LABELS --init {path.parent}`."

@@ -23,7 +23,7 @@ from fewtags.engine.localise import WITHOUT_BOXES, has_boxes, localise_table
 from fewtags.engine.model import load_model
 from fewtags.engine.plan import Tables, can_rank, hold_out, make_plan
 from fewtags.engine.predict import Scored
-from fewtags.engine.run import Run
+from fewtags.engine.train_run import TrainRun
 from fewtags.errors import ConfigError, DataError
 from fewtags.files import write_text
 from fewtags.labels import Label
@@ -251,7 +251,7 @@ def _train(
         run = Path(folder) / "run"
         plan = make_plan(config.model_copy(update={"train": train, "data": data}), tables=tables, cpu=cpu)
         photos.learn(tables, plan.tables)
-        for _ in Run(plan, run, cpu=cpu).start():
+        for _ in TrainRun(plan, run, cpu=cpu).start():
             pass
         return _worth(run, plan.tables.val, cpu)
 

@@ -14,7 +14,7 @@ from fewtags.config.parse import load_toml
 from fewtags.engine.baseline import compare
 from fewtags.engine.gallery import Shown, load_gallery
 from fewtags.engine.model import ModelInfo, read_info
-from fewtags.engine.run import BASELINE_FILE, CLOCK_FILE
+from fewtags.engine.train_run import BASELINE_FILE, CLOCK_FILE
 from fewtags.errors import CheckpointError
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable

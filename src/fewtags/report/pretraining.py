@@ -16,7 +16,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fewtags.config.parse import load_toml
 from fewtags.engine.collapse import COLLAPSED
-from fewtags.engine.encoder_file import ENCODER_FILE, EncoderInfo, load_encoder
+from fewtags.engine.encoder_file import EncoderInfo, load_encoder
+from fewtags.engine.runfolder import ENCODER_FILE
 from fewtags.engine.sources import Tick
 from fewtags.errors import CheckpointError, DataError
 from fewtags.files import write_text

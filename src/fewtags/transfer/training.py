@@ -288,9 +288,13 @@ def _fit(
 ) -> Fit:
     keep_freed_memory()
     config = FitConfig(
-        settings.stages(trainable), settings.seed, settings.weight_decay, precision=settings.precision,
-        batchnorm_eval=settings.batchnorm_eval, optimizer="sgd",
-    )  # fmt: skip
+        stages=settings.stages(trainable),
+        seed=settings.seed,
+        weight_decay=settings.weight_decay,
+        precision=settings.precision,
+        batchnorm_eval=settings.batchnorm_eval,
+        optimizer="sgd",
+    )
     problem = Problem(
         task.train.matrix, cells, 0, config.epochs, settings.seed, place.shard, place.device,
         features_dim=net.head.features_dim, precision=settings.precision,

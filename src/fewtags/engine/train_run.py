@@ -1,0 +1,495 @@
+"""Training in a run folder: features, training, thresholds, evaluation, model; and opening a run to resume it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from fewtags.config.parse import parse
+from fewtags.config.presets import Resolved
+from fewtags.config.sections import Config
+from fewtags.engine.autocast import repeatable
+from fewtags.engine.baseline import Baseline, Measured, logistic_regression
+from fewtags.engine.checkpoint import write_array
+from fewtags.engine.clock import Clock
+from fewtags.engine.distributed import make_accelerator
+from fewtags.engine.evaluate import Evaluation, Logits, epoch_metrics, evaluate_logits, predict_logits
+from fewtags.engine.events import Ended, EpochEnded, Event
+from fewtags.engine.fit import BatchSource, Fit, FitConfig
+from fewtags.engine.gallery import Gallery, save_gallery
+from fewtags.engine.machine import environment, keep_freed_memory
+from fewtags.engine.methods import settings_models
+from fewtags.engine.model import ModelInfo, make_policy, save_model
+from fewtags.engine.plan import Plan, Tables, can_rank, derive, head_plan, read_tables
+from fewtags.engine.runfolder import IN_MEMORY, MODEL_FILE, NO_FILES, TRAINING, TRUTH, Record, RunFolder
+from fewtags.engine.sources import StoredViews, Tick, fill_fixed, fill_views, head_inputs
+from fewtags.engine.tensor_files import load_tensors
+from fewtags.engine.thresholds import choose_thresholds
+from fewtags.errors import CheckpointError, FewtagsError
+from fewtags.files import write_text
+from fewtags.labels import Locations
+from fewtags.metrics.thresholds import Thresholds
+from fewtags.nets.freezing import freeze
+from fewtags.nets.spatial import SpatialNet
+from fewtags.objectives.base import Problem
+from fewtags.photos.augment import Jitter
+from fewtags.photos.augment_fixmatch import Strong
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, EvalSet, Photos, TrainLoader, TrainSet, Workers
+from fewtags.stores.shard import Shard
+from fewtags.table.table import LabelTable
+
+T = TypeVar("T")
+BASELINE_FILE, CLOCK_FILE = "baseline.json", "seconds.json"
+PATHS = ("train", "images", "val", "test", "truth")
+"""Settings of [data] that name files or folders; relative ones begin where the run was started."""
+SNAPSHOTS = 8  # epochs, spread evenly over the run, whose gallery maps are kept
+EVAL_BATCH = 64
+
+
+@final
+class TrainRun:
+    """Executes a plan in a run folder.
+
+    Args:
+        plan: from `make_plan`, or from the folder itself on resume.
+        out: the run folder; made if it does not exist.
+        cpu: ignore GPUs.
+        tick: called with the numbers of photos done and to do while features are computed.
+        notes: what the user should know before the run is resumed.
+        clock: time spent so far; None starts a new one.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        out: Path,
+        *,
+        cpu: bool = False,
+        tick: Tick | None = None,
+        notes: tuple[str, ...] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        self.plan, self.out, self.tick, self.notes = plan, out, tick, notes
+        self.folder = RunFolder(out, TRAINING)
+        self.clock = Clock() if clock is None else clock
+        keep_freed_memory()
+        self._photos_done = 0
+        self._inputs: Mapping[str, Tensor] = {}
+        self.accelerator: Accelerator = make_accelerator(plan.resolved.precision, cpu)
+        self.shard = Shard(self.accelerator.process_index, self.accelerator.num_processes)
+        r, net, train = plan.resolved, plan.net, plan.tables.train
+        # Made first: it refuses more processes than photos, where a process without photos would stop the others.
+        self.sampler = EpochSampler(len(train), r.batch_size, r.seed, self.shard.rank, self.shard.world)
+        self.collate = Collate(net.preprocessing.mean, net.preprocessing.std)
+        self.policy = make_policy(r.policy, r.size, r.min_area, r.flip)
+        self.workers = Workers(r.workers, pin_memory=self.accelerator.device.type == "cuda")
+
+    def start(self) -> Iterator[Event]:
+        """Train from the first epoch, see `RunFolder.start`."""
+        return self.folder.start(self._train, self.plan.tables.splits(), self.accelerator)
+
+    def resume(self) -> Iterator[Event]:
+        """Continue from the last checkpoint, see `RunFolder.resume`."""
+        return self.folder.resume(self._train, self.plan.tables.splits(), self.accelerator)
+
+    def _train(self, resume: bool) -> Iterator[Event]:
+        plan, r, device = self.plan, self.plan.resolved, self.accelerator.device
+        net, tables = plan.net.to(device), plan.tables
+        if resume and (self.out / CLOCK_FILE).exists():
+            self.clock.add(json.loads((self.out / CLOCK_FILE).read_text("utf-8")))
+        self.clock.start()
+        self._inputs = self._head_inputs()
+        fixed = self._fixed()
+        self.clock.lap("features")
+        baseline = self._baseline(fixed)
+        if plan.baseline:
+            self.clock.lap("baseline")
+        source = fixed if fixed is not None and all(stage.solved for stage in r.stages) else self._source()
+        cached = isinstance(source, StoredViews)
+        self.clock.lap("features")
+        config = FitConfig(
+            stages=r.stages,
+            seed=r.seed,
+            weight_decay=r.weight_decay,
+            accumulate=r.accumulate,
+            clip_norm=r.clip_norm,
+            precision=r.precision,
+            weight_ema=r.weight_ema,
+            batchnorm_eval=r.batchnorm_eval,
+            checkpoint_every_steps=r.checkpoint_every_steps,
+            optimizer=r.optimizer,
+            patience=r.patience,
+        )
+        problem = Problem(
+            labels=tables.train.matrix,
+            grid=plan.grid,
+            warmup_epochs=config.warmup_epochs,
+            epochs=config.epochs,
+            seed=r.seed,
+            shard=self.shard,
+            device=device,
+            state_dir=self.out / "state",
+            truth=None if tables.truth is None else tables.truth.matrix,
+            features_dim=plan.net.head.features_dim,
+            precision=r.precision,
+        )
+        fit = Fit(
+            net,
+            plan.objective,
+            source,
+            config,
+            problem,
+            fixed=fixed,
+            accelerator=self.accelerator,
+            model=net.head if cached else net,
+            out=self.out,
+            validate=self._validation(),
+        )
+        if not resume:
+            if self.accelerator.is_main_process:
+                write_record(plan, self.out)
+            self.accelerator.wait_for_everyone()
+        gallery = Gallery.choose(tables.splits(), tables.truth, self.policy, self.collate, seed=r.seed)
+        moments = set(np.linspace(0, config.epochs - 1, min(SNAPSHOTS, config.epochs)).round().astype(int).tolist())
+        for event in fit.run(resume):
+            if isinstance(event, EpochEnded) and self.accelerator.is_main_process:
+                epoch = int(event.record["epoch"])
+                write_text(self.out / CLOCK_FILE, json.dumps(self.clock.so_far("training")))
+                if epoch in moments:
+                    save_gallery(self.out, f"epoch-{epoch:04d}", gallery.look(_spatial(fit.evaluated), device))
+            if isinstance(event, Ended):
+                self.clock.lap("training")
+                self._finish(_spatial(fit.evaluated), event, gallery, baseline)
+            yield event
+
+    @property
+    def _frozen(self) -> bool:
+        return all(stage.trainable == "head" for stage in self.plan.resolved.stages)
+
+    def _head_inputs(self) -> dict[str, Tensor]:
+        """Compute the head's inputs of every split but train once, where the trunk is frozen while they are used."""
+        inputs: dict[str, Tensor] = {}
+        for name, table in self.plan.tables.splits().items():
+            if (self._frozen and name != "train") or (name == "val" and self.plan.fixed is not None):
+                inputs[name] = self._with_progress(partial(self._inputs_of, table))
+        return inputs
+
+    def _inputs_of(self, table: LabelTable, tick: Tick, *, pooled: bool = False) -> Tensor:
+        device = self.accelerator.device
+        with repeatable(device):  # a resumed run computes them again
+            return head_inputs(self.plan.net, self.eval_loader(table), device, tick, pooled=pooled)
+
+    def _with_progress(self, compute: Callable[[Tick], T]) -> T:
+        """Call a function that puts photos through the trunk; report photos done of all before training."""
+        splits, plan = self.plan.tables.splits(), self.plan
+        early = self._frozen or plan.baseline
+        passes = [t for n, t in splits.items() if n != "train" and (early or (n == "val" and plan.fixed))]
+        passes += [plan.tables.train] if plan.baseline and plan.fixed is None else []
+        passes += [plan.tables.train] * ((plan.fixed is not None) + (plan.cache.views if plan.cache else 0))
+        total = sum(self.shard.rows(len(table)) for table in passes)
+        began = self._photos_done
+
+        def tick(done: int, _: int) -> None:
+            self._photos_done = began + done
+            if self.tick is not None:
+                self.tick(self._photos_done, total)
+
+        return compute(tick)
+
+    def _fixed(self) -> StoredViews | None:
+        """Compute the features of every training photo's test view, for stages that solve the head."""
+        plan, train, device = self.plan, self.plan.tables.train, self.accelerator.device
+        if plan.fixed is None:
+            return None
+        cache, loader = plan.fixed, self.eval_loader(train)
+        freeze(plan.net, "head")
+        with repeatable(device):
+            rows = self.shard.rows(len(train))
+            filled = self._with_progress(
+                lambda tick: fill_fixed(plan.net, loader, cache, rows, device=device, tick=tick)
+            )
+        return StoredViews(filled, self.sampler, train.matrix, locations=_locations(train), shard=self.shard)
+
+    def _source(self) -> BatchSource:
+        """Return training batches: photos, or cached features of a frozen trunk."""
+        plan, train, sampler = self.plan, self.plan.tables.train, self.sampler
+        device = self.accelerator.device
+        if plan.cache is None:
+            return TrainLoader(self._train_set(None), sampler, self.collate, self.workers, device)
+        cache = plan.cache
+        freeze(plan.net, "head")
+        loader = TrainLoader(self._train_set(cache.views), sampler, self.collate, self.workers, device)
+        with repeatable(device):
+            filled = self._with_progress(
+                lambda tick: fill_views(plan.net, loader, cache, shard=self.shard, device=device, tick=tick)
+            )
+        return StoredViews(filled, sampler, train.matrix, locations=_locations(train), shard=self.shard)
+
+    def _baseline(self, fixed: StoredViews | None) -> Baseline | None:
+        """Fit logistic regression on pooled features of the untrained trunk; None on other processes than the first."""
+        plan, device, tables = self.plan, self.accelerator.device, self.plan.tables
+        if not plan.baseline:
+            return None
+        pooled = {}
+        for name, table in tables.splits().items():
+            if name == "train" and fixed is not None:
+                local = fixed.filled.features[0]
+            elif name in self._inputs:
+                local = self._inputs[name]
+            else:
+                local = self._with_progress(partial(self._inputs_of, table, pooled=True))
+            local = local.float().mean((2, 3)).to(device)
+            pooled[name] = self.shard.gather(local, len(table)).cpu()
+        if not self.accelerator.is_main_process:
+            return None
+        others = {n: Measured(x, tables.splits()[n].matrix.dense()) for n, x in pooled.items() if n != "train"}
+        return logistic_regression(pooled["train"], tables.train.matrix, others)
+
+    def _train_set(self, views_cycle: int | None) -> TrainSet:
+        train = self.plan.tables.train
+        return TrainSet(
+            _photos(train),
+            train.matrix,
+            self.policy,
+            self.plan.resolved.seed,
+            jitter=Jitter(*[self.plan.resolved.jitter] * 3),
+            views_cycle=views_cycle,
+            locations=_locations(train),
+            strong=Strong() if self.plan.objective.needs_strong else None,
+        )
+
+    def eval_loader(self, table: LabelTable) -> EvalLoader:
+        """Return this process's share of the photos of a table, through the test view."""
+        data = EvalSet(_photos(table), table.matrix, self.policy)
+        # On a CPU, small batches are as fast as large ones: their activations stay in the processor's cache.
+        size = 16 if self.accelerator.device.type == "cpu" else EVAL_BATCH
+        shard, device = self.shard, self.accelerator.device
+        return EvalLoader(data, size, self.collate, self.workers, rank=shard.rank, world=shard.world, device=device)
+
+    def _validation(self) -> Callable[[nn.Module], Mapping[str, float]]:
+        """Return the function that measures a net on validation after each epoch."""
+        labels, trunk = self.plan.tables.val.matrix.dense(), self.plan.net.backbone
+        trained = [stage.trainable != "head" for stage in self.plan.resolved.stages]
+        head_first = trained == sorted(trained)
+
+        def validate(module: nn.Module) -> Mapping[str, float]:
+            # While the first stages train only the head, its inputs stay the same.
+            moved = not head_first or any(parameter.requires_grad for parameter in trunk.parameters())
+            return epoch_metrics(self._logits(_spatial(module), "val", moved=moved), labels)
+
+        return validate
+
+    def _logits(self, net: SpatialNet, split: str, *, moved: bool) -> Logits:
+        """float32 [N, C] of all photos of a split, on every process; `moved`: the trunk has changed."""
+        table, device = self.plan.tables.splits()[split], self.accelerator.device
+        if moved or split not in self._inputs:
+            return predict_logits(net, self.eval_loader(table), len(table), device, self.shard)
+        with torch.no_grad():
+            parts = self._inputs[split].split(EVAL_BATCH)
+            local = torch.cat([net.head.predict_logits(part.to(device)) for part in parts])
+        return self.shard.gather(local, len(table)).cpu().numpy()
+
+    def _finish(self, net: SpatialNet, ended: Ended, gallery: Gallery, baseline: Baseline | None) -> None:
+        """Choose the weights, fit thresholds, evaluate, and write the model."""
+        plan, tables, device = self.plan, self.plan.tables, self.accelerator.device
+        select = plan.resolved.select
+        if ended.best_epoch is not None and select != "last":
+            net.load_state_dict(load_tensors(self.out / "best.safetensors"))
+            selection = self._why_best(ended.best_epoch, ended.epochs)
+        else:
+            why = 'train.select = "last"'
+            if select != "last":
+                why = "no validation class has both known positives and known negatives"
+            last = plan.resolved.stages[-1]
+            which = f", logit variance {last.logit_variances[-1]:g}" if last.solved else ""
+            selection = f"the last epoch ({ended.epochs}{which}): {why}"
+        with repeatable(device):
+            logits = {
+                name: self._logits(net, name, moved=not self._frozen) for name in tables.splits() if name != "train"
+            }
+        if self.accelerator.is_main_process:
+            thresholds = choose_thresholds(logits["val"], tables, plan.objective)
+            for name, values in logits.items():
+                write_evaluation(self.out, name, values, tables.splits()[name], thresholds)
+            save_gallery(self.out, "final", gallery.look(net, device))
+            if baseline is not None:
+                write_text(self.out / BASELINE_FILE, json.dumps(baseline.to_dict(), indent=1))
+            self.clock.lap("evaluation")
+            write_text(self.out / CLOCK_FILE, json.dumps(self.clock.seconds, indent=1))
+            # Written last, because a run with a model counts as finished.
+            save_model(self.out / MODEL_FILE, net, self._model_info(thresholds, selection))
+        self.accelerator.wait_for_everyone()
+
+    def _why_best(self, epoch: int, epochs: int) -> str:
+        """Describe which epoch was chosen, and by which metric."""
+        by = "validation mAP" if can_rank(self.plan.tables.val) else "validation mAP with unknown counted as absent"
+        first = 0
+        for stage in self.plan.resolved.stages:
+            if stage.solved and first <= epoch < first + stage.epochs:
+                return f"logit variance {stage.logit_variances[epoch - first]:g}, the best by {by}"
+            first += stage.epochs
+        return f"epoch {epoch + 1} of {epochs}, the best by {by}"
+
+    def _model_info(self, thresholds: Thresholds, selection: str) -> ModelInfo:
+        r, pre, classes = self.plan.resolved, self.plan.net.preprocessing, self.plan.tables.train.classes
+        return ModelInfo(
+            backbone=r.backbone,
+            output_stride=r.output_stride,
+            head=head_plan(r),
+            size=r.size,
+            policy=r.policy,
+            class_ids=classes.ids,
+            class_names=classes.names,
+            thresholds=tuple(float(v) for v in thresholds.values),
+            threshold_rules=tuple(str(rule) for rule in thresholds.rules),
+            mean=pre.mean,
+            std=pre.std,
+            method=method_record(self.plan),
+            selection=selection,
+            version=version("fewtags"),
+        )
+
+
+def write_record(plan: Plan, out: Path) -> None:
+    """Write what is known about a run before it trains."""
+    folder, tables = RunFolder(out, TRAINING), plan.tables
+    out.mkdir(parents=True, exist_ok=True)
+    if plan.report is not None:
+        write_text(out / "check.json", plan.report.to_json())
+        plan.report.write_excluded_csv(out / "excluded.csv")
+    classes = tables.train.classes
+    vocabulary = [{"id": i, "name": n} for i, n in zip(classes.ids, classes.names, strict=True)]
+    write_text(out / "vocabulary.json", json.dumps(vocabulary, indent=1, ensure_ascii=False))
+    facts: dict[str, Any] = {
+        **environment(),
+        "working_directory": str(Path.cwd()),
+        "fingerprints": {name: table.fingerprint for name, table in all_tables(tables).items()},
+        "weights": None if plan.net.origin is None else vars(plan.net.origin),
+        "method": method_record(plan),
+        "grid": plan.grid,
+        "heatmap_bytes": plan.heatmap_bytes,
+        "notes": plan.notes,
+    }
+    folder.write_record(plan.config, plan.resolved, all_tables(tables), facts)
+
+
+def method_record(plan: Plan) -> dict[str, Any]:
+    """Return the name and settings of the objective, with derived values."""
+    settings = plan.method.model_dump(mode="json")
+    values = {key: getattr(plan.objective, key, value) for key, value in settings.items()}
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()} | {"name": settings["name"]}
+
+
+def all_tables(tables: Tables) -> dict[str, LabelTable]:
+    """Return all tables of a run by name: train, val, and test and truth if they exist."""
+    return tables.splits() | ({} if tables.truth is None else {TRUTH: tables.truth})
+
+
+def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> TrainRun:
+    """Return the run in a folder, ready to `resume`, with the settings that it resolved when it began.
+
+    Raises:
+        CheckpointError: there is no run, or it is finished; or settings, labels, photos, initial weights or checkpoints
+            have changed.
+    """
+    folder = RunFolder(out, TRAINING)
+    record = folder.read_record(lambda tree, file: parse(tree, settings_models(), file), Resolved)
+    named = record.tables
+    tables = Tables(named["train"], named["val"], named.get("test"), named.get(TRUTH))
+    notes = [check_labels_unchanged(record, tables, out)]
+    folder.refuse_changed_photos(tables.splits())
+    notes.append(folder.refuse_lost_checkpoints())
+    weights = record.locate_weights(record.resolved.weights)
+    resolved = record.resolved.model_copy(update={"weights": weights})
+    plan = derive(record.settings, tables, None, cpu=cpu, resolved=resolved)
+    folder.refuse_other_weights(weights, plan.net.origin, record.environment["weights"])
+    return TrainRun(plan, out, cpu=cpu, tick=tick, notes=tuple(note for note in notes if note is not None))
+
+
+def check_labels_unchanged(record: Record[Config, Resolved], tables: Tables, out: Path) -> str | None:
+    """Read the label files again and compare; return a note if they no longer exist.
+
+    Raises:
+        CheckpointError: they differ from those that the run began with, or can no longer be read.
+    """
+    data = with_located_paths(record.settings, record.working_directory).data
+    if record.settings.data.train == IN_MEMORY:
+        return None
+    files = [getattr(data, key) for key in PATHS if getattr(data, key) is not None]
+    if missing := [file for file in files if not Path(file).exists()]:
+        return (
+            f"labels: {missing[0]} no longer exists, so changes of the labels cannot be detected; the run continues "
+            "with its own copy"
+        )
+    try:
+        now = read_tables(data, record.settings.train.seed)
+    except FewtagsError as error:
+        raise CheckpointError(
+            f"the labels can no longer be read as they were when {out} began: {error} Restore them, or start a new run."
+        ) from None
+    if changed := changed_split(tables, now, out):
+        raise CheckpointError(f"the {changed} labels have changed since {out} began; restore them, or start a new run.")
+    return None
+
+
+def with_located_paths(config: Config, folder: Path) -> Config:
+    """Return the settings with relative paths of files and folders joined to `folder`."""
+    data = {key: str(folder / path) for key in PATHS if (path := getattr(config.data, key)) not in (None, IN_MEMORY)}
+    weights = config.model.weights
+    model = {} if weights is None or weights in NO_FILES else {"weights": str(folder / weights)}
+    return config.model_copy(
+        update={"data": config.data.model_copy(update=data), "model": config.model.model_copy(update=model)}
+    )
+
+
+def changed_split(stored: Tables, now: Tables, out: Path) -> str | None:
+    """Return the first table that differs from the one that the run in `out` began with; None if all are equal.
+
+    Images that were left out at the start because their photos could not be read are left out of the comparison.
+    """
+    left_out: set[tuple[str, str]] = set()
+    if (out / "excluded.csv").exists():
+        with (out / "excluded.csv").open(encoding="utf-8", newline="") as file:
+            left_out = {(row["where"], row["item"]) for row in csv.DictReader(file)}
+    before, after = all_tables(stored), all_tables(now)
+    for name, table in after.items():
+        split = "train" if name == TRUTH else name
+        kept = np.array([(split, key) not in left_out for key in table.images.to_pylist()], np.bool_)
+        if name not in before or table.subset(kept).fingerprint != before[name].fingerprint:
+            return name
+    return next((name for name in before if name not in after), None)
+
+
+def write_evaluation(out: Path, name: str, logits: Logits, table: LabelTable, thresholds: Thresholds) -> Evaluation:
+    """Evaluate logits; write `evaluation/<name>.json` and `evaluation/<name>.npy`."""
+    folder = out / "evaluation"
+    folder.mkdir(exist_ok=True)
+    result = evaluate_logits(logits, table.matrix.dense(), table.classes, thresholds.values)
+    rules = [str(rule) for rule in thresholds.rules]
+    write_text(folder / f"{name}.json", json.dumps({**result.to_dict(), "threshold_rules": rules}, indent=1))
+    write_array(folder / f"{name}.npy", logits)
+    return result
+
+
+def _photos(table: LabelTable) -> Photos:
+    assert table.root is not None  # `make_plan` refuses tables without
+    return Photos(table.root, table.images)
+
+
+def _locations(table: LabelTable) -> Locations | None:
+    return table.locations if len(table.locations) else None
+
+
+def _spatial(module: nn.Module) -> SpatialNet:
+    assert isinstance(module, SpatialNet)
+    return module

@@ -365,5 +365,5 @@ def test_pretraining_goes_on_only_as_it_began(tmp_path):
     encoder = ft.pretrain(tmp_path / "photos", settings=settings | {"objective.queue_size": 8}, **asked)
     assert encoder == tmp_path / "run" / "encoder.safetensors"
     assert ft.Classifier(init=encoder)._config(None, {}).model.backbone == "test_resnet"
-    with pytest.raises(ConfigError, match="both say what training starts from; give one"):
+    with pytest.raises(ConfigError, match="are both initial weights; give one of them"):
         ft.Classifier(init=encoder, weights="none")._config(None, {})

@@ -103,7 +103,7 @@ def test_training_starts_from_the_pretrained_backbone(
     assert all(torch.equal(after[name], value) for name, value in before.items() if not name.endswith("tracked"))
     both = run("train", dataset / "train.parquet", "--init", out, "--weights", "none")
     assert both.exit_code == 1
-    assert "both say what training starts from; give one." in both.stderr
+    assert "are both initial weights; give one of them." in both.stderr
     nothing = run("train", dataset / "train.parquet", "--init", tmp_path / "nothing")
     assert "does not exist; give the folder of a pretraining run" in nothing.stderr
 
@@ -164,7 +164,7 @@ def test_other_commands_know_a_pretraining_run(run: Run, pretrained: tuple[Path,
     assert run("report", out).stdout.strip() == str(out / "report.html")
     predicted = run("predict", out, photos)
     assert predicted.exit_code == 1
-    assert f"{out} is a pretraining run, which knows no classes; train a model from it" in predicted.stderr
+    assert f"{out} is a pretraining run, which has no classes; train a model from it" in predicted.stderr
 
 
 def test_a_collapse_leaves_curves(run: Run, photos: Path, tmp_path: Path) -> None:

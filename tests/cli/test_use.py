@@ -91,7 +91,7 @@ def test_evaluate_on_a_run_that_is_not_finished(run: Run, dataset: Path, tmp_pat
         result = run(command, tmp_path, dataset / ("val.parquet" if command == "evaluate" else "images"))
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr.splitlines()[-1] == (
-            f"error: {tmp_path} is a run that is not finished, so it has no model yet; go on with `fewtags resume "
+            f"error: {tmp_path} is a run that is not finished, so it has no model yet; finish it with `fewtags resume "
             f"{tmp_path}`."
         )
 
@@ -241,7 +241,9 @@ def test_evaluate_localises(run: Run, model: Path, boxed: Path) -> None:
     assert before == plain.stdout.rstrip("\n")
     lines = after.splitlines()
     assert lines[0].startswith("Localisation on 10 positive labels with boxes, 12 images; mAP-loc over 3 of 3 classes")
-    assert lines[1] == ("Left out: 8 positive labels: 2 without a place, 6 with an object known by a point only.")
+    assert lines[1] == (
+        "Left out: 8 positive labels: 2 without a point or box, 6 with an object that has only a point."
+    )
     measures = {line[:18].strip(): line[18:].split() for line in lines[3:]}
     assert list(measures) == ["pointing game", "IoA-P", "mAP-loc", "mAP-cl, same cells", "MaxBoxAccV2", "PxAP"]
     assert [measures[name][1] for name in ("pointing game", "IoA-P", "PxAP")] == ["25.0"] * 3
@@ -411,7 +413,7 @@ def test_predict_skips_what_train_skips(run: Run, model: Path, photos: Path, tmp
     (tmp_path / "._0.png").write_bytes(b"what macOS leaves on other disks")
     result = run("predict", model, tmp_path, "--wide", "--cpu")
     assert result.exit_code == 0, result.stderr
-    assert result.stderr == f"skipped in {tmp_path}, since they are no photos: (hidden) 1\n"
+    assert result.stderr == f"skipped in {tmp_path}, because they are not photos: (hidden) 1\n"
     assert len(result.stdout.splitlines()) == 2
 
 

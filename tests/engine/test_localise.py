@@ -21,7 +21,7 @@ from fewtags.engine.localise import (
     refuse_without_boxes,
 )
 from fewtags.engine.model import ModelInfo
-from fewtags.engine.predict import Scored, score_table
+from fewtags.engine.predict import ScoredTable, score_table
 from fewtags.errors import DataError
 from fewtags.geometry import View
 from fewtags.labels import ClassNames, Label
@@ -131,7 +131,7 @@ def test_what_is_said(drawn):
     assert str(measured(colour_net(32, 8), drawn)).splitlines() == [
         "Localisation on 2 positive labels with boxes, 4 images; mAP-loc over 2 of 3 classes, those that also have "
         "known negatives.",
-        "Left out: 2 positive labels: 1 without a place, 1 with an object known by a point only.",
+        "Left out: 2 positive labels: 1 without a point or box, 1 with an object that has only a point.",
         "localisation         value  chance",
         "pointing game         50.0    37.5",
         "IoA-P                 50.0    37.5",
@@ -256,7 +256,7 @@ def test_photos_that_cannot_be_read_are_not_there(drawn, tmp_path):
     (tmp_path / "1.png").unlink()
     with pytest.raises(DataError) as error:
         measured(model, drawn)
-    assert str(error.value) == "none of the photos with boxes can be read; localisation needs one that can."
+    assert str(error.value) == "none of the photos with boxes can be read; localisation needs at least one."
 
 
 def test_a_photo_that_breaks_between_the_passes(drawn, tmp_path):
@@ -273,7 +273,7 @@ def test_ranks_are_those_of_the_evaluation(drawn):
     scored = score_table(*model, drawn, cpu=True)
     logits = scored.logits.copy()
     logits[0, 1] = 100.0
-    other = Scored(scored.index, logits, scored.labels)
+    other = ScoredTable(scored.index, logits, scored.labels)
     report = localise_table(*model, drawn, other, cpu=True, options=SMALL).report
     assert report.ranked.classified[:2].tolist() == [1.0, 0.5]
 
@@ -292,7 +292,7 @@ def test_maps_are_not_kept(tmp_path, monkeypatch):
             yield View.identity(), one
 
     monkeypatch.setattr(localising, "predict_maps", maps)
-    scored = Scored(np.arange(30), np.zeros((30, 3), np.float32), table.matrix.dense())
+    scored = ScoredTable(np.arange(30), np.zeros((30, 3), np.float32), table.matrix.dense())
     model = colour_net(32, 8)
     localise_table(*model, table, scored, cpu=True, options=SMALL, tick=lambda *counts: done.append(counts))
     assert len(alive) == 30
@@ -326,7 +326,7 @@ def test_labels_without_boxes_are_refused(tmp_path):
         "localisation needs boxes, but these labels have 2 positive labels of the model's classes with 1 point and no "
         "box; give labels with boxes, or leave --localise out."
     )
-    scored = Scored(np.arange(2), np.zeros((2, 3), np.float32), np.zeros((2, 3), np.int8))
+    scored = ScoredTable(np.arange(2), np.zeros((2, 3), np.float32), np.zeros((2, 3), np.int8))
     for refused in (
         lambda: refuse_without_boxes(model[1], table),
         lambda: localise_table(*model, table, scored, cpu=True),
@@ -358,5 +358,5 @@ def test_everything_cropped_away(tmp_path):
         measured(colour_net(28, 1, "imagenet"), table_of(tmp_path, facts, 1))
     assert str(error.value) == (
         "no box can be measured in 1 photo: 1 positive label is cropped away by the model's test view, 1 has an object "
-        "known by a point only; give other photos."
+        "with only a point; give other photos."
     )

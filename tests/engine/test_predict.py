@@ -131,7 +131,7 @@ def test_finding_photos(tmp_path):
     a, b = tmp_path / "a.jpg", tmp_path / "b"
     assert find_photos([b, a, b / "2.jpg"]) == (
         [b / "1.PNG", b / "2.jpg", a],
-        [f"skipped in {b}, since they are no photos: *.txt 1"],
+        [f"skipped in {b}, because they are not photos: *.txt 1"],
     )
     # A file that was named is taken at its word; reading it will tell.
     assert find_photos([b / "notes.txt"]) == ([b / "notes.txt"], [])
@@ -153,7 +153,7 @@ def test_photos_are_found_as_the_reader_of_class_folders_finds_them(tmp_path):
     assert found == [root / "cat/a.jpg", root / "dog/d.jpg"]
     assert [str(path.relative_to(root)) for path in found] == read_folder(root).images.to_pylist()
     assert notes == [
-        f"skipped in {root}, since they are no photos: (hidden) 3, *.txt 1",
+        f"skipped in {root}, because they are not photos: (hidden) 3, *.txt 1",
         f"skipped {root / 'dog/again'}: a link to a folder that contains it",
     ]
     # By name, all of them are taken.
@@ -164,7 +164,7 @@ def test_photos_are_found_as_the_reader_of_class_folders_finds_them(tmp_path):
     with pytest.raises(DataError) as error:
         find_photos([root / "only"])
     assert str(error.value) == (
-        f"there is no photo in {root / 'only'}; skipped in {root / 'only'}, since they are no photos: (hidden) 1."
+        f"there is no photo in {root / 'only'}; skipped in {root / 'only'}, because they are not photos: (hidden) 1."
     )
 
 

@@ -298,7 +298,7 @@ def test_plan_cache():
     assert plan_cache(10, features, 3, 4800, strong=True) == CachePlan(3, torch.float32, 4800)
     assert plan_cache(10, features, 3, 4799, strong=True) == CachePlan(3, torch.float16, 2400)
     assert plan_cache(10, features, 3, 2399, strong=True) == CachePlan(2, torch.float16, 1600)
-    with pytest.raises(ConfigError, match=r"^cached features of one weak and one strong view of 10 images take"):
+    with pytest.raises(ConfigError, match=r"^cached features of one view and its second view of 10 images take"):
         plan_cache(10, features, 3, 799, strong=True)
     with pytest.raises(ConfigError) as error:
         plan_cache(10, features, 3, 399)

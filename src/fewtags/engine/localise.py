@@ -1,7 +1,7 @@
-"""Whether the maps of a model point at the boxes of a table: every measure of `metrics.locate`, photo by photo.
+"""Evaluate the maps of a model against the boxes of a table, with every measure of `metrics.locate`.
 
-Boxes and points are all that a label table holds of places, so the region of a class is the union of its boxes, also
-where the source had polygons or masks.
+A label table has only boxes and points. The region of a class is therefore the union of its boxes, also if the source
+had polygons or masks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import ModelInfo
-from fewtags.engine.predict import Scored, matched, predict_maps
+from fewtags.engine.predict import ScoredTable, matched, predict_maps
 from fewtags.errors import DataError
 from fewtags.geometry import View
 from fewtags.labels import ClassNames, Label, Locations
@@ -36,26 +36,26 @@ _First = TypeVar("_First")
 _Second = TypeVar("_Second")
 
 WITHOUT_BOXES = replace(DEFAULT, cuts=(0.0,))
-"""For who reads no MaxBoxAccV2, which takes nearly all of the time."""
+"""Options without a useful MaxBoxAccV2, which takes nearly all of the time."""
 
 
 def even_cuts(count: int) -> LocateOptions:
-    """The usual options, but boxes read off the maps at `count` thresholds 0, 1 / count, 2 / count, ...; 1 or more."""
+    """Return the default options with boxes at `count` >= 1 map thresholds 0, 1 / count, 2 / count, ..."""
     return replace(DEFAULT, cuts=tuple(k / count for k in range(count)))
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Localisation:
-    """What maps are worth on one table, and what could not be measured.
+    """The localisation measures of a model on one table, and the labels that were left out.
 
     Attributes:
         classes: the vocabulary.
         report: every measure.
-        cuts: thresholds at which boxes were read off the maps.
-        tags: positive labels without any place.
-        points: positive labels with an object that is known by a point only.
-        cropped: positive labels whose every object lies outside of the test view.
+        cuts: number of map thresholds at which boxes were made.
+        tags: positive labels without a point or box.
+        points: positive labels with an object that has only a point.
+        cropped: positive labels whose objects are all outside the test view.
     """
 
     classes: ClassNames
@@ -67,17 +67,17 @@ class Localisation:
 
     @property
     def map_cl_chance(self) -> float:
-        """The mAP of scores that are all alike, on the cells of mAP-loc: the mean share of positives; nan if none."""
+        """The mAP of constant scores on the cells of mAP-loc: the mean share of positives; nan if there are none."""
         ranked = self.report.ranked
         known = np.where(np.isnan(ranked.classified), np.nan, ranked.positives + ranked.negatives)
         return mean_of_known(ranked.positives / known)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, fractions in 0..1; nan becomes None."""
-        told, names = self.report.to_dict(), zip(self.classes.ids, self.classes.display, strict=True)
-        rows = told.pop("per_class")
+        """Return plain values for JSON; fractions are in 0..1, and nan becomes None."""
+        values, names = self.report.to_dict(), zip(self.classes.ids, self.classes.display, strict=True)
+        rows = values.pop("per_class")
         return {
-            **told,
+            **values,
             "mAP-cl_same_cells_chance": None if math.isnan(self.map_cl_chance) else self.map_cl_chance,
             "left_out": {"no_place": self.tags, "point_only": self.points, "cropped_away": self.cropped},
             "cuts": self.cuts,
@@ -85,7 +85,7 @@ class Localisation:
         }
 
     def __str__(self) -> str:
-        """What was measured on, and a table in percent."""
+        """The headline and a table in percent."""
         report = self.report
         present, ranked = report.present, report.ranked
         rows = [
@@ -100,7 +100,7 @@ class Localisation:
         return "\n".join([*lines, *(f"{name:<18}  {_percent(a)}  {_percent(b)}" for name, a, b in rows)])
 
     def headline(self) -> list[str]:
-        """One or two sentences: what the numbers stand on, and what was left out."""
+        """Describe in one or two sentences what was measured and what was left out."""
         pairs, ranked = self.report.present.pairs, self.report.ranked
         classes = len(self.classes) - len(ranked.excluded)
         lines = [
@@ -108,8 +108,8 @@ class Localisation:
             f"mAP-loc over {classes} of {len(self.classes)} classes, those that also have known negatives."
         ]
         reasons = {
-            "without a place": self.tags,
-            "with an object known by a point only": self.points,
+            "without a point or box": self.tags,
+            "with an object that has only a point": self.points,
             "cropped away by the test view": self.cropped,
         }
         if left := ", ".join(f"{count:,} {why}" for why, count in reasons.items() if count):
@@ -123,10 +123,10 @@ def _percent(value: float) -> str:
 
 
 def refuse_without_boxes(info: ModelInfo, table: LabelTable) -> None:
-    """Refuse labels that no map can be held against, before anything is computed.
+    """Check before computing anything that the labels have boxes.
 
     Raises:
-        DataError: no positive label of a class that the model knows has a box, or `matched` raises.
+        DataError: no positive label of a class that the model knows has a box; or see `matched`.
     """
     matched(info, table)
     if has_boxes(info, table):
@@ -150,40 +150,39 @@ def localise_table(
     net: SpatialNet,
     info: ModelInfo,
     table: LabelTable,
-    scored: Scored,
+    scored: ScoredTable,
     *,
     cpu: bool = False,
     workers: int = 0,
     options: LocateOptions = DEFAULT,
     tick: Tick | None = None,
 ) -> Localisation:
-    """Hold the maps of a model against the boxes of a table.
+    """Evaluate the maps of a model against the boxes of a table.
 
-    A second pass over the photos that have boxes, so that no map outlives its photo, and the ranking of mAP-loc is that
-    of the evaluation. Where the test view is a crop, boxes are moved into it and clipped; an object counts if any of it
-    is seen (the share that counts in training does not matter here), and a positive label whose every object is cropped
-    away is left out.
+    Photos with boxes are read a second time, so that only a few maps are in memory, and mAP-loc ranks by the scores of
+    the evaluation. If the test view is a crop, boxes are moved into it and clipped. An object counts if any part of it
+    is visible, whatever share training requires. A positive label is left out if all its objects are cropped away.
 
     Args:
         net: the model.
         info: its metadata.
         table: labels with boxes.
-        scored: what `score_table` made of the same model and table.
+        scored: from `score_table` with the same model and table.
         cpu: ignore GPUs.
         workers: processes that decode photos.
-        options: how maps are judged.
-        tick: told how many of the photos with boxes are done.
+        options: of the measures.
+        tick: called with the numbers of photos with boxes done and to do.
 
     Raises:
-        DataError: no positive label has a box, none of those that have is in a test view of a readable photo, or a
-            photo can no longer be read.
+        DataError: no positive label has a box, no box is in the test view of a readable photo, or a photo can no
+            longer be read.
     """
     refuse_without_boxes(info, table)
     _, root = matched(info, table)
     objects, points = _boxed(info, table, scored)
     rows = scored.index[np.diff(objects.indptr) > 0]
     if not len(rows):
-        raise DataError("none of the photos with boxes can be read; localisation needs one that can.")
+        raise DataError("none of the photos with boxes can be read; localisation needs at least one.")
     paths = [root / table.images[int(row)].as_py() for row in rows]
     maps = predict_maps(net, info, paths, torch_device(cpu), workers=workers)
     left: Counter[str] = Counter(points=points)
@@ -194,7 +193,7 @@ def localise_table(
     return Localisation(info.classes, report, len(options.cuts), tags, points, cropped)
 
 
-def _boxed(info: ModelInfo, table: LabelTable, scored: Scored) -> tuple[Locations, int]:
+def _boxed(info: ModelInfo, table: LabelTable, scored: ScoredTable) -> tuple[Locations, int]:
     """The objects of those positive labels that have a box, by scored photo; how many others have points only."""
     row, classes, boxes = table.locations.rows(scored.index)
     numbers = _numbers(info, table)[classes]
@@ -209,9 +208,9 @@ def _boxed(info: ModelInfo, table: LabelTable, scored: Scored) -> tuple[Location
 def _photos(
     maps: Iterator[tuple[View, Maps]], objects: Locations, classes: int, left: Counter[str], tick: Tick | None
 ) -> Iterator[tuple[Maps, Mapping[int, Place]]]:
-    """Maps and places of every photo in the frame of its view; what is left out goes to `left`.
+    """Yield the maps and regions of every photo in the frame of its view; count in `left` what is left out.
 
-    Photos without an object need no maps, so none are made: they are flat.
+    No maps are computed for photos without an object; they get constant ones.
     """
     flat, done, measured = np.zeros((classes, 1, 1)), 0, 0
     total = int((np.diff(objects.indptr) > 0).sum())
@@ -232,12 +231,12 @@ def _photos(
         lost = counted(left["cropped"], "positive label is", "positive labels are")
         raise DataError(
             f"no box can be measured in {counted(total, 'photo')}: {lost} cropped away by the model's test view, "
-            f"{counted(left['points'], 'has', 'have')} an object known by a point only; give other photos."
+            f"{counted(left['points'], 'has', 'have')} an object with only a point; give other photos."
         )
 
 
 def _unzipped(pairs: Iterator[tuple[_First, _Second]]) -> tuple[Iterator[_First], Iterator[_Second]]:
-    """The two halves of pairs; what one is ahead of the other is kept (`itertools.tee` keeps 57 in any case)."""
+    """Split an iterator of pairs; items are kept only until both halves have read them (`itertools.tee` keeps 57)."""
     first: deque[_First] = deque()
     second: deque[_Second] = deque()
 
@@ -255,12 +254,12 @@ def _unzipped(pairs: Iterator[tuple[_First, _Second]]) -> tuple[Iterator[_First]
 
 
 def places_in_view(classes: NDArray[np.int32], boxes: NDArray[np.float32], view: View) -> tuple[dict[int, Place], int]:
-    """Where the classes of one photo are in a view of it, and how many of them it does not show.
+    """Move the regions of one photo into a view; also return how many classes the view does not show.
 
     Args:
         classes: int32 [m], of the objects.
-        boxes: float32 [m, 4], x0, y0, x1, y1 in 0..1 of the photo.
-        view: crop -> photo. Boxes are clipped to it; one that touches it from outside is not seen.
+        boxes: float32 [m, 4], x0, y0, x1, y1 as fractions of the photo.
+        view: crop -> photo. Boxes are clipped to it; a box that only touches its edge from outside is not visible.
     """
     moved, share = view.boxes_to_crop(boxes.astype(np.float64))
     seen = share > SLACK
@@ -269,7 +268,7 @@ def places_in_view(classes: NDArray[np.int32], boxes: NDArray[np.float32], view:
 
 
 def _numbers(info: ModelInfo, table: LabelTable) -> NDArray[np.int64]:
-    """Int64 [C of the table]: the model's number of each class, -1 for those that it does not know."""
+    """int64 [C of the table]: the model's index of each class, -1 for classes that it does not know."""
     known = info.classes
     return np.array([known.index(i) if i in known else -1 for i in table.classes.ids], np.int64)
 

@@ -22,7 +22,7 @@ from fewtags.config.sections import Config
 from fewtags.engine.localise import WITHOUT_BOXES, has_boxes, localise_table
 from fewtags.engine.model import load_model
 from fewtags.engine.plan import Tables, can_rank, hold_out, make_plan
-from fewtags.engine.predict import Scored
+from fewtags.engine.predict import ScoredTable
 from fewtags.engine.train_run import TrainRun
 from fewtags.errors import ConfigError, DataError
 from fewtags.files import write_text
@@ -262,7 +262,7 @@ def _worth(run: Path, measured: LabelTable, cpu: bool) -> dict[str, float]:
     net, info = load_model(run)
     if has_boxes(info, measured):
         logits = np.load(run / "evaluation" / "val.npy", allow_pickle=False)
-        scored = Scored(np.arange(len(measured)), logits, measured.matrix.dense())
+        scored = ScoredTable(np.arange(len(measured)), logits, measured.matrix.dense())
         report = localise_table(net, info, measured, scored, cpu=cpu, options=WITHOUT_BOXES).report
         if not math.isnan(report.ranked.map_loc):
             found["mAP_loc"] = report.ranked.map_loc

@@ -166,7 +166,7 @@ class TrainRun:
                 epoch = int(event.record["epoch"])
                 write_text(self.out / CLOCK_FILE, json.dumps(self.clock.so_far("training")))
                 if epoch in moments:
-                    save_gallery(self.out, f"epoch-{epoch:04d}", gallery.look(_spatial(fit.evaluated), device))
+                    save_gallery(self.out, f"epoch-{epoch:04d}", gallery.compute_maps(_spatial(fit.evaluated), device))
             if isinstance(event, Ended):
                 self.clock.lap("training")
                 self._finish(_spatial(fit.evaluated), event, gallery, baseline)
@@ -321,7 +321,7 @@ class TrainRun:
             thresholds = choose_thresholds(logits["val"], tables, plan.objective)
             for name, values in logits.items():
                 write_evaluation(self.out, name, values, tables.splits()[name], thresholds)
-            save_gallery(self.out, "final", gallery.look(net, device))
+            save_gallery(self.out, "final", gallery.compute_maps(net, device))
             if baseline is not None:
                 write_text(self.out / BASELINE_FILE, json.dumps(baseline.to_dict(), indent=1))
             self.clock.lap("evaluation")

@@ -66,10 +66,10 @@ class Budgets(Setup):
         return {**self.objective, **own.objective, **tagged}
 
     @property
-    def needs_strong(self) -> bool:
-        """Whether some method wants a strongly changed view beside each view."""
+    def needs_second_view(self) -> bool:
+        """Whether some method needs a second view."""
         names = {self.settings(method, kind)["name"] for method in self.methods for kind in self.types}
-        return any(method_class(name).needs_strong for name in names)
+        return any(method_class(name).needs_second_view for name in names)
 
     def head(self, method: str) -> HeadPlan:
         """The head that a method trains."""

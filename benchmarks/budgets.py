@@ -136,7 +136,7 @@ def make_fit(benchmark: Budgets, job: BudgetJob, material: Material, bought: Lab
     net = make_net(benchmark, len(bought.classes), job.seed, benchmark.head(job.method))
     above = Above(net, benchmark.trained_blocks)
     sampler = EpochSampler(len(bought), benchmark.batch_size, job.seed)
-    views = material.views if objective.needs_strong else replace(material.views, strong=None)
+    views = material.views if objective.needs_second_view else replace(material.views, second_view=None)
     source = StoredViews(views, sampler, bought.matrix, locations=bought.locations)
     config = FitConfig(stages=benchmark.stages, seed=job.seed, batchnorm_eval=True)
     problem = Problem(

@@ -105,7 +105,7 @@ def features_folder(benchmark: Setup, data: BenchmarkSet, cache: Path) -> Path:
         benchmark.model_dump(mode="json", include=chosen), benchmark.trained_blocks, origin.fingerprint,
         [table.fingerprint for table in data.splits.values()],
     ]  # fmt: skip
-    if benchmark.needs_strong:
+    if benchmark.needs_second_view:
         content.append(asdict(Strong()))
     return cache / FEATURES / f"{data.name}-{digest(content)}"
 
@@ -118,9 +118,9 @@ def fill(benchmark: Setup, data: BenchmarkSet, folder: Path) -> None:
     policy = SquareCrop(benchmark.size, (benchmark.min_area, 1.0))
     collate = Collate(trunk.preprocessing.mean, trunk.preprocessing.std)
     train = data.train_truth
-    strong = Strong() if benchmark.needs_strong else None
+    second_view = Strong() if benchmark.needs_second_view else None
     views = TrainSet(
-        _photos(train), train.matrix, policy, benchmark.view_seed, views_cycle=benchmark.views, strong=strong
+        _photos(train), train.matrix, policy, benchmark.view_seed, views_cycle=benchmark.views, second_view=second_view
     )
     loader = TrainLoader(views, EpochSampler(len(train), benchmark.batch_size, benchmark.view_seed), collate)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -154,8 +154,8 @@ def open_material(data: BenchmarkSet, folder: Path) -> Material:
 
 
 def _in_memory(mapped: ViewFeatures) -> ViewFeatures:
-    strong = None if mapped.strong is None else _in_memory(mapped.strong)
-    return ViewFeatures(mapped.features.clone(), mapped.views.clone(), strong)
+    second_view = None if mapped.second_view is None else _in_memory(mapped.second_view)
+    return ViewFeatures(mapped.features.clone(), mapped.views.clone(), second_view)
 
 
 def _photos(table: LabelTable) -> Photos:

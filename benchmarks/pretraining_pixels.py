@@ -19,7 +19,7 @@ from torch import Tensor
 from datasets import SPLITS, BenchmarkSet
 from fewtags.batched_views import stack_views
 from fewtags.errors import DataError
-from fewtags.labels import Batch, LabelMatrix, Locations, StrongView
+from fewtags.labels import Batch, LabelMatrix, Locations, SecondView
 from fewtags.nets.spatial import Preprocessing
 from fewtags.photos.augment import Policy, ResizedCrop, SquareCrop
 from fewtags.photos.augment_moco import AugPlus
@@ -100,7 +100,7 @@ def fill(benchmark: PretrainBenchmark, data: BenchmarkSet, folder: Path) -> None
     a = benchmark.settings(next(n for n, m in benchmark.methods.items() if m.objective is not None), 0).augment
     change = AugPlus(a.brightness, a.contrast, a.saturation, a.hue, a.jitter_share, a.grey_share, a.blur_share)
     policy = ResizedCrop(size, (a.min_area, 1.0), flip=a.flip)
-    pairs = TrainSet(_photos(table), table.matrix, policy, benchmark.view_seed, jitter=change, strong=change)
+    pairs = TrainSet(_photos(table), table.matrix, policy, benchmark.view_seed, jitter=change, second_view=change)
     square = SquareCrop(size, (benchmark.finetune.min_area, 1.0))
     crops = TrainSet(_photos(table), table.matrix, square, benchmark.view_seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -111,8 +111,8 @@ def fill(benchmark: PretrainBenchmark, data: BenchmarkSet, folder: Path) -> None
         for view in range(benchmark.views):
             for i in range(len(table)):
                 sample = _good(pairs[view, i])
-                assert sample.strong is not None
-                file[view, 0, i], file[view, 1, i] = sample.pixels, sample.strong.pixels
+                assert sample.second_view is not None
+                file[view, 0, i], file[view, 1, i] = sample.pixels, sample.second_view.pixels
         file.flush()
         samples = [[_good(crops[view, i]) for i in range(len(table))] for view in range(benchmark.finetune.views)]
         np.save(made / "crops.npy", np.stack([np.stack([s.pixels for s in row]) for row in samples]))
@@ -175,7 +175,7 @@ class PairSource:
             first, second = (self._images(view, part, index) for part, view in enumerate((one, two)))
             nowhere = torch.zeros(len(index), 2, 3)  # no method here asks where the views are
             labels = torch.from_numpy(self.labels.rows(index))
-            yield Batch(first, labels, torch.from_numpy(index), nowhere, None, StrongView(second, nowhere))
+            yield Batch(first, labels, torch.from_numpy(index), nowhere, None, SecondView(second, nowhere))
 
     def _images(self, view: int, part: int, index: NDArray[np.int64]) -> Tensor:
         return normalised(self.pixels.pairs[view, part][index], self.preprocessing)

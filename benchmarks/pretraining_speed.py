@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from fewtags.engine.machine import cores
 from fewtags.engine.methods import make_objective, pretrain_settings_models
-from fewtags.labels import Batch, LabelMatrix, StrongView
+from fewtags.labels import Batch, LabelMatrix, SecondView
 from fewtags.nets.encoder import Encoder, create_encoder, pooled
 from fewtags.objectives.base import Problem, Progress
 
@@ -72,7 +72,7 @@ class Ours:
         """One step."""
         index = (torch.arange(BATCH) + number * BATCH) % PHOTOS
         nowhere = torch.zeros(BATCH, 2, 3)
-        batch = Batch(first, torch.zeros(BATCH, 0, dtype=torch.int8), index, nowhere, None, StrongView(second, nowhere))
+        batch = Batch(first, torch.zeros(BATCH, 0, dtype=torch.int8), index, nowhere, None, SecondView(second, nowhere))
         out = self.objective.step(self.encoder, batch, Progress(0, number, PHOTOS // BATCH))
         self.optimizer.zero_grad()
         out.loss.backward()

@@ -50,8 +50,8 @@ class Setup(Settings):
         return max(stage.trainable if isinstance(stage.trainable, int) else 0 for stage in self.stages)
 
     @property
-    def needs_strong(self) -> bool:
-        """Whether some method wants a strongly changed view beside each view."""
+    def needs_second_view(self) -> bool:
+        """Whether some method needs a second view."""
         return False
 
 

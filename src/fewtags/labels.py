@@ -263,8 +263,8 @@ class Places(NamedTuple):
 
 
 @final
-class StrongView(NamedTuple):
-    """A second, strongly changed view of every image of a batch.
+class SecondView(NamedTuple):
+    """A second view of every image of a batch.
 
     Attributes:
         images: as `Batch.images`.
@@ -286,7 +286,7 @@ class Batch:
         index: int64 [b], global sample index; no repeats within an epoch.
         views: float32 [b, 2, 3], affine map crop -> image (see `geometry`).
         places: where annotated objects are; None where no training image has a point or box.
-        strong: a second view of every image; None where the objective does not need one.
+        second_view: a second view of every image; None where the objective does not need one.
     """
 
     images: Tensor
@@ -294,7 +294,7 @@ class Batch:
     index: Tensor
     views: Tensor
     places: Places | None = None
-    strong: StrongView | None = None
+    second_view: SecondView | None = None
 
     def to(self, where: device) -> Batch:
         """Copy to a device without blocking."""
@@ -306,5 +306,5 @@ class Batch:
 
     def _each(self, move: Callable[[Tensor], Tensor]) -> Batch:
         places = None if self.places is None else Places(*map(move, self.places))
-        strong = None if self.strong is None else StrongView(*map(move, self.strong))
-        return Batch(move(self.images), move(self.labels), move(self.index), move(self.views), places, strong)
+        second_view = None if self.second_view is None else SecondView(*map(move, self.second_view))
+        return Batch(move(self.images), move(self.labels), move(self.index), move(self.views), places, second_view)

@@ -50,12 +50,12 @@ def test_benchmark_file(benchmark):
     protocols = {benchmark.protocol(job) for job in jobs}
     assert len(protocols) == per_seed / len(benchmark.sets)
     assert {"ignore", "csl", "pc", "fixmatch"} <= set(benchmark.methods)
-    assert benchmark.needs_strong
+    assert benchmark.needs_second_view
 
 
-def test_strong_views_are_cached_only_for_methods_that_want_them(benchmark):
+def test_second_views_are_cached_only_for_methods_that_need_them(benchmark):
     plain = {name: method for name, method in benchmark.methods.items() if name != "fixmatch"}
-    assert not benchmark.model_copy(update={"methods": plain}).needs_strong
+    assert not benchmark.model_copy(update={"methods": plain}).needs_second_view
 
 
 def test_settings_are_the_shared_ones_then_the_methods_then_those_of_tags(benchmark):
@@ -251,10 +251,10 @@ def run(tiny, material, monkeypatch):
     return lambda *job, of=material: budgets.run(tiny, Job("voc2", *job), of)
 
 
-def test_strong_views_are_other_views(material):
+def test_second_views_are_other_views(material):
     views = material.views
-    assert views.features.shape == views.strong.features.shape == (2, 32, 3, GRID, GRID)
-    assert not torch.equal(views.features, views.strong.features)
+    assert views.features.shape == views.second_view.features.shape == (2, 32, 3, GRID, GRID)
+    assert not torch.equal(views.features, views.second_view.features)
 
 
 def test_points_are_learned_and_localised(run):
@@ -296,14 +296,14 @@ def test_what_is_bought(run, tiny, material):
 def test_runs_with_one_seed_start_alike_and_repeat(run, material):
     """Labels, order and head follow the seed: before its pseudo-labels, PatchCluster's loss is that of `ignore`.
 
-    Strong views that lie in the cache change nothing for a method that does not use them.
+    Second views in the cache change nothing for a method that does not use them.
     """
     first, other, again = run("20%", "SP", "ignore", 0), run("20%", "SP", "pc", 0), run("20%", "SP", "ignore", 0)
     assert first["bought"] == other["bought"]
     losses, others = first["train_loss_by_epoch"], other["train_loss_by_epoch"]
     assert losses[:2] == others[:2]
     assert losses[3:] != others[3:]
-    plain = run("20%", "SP", "ignore", 0, of=replace(material, views=replace(material.views, strong=None)))
+    plain = run("20%", "SP", "ignore", 0, of=replace(material, views=replace(material.views, second_view=None)))
     timed = ("cpu_seconds_per_epoch", "machine")
     for same in (again, plain):
         assert {k: v for k, v in same.items() if k not in timed} == {k: v for k, v in first.items() if k not in timed}

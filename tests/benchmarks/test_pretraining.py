@@ -179,7 +179,7 @@ def test_a_pair_is_a_function_of_the_epoch(made, tiny):
         batches = list(source.batches(epoch))
         assert len(batches) == source.steps_per_epoch == 3
         assert sorted(torch.cat([b.index for b in batches]).tolist()) == list(range(n))
-        seen.append((round(float(batches[0].images.mean())), round(float(batches[0].strong.images.mean()))))
+        seen.append((round(float(batches[0].images.mean())), round(float(batches[0].second_view.images.mean()))))
     assert seen == [(10, 20), (11, 21), (10, 21), (11, 20)]
     start = next(source.batches(2, 1))
     assert torch.equal(start.index, list(source.batches(2))[1].index)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from two_processes import main
 
-from fewtags.labels import Batch, LabelMatrix, StrongView
+from fewtags.labels import Batch, LabelMatrix, SecondView
 from fewtags.objectives.base import Problem, Progress
 from fewtags.objectives.byol import BYOL
 from fewtags.objectives.densecl import DenseCL
@@ -109,7 +109,7 @@ def batch(epoch, step, ranks=(0, 1), labels=None):
     index, (one, two) = torch.cat(index), (torch.cat(view) for view in views)
     labels = torch.zeros(SAMPLES, CLASSES, dtype=torch.int8) if labels is None else labels
     crops = torch.zeros(len(index), 2, 3)
-    return Batch(one, labels[index], index, crops, None, StrongView(two, crops))
+    return Batch(one, labels[index], index, crops, None, SecondView(two, crops))
 
 
 class Loop:
@@ -143,8 +143,8 @@ class Loop:
         made = batch(self.epoch, self.step, self.ranks, self.labels)
         if not self.double:
             return made
-        strong = made.strong._replace(images=made.strong.images.double())
-        return dataclasses.replace(made, images=made.images.double(), strong=strong)
+        second_view = made.second_view._replace(images=made.second_view.images.double())
+        return dataclasses.replace(made, images=made.images.double(), second_view=second_view)
 
     def run(self, stop_after=None):
         while self.epoch < EPOCHS and stop_after != 0:

@@ -16,7 +16,7 @@ from torch import nn
 
 from fewtags.batched_views import maps_to_crop, stack_views
 from fewtags.geometry import View
-from fewtags.labels import Batch, Label, LabelMatrix, Places, StrongView
+from fewtags.labels import Batch, Label, LabelMatrix, Places, SecondView
 from fewtags.nets.spatial import Output
 from fewtags.objectives.assume_negative import BCE, AssumeNegative
 from fewtags.objectives.base import Part, Problem, Progress
@@ -169,7 +169,7 @@ class Scenes:
         row = (self.boxes[index, 0] >= 0).nonzero()[:, 0]
         places = Places(row, (self.labels[index] == Label.POSITIVE).int().argmax(1)[row], self.boxes[index[row]])
         seen, changed = (maps_to_crop(self.images[index], those, (SIZE, SIZE)) for those in (views, strong))
-        return Batch(seen, self.labels[index], index, views, places, StrongView(1.5 * changed, strong))
+        return Batch(seen, self.labels[index], index, views, places, SecondView(1.5 * changed, strong))
 
 
 def crops(key, count):
@@ -312,7 +312,7 @@ def test_step_changes_no_part_and_repeats_itself(name, tmp_path):
     fit.method.commit(fit.net, batch, one)
     for name in ("images", "labels", "index", "views"):
         assert torch.equal(getattr(batch, name), getattr(inputs, name)), name
-    for now, then in ((batch.places, inputs.places), (batch.strong, inputs.strong)):
+    for now, then in ((batch.places, inputs.places), (batch.second_view, inputs.second_view)):
         assert all(torch.equal(a, b) for a, b in zip(now, then, strict=True))
 
 
@@ -357,7 +357,7 @@ def test_what_is_solvable_is_smooth_and_looks_at_one_view(name, tmp_path):
     fit = Fit(name, tmp_path).run(stop_after=10)
     if not fit.method.solvable or name == "patchml":
         return
-    assert not fit.method.needs_strong
+    assert not fit.method.needs_second_view
     batch, head = on_features(fit, pooled=not fit.method.needs_maps)
     weight = head.head.weight
     start = weight.detach().clone()

@@ -83,7 +83,7 @@ def test_step_changes_no_part_and_repeats_itself(name):
     loop.method.commit(loop.net, made, one)
     for field in ("images", "labels", "index", "views"):
         assert torch.equal(getattr(made, field), getattr(inputs, field)), field
-    assert all(torch.equal(a, b) for a, b in zip(made.strong, inputs.strong, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(made.second_view, inputs.second_view, strict=True))
 
 
 @every_method

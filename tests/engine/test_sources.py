@@ -54,9 +54,11 @@ class Scene:
     photos: Photos
     labels: LabelMatrix
 
-    def loader(self, views_cycle=VIEWS, *, view_seed=0, order_seed=0, shard=None, strong=None):
+    def loader(self, views_cycle=VIEWS, *, view_seed=0, order_seed=0, shard=None, second_view=None):
         shard = shard or Shard()
-        data = TrainSet(self.photos, self.labels, SquareCrop(SIZE), view_seed, views_cycle=views_cycle, strong=strong)
+        data = TrainSet(
+            self.photos, self.labels, SquareCrop(SIZE), view_seed, views_cycle=views_cycle, second_view=second_view
+        )
         return TrainLoader(data, EpochSampler(SAMPLES, 4, order_seed, shard.rank, shard.world), COLLATE)
 
 
@@ -96,9 +98,9 @@ def train(scene, make_source, *, cached, objective=None):
     return losses, net.state_dict(), {name: dict(part.state_dict()) for name, part in fit.parts.items()}
 
 
-def cached_source(scene, strong=None):
+def cached_source(scene, second_view=None):
     def source(net):
-        loader = scene.loader(strong=strong)
+        loader = scene.loader(second_view=second_view)
         return StoredViews(fill_views(net, loader, CachePlan(VIEWS, torch.float32, 0)), loader.sampler, scene.labels)
 
     return source
@@ -126,14 +128,14 @@ def fixmatch():
                     uncertain_positive=1.0, uncertain_negative=1.0)  # fmt: skip
 
 
-def test_cached_run_with_strong_views_equals_an_uncached_one(scene):
-    """Weak view v goes with strong view v in both; to rounding, as above.
+def test_cached_run_with_second_views_equals_an_uncached_one(scene):
+    """View v goes with second view v in both; to rounding, as above.
 
     A cell whose mean probability is within 1e-6 of a limit could be chosen in one run and not in the other. None is.
     """
-    strong = Strong()
-    losses, weights, parts = train(scene, cached_source(scene, strong), cached=True, objective=fixmatch())
-    source = scene.loader(strong=strong)
+    second_view = Strong()
+    losses, weights, parts = train(scene, cached_source(scene, second_view), cached=True, objective=fixmatch())
+    source = scene.loader(second_view=second_view)
     expected_losses, expected_weights, expected_parts = train(
         scene, lambda _: source, cached=False, objective=fixmatch()
     )
@@ -145,9 +147,9 @@ def test_cached_run_with_strong_views_equals_an_uncached_one(scene):
     assert len(set(losses)) == 5
 
 
-def test_strong_views_are_cached_beside_the_others(scene, tmp_path):
-    """Row i of strong view v is what the trunk makes of the strong view of sample i in epoch v; from disk, too."""
-    net, loader = make_net().eval(), scene.loader(strong=Strong())
+def test_second_views_are_cached_beside_the_others(scene, tmp_path):
+    """Row i of second view v is what the trunk makes of the second view of sample i in epoch v; from disk, too."""
+    net, loader = make_net().eval(), scene.loader(second_view=Strong())
     cache = fill_views(net, loader, CachePlan(VIEWS, torch.float32, 0))
     torch.testing.assert_close(cache.features, filled(scene).features, rtol=1e-6, atol=1e-6)
     cache.save(tmp_path)
@@ -156,11 +158,11 @@ def test_strong_views_are_cached_beside_the_others(scene, tmp_path):
         for epoch in range(3):
             for stored, batch in zip(source.batches(epoch), loader.batches(epoch), strict=True):
                 with torch.no_grad():
-                    expected = net.features(batch.strong.images)
-                torch.testing.assert_close(stored.strong.images, expected, rtol=1e-6, atol=1e-6)
-                assert torch.equal(stored.strong.views, batch.strong.views)
-                assert not torch.equal(stored.strong.views, stored.views)
-    assert filled(scene).strong is None
+                    expected = net.features(batch.second_view.images)
+                torch.testing.assert_close(stored.second_view.images, expected, rtol=1e-6, atol=1e-6)
+                assert torch.equal(stored.second_view.views, batch.second_view.views)
+                assert not torch.equal(stored.second_view.views, stored.views)
+    assert filled(scene).second_view is None
 
 
 def test_uncached_run_without_cycle_differs(scene):
@@ -289,17 +291,17 @@ def test_a_process_without_a_photo_has_no_logits(scene, kernel):
 def test_plan_cache():
     """10 images x 3 views x 2 x 2 x 5 = 600 numbers: 2400 bytes in float32, 1200 in float16, 400 per view.
 
-    Twice as much with strong views.
+    Twice as much with second views.
     """
     features = (5, 2, 2)
     assert plan_cache(10, features, 3, 2400) == CachePlan(3, torch.float32, 2400)
     assert plan_cache(10, features, 3, 2399) == CachePlan(3, torch.float16, 1200)
     assert plan_cache(10, features, 3, 1199) == CachePlan(2, torch.float16, 800)
-    assert plan_cache(10, features, 3, 4800, strong=True) == CachePlan(3, torch.float32, 4800)
-    assert plan_cache(10, features, 3, 4799, strong=True) == CachePlan(3, torch.float16, 2400)
-    assert plan_cache(10, features, 3, 2399, strong=True) == CachePlan(2, torch.float16, 1600)
-    with pytest.raises(ConfigError, match=r"^cached features of one view and its second view of 10 images take"):
-        plan_cache(10, features, 3, 799, strong=True)
+    assert plan_cache(10, features, 3, 4800, second_view=True) == CachePlan(3, torch.float32, 4800)
+    assert plan_cache(10, features, 3, 4799, second_view=True) == CachePlan(3, torch.float16, 2400)
+    assert plan_cache(10, features, 3, 2399, second_view=True) == CachePlan(2, torch.float16, 1600)
+    with pytest.raises(ConfigError, match=r"^cached features of a first and a second view of 10 images take"):
+        plan_cache(10, features, 3, 799, second_view=True)
     with pytest.raises(ConfigError) as error:
         plan_cache(10, features, 3, 399)
     assert str(error.value) == (

@@ -77,11 +77,11 @@ def test_only_an_objective_that_asks_gets_strong_views(start, tmp_path, views):
         next(start(tmp_path / name, train__cached_views=views, **changes)._source().batches(1, 0))
         for name, changes in (("a", {}), ("b", {"objective": {"name": "patchml"}}))
     )
-    assert not_asked.strong is None
+    assert not_asked.second_view is None
     assert torch.equal(asked.images, not_asked.images), "the weak views are those of everyone"
-    assert asked.strong.images.shape == asked.images.shape
-    assert not torch.equal(asked.strong.views, asked.views)
-    assert not torch.equal(asked.strong.images, asked.images)
+    assert asked.second_view.images.shape == asked.images.shape
+    assert not torch.equal(asked.second_view.views, asked.views)
+    assert not torch.equal(asked.second_view.images, asked.images)
 
 
 def test_both_views_reach_the_net_in_one_memory_format(start, tmp_path):
@@ -90,7 +90,7 @@ def test_both_views_reach_the_net_in_one_memory_format(start, tmp_path):
     step = run.plan.objective.step
     run.plan.objective.step = lambda net, batch, at: seen.append(batch) or step(net, batch, at)
     next(event for event in run.start() if isinstance(event, StepEnded))
-    for images in (seen[0].images, seen[0].strong.images):
+    for images in (seen[0].images, seen[0].second_view.images):
         assert images.is_contiguous(memory_format=torch.channels_last)
 
 

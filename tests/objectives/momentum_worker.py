@@ -15,7 +15,7 @@ def keys(shard, groups, batch):
     net = Cells(batchnorm=True)
     pair = MomentumPair(net, problem(shard=shard), (7, 6), 0.9, groups, pooled)
     in_double(pair.parts())
-    found = pair.keys(net, batch.strong.images, batch.index, AT)
+    found = pair.keys(net, batch.second_view.images, batch.index, AT)
     norm = pair.follower.get_submodule("encoder.layers.1")
     return {**found._asdict(), "mean": norm.running_mean}
 

@@ -31,7 +31,7 @@ def test_steps_written_out():
     optimizer = torch.optim.SGD([*net.parameters(), *parts["projector"].parameters()], lr=0.5)
     for k, tau in enumerate((0.9, 0.9146446609406726, 0.95)):
         batch = batch_of([4 + k, 1, 9, 17 - k], k)
-        both = batch.images, batch.strong.images
+        both = batch.images, batch.second_view.images
         q1, q2 = (
             lengths_one(layer_by_layer(parts["predictor"], layer_by_layer(parts["projector"], image_features(net, v))))
             for v in both
@@ -93,4 +93,4 @@ def test_what_cannot_be_is_refused():
     assert str(error.value) == "momentum must be from 0 to 1, got -0.1."
     net, method, _ = made()
     with pytest.raises(ConfigError, match=r"^BYOL needs two views of every image"):
-        method.step(net, replace(batch_of([1, 2], 0), strong=None), Progress(0, 0, 2))
+        method.step(net, replace(batch_of([1, 2], 0), second_view=None), Progress(0, 0, 2))

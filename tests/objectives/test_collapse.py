@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fewtags.engine.collapse import Watch
-from fewtags.labels import Batch, LabelMatrix, StrongView
+from fewtags.labels import Batch, LabelMatrix, SecondView
 from fewtags.objectives.base import Problem, Progress
 from fewtags.objectives.mls import MLS
 from fewtags.objectives.moco import MoCo
@@ -58,7 +58,7 @@ def records_of(method):
             index, rng = order[step * BATCH : (step + 1) * BATCH], np.random.default_rng([2, epoch, step])
             one, two = view(index, rng), view(index, rng)
             none = torch.zeros(BATCH, 0, dtype=torch.int8)
-            batch = Batch(one, none, torch.from_numpy(index), crops, None, StrongView(two, crops))
+            batch = Batch(one, none, torch.from_numpy(index), crops, None, SecondView(two, crops))
             out = method.step(net, batch, Progress(epoch, step, STEPS))
             optimizer.zero_grad()
             out.loss.backward()

@@ -55,8 +55,8 @@ def test_steps_written_out():
         grid = cell_features(net, batch.images)
         cells = lengths_one(dense(parts["dense"], grid), 2)
         with torch.no_grad():
-            key = lengths_one(layer_by_layer(slow[1], image_features(slow[0], batch.strong.images)))
-            key_grid = cell_features(slow[0], batch.strong.images)
+            key = lengths_one(layer_by_layer(slow[1], image_features(slow[0], batch.second_view.images)))
+            key_grid = cell_features(slow[0], batch.second_view.images)
             projected = dense(slow[2], key_grid)
             key_cells, mean_cells = lengths_one(projected, 2), lengths_one(projected.mean(1))
         image_loss = cell_loss = 0
@@ -144,4 +144,4 @@ def test_settings_that_cannot_be_are_refused(options, message):
 def test_a_batch_of_one_view_is_refused():
     net, method, _ = made()
     with pytest.raises(ConfigError, match=r"^DenseCL needs two views of every image"):
-        method.step(net, replace(batch_of([1, 2], 0), strong=None), Progress(0, 0, 4))
+        method.step(net, replace(batch_of([1, 2], 0), second_view=None), Progress(0, 0, 4))

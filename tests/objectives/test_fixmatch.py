@@ -10,7 +10,7 @@ from torch import nn
 from fewtags.batched_views import stack_views
 from fewtags.errors import ConfigError
 from fewtags.geometry import View
-from fewtags.labels import Batch, Label, LabelMatrix, Places, StrongView
+from fewtags.labels import Batch, Label, LabelMatrix, Places, SecondView
 from fewtags.nets.spatial import Output
 from fewtags.objectives.base import Objective, Problem, Progress
 from fewtags.objectives.fixmatch import FixMatch
@@ -43,7 +43,7 @@ def cells(logits):
 
 def batch(weak=WEAK, strong=STRONG, labels=LABELS, places=None):
     views = stack_views([View.identity()] * len(weak))
-    second = None if strong is None else StrongView(cells(strong), views)
+    second = None if strong is None else SecondView(cells(strong), views)
     return Batch(cells(weak), torch.tensor(labels, dtype=torch.int8), torch.arange(len(weak)), views, places, second)
 
 
@@ -80,8 +80,8 @@ def test_by_hand():
     assert out.loss.item() == pytest.approx(bce(1, True) / 4 + 0.5 * expected)
     out.loss.backward()
     assert data.images.grad[1].abs().sum() == 0, "the teacher is not taught"
-    assert data.strong.images.grad[0].abs().sum() == 0, "the labelled image has no pseudo-label"
-    assert (data.strong.images.grad[1].flatten().sign().tolist()) == [-1, 1]
+    assert data.second_view.images.grad[0].abs().sum() == 0, "the labelled image has no pseudo-label"
+    assert (data.second_view.images.grad[1].flatten().sign().tolist()) == [-1, 1]
     assert parts["pseudo_labels"].values.abs().sum() == 0
     method.commit(net, data, out)
     assert parts["pseudo_labels"].values.tolist() == [[U, U], [P, N]]
@@ -182,7 +182,7 @@ def test_points_and_boxes_count_as_they_do_in_patchml(options):
     )  # fmt: skip
     labels[places.row, places.classes] = P
     views = stack_views([View.identity(), View.crop(0.0, 0.0, 0.6, 0.6), View.flip()])
-    data = Batch(weak, labels, torch.arange(3), views, places, StrongView(strong, views))
+    data = Batch(weak, labels, torch.arange(3), views, places, SecondView(strong, views))
     known = problem(labels.tolist(), labels.tolist())
     ours, theirs = FixMatch(pseudo_from=0, **options), PatchML(**options)
     logs = []
@@ -195,14 +195,14 @@ def test_points_and_boxes_count_as_they_do_in_patchml(options):
 
 
 def test_who_needs_a_strong_view():
-    assert FixMatch.needs_strong
-    assert not PatchML.needs_strong
-    assert not Objective.needs_strong
+    assert FixMatch.needs_second_view
+    assert not PatchML.needs_second_view
+    assert not Objective.needs_second_view
     method, _ = made()
     with pytest.raises(ConfigError) as error:
         method.step(Maps(), batch(strong=None), at(1))
     assert str(error.value) == (
-        "FixMatch needs batches with a strong view; load them from a TrainSet that has `strong`."
+        "FixMatch needs batches with a second view; load them from a TrainSet that has a `second_view`."
     )
 
 

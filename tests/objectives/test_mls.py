@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fewtags.errors import ConfigError
-from fewtags.labels import Batch, LabelMatrix, StrongView
+from fewtags.labels import Batch, LabelMatrix, SecondView
 from fewtags.objectives.base import Problem, Progress
 from fewtags.objectives.mls import MLS
 
@@ -43,7 +43,7 @@ def problem(samples, features_dim, **others):
 
 def batch_of(one, two, index):
     views = torch.zeros(len(index), 2, 3)
-    return Batch(one, torch.zeros(len(index), 0, dtype=torch.int8), index, views, None, StrongView(two, views))
+    return Batch(one, torch.zeros(len(index), 0, dtype=torch.int8), index, views, None, SecondView(two, views))
 
 
 def golden_method(**options):
@@ -155,7 +155,7 @@ def test_include_self_makes_the_own_key_a_slot():
     """Three more slots; the own key, features of nearly the same photo, is among the two labels of the first image."""
     net, method, _ = golden_method(include_self=True)
     batch = step_batch(0)
-    batch = replace(batch, strong=StrongView(batch.images.clone(), batch.views))
+    batch = replace(batch, second_view=SecondView(batch.images.clone(), batch.views))
     out = method.step(net, batch, Progress(0, 0, 4))
     assert out.payload.neighbours[:, 0].tolist() == [0, 1, 2]
 
@@ -219,4 +219,4 @@ def test_problems_that_do_not_fit_are_refused():
         assert str(error.value) == message
     net, method, _ = golden_method()
     with pytest.raises(ConfigError, match=r"^MLS needs two views of every image; load them from a TrainSet"):
-        method.step(net, replace(step_batch(0), strong=None), Progress(0, 0, 4))
+        method.step(net, replace(step_batch(0), second_view=None), Progress(0, 0, 4))

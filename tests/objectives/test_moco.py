@@ -43,7 +43,7 @@ def test_a_run_written_out():
         with torch.no_grad():
             for mine, fast in zip((p for m in slow for p in m.parameters()), weights, strict=True):
                 mine.copy_(M * mine + (1 - M) * fast)
-            key = lengths_one(layer_by_layer(slow[1], image_features(slow[0], batch.strong.images)))
+            key = lengths_one(layer_by_layer(slow[1], image_features(slow[0], batch.second_view.images)))
         queue = torch.stack([row for _, row in listed]) if listed else torch.zeros(0, 6)
         out = method.step(net, batch, at)
         if listed:
@@ -91,4 +91,4 @@ def test_settings_that_cannot_be_are_refused(options, message):
 def test_a_batch_of_one_view_is_refused():
     net, method, _ = made()
     with pytest.raises(ConfigError, match=r"^MoCo needs two views of every image"):
-        method.step(net, replace(batch_of([1, 2], 0), strong=None), Progress(0, 0, 4))
+        method.step(net, replace(batch_of([1, 2], 0), second_view=None), Progress(0, 0, 4))

@@ -67,17 +67,17 @@ def test_groups_in_one_process_are_dealt_out_and_put_back():
     ids = [8, 0, 6, 4, 3, 9, 1]
     batch, order = batch_of(ids, 0), dealt(7)
     found = worker.keys(SINGLE_PROCESS, 2, batch)
-    assert_keys(found, ids, (order[:4], order[4:]), batch.strong.images)
+    assert_keys(found, ids, (order[:4], order[4:]), batch.second_view.images)
     assert found["first"] == 0
     plain = worker.keys(SINGLE_PROCESS, 1, batch)
-    assert_keys(plain, ids, (torch.arange(7),), batch.strong.images)
+    assert_keys(plain, ids, (torch.arange(7),), batch.second_view.images)
     assert not torch.allclose(plain["features"], found["features"], atol=1e-3)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_two_processes_deal_out_and_put_back(two, groups):
     """Batches of 4 and 3: the first process sees four of the permutation, in two groups of 2; the other 3 = 2 + 1."""
-    images = torch.cat([batch_of(ids, rank).strong.images for rank, ids in enumerate(worker.IDS)])
+    images = torch.cat([batch_of(ids, rank).second_view.images for rank, ids in enumerate(worker.IDS)])
     order = dealt(7)
     parts = (order[:4], order[4:]) if groups == 1 else (order[:2], order[2:4], order[4:6], order[6:])
     for rank in range(2):

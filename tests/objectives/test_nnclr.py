@@ -44,7 +44,7 @@ def test_steps_written_out():
     for k in range(4):
         batch, at = batch_of([3 * k, 3 * k + 1, 3 * k + 2], k), Progress(0, k, 4)
         z1, z2 = (
-            layer_by_layer(parts["projector"], image_features(net, v)) for v in (batch.images, batch.strong.images)
+            layer_by_layer(parts["projector"], image_features(net, v)) for v in (batch.images, batch.second_view.images)
         )
         p1, p2 = (lengths_one(layer_by_layer(parts["predictor"], z)) for z in (z1, z2))
         near = [nearest(lengths_one(z.detach()), [kept for _, kept in listed]) for z in (z1, z2)]
@@ -73,7 +73,9 @@ def test_empty_slots_are_nobodys_neighbour():
     parts["queue"].enqueue(batch.index, {"projections": -z1.mean(0).expand(3, -1)})
     out = method.step(net, batch, Progress(0, 0, 4))
     p2 = lengths_one(
-        layer_by_layer(parts["predictor"], layer_by_layer(parts["projector"], image_features(net, batch.strong.images)))
+        layer_by_layer(
+            parts["predictor"], layer_by_layer(parts["projector"], image_features(net, batch.second_view.images))
+        )
     )
     expected = (-z1.mean(0) * p2).sum(1).mean().item()
     assert out.logs["positive"].item() == pytest.approx(expected, abs=1e-6)
@@ -94,4 +96,4 @@ def test_what_cannot_be_is_refused():
     assert str(error.value) == "temperature must be at least 0.001, got 0.0."
     net, method, _ = made()
     with pytest.raises(ConfigError, match=r"^NNCLR needs two views of every image"):
-        method.step(net, replace(batch_of([1, 2], 0), strong=None), Progress(0, 0, 4))
+        method.step(net, replace(batch_of([1, 2], 0), second_view=None), Progress(0, 0, 4))

@@ -25,7 +25,9 @@ def made(**options):
 def test_a_step_written_out():
     net, method, parts = made()
     batch = batch_of([4, 1, 9, 7, 3], 0)
-    z1, z2 = (layer_by_layer(parts["projector"], image_features(net, v)) for v in (batch.images, batch.strong.images))
+    z1, z2 = (
+        layer_by_layer(parts["projector"], image_features(net, v)) for v in (batch.images, batch.second_view.images)
+    )
     p1, p2 = (lengths_one(layer_by_layer(parts["predictor"], z)) for z in (z1, z2))
     still1, still2 = (lengths_one(z.detach()) for z in (z1, z2))
     expected = -((p1 * still2).sum(1).mean() + (p2 * still1).sum(1).mean()) / 2
@@ -60,8 +62,8 @@ def test_heads_are_in_the_mode_of_the_net():
 
 def one_of(batch, n):
     here = slice(n, n + 1)
-    strong = batch.strong._replace(images=batch.strong.images[here])
-    return replace(batch, images=batch.images[here], index=batch.index[here], strong=strong)
+    second_view = batch.second_view._replace(images=batch.second_view.images[here])
+    return replace(batch, images=batch.images[here], index=batch.index[here], second_view=second_view)
 
 
 def test_the_net_is_called_once():
@@ -84,4 +86,4 @@ def test_what_cannot_be_is_refused():
     )
     net, method, _ = made()
     with pytest.raises(ConfigError, match=r"^SimSiam needs two views of every image"):
-        method.step(net, replace(batch_of([1, 2], 0), strong=None), AT)
+        method.step(net, replace(batch_of([1, 2], 0), second_view=None), AT)

@@ -22,7 +22,7 @@ from fewtags.photos.augment_moco import AugPlus
 from fewtags.photos.decode import open_photo, read_image
 from fewtags.photos.loader import (
     AUGMENTATION,
-    STRONG,
+    SECOND_VIEW,
     Collate,
     EpochSampler,
     EvalLoader,
@@ -230,58 +230,58 @@ def test_jitter_changes_colours_not_views(data):
     np.testing.assert_array_equal(jittered[0, 2].pixels, jittered[0, 2].pixels)
 
 
-def test_a_strong_view_is_a_crop_of_its_own_with_other_pixels(data, photos):
+def test_the_second_view_is_a_crop_of_its_own_with_other_pixels(data, photos):
     """Beside the view that is drawn without it, and drawn from the same arguments: seed, epoch, index, stream."""
-    plain, both = data[2, 5], replace(data, strong=Strong())[2, 5]
+    plain, both = data[2, 5], replace(data, second_view=Strong())[2, 5]
     assert both.view == plain.view
     np.testing.assert_array_equal(both.pixels, plain.pixels)
-    random = rng(data.seed, 2, 5, STRONG)
-    assert both.strong.view == data.policy.sample(random, 1.0) != both.view
-    crop = pixels_of(photos.path(5), both.strong.view, data.policy.size)
-    np.testing.assert_array_equal(both.strong.pixels, Strong()(crop, random))
-    assert (both.strong.pixels != crop).any()
+    random = rng(data.seed, 2, 5, SECOND_VIEW)
+    assert both.second_view.view == data.policy.sample(random, 1.0) != both.view
+    crop = pixels_of(photos.path(5), both.second_view.view, data.policy.size)
+    np.testing.assert_array_equal(both.second_view.pixels, Strong()(crop, random))
+    assert (both.second_view.pixels != crop).any()
 
 
 def test_two_views_of_every_photo_are_drawn_from_two_streams(data, photos):
     """Any change of pixels can be either; both views have a crop and colours of their own."""
-    two = replace(data, policy=ResizedCrop(16, (0.2, 1.0)), jitter=AugPlus(), strong=AugPlus())
+    two = replace(data, policy=ResizedCrop(16, (0.2, 1.0)), jitter=AugPlus(), second_view=AugPlus())
     for epoch, index in ((0, 4), (3, 7)):
         sample = two[epoch, index]
-        assert sample.view != sample.strong.view
-        for view, stream in ((sample, AUGMENTATION), (sample.strong, STRONG)):
+        assert sample.view != sample.second_view.view
+        for view, stream in ((sample, AUGMENTATION), (sample.second_view, SECOND_VIEW)):
             random = rng(data.seed, epoch, index, stream)
             width, height = read_image(photos.path(index)).shape[1::-1]
             assert view.view == two.policy.sample(random, width / height)
             expected = AugPlus()(pixels_of(photos.path(index), view.view, 16), random)
             np.testing.assert_array_equal(view.pixels, expected)
     batch = PLAIN([two[1, 3], two[1, 8]])
-    assert batch.images.shape == batch.strong.images.shape == (2, 3, 16, 16)
-    assert not torch.equal(batch.images, batch.strong.images)
+    assert batch.images.shape == batch.second_view.images.shape == (2, 3, 16, 16)
+    assert not torch.equal(batch.images, batch.second_view.images)
 
 
-def test_strong_views_repeat_after_the_cycle(data):
-    samples = [replace(data, strong=Strong(), views_cycle=2)[epoch, 5].strong for epoch in range(4)]
+def test_second_views_repeat_after_the_cycle(data):
+    samples = [replace(data, second_view=Strong(), views_cycle=2)[epoch, 5].second_view for epoch in range(4)]
     np.testing.assert_array_equal(samples[1].pixels, samples[3].pixels)
     assert samples[0].view == samples[2].view != samples[1].view
 
 
-def test_batches_with_strong_views_are_the_same_for_any_number_of_workers(data):
+def test_batches_with_second_views_are_the_same_for_any_number_of_workers(data):
     sampler = EpochSampler(COUNT, 4, seed=3)
-    strong = replace(data, strong=Strong())
-    alone, helped = (list(TrainLoader(strong, sampler, PLAIN, Workers(count)).batches(1)) for count in (0, 2))
+    both = replace(data, second_view=Strong())
+    alone, helped = (list(TrainLoader(both, sampler, PLAIN, Workers(count)).batches(1)) for count in (0, 2))
     plain = list(TrainLoader(data, sampler, PLAIN).batches(1))
     assert len(alone) == len(helped) == len(plain) > 1
     for one, other, weak in zip(alone, helped, plain, strict=True):
-        assert weak.strong is None
+        assert weak.second_view is None
         for mine in (one, other):
             assert torch.equal(mine.images, weak.images)
             assert torch.equal(mine.views, weak.views)
         for name in ("images", "views"):
-            assert torch.equal(getattr(one.strong, name), getattr(other.strong, name)), name
-        samples = [strong[1, int(i)].strong for i in one.index]
+            assert torch.equal(getattr(one.second_view, name), getattr(other.second_view, name)), name
+        samples = [both[1, int(i)].second_view for i in one.index]
         expected = PLAIN(samples)
-        assert torch.equal(one.strong.images, expected.images)
-        assert torch.equal(one.strong.views, expected.views)
+        assert torch.equal(one.second_view.images, expected.images)
+        assert torch.equal(one.second_view.views, expected.views)
 
 
 def test_evaluation_sees_the_whole_photo(photos, labels):
@@ -350,28 +350,28 @@ def test_normalisation_has_the_bits_of_float64_rounded_once(shape, mean, std):
 @pytest.mark.parametrize("count", [0, 2])
 def test_workers_send_bytes(data, count):
     """What crosses the border between processes is uint8, of both views; normalised, it is the loader's batch."""
-    strong, sampler = replace(data, strong=Strong()), EpochSampler(COUNT, 4, seed=7)
-    sent = list(make_loader(strong, list(sampler.batches(0)), PLAIN, Workers(count)))
+    both, sampler = replace(data, second_view=Strong()), EpochSampler(COUNT, 4, seed=7)
+    sent = list(make_loader(both, list(sampler.batches(0)), PLAIN, Workers(count)))
     assert len(sent) == sampler.steps
     size = data.policy.size
-    for one, batch in zip(sent, TrainLoader(strong, sampler, PLAIN).batches(0), strict=True):
+    for one, batch in zip(sent, TrainLoader(both, sampler, PLAIN).batches(0), strict=True):
         assert isinstance(one, PixelBatch)
-        for raw, final in ((one.batch, batch), (one.batch.strong, batch.strong)):
+        for raw, final in ((one.batch, batch), (one.batch.second_view, batch.second_view)):
             assert raw.images.dtype == torch.uint8
             assert raw.images.shape == (len(batch.index), size, size, 3)
             torch.testing.assert_close(raw.images.permute(0, 3, 1, 2) / 255, final.images)
         normalised = PLAIN.normalise(one)
         assert equal(normalised, batch)
-        assert torch.equal(normalised.strong.images, batch.strong.images)
+        assert torch.equal(normalised.second_view.images, batch.second_view.images)
 
 
 def test_images_are_normalised_where_they_are_used(data, photos, labels):
     """The meta device has shapes alone, and is everywhere; what is not an image stays in main memory."""
     meta = torch.device("meta")
-    strong, sampler = replace(data, strong=Strong()), EpochSampler(COUNT, 4, seed=7)
+    both, sampler = replace(data, second_view=Strong()), EpochSampler(COUNT, 4, seed=7)
     whole = EvalLoader(EvalSet(photos, labels, WholeImage(size=8)), 4, PLAIN, device=meta)
-    for batch in (*TrainLoader(strong, sampler, PLAIN, device=meta).batches(0), *whole):
-        views = (batch,) if batch.strong is None else (batch, batch.strong)
+    for batch in (*TrainLoader(both, sampler, PLAIN, device=meta).batches(0), *whole):
+        views = (batch,) if batch.second_view is None else (batch, batch.second_view)
         for images in (view.images for view in views):
             assert images.device == meta
             assert images.dtype == torch.float32
@@ -474,15 +474,15 @@ def test_evaluation_can_be_repeated(photos, labels):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_batches_come_to_a_gpu_from_pinned_memory_with_the_same_bits(data):
-    data, sampler, gpu = replace(data, strong=Strong()), EpochSampler(COUNT, 4), torch.device("cuda")
+    data, sampler, gpu = replace(data, second_view=Strong()), EpochSampler(COUNT, 4), torch.device("cuda")
     pinned = Workers(1, pin_memory=True)
     assert all(one.batch.images.is_pinned() for one in make_loader(data, list(sampler.batches(0)), PLAIN, pinned))
     here = TrainLoader(data, sampler, PLAIN).batches(0)
     for batch, expected in zip(TrainLoader(data, sampler, PLAIN, pinned, gpu).batches(0), here, strict=True):
-        assert batch.images.device.type == batch.strong.images.device.type == "cuda"
+        assert batch.images.device.type == batch.second_view.images.device.type == "cuda"
         assert batch.views.is_pinned()
         assert torch.equal(batch.images.cpu(), expected.images)
-        assert torch.equal(batch.strong.images.cpu(), expected.strong.images)
+        assert torch.equal(batch.second_view.images.cpu(), expected.second_view.images)
 
 
 # Errors

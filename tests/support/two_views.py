@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fewtags.labels import Batch, LabelMatrix, StrongView
+from fewtags.labels import Batch, LabelMatrix, SecondView
 from fewtags.objectives.base import Problem
 
 SIDE, CHANNELS = 4, 5
@@ -38,7 +38,7 @@ def batch_of(index, seed, dtype=torch.float64):
     noise = np.random.default_rng([8, seed]).normal(size=(2, *images.shape))
     one, two = torch.from_numpy(images + 0.3 * noise).to(dtype)
     views = torch.zeros(len(index), 2, 3)
-    return Batch(one, torch.zeros(len(index), 0, dtype=torch.int8), index, views, None, StrongView(two, views))
+    return Batch(one, torch.zeros(len(index), 0, dtype=torch.int8), index, views, None, SecondView(two, views))
 
 
 def in_double(parts):

@@ -120,8 +120,8 @@ def compare(baseline: Mapping[str, Any], evaluations: Mapping[str, Mapping[str, 
     lead = found[judge] - (own[judge] or 0) if judge in found else 0.0
     if round(100 * lead, 1) > 0:
         lines.append(
-            f"The baseline is better on {judge} by {100 * lead:.1f}. To get it as a model with thresholds and heatmaps, "
-            "train with `--preset cpu --method assume_negative` and the same model.backbone and augment.size."
+            f"The baseline is better on {judge} by {100 * lead:.1f}. To get it as a model with thresholds and "
+            "heatmaps, train with `--preset cpu --method assume_negative` and the same model.backbone and augment.size."
         )
     return tuple(lines)
 

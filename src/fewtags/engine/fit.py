@@ -466,7 +466,7 @@ def _trainable(module: nn.Module) -> list[nn.Parameter]:
 
 def _channels_last(batch: Batch) -> Batch:
     """Return the batch with images in the memory format that is fastest for convolutions."""
-    strong = batch.strong
-    if strong is not None:
-        strong = strong._replace(images=strong.images.contiguous(memory_format=torch.channels_last))
-    return replace(batch, images=batch.images.contiguous(memory_format=torch.channels_last), strong=strong)
+    second_view = batch.second_view
+    if second_view is not None:
+        second_view = second_view._replace(images=second_view.images.contiguous(memory_format=torch.channels_last))
+    return replace(batch, images=batch.images.contiguous(memory_format=torch.channels_last), second_view=second_view)

@@ -81,7 +81,7 @@ def read_info(path: Path) -> ModelInfo:
     """Read the metadata of a model file without its weights.
 
     Raises:
-        CheckpointError: the file does not exist or cannot be read, its run is not finished, or it is another kind of file.
+        CheckpointError: the file does not exist or cannot be read, its run is not finished, or it is not a model.
     """
     if not path.exists():
         if path.name == MODEL_FILE and RunFolder(path.parent, TRAINING).has_begun:

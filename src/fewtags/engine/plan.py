@@ -347,7 +347,7 @@ def derive(
     cache, fixed, limit = None, None, int(config.train.cache_gib * 2**30)
     features = (net.head.features_dim, *grid)
     if resolved.cached_views:
-        cache = plan_cache(len(train), features, resolved.cached_views, limit, strong=objective.needs_strong)
+        cache = plan_cache(len(train), features, resolved.cached_views, limit, second_view=objective.needs_second_view)
         notes += _cache_note(cache, resolved.cached_views, config.train.cache_gib)
     if any(stage.solved for stage in resolved.stages):
         warmup = all(stage.warmup for stage in resolved.stages if stage.solved) and objective.solvable_warmup

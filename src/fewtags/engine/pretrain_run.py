@@ -130,7 +130,7 @@ class PretrainRun:
             ResizedCrop(r.size, (a.min_area, 1.0), flip=a.flip),
             r.seed,
             jitter=pixels,
-            strong=pixels,
+            second_view=pixels,
         )
         sampler = EpochSampler(len(plan.photos), r.batch_size, r.seed, self.shard.rank, self.shard.world)
         device: torch.device = self.accelerator.device

@@ -21,7 +21,7 @@ from torch import Tensor
 from fewtags.engine.checkpoint import write_array
 from fewtags.engine.solve import ChannelStatistics, channel_statistics
 from fewtags.errors import CheckpointError, ConfigError
-from fewtags.labels import Batch, LabelMatrix, Locations, StrongView
+from fewtags.labels import Batch, LabelMatrix, Locations, SecondView
 from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.loader import EpochSampler, EvalLoader, TrainLoader, make_places
 from fewtags.stores.shard import Shard
@@ -57,7 +57,7 @@ def plan_cache(
     views: int,
     limit: int,
     *,
-    strong: bool = False,
+    second_view: bool = False,
     pooled: bool = False,
 ) -> CachePlan:
     """Fit a cache into `limit` bytes: float32 if it fits, else float16, else fewer views.
@@ -67,7 +67,7 @@ def plan_cache(
         features: (d, h, w) of one view.
         views: the number wanted.
         limit: largest size in bytes.
-        strong: also cache a second view beside each one.
+        second_view: also cache a second view beside each one.
         pooled: keep only the mean over the grid.
 
     Raises:
@@ -76,13 +76,13 @@ def plan_cache(
     >>> plan_cache(1000, (1280, 7, 7), 8, 2 * 10**9).dtype
     torch.float16
     """
-    one = samples * int(np.prod(features[:1] if pooled else features)) * (2 if strong else 1)
+    one = samples * int(np.prod(features[:1] if pooled else features)) * (2 if second_view else 1)
     for dtype in (torch.float32, torch.float16):
         if views * one * dtype.itemsize <= limit:
             return CachePlan(views, dtype, views * one * dtype.itemsize, pooled)
     fitting = limit // (one * torch.float16.itemsize)
     if not fitting:
-        what = "one view and its second view" if strong else "one view"
+        what = "a first and a second view" if second_view else "one view"
         raise ConfigError(
             f"cached features of {what} of {samples:,} images take {one * 2 / 2**30:.1f} GiB, more than the limit of "
             f"{limit / 2**30:.1f} GiB. Raise train.cache_gib, or set train.cached_views = 0 to train without a cache."
@@ -98,12 +98,12 @@ class ViewFeatures:
     Attributes:
         features: [V, n, d, h, w], float32 or float16, channels last in memory. The n images are those of one process.
         views: float32 [V, n, 2, 3].
-        strong: features of the second view that belongs to each view; None if there is none.
+        second_view: features of the second view that belongs to each view; None if there is none.
     """
 
     features: Tensor
     views: Tensor
-    strong: ViewFeatures | None = None
+    second_view: ViewFeatures | None = None
 
     @property
     def count(self) -> int:
@@ -116,8 +116,8 @@ class ViewFeatures:
         for name, values in (("features", self.features.permute(*CHANNELS_LAST)), ("views", self.views)):
             write_array(folder / f"{name}.npy", values.numpy())
         shutil.rmtree(folder / "strong", ignore_errors=True)
-        if self.strong is not None:
-            self.strong.save(folder / "strong")
+        if self.second_view is not None:
+            self.second_view.save(folder / "strong")
 
     @classmethod
     def load(cls, folder: Path) -> ViewFeatures:
@@ -132,8 +132,8 @@ class ViewFeatures:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cached views in {folder} cannot be read ({error}); delete the folder.") from None
         features, views = (torch.from_numpy(values) for values in files)
-        strong = cls.load(folder / "strong") if (folder / "strong").exists() else None
-        return cls(features.permute(*CHANNELS_FIRST), views, strong)
+        second_view = cls.load(folder / "strong") if (folder / "strong").exists() else None
+        return cls(features.permute(*CHANNELS_FIRST), views, second_view)
 
 
 @torch.no_grad()
@@ -158,21 +158,21 @@ def fill_views(
     """
     shard, device = shard or Shard(), device or torch.device("cpu")
     rows = shard.rows(loader.sampler.samples)
-    weak, strong = _FeatureBuffer(plan, rows), _FeatureBuffer(plan, rows)
+    first, second = _FeatureBuffer(plan, rows), _FeatureBuffer(plan, rows)
     net.eval()
     done = 0
     for view in range(plan.views):
         for batch in loader.batches(view):
             local = shard.local(batch.index)
-            for filling, seen in ((weak, StrongView(batch.images, batch.views)), (strong, batch.strong)):
+            for filling, seen in ((first, SecondView(batch.images, batch.views)), (second, batch.second_view)):
                 if seen is not None:
                     images = seen.images.to(device, memory_format=torch.channels_last)
                     filling.put(view, local, net.features(images), seen.views)
             done += len(local)
             if tick is not None:
                 tick(done, plan.views * rows)
-    second = ViewFeatures(strong.features, strong.views) if strong.features.numel() else None
-    return ViewFeatures(weak.features, weak.views, second)
+    second_view = ViewFeatures(second.features, second.views) if second.features.numel() else None
+    return ViewFeatures(first.features, first.views, second_view)
 
 
 class _FeatureBuffer:
@@ -249,14 +249,14 @@ class StoredViews:
             yield self._batch(epoch, owned[rows], rows)
 
     def _batch(self, epoch: int, index: NDArray[np.int64], rows: Tensor | slice) -> Batch:
-        view, strong = epoch % self.filled.count, self.filled.strong
+        view, second = epoch % self.filled.count, self.filled.second_view
         return Batch(
             self.filled.features[view][rows].float(),
             torch.from_numpy(self.labels.rows(index)),
             torch.from_numpy(index),
             self.filled.views[view][rows],
             None if self.locations is None else make_places(*self.locations.rows(index)),
-            None if strong is None else StrongView(strong.features[view][rows].float(), strong.views[view][rows]),
+            None if second is None else SecondView(second.features[view][rows].float(), second.views[view][rows]),
         )
 
 

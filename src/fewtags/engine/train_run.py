@@ -265,7 +265,7 @@ class TrainRun:
             jitter=Jitter(*[self.plan.resolved.jitter] * 3),
             views_cycle=views_cycle,
             locations=_locations(train),
-            strong=Strong() if self.plan.objective.needs_strong else None,
+            second_view=Strong() if self.plan.objective.needs_second_view else None,
         )
 
     def eval_loader(self, table: LabelTable) -> EvalLoader:

@@ -105,10 +105,10 @@ class Objective(ABC):
     """Turns a batch into a loss. Subclasses are final and hold hyper-parameters and parts; nothing else changes.
 
     Attributes:
-        needs_strong: whether every batch must hold a strongly changed view of each image beside the other one.
+        needs_second_view: whether every batch must have a second view of each image.
     """
 
-    needs_strong: ClassVar[bool] = False
+    needs_second_view: ClassVar[bool] = False
 
     @property
     def needs_maps(self) -> bool:

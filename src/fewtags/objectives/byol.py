@@ -44,7 +44,7 @@ class BYOL(Objective):
         ConfigError: a value that is out of range.
     """
 
-    needs_strong: ClassVar[bool] = True
+    needs_second_view: ClassVar[bool] = True
 
     momentum: float = 0.996
     momentum_schedule: Literal["cosine", "constant"] = "cosine"

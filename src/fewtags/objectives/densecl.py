@@ -65,7 +65,7 @@ class DenseCL(Objective):
         ConfigError: a value that is out of range.
     """
 
-    needs_strong: ClassVar[bool] = True
+    needs_second_view: ClassVar[bool] = True
 
     weight: float = 0.5
     temperature: float = 0.2

@@ -94,7 +94,7 @@ class FixMatch(Objective):
         ConfigError: a value that is out of range, or two that contradict each other.
     """
 
-    needs_strong: ClassVar[bool] = True
+    needs_second_view: ClassVar[bool] = True
 
     image_unknown: Unknown | None = None
     patch_unknown: Unknown = "ignore"
@@ -183,13 +183,15 @@ class FixMatch(Objective):
         Raises:
             ConfigError: a batch without strong views.
         """
-        if batch.strong is None:
-            raise ConfigError("FixMatch needs batches with a strong view; load them from a TrainSet that has `strong`.")
+        if batch.second_view is None:
+            raise ConfigError(
+                "FixMatch needs batches with a second view; load them from a TrainSet that has a `second_view`."
+            )
         if at.epoch < self.pseudo_from:
             out: Output = net(batch.images)
             known = supervised_loss(self, out, batch, self._prior)
             return Step(known.loss, known.logs, Chosen(out.logits.detach().float().sigmoid(), None))
-        both: Output = net(torch.cat([batch.images, batch.strong.images]))
+        both: Output = net(torch.cat([batch.images, batch.second_view.images]))
         weak, strong = (Output(*half) for half in zip(*(values.chunk(2) for values in both), strict=True))
         known = supervised_loss(self, weak, batch, self._prior)
         prob = weak.logits.detach().float().sigmoid()

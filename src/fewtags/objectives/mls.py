@@ -95,7 +95,7 @@ class MLS(Objective):
         ConfigError: a value that is out of range.
     """
 
-    needs_strong: ClassVar[bool] = True
+    needs_second_view: ClassVar[bool] = True
 
     k: int = 20
     weight: float = 0.5

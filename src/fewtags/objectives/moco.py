@@ -48,7 +48,7 @@ class MoCo(Objective):
         ConfigError: a value that is out of range.
     """
 
-    needs_strong: ClassVar[bool] = True
+    needs_second_view: ClassVar[bool] = True
 
     temperature: float = 0.2
     momentum: float = 0.999

@@ -211,9 +211,11 @@ def second_view(batch: Batch, method: str) -> Tensor:
     Raises:
         ConfigError: it has none.
     """
-    if batch.strong is None:
-        raise ConfigError(f"{method} needs two views of every image; load them from a TrainSet that has `strong`.")
-    return batch.strong.images
+    if batch.second_view is None:
+        raise ConfigError(
+            f"{method} needs two views of every image; load them from a TrainSet that has a `second_view`."
+        )
+    return batch.second_view.images
 
 
 def check_ranges(settings: object, ranges: Mapping[str, tuple[float, float]]) -> None:

@@ -59,7 +59,7 @@ class NNCLR(Objective):
         ConfigError: a value that is out of range.
     """
 
-    needs_strong: ClassVar[bool] = True
+    needs_second_view: ClassVar[bool] = True
 
     temperature: float = 0.1
     queue_size: int | None = None

@@ -38,7 +38,7 @@ class SimSiam(Objective):
         ConfigError: a value that is out of range.
     """
 
-    needs_strong: ClassVar[bool] = True
+    needs_second_view: ClassVar[bool] = True
 
     projection_dim: int = 2048
     hidden_dim: int | None = None

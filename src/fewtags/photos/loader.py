@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader, Dataset
 from fewtags.batched_views import stack_views
 from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.geometry import View
-from fewtags.labels import Batch, LabelMatrix, Locations, Places, StrongView
+from fewtags.labels import Batch, LabelMatrix, Locations, Places, SecondView
 from fewtags.photos.augment import PixelChange, Pixels, Policy
 from fewtags.photos.decode import open_photo
 
-AUGMENTATION, ORDER, STRONG = 0, 1, 2
+AUGMENTATION, ORDER, SECOND_VIEW = 0, 1, 2
 """Streams of `rng` used here."""
 
 
@@ -77,7 +77,7 @@ class Sample:
         view: where the pixels are in the photo.
         classes: int32 [m], of the located objects; None where no photo has any.
         boxes: float32 [m, 4], where they are in the photo.
-        strong: the photo through another view, and strongly changed; None where nobody asks for it.
+        second_view: the same photo through another view; None if the objective does not need one.
     """
 
     pixels: NDArray[np.uint8]
@@ -86,7 +86,7 @@ class Sample:
     view: View
     classes: NDArray[np.int32] | None = None
     boxes: NDArray[np.float32] | None = None
-    strong: Sample | None = None
+    second_view: Sample | None = None
 
 
 @final
@@ -113,7 +113,7 @@ class TrainSet(Dataset[Sample | Failure]):
         jitter: how the pixels of every view are changed; None: not at all.
         views_cycle: repeat the views of the first so many epochs for ever, as a cache of them does; None never repeats.
         locations: points and boxes that go into the batches; None for none.
-        strong: how the pixels of a second view of every photo are changed, a crop of its own; None: no second view.
+        second_view: pixel change of a second, independent view of every photo; None: no second view.
     """
 
     photos: Photos
@@ -123,7 +123,7 @@ class TrainSet(Dataset[Sample | Failure]):
     jitter: PixelChange | None = None
     views_cycle: int | None = None
     locations: Locations | None = None
-    strong: PixelChange | None = None
+    second_view: PixelChange | None = None
 
     def __post_init__(self) -> None:
         assert len(self.photos) == self.labels.shape[0], (len(self.photos), self.labels.shape)
@@ -140,10 +140,10 @@ class TrainSet(Dataset[Sample | Failure]):
         if self.locations is not None:
             _, classes, boxes = self.locations.rows([sample.index])
             sample = replace(sample, classes=classes, boxes=boxes)
-        if self.strong is None:
+        if self.second_view is None:
             return sample
-        strong = self._drawn(at, STRONG, self.strong)
-        return strong if isinstance(strong, Failure) else replace(sample, strong=strong)
+        second_view = self._drawn(at, SECOND_VIEW, self.second_view)
+        return second_view if isinstance(second_view, Failure) else replace(sample, second_view=second_view)
 
     def _drawn(self, at: tuple[int, int], stream: int, change: PixelChange | None) -> Sample | Failure:
         """The photo through a view of its own, changed; all that is random comes from one stream."""
@@ -263,7 +263,7 @@ class EpochSampler:
 @final
 @dataclass(frozen=True, eq=False)
 class PixelBatch:
-    """A batch as it leaves a worker process: its images, those of its strong view included, are not normalised yet.
+    """A batch as it leaves a worker process: its images (and those of its second view) are not normalised yet.
 
     Attributes:
         batch: images are uint8 [b, h, w, 3], a quarter of the bytes of a normalised batch.
@@ -302,24 +302,24 @@ class Collate:
             if isinstance(sample, Failure):
                 return sample
         good = cast("Sequence[Sample]", samples)
-        strong = [sample.strong for sample in good if sample.strong is not None]
+        second_view = [sample.second_view for sample in good if sample.second_view is not None]
         batch = Batch(
             _stacked(good),
             torch.from_numpy(np.stack([sample.labels for sample in good])),
             torch.tensor([sample.index for sample in good], dtype=torch.int64),
             stack_views([sample.view for sample in good]),
             _places(good),
-            StrongView(_stacked(strong), stack_views([s.view for s in strong])) if strong else None,
+            SecondView(_stacked(second_view), stack_views([s.view for s in second_view])) if second_view else None,
         )
         return PixelBatch(batch)
 
     def normalise(self, stacked: PixelBatch, device: torch.device | None = None) -> Batch:
         """The batch with images float32 [b, 3, h, w] on a device; everything else stays in main memory."""
         batch = stacked.batch
-        strong = batch.strong
-        if strong is not None:
-            strong = strong._replace(images=self._normalised(strong.images, device))
-        return replace(batch, images=self._normalised(batch.images, device), strong=strong)
+        second_view = batch.second_view
+        if second_view is not None:
+            second_view = second_view._replace(images=self._normalised(second_view.images, device))
+        return replace(batch, images=self._normalised(batch.images, device), second_view=second_view)
 
     def pixels(self, crops: Sequence[Pixels], device: torch.device | None = None) -> torch.Tensor:
         """Normalised pixels, float32 [b, 3, h, w] on a device, of crops uint8 [h, w, 3] of one size."""

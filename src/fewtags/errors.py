@@ -1,15 +1,15 @@
-"""Errors that are the user's to mend: what was expected, what came, where, what to do.
+"""Errors the user can fix. A message says what was expected, what was found, where, and what to do.
 
-Anything else that goes wrong is our own bug and surfaces as an ordinary exception.
+Any other exception is a bug in this library.
 """
 
 
 class FewtagsError(Exception):
-    """Base of every error a user can mend; the command line prints it as one sentence, exit code 1."""
+    """Base of all errors the user can fix; the command line prints the message and exits with code 1."""
 
 
 class DataError(FewtagsError):
-    """An annotation file, an image or a label table is not what it should be."""
+    """An annotation file, an image or a label table is invalid."""
 
 
 class ConfigError(FewtagsError):
@@ -17,8 +17,8 @@ class ConfigError(FewtagsError):
 
 
 class CheckpointError(FewtagsError):
-    """A run folder, checkpoint or weight file cannot be used as asked."""
+    """A run folder, checkpoint or weight file cannot be used."""
 
 
 class TrainingError(FewtagsError):
-    """Training cannot go on, for example because the loss is not a number."""
+    """Training cannot continue, for example because the loss is not finite."""

@@ -7,9 +7,7 @@ from fewtags.transfer.segmentation import SegmentSettings
 
 
 def info(backbone):
-    return EncoderInfo(
-        backbone=backbone, size=224, mean=(0.5,) * 3, std=(0.5,) * 3, method={}, images=0, epochs=0, version=""
-    )
+    return EncoderInfo(backbone=backbone, size=224, mean=(0.5,) * 3, std=(0.5,) * 3, method={})
 
 
 def test_coco_as_close_as_it_gets_only_resembles():

@@ -10,9 +10,7 @@ from fewtags.transfer.protocols import finetune_protocol, knn_protocol, linear_p
 from fewtags.transfer.task import Task
 from fewtags.transfer.training import TrainSettings
 
-INFO = EncoderInfo(
-    backbone="resnet50", size=224, mean=(0.5,) * 3, std=(0.5,) * 3, method={}, images=0, epochs=0, version=""
-)
+INFO = EncoderInfo(backbone="resnet50", size=224, mean=(0.5,) * 3, std=(0.5,) * 3, method={})
 MOCO = TrainSettings(epochs=100, lr=30.0, weight_decay=0.0, batch_size=256, schedule="steps")
 TUNE = TrainSettings(epochs=120, lr=0.01, weight_decay=1e-4, batch_size=64, schedule="cosine")
 

@@ -60,9 +60,6 @@ def info():
         mean=(0.5,) * 3,
         std=(0.5,) * 3,
         method={"name": "none"},
-        images=0,
-        epochs=0,
-        version="",
     )
 
 
@@ -193,9 +190,7 @@ def test_an_encoder_at_another_stride_has_the_same_weights(encoder, info):
 
 def test_an_encoder_without_dilation_is_refused():
     vit = create_encoder("test_vit", weights="none", size=160)
-    described = EncoderInfo(
-        backbone="test_vit", size=160, mean=(0.5,) * 3, std=(0.5,) * 3, method={}, images=0, epochs=0, version=""
-    )
+    described = EncoderInfo(backbone="test_vit", size=160, mean=(0.5,) * 3, std=(0.5,) * 3, method={})
     with pytest.raises(
         ConfigError,
         match=r"^'test_vit' has a fixed output stride; leave output_stride unset\. \(transfer segment: --outp",

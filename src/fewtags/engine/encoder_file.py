@@ -31,7 +31,7 @@ class EncoderInfo:
         mean: of the input, per channel.
         std: of the input, per channel.
         method: name and settings of the objective; {"name": source} if this library did not train it.
-        images: number of training photos.
+        images: number of training photos; 0 if this library did not train it.
         epochs: number of training epochs.
         version: of fewtags that trained it.
     """
@@ -41,9 +41,9 @@ class EncoderInfo:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     method: dict[str, Any]
-    images: int
-    epochs: int
-    version: str
+    images: int = 0
+    epochs: int = 0
+    version: str = ""
 
 
 def save_encoder(path: Path, encoder: Encoder, info: EncoderInfo) -> None:
@@ -166,9 +166,6 @@ def find_encoder(
         mean=pre.mean,
         std=pre.std,
         method={"name": word or path.name},
-        images=0,
-        epochs=0,
-        version="",
     )
 
 
@@ -188,7 +185,5 @@ def _trunk(place: Path) -> tuple[Encoder, EncoderInfo]:
         mean=model.mean,
         std=model.std,
         method=model.method,
-        images=0,
-        epochs=0,
         version=model.version,
     )

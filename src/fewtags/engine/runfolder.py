@@ -438,41 +438,25 @@ def refuse_edited(file: Path, began: Mapping[str, Any], now: Mapping[str, Any], 
     Raises:
         CheckpointError: another key has changed; the message names it.
     """
+    recorded = dict(_flat(began))
+    if new := next((key for key in dict(_flat(now)) if key not in recorded and not _is_in_list(key)), None):
+        raise CheckpointError(f"the run was begun by an older fewtags, which had no setting {new}; start a new run.")
     if change := changed_setting(began, now, editable):
-        if change.is_new:
-            raise CheckpointError(
-                f"the run was begun by an older fewtags, which had no setting {change.key}; start a new run."
-            )
         raise CheckpointError(
             f"{file} was edited since the run began: {change}; restore the value, or start a new run."
         )
 
 
-@final
-@dataclass(frozen=True)
-class SettingChange:
-    """A setting with another value than before; `is_new`: the setting itself did not exist before."""
+def changed_setting(began: Mapping[str, Any], now: Mapping[str, Any], ignored: tuple[str, ...] = ()) -> str | None:
+    """Describe the first difference between two trees of settings; None if they are equal.
 
-    key: str
-    before: Any
-    after: Any
-    is_new: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.key} {_shown(self.before)} -> {_shown(self.after)}"
-
-
-def changed_setting(
-    began: Mapping[str, Any], now: Mapping[str, Any], ignored: tuple[str, ...] = ()
-) -> SettingChange | None:
-    """Return the first difference between two trees of settings; new settings come first. None if they are equal."""
+    >>> changed_setting({"train": {"seed": 0}}, {"train": {"seed": 3}})
+    'train.seed 0 -> 3'
+    """
     before, after = dict(_flat(began)), dict(_flat(now))
-    for key in after:
-        if key not in before and not _is_in_list(key):
-            return SettingChange(key, None, after[key], is_new=True)
     for key in {**after, **before}:
         if key not in ignored and before.get(key) != after.get(key):
-            return SettingChange(key, before.get(key), after.get(key))
+            return f"{key} {_shown(before.get(key))} -> {_shown(after.get(key))}"
     return None
 
 

@@ -25,7 +25,8 @@ from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_pho
 from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
 from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run, refuse_other_run
 from fewtags.engine.runfolder import ENCODER_FILE, IN_MEMORY, PRETRAINING, TRAINING, RunFolder, refuse_used_folder
-from fewtags.engine.train_run import TrainRun, changed_split, open_run
+from fewtags.engine.train_record import changed_split
+from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.read import read
 from fewtags.labels import ClassNames

@@ -155,7 +155,7 @@ def test_what_is_exported_never_overwrites_what_it_comes_from(run: Run, pretrain
     before = (out / "encoder.safetensors").read_bytes()
     refused = run("export-backbone", out, out / "encoder.safetensors")
     assert refused.exit_code == 1
-    assert "is what is read here, and would be lost; write to another file." in refused.stderr
+    assert "is an input of this command and would be lost; write to another file." in refused.stderr
     assert (out / "encoder.safetensors").read_bytes() == before
 
 

@@ -176,7 +176,7 @@ def test_a_place_that_cannot_be_written_is_noticed_first(
     result = run(*words, "--out", place)
     assert result.exit_code == 1
     assert result.stderr == (
-        f"error: {place} cannot be made, since {tmp_path / 'notes.txt'} is a file; choose another --out.\n"
+        f"error: --out {place} cannot be written: {tmp_path / 'notes.txt'} is not a folder; give another path.\n"
     )
 
 
@@ -184,7 +184,7 @@ def test_a_report_is_no_folder(run: Run, trained: tuple[Path, Result], tmp_path:
     result = run("report", trained[0], "--out", tmp_path)
     assert result.exit_code == 1
     assert result.stderr == (
-        f"error: {tmp_path} is a folder; --out takes a file, for example {tmp_path / 'report.html'}.\n"
+        f"error: --out {tmp_path} is a folder; give a file in it, for example {tmp_path / 'report.html'}.\n"
     )
 
 

@@ -23,7 +23,7 @@ from fewtags.engine.runfolder import (
     refuse_used_folder,
     run_folder,
 )
-from fewtags.engine.train_run import check_labels_unchanged, with_located_paths, write_record
+from fewtags.engine.train_record import check_labels_unchanged, with_located_paths, write_record
 from fewtags.errors import CheckpointError, ConfigError
 
 

@@ -6,6 +6,7 @@ import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,12 +24,11 @@ from fewtags.engine.model import load_model, read_info
 from fewtags.engine.plan import Tables, make_plan
 from fewtags.engine.sources import CachePlan
 from fewtags.engine.tensor_files import load_tensors, save_tensors
-from fewtags.engine.thresholds import choose_thresholds, expected_share
-from fewtags.engine.train_run import TrainRun, changed_split, open_run, write_record
+from fewtags.engine.thresholds import choose_thresholds
+from fewtags.engine.train_record import changed_split, write_record
+from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.labels import ClassNames, Label
-from fewtags.objectives.assume_negative import AssumeNegative
-from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
 
@@ -230,35 +230,6 @@ def test_validation_without_known_negatives(scenes, make_config, tmp_path):
     assert found["positive_only"]["images"] == 8
 
 
-# --- thresholds by expected number
-
-
-def small(rows, names="abc"):
-    dense = np.array(rows, np.int8)
-    image, class_ = np.nonzero(dense)
-    keys = [f"{i}.jpg" for i in range(len(dense))]
-    return LabelTable.build(keys, ClassNames.of(names), image=image, class_=class_, state=dense[image, class_])
-
-
-def test_expected_shares():
-    """K = 1.5 of three classes, annotated 3 : 1 : 0. What the method was told about K or the classes comes first."""
-    tables = Tables(small([[1, 0, 0]] * 3 + [[0, 1, 0]]), small([[1, 0, 0]]))
-    assert expected_share(tables).tolist() == [1.0, 0.375, 0.0]
-    assert expected_share(tables, AssumeNegative()).tolist() == [1.0, 0.375, 0.0]
-    assert expected_share(tables, ExpectedNegative(positives_per_image=0.4)).tolist() == pytest.approx([0.3, 0.1, 0.0])
-    prior = ExpectedNegative(class_prior=(0.1, 0.2, 0.7), positives_per_image=9.0)
-    assert expected_share(tables, prior).tolist() == [0.1, 0.2, 0.7]
-
-
-def test_thresholds_take_as_many_as_expected():
-    """Ten images; shares .5, .2 and 0 of them: the five, two and no best scored ones."""
-    tables = Tables(small([[1, 0, 0]] * 5 + [[0, 1, 0]] * 2), small([[1, 0, 0]] * 10))
-    logits = np.linspace(-2, 2, 10, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
-    found = choose_thresholds(logits, tables, ExpectedNegative(positives_per_image=0.7))
-    prob = 1 / (1 + np.exp(-logits.astype(float)))
-    assert (prob >= found.values).sum(0).tolist() == [5, 2, 0]
-
-
 # --- refused
 
 
@@ -310,6 +281,19 @@ def test_an_interrupted_start_leaves_the_folder_free(tables, make_config, tmp_pa
             train(config, tables, out)
     assert out.exists() is not made
     assert isinstance(train(config, tables, out, stop=1)[0], Started)
+
+
+@pytest.mark.parametrize("solved", [True, False])
+def test_more_processes_than_photos_are_refused_before_any_work(tables, make_config, tmp_path, monkeypatch, solved):
+    """A process without photos would fail, and the others would wait for it."""
+    crowd = SimpleNamespace(process_index=3, num_processes=25, device=torch.device("cpu"))
+    monkeypatch.setattr(running, "make_accelerator", lambda precision, cpu: crowd)
+    solve = {"name": "solve", "logit_variances": [1.0], "trainable": "head"}
+    changes = {"train__stages": [solve], "objective": {"name": "assume_negative"}} if solved else {}
+    plan = make_plan(make_config(**changes), tables=tables, cpu=True)
+    with pytest.raises(ConfigError, match="24 training images cannot be shared by 25 processes; add images or use"):
+        TrainRun(plan, tmp_path / "run", cpu=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_is_not_an_interrupted_run(finished, tmp_path):

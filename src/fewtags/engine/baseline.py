@@ -112,10 +112,10 @@ def compare(baseline: Mapping[str, Any], evaluations: Mapping[str, Mapping[str, 
     shared = [split for split in baseline["values"] if split in evaluations]
     own = {split: _value(evaluations[split], measure) for split in shared}
     found = {split: baseline["values"][split] for split in shared if own[split] is not None}
-    said = ", ".join(
+    compared = ", ".join(
         f"{split} {100 * value:.1f} (this run {100 * (own[split] or 0):.1f})" for split, value in found.items()
     )
-    lines = [f"baseline, {NAME}: {MEASURES[measure]} {said}"]
+    lines = [f"baseline, {NAME}: {MEASURES[measure]} {compared}"]
     judge = "test" if "test" in found else "val"
     lead = found[judge] - (own[judge] or 0) if judge in found else 0.0
     if round(100 * lead, 1) > 0:

@@ -20,7 +20,7 @@ def make_accelerator(precision: str = "no", cpu: bool = False) -> Accelerator:
     Raises:
         ConfigError: fp16 without a GPU.
     """
-    # Without a GPU, Accelerate must be told so: otherwise each of several processes takes itself for the only one.
+    # Accelerate needs to know that there is no GPU: otherwise each of several processes runs as if it were alone.
     cpu = cpu or not torch.accelerator.is_available()
     if precision == "fp16" and cpu:
         raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')

@@ -96,7 +96,7 @@ class Ended:
 @final
 @dataclass(frozen=True)
 class Noted:
-    """A warning for the user while training goes on.
+    """A warning for the user during training.
 
     Attributes:
         text: the message.

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from fewtags.check.check import write_excluded
+from fewtags.config.changes import changed_setting, settings_tree
 from fewtags.config.pretrain import PretrainConfig, PretrainResolved
 from fewtags.engine.checkpoint import write_array
 from fewtags.engine.collapse import Watch
@@ -23,7 +24,7 @@ from fewtags.engine.events import Ended, EpochEnded, Event, Noted
 from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.machine import environment, keep_freed_memory
 from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, pretrain_problem, read_settings
-from fewtags.engine.runfolder import PRETRAINING, RunFolder, changed_setting, settings_tree
+from fewtags.engine.runfolder import PRETRAINING, RunFolder
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import Encoder
 from fewtags.photos.augment import ResizedCrop

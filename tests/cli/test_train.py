@@ -184,7 +184,7 @@ def test_a_report_is_no_folder(run: Run, trained: tuple[Path, Result], tmp_path:
     result = run("report", trained[0], "--out", tmp_path)
     assert result.exit_code == 1
     assert result.stderr == (
-        f"error: --out {tmp_path} is a folder; give a file in it, for example {tmp_path / 'report.html'}.\n"
+        f"error: {tmp_path} is a folder; --out takes a file, for example {tmp_path / 'report.html'}.\n"
     )
 
 

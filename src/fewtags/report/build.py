@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 
 from fewtags.engine.clock import clock_line
 from fewtags.errors import ConfigError
-from fewtags.files import refuse_folder, write_text
+from fewtags.files import refuse_file, write_text
 from fewtags.metrics.ranking import ranking_report, resampled_means
 from fewtags.report.figures import COLOURS, curves, png, png_pixels, save_png, score_distributions
 from fewtags.report.gallery import cards, over_epochs
@@ -40,7 +40,7 @@ def build_report(runs: Sequence[Path], out: Path | None) -> Path:
     page = out or runs[0] / ("report.html" if len(runs) == 1 else "compare.html")
     if page.is_dir():
         raise ConfigError(f"{page} is a folder; --out takes a file, for example {page / 'report.html'}.")
-    refuse_folder(page)
+    refuse_file(page, example="report.html")
     loaded = [load_run(path) for path in runs]
     if len({run.name for run in loaded}) < len(loaded):
         loaded = [replace(run, name=str(run.path)) for run in loaded]

@@ -170,6 +170,7 @@ def test_every_training_setting_reaches_the_loop(tables, make_config, tmp_path, 
     assert seen["config"] == FitConfig(stages=tuple(StageConfig(**stage) for stage in stages), **asked)
     problem = seen["problem"]
     assert (problem.warmup_epochs, problem.epochs, problem.seed, problem.grid) == (2, 5, 5, (2, 2))
+    assert (problem.precision, problem.features_dim) == ("bf16", 96)
     assert np.array_equal(problem.truth.dense(), tables.truth.matrix.dense())
 
 

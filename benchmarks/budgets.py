@@ -30,7 +30,8 @@ from budget_protocol import BudgetJob, Budgets, choose_jobs, read_budgets, read_
 from datasets import BenchmarkSet, chance
 from fewtags.budget.costs import CostModel
 from fewtags.budget.purchase import simulate_budget
-from fewtags.engine.fit import Fit, FitConfig, make_accelerator
+from fewtags.engine.distributed import make_accelerator
+from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.machine import cores
 from fewtags.engine.methods import make_objective, settings_models
 from fewtags.engine.sources import StoredViews
@@ -137,7 +138,7 @@ def make_fit(benchmark: Budgets, job: BudgetJob, material: Material, bought: Lab
     sampler = EpochSampler(len(bought), benchmark.batch_size, job.seed)
     views = material.views if objective.needs_second_view else replace(material.views, second_view=None)
     source = StoredViews(views, sampler, bought.matrix, locations=bought.locations)
-    config = FitConfig(benchmark.stages, job.seed, batchnorm_eval=True)
+    config = FitConfig(stages=benchmark.stages, seed=job.seed, batchnorm_eval=True)
     problem = Problem(
         bought.matrix,
         net.grid((benchmark.size, benchmark.size)),

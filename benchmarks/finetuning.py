@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from datasets import Name
 from fewtags.budget.simulate import single_positive
 from fewtags.config.sections import Settings, StageConfig
+from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.events import EpochEnded
-from fewtags.engine.fit import Fit, FitConfig, make_accelerator
+from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.methods import make_objective, settings_models
 from fewtags.engine.sources import StoredViews, ViewFeatures
 from fewtags.errors import FewtagsError
@@ -77,8 +78,8 @@ def run(benchmark: FineTuning, job: Job, material: Material, plain: Tensor) -> R
     above = Above(net, benchmark.trained_blocks)
     sampler = EpochSampler(len(truth), benchmark.batch_size, job.seed)
     config = FitConfig(
-        method.stages,
-        job.seed,
+        stages=method.stages,
+        seed=job.seed,
         weight_decay=method.weight_decay,
         optimizer="adamw",
         weight_ema=benchmark.weight_ema,

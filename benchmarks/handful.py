@@ -25,7 +25,8 @@ from budget_protocol import Budgets, read_budgets
 from budgets import LOCATE, located
 from datasets import REPOSITORY, BenchmarkSet, load
 from fewtags.config.sections import StageConfig
-from fewtags.engine.fit import Fit, FitConfig, make_accelerator
+from fewtags.engine.distributed import make_accelerator
+from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.sources import StoredViews, ViewFeatures
 from fewtags.labels import Label, LabelMatrix, Locations
 from fewtags.metrics.locate import locate_report
@@ -125,7 +126,7 @@ def run(benchmark: Budgets, data: BenchmarkSet, folder: Path, labels: Labels, va
         chosen, EpochSampler(PHOTOS, benchmark.batch_size, seed), matrix,
         locations=labels.places if variant.places else None,
     )  # fmt: skip
-    config = FitConfig(STAGES, seed, batchnorm_eval=True)
+    config = FitConfig(stages=STAGES, seed=seed, batchnorm_eval=True)
     problem = Problem(
         matrix,
         net.grid((benchmark.size, benchmark.size)),

@@ -30,11 +30,12 @@ from datasets import chance
 from fewtags.api import Classifier
 from fewtags.budget.costs import CostModel, find_cost
 from fewtags.budget.purchase import PointRule, simulate_budget
-from fewtags.engine.checkpoint import load_tensors
 from fewtags.engine.events import EpochEnded, Event
 from fewtags.engine.machine import cores, torch_device
 from fewtags.engine.methods import make_objective, settings_models
-from fewtags.engine.model import MODEL_FILE, ModelInfo, load_model, make_policy
+from fewtags.engine.model import ModelInfo, load_model, make_policy
+from fewtags.engine.runfolder import MODEL_FILE
+from fewtags.engine.tensor_files import load_tensors
 from fewtags.errors import FewtagsError
 from fewtags.labels import Label
 from fewtags.metrics.locate import LocateOptions, locate_report

@@ -30,7 +30,8 @@ from fewtags.budget.costs import CostModel
 from fewtags.budget.purchase import simulate_budget
 from fewtags.config.sections import StageConfig
 from fewtags.demo_set import CLASSES, DemoSet, make_scenes
-from fewtags.engine.fit import Fit, FitConfig, make_accelerator
+from fewtags.engine.distributed import make_accelerator
+from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.sources import CachePlan, StoredViews, ViewFeatures, fill_views
 from fewtags.labels import Label
 from fewtags.metrics.locate import LocateOptions, Region, locate_report
@@ -101,7 +102,7 @@ def _run(bought: LabelTable, views: ViewFeatures, whole: Mapping[str, Sequence[T
     rows, columns = net.grid((SIZE, SIZE))
     # A located patch pulls as hard as all patches of an absent class, as in budgets.toml.
     method = PatchML(patch_weight=3.0, patch_weights=(float(rows * columns), 1.0, 1.0))
-    config = FitConfig((StageConfig(name="main", epochs=EPOCHS, lr=LR),))
+    config = FitConfig(stages=(StageConfig(name="main", epochs=EPOCHS, lr=LR),))
     problem = Problem(bought.matrix, (rows, columns), epochs=EPOCHS, features_dim=net.head.features_dim)
     source = StoredViews(views, EpochSampler(len(bought), BATCH), bought.matrix, locations=bought.locations)
     for _ in Fit(net, method, source, config, problem, accelerator=make_accelerator(cpu=True)).run():

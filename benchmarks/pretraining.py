@@ -35,12 +35,13 @@ from datasets import BenchmarkSet, chance, load
 from fewtags.budget.costs import CostModel
 from fewtags.budget.purchase import simulate_budget
 from fewtags.budget.simulate import single_positive
+from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.encoder_file import EncoderInfo, load_encoder, save_encoder
 from fewtags.engine.events import EpochEnded
-from fewtags.engine.fit import Fit, FitConfig, make_accelerator
+from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.machine import cores
 from fewtags.engine.methods import make_objective, settings_models
-from fewtags.engine.pretrain import make_pretrain_plan
+from fewtags.engine.pretrain_plan import make_pretrain_plan
 from fewtags.errors import DataError, FewtagsError
 from fewtags.labels import Label
 from fewtags.losses.contrastive import collapse, fingerprint
@@ -127,7 +128,14 @@ def pretrain(benchmark: PretrainBenchmark, job: Job, pixels: Pixels, path: Path)
     table = pixels.data.train_truth
     plan = make_pretrain_plan(benchmark.settings(job.method, job.seed), photos=table, cpu=True)
     r, encoder = plan.resolved, plan.encoder
-    config = FitConfig(r.stages, r.seed, r.weight_decay, clip_norm=r.clip_norm, precision=r.precision, optimizer="sgd")
+    config = FitConfig(
+        stages=r.stages,
+        seed=r.seed,
+        weight_decay=r.weight_decay,
+        clip_norm=r.clip_norm,
+        precision=r.precision,
+        optimizer="sgd",
+    )
     problem = Problem(
         plan.photos.matrix,
         plan.grid,
@@ -142,7 +150,16 @@ def pretrain(benchmark: PretrainBenchmark, job: Job, pixels: Pixels, path: Path)
     fit = Fit(encoder, plan.objective, source, config, problem, accelerator=accelerator)
     records = [event.record for event in fit.run() if isinstance(event, EpochEnded)]
     pre = encoder.preprocessing
-    info = EncoderInfo(r.backbone, r.size, pre.mean, pre.std, r.objective, len(plan.photos), config.epochs, "benchmark")
+    info = EncoderInfo(
+        backbone=r.backbone,
+        size=r.size,
+        mean=pre.mean,
+        std=pre.std,
+        method=r.objective,
+        images=len(plan.photos),
+        epochs=config.epochs,
+        version="benchmark",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     save_encoder(path, encoder, info)
     return {
@@ -253,7 +270,7 @@ def task_run(benchmark: PretrainBenchmark, job: Job, pixels: Pixels, cache: Path
         output_stride=task.output_stride,
     )  # fmt: skip
     precision = benchmark.finetune.precision
-    config = FitConfig(benchmark.finetune.stages, job.seed, precision=precision)
+    config = FitConfig(stages=benchmark.finetune.stages, seed=job.seed, precision=precision)
     sampler = EpochSampler(len(table), benchmark.finetune.batch_size, job.seed)
     locations = table.locations if task.labels == "point" else None
     source = CropSource(pixels, rows, sampler, table.matrix, net.preprocessing, locations)

@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from datasets import SPLITS, BenchmarkSet
+from fewtags.batched_views import stack_views
 from fewtags.errors import DataError
-from fewtags.geometry import stack_views
 from fewtags.labels import Batch, LabelMatrix, Locations, SecondView
 from fewtags.nets.spatial import Preprocessing
 from fewtags.photos.augment import Policy, ResizedCrop, SquareCrop

@@ -13,7 +13,7 @@ from budget_protocol import fits, parts_of
 from datasets import Name
 from fewtags.config.pretrain import PretrainConfig
 from fewtags.config.sections import Settings, StageConfig
-from fewtags.engine.pretrain import read_settings
+from fewtags.engine.pretrain_plan import read_settings
 from fewtags.errors import ConfigError
 from protocol import check_objective, digest, other_settings, read_lines, seed_numbers
 

@@ -39,9 +39,10 @@ from torch import Tensor, nn
 
 from datasets import CACHE, DATA, REPOSITORY, BenchmarkSet, Name, chance, load
 from fewtags.budget.simulate import single_positive
+from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.evaluate import sigmoid
 from fewtags.engine.events import EpochEnded
-from fewtags.engine.fit import Fit, FitConfig, make_accelerator
+from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.machine import cores
 from fewtags.engine.methods import make_objective, settings_models
 from fewtags.engine.sources import StoredViews
@@ -147,7 +148,7 @@ def make_fit(benchmark: Benchmark, job: Job, material: Material) -> tuple[Fit, A
     above = Above(net, benchmark.trained_blocks)
     sampler = EpochSampler(len(train), benchmark.batch_size, job.seed)
     source = StoredViews(material.views, sampler, train.matrix)
-    config = FitConfig(benchmark.stages, job.seed, batchnorm_eval=True)
+    config = FitConfig(stages=benchmark.stages, seed=job.seed, batchnorm_eval=True)
     grid = net.grid((benchmark.size, benchmark.size))
     problem = Problem(
         train.matrix, grid, warmup_epochs=config.warmup_epochs, epochs=config.epochs, seed=job.seed, truth=truth.matrix

@@ -35,8 +35,9 @@ from budget_protocol import BudgetJob, Budgets, read_budgets
 from budgets import LOCATE, buy, located, receipt
 from datasets import CACHE, DATA, REPOSITORY, BenchmarkSet, Name, chance, load
 from fewtags.config.sections import StageConfig
+from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.events import EpochEnded
-from fewtags.engine.fit import Fit, FitConfig, make_accelerator
+from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.machine import cores
 from fewtags.engine.methods import make_objective, settings_models
 from fewtags.engine.sources import CachePlan, StoredViews, ViewFeatures, fill_views
@@ -238,7 +239,7 @@ def make_fit(
 ) -> Fit:
     """The library's loop, over the whole net."""
     objective = make_objective(settings_models()[settings["name"]].model_validate(settings))
-    config = FitConfig((stage,), seed, clip_norm=1.0)
+    config = FitConfig(stages=(stage,), seed=seed, clip_norm=1.0)
     problem = Problem(source.labels, recipe.grid, epochs=config.epochs, seed=seed, features_dim=recipe.width)
 
     def validate(_: nn.Module) -> Mapping[str, float]:

@@ -119,8 +119,20 @@ def test_coupled_heatmaps(scenes):
 def vit_info(net, scenes):
     ids, wanted = scenes.val.classes.ids, net.preprocessing
     return ModelInfo(
-        *("test_vit", 0, net.head.plan, 64, "coco", ids, ids, (0.5,) * 10, ("half",) * 10, wanted.mean, wanted.std),
-        *({}, "", ""),
+        backbone="test_vit",
+        output_stride=0,
+        head=net.head.plan,
+        size=64,
+        policy="coco",
+        class_ids=ids,
+        class_names=ids,
+        thresholds=(0.5,) * 10,
+        threshold_rules=("half",) * 10,
+        mean=wanted.mean,
+        std=wanted.std,
+        method={},
+        selection="",
+        version="",
     )
 
 
@@ -182,7 +194,7 @@ def test_a_fit_whose_photos_were_partly_unreadable_goes_on(scenes, tmp_path):
 def test_another_fit_may_not_go_on(scenes, tmp_path):
     out = tmp_path / "run"
     interrupted(scenes, out, 5)
-    message = f"{out} holds an interrupted run with other settings; fit with the ones in {out / 'run.toml'}, or take "
+    message = f"{out} has an interrupted run with other settings; use those in {out / 'run.toml'}, or another "
     for other, options in (
         (classifier(seed=1), {}),
         (classifier(objective=ft.AssumeNegative()), {}),
@@ -190,11 +202,11 @@ def test_another_fit_may_not_go_on(scenes, tmp_path):
     ):
         with pytest.raises(ConfigError) as error:
             other.fit(scenes.train, out=out, **{"settings": SETTINGS} | options)
-        assert str(error.value) == message + "another folder."
+        assert str(error.value) == message + "folder."
     for tables, split in (((scenes.train.subset(np.arange(23)),), "train"), ((scenes.train, scenes.val), "train")):
         with pytest.raises(ConfigError) as error:
             classifier().fit(*tables, out=out, settings=SETTINGS)
-        assert str(error.value) == f"{out} holds an interrupted run on other {split} labels; take another folder."
+        assert str(error.value) == f"{out} has an interrupted run on other {split} labels; use another folder."
 
 
 def test_photos_need_not_be_decoded_beforehand(scenes, tmp_path):
@@ -242,7 +254,7 @@ def test_one_name_is_not_a_list_of_photos(fitted, scenes):
         for photo in (path, str(path)):
             with pytest.raises(DataError) as error:
                 use(photo)
-            assert str(error.value) == f"expected a list of photos, got one name: write [{str(path)!r}]."
+            assert str(error.value) == f"expected a list of photos, got a single path; pass [{str(path)!r}]."
 
 
 def test_an_unreadable_photo_is_named(fitted, scenes, tmp_path):
@@ -261,7 +273,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(scenes, tmp_path
         "  train.epochs = 0: input should be greater than or equal to 1",
         "  unknown key 'train.batchsize'; did you mean 'train.batch_size'?",
     ]
-    with pytest.raises(ConfigError, match="device is 'gpu'; give 'cpu', or None for the best there is"):
+    with pytest.raises(ConfigError, match="device is 'gpu'; give 'cpu', or None for the best device"):
         classifier(device="gpu").fit(scenes.train, out=out)
     with pytest.raises(ConfigError, match=r"'resnot' is not a backbone that timm knows"):
         classifier(backbone="resnot").fit(scenes.train, scenes.val, out=out)
@@ -311,7 +323,7 @@ def test_the_held_out_share_is_the_one_that_is_set(scenes):
 
 
 def test_settings_about_label_files_are_refused():
-    message = "data.complete is about label files, and this is a table in memory; set it where the table is read."
+    message = "data.complete is a setting for reading label files, but fit gets a table; pass it to fewtags.read."
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         classifier()._config(1, {"data.complete": True})
 
@@ -353,5 +365,5 @@ def test_pretraining_goes_on_only_as_it_began(tmp_path):
     encoder = ft.pretrain(tmp_path / "photos", settings=settings | {"objective.queue_size": 8}, **asked)
     assert encoder == tmp_path / "run" / "encoder.safetensors"
     assert ft.Classifier(init=encoder)._config(None, {}).model.backbone == "test_resnet"
-    with pytest.raises(ConfigError, match="both say what training starts from; give one"):
+    with pytest.raises(ConfigError, match="are both initial weights; give one of them"):
         ft.Classifier(init=encoder, weights="none")._config(None, {})

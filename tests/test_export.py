@@ -22,11 +22,16 @@ SIZE = 64
 def encoder_of(backbone):
     encoder = create_encoder(backbone, weights="none", size=SIZE, seed=3).eval()
     pre = encoder.preprocessing
-    info = EncoderInfo(
-        backbone=backbone, size=SIZE, mean=pre.mean, std=pre.std, method={"name": "moco"}, images=10, epochs=2,
+    return encoder, EncoderInfo(
+        backbone=backbone,
+        size=SIZE,
+        mean=pre.mean,
+        std=pre.std,
+        method={"name": "moco"},
+        images=10,
+        epochs=2,
         version="0",
-    )  # fmt: skip
-    return encoder, info
+    )
 
 
 def images():
@@ -162,13 +167,13 @@ def test_an_encoder_file_gives_back_the_encoder_and_starts_training(tmp_path):
     assert started.origin.matched == "names"
 
 
-def test_files_that_are_not_an_encoder_are_refused(tmp_path):
+def test_files_that_are_not_encoders_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"does not exist; give the folder of a pretraining run or its encoder"):
         read_encoder_info(tmp_path / "encoder.safetensors")
     (tmp_path / "pretrain.toml").write_text("")
-    with pytest.raises(CheckpointError, match=re.escape(f"go on with `fewtags resume {tmp_path}`.")):
+    with pytest.raises(CheckpointError, match=re.escape(f"finish it with `fewtags resume {tmp_path}`.")):
         read_encoder_info(tmp_path / "encoder.safetensors")
     encoder, info = encoder_of("resnet18")
     export_backbone(encoder, info, tmp_path / "a.safetensors", "timm")
-    with pytest.raises(CheckpointError, match="give such a file's architecture as --backbone NAME beside it"):
+    with pytest.raises(CheckpointError, match="also give its architecture: --backbone NAME"):
         read_encoder_info(tmp_path / "a.safetensors")

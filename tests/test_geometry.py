@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewtags import geometry
-from fewtags.geometry import View, invert_views, maps_to_crop, maps_to_image, stack_views
+from fewtags import batched_views
+from fewtags.batched_views import invert_views, maps_to_crop, maps_to_image, stack_views
+from fewtags.geometry import View
 
 SPATIAL = json.loads((Path(__file__).parent / "golden/scl.json").read_text())["spatial"]
 
@@ -268,7 +269,7 @@ def test_a_device_without_border_padding_gets_the_same_bits_and_gradients(monkey
         return back.detach(), visible, through.detach(), gradient
 
     expected = resampled()
-    monkeypatch.setattr(geometry, "WITHOUT_BORDER", ("cpu",))
+    monkeypatch.setattr(batched_views, "WITHOUT_BORDER", ("cpu",))
     assert all(torch.equal(*pair) for pair in zip(resampled(), expected, strict=True))
 
 

@@ -9,8 +9,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fewtags.batched_views import stack_views
 from fewtags.errors import ConfigError
-from fewtags.geometry import View, stack_views
+from fewtags.geometry import View
 from fewtags.labels import Label, Places
 from fewtags.patches import SLACK, cells_of_boxes, cells_of_masks, locations_to_crop, patch_labels
 

@@ -1,4 +1,4 @@
-"""The Python interface in one class, in the manner of scikit-learn; everything it does is built from public parts."""
+"""The Python interface, in the style of scikit-learn: `Classifier` and `pretrain`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fewtags.config.parse import apply_overrides, parse
 from fewtags.config.sections import Config
-from fewtags.engine.encoder_file import ENCODER_FILE, PRETRAIN_SETTINGS, initial_weights
+from fewtags.engine.encoder_file import initial_weights
 from fewtags.engine.evaluate import Evaluation
 from fewtags.engine.events import Event, Noted
 from fewtags.engine.machine import torch_device
@@ -22,15 +22,11 @@ from fewtags.engine.methods import settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
 from fewtags.engine.plan import Tables, hold_out, make_plan
 from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
-from fewtags.engine.pretrain import (
-    PretrainRun,
-    make_pretrain_plan,
-    open_pretrain_run,
-    read_settings,
-    refuse_other_run,
-)
-from fewtags.engine.record import IN_MEMORY, changed_split, refuse_used_folder
-from fewtags.engine.run import Run, open_run
+from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
+from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run, refuse_other_run
+from fewtags.engine.runfolder import ENCODER_FILE, IN_MEMORY, PRETRAINING, TRAINING, RunFolder, refuse_used_folder
+from fewtags.engine.train_record import changed_split
+from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.read import read
 from fewtags.labels import ClassNames
@@ -39,28 +35,28 @@ from fewtags.objectives.base import Objective
 from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.table import LabelTable
 
-# What in the section [data] is not about files.
+# Settings of [data] that do not concern label files.
 SPLIT_SETTINGS = ("data.val_share", "data.group_by", "data.decode")
 
 Labels = LabelTable | Path | str
-"""A table, or where to read one."""
+"""A table, or a path to read one from."""
 
 
 @final
 class Classifier:
     """A multi-label image classifier that is trained from few labels.
 
-    The constructor only keeps its arguments; `fit` learns, and what it learned ends in an underscore.
+    The constructor only stores its arguments. `fit` trains; attributes that it sets end in an underscore.
 
     Args:
-        backbone: any timm model with a spatial feature map; None: the preset's.
-        objective: the method; None: `PatchML` where points or boxes are known, else `ExpectedNegative`, with their
-            defaults and what follows from the labels.
-        weights: "hub", "offline", "none" or a file; None: what there is.
-        size: input side in pixels; None: the preset's.
-        preset: "cpu", "finetune", "paper", ...; None: by machine.
-        device: "cpu" ignores GPUs; None takes the best there is.
-        seed: decides everything random.
+        backbone: any timm model with a spatial feature map; None for the preset's.
+        objective: the method; None for `PatchML` if the labels have points or boxes, else `ExpectedNegative`, with
+            settings derived from the labels.
+        weights: "hub", "offline", "none" or a file; None for "offline" if that package is installed, else "hub".
+        size: input side in pixels; None for the preset's.
+        preset: "cpu", "finetune", "paper", ...; None chooses by machine.
+        device: "cpu" ignores GPUs; None uses the best device.
+        seed: seed of everything random.
         init: a pretraining run, or its encoder file, whose backbone training starts from.
 
     >>> clf = Classifier(backbone="resnet50", preset="paper")
@@ -88,10 +84,10 @@ class Classifier:
 
     @classmethod
     def load(cls, place: Path | str, device: str | None = None) -> Self:
-        """A trained classifier from a run folder or its `model.safetensors`.
+        """Load a trained classifier from a run folder or its `model.safetensors`.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is no model.
         """
         net, info = load_model(place)
         made = cls(info.backbone, size=info.size, device=device)
@@ -99,14 +95,14 @@ class Classifier:
         return made
 
     def save(self, path: Path | str) -> None:
-        """Write the model file: weights, classes, thresholds, preprocessing. Its folder is made if need be."""
+        """Write the model file: weights, classes, thresholds, preprocessing. A missing folder is made."""
         net, info = self._trained()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         save_model(Path(path), net, info)
 
     @property
     def fitted(self) -> bool:
-        """Whether there is a model to use."""
+        """Whether there is a trained model."""
         return self._net is not None
 
     @property
@@ -116,12 +112,12 @@ class Classifier:
 
     @property
     def thresholds_(self) -> NDArray[np.float64]:
-        """float64 [C]: the probability from which on each class is taken as present."""
+        """float64 [C]: the smallest probability at which each class is taken as present."""
         return np.array(self._trained()[1].thresholds)
 
     @property
     def info_(self) -> ModelInfo:
-        """Everything the model file says beside the weights."""
+        """The metadata of the model file."""
         return self._trained()[1]
 
     def fit(
@@ -135,34 +131,35 @@ class Classifier:
         on_event: Callable[[Event], None] | None = None,
         settings: dict[str, Any] | None = None,
     ) -> Self:
-        """Train in a run folder. With the folder of an interrupted fit, the same fit goes on where it was.
+        """Train in a run folder. If it holds an interrupted fit with the same arguments, that fit is resumed.
 
         Args:
-            train: the labels, or a path that `fewtags.read` reads with its defaults; photos are found below its root.
-            val: chooses the epoch and the thresholds; None: a tenth of `train`, by seed, equal photos together.
-            out: the run folder: record, checkpoints, model, evaluation.
-            epochs: of all stages that train in steps; None: the preset's.
+            train: the labels, or a path that `fewtags.read` reads with its defaults.
+            val: labels to choose epoch and thresholds; None holds out a tenth of `train`, equal photos together.
+            out: the run folder for record, checkpoints, model and evaluation.
+            epochs: of all stages that train in steps; None for the preset's.
             truth: complete labels of the training images, for diagnostics only.
             on_event: called with every `fewtags.engine.events` event.
-            settings: further ones by dotted key, for example {"train.batch_size": 8}; `fewtags config` lists them. They
-                come before what the constructor and the objective say.
+            settings: other settings by dotted key, for example {"train.batch_size": 8}; `fewtags config` lists them.
+                They override the constructor and the objective.
 
         Raises:
-            ConfigError: settings that do not fit; a folder with a finished run or with another one.
-            DataError: labels or photos that cannot be used.
+            ConfigError: settings do not fit; the folder has a finished run or another run.
+            DataError: labels or photos cannot be used.
             TrainingError: the loss is not finite.
         """
         out, cpu = Path(out), self._cpu
         config = self._config(epochs, settings or {})
         given = (None if labels is None else _table(labels) for labels in (val, truth))
         tables = self._tables(config, _table(train), *given)
-        if (out / "run.toml").exists() and not (out / "model.safetensors").exists():
+        folder = RunFolder(out, TRAINING)
+        if folder.has_begun and not folder.is_finished:
             run = open_run(out, cpu=cpu)
             _refuse_other(run, config, tables)
             events = run.resume()
         else:
             refuse_used_folder(out)
-            events = Run(make_plan(config, tables=tables, out=out, cpu=cpu), out, cpu=cpu).start()
+            events = TrainRun(make_plan(config, tables=tables, out=out, cpu=cpu), out, cpu=cpu).start()
         for event in events:
             if on_event is not None:
                 on_event(event)
@@ -170,10 +167,10 @@ class Classifier:
         return self
 
     def evaluate(self, table: Labels) -> Evaluation:
-        """Measure on a table, or what a path holds; unknown cells are left out. `print` the result.
+        """Evaluate on a table or the labels at a path; unknown cells are left out. The result can be printed.
 
         Raises:
-            DataError: the table has no photos or no class that the model knows.
+            DataError: the table has no photos, or no class that the model knows.
         """
         net, info = self._trained()
         return evaluate_table(net, info, _table(table), cpu=self._cpu)[0]
@@ -187,7 +184,7 @@ class Classifier:
         return self._probabilities(photos).astype(np.float32)
 
     def predict(self, photos: Sequence[Path | str], max_tags: int | None = None) -> list[list[str]]:
-        """The class ids of every photo at the stored thresholds, best first.
+        """Return the class ids of every photo at the stored thresholds, best first.
 
         Raises:
             DataError: a photo cannot be read.
@@ -196,15 +193,15 @@ class Classifier:
         return [[ids[c] for c in decide(row, self.thresholds_, max_tags)] for row in self._probabilities(photos)]
 
     def heatmaps(self, photo: Path | str, *, coupled: bool = False) -> NDArray[np.float32]:
-        """float32 [C, h, w]: where each class is seen, in the photo's frame (policy `imagenet`: of its centre crop).
+        """float32 [C, h, w]: a heatmap per class in the photo's frame (policy `imagenet`: in that of its centre crop).
 
         Args:
             photo: its file.
-            coupled: the class token's attention times the class logits (TS-CAM) in the place of probabilities. They
+            coupled: return the class token's attention times the class logits (TS-CAM) instead of probabilities. They
                 have no common scale, and may be negative.
 
         Raises:
-            ConfigError: coupled maps of a backbone that is no ViT with a class token.
+            ConfigError: `coupled` needs a ViT with a class token.
             DataError: the photo cannot be read.
         """
         net, info = self._trained()
@@ -213,7 +210,7 @@ class Classifier:
     def _probabilities(self, photos: Sequence[Path | str]) -> NDArray[np.float64]:
         net, info = self._trained()
         if isinstance(photos, str | Path):
-            raise DataError(f"expected a list of photos, got one name: write [{str(photos)!r}].")
+            raise DataError(f"expected a list of photos, got a single path; pass [{str(photos)!r}].")
         rows = []
         for found in predict_photos(net, info, [Path(p) for p in photos], self._device()):
             if found.prob is None:
@@ -229,7 +226,7 @@ class Classifier:
     @property
     def _cpu(self) -> bool:
         if self.device not in (None, "cpu"):
-            raise ConfigError(f"device is {self.device!r}; give 'cpu', or None for the best there is.")
+            raise ConfigError(f"device is {self.device!r}; give 'cpu', or None for the best device.")
         return self.device == "cpu"
 
     def _device(self) -> torch.device:
@@ -247,7 +244,7 @@ class Classifier:
         }
         if meaningless := [key for key in settings if key.startswith("data.") and key not in SPLIT_SETTINGS]:
             raise ConfigError(
-                f"{meaningless[0]} is about label files, and this is a table in memory; set it where the table is read."
+                f"{meaningless[0]} is a setting for reading label files, but fit gets a table; pass it to fewtags.read."
             )
         tree = {} if self.objective is None else {"objective": settings_of(self.objective).model_dump()}
         tree = apply_overrides(tree, {k: v for k, v in chosen.items() if v is not None})
@@ -266,15 +263,15 @@ def _table(labels: Labels) -> LabelTable:
     return labels if isinstance(labels, LabelTable) else read(labels)
 
 
-def _refuse_other(run: Run, config: Config, tables: Tables) -> None:
-    """An interrupted run goes on with what it began with, or not at all."""
+def _refuse_other(run: TrainRun, config: Config, tables: Tables) -> None:
+    """Check that an interrupted run began with the same settings and labels."""
     if config != run.plan.config:
         raise ConfigError(
-            f"{run.out} holds an interrupted run with other settings; fit with the ones in {run.out / 'run.toml'}, or "
-            "take another folder."
+            f"{run.out} has an interrupted run with other settings; use those in {run.out / 'run.toml'}, or another "
+            "folder."
         )
     if changed := changed_split(run.plan.tables, tables, run.out):
-        raise ConfigError(f"{run.out} holds an interrupted run on other {changed} labels; take another folder.")
+        raise ConfigError(f"{run.out} has an interrupted run on other {changed} labels; use another folder.")
 
 
 def pretrain(
@@ -291,29 +288,29 @@ def pretrain(
     on_event: Callable[[Event], None] | None = None,
     settings: dict[str, Any] | None = None,
 ) -> Path:
-    """Pretrain a backbone on photos without labels. With the folder of an interrupted run, it goes on where it was.
+    """Pretrain a backbone on photos without labels. If the folder holds an interrupted run, that run is resumed.
 
-    What the settings suit badly, and a collapse that is not to stop it, are Python warnings.
+    Unsuitable settings are reported as Python warnings, and so is a collapse that does not stop the run.
 
     Args:
-        photos: a folder of photos, a label file or a table, whose labels are not looked at.
+        photos: a folder of photos, a label file or a table; labels are ignored.
         out: the run folder.
         method: "mls", "moco", "densecl", "nnclr", "byol" or "simsiam".
-        backbone: any timm model with a spatial feature map; None: the preset's.
-        weights: what it starts from: "none", "hub", "offline" or a file.
-        size: input side in pixels; None: the preset's.
-        epochs: None: the preset's.
-        device: "cpu" ignores GPUs; None takes the best there is.
-        seed: decides everything random.
+        backbone: any timm model with a spatial feature map; None for the preset's.
+        weights: initial weights: "none", "hub", "offline" or a file.
+        size: input side in pixels; None for the preset's.
+        epochs: number of epochs; None for the preset's.
+        device: "cpu" ignores GPUs; None uses the best device.
+        seed: seed of everything random.
         on_event: called with every `fewtags.engine.events` event.
-        settings: further ones by dotted key; `fewtags config --pretrain` lists them.
+        settings: other settings by dotted key; `fewtags config --pretrain` lists them.
 
     Returns:
-        the encoder file, for `Classifier(init=...)`.
+        the path of the encoder file, for `Classifier(init=...)`.
 
     Raises:
-        ConfigError: settings that do not fit; a folder with a finished run.
-        DataError: no photo that can be read.
+        ConfigError: settings do not fit; the folder has a finished run.
+        DataError: no photo can be read.
         TrainingError: the loss is not finite, or all photos get the same vector.
     """
     out, cpu = Path(out), device == "cpu"
@@ -330,7 +327,8 @@ def pretrain(
     }
     tree = apply_overrides({}, {key: value for key, value in chosen.items() if value is not None})
     config = read_settings(tree, "the settings")
-    if (out / PRETRAIN_SETTINGS).exists() and not (out / ENCODER_FILE).exists():
+    folder = RunFolder(out, PRETRAINING)
+    if folder.has_begun and not folder.is_finished:
         run = open_pretrain_run(out, cpu=cpu)
         refuse_other_run(run, config, table)
         events = run.resume()

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 import torchvision
 from torch import Tensor
 
-from fewtags.engine.checkpoint import publish_tensors
 from fewtags.engine.encoder_file import EncoderInfo
+from fewtags.engine.tensor_files import publish_tensors
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.files import replacing
 from fewtags.nets.encoder import Encoder

@@ -7,19 +7,11 @@ A `View` maps crop coordinates to image coordinates:  x = a u + b v + c,  y = d 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float
 from numpy.typing import NDArray
-from torch import Tensor
-
-WITHOUT_BORDER = ("mps",)
-"""Device types whose `grid_sample` has no border padding."""
 
 
 @final
@@ -102,54 +94,3 @@ class View:
     def _from_square(cls, square: NDArray[np.floating]) -> View:
         a, b, c, d, e, f = (float(v) for v in square[:2].reshape(-1))
         return cls((a, b, c, d, e, f))
-
-
-def stack_views(views: Sequence[View]) -> Float[Tensor, "b 2 3"]:
-    """Stack views as float32 [b, 2, 3], their form in a batch."""
-    return torch.tensor([v.matrix for v in views], dtype=torch.float32).view(-1, 2, 3)
-
-
-def _theta(views: Float[Tensor, "b 2 3"]) -> Float[Tensor, "b 2 3"]:
-    """Convert views to coordinates in -1..1, as `affine_grid` expects."""
-    linear = views[:, :, :2]
-    return torch.cat([linear, (linear.sum(2) + 2 * views[:, :, 2] - 1)[:, :, None]], 2)
-
-
-def invert_views(views: Float[Tensor, "b 2 3"]) -> Float[Tensor, "b 2 3"]:
-    """Invert a batch of views: image -> crop."""
-    a, b, c, d, e, f = views.flatten(1).unbind(1)
-    det = a * e - b * d
-    return torch.stack([e, -b, b * f - c * e, -d, a, c * d - a * f], 1).div(det[:, None]).view(-1, 2, 3)
-
-
-def maps_to_crop(
-    maps: Float[Tensor, "b c H W"], views: Float[Tensor, "b 2 3"], size: tuple[int, int]
-) -> Float[Tensor, "b c h w"]:
-    """Resample image-frame maps through each view: resize(T(H)) of SCL eq. (7), bilinear, in one batched call."""
-    grid = F.affine_grid(_theta(views), [len(maps), 1, *size], align_corners=False)
-    return _resample(maps, grid)
-
-
-def maps_to_image(
-    maps: Float[Tensor, "b c h w"], views: Float[Tensor, "b 2 3"], size: tuple[int, int]
-) -> tuple[Float[Tensor, "b c H W"], Bool[Tensor, "b 1 H W"]]:
-    """Resample crop-frame maps into the image frame, bilinear.
-
-    Returns:
-        the maps on the image-frame grid, and a mask of the cells whose centre is inside the crop. Values of other
-        cells repeat the border and have no meaning.
-    """
-    grid = F.affine_grid(_theta(invert_views(views)), [len(maps), 1, *size], align_corners=False)
-    return _resample(maps, grid), (grid.abs() <= 1).all(-1)[:, None]
-
-
-def _resample(maps: Float[Tensor, "b c H W"], grid: Float[Tensor, "b h w 2"]) -> Float[Tensor, "b c h w"]:
-    """Sample bilinearly; values beyond the border repeat it.
-
-    MPS has no border padding, so the CPU computes it: clamping the grid to the outermost cell centres would not give
-    the same values, because float32 coordinates do not hit the centres (off by up to 7e-7 on 40 x 40 maps).
-    """
-    device = maps.device
-    if device.type in WITHOUT_BORDER:
-        maps, grid = maps.cpu(), grid.cpu()
-    return F.grid_sample(maps, grid, mode="bilinear", padding_mode="border", align_corners=False).to(device)

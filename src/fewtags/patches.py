@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int8, Int64
 from torch import Tensor
 
+from fewtags.batched_views import invert_views
 from fewtags.errors import ConfigError
-from fewtags.geometry import invert_views
 from fewtags.labels import Label, Places
 
 # Shares and positions this close to a limit count as reaching it: the resolution of float32 coordinates and views.

@@ -13,8 +13,9 @@ import torch
 from PIL import Image
 
 from fewtags.config.sections import StageConfig
+from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.events import EpochEnded
-from fewtags.engine.fit import Fit, FitConfig, make_accelerator
+from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.sources import CachePlan, StoredViews, fill_views
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label, LabelMatrix
@@ -82,7 +83,7 @@ def train(net, source, labels, model=None):
         StageConfig(name="main", epochs=2, lr=1e-3, trainable=4),
     )
     objective = ExpectedNegative(positives_per_image=1.5, scl_weight=1.0)
-    config, problem = FitConfig(stages, batchnorm_eval=True), Problem(labels, (2, 2), warmup_epochs=1, epochs=3)
+    config, problem = FitConfig(stages=stages, batchnorm_eval=True), Problem(labels, (2, 2), warmup_epochs=1, epochs=3)
     fit = Fit(net, objective, source, config, problem, accelerator=make_accelerator(cpu=True), model=model)
     return [event.record["train/loss"] for event in fit.run() if isinstance(event, EpochEnded)]
 

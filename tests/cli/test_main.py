@@ -119,3 +119,36 @@ def test_every_help_begins_with_a_short_sentence(run: Run, command: str) -> None
     assert result.exit_code == 0
     listed = next(line for line in run("--help").stdout.splitlines() if line.strip(" │").startswith(command + " "))
     assert "..." not in listed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train", "NOWHERE"), "does not exist"),
+        (("train", "FOLDER", "--val", "NOWHERE"), "does not exist"),
+        (("train", "FOLDER", "--images", "NOWHERE"), "is not a folder"),
+        (("train", "FOLDER", "--config", "NOWHERE"), "does not exist"),
+        (("train", "FOLDER", "--set", "train.epoch=3"), "did you mean 'train.epochs'?"),
+        (("train", "FOLDER", "--set", "train.epochs=0"), "train.epochs = 0"),
+        (("train", "FOLDER", "--out", "FOLDER"), "is not empty"),
+        (("pretrain", "NOWHERE"), "does not exist"),
+        (("pretrain", "FOLDER", "--set", "train.epoch=3"), "did you mean 'train.epochs'?"),
+        (("check", "NOWHERE"), "does not exist"),
+        (("check", "FOLDER", "--set", "data.uncertain=one"), "data.uncertain = 'one'"),
+    ],
+)
+def test_wrong_paths_and_settings_are_reported_without_torch(
+    tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "FOLDER" / "cat").mkdir(parents=True)
+    (tmp_path / "FOLDER" / "cat" / "1.jpg").touch()
+    code = (
+        "import sys\n"
+        f"sys.argv = ['fewtags', *{words!r}]\n"
+        "from fewtags.cli.main import run\n"
+        "try:\n    run()\n"
+        "except SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "1 False\n"
+    assert message in done.stderr

@@ -13,7 +13,7 @@ from typer.testing import Result
 
 from fewtags.config.parse import load_toml
 from fewtags.engine.events import StepEnded
-from fewtags.engine.pretrain import PretrainRun
+from fewtags.engine.pretrain_run import PretrainRun
 
 Run = Callable[..., Result]
 TINY = (
@@ -74,7 +74,7 @@ def test_an_interrupted_run_resumes_by_the_same_command_as_others(
         patch.setattr(PretrainRun, "start", stopping)
         stopped = run("pretrain", photos, "--out", out, *TINY)
     assert stopped.exit_code == 130
-    assert f"interrupted; `fewtags resume {out}` goes on from the last checkpoint." in stopped.stderr
+    assert f"interrupted; `fewtags resume {out}` continues from the last checkpoint." in stopped.stderr
     assert run("resume", out, "--cpu").exit_code == 0
     one, two = (load_file(place / "encoder.safetensors") for place in (pretrained[0], out))
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -103,7 +103,7 @@ def test_training_starts_from_the_pretrained_backbone(
     assert all(torch.equal(after[name], value) for name, value in before.items() if not name.endswith("tracked"))
     both = run("train", dataset / "train.parquet", "--init", out, "--weights", "none")
     assert both.exit_code == 1
-    assert "both say what training starts from; give one." in both.stderr
+    assert "are both initial weights; give one of them." in both.stderr
     nothing = run("train", dataset / "train.parquet", "--init", tmp_path / "nothing")
     assert "does not exist; give the folder of a pretraining run" in nothing.stderr
 
@@ -155,7 +155,7 @@ def test_what_is_exported_never_overwrites_what_it_comes_from(run: Run, pretrain
     before = (out / "encoder.safetensors").read_bytes()
     refused = run("export-backbone", out, out / "encoder.safetensors")
     assert refused.exit_code == 1
-    assert "is what is read here, and would be lost; write to another file." in refused.stderr
+    assert "is an input of this command and would be lost; write to another file." in refused.stderr
     assert (out / "encoder.safetensors").read_bytes() == before
 
 
@@ -164,7 +164,7 @@ def test_other_commands_know_a_pretraining_run(run: Run, pretrained: tuple[Path,
     assert run("report", out).stdout.strip() == str(out / "report.html")
     predicted = run("predict", out, photos)
     assert predicted.exit_code == 1
-    assert f"{out} is a pretraining run, which knows no classes; train a model from it" in predicted.stderr
+    assert f"{out} is a pretraining run, which has no classes; train a model from it" in predicted.stderr
 
 
 def test_a_collapse_leaves_curves(run: Run, photos: Path, tmp_path: Path) -> None:

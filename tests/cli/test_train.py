@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import Result
 
-from fewtags.cli.train import what_next
 from fewtags.config.parse import load_toml
 from fewtags.engine.events import Event, Saved
 from fewtags.engine.methods import METHODS
-from fewtags.engine.run import Run as EngineRun
+from fewtags.engine.train_run import TrainRun as EngineRun
 
 Run = Callable[..., Result]
 
@@ -107,22 +106,6 @@ def test_resume_of_a_finished_run_writes_its_missing_report(
     assert "is finished; its model is" in run("resume", out).stderr
 
 
-def test_what_an_interrupted_run_can_do_next(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    resume = f"`fewtags resume {out}`"
-    assert what_next(out) == "nothing was written yet; the same command starts again"
-    (out / "checkpoints").mkdir(parents=True)
-    assert what_next(out) == "nothing was written yet; the same command starts again"
-    (out / "run.toml").touch()
-    assert what_next(out) == f"{resume} begins again, since no checkpoint was complete"
-    (out / "checkpoints" / "LAST").touch()
-    assert what_next(out) == f"{resume} goes on from the last checkpoint"
-    (out / "model.safetensors").touch()
-    assert what_next(out) == f"the model is complete, and {resume} writes the report"
-    (out / "report.html").touch()
-    assert what_next(out) == "the run is complete"
-
-
 def test_interrupted_before_anything_was_written(
     run: Run, train_command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,10 +115,10 @@ def test_interrupted_before_anything_was_written(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fewtags.engine.run.write_record", stopped)
+        patch.setattr("fewtags.engine.train_run.write_record", stopped)
         first = run(*train_command, "--out", tmp_path / "run")
     assert first.exit_code == 130
-    assert first.stderr.endswith("interrupted; nothing was written yet; the same command starts again.\n")
+    assert first.stderr.endswith("interrupted; nothing was written yet; run the same command again.\n")
     assert run(*train_command, "--out", tmp_path / "run").exit_code == 0
 
 
@@ -150,7 +133,7 @@ def test_interrupted_while_the_report_is_written(
         first = run(*train_command, "--out", tmp_path / "run")
     assert first.exit_code == 130
     resume = f"`fewtags resume {tmp_path / 'run'}`"
-    assert first.stderr.endswith(f"interrupted; the model is complete, and {resume} writes the report.\n")
+    assert first.stderr.endswith(f"interrupted; the model is complete; {resume} writes the missing report.\n")
     assert run("resume", tmp_path / "run").exit_code == 0
     assert (tmp_path / "run" / "report.html").exists()
 
@@ -172,8 +155,9 @@ def test_resume_says_what_it_could_not_look_at(
     result = run("resume", tmp_path / "run", "--cpu")
     assert result.exit_code == 0, result.stderr
     assert result.stderr.startswith(
-        f"labels: {tmp_path / 'train.parquet'} is no longer there, so the run's own copy is used without a look at "
-        f"what has changed\n{tmp_path / 'run'} has no complete checkpoint: training BEGINS AGAIN with epoch 1\n"
+        f"labels: {tmp_path / 'train.parquet'} no longer exists, so changes of the labels cannot be detected; the "
+        f"run continues with its own copy\n{tmp_path / 'run'} has no complete checkpoint: training STARTS AGAIN with "
+        "epoch 1\n"
     )
 
 
@@ -194,7 +178,7 @@ def test_a_place_that_cannot_be_written_is_noticed_first(
     result = run(*words, "--out", place)
     assert result.exit_code == 1
     assert result.stderr == (
-        f"error: {place} cannot be made, since {tmp_path / 'notes.txt'} is a file; choose another --out.\n"
+        f"error: --out {place} cannot be written: {tmp_path / 'notes.txt'} is not a folder; give another path.\n"
     )
 
 
@@ -271,13 +255,13 @@ def test_interrupted_and_resumed_run_has_the_same_weights(
     assert first.exit_code == 130
     assert first.stdout == ""
     assert first.stderr.endswith(
-        f"interrupted; `fewtags resume {tmp_path / 'run'}` goes on from the last checkpoint.\n"
+        f"interrupted; `fewtags resume {tmp_path / 'run'}` continues from the last checkpoint.\n"
     )
     again = run(*train_command, "--out", tmp_path / "run")
-    assert again.stderr.endswith(f"go on with: fewtags resume {tmp_path / 'run'}.\n")
+    assert again.stderr.endswith(f"continue the run with: fewtags resume {tmp_path / 'run'}.\n")
     second = run("resume", tmp_path / "run", "--cpu")
     assert second.exit_code == 0, second.stderr
-    assert "going on with epoch 4/6" in second.stderr
+    assert "resuming at epoch 4/6" in second.stderr
     assert second.stdout.splitlines()[0] == trained[1].stdout.splitlines()[0]
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "run", trained[0]))
     assert ours.keys() == theirs.keys()
@@ -296,7 +280,7 @@ def test_interrupted_before_the_first_checkpoint(
     monkeypatch.setattr(EngineRun, "start", stopped)
     first = run(*train_command, "--out", tmp_path / "run")
     assert first.exit_code == 130
-    assert first.stderr.endswith("begins again, since no checkpoint was complete.\n")
+    assert first.stderr.endswith("starts again from the first epoch, because no checkpoint was complete.\n")
     assert run("resume", tmp_path / "run", "--cpu").exit_code == 0
 
 

@@ -91,7 +91,7 @@ def test_evaluate_on_a_run_that_is_not_finished(run: Run, dataset: Path, tmp_pat
         result = run(command, tmp_path, dataset / ("val.parquet" if command == "evaluate" else "images"))
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr.splitlines()[-1] == (
-            f"error: {tmp_path} is a run that is not finished, so it has no model yet; go on with `fewtags resume "
+            f"error: {tmp_path} is a run that is not finished, so it has no model yet; finish it with `fewtags resume "
             f"{tmp_path}`."
         )
 
@@ -411,7 +411,7 @@ def test_predict_skips_what_train_skips(run: Run, model: Path, photos: Path, tmp
     (tmp_path / "._0.png").write_bytes(b"what macOS leaves on other disks")
     result = run("predict", model, tmp_path, "--wide", "--cpu")
     assert result.exit_code == 0, result.stderr
-    assert result.stderr == f"skipped in {tmp_path}, since they are not photos: (hidden) 1\n"
+    assert result.stderr == f"skipped in {tmp_path}, because they are not photos: (hidden) 1\n"
     assert len(result.stdout.splitlines()) == 2
 
 

@@ -146,12 +146,12 @@ def test_epochs_and_lr_are_of_the_whole_run(epochs, lr, stages):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"train__epochs": 3}, "train.epochs is about training in steps"),
-        ({"train__lr": 1e-3}, "train.lr is about training in steps"),
-        ({"train__cached_views": 0}, "train.cached_views is about training in steps"),
+        ({"train__epochs": 3}, "train.epochs needs training in steps"),
+        ({"train__lr": 1e-3}, "train.lr needs training in steps"),
+        ({"train__cached_views": 0}, "train.cached_views needs training in steps"),
         ({"augment__policy": "coco", "train__accumulate": 2},
-         "train.accumulate, augment.policy are about training in steps"),
-        ({"train__stages": [STAGE]}, "train.stages is about training in steps"),
+         "train.accumulate, augment.policy need training in steps"),
+        ({"train__stages": [STAGE]}, "train.stages needs training in steps"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("preset", [None, "cpu"])
@@ -199,7 +199,7 @@ def test_a_stage_may_solve_the_head_before_others_train():
     stages = [{"name": "solve", "logit_variances": [1.0], "trainable": "head"}, STAGE]
     found = resolve(read(train__stages=stages), LAPTOP)
     assert [(s.name, s.epochs, s.solved) for s in found.stages] == [("solve", 1, True), ("main", 2, False)]
-    with pytest.raises(ConfigError, match="stage 'solve' solves the head, which this method's loss does not allow"):
+    with pytest.raises(ConfigError, match="stage 'solve' solves the head, but this method compares views or changes"):
         resolve(read(train__stages=stages), LAPTOP.model_copy(update={"solvable": False}))
 
 
@@ -216,11 +216,19 @@ def test_views_are_cached_where_every_stage_trains_the_head():
     assert resolve(read(train__stages=[head], train__preset="paper", train__cached_views=3), LAPTOP).cached_views == 3
 
 
+def test_the_last_epoch_is_a_choice_where_epochs_follow_each_other():
+    """Of a single solution, of steps, and of steps after a solved warm-up."""
+    single = {"name": "solve", "logit_variances": [1.0], "trainable": "head"}
+    assert resolve(read(train__select="last", train__stages=[single]), LAPTOP).select == "last"
+    assert resolve(read(train__select="last", train__preset="views"), LAPTOP).select == "last"
+    assert resolve(read(train__select="last", train__preset="finetune"), LAPTOP).stages[0].solved
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"train__stages": [STAGE], "train__epochs": 3},
-         "train.epochs and train.lr change the preset's stages; with train.stages set them there."),
+         "train.epochs and train.lr change the preset's stages; set them in train.stages instead."),
         ({"train__stages": [STAGE], "train__cached_views": 2},
          'train.cached_views needs a frozen trunk: give every stage trainable = "head", or set it to 0.'),
         ({"augment__policy": "none", "augment__flip": True},
@@ -230,11 +238,14 @@ def test_views_are_cached_where_every_stage_trains_the_head():
          'augment.min_area = 0.5 and augment.flip = true would do nothing: augment.policy = "none" shows the whole '
          'photo, never flipped; leave it out, or use the policy "coco" or "imagenet".'),
         ({"train__precision": "fp16"}, 'train.precision = "fp16" needs a GPU; use bf16 or no.'),
-        ({"train__stages": []}, "train.stages have no epoch in all; give at least one stage epochs above 0."),
+        ({"train__stages": []}, "train.stages have no epochs; give at least one stage epochs above 0."),
         ({"train__stages": [STAGE | {"epochs": 0}]},
-         "train.stages have no epoch in all; give at least one stage epochs above 0."),
+         "train.stages have no epochs; give at least one stage epochs above 0."),
         ({"train__stages": [STAGE, STAGE | {"name": "late", "warmup": True}]},
          "stage 'late' has warmup = true but comes after a stage without; warm-up stages come first."),
+        ({"train__select": "last"},
+         'train.select = "last" cannot choose among the 6 logit_variances of stage \'solve\': use "auto", which '
+         "chooses on validation; or give the stage a single one in train.stages; or train in steps (--preset views)."),
     ],
 )  # fmt: skip
 def test_settings_that_contradict_each_other(changes, message):

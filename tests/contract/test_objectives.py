@@ -17,8 +17,9 @@ import torch
 from contract_loop import ContractLoop, assert_same
 from torch import nn
 
+from fewtags.batched_views import maps_to_crop, stack_views
 from fewtags.engine.methods import method_class
-from fewtags.geometry import View, maps_to_crop, stack_views
+from fewtags.geometry import View
 from fewtags.labels import Batch, Label, LabelMatrix, Places, SecondView
 from fewtags.nets.spatial import Output
 from fewtags.objectives.assume_negative import BCE, AssumeNegative

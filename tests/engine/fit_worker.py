@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from fewtags.batched_views import maps_to_crop, stack_views
 from fewtags.config.sections import StageConfig
 from fewtags.engine.checkpoint import CheckpointFolder
+from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.evaluate import epoch_metrics
 from fewtags.engine.events import StepEnded
-from fewtags.engine.fit import Fit, FitConfig, make_accelerator
-from fewtags.geometry import View, maps_to_crop, stack_views
+from fewtags.engine.fit import Fit, FitConfig
+from fewtags.geometry import View
 from fewtags.labels import Batch, Label, LabelMatrix
 from fewtags.losses.partial import assume_negative
 from fewtags.nets.spatial import SpatialHead, SpatialNet
@@ -140,7 +142,7 @@ def make_fit(
     sampler = EpochSampler(samples, BATCH, 3, shard.rank, shard.world)
     if seen_as is not None:
         sampler = Together(samples, BATCH, 3, seen_as)
-    settings = FitConfig(tuple(stages), seed=3, **config)
+    settings = FitConfig(stages=tuple(stages), seed=3, **config)
     problem = Problem(
         LabelMatrix.from_dense(labels),
         (3, 3),

@@ -5,9 +5,10 @@ from pathlib import Path
 import torch
 from two_processes import main
 
-from fewtags.engine.checkpoint import load_part
 from fewtags.engine.events import EpochEnded, StepEnded
-from fewtags.engine.pretrain import PretrainRun, make_pretrain_plan, open_pretrain_run, read_settings
+from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
+from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run
+from fewtags.engine.tensor_files import load_part
 
 TREE = {
     "model": {"backbone": "test_resnet"},

@@ -9,9 +9,10 @@ from torch import nn
 from two_processes import main
 
 from fewtags.config.sections import StageConfig
+from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.evaluate import epoch_metrics
 from fewtags.engine.events import Ended
-from fewtags.engine.fit import Fit, FitConfig, make_accelerator
+from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.sources import StoredViews, ViewFeatures
 from fewtags.labels import Label, LabelMatrix
 from fewtags.nets.spatial import SpatialHead, SpatialNet
@@ -36,7 +37,7 @@ def make_fit(out, shard, objective=None, *, stages=STAGES, val_unknown=False, **
     sampler = EpochSampler(SAMPLES, 6, 0, shard.rank, shard.world)
     source = StoredViews(ViewFeatures(own, identity), sampler, labels, shard=shard)
     net = SpatialNet(nn.Identity(), SpatialHead(DIM, CLASSES))
-    config = FitConfig(stages, **options)
+    config = FitConfig(stages=stages, **options)
     device = torch.device("cpu")
     problem = Problem(
         labels, (1, 1), warmup_epochs=config.warmup_epochs, epochs=config.epochs, seed=0, shard=shard, device=device

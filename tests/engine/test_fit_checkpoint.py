@@ -11,8 +11,9 @@ from fits import STEPS, assert_same_run, assert_same_state, records, state, take
 from torch import nn
 
 from fewtags.config.sections import StageConfig
+from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.events import Ended, Started
-from fewtags.engine.fit import Fit, FitConfig, make_accelerator
+from fewtags.engine.fit import Fit, FitConfig
 from fewtags.errors import CheckpointError
 from fewtags.nets.spatial import SpatialHead, SpatialNet
 from fewtags.objectives.assume_negative import AssumeNegative
@@ -167,7 +168,7 @@ def test_two_loader_workers_give_the_run_of_none(scenes, tmp_path, left):
         stages = (StageConfig(name="main", epochs=2, lr=1e-2),)
         method = ExpectedNegative(positives_per_image=2.9, scl_weight=0.5)
         problem = Problem(train.matrix, (8, 8), epochs=2, seed=3)
-        config = FitConfig(stages, seed=3, checkpoint_every_steps=3)
+        config = FitConfig(stages=stages, seed=3, checkpoint_every_steps=3)
         return Fit(net, method, loader, config, problem, accelerator=make_accelerator(cpu=True), out=out)
 
     fits = []
@@ -217,8 +218,8 @@ def test_another_method_is_refused(tiny, interrupted):
     out, path, options = interrupted
     fit = tiny.make_fit(out, objective=AssumeNegative(), **options)
     assert refusal(fit) == (
-        f"{path} was written with parts ['expected_positives', 'heatmaps', 'scores'], this run has []; resume it the "
-        "way it began."
+        f"{path} was written with parts ['expected_positives', 'heatmaps', 'scores'], this run has []; resume it "
+        "with what it began with."
     )
 
 
@@ -226,14 +227,14 @@ def test_another_number_of_processes_is_refused(tiny, interrupted):
     out, path, options = interrupted
     edit(path, processes=2)
     assert refusal(tiny.make_fit(out, **options)) == (
-        f"{path} was written with processes 2, this run has 1; resume it the way it began."
+        f"{path} was written with processes 2, this run has 1; resume it with what it began with."
     )
 
 
 def test_other_settings_are_refused(tiny, interrupted):
     out, path, options = interrupted
     assert refusal(tiny.make_fit(out, **options | {"accumulate": 2})) == (
-        f"{path} was written with accumulate 1, this run has 2; resume it the way it began."
+        f"{path} was written with accumulate 1, this run has 2; resume it with what it began with."
     )
     assert "steps per epoch 6, this run has 5" in refusal(tiny.make_fit(out, samples=20, **options))
     # Where checkpoints are written changes nothing else.
@@ -244,8 +245,8 @@ def test_another_format_is_refused(tiny, interrupted):
     out, path, options = interrupted
     edit(path, format=99)
     assert refusal(tiny.make_fit(out, **options)) == (
-        f"{path} has checkpoint format 99, this version reads 1; go on with the version that wrote it, or start a new "
-        "run."
+        f"{path} has checkpoint format 99, this version reads 1; resume it with the version that wrote it, or "
+        "start a new run."
     )
 
 
@@ -259,7 +260,7 @@ def test_another_net_is_refused(tiny, interrupted):
     out, path, options = interrupted
     fit = tiny.make_fit(out, **options)
     fit.net.head = SpatialHead(12, 5)
-    assert refusal(fit).startswith(f"{path / 'net.safetensors'} holds another net than this run has: ")
+    assert refusal(fit).startswith(f"{path / 'net.safetensors'} has the weights of another net than this run's: ")
 
 
 FILES = ["net.safetensors", "averaged.safetensors", "optimizer.pt", "progress.json", *[f"parts-0/{p}.pt" for p in (

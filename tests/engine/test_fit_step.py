@@ -9,8 +9,8 @@ import torch
 from fits import STEPS, assert_same_run, take
 
 from fewtags.engine import fit as fitting
+from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.events import StepEnded
-from fewtags.engine.fit import make_accelerator
 from fewtags.errors import ConfigError
 from fewtags.objectives.assume_negative import AssumeNegative
 from fewtags.objectives.base import Progress
@@ -190,7 +190,7 @@ def test_masks_are_drawn_by_seed_epoch_step_and_rank(tiny, other):
         fit = tiny.make_fit(None)
         fit.config = dataclasses.replace(fit.config, seed=seed)
         fit.accelerator = SimpleNamespace(process_index=rank, device=torch.device("cpu"))
-        with fit._randomness(Progress(epoch, step, STEPS)):
+        with fit._seeded(Progress(epoch, step, STEPS)):
             return torch.rand(8).tolist()
 
     assert draw(3, 2, 3, 1) == draw(3, 2, 3, 1) != draw(*other)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fewtags.engine.gallery import Gallery, Panel, Shown, choose_roles, load_gallery, save_gallery
+from fewtags.engine.gallery import Gallery, GalleryPhoto, Panel, choose_roles, load_gallery, save_gallery
 from fewtags.nets.backbones import create_net
 from fewtags.photos.augment import WholeImage
 from fewtags.photos.loader import Collate
@@ -77,7 +77,7 @@ def test_photos_with_several_positives_come_first(scenes):
 def test_looking_leaves_the_net_as_it_was(scenes, mode):
     net = create_net("test_resnet", 10, weights="none", size=64).train(mode)
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    shown = gallery(scenes, each=2).look(net, torch.device("cpu"))
+    shown = gallery(scenes, each=2).compute_maps(net, torch.device("cpu"))
     assert net.training is mode
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert [one.split for one in shown] == ["train", "train", "test", "test"]
@@ -92,8 +92,10 @@ def test_looking_leaves_the_net_as_it_was(scenes, mode):
 def test_a_gallery_comes_back_from_its_files(tmp_path):
     maps = [np.linspace(0, 1, 4, dtype=np.float16).reshape(2, 2) * k for k in (1, 0.5)]
     shown = (
-        Shown("train", "größe/a.jpg", (Panel(3, "annotated", 0.25, maps[0]), Panel(1, "negative", 0.5, maps[1]))),
-        Shown("val", "b.jpg", ()),
+        GalleryPhoto(
+            "train", "größe/a.jpg", (Panel(3, "annotated", 0.25, maps[0]), Panel(1, "negative", 0.5, maps[1]))
+        ),
+        GalleryPhoto("val", "b.jpg", ()),
     )
     save_gallery(tmp_path, "final", shown)
     back = load_gallery(tmp_path, "final")
@@ -105,5 +107,5 @@ def test_a_gallery_comes_back_from_its_files(tmp_path):
 
 
 def test_photos_without_any_panel(tmp_path):
-    save_gallery(tmp_path, "final", [Shown("val", "b.jpg", ())])
-    assert load_gallery(tmp_path, "final") == (Shown("val", "b.jpg", ()),)
+    save_gallery(tmp_path, "final", [GalleryPhoto("val", "b.jpg", ())])
+    assert load_gallery(tmp_path, "final") == (GalleryPhoto("val", "b.jpg", ()),)

@@ -21,7 +21,7 @@ from fewtags.engine.localise import (
     regions_in_view,
 )
 from fewtags.engine.model import ModelInfo
-from fewtags.engine.predict import Scored, score_table
+from fewtags.engine.predict import ScoredTable, score_table
 from fewtags.errors import DataError
 from fewtags.geometry import View
 from fewtags.labels import ClassNames, Label
@@ -42,9 +42,21 @@ def colour_net(size, cell, policy="none"):
         head.weight.copy_(4 * torch.eye(3))
         head.bias.fill_(-2.0)
     info = ModelInfo(
-        "none", 0, HeadPlan(), size, policy, COLOURS, COLOURS, (0.5,) * 3, ("half",) * 3, (0.0,) * 3, (1.0,) * 3,
-        {}, "", "",
-    )  # fmt: skip
+        backbone="none",
+        output_stride=0,
+        head=HeadPlan(),
+        size=size,
+        policy=policy,
+        class_ids=COLOURS,
+        class_names=COLOURS,
+        thresholds=(0.5,) * 3,
+        threshold_rules=("half",) * 3,
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
+        method={},
+        selection="",
+        version="",
+    )
     return SpatialNet(nn.AvgPool2d(cell), head), info
 
 
@@ -247,7 +259,7 @@ def test_photos_that_cannot_be_read_are_not_there(drawn, tmp_path):
     (tmp_path / "1.png").unlink()
     with pytest.raises(DataError) as error:
         measured(model, drawn)
-    assert str(error.value) == "none of the photos with boxes can be read; localisation needs one that can."
+    assert str(error.value) == "none of the photos with boxes can be read; localisation needs at least one."
 
 
 def test_a_photo_that_breaks_between_the_passes(drawn, tmp_path):
@@ -264,7 +276,7 @@ def test_ranks_are_those_of_the_evaluation(drawn):
     scored = score_table(*model, drawn, cpu=True)
     logits = scored.logits.copy()
     logits[0, 1] = 100.0
-    other = Scored(scored.index, logits, scored.labels)
+    other = ScoredTable(scored.index, logits, scored.labels)
     report = localise_table(*model, drawn, other, cpu=True, options=SMALL).report
     assert report.ranked.classified[:2].tolist() == [1.0, 0.5]
 
@@ -283,7 +295,7 @@ def test_maps_are_not_kept(tmp_path, monkeypatch):
             yield View.identity(), one
 
     monkeypatch.setattr(localising, "predict_maps", maps)
-    scored = Scored(np.arange(30), np.zeros((30, 3), np.float32), table.matrix.dense())
+    scored = ScoredTable(np.arange(30), np.zeros((30, 3), np.float32), table.matrix.dense())
     model = colour_net(32, 8)
     localise_table(*model, table, scored, cpu=True, options=SMALL, tick=lambda *counts: done.append(counts))
     assert len(alive) == 30
@@ -319,7 +331,7 @@ def test_labels_without_boxes_are_refused(tmp_path):
         "localisation needs boxes, but these labels have 2 positive labels of the model's classes with 1 point and no "
         "box; give labels with boxes, or leave --localise out."
     )
-    scored = Scored(np.arange(2), np.zeros((2, 3), np.float32), np.zeros((2, 3), np.int8))
+    scored = ScoredTable(np.arange(2), np.zeros((2, 3), np.float32), np.zeros((2, 3), np.int8))
     for refused in (
         lambda: refuse_without_boxes(model[1], table),
         lambda: localise_table(*model, table, scored, cpu=True),

@@ -121,7 +121,7 @@ def test_what_is_no_model(tmp_path, path):
 def test_a_run_that_is_not_finished(tmp_path):
     (tmp_path / "run.toml").touch()
     message = (
-        f"{tmp_path} is a run that is not finished, so it has no model yet; go on with `fewtags resume {tmp_path}`."
+        f"{tmp_path} is a run that is not finished, so it has no model yet; finish it with `fewtags resume {tmp_path}`."
     )
     assert refusal(tmp_path) == refusal(tmp_path / "model.safetensors") == message
     other = tmp_path / "other.safetensors"
@@ -157,7 +157,7 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(net, path, monkeypatc
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("fewtags.engine.checkpoint.save_tensors", fail)
+    monkeypatch.setattr("fewtags.engine.tensor_files.save_tensors", fail)
     with pytest.raises(OSError, match="disk full"):
         save_model(path, net, replace(INFO, size=96))
     assert read_info(path) == INFO
@@ -175,7 +175,7 @@ def test_damaged_and_foreign_metadata(tmp_path):
     assert "has damaged metadata: Input should be a valid integer" in with_metadata(file, {"fewtags": bad})
     short = json.dumps(good | {"thresholds": [0.5]})
     assert with_metadata(file, {"fewtags": short}) == (
-        f"{file} has damaged metadata: not one name and threshold per class. Train it again."
+        f"{file} has damaged metadata: the numbers of classes and thresholds differ. Train it again."
     )
 
 

@@ -215,8 +215,7 @@ def test_other_settings_or_labels_may_not_go_on(pilot, parts, cost, complete):
         with pytest.raises(ConfigError) as error:
             next(run_pilot(*arguments, out, cpu=True))
         assert str(error.value) == (
-            f"{out} holds a pilot with other {part}; go on as it began (see {out / 'pilot.json'}), or choose another "
-            "--out."
+            f"{out} has a pilot with other {part}; use the same (see {out / 'pilot.json'}), or choose another --out."
         )
 
 
@@ -224,7 +223,7 @@ def test_a_folder_of_something_else_is_refused(parts, cost, tmp_path):
     (tmp_path / "mine.txt").write_text("x")
     with pytest.raises(ConfigError) as error:
         next(run_pilot(*parts, config(), DESIGN, cost, tmp_path, cpu=True))
-    assert str(error.value) == f"{tmp_path} is no folder of a pilot and not empty; choose another --out."
+    assert str(error.value) == f"{tmp_path} is not empty and not the folder of a pilot; choose another --out."
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -258,8 +257,8 @@ def test_a_purchase_without_a_positive_is_refused_before_anything_is_trained(par
     with pytest.raises(ConfigError) as error:
         next(run_pilot(*parts, config(), Design((TAGS,), ("50%", "1s"), seed + 1), cost, tmp_path / "out", cpu=True))
     assert str(error.value) == (
-        f"a budget of 1s for tags (I) buys 1 label with seed {seed}, and none of them is positive, so that there is "
-        "nothing to learn; use larger budgets, or more photos."
+        f"a budget of 1s for tags (I) buys 1 label with seed {seed}, but none of them is positive, so nothing can "
+        "be learned; use larger budgets, or more photos."
     )
     assert not (tmp_path / "out").exists()
 
@@ -304,7 +303,7 @@ def test_named_splits_are_taken(complete):
     assert found(None, "val", "extra") == [{None, "extra"}, {"val"}]
     with pytest.raises(DataError) as error:
         found("test")
-    assert str(error.value) == "all images are of split 'test', so that the pilot has none to buy labels for."
+    assert str(error.value) == "all images are in split 'test', so there are none to buy labels for."
 
 
 def test_incomplete_labels_cannot_be_measured_on(complete, tmp_path_factory):

@@ -45,9 +45,21 @@ def model(scenes):
     with torch.no_grad():
         net.head.weight.mul_(50)
     info = ModelInfo(
-        "test_resnet", 0, HeadPlan(), 64, "coco", ids, ids, (0.5,) * 10, ("half",) * 10, net.preprocessing.mean,
-        net.preprocessing.std, {}, "", "",
-    )  # fmt: skip
+        backbone="test_resnet",
+        output_stride=0,
+        head=HeadPlan(),
+        size=64,
+        policy="coco",
+        class_ids=ids,
+        class_names=ids,
+        thresholds=(0.5,) * 10,
+        threshold_rules=("half",) * 10,
+        mean=net.preprocessing.mean,
+        std=net.preprocessing.std,
+        method={},
+        selection="",
+        version="",
+    )
     return net, info
 
 
@@ -120,7 +132,7 @@ def test_finding_photos(tmp_path):
     a, b = tmp_path / "a.jpg", tmp_path / "b"
     assert find_photos([b, a, b / "2.jpg"]) == (
         [b / "1.PNG", b / "2.jpg", a],
-        [f"skipped in {b}, since they are not photos: *.txt 1"],
+        [f"skipped in {b}, because they are not photos: *.txt 1"],
     )
     # A file that was named is taken at its word; reading it will tell.
     assert find_photos([b / "notes.txt"]) == ([b / "notes.txt"], [])
@@ -142,7 +154,7 @@ def test_photos_are_found_as_the_reader_of_class_folders_finds_them(tmp_path):
     assert found == [root / "cat/a.jpg", root / "dog/d.jpg"]
     assert [str(path.relative_to(root)) for path in found] == read_folder(root).images.to_pylist()
     assert notes == [
-        f"skipped in {root}, since they are not photos: (hidden) 3, *.txt 1",
+        f"skipped in {root}, because they are not photos: (hidden) 3, *.txt 1",
         f"skipped {root / 'dog/again'}: a link to a folder that contains it",
     ]
     # By name, all of them are taken.
@@ -153,7 +165,7 @@ def test_photos_are_found_as_the_reader_of_class_folders_finds_them(tmp_path):
     with pytest.raises(DataError) as error:
         find_photos([root / "only"])
     assert str(error.value) == (
-        f"there is no photo in {root / 'only'}; skipped in {root / 'only'}, since they are not photos: (hidden) 1."
+        f"there is no photo in {root / 'only'}; skipped in {root / 'only'}, because they are not photos: (hidden) 1."
     )
 
 

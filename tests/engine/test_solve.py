@@ -10,8 +10,9 @@ from sklearn.linear_model import LogisticRegression
 from two_processes import both, load
 
 from fewtags.config.sections import StageConfig
+from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.events import EpochEnded, Saved, StepEnded
-from fewtags.engine.fit import Fit, make_accelerator
+from fewtags.engine.fit import Fit
 from fewtags.engine.solve import ChannelStatistics, HeadSolver, channel_statistics
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.labels import Label
@@ -219,7 +220,7 @@ def test_two_processes_solve_what_one_does(worker, tmp_path):
 
 def test_a_solved_stage_needs_fixed_features(worker):
     whole = make_fit(worker, None)
-    with pytest.raises(ConfigError, match="solves the head of a classifier on fixed features"):
+    with pytest.raises(ConfigError, match="needs a classifier and its fixed features"):
         Fit(
             whole.net,
             AssumeNegative(),

@@ -10,8 +10,9 @@ from PIL import Image
 from torch import nn
 
 from fewtags.config.sections import StageConfig
+from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.events import EpochEnded
-from fewtags.engine.fit import Fit, FitConfig, make_accelerator
+from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.sources import (
     CachePlan,
     StoredViews,
@@ -88,7 +89,7 @@ def train(scene, make_source, *, cached, objective=None):
         StageConfig(name="warmup", epochs=2, lr=0.05, trainable="head", warmup=True),
         StageConfig(name="main", epochs=3, lr=0.02, trainable="head"),
     )
-    config = FitConfig(stages, batchnorm_eval=True)
+    config = FitConfig(stages=stages, batchnorm_eval=True)
     objective = objective or ExpectedNegative(positives_per_image=1.5, cl_weight=0.5, scl_weight=1.0)
     problem = Problem(scene.labels, (SIZE // 4, SIZE // 4), warmup_epochs=config.warmup_epochs, epochs=config.epochs)
     accelerator = make_accelerator(cpu=True)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fewtags.engine.checkpoint import CheckpointFolder, load_part
+from fewtags.engine.checkpoint import CheckpointFolder
 from fewtags.engine.events import Ended, StepEnded
 from fewtags.engine.plan import Tables, make_plan
-from fewtags.engine.run import Run, open_run
+from fewtags.engine.tensor_files import load_part
+from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import ConfigError
 from fewtags.labels import Label
 from fewtags.photos.loader import Workers
@@ -34,7 +35,7 @@ def start(tables, make_config):
 
     def made(out, **changes):
         config = make_config(**FIXMATCH | changes)
-        return Run(make_plan(config, tables=tables, cpu=True), out, cpu=True)
+        return TrainRun(make_plan(config, tables=tables, cpu=True), out, cpu=True)
 
     return made
 
@@ -116,7 +117,7 @@ def test_images_without_any_label_are_what_it_is_for(scenes, start, make_config,
     )
     plan = make_plan(make_config(objective=unlabelled), tables=Tables(half, scenes.val), cpu=True)
     out = tmp_path / "run"
-    [*Run(plan, out, cpu=True).start()]
+    [*TrainRun(plan, out, cpu=True).start()]
     values = load_part(CheckpointFolder(out / "checkpoints").last() / "parts-0", "pseudo_labels")["values"]
     assert len(plan.tables.train) == 24
     assert (values[::2] != Label.UNKNOWN).any(1).all()

@@ -17,7 +17,7 @@ from fewtags.engine.events import Ended, EpochEnded, StepEnded
 from fewtags.engine.methods import settings_models
 from fewtags.engine.model import load_model, make_policy
 from fewtags.engine.plan import Tables, make_plan
-from fewtags.engine.run import Run, open_run
+from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import TrainingError
 from fewtags.photos.dataset import EvalSet, PhotoFolder
 from fewtags.photos.loader import Collate, EvalLoader
@@ -97,7 +97,7 @@ def runs(folder, shard):
     config = parse(CONFIG, settings_models(), "the test")
     at_once = False
     for name, stop in (("run", None), ("left run", 3)):
-        for event in Run(make_plan(config, tables=tables, cpu=True), folder / name, cpu=True).start():
+        for event in TrainRun(make_plan(config, tables=tables, cpu=True), folder / name, cpu=True).start():
             at_once |= isinstance(event, Ended) and (folder / name / "model.safetensors").exists()
             if isinstance(event, StepEnded) and event.global_step == stop:
                 break

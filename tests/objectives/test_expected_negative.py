@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fewtags.batched_views import stack_views
 from fewtags.errors import ConfigError
-from fewtags.geometry import View, stack_views
+from fewtags.geometry import View
 from fewtags.labels import Batch, Label, LabelMatrix
 from fewtags.losses import partial
 from fewtags.losses.consistency import consistency

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from fewtags.batched_views import stack_views
 from fewtags.errors import ConfigError
-from fewtags.geometry import View, stack_views
+from fewtags.geometry import View
 from fewtags.labels import Batch, Label, LabelMatrix, Places
 from fewtags.losses.selective import PerLabel, patch_loss, selective_loss
 from fewtags.nets.spatial import Output

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from fewtags.batched_views import stack_views
 from fewtags.errors import ConfigError, DataError
-from fewtags.geometry import View, stack_views
+from fewtags.geometry import View
 from fewtags.labels import Label, LabelMatrix, Locations
 from fewtags.photos.augment import Jitter, ResizedCrop, SquareCrop, WholeImage
 from fewtags.photos.augment_fixmatch import Strong

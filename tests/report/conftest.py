@@ -11,7 +11,7 @@ from PIL import Image
 
 from fewtags.check.check import check
 from fewtags.engine.evaluate import evaluate_logits
-from fewtags.engine.gallery import Panel, Shown, choose_roles
+from fewtags.engine.gallery import GalleryPhoto, Panel, choose_roles
 from fewtags.engine.model import ModelInfo
 from fewtags.labels import ClassNames, Label
 from fewtags.nets.spatial import HeadPlan
@@ -110,11 +110,11 @@ def make_run(tmp_path: Path) -> MakeRun:
     return make
 
 
-def _shown(split: str, table: LabelTable, index: int, rng: np.random.Generator) -> Shown:
+def _shown(split: str, table: LabelTable, index: int, rng: np.random.Generator) -> GalleryPhoto:
     labels = table.matrix.rows([index])[0]
     prob = rng.uniform(size=len(labels)).astype(np.float32)
     panels = [
         Panel(c, role, float(prob[c]), rng.uniform(size=(2, 3)).astype(np.float16))
         for c, role in choose_roles(labels, labels, prob)
     ]
-    return Shown(split, table.images[index].as_py(), tuple(panels))
+    return GalleryPhoto(split, table.images[index].as_py(), tuple(panels))

@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fewtags.engine.pretrain import PretrainRun, make_pretrain_plan, read_settings
+from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
+from fewtags.engine.pretrain_run import PretrainRun
 from fewtags.errors import CheckpointError, DataError
 from fewtags.labels import ClassNames, Label
 from fewtags.nets.encoder import create_encoder

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fewtags.batched_views import stack_views
 from fewtags.errors import CheckpointError
-from fewtags.geometry import View, stack_views
+from fewtags.geometry import View
 from fewtags.labels import Label, LabelMatrix
 from fewtags.stores.heatmaps import HeatmapPlan, HeatmapStore, heatmap_bytes
 from fewtags.stores.rows import ScoreStore

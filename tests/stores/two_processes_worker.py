@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from two_processes import main
 
-from fewtags.geometry import View, stack_views
+from fewtags.batched_views import stack_views
+from fewtags.geometry import View
 from fewtags.labels import Batch, LabelMatrix
 from fewtags.objectives import expected_negative
 from fewtags.objectives.base import Problem, Step

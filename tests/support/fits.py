@@ -5,8 +5,8 @@ import json
 import torch
 
 from fewtags.config.sections import StageConfig
-from fewtags.engine.checkpoint import load_pickled
 from fewtags.engine.events import StepEnded
+from fewtags.engine.tensor_files import load_pickled
 
 STEPS = 6  # batches in an epoch of `fit_worker.make_fit`
 TIMINGS = ("seconds", "cpu_seconds")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fewtags.engine.fit import make_accelerator
+from fewtags.engine.distributed import make_accelerator
 from fewtags.labels import ClassNames, Label
 from fewtags.nets.encoder import create_encoder
 from fewtags.photos.augment import WholeImage

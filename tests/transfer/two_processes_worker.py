@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from two_processes import load, main
 
-from fewtags.engine.fit import make_accelerator
+from fewtags.engine.distributed import make_accelerator
 from fewtags.nets.encoder import create_encoder
 from fewtags.photos.augment import WholeImage
 from fewtags.transfer.features import photo_features

@@ -58,13 +58,14 @@ def check(
       fewtags check train.csv --val val.csv --images photos/ --json
     """  # noqa: D301
     from fewtags.check.check import check as check_tables
-    from fewtags.engine.memory import heatmap_need
-    from fewtags.engine.plan import read_named
     from fewtags.table.merge import common_vocabulary
 
     if excluded is not None:
         refuse_file(excluded, "--excluded", "excluded.csv", [data, val, test])
     settings = read_settings(None, reading_flags(data, images, complete, val=val, test=test), set_ or [])
+    from fewtags.engine.memory import heatmap_need
+    from fewtags.engine.plan import read_named
+
     tables = common_vocabulary(read_named(settings.data))
     with counting("checking photos") as tick:
         found = check_tables(

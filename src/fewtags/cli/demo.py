@@ -102,14 +102,14 @@ def train_one(name: str, settings: dict[str, Any], counts: dict[str, int], out: 
     from fewtags.engine.events import EpochEnded
     from fewtags.engine.methods import settings_models
     from fewtags.engine.plan import Tables, make_plan
-    from fewtags.engine.run import Run
+    from fewtags.engine.train_run import TrainRun
 
     torch.set_num_threads(1)
     config = parse(settings, settings_models(), "the demo")
     scenes = make_scenes(out / "scenes", **counts, seed=config.train.seed)
     plan = make_plan(config, tables=Tables(scenes.train, scenes.val, scenes.test, scenes.train_truth), cpu=True)
     epochs = sum(stage.epochs for stage in plan.resolved.stages)
-    for event in Run(plan, out / name, cpu=True).start():
+    for event in TrainRun(plan, out / name, cpu=True).start():
         if isinstance(event, EpochEnded):
             say(f"{name:<15}  {epoch_line(event.record, epochs, event.best)}")
 

@@ -1,4 +1,4 @@
-"""Show the events of a run: a live bar on a terminal, one plain line an epoch when piped. Everything goes to stderr."""
+"""Show progress on stderr: a live bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 if TYPE_CHECKING:
     from fewtags.engine.events import Event
 
-# Without a bar, a long wait says how far it is this often, in seconds.
+# Seconds between progress lines if there is no bar.
 PLAIN_EVERY = 30.0
-# Of more things than this, it is said how long they will take, once so many are done.
+# For more items than MANY, the total time is estimated after SAMPLE of them.
 MANY, SAMPLE = 200_000, 2_000
 
 
-def leading() -> bool:
-    """Whether this process speaks: the only one, or rank 0 of those that `torchrun` or `accelerate launch` started."""
+def is_main_process() -> bool:
+    """Whether this is the only process, or rank 0 of those that `torchrun` or `accelerate launch` started."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def say(text: str) -> None:
-    """One plain line on stderr, from one process."""
-    if leading():
+    """Print a plain line on stderr, from the main process only."""
+    if is_main_process():
         print(text, file=sys.stderr, flush=True)
 
 
@@ -39,24 +39,24 @@ def _bar(*columns: TextColumn | BarColumn | MofNCompleteColumn | TimeRemainingCo
 
 
 def _live() -> bool:
-    return leading() and sys.stderr.isatty()
+    return is_main_process() and sys.stderr.isatty()
 
 
 def show(events: Iterable[Event], label: str = "") -> None:
-    """Consume a run's events and show them."""
+    """Consume the events of a run and show them; each line starts with `label`."""
     from fewtags.engine.events import EpochEnded, EpochStarted, Noted, Started, StepEnded
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     epochs = 0
     with _bar(*columns, live=_live()) as bar:
-        # Above a live bar, lines have to go through its console.
+        # With a live bar, lines must be printed through its console.
         line = bar.console.print if _live() else say
         task = bar.add_task(label, total=None)
         for event in events:
             if isinstance(event, Started):
                 epochs = event.epochs
                 if event.resumed_from is not None:
-                    line(f"{label}going on with epoch {event.epoch + 1}/{epochs} from {event.resumed_from}")
+                    line(f"{label}resuming at epoch {event.epoch + 1}/{epochs} from {event.resumed_from}")
                 bar.update(task, total=epochs * event.steps_per_epoch)
             elif isinstance(event, EpochStarted):
                 bar.update(task, description=f"{label}epoch {event.epoch + 1}/{epochs}")
@@ -69,7 +69,7 @@ def show(events: Iterable[Event], label: str = "") -> None:
 
 
 def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool) -> str:
-    """One line about an epoch.
+    """Describe an epoch in one line.
 
     >>> epoch_line({"epoch": 0, "stage": "warmup", "train/loss": 0.5, "val/mAP": 0.25, "seconds": 1.0}, 3, True)
     'epoch 1/3 warmup  loss 0.5000  val mAP 25.0 (best so far)  1.0 s'
@@ -97,30 +97,30 @@ def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool)
 
 @contextmanager
 def counting(label: str, quiet: bool = False, faster: str = "") -> Iterator[Callable[[int, int], None]]:
-    """Show (done, total) calls: a bar on a terminal; when piped, a plain line now and then if it takes long.
+    """Yield a function to call with items done and to do; show a bar, or a plain line every 30 s without a terminal.
 
     Args:
-        label: what is counted, for example "looking at photos".
-        quiet: show nothing; for results that scroll over the same terminal.
-        faster: what would make it faster; then it is also said how long very many will take.
+        label: the activity, for example "checking photos".
+        quiet: show nothing, if results are printed on the same terminal.
+        faster: a hint how to make it faster; shown with the estimated time if there are very many items.
     """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     live, began = _live() and not quiet, time.perf_counter()
-    said, foretold = began, False
+    last_line, estimated = began, False
     with _bar(*columns, live=live) as bar:
         task = bar.add_task(label, total=None)
 
         def tick(done: int, total: int) -> None:
-            nonlocal said, foretold
+            nonlocal last_line, estimated
             bar.update(task, completed=done, total=total or None)
-            if faster and not foretold and total > MANY and done >= SAMPLE:
-                foretold = True
+            if faster and not estimated and total > MANY and done >= SAMPLE:
+                estimated = True
                 minutes = (time.perf_counter() - began) * total / done / 60
                 line = bar.console.print if live else say
                 line(f"{label}: {total:,} will take about {max(1, round(minutes)):,} min; {faster}")
-            if not live and not quiet and time.perf_counter() - said >= PLAIN_EVERY:
-                said = time.perf_counter()
-                left = (said - began) * (total - done) / done if total and done else 0.0
+            if not live and not quiet and time.perf_counter() - last_line >= PLAIN_EVERY:
+                last_line = time.perf_counter()
+                left = (last_line - began) * (total - done) / done if total and done else 0.0
                 say(f"{label}: {done:,}" + (f" of {total:,}, about {left:.0f} s left" if left else ""))
 
         yield tick

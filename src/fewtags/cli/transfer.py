@@ -238,7 +238,7 @@ def neighbours(
     """  # noqa: D301
     from fewtags.engine.encoder_file import find_encoder
     from fewtags.engine.machine import torch_device
-    from fewtags.engine.pretrain import left_out
+    from fewtags.engine.pretrain_plan import excluded_lines
     from fewtags.formats.unlabelled import check_photos
     from fewtags.formats.unlabelled import unlabelled as read_unlabelled
     from fewtags.photos.augment import WholeImage
@@ -249,7 +249,7 @@ def neighbours(
     net, info = find_encoder(encoder, backbone=backbone, size=size)
     table = read_unlabelled(data, images) if unlabelled else read_labels(data, images, complete, None)
     table = check_photos(table, decode=False)
-    for line in (*table.notes.messages, *left_out(table)):
+    for line in (*table.notes.messages, *excluded_lines(table)):
         say(line)
     view = WholeImage(size or info.size)
     with counting("encoding photos") as tick:

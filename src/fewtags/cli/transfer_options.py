@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, final
 import typer
 
 from fewtags.cli.options import Complete, Cpu, Images, Json, ReadingSettings
-from fewtags.cli.progress import counting, leading, say
+from fewtags.cli.progress import counting, is_main_process, say
 from fewtags.cli.reading import reading_flags, reading_lines
 from fewtags.cli.train import read_settings
 from fewtags.errors import ConfigError
@@ -147,8 +147,8 @@ def prepare(
         CheckpointError: the encoder cannot be read.
         DataError: the labels cannot be used.
     """
+    from fewtags.engine.distributed import make_accelerator
     from fewtags.engine.encoder_file import find_encoder
-    from fewtags.engine.fit import make_accelerator
     from fewtags.engine.model import make_policy
     from fewtags.transfer.training import ProbeContext
     from fewtags.transfer.trials import Trials
@@ -292,7 +292,7 @@ def print_probe_result(
     """Print the result of a probe on stdout and its notes on stderr."""
     for note in results.notes:
         say(note)
-    if not leading():
+    if not is_main_process():
         return
     task, counted = trials.task, _counted_classes(trials.task)
     if counted and not options.as_json:

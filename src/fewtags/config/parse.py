@@ -1,4 +1,4 @@
-"""Read and write settings: one TOML file, `--set a.b=c`, and one line for each problem."""
+"""Read and write settings: a TOML file, `--set a.b=c`, and one line for each problem."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
-        ConfigError: the file is missing or not TOML; line and column are named.
+        ConfigError: the file is missing or is not TOML; the message names line and column.
     """
     try:
         return tomllib.loads(path.read_text("utf-8"))
@@ -35,15 +35,15 @@ def load_toml(path: Path) -> dict[str, Any]:
 
 
 def apply_overrides(tree: Mapping[str, Any], assignments: Mapping[str, Any] | list[str]) -> dict[str, Any]:
-    """A copy of `tree` with dotted keys set; values of `a.b=c` strings are read as TOML, else as plain text.
+    """Return a copy of `tree` with dotted keys set; values of `a.b=c` texts are read as TOML, or else as plain text.
 
-    `null` sets a key back to "derive"; `none` is a word like others (some settings know it).
+    `null` makes a setting derived again. `none` is a plain word, which some settings accept.
 
     >>> apply_overrides({"train": {"seed": 0}}, ["train.seed=3", "objective.name=bce"])
     {'train': {'seed': 3}, 'objective': {'name': 'bce'}}
 
     Raises:
-        ConfigError: an assignment without `=`, or a key below a plain value.
+        ConfigError: an assignment has no `=`, or a key is below a plain value.
     """
     out: dict[str, Any] = copy.deepcopy(dict(tree))
     pairs = assignments.items() if isinstance(assignments, Mapping) else [_assignment(text) for text in assignments]
@@ -69,16 +69,16 @@ def _assignment(text: str) -> tuple[str, Any]:
         read = tomllib.loads(f"v = {value}")
     except tomllib.TOMLDecodeError:
         return key, value
-    # A second line would be a second key, and no setting is a date: 2024-05-01 is the name of a folder.
+    # A second line would set a second key. No setting is a date, but a folder may be called 2024-05-01.
     dates = (datetime.date, datetime.time)
     return key, value if len(read) > 1 or isinstance(read["v"], dates) else read["v"]
 
 
 def validated(model: type[Section], values: Mapping[str, Any], where: str) -> Section:
-    """One section from plain values.
+    """Make one section from plain values.
 
     Raises:
-        ConfigError: one line a problem, as `parse` says it.
+        ConfigError: one line for each problem, as in `parse`.
     """
     try:
         return model.model_validate(values)
@@ -89,10 +89,10 @@ def validated(model: type[Section], values: Mapping[str, Any], where: str) -> Se
 def parse(
     tree: Mapping[str, Any], objectives: Mapping[str, type[ObjectiveConfig]], where: str = "configuration"
 ) -> Config:
-    """The settings of a training run, see `parse_as`.
+    """Make the settings of a training run, see `parse_as`.
 
-    A method that is not named is left to `presets.resolve`, which knows the labels. Settings without a name are those
-    of the first of `UNNAMED_METHODS` that has them all.
+    If no method is named, `presets.resolve` chooses it from the labels. If settings of a method are given without its
+    name, it is the first of `UNNAMED_METHODS` that has all of them.
     """
     section = tree.get("objective", {})
     given = {k for k, v in section.items() if (k, v) != ("name", None)} if isinstance(section, Mapping) else {"?"}
@@ -115,21 +115,41 @@ def parse_as(
         tree: nested settings.
         objectives: the model of each method's settings, by name.
         where: the file, for error messages.
-        default: the method where none is named.
+        default: the method if none is named.
 
     Raises:
-        ConfigError: one line a problem, unknown keys with the closest known one.
+        ConfigError: one line for each problem; unknown keys with the closest known one.
     """
-    tree = dict(tree)
-    parsed, problems = _parse_objective(tree.pop("objective", {}), objectives, default)
-    try:
-        base = model.model_validate({**tree, "objective": {"name": "placeholder"}})
-    except ValidationError as error:
-        problems += _lines(error, model, "")
-    if problems:
-        raise _refusal(problems, where)
-    assert parsed is not None
+    parsed, problems = _parse_objective(tree.get("objective", {}), objectives, default)
+    base, others = _validate_sections(model, tree)
+    if base is None or parsed is None:
+        raise _refusal(problems + others, where)
     return base.model_copy(update={"objective": parsed})
+
+
+def check_sections(model: type[Section], tree: Mapping[str, Any], where: str) -> Section | None:
+    """Validate the sections other than `objective`, whose models need torch.
+
+    Returns:
+        the settings, with an objective that has no meaning; None if there are problems, but the objective has settings:
+        `parse_as` then reports the problems of all sections at once.
+
+    Raises:
+        ConfigError: one line for each problem.
+    """
+    base, problems = _validate_sections(model, tree)
+    objective = tree.get("objective", {})
+    if problems and isinstance(objective, Mapping) and set(objective) <= {"name"}:
+        raise _refusal(problems, where)
+    return base
+
+
+def _validate_sections(model: type[Section], tree: Mapping[str, Any]) -> tuple[Section | None, list[str]]:
+    """Validate all sections but `objective`; return the settings, or None and the problems."""
+    try:
+        return model.model_validate({**tree, "objective": {"name": "placeholder"}}), []
+    except ValidationError as error:
+        return None, _lines(error, model, "")
 
 
 def _refusal(problems: list[str], where: str) -> ConfigError:
@@ -139,7 +159,7 @@ def _refusal(problems: list[str], where: str) -> ConfigError:
 def _parse_objective(
     given: Any, objectives: Mapping[str, type[ObjectiveConfig]], default: str
 ) -> tuple[ObjectiveConfig | None, list[str]]:
-    """The settings of the method, or what is wrong with them."""
+    """Make the settings of the method; return them, or None and the problems."""
     if not isinstance(given, Mapping):
         return None, [f'objective = {given!r} is a value, not a section; write objective.name = "{default}"']
     name = default if given.get("name") is None else given["name"]
@@ -153,7 +173,7 @@ def _parse_objective(
 
 
 def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[str]:
-    """One line per problem; what the members of a union say about one value goes into one line."""
+    """Describe each problem in one line; the problems that the members of a union have with a value share a line."""
     lines: dict[str, str] = {}
     for problem in error.errors(include_url=False):
         path = _path_of_field(model, [str(p) for p in problem["loc"]])
@@ -172,15 +192,15 @@ def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[
         elif problem["type"] == "value_error":
             lines[key] = f"{key}: {problem['ctx']['error']}"
         else:
-            said = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
+            text = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
             if problem["type"] == "tuple_type":
-                said += f"; a list in TOML looks like {key} = {_example(model, path)}"
-            lines[key] = f"{lines[key]}, or {said}" if key in lines else f"{key} = {problem['input']!r}: {said}"
+                text += f"; a list in TOML looks like {key} = {_example(model, path)}"
+            lines[key] = f"{lines[key]}, or {text}" if key in lines else f"{key} = {problem['input']!r}: {text}"
     return list(lines.values())
 
 
 def _path_of_field(model: type[BaseModel], path: list[str]) -> list[str]:
-    """The part of pydantic's location that is a user's key: without the members of a union at its end."""
+    """Return the part of pydantic's location that is a key of the user, without members of a union at its end."""
     for length in range(1, len(path)):
         within = _model_at(model, path[:length])
         if within is None and not path[length].isdigit():
@@ -189,10 +209,10 @@ def _path_of_field(model: type[BaseModel], path: list[str]) -> list[str]:
 
 
 def _model_at(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
-    """The section at a path, through optional and repeated ones; None where a value is."""
+    """Return the section at a path, also an optional or repeated one; None if a value is there."""
     found: type[BaseModel] | None = model
     for part in path:
-        if part.isdigit():  # the place in a list of sections
+        if part.isdigit():  # an index into a list of sections
             continue
         field = None if found is None else found.model_fields.get(part)
         found = None if field is None else _section(field.annotation)
@@ -203,7 +223,7 @@ _EXAMPLES = {str: ('"first"', '"second"'), float: ("0.5", "1.0", "2.0")}
 
 
 def _example(model: type[BaseModel], path: list[str]) -> str:
-    """A list of what the field at a path takes."""
+    """Return an example of a list for the field at a path."""
     parent = _model_at(model, path[:-1])
     assert parent is not None
     members = _members(parent.model_fields[path[-1]].annotation)
@@ -214,7 +234,7 @@ def _example(model: type[BaseModel], path: list[str]) -> str:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The types in a tuple's annotation, through optional ones and validators."""
+    """Return the member types of a tuple's annotation, also of an optional or validated one."""
     if get_origin(annotation) is tuple:
         return get_args(annotation)
     return next((found for inner in get_args(annotation) if (found := _members(inner))), ())
@@ -232,7 +252,7 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
 
 
 def dump_toml(model: BaseModel) -> str:
-    """TOML text of a model; settings that are None (derive) are left out."""
+    """Return a model as TOML; settings that are None (derived) are left out."""
     return tomli_w.dumps(_without_none(model.model_dump(mode="json", serialize_as_any=True)))
 
 

@@ -1,4 +1,4 @@
-"""What a configuration means on a machine: presets, and a pure `resolve` that leaves nothing to derive."""
+"""Presets of `train`, and the pure function `resolve` that derives every setting that the user left open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fewtags.errors import ConfigError
 
 @final
 class Facts(Settings):
-    """What `resolve` may know about data and machine."""
+    """What `resolve` knows about data, machine and method."""
 
     samples: int
     classes: int
@@ -21,13 +21,13 @@ class Facts(Settings):
     offline_backbone: str | None = None
     bf16: bool = False
     located: bool = False
-    """Whether a training label says where its class is."""
+    """Whether a training label has a point or a box."""
     solvable: bool = True
-    """Whether the method's loss allows a head to be solved, see `Objective.solvable`."""
+    """See `Objective.solvable`."""
     needs_maps: bool = False
-    """Whether the method looks at single cells of the maps, see `Objective.needs_maps`."""
+    """See `Objective.needs_maps`."""
     solvable_warmup: bool = True
-    """The same in a warm-up, see `Objective.solvable_warmup`."""
+    """See `Objective.solvable_warmup`."""
 
 
 class _Preset(Settings):
@@ -42,22 +42,30 @@ class _Preset(Settings):
     weight_ema: float = 0.0
 
 
-def _stages(
-    warmup: int, warmup_lr: float, epochs: int, lr: float, trainable: Literal["head", "all"] | int
-) -> tuple[StageConfig, ...]:
-    head = StageConfig(name="warmup", epochs=warmup, lr=warmup_lr, trainable="head", schedule="constant", warmup=True)
-    main = StageConfig(name="main", epochs=epochs, lr=lr, trainable=trainable)
-    return (head, main) if warmup else (main,)
+def _warmup(epochs: int, lr: float) -> StageConfig:
+    """A warm-up that trains the head in steps."""
+    return StageConfig(name="warmup", epochs=epochs, lr=lr, trainable="head", schedule="constant", warmup=True)
+
+
+def _main(epochs: int, lr: float, trainable: Literal["head", "all"] | int = "all") -> StageConfig:
+    return StageConfig(name="main", epochs=epochs, lr=lr, trainable=trainable)
+
+
+def _solve(*, warmup: bool = False) -> StageConfig:
+    """A stage that solves the head once for each of `LOGIT_VARIANCES`."""
+    return StageConfig(
+        name="solve", epochs=len(LOGIT_VARIANCES), logit_variances=LOGIT_VARIANCES, trainable="head", warmup=warmup
+    )
 
 
 LOGIT_VARIANCES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 SOLVED = "cpu"
 IN_STEPS = "views"
-"""The preset that takes the place of `SOLVED` where something is asked for that only training in steps can do."""
+"""The preset that replaces `SOLVED` if the settings need training in steps."""
 
 PRESETS: Mapping[str, _Preset] = {
-    # One plain view of each photo through a frozen trunk, and a head that is solved to the end: the fastest good model.
-    # Lite0 was trained at 224 px; 288 px gave more than anything else that was tried at this cost (docs/LOG.md).
+    # One plain view of each photo through a frozen trunk, and a solved head: the fastest good model.
+    # Lite0 was trained at 224 px. 288 px gave more than any other change of the same cost (docs/LOG.md).
     SOLVED: _Preset(
         backbone="tf_efficientnet_lite0",
         size=288,
@@ -65,9 +73,7 @@ PRESETS: Mapping[str, _Preset] = {
         weight_decay=0.0,
         batchnorm_eval=True,
         cached_views=0,
-        stages=(
-            StageConfig(name="solve", epochs=len(LOGIT_VARIANCES), logit_variances=LOGIT_VARIANCES, trainable="head"),
-        ),
+        stages=(_solve(),),
     ),
     # The same trunk, and a head trained in steps on several random views of each photo.
     IN_STEPS: _Preset(
@@ -77,7 +83,7 @@ PRESETS: Mapping[str, _Preset] = {
         weight_decay=0.0,
         batchnorm_eval=True,
         cached_views=8,
-        stages=_stages(5, 5e-4, 12, 5e-4, "head"),
+        stages=(_warmup(5, 5e-4), _main(12, 5e-4, "head")),
     ),
     "finetune": _Preset(
         backbone="resnet50",
@@ -86,9 +92,10 @@ PRESETS: Mapping[str, _Preset] = {
         weight_decay=0.0,
         batchnorm_eval=True,
         cached_views=0,
-        stages=_stages(5, 3e-3, 12, 1e-4, "all"),
+        stages=(_warmup(5, 3e-3), _main(12, 1e-4)),
     ),
-    # Section 4.1: linear layer for 5 epochs at 1e-3, then everything for 25 epochs at 1e-5, cosine, Adam, batch 8.
+    # SCL paper, section 4.1: the linear layer for 5 epochs at 1e-3, then everything for 25 epochs at 1e-5, cosine,
+    # Adam, batch 8.
     "paper": _Preset(
         backbone="resnet50",
         size=448,
@@ -96,7 +103,7 @@ PRESETS: Mapping[str, _Preset] = {
         weight_decay=0.0,
         batchnorm_eval=False,
         cached_views=0,
-        stages=_stages(5, 1e-3, 25, 1e-5, "all"),
+        stages=(_warmup(5, 1e-3), _main(25, 1e-5)),
     ),
     "paper_scratch": _Preset(
         backbone="resnet50",
@@ -105,9 +112,9 @@ PRESETS: Mapping[str, _Preset] = {
         weight_decay=0.0,
         batchnorm_eval=False,
         cached_views=0,
-        stages=_stages(0, 1e-3, 100, 1e-4, "all"),
+        stages=(_main(100, 1e-4),),
     ),
-    # Section 4.3.
+    # SCL paper, section 4.3.
     "paper_imagenet": _Preset(
         backbone="resnet50",
         size=224,
@@ -115,14 +122,14 @@ PRESETS: Mapping[str, _Preset] = {
         weight_decay=1e-4,
         batchnorm_eval=False,
         cached_views=0,
-        stages=_stages(5, 1e-4, 25, 1e-4, "all"),
+        stages=(_warmup(5, 1e-4), _main(25, 1e-4)),
     ),
 }
 
 
 ON_CPU: Mapping[str, _Preset] = {
-    # A net that two cores can train, from a head that is solved. Rate and weight decay were chosen on validation at
-    # 192 px (docs/LOG.md); the size is that of the preset `cpu`, and this combination was not measured.
+    # A net that two cores can train, after the head is solved. Learning rate and weight decay were chosen on validation
+    # at 192 px (docs/LOG.md). The size is that of the preset `cpu`; this combination was not measured.
     "finetune": _Preset(
         backbone="tf_efficientnet_lite0",
         size=288,
@@ -130,26 +137,17 @@ ON_CPU: Mapping[str, _Preset] = {
         weight_decay=0.01,
         batchnorm_eval=True,
         cached_views=0,
-        stages=(
-            StageConfig(
-                name="solve",
-                epochs=len(LOGIT_VARIANCES),
-                logit_variances=LOGIT_VARIANCES,
-                trainable="head",
-                warmup=True,
-            ),
-            StageConfig(name="main", epochs=6, lr=1e-3, trainable=2),
-        ),
+        stages=(_solve(warmup=True), _main(6, 1e-3, 2)),
         optimizer="adamw",
         weight_ema=0.98,
     ),
 }
-"""What a preset is without a GPU, where that is something else."""
+"""Presets that differ without a GPU."""
 
 
 @final
 class Resolved(Settings):
-    """Every setting of a run with nothing left to derive; printed, and stored beside the run."""
+    """Every setting of a run, with nothing left to derive; stored in `resolved.toml`."""
 
     preset: str
     method: str
@@ -184,25 +182,27 @@ class Resolved(Settings):
 
 
 def resolve(config: Config, facts: Facts) -> Resolved:
-    """Fill everything that was left to derive. Pure: the same config and facts give the same answer.
+    """Derive every setting that the user left open. Pure: the same arguments give the same result.
 
-    A zero means: not used, in `clip_norm`, `weight_ema`, `patience` and `checkpoint_every_steps`; the backbone's own,
-    in `output_stride`.
+    In the result, 0 means "not used" for `clip_norm`, `weight_ema`, `patience` and `checkpoint_every_steps`, and "that
+    of the backbone" for `output_stride`.
 
     Raises:
-        ConfigError: settings that contradict each other.
+        ConfigError: settings contradict each other.
     """
     train, model, augment = config.train, config.model, config.augment
     name = train.preset or ("finetune" if facts.device == "cuda" else SOLVED)
     if name == SOLVED and why_in_steps(config, facts):
         name = IN_STEPS
     preset = ON_CPU.get(name, PRESETS[name]) if facts.device == "cpu" else PRESETS[name]
-    stages = _fitting(preset.stages, facts) if train.stages is None else train.stages
+    stages = _solvable_stages(preset.stages, facts) if train.stages is None else train.stages
     _check_stages(stages)
     if train.stages and (train.epochs or train.lr):
-        raise ConfigError("train.epochs and train.lr change the preset's stages; with train.stages set them there.")
+        raise ConfigError("train.epochs and train.lr change the preset's stages; set them in train.stages instead.")
     stages = tuple(s for s in stages if s.epochs) if train.stages else _rescaled(stages, train.epochs, train.lr)
-    weights = model.weights or _weights(model.backbone or preset.backbone, facts)
+    _check_selection(train.select, stages[-1])
+    backbone = model.backbone or preset.backbone
+    weights = model.weights or ("offline" if backbone == facts.offline_backbone else "hub")
     frozen = all(stage.trainable == "head" for stage in stages)
     solved = all(stage.solved for stage in stages)
     cached = train.cached_views if train.cached_views is not None else (preset.cached_views if frozen else 0)
@@ -214,8 +214,8 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     allowed = {False: facts.solvable, True: facts.solvable_warmup}
     if any(stage.solved and not allowed[stage.warmup] for stage in stages):
         raise ConfigError(
-            f"stage {next(s.name for s in stages if s.solved)!r} solves the head, which this method's loss does not "
-            "allow: it compares views, or changes its labels while it learns. Give the stage lr instead."
+            f"stage {next(s.name for s in stages if s.solved)!r} solves the head, but this method compares views or "
+            "changes its labels while it learns, so it can only train in steps. Give the stage lr instead."
         )
     policy = augment.policy or ("imagenet" if name == "paper_imagenet" else "coco")
     _check_policy(policy, augment)
@@ -225,7 +225,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     return Resolved(
         preset=name,
         method=config.objective.name or UNNAMED_METHODS[facts.located],
-        backbone=model.backbone or preset.backbone,
+        backbone=backbone,
         weights=weights,
         drop_path=model.drop_path,
         output_stride=model.output_stride or 0,
@@ -257,7 +257,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
 
 
 def why_in_steps(config: Config, facts: Facts) -> str:
-    """Why preset `cpu` cannot solve the head for this configuration, in words; empty where it can."""
+    """Return why preset `cpu` cannot solve the head with these settings; an empty text if it can."""
     train, augment = config.train, config.augment
     given = {
         "train.stages": train.stages is not None and not all(stage.solved for stage in train.stages),
@@ -268,13 +268,13 @@ def why_in_steps(config: Config, facts: Facts) -> str:
         "augment.flip": augment.flip,
         "augment.jitter": augment.jitter,
     }
-    solves = train.stages is not None and not given["train.stages"]  # who names such stages means them
+    solves = train.stages is not None and not given["train.stages"]  # the user asked for stages that solve the head
     asked = [name for name, value in given.items() if value and not solves]
     if asked:
-        return f"{', '.join(asked)} {'is' if len(asked) == 1 else 'are'} about training in steps"
+        return f"{', '.join(asked)} {'needs' if len(asked) == 1 else 'need'} training in steps"
     if not facts.solvable:
         return "the method compares views or changes its labels while it learns"
-    # Backbones have a cell in 32 pixels, most of them.
+    # Most backbones have a cell in 32 pixels.
     places = ((augment.size or PRESETS[SOLVED].size) // 32) ** 2 if facts.needs_maps else 1
     if facts.samples * facts.classes * places > MOST_CELLS:
         cells = f" x {places} cells" if places > 1 else ""
@@ -287,21 +287,41 @@ STEP_SETTINGS = (
     *("checkpoint_every_steps", "patience"),
 )
 MOST_CELLS = 20_000_000
-"""Images x classes, and x cells where maps count. So many take about half an hour on one core with 1,280 channels."""
+"""Largest number of images x classes (x cells if the method uses maps) that is solved.
+
+With 1,280 channels, this takes about half an hour on one core.
+"""
 
 
-def _fitting(stages: tuple[StageConfig, ...], facts: Facts) -> tuple[StageConfig, ...]:
-    """A preset's stages; a warm-up that cannot solve the head trains it in steps."""
+def _solvable_stages(stages: tuple[StageConfig, ...], facts: Facts) -> tuple[StageConfig, ...]:
+    """Return a preset's stages; a warm-up that cannot be solved is that of the preset for GPUs, in steps."""
     if facts.solvable_warmup and facts.samples * facts.classes <= MOST_CELLS:
         return stages
-    steps = StageConfig(name="warmup", epochs=5, lr=3e-3, trainable="head", schedule="constant", warmup=True)
-    return tuple(steps if stage.solved and stage.warmup else stage for stage in stages)
+    in_steps = PRESETS["finetune"].stages[0]
+    return tuple(in_steps if stage.solved and stage.warmup else stage for stage in stages)
+
+
+def _check_selection(select: str, last: StageConfig) -> None:
+    """Check that `train.select = "last"` does not choose among the solutions of a stage, which have no order in time.
+
+    The last one would be the least regularised, which few users want.
+
+    Raises:
+        ConfigError: the last stage has several solutions.
+    """
+    if select == "last" and len(last.logit_variances) > 1:
+        raise ConfigError(
+            f'train.select = "last" cannot choose among the {len(last.logit_variances)} logit_variances of stage '
+            f'{last.name!r}: use "auto", which chooses on validation; or give the stage a single one in train.stages; '
+            "or train in steps (--preset views)."
+        )
 
 
 def _rescaled(stages: tuple[StageConfig, ...], epochs: int | None, lr: float | None) -> tuple[StageConfig, ...]:
-    """A preset's stages with `epochs` in all, and the last learning rate `lr`; both in the preset's proportions.
+    """Return stages with `epochs` in all and the last learning rate `lr`, both in the preset's proportions.
 
-    Every stage keeps an epoch, but of a single one: that is the last stage's. Stages that solve the head do not change.
+    Every stage keeps at least one epoch; if there are too few, the last stage has them all. Stages that solve the head
+    do not change.
     """
     stages = tuple(stage for stage in stages if stage.epochs)
     solved, stages = tuple(s for s in stages if s.solved), tuple(s for s in stages if not s.solved)
@@ -324,7 +344,7 @@ SMALLEST_AREA: Mapping[str, float] = {"coco": 0.25, "imagenet": 0.08, "none": 1.
 
 
 def _check_policy(policy: str, augment: AugmentConfig) -> None:
-    """The policy `none` takes the whole photo as it is, so it cannot crop or flip."""
+    """Check that settings of crops and flips are not given with the policy `none`, which does neither."""
     asked = [] if augment.min_area is None else [f"augment.min_area = {augment.min_area:g}"]
     asked += ["augment.flip = true"] if augment.flip else []
     if policy == "none" and asked:
@@ -335,14 +355,11 @@ def _check_policy(policy: str, augment: AugmentConfig) -> None:
 
 
 def _check_stages(stages: tuple[StageConfig, ...]) -> None:
+    """Check that there is an epoch to train, and that warm-up stages come first."""
     if not any(stage.epochs for stage in stages):
-        raise ConfigError("train.stages have no epoch in all; give at least one stage epochs above 0.")
+        raise ConfigError("train.stages have no epochs; give at least one stage epochs above 0.")
     later = [stage.name for before, stage in pairwise(stages) if stage.warmup and not before.warmup]
     if later:
         raise ConfigError(
             f"stage {later[0]!r} has warmup = true but comes after a stage without; warm-up stages come first."
         )
-
-
-def _weights(backbone: str, facts: Facts) -> str:
-    return "offline" if backbone == facts.offline_backbone else "hub"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from pydantic import Field
 
@@ -11,7 +11,9 @@ from fewtags.config.presets import Facts
 from fewtags.config.sections import MOST_SEED, ObjectiveConfig, Settings, StageConfig
 from fewtags.errors import ConfigError
 from fewtags.formats import FormatName
-from fewtags.objectives.base import Objective, RunFacts
+
+if TYPE_CHECKING:  # objectives import torch, which errors in settings do not need
+    from fewtags.objectives.base import Objective
 
 PAPER_IMAGES = 50_000
 """Number of images from which on, with a GPU, the paper's settings are the default."""
@@ -166,6 +168,8 @@ def resolve_pretrain(
     photos_per_step = min(batch * processes, facts.samples)
     lr = train.lr or objective.base_lr * photos_per_step / 256
     settings = config.objective.model_dump(mode="json")
+    from fewtags.objectives.base import RunFacts  # imports torch
+
     about_run = RunFacts(samples=facts.samples, classes=facts.classes, epochs=epochs, few_images=name == "small")
     for key, derived in objective.derived(about_run).items():
         if settings[key] is None or key not in config.objective.model_fields_set:

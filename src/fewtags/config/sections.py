@@ -195,7 +195,10 @@ class TrainConfig(Settings):
     patience: int | None = Field(
         None, ge=1, description="stop after so many epochs without a better validation mAP; left out: train them all"
     )
-    select: Literal["auto", "best", "last"] = Field("auto", description="which epoch's weights become the model")
+    select: Literal["auto", "best", "last"] = Field(
+        "auto",
+        description="which epoch's weights become the model; last: not for a last stage with several logit_variances",
+    )
 
 
 class ObjectiveConfig(Settings):

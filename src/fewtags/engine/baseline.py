@@ -1,7 +1,7 @@
-"""What the simplest thing would give: logistic regression on pooled features, with unknown labels taken as absent.
+"""The baseline of every run: logistic regression on pooled features, with unknown labels taken as absent.
 
-The same as scikit-learn's scaler and one-vs-rest `LogisticRegression(C=c / d)` on d features, solved for all classes at
-once. Every run is shown beside it, since a method that loses to it should not be used.
+It equals scikit-learn's `StandardScaler` and one-vs-rest `LogisticRegression(C=c / d)` on d features, solved for all
+classes at once. A method that is worse than this baseline should not be used.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fewtags.nets.spatial import SpatialHead
 
 NAME = "logistic regression on the same features, unknown taken as absent"
 MEASURES: Mapping[str, str] = {"mAP": "mAP", "pessimistic_mAP": "mAP with unknown counted as absent"}
-"""By which a strength is chosen and runs are compared, best first, and what people call them."""
+"""Metrics that choose the regularisation and compare runs, preferred first, with their names in messages."""
 
 
 class Measured(NamedTuple):
-    """Pooled features, float32 [n, d], and labels, int8 [n, C] values of `Label`, of a split to measure on."""
+    """A split to measure on: pooled features, float32 [n, d], and labels, int8 [n, C] values of `Label`."""
 
     features: Tensor
     labels: NDArray[np.int8]
@@ -37,12 +37,12 @@ class Measured(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Baseline:
-    """What logistic regression reached.
+    """The results of logistic regression.
 
     Attributes:
         measure: a key of `MEASURES`.
-        values: by split, in 0..1; the strength was chosen on "val".
-        logit_variance: the chosen strength, see `HeadSolver`; C of scikit-learn is that over d.
+        values: by split, in 0..1; the prior variance was chosen on "val".
+        logit_variance: the chosen prior variance, see `HeadSolver`; scikit-learn's C is this value divided by d.
     """
 
     measure: str
@@ -50,7 +50,7 @@ class Baseline:
     logit_variance: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
@@ -60,16 +60,16 @@ def logistic_regression(
     measured: Mapping[str, Measured],
     variances: tuple[float, ...] = LOGIT_VARIANCES,
 ) -> Baseline | None:
-    """Fit on the training images, choose the strength on "val", and measure.
+    """Fit on the training images, choose the prior variance on "val", and measure.
 
     Args:
         features: float32 [N, d], pooled, of the training images.
         labels: N images by C classes.
-        measured: "val", and other splits.
-        variances: strengths to try.
+        measured: the split "val", and others.
+        variances: prior variances to try.
 
     Returns:
-        what it reached; None where "val" has no positive to measure with.
+        the results; None if "val" has no known positive.
     """
     samples, classes = labels.shape
     head = SpatialHead(features.shape[1], classes)
@@ -102,26 +102,26 @@ def _logits(head: SpatialHead, features: Tensor) -> Logits:
 
 
 def compare(baseline: Mapping[str, Any], evaluations: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """A run beside its baseline, in one sentence or two.
+    """Compare a run with its baseline, in one or two sentences.
 
     Args:
         baseline: `Baseline.to_dict`.
-        evaluations: of the run by split, `Evaluation.to_dict`.
+        evaluations: of the run, by split, from `Evaluation.to_dict`.
     """
     measure = str(baseline["measure"])
     shared = [split for split in baseline["values"] if split in evaluations]
     own = {split: _value(evaluations[split], measure) for split in shared}
     found = {split: baseline["values"][split] for split in shared if own[split] is not None}
-    said = ", ".join(
+    compared = ", ".join(
         f"{split} {100 * value:.1f} (this run {100 * (own[split] or 0):.1f})" for split, value in found.items()
     )
-    lines = [f"baseline, {NAME}: {MEASURES[measure]} {said}"]
+    lines = [f"baseline, {NAME}: {MEASURES[measure]} {compared}"]
     judge = "test" if "test" in found else "val"
     lead = found[judge] - (own[judge] or 0) if judge in found else 0.0
     if round(100 * lead, 1) > 0:
         lines.append(
-            f"The baseline is better on {judge} by {100 * lead:.1f}. `--preset cpu --method assume_negative`, with the "
-            "same model.backbone and augment.size, makes a model of it, with thresholds and heatmaps."
+            f"The baseline is better on {judge} by {100 * lead:.1f}. To get it as a model with thresholds and "
+            "heatmaps, train with `--preset cpu --method assume_negative` and the same model.backbone and augment.size."
         )
     return tuple(lines)
 

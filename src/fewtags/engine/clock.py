@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""Wall-clock time of the phases of a run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import final
 
 @final
 class Clock:
-    """Wall seconds of each phase; a phase may come more than once.
+    """Measures the wall seconds of each phase; a phase may occur more than once.
 
     Attributes:
-        seconds: by phase, in the order in which they first ended.
+        seconds: by phase, in the order in which the phases first ended.
     """
 
     def __init__(self) -> None:
@@ -19,27 +19,27 @@ class Clock:
         self._began = time.perf_counter()
 
     def add(self, seconds: dict[str, float]) -> None:
-        """Count what an interrupted run had spent."""
+        """Add the seconds of an interrupted run."""
         for phase, value in seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + value
 
     def so_far(self, phase: str) -> dict[str, float]:
-        """The account if `phase` ended now."""
+        """Return the seconds as if `phase` ended now."""
         return {**self.seconds, phase: self.seconds.get(phase, 0.0) + time.perf_counter() - self._began}
 
     def start(self) -> None:
-        """What has passed since the last lap belongs to no phase."""
+        """Start a phase; the time since the last one is not counted."""
         self._began = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """What has passed since the last lap belongs to `phase`."""
+        """End a phase, and start the next one."""
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._began
         self._began = now
 
 
 def clock_line(seconds: dict[str, float]) -> str:
-    """One line about a run's time.
+    """Describe the time of a run in one line.
 
     >>> clock_line({"checking": 2.2, "features": 51.6, "training": 9.0})
     'photos to model in 63 s: 2 s checking, 52 s features, 9 s training'

@@ -1,4 +1,4 @@
-"""A pretrained backbone in one file, and every place that an encoder can be had from."""
+"""The encoder file: a pretrained backbone in one safetensors file; and loading encoders from every other source."""
 
 from __future__ import annotations
 
@@ -9,32 +9,31 @@ from typing import Any, final
 
 from pydantic import TypeAdapter, ValidationError
 
-from fewtags.engine.checkpoint import load_tensors, publish_tensors, read_metadata
-from fewtags.engine.model import MODEL_FILE, load_model
+from fewtags.engine.model import load_model
+from fewtags.engine.runfolder import ENCODER_FILE, MODEL_FILE, PRETRAINING, RunFolder
+from fewtags.engine.tensor_files import load_tensors, publish_tensors, read_metadata
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.nets.spatial import Preprocessing
 
 ENCODER_FORMAT = 1
-ENCODER_FILE = "encoder.safetensors"
-PRETRAIN_SETTINGS = "pretrain.toml"
 WORDS = ("none", "offline", "hub")
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EncoderInfo:
-    """What an encoder file says beside its weights.
+    """The metadata of an encoder file.
 
     Attributes:
         backbone: timm's name.
-        size: side in pixels of the images it was trained on.
+        size: side of the training images in pixels.
         mean: of the input, per channel.
         std: of the input, per channel.
-        method: name and settings of the objective; {"name": word} where no training of ours made it.
-        images: how many photos it has seen.
-        epochs: how many times.
-        version: of fewtags.
+        method: name and settings of the objective; {"name": source} if this library did not train it.
+        images: number of training photos; 0 if this library did not train it.
+        epochs: number of training epochs.
+        version: of fewtags that trained it.
     """
 
     backbone: str
@@ -42,41 +41,41 @@ class EncoderInfo:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     method: dict[str, Any]
-    images: int
-    epochs: int
-    version: str
+    images: int = 0
+    epochs: int = 0
+    version: str = ""
 
 
 def save_encoder(path: Path, encoder: Encoder, info: EncoderInfo) -> None:
-    """Write the weights (names as timm's, with `backbone.` in front) with `info` as metadata, atomically."""
+    """Write an encoder file atomically; the weights have timm's names with the prefix `backbone.`."""
     metadata = {"fewtags_encoder": json.dumps({"format": ENCODER_FORMAT, **asdict(info)})}
     publish_tensors(path, encoder.state_dict(), metadata)
 
 
 def encoder_path(place: Path | str) -> Path:
-    """The encoder file of a pretraining run's folder, or the file itself."""
+    """Return the path of the encoder file in a run folder, or the path of a file unchanged."""
     place = Path(place)
     return place / ENCODER_FILE if place.is_dir() else place
 
 
 def read_encoder_info(path: Path) -> EncoderInfo:
-    """The metadata of an encoder file, without its weights.
+    """Read the metadata of an encoder file without its weights.
 
     Raises:
-        CheckpointError: no such file, a run that is not finished, or not an encoder of this library.
+        CheckpointError: the file does not exist, its run is not finished, or it is not an encoder of this library.
     """
     if not path.exists():
-        if path.name == ENCODER_FILE and (path.parent / PRETRAIN_SETTINGS).exists():
+        if path.name == ENCODER_FILE and RunFolder(path.parent, PRETRAINING).has_begun:
             raise CheckpointError(
-                f"{path.parent} is a pretraining run that is not finished, so it has no encoder yet; go on with "
+                f"{path.parent} is a pretraining run that is not finished, so it has no encoder yet; finish it with "
                 f"`fewtags resume {path.parent}`."
             )
         raise CheckpointError(f"{path} does not exist; give the folder of a pretraining run or its {ENCODER_FILE}.")
     text = read_metadata(path).get("fewtags_encoder")
     if text is None:
         raise CheckpointError(
-            f"{path} has weights but is no encoder that fewtags pretrained; give such a file's architecture as "
-            "--backbone NAME beside it."
+            f"{path} has weights but is not an encoder that fewtags pretrained; also give its architecture: "
+            "--backbone NAME."
         )
     try:
         content = TypeAdapter(dict[str, Any]).validate_json(text)
@@ -84,20 +83,25 @@ def read_encoder_info(path: Path) -> EncoderInfo:
             raise CheckpointError(f"{path} was written by another version of fewtags ({content.get('version')}).")
         return TypeAdapter(EncoderInfo).validate_python(content)
     except ValidationError as error:
-        raise CheckpointError(f"{path} has damaged metadata: {error.errors()[0]['msg']}. Make it again.") from None
+        raise CheckpointError(f"{path} has damaged metadata: {error.errors()[0]['msg']}. Pretrain it again.") from None
 
 
 def initial_weights(init: Path | str | None, weights: str | None, backbone: str | None = None) -> dict[str, str | None]:
-    """The settings model.weights and model.backbone of training that starts from a pretrained encoder, or does not.
+    """Return the settings model.weights and model.backbone of a training run.
+
+    Args:
+        init: a pretraining run, or its encoder file, to start from; None if there is none.
+        weights: the setting of the user.
+        backbone: the setting of the user.
 
     Raises:
-        ConfigError: other weights or another backbone are named as well.
-        CheckpointError: no encoder there.
+        ConfigError: `init` is given with weights or another backbone.
+        CheckpointError: `init` is not an encoder.
     """
     if init is None:
         return {"model.weights": weights, "model.backbone": backbone}
     if weights is not None:
-        raise ConfigError(f"init {init} and weights {weights} both say what training starts from; give one.")
+        raise ConfigError(f"init {init} and weights {weights} are both initial weights; give one of them.")
     path = encoder_path(init)
     info = read_encoder_info(path)
     if backbone not in (None, info.backbone):
@@ -106,10 +110,10 @@ def initial_weights(init: Path | str | None, weights: str | None, backbone: str 
 
 
 def load_encoder(place: Path | str) -> tuple[Encoder, EncoderInfo]:
-    """The encoder of a pretraining run in eval mode, and its metadata.
+    """Load the encoder of a pretraining run in eval mode, and its metadata.
 
     Raises:
-        CheckpointError: see `read_encoder_info`; or weights that do not fit the backbone.
+        CheckpointError: see `read_encoder_info`; or the weights do not fit the backbone.
     """
     path = encoder_path(place)
     info = read_encoder_info(path)
@@ -125,18 +129,18 @@ def load_encoder(place: Path | str) -> tuple[Encoder, EncoderInfo]:
 def find_encoder(
     place: Path | str, *, backbone: str | None = None, size: int | None = None, seed: int = 0
 ) -> tuple[Encoder, EncoderInfo]:
-    """An encoder from wherever there is one, in eval mode.
+    """Load an encoder from any source, in eval mode.
 
     Args:
         place: the folder of a pretraining run or its encoder file; the folder of a training run or its model file,
-            whose trunk is taken; with `backbone`: any weight file, or "none" (random), "hub", "offline".
-        backbone: timm's name of the architecture, where the place does not know it.
-        size: side of the images in pixels; None: what the weights were trained with, or 224.
+            whose trunk is used; with `backbone`: any weight file, or "none" (random), "hub", "offline".
+        backbone: timm's name of the architecture, if `place` does not contain it.
+        size: side of the images in pixels; None for that of the training images, or 224.
         seed: of random weights.
 
     Raises:
-        CheckpointError: nothing there, or weights that do not fit.
-        ConfigError: an architecture that is needed and not given, or given and not needed.
+        CheckpointError: `place` has no weights, or they do not fit.
+        ConfigError: an architecture is missing, or given but not needed.
     """
     word = str(place) if str(place) in WORDS else None
     path = Path(place)
@@ -150,17 +154,23 @@ def find_encoder(
             )
         return load_encoder(path)
     if backbone is None:
-        raise ConfigError(f"{word} has no architecture of its own; name one: --backbone resnet50.")
+        raise ConfigError(f"{word} does not name an architecture; give one: --backbone resnet50.")
     if word is None and path.is_dir():
-        raise ConfigError(f"{path} knows its architecture; leave out --backbone.")
+        raise ConfigError(f"{path} contains its architecture; leave out --backbone.")
     side = size or 224
     encoder = create_encoder(backbone, weights=place, size=side, seed=seed)
     pre = encoder.preprocessing
-    return encoder.eval(), EncoderInfo(backbone, side, pre.mean, pre.std, {"name": word or path.name}, 0, 0, "")
+    return encoder.eval(), EncoderInfo(
+        backbone=backbone,
+        size=side,
+        mean=pre.mean,
+        std=pre.std,
+        method={"name": word or path.name},
+    )
 
 
 def _trunk(place: Path) -> tuple[Encoder, EncoderInfo]:
-    """The trunk of a trained classifier."""
+    """Load the trunk of a trained classifier."""
     net, model = load_model(place)
     encoder = Encoder(
         net.backbone,
@@ -170,5 +180,10 @@ def _trunk(place: Path) -> tuple[Encoder, EncoderInfo]:
         preprocessing=net.preprocessing,
     )
     return encoder.eval(), EncoderInfo(
-        model.backbone, model.size, model.mean, model.std, model.method, 0, 0, model.version
+        backbone=model.backbone,
+        size=model.size,
+        mean=model.mean,
+        std=model.std,
+        method=model.method,
+        version=model.version,
     )

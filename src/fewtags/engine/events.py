@@ -1,4 +1,4 @@
-"""What `fit` yields while it runs. The command line, the report and a notebook all consume these."""
+"""Events that a run yields, for the command line, the report, or a notebook."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fewtags.objectives.base import Progress
 @final
 @dataclass(frozen=True)
 class Started:
-    """Training begins, or goes on from a checkpoint.
+    """Training begins, or continues from a checkpoint.
 
     Attributes:
         epochs: all epochs of all stages.
         steps_per_epoch: batches per epoch (per process).
-        resumed_from: the checkpoint folder, None for a fresh start.
-        epoch: the epoch that comes next.
+        resumed_from: the checkpoint folder; None for a new run.
+        epoch: the next epoch.
     """
 
     epochs: int
@@ -31,7 +31,7 @@ class Started:
 @final
 @dataclass(frozen=True)
 class EpochStarted:
-    """An epoch begins; `diagnostics` is what the objective reports of its state."""
+    """An epoch begins; `diagnostics` are what the objective reports about its state."""
 
     epoch: int
     stage: str
@@ -41,12 +41,12 @@ class EpochStarted:
 @final
 @dataclass(frozen=True)
 class StepEnded:
-    """An optimiser step is done, and the objective has committed.
+    """An optimiser step is done, and the objective has committed it.
 
     Attributes:
-        at: the batches done of the epoch.
-        global_step: optimiser steps done since training began, those that were skipped included.
-        applied: false when mixed precision skipped the step; nothing was committed then.
+        at: batches done in the epoch.
+        global_step: optimiser steps since training began, skipped ones included.
+        applied: false if mixed precision skipped the step; then nothing was committed.
     """
 
     at: Progress
@@ -62,7 +62,7 @@ class EpochEnded:
     Attributes:
         record: one flat line of `metrics.jsonl`: epoch, stage, lr, seconds, cpu_seconds, `train/...` means of the logs,
             `state/...` diagnostics of the objective, `val/...` validation metrics.
-        best: whether these weights are the best so far by the monitored metric.
+        best: whether the weights are the best so far by the monitored metric.
     """
 
     record: Mapping[str, float | int | str]
@@ -83,8 +83,8 @@ class Ended:
     """Training is done.
 
     Attributes:
-        epochs: epochs trained in all.
-        best_epoch: epoch with the highest monitored metric; None if nothing could be monitored.
+        epochs: number of epochs trained.
+        best_epoch: epoch with the highest monitored metric; None if the metric was never known.
         best_value: its value.
     """
 
@@ -96,10 +96,10 @@ class Ended:
 @final
 @dataclass(frozen=True)
 class Noted:
-    """Something that whoever trains should know now.
+    """A warning for the user during training.
 
     Attributes:
-        text: in words.
+        text: the message.
     """
 
     text: str

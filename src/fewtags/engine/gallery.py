@@ -1,4 +1,4 @@
-"""A few photos whose heatmaps are saved during training and shown in the report."""
+"""The gallery: a few photos whose heatmaps are saved during training and shown in the report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Role = Literal["annotated", "unannotated positive", "predicted", "negative"]
 @final
 @dataclass(frozen=True)
 class Panel:
-    """One class of one photo: why it is shown, its probability, and its map [h, w] in the photo's frame."""
+    """A class of a photo: why it is shown, its probability, and its map [h, w] in the photo's frame."""
 
     class_: int
     role: Role
@@ -36,7 +36,7 @@ class Panel:
 
 @final
 @dataclass(frozen=True)
-class Shown:
+class GalleryPhoto:
     """A photo of the gallery with its panels."""
 
     split: str
@@ -47,15 +47,15 @@ class Shown:
 @final
 @dataclass(frozen=True)
 class Gallery:
-    """Photos chosen before training; `look` computes their maps with the current net.
+    """Photos that are chosen before training; `compute_maps` makes their maps at any time.
 
     Attributes:
-        split: of each photo.
-        index: of each photo in its table.
+        split: split of each photo.
+        index: row of each photo in its table.
         tables: by split.
         truth: complete training labels, or None.
-        policy: gives the test view.
-        collate: normalises the pixels.
+        policy: defines the test view.
+        collate: normalises pixels.
     """
 
     split: tuple[str, ...]
@@ -76,7 +76,7 @@ class Gallery:
         each: int = 4,
         seed: int = 0,
     ) -> Gallery:
-        """Choose `each` photos of the training set and of the last other split; photos with several positives first."""
+        """Choose `each` photos of the training set and of the last other split, first those with several positives."""
         rng = np.random.default_rng(seed)
         last = [name for name in tables if name != "train"][-1]
         chosen: list[tuple[str, int]] = []
@@ -84,13 +84,13 @@ class Gallery:
             table = truth if name == "train" and truth is not None else tables[name]
             positives = table.matrix.image_counts(Label.POSITIVE)
             order = rng.permutation(len(positives))
-            # Two to four classes make the best pictures; a photo without positives comes last.
+            # Photos with two to four classes are the most informative; photos without any come last.
             rank = np.where(positives >= 2, 0, np.where(positives == 1, 1, 2))[order]
             chosen += [(name, int(i)) for i in order[np.argsort(rank, kind="stable")][:each]]
         return cls(tuple(n for n, _ in chosen), tuple(i for _, i in chosen), tables, truth, policy, collate)
 
-    def look(self, net: SpatialNet, device: torch.device) -> tuple[Shown, ...]:
-        """Compute the maps of all photos in the test view; the mode of the net (training or not) is restored."""
+    def compute_maps(self, net: SpatialNet, device: torch.device) -> tuple[GalleryPhoto, ...]:
+        """Compute the maps of all photos through the test view; the net keeps its train or eval mode."""
         mode = net.training
         net.eval()
         shown = []
@@ -103,7 +103,7 @@ class Gallery:
             complete = self.truth.matrix.rows([index])[0] if split == "train" and self.truth is not None else labels
             roles = choose_roles(labels, complete, prob)
             panels = tuple(Panel(c, role, float(prob[c]), maps[c].astype(np.float16)) for c, role in roles)
-            shown.append(Shown(split, key, panels))
+            shown.append(GalleryPhoto(split, key, panels))
         net.train(mode)
         return tuple(shown)
 
@@ -111,7 +111,7 @@ class Gallery:
 def class_maps(
     net: SpatialNet, path: Path, policy: Policy, collate: Collate, device: torch.device
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Probabilities [C] and probability maps [C, h, w] of one photo in the test view."""
+    """Compute the probabilities [C] and probability maps [C, h, w] of one photo through the test view."""
     pixels, _ = read_through(path, policy.test_view, policy.size)
     with torch.inference_mode():
         out = net(collate.pixels([pixels], device))
@@ -121,10 +121,10 @@ def class_maps(
 def choose_roles(
     labels: NDArray[np.int8], complete: NDArray[np.int8], prob: NDArray[np.float32], most: int = 4
 ) -> list[tuple[int, Role]]:
-    """Choose the classes of a photo that get a panel, with the reason.
+    """Choose the classes of a photo to show, each with its role.
 
-    First the annotated positives; then positives that are not annotated (from the complete labels; without these, the
-    highest scored unknown classes); then the highest scored negative class, where an error is most likely.
+    These are annotated positives; then positives that were not annotated, by the complete labels, or without them the
+    unknown classes with the highest scores; then the absent class with the highest score, the most likely error.
     """
     order = np.argsort(-prob, kind="stable")
     annotated = [int(c) for c in order if labels[c] == Label.POSITIVE]
@@ -138,8 +138,8 @@ def choose_roles(
     return roles[:most]
 
 
-def save_gallery(folder: Path, name: str, shown: Sequence[Shown]) -> None:
-    """Write `gallery/<name>.npz` (maps) and `gallery/<name>.json` (what they show)."""
+def save_gallery(folder: Path, name: str, shown: Sequence[GalleryPhoto]) -> None:
+    """Write `gallery/<name>.npz` with the maps and `gallery/<name>.json` with their descriptions."""
     folder = folder / "gallery"
     folder.mkdir(exist_ok=True)
     arrays = {f"{i}_{j}": panel.map for i, photo in enumerate(shown) for j, panel in enumerate(photo.panels)}
@@ -156,12 +156,12 @@ def save_gallery(folder: Path, name: str, shown: Sequence[Shown]) -> None:
     write_text(folder / f"{name}.json", json.dumps(content, indent=1))
 
 
-def load_gallery(folder: Path, name: str) -> tuple[Shown, ...]:
+def load_gallery(folder: Path, name: str) -> tuple[GalleryPhoto, ...]:
     """Read what `save_gallery` wrote."""
     content = json.loads((folder / "gallery" / f"{name}.json").read_text("utf-8"))
     with np.load(folder / "gallery" / f"{name}.npz", allow_pickle=False) as arrays:
         return tuple(
-            Shown(
+            GalleryPhoto(
                 photo["split"],
                 photo["key"],
                 tuple(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import ModelInfo
-from fewtags.engine.predict import Scored, matched, predict_maps
+from fewtags.engine.predict import ScoredTable, matched, predict_maps
 from fewtags.errors import DataError
 from fewtags.geometry import View
 from fewtags.labels import ClassNames, Label, Locations
@@ -102,7 +102,7 @@ def refuse_without_boxes(info: ModelInfo, table: LabelTable) -> None:
     """Check that a table has boxes to evaluate against, before anything is computed.
 
     Raises:
-        DataError: no positive label of a class that the model knows has a box, or `matched` raises.
+        DataError: no positive label of a class that the model knows has a box; or see `matched`.
     """
     matched(info, table)
     if has_boxes(info, table):
@@ -126,7 +126,7 @@ def localise_table(
     net: SpatialNet,
     info: ModelInfo,
     table: LabelTable,
-    scored: Scored,
+    scored: ScoredTable,
     *,
     cpu: bool = False,
     workers: int = 0,
@@ -159,7 +159,7 @@ def localise_table(
     objects, points = _boxed(info, table, scored)
     rows = scored.index[np.diff(objects.indptr) > 0]
     if not len(rows):
-        raise DataError("none of the photos with boxes can be read; localisation needs one that can.")
+        raise DataError("none of the photos with boxes can be read; localisation needs at least one.")
     paths = [root / table.images[int(row)].as_py() for row in rows]
     maps = predict_maps(net, info, paths, torch_device(cpu), workers=workers)
     left: Counter[str] = Counter(points=points)
@@ -170,7 +170,7 @@ def localise_table(
     return Localisation(info.classes, report, len(options.cuts), tags, points, cropped)
 
 
-def _boxed(info: ModelInfo, table: LabelTable, scored: Scored) -> tuple[Locations, int]:
+def _boxed(info: ModelInfo, table: LabelTable, scored: ScoredTable) -> tuple[Locations, int]:
     """The objects of the positive labels that have a box, by scored photo; and how many others have points only."""
     row, classes, boxes = table.locations.rows(scored.index)
     numbers = _numbers(info, table)[classes]

@@ -1,4 +1,4 @@
-"""What this machine is, for deriving defaults and for the run record."""
+"""Facts about this machine, for defaults and for the run record; and its memory."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ _ALLOCATOR_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MAL
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def device_kind() -> Literal["cpu", "cuda", "mps"]:
-    """The best device there is."""
+    """Return the kind of the best available device."""
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def torch_device(cpu: bool = False) -> torch.device:
-    """Where a model is used: the best device, or the CPU."""
+    """Return the best available device, or the CPU."""
     return torch.device("cpu" if cpu else device_kind())
 
 
 def facts(samples: int, classes: int, cpu: bool = False, located: bool = False) -> Facts:
-    """What `resolve` may know."""
+    """Collect the facts that `resolve` derives settings from."""
     kind = "cpu" if cpu else device_kind()
     return Facts(
         samples=samples,
@@ -70,7 +70,7 @@ def facts(samples: int, classes: int, cpu: bool = False, located: bool = False) 
 
 
 def free_memory(device: torch.device | None = None) -> int:
-    """Bytes of memory that are available: main memory, or of "cuda" the memory of this process's GPU."""
+    """Return the available bytes of main memory, or on a "cuda" device those of this process's GPU."""
     if device is not None and device.type == "cuda":
         own = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
         return int(torch.cuda.mem_get_info(own)[0])
@@ -104,18 +104,18 @@ def keep_freed_memory() -> bool:
 
 
 def free_disk(path: Path) -> int:
-    """Bytes that are free where `path` is or will be."""
-    path = path.absolute()  # the parent of a relative path ends at the working directory, whatever `..` says
+    """Return the free bytes on the disk where `path` is or will be."""
+    path = path.absolute()  # the parents of a relative path end at the working directory
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
 
 
 def share_of_images(device: torch.device) -> float:
-    """The share of the training images whose running state lies in one memory.
+    """Return the share of the training images whose state is in one memory.
 
-    Sample i belongs to process i mod world (`stores.shard`). Each process has a GPU of its own; main memory holds the
-    state of all processes on this machine. Read from what `torchrun` and `accelerate launch` tell their processes.
+    Sample i belongs to process i mod world (`stores.shard`). Each process has its own GPU, while all processes of a
+    machine share its main memory. `torchrun` and `accelerate launch` set the environment variables that are read here.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     here = 1 if device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
@@ -123,7 +123,7 @@ def share_of_images(device: torch.device) -> float:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what matters; None where a package is not installed."""
+    """Return the versions of packages that affect results; None for a package that is not installed."""
     found: dict[str, str | None] = {}
     for package in (*PACKAGES, *EXTRAS):
         try:
@@ -134,7 +134,7 @@ def versions() -> dict[str, str | None]:
 
 
 def environment() -> dict[str, Any]:
-    """The run record's account of the machine; no host or user names."""
+    """Describe the machine for the run record, without host and user names."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -1,4 +1,4 @@
-"""The model file: weights, and everything that is needed to use them, in one safetensors file."""
+"""The model file: one safetensors file with the weights and everything that is needed to use them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, Literal, final
 
 from pydantic import TypeAdapter, ValidationError
 
-from fewtags.engine.checkpoint import load_tensors, publish_tensors, read_metadata
+from fewtags.engine.runfolder import MODEL_FILE, PRETRAINING, TRAINING, RunFolder
+from fewtags.engine.tensor_files import load_tensors, publish_tensors, read_metadata
 from fewtags.errors import CheckpointError
 from fewtags.labels import ClassNames
 from fewtags.nets.backbones import create_net
@@ -17,29 +18,28 @@ from fewtags.nets.spatial import HeadPlan, Preprocessing, SpatialNet
 from fewtags.photos.augment import Policy, ResizedCrop, SquareCrop, WholeImage
 
 MODEL_FORMAT = 1
-MODEL_FILE = "model.safetensors"
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """What a model file says beside its weights.
+    """The metadata of a model file.
 
     Attributes:
         backbone: timm's name.
-        output_stride: pixels per map cell; 0: the backbone's own.
+        output_stride: pixels per map cell; 0 for the backbone's own.
         head: kernel and pool.
         size: side of the input in pixels.
-        policy: which test view it expects.
+        policy: the augmentation policy, which defines the test view.
         class_ids: C ids.
         class_names: C display names.
-        thresholds: C probabilities from which on a class is taken as present.
-        threshold_rules: C rules that they come from.
+        thresholds: C smallest probabilities at which a class is taken as present.
+        threshold_rules: C rules by which the thresholds were chosen.
         mean: of the input, per channel.
         std: of the input, per channel.
         method: name and settings of the objective.
-        selection: which epoch's weights these are, and why, in words.
-        version: of fewtags.
+        selection: a text that says which epoch's weights these are, and why.
+        version: of fewtags that trained the model.
     """
 
     backbone: str
@@ -64,7 +64,7 @@ class ModelInfo:
 
 
 def make_policy(name: str, size: int, min_area: float | None = None, flip: bool = True) -> Policy:
-    """The augmentation policy of a name; its test view does not depend on area and flip."""
+    """Make the augmentation policy with a name; its test view does not depend on `min_area` and `flip`."""
     if name == "coco":
         return SquareCrop(size, (0.25 if min_area is None else min_area, 1.0), flip)
     if name == "imagenet":
@@ -73,25 +73,25 @@ def make_policy(name: str, size: int, min_area: float | None = None, flip: bool 
 
 
 def save_model(path: Path, net: SpatialNet, info: ModelInfo) -> None:
-    """Write the weights with `info` as metadata, atomically."""
+    """Write a model file atomically."""
     publish_tensors(path, net.state_dict(), {"fewtags": json.dumps({"format": MODEL_FORMAT, **asdict(info)})})
 
 
 def read_info(path: Path) -> ModelInfo:
-    """The metadata of a model file, without its weights.
+    """Read the metadata of a model file without its weights.
 
     Raises:
-        CheckpointError: no such file, a run that is not finished, no permission, or not a model of this library.
+        CheckpointError: the file does not exist or cannot be read, its run is not finished, or it is not a model.
     """
     if not path.exists():
-        if path.name == MODEL_FILE and (path.parent / "run.toml").exists():
+        if path.name == MODEL_FILE and RunFolder(path.parent, TRAINING).has_begun:
             raise CheckpointError(
-                f"{path.parent} is a run that is not finished, so it has no model yet; go on with "
+                f"{path.parent} is a run that is not finished, so it has no model yet; finish it with "
                 f"`fewtags resume {path.parent}`."
             )
-        if path.name == MODEL_FILE and (path.parent / "pretrain.toml").exists():
+        if path.name == MODEL_FILE and RunFolder(path.parent, PRETRAINING).has_begun:
             raise CheckpointError(
-                f"{path.parent} is a pretraining run, which knows no classes; train a model from it: "
+                f"{path.parent} is a pretraining run, which has no classes; train a model from it: "
                 f"`fewtags train LABELS --init {path.parent}`."
             )
         raise CheckpointError(f"{path} does not exist; give a run folder or its {MODEL_FILE}.")
@@ -107,21 +107,23 @@ def read_info(path: Path) -> ModelInfo:
         raise CheckpointError(f"{path} has damaged metadata: {error.errors()[0]['msg']}. Train it again.") from None
     lengths = {len(v) for v in (info.class_ids, info.class_names, info.thresholds, info.threshold_rules)}
     if len(lengths) > 1:
-        raise CheckpointError(f"{path} has damaged metadata: not one name and threshold per class. Train it again.")
+        raise CheckpointError(
+            f"{path} has damaged metadata: the numbers of classes and thresholds differ. Train it again."
+        )
     return info
 
 
 def model_path(place: Path | str) -> Path:
-    """The model file of a run folder, or the file itself."""
+    """Return the path of the model file in a run folder, or the path of a file unchanged."""
     place = Path(place)
     return place / MODEL_FILE if place.is_dir() else place
 
 
 def load_model(place: Path | str) -> tuple[SpatialNet, ModelInfo]:
-    """The net in eval mode, and its metadata.
+    """Load a net in eval mode, and its metadata.
 
     Raises:
-        CheckpointError: see `read_info`; or weights that do not fit the backbone.
+        CheckpointError: see `read_info`; or the weights do not fit the backbone.
     """
     path = model_path(place)
     info = read_info(path)

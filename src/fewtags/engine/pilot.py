@@ -1,4 +1,4 @@
-"""A pilot: nested budgets simulated on a few hundred completely labelled photos, and a short training on each."""
+"""A pilot: budgets are simulated on a few hundred completely labelled photos, and a model is trained on each."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fewtags.config.sections import Config
 from fewtags.engine.localise import WITHOUT_BOXES, has_boxes, localise_table
 from fewtags.engine.model import load_model
 from fewtags.engine.plan import Tables, can_rank, hold_out, make_plan
-from fewtags.engine.predict import Scored
-from fewtags.engine.run import Run
+from fewtags.engine.predict import ScoredTable
+from fewtags.engine.train_run import TrainRun
 from fewtags.errors import ConfigError, DataError
 from fewtags.files import write_text
 from fewtags.labels import Label
@@ -38,21 +38,21 @@ SETTINGS: Mapping[str, Any] = {
     "train.cached_views": 2,
     "train.select": "last",
 }
-"""What a pilot trains with unless it is told otherwise: the head on a frozen trunk, on two cached views per photo."""
+"""Default settings of a pilot: it trains the head on a frozen trunk, with two cached views per photo."""
 
 
 @final
 @dataclass(frozen=True)
 class Design:
-    """What a pilot runs: every combination.
+    """The runs of a pilot: every combination of type, budget and seed.
 
     Attributes:
         kinds: types of labels.
-        budgets: shares of tagging all of the pilot's photos, or times; see `budget_seconds`.
-        seeds: how many.
+        budgets: shares of the cost of tagging all photos of the pilot, or times; see `budget_seconds`.
+        seeds: number of seeds.
 
     Raises:
-        ConfigError: nothing to run, or something twice.
+        ConfigError: a list is empty, or has a value twice.
     """
 
     kinds: tuple[Annotation, ...] = (Annotation.TAGS, Annotation.ONE_POINT, Annotation.ONE_BOX)
@@ -70,13 +70,13 @@ class Design:
 @final
 @dataclass(frozen=True)
 class PilotRun:
-    """One run of a pilot, done just now or before.
+    """A finished run of a pilot.
 
     Attributes:
         row: its line of results.jsonl.
-        done: how many runs are done, this one included.
-        total: of how many.
-        fresh: false for one that was there already.
+        done: number of finished runs, this one included.
+        total: number of all runs.
+        fresh: whether it ran just now; false for a run of an earlier call.
     """
 
     row: Mapping[str, Any]
@@ -100,30 +100,30 @@ class _Purchase:
 
     @cached_property
     def asked(self) -> NDArray[np.bool_]:
-        """Bool [N]: the photos with a label that was bought."""
+        """Bool [N]: the photos with a bought label."""
         matrix = self.table.matrix
         return matrix.image_counts(Label.POSITIVE) + matrix.image_counts(Label.NEGATIVE) > 0
 
 
 @final
 @dataclass(eq=False)
-class _Photos:
-    """Images, by key, whose photos a training of this pilot has decoded; and those that it left out."""
+class _CheckedPhotos:
+    """Keys of images whose photos an earlier run of this pilot has decoded, and of those that could not be decoded."""
 
     good: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
 
     def without_broken(self, table: LabelTable) -> LabelTable:
-        """A table without the images that would be left out again."""
+        """Return a table without the images whose photos are broken."""
         kept = [key not in self.broken for key in table.images.to_pylist()]
         return table if all(kept) else table.subset(np.array(kept, np.bool_))
 
     def all_good(self, tables: Tables) -> bool:
-        """Whether every photo has been decoded before."""
+        """Whether every photo has been decoded."""
         return all(self.good.issuperset(table.images.to_pylist()) for table in tables.splits().values())
 
     def learn(self, before: Tables, after: Tables) -> None:
-        """Note what was decoded, and what is no longer there."""
+        """Record which photos of the tables were decoded, and which were left out."""
         for name, table in after.splits().items():
             kept = set(table.images.to_pylist())
             self.good |= kept
@@ -131,19 +131,19 @@ class _Photos:
 
 
 def measured_split(whole: LabelTable) -> str | None:
-    """The split, test or else val, that a pilot is measured on; None where the labels name neither."""
+    """Return the split that a pilot is measured on: test, or else val; None if the labels name neither."""
     named = {} if whole.split_names is None else whole.named_splits()
     return next((name for name in ("test", "val") if name in named), None)
 
 
 def pilot_parts(whole: LabelTable, share: float, group_by: str | None = None) -> tuple[LabelTable, LabelTable]:
-    """What a pilot buys from, and what it is measured on.
+    """Return the images that a pilot buys labels for, and those that it is measured on.
 
-    Where the labels name splits, it is measured on test, or else val, and buys from train, or else from all others.
-    Elsewhere a share of the images is held out, the same for all runs, equal photos together.
+    If the labels name splits, it is measured on test, or else val, and buys from train, or else from all others.
+    Otherwise a share of the images is held out, the same for all runs, with equal photos together.
 
     Raises:
-        DataError: a split leaves nothing to buy from, or no class can be measured.
+        DataError: there are no images to buy labels for, or no class can be measured.
     """
     apart = measured_split(whole)
     if apart is None:
@@ -155,7 +155,7 @@ def pilot_parts(whole: LabelTable, share: float, group_by: str | None = None) ->
         chosen = names == "train" if "train" in named else ~np.isin(names, ("val", "test"))
         pool, measured = whole.subset(chosen), named[apart]
     if not len(pool):
-        raise DataError(f"all images are of split {apart!r}, so that the pilot has none to buy labels for.")
+        raise DataError(f"all images are in split {apart!r}, so there are none to buy labels for.")
     if not can_rank(measured):
         raise DataError(
             f"none of the classes has both known positives and known negatives in the {len(measured):,} images that "
@@ -175,25 +175,25 @@ def run_pilot(
     *,
     cpu: bool = False,
 ) -> Iterator[PilotRun]:
-    """Buy, train and measure, seed by seed; each run adds a line to `out / "results.jsonl"`.
+    """Buy labels, train and measure, seed by seed; each run adds a line to `out / "results.jsonl"`.
 
-    Of one seed the budgets are nested and dearer types are among cheaper ones, see `simulate_budget` (flat costs). Each
-    net is measured after its last epoch, so that nothing is chosen on the images it is measured on; by mAP, and where
-    these have boxes by mAP-loc. Runs that are there already are not done again.
+    For one seed, budgets are nested, and the images of expensive types are among those of cheap ones; see
+    `simulate_budget` (flat costs). Each net is measured after its last epoch, so nothing is chosen on the measured
+    images. It is measured by mAP, and also by mAP-loc if these images have boxes. Finished runs are not repeated.
 
     Args:
-        pool: complete labels to buy from.
-        measured: complete labels to measure on.
-        config: settings of each training; the seed is the run's.
-        design: what to run.
-        cost: what answers take.
-        out: folder of the pilot; made if need be.
+        pool: complete labels of the images to buy labels for.
+        measured: complete labels of the images to measure on.
+        config: settings of each training, except for its seed.
+        design: the runs.
+        cost: seconds that answers take.
+        out: folder of the pilot; made if it does not exist.
         cpu: ignore GPUs.
 
     Raises:
-        ConfigError: `out` holds a pilot on other labels or with other settings, an epoch would be chosen on the
-            measured images, a purchase has nothing to learn from, or several processes run; nothing is trained then.
-        DataError: photos that cannot be used.
+        ConfigError: before any training: `out` has a pilot with other labels or settings, an epoch would be chosen on
+            the measured images, a purchase has no positive label, or there are several processes.
+        DataError: photos cannot be used.
     """
     if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         raise ConfigError(
@@ -206,7 +206,7 @@ def run_pilot(
         )
     purchases = _purchases(pool, design, cost)
     rows = _open(out, _record(pool, measured, config, cost))
-    there, photos = {_key(row): row for row in rows}, _Photos()
+    there, photos = {_key(row): row for row in rows}, _CheckedPhotos()
     for done, purchase in enumerate(purchases, 1):
         fresh = purchase.key not in there
         if fresh:
@@ -219,15 +219,15 @@ def run_pilot(
 
 
 def _purchases(pool: LabelTable, design: Design, cost: CostModel) -> list[_Purchase]:
-    """Each different purchase once: two budgets may buy all there is."""
+    """Make each different purchase once; two budgets may both buy all labels."""
     found: dict[tuple[str, int, int], _Purchase] = {}
     for seed, budget, kind in product(range(design.seeds), design.budgets, design.kinds):
         table = simulate_budget(pool, budget, kind, seed, cost)
         known = [int(table.matrix.counts(state).sum()) for state in (Label.POSITIVE, Label.NEGATIVE)]
         if not known[0]:
             raise ConfigError(
-                f"a budget of {budget} for {kind.described()} buys {counted(known[1], 'label')} with seed {seed}, and "
-                "none of them is positive, so that there is nothing to learn; use larger budgets, or more photos."
+                f"a budget of {budget} for {kind.described()} buys {counted(known[1], 'label')} with seed {seed}, but "
+                "none of them is positive, so nothing can be learned; use larger budgets, or more photos."
             )
         purchase = _Purchase(kind, budget, seed, table, sum(known))
         found.setdefault(purchase.key, purchase)
@@ -235,14 +235,14 @@ def _purchases(pool: LabelTable, design: Design, cost: CostModel) -> list[_Purch
 
 
 def _train(
-    purchase: _Purchase, measured: LabelTable, photos: _Photos, config: Config, out: Path, cpu: bool
+    purchase: _Purchase, measured: LabelTable, photos: _CheckedPhotos, config: Config, out: Path, cpu: bool
 ) -> dict[str, float]:
-    """What a net trained on a purchase is worth; its run folder is gone afterwards.
+    """Train on a purchase in a temporary folder, and return the measures of the model.
 
-    Photos are decoded to check them once.
+    Photos are decoded only once to check them.
     """
     table, settings = purchase.table, config.objective.model_dump()
-    if not settings.get("pseudo_weight"):  # without pseudo-labels, photos without a label teach nothing
+    if not settings.get("pseudo_weight"):  # without pseudo-labels, photos without a label are useless
         table = table.subset(purchase.asked)
     tables = Tables(photos.without_broken(table), photos.without_broken(measured))
     train = config.train.model_copy(update={"seed": purchase.seed, "select": "last"})
@@ -251,26 +251,26 @@ def _train(
         run = Path(folder) / "run"
         plan = make_plan(config.model_copy(update={"train": train, "data": data}), tables=tables, cpu=cpu)
         photos.learn(tables, plan.tables)
-        for _ in Run(plan, run, cpu=cpu).start():
+        for _ in TrainRun(plan, run, cpu=cpu).start():
             pass
-        return _worth(run, plan.tables.val, cpu)
+        return _measure(run, plan.tables.val, cpu)
 
 
-def _worth(run: Path, measured: LabelTable, cpu: bool) -> dict[str, float]:
-    """MAP of a finished run; and mAP-loc, if a class that can be ranked has boxes."""
+def _measure(run: Path, measured: LabelTable, cpu: bool) -> dict[str, float]:
+    """Return the mAP of a finished run, and mAP-loc if a class that can be ranked has boxes."""
     found = {"mAP": float(json.loads((run / "evaluation" / "val.json").read_text("utf-8"))["mAP"])}
     net, info = load_model(run)
     if has_boxes(info, measured):
         logits = np.load(run / "evaluation" / "val.npy", allow_pickle=False)
-        scored = Scored(np.arange(len(measured)), logits, measured.matrix.dense())
+        scored = ScoredTable(np.arange(len(measured)), logits, measured.matrix.dense())
         report = localise_table(net, info, measured, scored, cpu=cpu, options=WITHOUT_BOXES).report
         if not math.isnan(report.ranked.map_loc):
             found["mAP_loc"] = report.ranked.map_loc
     return found
 
 
-def _row(purchase: _Purchase, pool: LabelTable, cost: CostModel, worth: Mapping[str, float]) -> dict[str, Any]:
-    """A line of results.jsonl, see `fewtags.budget.results`."""
+def _row(purchase: _Purchase, pool: LabelTable, cost: CostModel, measures: Mapping[str, float]) -> dict[str, Any]:
+    """Make a line of results.jsonl, see `fewtags.budget.results`."""
     matrix = purchase.table.matrix
     return {
         "type": purchase.kind.short,
@@ -281,12 +281,12 @@ def _row(purchase: _Purchase, pool: LabelTable, cost: CostModel, worth: Mapping[
         "photos_asked": int(purchase.asked.sum()),
         "photos": len(pool),
         "seed": purchase.seed,
-        **worth,
+        **measures,
     }
 
 
 def _record(pool: LabelTable, measured: LabelTable, config: Config, cost: CostModel) -> dict[str, Any]:
-    """What all rows of a pilot have in common."""
+    """Make the record of a pilot, which is the same for all its runs."""
     settings = config.model_dump(mode="json", serialize_as_any=True)
     return {
         "labels": {"bought from": pool.fingerprint, "measured on": measured.fingerprint},
@@ -296,7 +296,7 @@ def _record(pool: LabelTable, measured: LabelTable, config: Config, cost: CostMo
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file; one that was being written when the power went is cut off, and its run is made again."""
+    """Return the lines of a file; an incomplete last one, from a power cut, is removed, and its run is repeated."""
     if not path.exists():
         return []
     text = path.read_text("utf-8")
@@ -306,15 +306,15 @@ def _whole_lines(path: Path) -> list[str]:
 
 
 def _open(out: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows that are there already; a new folder gets its record.
+    """Return the rows of finished runs; a new folder gets its record.
 
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: the folder has something else.
     """
     path = out / RECORD
     if not path.exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(f"{out} is no folder of a pilot and not empty; choose another --out.")
+            raise ConfigError(f"{out} is not empty and not the folder of a pilot; choose another --out.")
         out.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(record, indent=1))
         return []
@@ -329,7 +329,7 @@ def _open(out: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         ) from None
     if changed := _changed(before, record):
         raise ConfigError(
-            f"{out} holds a pilot with other {changed}; go on as it began (see {path}), or choose another --out."
+            f"{out} has a pilot with other {changed}; use the same (see {path}), or choose another --out."
         )
     return rows
 
@@ -339,7 +339,7 @@ def _key(row: Mapping[str, Any]) -> tuple[str, int, int]:
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Which part of the record is not the same; empty if none."""
+    """Return the first part of the record that differs; an empty text if none does."""
     plain = json.loads(json.dumps(now))
     names: Sequence[str] = [name for name in plain if not isinstance(before, dict) or before.get(name) != plain[name]]
     return names[0] if names else ""

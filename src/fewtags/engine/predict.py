@@ -1,4 +1,4 @@
-"""Run a model on photos: scores, tags and heatmaps."""
+"""Apply a model to photos: probabilities, tags, heatmaps, evaluation."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from fewtags.photos.loader import Collate
 from fewtags.table.table import LabelTable
 from fewtags.text import counted
 
-MAX_NAMED = 20
-"""How many unreadable photos are named one by one; the others are counted."""
+MOST_NAMED = 20
+"""Largest number of unreadable photos that are named; the others are counted."""
 _NAMED_CLASSES = 5
 
 
 def find_photos(places: Sequence[Path | str]) -> tuple[list[Path], list[str]]:
-    """Find all photos among files and folders, in order and without repetition. A named file is always included.
+    """Find all photos among files and folders, in order, each once. A file that is named itself is always included.
 
-    Folders are searched like class folders: links are followed, hidden files are skipped.
+    Folders are searched as the reader of class folders does: links are followed, hidden files are skipped.
 
     Returns:
-        the photos, and notes on what was skipped. Damaged photos are not skipped; reading them reports the error.
+        the photos, and messages about skipped files. Unreadable photos are included; reading them reports the error.
 
     Raises:
         DataError: a path does not exist, or there is no photo.
@@ -59,7 +59,7 @@ def find_photos(places: Sequence[Path | str]) -> tuple[list[Path], list[str]]:
         found |= dict.fromkeys(place / key for key in sorted([*inside.photos, *damaged]))
         if others := inside.others:
             kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(others.items()))
-            notes.append(f"skipped in {place}, since they are not photos: {kinds}")
+            notes.append(f"skipped in {place}, because they are not photos: {kinds}")
         notes += [f"skipped {place / e.item}: {e.reason}" for e in inside.notes.excluded if not is_photo(e.item)]
     if not found:
         raise DataError("; ".join([f"there is no photo in {', '.join(map(str, places))}", *notes]) + ".")
@@ -69,7 +69,7 @@ def find_photos(places: Sequence[Path | str]) -> tuple[list[Path], list[str]]:
 @final
 @dataclass(frozen=True)
 class Prediction:
-    """Prediction for one photo: probabilities float64 [C], or why the photo could not be read."""
+    """The result for one photo: probabilities float64 [C], or None and the error of reading it."""
 
     path: Path
     prob: NDArray[np.float64] | None
@@ -78,10 +78,10 @@ class Prediction:
 
 @final
 class _Files(Dataset[Sample | str]):
-    """Photos by number, in the test view; an unreadable photo is replaced by its error message."""
+    """Photos by index, through the test view; an unreadable photo is the text of its error."""
 
     def __init__(self, paths: Sequence[Path], info: ModelInfo) -> None:
-        # Not a list: worker processes would copy all of its objects over time. Bytes: file names may not be text.
+        # An Arrow array: worker processes would copy the objects of a list. Bytes: a file name need not be text.
         self.paths = pa.array([os.fsencode(p) for p in paths], pa.binary())
         self.policy = make_policy(info.policy, info.size)
         self.classes = len(info.class_ids)
@@ -111,7 +111,7 @@ def predict_photos(
     batch_size: int = 16,
     workers: int = 0,
 ) -> Iterator[Prediction]:
-    """Probabilities of every photo, in order; an unreadable photo yields its error, not an exception."""
+    """Yield the prediction for every photo, in order; an unreadable photo yields its error."""
     found = _logits(net, info, paths, device, batch_size, workers)
     for path, logits in zip(paths, found, strict=True):
         yield Prediction(path, None, logits) if isinstance(logits, str) else Prediction(path, sigmoid(logits))
@@ -120,7 +120,7 @@ def predict_photos(
 def _logits(
     net: SpatialNet, info: ModelInfo, paths: Sequence[Path], device: torch.device, batch_size: int, workers: int
 ) -> Iterator[Logits | str]:
-    """float32 [C] of every photo, in order, or why it cannot be read."""
+    """Yield float32 [C] for every photo, in order, or the error of reading it."""
     net.to(device).eval()
     for samples, images in _read(info, paths, device, batch_size, workers):
         rows: Iterator[Logits] = iter(())
@@ -133,7 +133,7 @@ def _logits(
 def _read(
     info: ModelInfo, paths: Sequence[Path], device: torch.device, batch_size: int, workers: int
 ) -> Iterator[tuple[list[Sample | str], torch.Tensor | None]]:
-    """Batches of photos or error messages, with the images of the readable photos; None if there are none."""
+    """Yield batches of photos or reading errors, with the images of the readable ones; None if there are none."""
     keep_freed_memory()
     collate = Collate(info.mean, info.std)
     loader = DataLoader(
@@ -153,7 +153,7 @@ def predict_maps(
     batch_size: int = 16,
     workers: int = 0,
 ) -> Iterator[tuple[View, NDArray[np.float64]]]:
-    """The test view of every photo, in order, and the probability maps [C, h, w] in the frame of that view.
+    """Yield the test view of every photo, in order, and its probability maps [C, h, w] in the frame of that view.
 
     Raises:
         DataError: a photo cannot be read.
@@ -171,15 +171,15 @@ def predict_maps(
 
 @final
 @dataclass(frozen=True, eq=False)
-class Scored:
-    """Logits and labels of the readable photos of a table.
+class ScoredTable:
+    """The logits of a model for the readable photos of a table, with their labels.
 
     Attributes:
-        index: int64 [n], their rows in the table.
-        logits: float32 [n, C], of the model's classes.
-        labels: int8 [n, C], values of `Label`; a class that the table does not have is unknown.
-        unreadable: how many photos could not be read.
-        notes: sentences about what was left out.
+        index: int64 [n], rows of the photos in the table.
+        logits: float32 [n, C], for the model's classes.
+        labels: int8 [n, C], values of `Label`; classes that the table does not have are unknown.
+        unreadable: number of photos that could not be read.
+        notes: messages about what was left out.
     """
 
     index: NDArray[np.int64]
@@ -189,7 +189,7 @@ class Scored:
     notes: tuple[str, ...] = ()
 
     def evaluate(self, info: ModelInfo) -> Evaluation:
-        """Evaluate at the thresholds of the model.
+        """Evaluate the logits at the thresholds of the model.
 
         Raises:
             DataError: there is no photo.
@@ -204,8 +204,8 @@ def evaluate_table(
     """Evaluate a model on a table; classes are matched by id.
 
     Returns:
-        the evaluation on the readable photos; and notes on what was left out: classes that the model does not know, and
-        photos that cannot be read.
+        the evaluation on the readable photos, and messages about what was left out: classes that the model does not
+        know, and unreadable photos.
 
     Raises:
         DataError: no class of the table is known to the model, the table has no photos, or none can be read.
@@ -214,8 +214,10 @@ def evaluate_table(
     return scored.evaluate(info), [*scored.notes]
 
 
-def score_table(net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bool = False, workers: int = 0) -> Scored:
-    """Compute the logits of the photos of a table; classes are matched by id.
+def score_table(
+    net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bool = False, workers: int = 0
+) -> ScoredTable:
+    """Compute the logits of a model for the photos of a table; classes are matched by id.
 
     Raises:
         DataError: no class of the table is known to the model, the table has no photos, or none can be read.
@@ -237,17 +239,17 @@ def score_table(net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: boo
         raise DataError(f"none of the {len(paths):,} photos can be read, for example {errors[0]}")
     read = np.delete(np.arange(len(paths)), list(errors))
     notes = (
-        *_note_unknown_classes([i for i in table.classes.ids if i not in info.classes]),
-        *_note_unreadable([*errors.values()]),
+        *_unknown_class_notes([i for i in table.classes.ids if i not in info.classes]),
+        *_unreadable_notes([*errors.values()]),
     )
-    return Scored(read, logits[read], labels[read], len(errors), notes)
+    return ScoredTable(read, logits[read], labels[read], len(errors), notes)
 
 
 def matched(info: ModelInfo, table: LabelTable) -> tuple[list[str], Path]:
-    """Ids of the classes that a model and a table have in common, and the folder of the table's photos.
+    """Return the ids of the classes that a model and a table have in common, and the table's folder of photos.
 
     Raises:
-        DataError: there are none.
+        DataError: there are no such classes, or there is no folder.
     """
     known = [i for i in table.classes.ids if i in info.classes]
     if not known:
@@ -258,8 +260,8 @@ def matched(info: ModelInfo, table: LabelTable) -> tuple[list[str], Path]:
     return known, table.require_root()
 
 
-def _note_unknown_classes(ids: Sequence[str]) -> list[str]:
-    """A note on the classes that the model does not know; empty if there are none."""
+def _unknown_class_notes(ids: Sequence[str]) -> list[str]:
+    """Return a message about the classes that a model does not know, if there are any."""
     if not ids:
         return []
     more = ", ..." if len(ids) > _NAMED_CLASSES else ""
@@ -267,18 +269,18 @@ def _note_unknown_classes(ids: Sequence[str]) -> list[str]:
     return [f"left out: {counted(len(ids), 'class', 'classes')} that the model does not know ({named})"]
 
 
-def _note_unreadable(errors: Sequence[str]) -> list[str]:
-    rest = len(errors) - MAX_NAMED
-    return [*errors[:MAX_NAMED], *([f"and {rest:,} more photos that cannot be read"] if rest > 0 else [])]
+def _unreadable_notes(errors: Sequence[str]) -> list[str]:
+    rest = len(errors) - MOST_NAMED
+    return [*errors[:MOST_NAMED], *([f"and {rest:,} more photos that cannot be read"] if rest > 0 else [])]
 
 
 def decide(
     prob: NDArray[np.float64], thresholds: NDArray[np.float64], max_tags: int | None = None
 ) -> NDArray[np.int64]:
-    """Classes that are present, best first: at or above their threshold, at most `max_tags`.
+    """Return the classes whose probability reaches their threshold, best first, at most `max_tags`.
 
     Raises:
-        ConfigError: `max_tags` below 1.
+        ConfigError: `max_tags` is below 1.
 
     >>> decide(np.array([0.2, 0.9, 0.6]), np.array([0.5, 0.5, 0.5])).tolist()
     [1, 2]
@@ -293,9 +295,9 @@ def decide(
 def heatmaps(
     net: SpatialNet, info: ModelInfo, path: Path, device: torch.device, *, coupled: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Probabilities [C] and maps [C, h, w] of one photo, in the frame of its test view.
+    """Compute the probabilities [C] and maps [C, h, w] of one photo, in the frame of its test view.
 
-    For policies `coco` and `none` that frame is the whole photo, stretched; for `imagenet` it is the centre crop.
+    That frame is the whole photo, resized to a square; for the policy `imagenet` it is the centre crop.
 
     Args:
         net: the model.
@@ -303,10 +305,10 @@ def heatmaps(
         path: the photo.
         device: where the model runs.
         coupled: return TS-CAM's maps instead of probability maps: the class token's attention times the class logits
-            (`coupled_maps`), unscaled. They may be negative and are comparable only within one map.
+            (`coupled_maps`). They may be negative, and are comparable only within one map.
 
     Raises:
-        ConfigError: coupled maps need a ViT with a class token, and the backbone is not one.
+        ConfigError: `coupled` needs a ViT with a class token.
         DataError: the photo cannot be read.
     """
     net, policy, collate = net.to(device).eval(), make_policy(info.policy, info.size), Collate(info.mean, info.std)

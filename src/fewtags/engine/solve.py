@@ -1,7 +1,7 @@
-"""Train a linear head on features that never change to the end: full-batch L-BFGS with a Gaussian prior.
+"""Solve a linear head on fixed features: full-batch L-BFGS with a Gaussian prior.
 
-On a frozen trunk the losses of a 1x1 head are convex or nearly so, and their minimum is found in seconds. How strongly
-the weights are held back matters more than which loss is taken; it is one number, the prior variance of a logit.
+On a frozen trunk, the losses of a 1x1 head are convex or nearly convex, and their minimum is found in seconds. The
+strength of regularisation matters more than the choice of the loss. It is one number, the prior variance of a logit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fewtags.nets.spatial import SpatialHead
 from fewtags.stores.shard import Shard
 
 SMALLEST_STD = (1e-6, 1e-4)
-"""A channel that varies less than the first plus the second times its mean is taken as if it varied so much.
+"""Smallest standard deviation of a channel: the first number plus the second times the channel's mean.
 
-Its weight then has next to no effect, and rounding of the mean does not count.
+The weight of a channel that varies less has almost no effect, and rounding of its mean does not matter.
 """
 
 
@@ -36,13 +36,13 @@ class ChannelStatistics:
 def channel_statistics(
     features: Tensor, samples: int, shard: Shard | None = None, device: torch.device | None = None
 ) -> ChannelStatistics:
-    """Statistics over the training images of all processes, summed in float64 on the CPU.
+    """Compute statistics over the training images of all processes, summed in float64 on the CPU.
 
     Args:
         features: [V, n, d, h, w], V views of this process's images.
-        samples: N, images of all processes.
-        shard: which of them this process owns.
-        device: where processes exchange tensors; None for the CPU.
+        samples: N, number of images of all processes.
+        shard: the images that this process owns.
+        device: device on which processes exchange tensors; None for the CPU.
     """
     shard = shard or Shard()
     total = torch.zeros(2, features.shape[2], dtype=torch.float64)
@@ -59,17 +59,17 @@ def channel_statistics(
 
 @final
 class HeadSolver:
-    """Minimises a loss plus a penalty over the weights that a head would have on standardised features.
+    """Minimises a loss plus a penalty on the weights that the head would have on standardised features.
 
-    The head itself stays one of features as they are: weight = v / std and bias = b - weight . mean, where v and b are
-    what L-BFGS works on. The penalty is d / (2 c N) |v|^2 for a loss that is a mean over N images and a sum over
-    classes, that is the Gaussian prior on v under which the logit of a standardised feature vector of d channels has
-    variance c. It has one meaning for all numbers of images and channels. Biases are free.
+    The head itself uses raw features: weight = v / std and bias = b - weight . mean, where v and b are the variables of
+    L-BFGS. The penalty is d / (2 c N) |v|^2 for a loss that is a mean over N images and a sum over classes. This is the
+    Gaussian prior on v under which the logit of a standardised feature vector of d channels has variance c, for all
+    numbers of images and channels. Biases have no penalty.
 
     Args:
         head: its parameters are changed in place.
-        statistics: of the features it sees.
-        others: further parameters to train, without a penalty.
+        statistics: of its input features.
+        others: other parameters to train, without a penalty.
         max_iterations: of L-BFGS in one call of `minimise`.
     """
 
@@ -85,24 +85,24 @@ class HeadSolver:
         shape = (-1, *(1,) * (head.weight.dim() - 2))
         mean, std = statistics.mean.to(head.weight), statistics.std.to(head.weight)
         self.std = std.reshape(shape)
-        # A 3x3 kernel pads with zeros, not with the mean: only the scale is standardised there.
+        # A 3x3 kernel pads with zeros, not with the mean, so only its scale is standardised.
         self.mean = mean if head.plan.kernel == 1 else torch.zeros_like(mean)
 
     def minimise(self, loss: Callable[[], Tensor], variance: float, samples: int) -> float:
-        """Go on from the head's weights to the minimum.
+        """Minimise, starting from the head's current weights.
 
         Args:
-            loss: computes the loss of the head's present weights and leaves its gradients in the parameters.
+            loss: computes the loss of the head's current weights and leaves its gradients in the parameters.
             variance: c, above 0.
             samples: N.
 
         Returns:
-            the penalised loss. Where that is not finite, the weights are of no use.
+            the penalised loss. If it is not finite, the weights are useless.
         """
         head = self.head
         penalty = head.weight[0].numel() / (variance * samples)
         with torch.no_grad():
-            # L-BFGS wants its parameters and gradients in one piece.
+            # L-BFGS needs contiguous parameters and gradients.
             v = (head.weight * self.std).contiguous().requires_grad_()
             b = (head.bias + self._offset(head.weight)).requires_grad_()
         optimizer = torch.optim.LBFGS(
@@ -131,7 +131,7 @@ class HeadSolver:
         try:
             optimizer.step(evaluate)
             return evaluate()
-        except FloatingPointError as error:  # L-BFGS would go on with what makes no sense
+        except FloatingPointError as error:  # L-BFGS would continue with values that are not finite
             return float(error.args[0])
 
     def _parameters(self) -> Iterator[nn.Parameter]:
@@ -148,7 +148,7 @@ class HeadSolver:
         return weight @ self.mean if weight.dim() == 2 else torch.zeros_like(self.head.bias)
 
     def _spread(self, bias_grad: Tensor) -> Tensor:
-        """What the bias's share of the gradient adds to that of the weight."""
+        """Return the contribution of the bias's gradient to that of the weight."""
         return bias_grad[:, None] * self.mean if self.head.weight.dim() == 2 else torch.zeros_like(self.head.weight)
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
-"""Views of a frozen trunk, pushed through it once and cached: a frozen-trunk epoch then takes a second or less.
+"""Cached features of a frozen trunk: an epoch on them takes a second or less.
 
-Exact because a frozen trunk stays in eval mode: the features of a view are the same in every epoch. Epoch e trains on
-view number e mod V of every image, the view that `TrainSet(views_cycle=V)` would crop and push through anew. Where an
-objective needs a second view, there are V of them as well, and number e mod V goes with the first one.
+This is exact because a frozen trunk is in eval mode, so the features of a view are the same in every epoch. Epoch e
+trains on view number e mod V of every image, which is the view that `TrainSet(views_cycle=V)` would crop. If an
+objective needs a second view, there are V of them, too, and number e mod V belongs to the first view with that number.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from fewtags.photos.loader import EpochSampler, EvalLoader, TrainLoader, make_pl
 from fewtags.photos.scan import Tick
 from fewtags.stores.shard import Shard
 
-# Channels last is how convolutions want features; stored like this, a batch needs no second copy.
+# Convolutions are fastest with channels last; features that are stored so need no second copy in a batch.
 CHANNELS_LAST, CHANNELS_FIRST = (0, 1, 3, 4, 2), (0, 1, 4, 2, 3)
 
 
 @final
 @dataclass(frozen=True)
 class CachePlan:
-    """How many views are cached, and how.
+    """How many views are cached, and in which form.
 
     Attributes:
         views: random views per image.
         dtype: float32 (exact), or float16 where that would not fit.
-        bytes: what they take, over all processes, second views included.
-        pooled: keep the mean over the grid alone, [d, 1, 1]: enough where nothing looks at maps.
+        bytes: their size over all processes, second views included.
+        pooled: keep only the mean over the grid, [d, 1, 1], if nothing needs maps.
     """
 
     views: int
@@ -64,14 +64,14 @@ def plan_cache(
     Args:
         samples: N.
         features: (d, h, w) of one view.
-        views: as many as wanted.
-        limit: bytes.
-        second_view: a second view is cached beside each view.
-        pooled: keep the mean over the grid alone.
+        views: the number wanted.
+        limit: largest size in bytes.
+        second_view: also cache a second view beside each one.
+        pooled: keep only the mean over the grid.
         remedy: ends the message if nothing fits.
 
     Raises:
-        ConfigError: not even one view fits.
+        ConfigError: one view does not fit.
 
     >>> plan_cache(1000, (1280, 7, 7), 8, 2 * 10**9).dtype
     torch.float16
@@ -93,12 +93,12 @@ def plan_cache(
 @final
 @dataclass(frozen=True, eq=False)
 class ViewFeatures:
-    """What a frozen trunk makes of V views of n images. Depends on no label, so that runs can share it.
+    """Features of V views of n images from a frozen trunk. They do not depend on labels, so runs can share them.
 
     Attributes:
-        features: [V, n, d, h, w], float32 or float16, channels last in memory. n images: those of one process.
+        features: [V, n, d, h, w], float32 or float16, channels last in memory. The n images are those of one process.
         views: float32 [V, n, 2, 3].
-        second_view: the same for the second view beside each view; None if there is none.
+        second_view: features of the second view that belongs to each view; None if there is none.
     """
 
     features: Tensor
@@ -111,7 +111,7 @@ class ViewFeatures:
         return len(self.features)
 
     def save(self, folder: Path) -> None:
-        """Write `features.npy` and `views.npy`, and the second views into `strong/`; makes the folder."""
+        """Write `features.npy` and `views.npy`, second views into `strong/`; a missing folder is made."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, values in (("features", self.features.permute(*CHANNELS_LAST)), ("views", self.views)):
             write_array(folder / f"{name}.npy", values.numpy())
@@ -121,13 +121,13 @@ class ViewFeatures:
 
     @classmethod
     def load(cls, folder: Path) -> ViewFeatures:
-        """What `save` wrote, memory-mapped: processes on one machine share the memory.
+        """Load what `save` wrote, memory-mapped, so that processes on one machine share the memory.
 
         Raises:
-            CheckpointError: missing or damaged.
+            CheckpointError: a file is missing or damaged.
         """
         try:
-            # Copy on write: nothing may change the files.
+            # Copy on write, so that the files do not change.
             files = [np.load(folder / f"{name}.npy", mmap_mode="c") for name in ("features", "views")]
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cached views in {folder} cannot be read ({error}); delete the folder.") from None
@@ -146,19 +146,19 @@ def fill_views(
     device: torch.device | None = None,
     tick: Tick | None = None,
 ) -> ViewFeatures:
-    """Push every view through a trunk once, second views too if the loader draws them.
+    """Compute the features of every view once, also of second views if the loader draws them.
 
     Args:
         net: its trunk must be frozen.
-        loader: crops the views; its data set must have `views_cycle` equal to the plan's views.
-        plan: how many views, and how they are kept.
-        shard: which images this process owns.
-        device: where the trunk runs. Features stay in main memory.
-        tick: told about progress.
+        loader: crops the views; `views_cycle` of its data set must be the number of views of the plan.
+        plan: number and form of the views.
+        shard: the images that this process owns.
+        device: device of the trunk; features stay in main memory.
+        tick: called with views done and to do.
     """
     shard, device = shard or Shard(), device or torch.device("cpu")
     rows = shard.rows(loader.sampler.samples)
-    first, second = _Filling(plan, rows), _Filling(plan, rows)
+    first, second = _FeatureBuffer(plan, rows), _FeatureBuffer(plan, rows)
     net.eval()
     done = 0
     for view in range(plan.views):
@@ -175,15 +175,15 @@ def fill_views(
     return ViewFeatures(first.features, first.views, second_view)
 
 
-class _Filling:
-    """Features and views of some images of one kind, as far as they are known."""
+class _FeatureBuffer:
+    """Features and views of images that are filled in batch by batch."""
 
     def __init__(self, plan: CachePlan, rows: int) -> None:
         self.plan, self.rows = plan, rows
         self.features, self.views = torch.empty(0), torch.empty(plan.views, rows, 2, 3)
 
     def put(self, view: int, rows: Tensor, features: Tensor, views: Tensor) -> None:
-        """Keep what view number `view` of the images `rows` gave."""
+        """Store the features of view number `view` of the images `rows`."""
         if self.plan.pooled:
             features = features.float().mean((2, 3), keepdim=True)
         if not self.features.numel():
@@ -196,14 +196,14 @@ class _Filling:
 
 @final
 class StoredViews:
-    """Training batches from features that are there already; a `BatchSource`. `Batch.images` holds [b, d, h, w].
+    """Training batches of cached features; a `BatchSource`. `Batch.images` are features [b, d, h, w].
 
     Args:
-        filled: V views of the images of this process.
-        sampler: which samples make up which batch.
+        filled: features of V views of the images of this process.
+        sampler: assigns samples to batches.
         labels: N images by C classes.
-        locations: points and boxes of the images; None for none.
-        shard: which images this process owns.
+        locations: points and boxes of the images; None if there are none.
+        shard: the images that this process owns.
     """
 
     def __init__(
@@ -227,21 +227,21 @@ class StoredViews:
         return self.sampler.steps
 
     def statistics(self, device: torch.device | None = None) -> ChannelStatistics:
-        """Mean and deviation of the pooled features of all processes, which exchange them on `device`."""
+        """Compute statistics of the pooled features of all processes, which exchange tensors on `device`."""
         return channel_statistics(self.filled.features, self.sampler.samples, self._shard, device)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from number `start` on."""
+        """Yield the batches of an epoch from number `start` on."""
         for pairs in self.sampler.batches(epoch, start):
             index = np.array([i for _, i in pairs], np.int64)
             yield self._batch(epoch, index, self._shard.local(torch.from_numpy(index)))
 
     def in_order(self, epoch: int, size: int) -> Iterator[Batch]:
-        """The same images as in `batches`, in the order of their rows: what is cached as float32 is not copied.
+        """Yield the images of `batches` in the order of their rows, so that float32 features are not copied.
 
         Args:
-            epoch: decides the view.
-            size: images a batch; the last one may be smaller.
+            epoch: selects the view.
+            size: images in a batch; the last one may be smaller.
         """
         owned = self._shard.owned(self.sampler.samples).numpy()
         for first in range(0, len(owned), size):
@@ -263,18 +263,18 @@ class StoredViews:
 def fill_fixed(
     net: SpatialNet, loader: EvalLoader, plan: CachePlan, rows: int, *, device: torch.device, tick: Tick | None = None
 ) -> ViewFeatures:
-    """Push the test view of every photo through a trunk once.
+    """Compute the features of the test view of every photo once.
 
     Args:
         net: its trunk must be frozen.
         loader: this process's share of the training photos.
-        plan: one view; how it is kept.
-        rows: photos of the loader.
-        device: where the trunk runs. Features stay in main memory.
+        plan: form of the view.
+        rows: number of photos of the loader.
+        device: device of the trunk; features stay in main memory.
         tick: called with photos done, and 0.
     """
     assert plan.views == 1, plan
-    filling, done = _Filling(plan, rows), 0
+    filling, done = _FeatureBuffer(plan, rows), 0
     for batch, features in _through_trunk(net, loader, device):
         filling.put(0, torch.arange(done, done + len(features)), features, batch.views)
         done += len(features)
@@ -286,10 +286,10 @@ def fill_fixed(
 def head_inputs(
     net: SpatialNet, loader: EvalLoader, device: torch.device, tick: Tick | None = None, *, pooled: bool = False
 ) -> Tensor:
-    """What the head needs of this process's photos to predict, in order.
+    """Compute the inputs that the head needs to predict this process's photos, in order.
 
     Returns:
-        float32 [n, d, 1, 1], mean features, where the pool may come first, or if they are asked for (`pooled`); else
+        mean features, float32 [n, d, 1, 1], if pooling first gives the same logits or if `pooled`; otherwise features,
         float32 [n, d, h, w].
     """
     pooled = pooled or net.head.plan.commutes
@@ -301,12 +301,12 @@ def head_inputs(
         done += len(features)
         if tick is not None:
             tick(done, 0)
-    # A process may have no photo at all.
+    # A process may have no photos.
     return torch.cat(pieces) if pieces else torch.zeros(0, net.head.features_dim, 1, 1)
 
 
 def _through_trunk(net: SpatialNet, loader: EvalLoader, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
-    """Batches and their features [b, d, h, w], which no gradient will ever need."""
+    """Yield batches and their features [b, d, h, w], without gradients."""
     net.eval()
     for batch in loader:
         with torch.no_grad():

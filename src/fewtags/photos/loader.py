@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
+from fewtags.batched_views import stack_views
 from fewtags.errors import ConfigError, DataError
-from fewtags.geometry import stack_views
 from fewtags.labels import Batch, Places, SecondView
 from fewtags.photos.augment import Pixels
 from fewtags.photos.dataset import EvalSet, Failure, Sample, TrainSet

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.engine.gallery import Panel, Shown
+from fewtags.engine.gallery import GalleryPhoto, Panel
 from fewtags.engine.model import make_policy
 from fewtags.errors import DataError
 from fewtags.photos.decode import open_photo
@@ -107,7 +107,7 @@ def over_epochs(run: RunData) -> list[dict[str, Any]]:
     return rows
 
 
-def _same_panel(shown: Sequence[Shown], photo: Shown, panel: Panel) -> Panel | None:
+def _same_panel(shown: Sequence[GalleryPhoto], photo: GalleryPhoto, panel: Panel) -> Panel | None:
     """The panel of the same photo and class at another time; which classes are shown may change with their scores."""
     then = next((s for s in shown if (s.split, s.key) == (photo.split, photo.key)), None)
     return None if then is None else next((p for p in then.panels if p.class_ == panel.class_), None)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from fewtags.config.parse import load_toml
 from fewtags.engine.baseline import compare
 from fewtags.engine.evaluate import evaluate_logits
-from fewtags.engine.gallery import Shown, load_gallery
+from fewtags.engine.gallery import GalleryPhoto, load_gallery
 from fewtags.engine.model import ModelInfo, read_info
-from fewtags.engine.run import BASELINE_FILE, CLOCK_FILE
+from fewtags.engine.train_run import BASELINE_FILE, CLOCK_FILE
 from fewtags.errors import CheckpointError
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
@@ -53,8 +53,8 @@ class RunData:
     evaluations: dict[str, dict[str, Any]]
     logits: dict[str, NDArray[np.float32]]
     tables: dict[str, LabelTable]
-    gallery: tuple[Shown, ...]
-    progress: dict[int, tuple[Shown, ...]]
+    gallery: tuple[GalleryPhoto, ...]
+    progress: dict[int, tuple[GalleryPhoto, ...]]
     baseline: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 

@@ -16,8 +16,9 @@ from matplotlib.ticker import MaxNLocator
 
 from fewtags.config.parse import load_toml
 from fewtags.engine.collapse import COLLAPSED
-from fewtags.engine.encoder_file import ENCODER_FILE, EncoderInfo, load_encoder
+from fewtags.engine.encoder_file import EncoderInfo, load_encoder
 from fewtags.engine.methods import collapsed_losses
+from fewtags.engine.runfolder import ENCODER_FILE
 from fewtags.errors import CheckpointError, DataError
 from fewtags.files import write_text
 from fewtags.nets.encoder import Encoder

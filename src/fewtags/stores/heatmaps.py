@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int8, Int64
 from torch import Tensor
 
-from fewtags.geometry import maps_to_crop, maps_to_image
+from fewtags.batched_views import maps_to_crop, maps_to_image
 from fewtags.labels import Label, LabelMatrix
 from fewtags.stores.rounding import round_nearest, round_stochastic, sample_key
 from fewtags.stores.rows import ScoreStore

@@ -1,4 +1,4 @@
-"""A run: plan -> training in a run folder -> model, thresholds, evaluation; and going on after an interruption."""
+"""Training in a run folder: features, training, thresholds, evaluation, model; and opening a run to resume it."""
 
 from __future__ import annotations
 
@@ -12,41 +12,34 @@ from typing import TypeVar, final
 import numpy as np
 import torch
 from accelerate import Accelerator
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fewtags.config.parse import parse
+from fewtags.config.presets import Resolved
 from fewtags.engine.autocast import repeatable
 from fewtags.engine.baseline import Baseline, Measured, logistic_regression
-from fewtags.engine.checkpoint import load_tensors, write_array
+from fewtags.engine.checkpoint import write_array
 from fewtags.engine.clock import Clock
-from fewtags.engine.evaluate import Evaluation, Logits, epoch_metrics, evaluate_logits, predict_logits, sigmoid
+from fewtags.engine.distributed import make_accelerator
+from fewtags.engine.evaluate import Evaluation, Logits, epoch_metrics, evaluate_logits, predict_logits
 from fewtags.engine.events import Ended, EpochEnded, Event
-from fewtags.engine.fit import BatchSource, Fit, FitConfig, make_accelerator
+from fewtags.engine.fit import BatchSource, Fit, FitConfig
 from fewtags.engine.gallery import Gallery, save_gallery
 from fewtags.engine.machine import keep_freed_memory
-from fewtags.engine.methods import changed_source
+from fewtags.engine.methods import changed_source, settings_models
 from fewtags.engine.model import ModelInfo, make_policy, save_model
-from fewtags.engine.plan import Plan, Tables, can_rank, derive, head_plan, positives_per_image
-from fewtags.engine.record import (
-    NO_FILES,
-    forget,
-    looked_at_again,
-    method_record,
-    read_record,
-    refuse_changed_photos,
-    refuse_lost_checkpoints,
-    refuse_used_folder,
-    saying_what_to_do,
-    write_record,
-)
+from fewtags.engine.plan import Plan, Tables, can_rank, derive, head_plan
+from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
 from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
-from fewtags.errors import CheckpointError
+from fewtags.engine.tensor_files import load_tensors
+from fewtags.engine.thresholds import choose_thresholds
+from fewtags.engine.train_record import check_labels_unchanged, method_record, write_record
 from fewtags.files import write_text
-from fewtags.labels import Label, Locations
-from fewtags.metrics.thresholds import Thresholds, fit_thresholds
+from fewtags.labels import Locations
+from fewtags.metrics.thresholds import Thresholds
 from fewtags.nets.freezing import freeze
 from fewtags.nets.spatial import SpatialNet
-from fewtags.objectives.base import Objective, Problem
+from fewtags.objectives.base import Problem
 from fewtags.photos.augment import Jitter
 from fewtags.photos.augment_fixmatch import Strong
 from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
@@ -57,22 +50,21 @@ from fewtags.table.table import LabelTable
 
 T = TypeVar("T")
 BASELINE_FILE, CLOCK_FILE = "baseline.json", "seconds.json"
-# Maps of the gallery are kept for so many epochs, spread over the run.
-SNAPSHOTS = 8
+SNAPSHOTS = 8  # epochs, spread evenly over the run, whose gallery maps are kept
 EVAL_BATCH = 64
 
 
 @final
-class Run:
-    """A plan at work in a folder.
+class TrainRun:
+    """Executes a plan in a run folder.
 
     Args:
-        plan: from `make_plan`, or from the folder itself when resuming.
-        out: the run folder; made if need be.
+        plan: from `make_plan`, or from the folder itself on resume.
+        out: the run folder; made if it does not exist.
         cpu: ignore GPUs.
-        tick: told how far the caching of views has come.
-        notes: what whoever goes on with it should know.
-        clock: what has been spent before, so that the run's account begins with the first photo.
+        tick: called with the numbers of photos done and to do while features are computed.
+        notes: what the user should know before the run is resumed.
+        clock: time spent so far; None starts a new one.
     """
 
     def __init__(
@@ -86,47 +78,27 @@ class Run:
         clock: Clock | None = None,
     ) -> None:
         self.plan, self.out, self.tick, self.notes = plan, out, tick, notes
+        self.folder = RunFolder(out, TRAINING)
         self.clock = Clock() if clock is None else clock
         keep_freed_memory()
         self._photos_done = 0
         self._inputs: Mapping[str, Tensor] = {}
         self.accelerator: Accelerator = make_accelerator(plan.resolved.precision, cpu)
         self.shard = Shard(self.accelerator.process_index, self.accelerator.num_processes)
-        r, net = plan.resolved, plan.net
+        r, net, train = plan.resolved, plan.net, plan.tables.train
+        # Made first: it refuses more processes than photos, where a process without photos would stop the others.
+        self.sampler = EpochSampler(len(train), r.batch_size, r.seed, self.shard.rank, self.shard.world)
         self.collate = Collate(net.preprocessing.mean, net.preprocessing.std)
         self.policy = make_policy(r.policy, r.size, r.min_area, r.flip)
         self.workers = Workers(r.workers, pin_memory=self.accelerator.device.type == "cuda")
 
     def start(self) -> Iterator[Event]:
-        """Train from the beginning.
-
-        Nothing is written before everything is ready, and what was written is taken away if the record of the run
-        does not get complete, so that the folder stays free when a setting is refused.
-
-        Raises:
-            ConfigError: the folder holds a run already.
-            DataError: a photo cannot be read.
-        """
-        refuse_used_folder(self.out)  # by every process: one that stops alone would leave the others waiting
-        self.accelerator.wait_for_everyone()
-        made = not self.out.exists()
-        try:
-            with saying_what_to_do(self.plan.tables.splits(), self.out):
-                yield from self._train(resume=False)
-        finally:
-            if self.accelerator.is_main_process and not (self.out / "run.toml").exists():
-                forget(self.out, made)
+        """Train from the first epoch, see `RunFolder.start`."""
+        return self.folder.start(self._train, self.plan.tables.splits(), self.accelerator)
 
     def resume(self) -> Iterator[Event]:
-        """Go on from the last checkpoint, or from the beginning if there is none yet.
-
-        The result has the same bits as if nothing had happened.
-
-        Raises:
-            DataError: a photo cannot be read.
-        """
-        with saying_what_to_do(self.plan.tables.splits(), self.out):
-            yield from self._train(resume=True)
+        """Continue from the last checkpoint, see `RunFolder.resume`."""
+        return self.folder.resume(self._train, self.plan.tables.splits(), self.accelerator)
 
     def _train(self, resume: bool) -> Iterator[Event]:
         plan, r, device = self.plan, self.plan.resolved, self.accelerator.device
@@ -144,12 +116,21 @@ class Run:
         cached = isinstance(source, StoredViews)
         self.clock.lap("features")
         config = FitConfig(
-            r.stages, r.seed, r.weight_decay, r.accumulate, r.clip_norm, r.precision, r.weight_ema, r.batchnorm_eval,
-            r.checkpoint_every_steps, optimizer=r.optimizer, patience=r.patience,
-        )  # fmt: skip
+            stages=r.stages,
+            seed=r.seed,
+            weight_decay=r.weight_decay,
+            accumulate=r.accumulate,
+            clip_norm=r.clip_norm,
+            precision=r.precision,
+            weight_ema=r.weight_ema,
+            batchnorm_eval=r.batchnorm_eval,
+            checkpoint_every_steps=r.checkpoint_every_steps,
+            optimizer=r.optimizer,
+            patience=r.patience,
+        )
         problem = Problem(
-            tables.train.matrix,
-            plan.grid,
+            labels=tables.train.matrix,
+            grid=plan.grid,
             warmup_epochs=config.warmup_epochs,
             epochs=config.epochs,
             seed=r.seed,
@@ -158,11 +139,20 @@ class Run:
             state_dir=self.out / "state",
             truth=None if tables.truth is None else tables.truth.matrix,
             features_dim=plan.net.head.features_dim,
+            precision=r.precision,
         )
         fit = Fit(
-            net, plan.objective, source, config, problem, fixed=fixed, accelerator=self.accelerator,
-            model=net.head if cached else net, out=self.out, validate=self._validation(),
-        )  # fmt: skip
+            net,
+            plan.objective,
+            source,
+            config,
+            problem,
+            fixed=fixed,
+            accelerator=self.accelerator,
+            model=net.head if cached else net,
+            out=self.out,
+            validate=self._validation(),
+        )
         if not resume:
             if self.accelerator.is_main_process:
                 write_record(plan, self.out)
@@ -174,7 +164,7 @@ class Run:
                 epoch = int(event.record["epoch"])
                 write_text(self.out / CLOCK_FILE, json.dumps(self.clock.so_far("training")))
                 if epoch in moments:
-                    save_gallery(self.out, f"epoch-{epoch:04d}", gallery.look(_spatial(fit.evaluated), device))
+                    save_gallery(self.out, f"epoch-{epoch:04d}", gallery.compute_maps(_spatial(fit.evaluated), device))
             if isinstance(event, Ended):
                 self.clock.lap("training")
                 self._finish(_spatial(fit.evaluated), event, gallery, baseline)
@@ -185,26 +175,26 @@ class Run:
         return all(stage.trainable == "head" for stage in self.plan.resolved.stages)
 
     def _head_inputs(self) -> dict[str, Tensor]:
-        """Of every split but train, what the head needs to predict: computed once, where the trunk is frozen."""
-        found: dict[str, Tensor] = {}
+        """Compute the head's inputs of every split but train once, where the trunk is frozen while they are used."""
+        inputs: dict[str, Tensor] = {}
         for name, table in self.plan.tables.splits().items():
             if (self._frozen and name != "train") or (name == "val" and self.plan.fixed is not None):
-                found[name] = self._counted(partial(self._inputs_of, table))
-        return found
+                inputs[name] = self._with_progress(partial(self._inputs_of, table))
+        return inputs
 
     def _inputs_of(self, table: LabelTable, tick: Tick, *, pooled: bool = False) -> Tensor:
         device = self.accelerator.device
-        with repeatable(device):  # a resumed run makes them anew
+        with repeatable(device):  # a resumed run computes them again
             return head_inputs(self.plan.net, self.eval_loader(table), device, tick, pooled=pooled)
 
-    def _counted(self, make: Callable[[Tick], T]) -> T:
-        """Push photos through the trunk, and count them among all that will be."""
+    def _with_progress(self, compute: Callable[[Tick], T]) -> T:
+        """Call a function that puts photos through the trunk; report photos done of all before training."""
         splits, plan = self.plan.tables.splits(), self.plan
         early = self._frozen or plan.baseline
-        before = [t for n, t in splits.items() if n != "train" and (early or (n == "val" and plan.fixed))]
-        before += [plan.tables.train] if plan.baseline and plan.fixed is None else []
-        before += [plan.tables.train] * ((plan.fixed is not None) + (plan.cache.views if plan.cache else 0))
-        total = sum(self.shard.rows(len(table)) for table in before)
+        passes = [t for n, t in splits.items() if n != "train" and (early or (n == "val" and plan.fixed))]
+        passes += [plan.tables.train] if plan.baseline and plan.fixed is None else []
+        passes += [plan.tables.train] * ((plan.fixed is not None) + (plan.cache.views if plan.cache else 0))
+        total = sum(self.shard.rows(len(table)) for table in passes)
         began = self._photos_done
 
         def tick(done: int, _: int) -> None:
@@ -212,10 +202,10 @@ class Run:
             if self.tick is not None:
                 self.tick(self._photos_done, total)
 
-        return make(tick)
+        return compute(tick)
 
     def _fixed(self) -> StoredViews | None:
-        """The test view of every training photo through the trunk, for stages that solve the head."""
+        """Compute the features of every training photo's test view, for stages that solve the head."""
         plan, train, device = self.plan, self.plan.tables.train, self.accelerator.device
         if plan.fixed is None:
             return None
@@ -223,15 +213,14 @@ class Run:
         freeze(plan.net, "head")
         with repeatable(device):
             rows = self.shard.rows(len(train))
-            filled = self._counted(lambda tick: fill_fixed(plan.net, loader, cache, rows, device=device, tick=tick))
-        return StoredViews(filled, self._sampler(), train.matrix, locations=_locations(train), shard=self.shard)
-
-    def _sampler(self) -> EpochSampler:
-        samples, r = len(self.plan.tables.train), self.plan.resolved
-        return EpochSampler(samples, r.batch_size, r.seed, self.shard.rank, self.shard.world)
+            filled = self._with_progress(
+                lambda tick: fill_fixed(plan.net, loader, cache, rows, device=device, tick=tick)
+            )
+        return StoredViews(filled, self.sampler, train.matrix, locations=_locations(train), shard=self.shard)
 
     def _source(self) -> BatchSource:
-        plan, train, sampler = self.plan, self.plan.tables.train, self._sampler()
+        """Return training batches: photos, or cached features of a frozen trunk."""
+        plan, train, sampler = self.plan, self.plan.tables.train, self.sampler
         device = self.accelerator.device
         if plan.cache is None:
             return TrainLoader(self._train_set(None), sampler, self.collate, self.workers, device)
@@ -239,13 +228,13 @@ class Run:
         freeze(plan.net, "head")
         loader = TrainLoader(self._train_set(cache.views), sampler, self.collate, self.workers, device)
         with repeatable(device):
-            filled = self._counted(
+            filled = self._with_progress(
                 lambda tick: fill_views(plan.net, loader, cache, shard=self.shard, device=device, tick=tick)
             )
         return StoredViews(filled, sampler, train.matrix, locations=_locations(train), shard=self.shard)
 
     def _baseline(self, fixed: StoredViews | None) -> Baseline | None:
-        """Logistic regression on the pooled features of the test views of the trunk as it is before training."""
+        """Fit logistic regression on pooled features of the untrained trunk; None on other processes than the first."""
         plan, device, tables = self.plan, self.accelerator.device, self.plan.tables
         if not plan.baseline:
             return None
@@ -256,7 +245,7 @@ class Run:
             elif name in self._inputs:
                 local = self._inputs[name]
             else:
-                local = self._counted(partial(self._inputs_of, table, pooled=True))
+                local = self._with_progress(partial(self._inputs_of, table, pooled=True))
             local = local.float().mean((2, 3)).to(device)
             pooled[name] = self.shard.gather(local, len(table)).cpu()
         if not self.accelerator.is_main_process:
@@ -278,27 +267,28 @@ class Run:
         )
 
     def eval_loader(self, table: LabelTable) -> EvalLoader:
-        """This process's share of a table's photos through the test view."""
+        """Return this process's share of the photos of a table, through the test view."""
         data = EvalSet(_photos(table), table.matrix, self.policy)
-        # On a CPU small batches are as fast, and their activations stay in the processor's cache.
+        # On a CPU, small batches are as fast as large ones: their activations stay in the processor's cache.
         size = 16 if self.accelerator.device.type == "cpu" else EVAL_BATCH
         shard, device = self.shard, self.accelerator.device
         return EvalLoader(data, size, self.collate, self.workers, rank=shard.rank, world=shard.world, device=device)
 
     def _validation(self) -> Callable[[nn.Module], Mapping[str, float]]:
+        """Return the function that measures a net on validation after each epoch."""
         labels, trunk = self.plan.tables.val.matrix.dense(), self.plan.net.backbone
         trained = [stage.trainable != "head" for stage in self.plan.resolved.stages]
         head_first = trained == sorted(trained)
 
         def validate(module: nn.Module) -> Mapping[str, float]:
-            # While the first stages train the head alone, what it sees stays as it was.
+            # While the first stages train only the head, its inputs stay the same.
             moved = not head_first or any(parameter.requires_grad for parameter in trunk.parameters())
             return epoch_metrics(self._logits(_spatial(module), "val", moved=moved), labels)
 
         return validate
 
     def _logits(self, net: SpatialNet, split: str, *, moved: bool) -> Logits:
-        """float32 [N, C] of all photos of a split, on every process; `moved`: the trunk is not what it was."""
+        """float32 [N, C] of all photos of a split, on every process; `moved`: the trunk has changed."""
         table, device = self.plan.tables.splits()[split], self.accelerator.device
         if moved or split not in self._inputs:
             return predict_logits(net, self.eval_loader(table), len(table), device, self.shard)
@@ -315,14 +305,12 @@ class Run:
             net.load_state_dict(load_tensors(self.out / "best.safetensors"))
             selection = self._why_best(ended.best_epoch, ended.epochs)
         else:
-            why = (
-                "chosen"
-                if select == "last"
-                else "since no validation class has both known positives and known negatives"
-            )
+            why = 'train.select = "last"'
+            if select != "last":
+                why = "no validation class has both known positives and known negatives"
             last = plan.resolved.stages[-1]
             which = f", logit variance {last.logit_variances[-1]:g}" if last.solved else ""
-            selection = f"the last epoch ({ended.epochs}{which}), {why}"
+            selection = f"the last epoch ({ended.epochs}{which}): {why}"
         with repeatable(device):
             logits = {
                 name: self._logits(net, name, moved=not self._frozen) for name in tables.splits() if name != "train"
@@ -331,17 +319,17 @@ class Run:
             thresholds = choose_thresholds(logits["val"], tables, plan.objective)
             for name, values in logits.items():
                 write_evaluation(self.out, name, values, tables.splits()[name], thresholds)
-            save_gallery(self.out, "final", gallery.look(net, device))
+            save_gallery(self.out, "final", gallery.compute_maps(net, device))
             if baseline is not None:
                 write_text(self.out / BASELINE_FILE, json.dumps(baseline.to_dict(), indent=1))
             self.clock.lap("evaluation")
             write_text(self.out / CLOCK_FILE, json.dumps(self.clock.seconds, indent=1))
-            # Last, because a run with a model counts as finished.
-            save_model(self.out / "model.safetensors", net, self._info(thresholds, selection))
+            # Written last, because a run with a model counts as finished.
+            save_model(self.out / MODEL_FILE, net, self._model_info(thresholds, selection))
         self.accelerator.wait_for_everyone()
 
     def _why_best(self, epoch: int, epochs: int) -> str:
-        """Which epoch was chosen, and by what, in words."""
+        """Describe which epoch was chosen, and by which metric."""
         by = "validation mAP" if can_rank(self.plan.tables.val) else "validation mAP with unknown counted as absent"
         first = 0
         for stage in self.plan.resolved.stages:
@@ -350,66 +338,50 @@ class Run:
             first += stage.epochs
         return f"epoch {epoch + 1} of {epochs}, the best by {by}"
 
-    def _info(self, thresholds: Thresholds, selection: str) -> ModelInfo:
+    def _model_info(self, thresholds: Thresholds, selection: str) -> ModelInfo:
         r, pre, classes = self.plan.resolved, self.plan.net.preprocessing, self.plan.tables.train.classes
         return ModelInfo(
-            r.backbone, r.output_stride, head_plan(r), r.size, r.policy, classes.ids, classes.names,
-            tuple(float(v) for v in thresholds.values), tuple(str(rule) for rule in thresholds.rules),
-            pre.mean, pre.std, method_record(self.plan), selection, version("fewtags"),
-        )  # fmt: skip
+            backbone=r.backbone,
+            output_stride=r.output_stride,
+            head=head_plan(r),
+            size=r.size,
+            policy=r.policy,
+            class_ids=classes.ids,
+            class_names=classes.names,
+            thresholds=tuple(float(v) for v in thresholds.values),
+            threshold_rules=tuple(str(rule) for rule in thresholds.rules),
+            mean=pre.mean,
+            std=pre.std,
+            method=method_record(self.plan),
+            selection=selection,
+            version=version("fewtags"),
+        )
 
 
-def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Run:
-    """The run in a folder, ready to `resume`, with the settings it resolved when it began.
+def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> TrainRun:
+    """Return the run in a folder, ready to `resume`, with the settings that it resolved when it began.
 
     Raises:
-        CheckpointError: no run there, or it is finished; or settings, labels, photos, initial weights or checkpoints
-            are not what it left.
+        CheckpointError: there is no run, or it is finished; or settings, labels, photos, initial weights or checkpoints
+            have changed.
     """
-    if (out / "model.safetensors").exists():
-        raise CheckpointError(f"{out} is finished; its model is {out / 'model.safetensors'}.")
-    record = read_record(out)
-    notes = [looked_at_again(record, out)]
-    refuse_changed_photos(record.tables, out)
-    notes.append(refuse_lost_checkpoints(out))
-    resolved = record.resolved
-    if resolved.weights not in NO_FILES:
-        resolved = resolved.model_copy(update={"weights": str(record.folder / resolved.weights)})
-    plan = derive(record.config, record.tables, None, cpu=cpu, resolved=resolved)
-    origin, began = plan.net.origin, record.environment["weights"]
-    if began is not None and began["fingerprint"] != (None if origin is None else origin.fingerprint):
-        raise CheckpointError(
-            f"the initial weights {plan.resolved.weights} are not the ones that {out} began with; restore them."
-        )
+    folder = RunFolder(out, TRAINING)
+    record = folder.read_record(lambda tree, file: parse(tree, settings_models(out), file), Resolved)
+    named = record.tables
+    tables = Tables(named["train"], named["val"], named.get("test"), named.get(TRUTH))
+    notes = [check_labels_unchanged(record, tables, out)]
+    folder.refuse_changed_photos(tables.splits())
+    notes.append(folder.refuse_lost_checkpoints())
+    weights = record.locate_weights(record.resolved.weights)
+    resolved = record.resolved.model_copy(update={"weights": weights})
+    plan = derive(record.settings, tables, None, cpu=cpu, resolved=resolved)
+    folder.refuse_other_weights(weights, plan.net.origin, record.environment["weights"])
     notes.append(changed_source(plan.objective, record.environment))
-    return Run(plan, out, cpu=cpu, tick=tick, notes=tuple(note for note in notes if note is not None))
-
-
-def choose_thresholds(logits: Logits, tables: Tables, objective: Objective | None = None) -> Thresholds:
-    """Per-class thresholds on validation; where no negative is known, by the expected number of positives per class.
-
-    What the objective was told about that number comes first.
-    """
-    share = expected_share(tables, objective)
-    return fit_thresholds(sigmoid(logits), tables.val.matrix.dense(), expected_count=len(logits) * share)
-
-
-def expected_share(tables: Tables, objective: Objective | None = None) -> NDArray[np.float64]:
-    """float64 [C]: the share of images expected to hold each class, 0..1.
-
-    The class prior of the objective; or its positives per image (else: those of `positives_per_image`) times the share
-    of each class among the annotated positives.
-    """
-    assumed = None if objective is None else objective.assumed_positives
-    if isinstance(assumed, tuple):
-        return np.array(assumed)
-    mean = assumed or positives_per_image(tables)[0]
-    annotated = tables.train.matrix.counts(Label.POSITIVE)
-    return np.minimum(mean * annotated / max(int(annotated.sum()), 1), 1.0)
+    return TrainRun(plan, out, cpu=cpu, tick=tick, notes=tuple(note for note in notes if note is not None))
 
 
 def write_evaluation(out: Path, name: str, logits: Logits, table: LabelTable, thresholds: Thresholds) -> Evaluation:
-    """Write `evaluation/<name>.json` and the logits beside it."""
+    """Evaluate logits; write `evaluation/<name>.json` and `evaluation/<name>.npy`."""
     folder = out / "evaluation"
     folder.mkdir(exist_ok=True)
     result = evaluate_logits(logits, table.matrix.dense(), table.classes, thresholds.values)

@@ -1,4 +1,4 @@
-"""What a run wrote down when it began, and what has to be the same to go on."""
+"""Run folders: the record of a run, what must not change before a resume, and hints for the user."""
 
 import json
 import re
@@ -8,25 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fewtags.config.parse import load_toml
-from fewtags.engine import record as recording
+from fewtags import files
+from fewtags.config.parse import load_toml, parse
+from fewtags.config.presets import Resolved
+from fewtags.engine.methods import settings_models
 from fewtags.engine.plan import Tables, make_plan
-from fewtags.engine.record import (
+from fewtags.engine.runfolder import (
     ANY_SIZE,
-    BEFORE_THE_START,
-    expect_another,
-    forget,
-    located,
-    looked_at_again,
+    PRETRAINING,
+    RECORD_FILES,
+    TRAINING,
+    RunFolder,
     photo_sizes,
-    read_record,
-    refuse_changed_photos,
-    refuse_lost_checkpoints,
     refuse_used_folder,
-    write_record,
+    run_folder,
 )
+from fewtags.engine.train_record import check_labels_unchanged, with_located_paths, write_record
 from fewtags.errors import CheckpointError, ConfigError
-from fewtags.files import refuse_folder
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +35,18 @@ def original(scenes, tmp_path_factory, request):
     plan = make_plan(make(), tables=Tables(scenes.train.with_root(root), scenes.val.with_root(root)), cpu=True)
     write_record(plan, root.parent / "run")
     return root.parent / "run", plan
+
+
+def read_record(out):
+    return RunFolder(out, TRAINING).read_record(lambda tree, file: parse(tree, settings_models(), file), Resolved)
+
+
+def refuse_changed_photos(tables, out):
+    RunFolder(out, TRAINING).refuse_changed_photos(tables.splits())
+
+
+def refuse_lost_checkpoints(out):
+    return RunFolder(out, TRAINING).refuse_lost_checkpoints()
 
 
 @pytest.fixture
@@ -60,10 +70,10 @@ def photos(original, tmp_path):
 def test_what_was_written_comes_back(original):
     out, plan = original
     record = read_record(out)
-    assert record.config == plan.config
+    assert record.settings == plan.config
     assert record.resolved == plan.resolved
-    assert {n: t.fingerprint for n, t in record.tables.splits().items()} == record.environment["fingerprints"]
-    assert record.folder == Path.cwd()
+    assert {n: t.fingerprint for n, t in record.tables.items()} == record.environment["fingerprints"]
+    assert record.working_directory == Path.cwd()
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,7 @@ def test_edited_settings_are_refused_by_name(begun, file, old, new, change):
     with pytest.raises(CheckpointError) as error:
         read_record(begun)
     assert str(error.value) == (
-        f"{begun / file} was edited since the run began: {change}; restore it, or start a new run."
+        f"{begun / file} was edited since the run began: {change}; restore the value, or start a new run."
     )
 
 
@@ -113,19 +123,20 @@ def test_paths_are_seen_from_where_the_run_was_started(make_config, tmp_path):
     config = make_config(
         data={"train": "tags.csv", "images": "/photos", "val": "val.csv"}, model__weights="weights.safetensors"
     )
-    found = located(config, tmp_path)
+    found = with_located_paths(config, tmp_path)
     assert found.data.train == str(tmp_path / "tags.csv")
     assert (found.data.images, found.data.val) == ("/photos", str(tmp_path / "val.csv"))
     assert (found.data.test, found.data.truth) == (None, None)
     assert found.model.weights == str(tmp_path / "weights.safetensors")
     assert found.data.model_copy(update={k: getattr(config.data, k) for k in ("train", "val")}) == config.data
-    assert located(make_config(), tmp_path) == make_config()
+    assert with_located_paths(make_config(), tmp_path) == make_config()
     for word in ("hub", "offline", "none"):
-        assert located(make_config(model__weights=word), tmp_path).model.weights == word
+        assert with_located_paths(make_config(model__weights=word), tmp_path).model.weights == word
 
 
 def test_tables_in_memory_have_no_files_to_look_at(original):
-    assert looked_at_again(read_record(original[0]), original[0]) is None
+    record = read_record(original[0])
+    assert check_labels_unchanged(record, original[1].tables, original[0]) is None
 
 
 # --- photos
@@ -154,7 +165,7 @@ def test_a_replaced_photo_is_named(photos, tmp_path, split, name):
     with pytest.raises(CheckpointError) as error:
         refuse_changed_photos(photos, tmp_path / "run")
     assert str(error.value) == (
-        f"{path} has {before + 1000:,} bytes, and had {before:,} when {tmp_path / 'run'} began; restore it, or start a "
+        f"{path} has {before + 1000:,} bytes, but had {before:,} when {tmp_path / 'run'} began; restore it, or start a "
         "new run."
     )
 
@@ -166,26 +177,26 @@ def test_a_photo_that_is_gone_is_named_and_others_are_counted(photos, tmp_path):
     with pytest.raises(CheckpointError) as error:
         refuse_changed_photos(photos, tmp_path / "run")
     assert str(error.value) == (
-        f"{paths[0]} is no longer there, and {tmp_path / 'run'} began with it (2 train photos are gone or changed); "
+        f"{paths[0]} no longer exists, but {tmp_path / 'run'} began with it (2 train photos are missing or changed); "
         "restore it, or start a new run."
     )
 
 
 def test_a_photo_that_could_not_be_read_may_be_another_file_but_not_none(photos, tmp_path):
     path = photos.train.root / photos.train.images[1].as_py()
-    expect_another(photos.splits(), tmp_path / "run", f"{path}: truncated; remove it.")
+    RunFolder(tmp_path / "run", TRAINING).accept_replacement(photos.splits(), f"{path}: truncated; remove it.")
     sizes = np.load(tmp_path / "run" / "tables" / "train-sizes.npy")
     assert (sizes == ANY_SIZE).tolist() == [n == 1 for n in range(24)]
     path.write_bytes(path.read_bytes() + bytes(5))
     refuse_changed_photos(photos, tmp_path / "run")
     path.unlink()
-    with pytest.raises(CheckpointError, match="is no longer there"):
+    with pytest.raises(CheckpointError, match="no longer exists"):
         refuse_changed_photos(photos, tmp_path / "run")
 
 
 def test_an_error_about_something_else_lets_nothing_else_in(photos, tmp_path):
     before = (tmp_path / "run" / "tables" / "train-sizes.npy").read_bytes()
-    expect_another(photos.splits(), tmp_path / "run", "the labels are wrong.")
+    RunFolder(tmp_path / "run", TRAINING).accept_replacement(photos.splits(), "the labels are wrong.")
     assert (tmp_path / "run" / "tables" / "train-sizes.npy").read_bytes() == before
 
 
@@ -215,8 +226,8 @@ def test_lost_checkpoints_are_refused(tmp_path):
     with pytest.raises(CheckpointError) as error:
         refuse_lost_checkpoints(tmp_path / "run")
     assert str(error.value) == (
-        f"{tmp_path / 'run'} has trained 2 epochs (metrics.jsonl), but {tmp_path / 'run' / 'checkpoints' / 'LAST'} is "
-        "gone, and with it the way to its checkpoints. Restore the folder, or start a new run."
+        f"{tmp_path / 'run'} has trained 2 epochs (metrics.jsonl), but {tmp_path / 'run' / 'checkpoints' / 'LAST'}, "
+        "which names its checkpoint, is missing. Restore the folder, or start a new run."
     )
 
 
@@ -224,7 +235,7 @@ def test_lost_checkpoints_are_refused(tmp_path):
 def test_beginning_again_is_said(tmp_path, count):
     """The numbers of the first epoch are written just before the first checkpoint."""
     epochs(tmp_path / "run", count)
-    said = f"{tmp_path / 'run'} has no complete checkpoint: training BEGINS AGAIN with epoch 1"
+    said = f"{tmp_path / 'run'} has no complete checkpoint: training STARTS AGAIN with epoch 1"
     assert refuse_lost_checkpoints(tmp_path / "run") == said
 
 
@@ -250,25 +261,21 @@ def test_a_folder_below_a_file(tmp_path):
     with pytest.raises(ConfigError) as error:
         refuse_used_folder(tmp_path / "notes.txt" / "run")
     assert str(error.value) == (
-        f"{tmp_path / 'notes.txt' / 'run'} cannot be made, since {tmp_path / 'notes.txt'} is a file; choose another "
-        "--out."
+        f"--out {tmp_path / 'notes.txt' / 'run'} cannot be written: {tmp_path / 'notes.txt'} is not a folder; give "
+        "another path."
     )
 
 
 def test_a_folder_without_permission(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(recording.os, "access", lambda path, mode: bool(asked.append(path)))
+    monkeypatch.setattr(files.os, "access", lambda path, mode: bool(asked.append(path)))
     with pytest.raises(ConfigError) as error:
         refuse_used_folder(tmp_path / "runs" / "first")
     assert str(error.value) == (
-        f"{tmp_path / 'runs' / 'first'} cannot be written: no permission for {tmp_path}; choose another --out."
+        f"--out {tmp_path / 'runs' / 'first'} cannot be written: no permission to write in {tmp_path}; give another "
+        "path."
     )
     assert asked == [tmp_path]
-
-
-def test_a_file_that_can_be_replaced(tmp_path):
-    (tmp_path / "report.html").touch()
-    refuse_folder(tmp_path / "report.html")
 
 
 def test_what_a_killed_start_has_left_is_said(tmp_path):
@@ -277,20 +284,84 @@ def test_what_a_killed_start_has_left_is_said(tmp_path):
     with pytest.raises(ConfigError) as error:
         refuse_used_folder(tmp_path / "run")
     assert str(error.value) == (
-        f"{tmp_path / 'run'} holds check.json, tables of a run that was stopped before it began; delete the folder, or "
-        "choose another --out."
+        f"{tmp_path / 'run'} contains check.json, tables of a run that was stopped before it began; delete the folder, "
+        "or choose another --out."
     )
 
 
-def test_everything_that_a_record_holds_can_be_forgotten(begun):
-    """And nothing else."""
-    assert {path.name for path in begun.iterdir()} == {*BEFORE_THE_START, "run.toml"} - {"state"}
+def test_a_run_that_never_began_leaves_the_folder_as_it_was(begun):
+    assert {path.name for path in begun.iterdir()} == {*RECORD_FILES, "run.toml"} - {"state"}
+    folder = RunFolder(begun, TRAINING)
     (begun / "state").mkdir()
     (begun / "run.toml").rename(begun / "mine.txt")
-    forget(begun, made=True)
+    folder._remove_partial_run(remove_folder=True)
     assert [path.name for path in begun.iterdir()] == ["mine.txt"]
     (begun / "mine.txt").unlink()
-    forget(begun, made=False)
+    folder._remove_partial_run(remove_folder=False)
     assert begun.exists()
-    forget(begun, made=True)
+    folder._remove_partial_run(remove_folder=True)
     assert not begun.exists()
+
+
+# --- both kinds of runs
+
+
+def test_the_kind_of_a_run_is_that_of_its_settings_file(tmp_path):
+    assert run_folder(tmp_path).kind is TRAINING
+    (tmp_path / "pretrain.toml").touch()
+    assert run_folder(tmp_path).kind is PRETRAINING
+
+
+@pytest.mark.parametrize(("kind", "noun"), [(TRAINING, "model"), (PRETRAINING, "encoder")])
+def test_what_next_names_what_the_folder_allows(tmp_path, kind, noun):
+    folder, resume = RunFolder(tmp_path, kind), f"`fewtags resume {tmp_path}`"
+    assert folder.what_next() == "nothing was written yet; run the same command again"
+    (tmp_path / kind.settings).touch()
+    assert folder.what_next() == f"{resume} starts again from the first epoch, because no checkpoint was complete"
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "LAST").touch()
+    assert folder.what_next() == f"{resume} continues from the last checkpoint"
+    (tmp_path / kind.result).touch()
+    assert folder.what_next() == f"the {noun} is complete; {resume} writes the missing report"
+    (tmp_path / "report.html").touch()
+    assert folder.what_next() == "the run is complete"
+
+
+@pytest.mark.parametrize("kind", [TRAINING, PRETRAINING])
+def test_what_is_not_an_interrupted_run(tmp_path, kind):
+    folder = RunFolder(tmp_path, kind)
+    with pytest.raises(CheckpointError) as error:
+        folder.read_record(lambda tree, file: pytest.fail(file), Resolved)
+    assert str(error.value) == (
+        f"{tmp_path} is not a run folder (it has no {kind.settings}); start a run with: {kind.start}"
+    )
+    (tmp_path / kind.result).touch()
+    with pytest.raises(CheckpointError) as error:
+        folder.read_record(lambda tree, file: pytest.fail(file), Resolved)
+    assert str(error.value) == f"{tmp_path} is finished; its {kind.noun} is {tmp_path / kind.result}."
+
+
+class Alone:
+    """An Accelerator of a single process, as far as a run folder uses it."""
+
+    is_main_process = True
+
+    def wait_for_everyone(self):
+        pass
+
+
+def test_temporary_files_of_a_killed_process_are_gone_after_a_resume(tmp_path):
+    leftovers = [tmp_path / ".metrics.jsonl.123.part", tmp_path / "gallery" / ".final.npz.123.part"]
+    kept = [tmp_path / "metrics.jsonl", tmp_path / "notes.part"]
+    (tmp_path / "gallery").mkdir()
+    for path in (*leftovers, *kept):
+        path.touch()
+    seen = []
+
+    def train(resume):
+        seen.append((resume, [path.exists() for path in leftovers]))
+        yield "event"
+
+    assert [*RunFolder(tmp_path, TRAINING).resume(train, {}, Alone())] == ["event"]
+    assert seen == [(True, [False, False])]
+    assert all(path.exists() for path in kept)

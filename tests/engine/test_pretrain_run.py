@@ -9,10 +9,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from fewtags.engine.checkpoint import load_part
 from fewtags.engine.encoder_file import find_encoder, load_encoder
 from fewtags.engine.events import EpochEnded, Noted, StepEnded
-from fewtags.engine.pretrain import PretrainRun, make_pretrain_plan, open_pretrain_run, read_settings
+from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
+from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run
+from fewtags.engine.tensor_files import load_part
 from fewtags.errors import CheckpointError, ConfigError, DataError, TrainingError
 
 PHOTOS = 20
@@ -117,7 +118,7 @@ def test_small_problems_scale_what_nobody_chose(photos):
 def test_the_plan_says_what_suits_the_data_badly(photos):
     lines = [*plan_for(photos, objective={"queue_size": 16, "k": 4}).lines()]
     assert any(line.startswith("warning: a queue of 16 for 20 photos") for line in lines)
-    assert "warning: k = 4 of a queue of 16: more than a twentieth are labels; lower objective.k" in lines
+    assert "warning: k = 4 of a queue of 16: more than a twentieth are positives; lower objective.k" in lines
 
 
 def test_an_unreadable_photo_is_named_and_left_out(photos, tmp_path):
@@ -151,11 +152,13 @@ def test_a_run_cannot_go_on_with_other_settings_or_photos(photos, tmp_path):
     assert len(open_pretrain_run(out, cpu=True).plan.photos) == PHOTOS
     text = (out / "pretrain.toml").read_text()
     (out / "pretrain.toml").write_text(text.replace("epochs = 3", "epochs = 4"))
-    with pytest.raises(CheckpointError, match=r"was edited since the run began: train\.epochs 3 -> 4; restore it"):
+    with pytest.raises(
+        CheckpointError, match=r"was edited since the run began: train\.epochs 3 -> 4; restore the value"
+    ):
         open_pretrain_run(out, cpu=True)
     (out / "pretrain.toml").write_text(text)
     (tmp_path / "photos" / "05.png").unlink()
-    with pytest.raises(CheckpointError, match=r"05\.png is no longer there, and .* began with it; restore it"):
+    with pytest.raises(CheckpointError, match=r"05\.png no longer exists, but .* began with it; restore it"):
         open_pretrain_run(out, cpu=True)
 
 
@@ -192,8 +195,8 @@ def test_the_record_says_what_was_found_and_chosen(whole):
         ),
         (
             {"objective": {"batchnorm_groups": 4}},
-            "20 photos on 1 process(es) with train.batch_size = 6 make a batch of 5, and two images are needed in each "
-            "of 4 BatchNorm parts; change the batch size, lower objective.batchnorm_groups or add photos.",
+            "20 photos on 1 process(es) with train.batch_size = 6 give a batch of 5, but two images are needed in each "
+            "of 4 BatchNorm groups; change the batch size, lower objective.batchnorm_groups or add photos.",
         ),
     ],
 )
@@ -211,7 +214,7 @@ def test_a_last_batch_of_one_is_refused(photos, tmp_path):
     for n in range(7):
         shutil.copy(photos / f"{n:02}.png", tmp_path)
     with pytest.raises(
-        ConfigError, match=r"make a batch of 1, and two images are needed; change the batch size or add"
+        ConfigError, match=r"give a batch of 1, but two images are needed; change the batch size or add"
     ):
         plan_for(tmp_path, train={"batch_size": 2})
 
@@ -231,14 +234,14 @@ def test_the_rate_is_in_proportion_to_the_photos_that_a_step_sees(photos):
         assert plan.resolved.stages[0].lr == pytest.approx(base * 20 / 256)
 
 
-def test_a_broken_photo_can_be_mended_before_the_first_epoch(photos, tmp_path):
+def test_a_broken_photo_can_be_replaced_before_the_first_epoch(photos, tmp_path):
     shutil.copytree(photos, tmp_path / "photos")
     broken = tmp_path / "photos" / "04.png"
     whole = broken.read_bytes()
     broken.write_bytes(whole[: len(whole) // 2])
     out = tmp_path / "run"
     plan = plan_for(tmp_path / "photos", data={"decode": False}, train={"checkpoint_every_steps": None})
-    with pytest.raises(DataError, match=r"With a readable photo in its place, go on with `fewtags resume"):
+    with pytest.raises(DataError, match=r"To continue, put a readable photo in its place and run `fewtags resume"):
         finish(PretrainRun(plan, out, cpu=True).start())
     broken.write_bytes(whole)
     assert len(finish(open_pretrain_run(out, cpu=True).resume())) == 3

@@ -6,6 +6,7 @@ import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,21 +16,19 @@ from fewtags.config.parse import load_toml, parse
 from fewtags.config.presets import Resolved
 from fewtags.config.sections import DataConfig, StageConfig
 from fewtags.engine import plan as planning
-from fewtags.engine import record as recording
-from fewtags.engine import run as running
-from fewtags.engine.checkpoint import load_tensors, save_tensors
+from fewtags.engine import train_run as running
 from fewtags.engine.events import Ended, EpochEnded, Started, StepEnded
 from fewtags.engine.fit import FitConfig
 from fewtags.engine.methods import settings_models
 from fewtags.engine.model import load_model, read_info
 from fewtags.engine.plan import Tables, make_plan
-from fewtags.engine.record import changed_split
-from fewtags.engine.run import Run, choose_thresholds, expected_share, open_run
 from fewtags.engine.sources import CachePlan
+from fewtags.engine.tensor_files import load_tensors, save_tensors
+from fewtags.engine.thresholds import choose_thresholds
+from fewtags.engine.train_record import changed_split, write_record
+from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.labels import ClassNames, Label
-from fewtags.objectives.assume_negative import AssumeNegative
-from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
 
@@ -47,7 +46,7 @@ FINETUNE = {
 
 def train(config, tables, out, stop=None):
     """Run in a folder, or leave after so many steps; the events."""
-    return take(Run(make_plan(config, tables=tables, cpu=True), out, cpu=True).start(), stop)
+    return take(TrainRun(make_plan(config, tables=tables, cpu=True), out, cpu=True).start(), stop)
 
 
 def take(events, stop=None):
@@ -168,9 +167,10 @@ def test_every_training_setting_reaches_the_loop(tables, make_config, tmp_path, 
     config = make_config(**{f"train__{key}": value for key, value in changes.items()})
     with pytest.raises(ReachedError):
         train(config, tables, tmp_path / "run")
-    assert seen["config"] == FitConfig(tuple(StageConfig(**stage) for stage in stages), **asked)
+    assert seen["config"] == FitConfig(stages=tuple(StageConfig(**stage) for stage in stages), **asked)
     problem = seen["problem"]
     assert (problem.warmup_epochs, problem.epochs, problem.seed, problem.grid) == (2, 5, 5, (2, 2))
+    assert (problem.precision, problem.features_dim) == ("bf16", 96)
     assert np.array_equal(problem.truth.dense(), tables.truth.matrix.dense())
 
 
@@ -178,7 +178,7 @@ def test_every_training_setting_reaches_the_loop(tables, make_config, tmp_path, 
 def test_jitter_changes_the_colours_that_are_trained_on(tables, make_config, tmp_path, cached):
     """Not where the crops are; measuring sees the photos as they are."""
     plain, jittered = (
-        Run(make_plan(make_config(augment__jitter=strength), tables=tables, cpu=True), tmp_path, cpu=True)
+        TrainRun(make_plan(make_config(augment__jitter=strength), tables=tables, cpu=True), tmp_path, cpu=True)
         for strength in (0.0, 0.5)
     )
     (one, other) = (run._train_set(cached)[3, 1] for run in (plain, jittered))
@@ -200,7 +200,7 @@ def test_the_model_says_which_epoch_it_is(tables, make_config, tmp_path, select)
     (path,) = (tmp_path / "run" / "checkpoints").glob("step-*")
     last = torch.equal(net.head.weight, load_tensors(path / "net.safetensors")["head.weight"])
     if select == "last":
-        assert info.selection == "the last epoch (3), chosen"
+        assert info.selection == 'the last epoch (3): train.select = "last"'
         assert last
     else:
         assert info.selection == f"epoch {best + 1} of 3, the best by validation mAP"
@@ -220,9 +220,7 @@ def test_validation_without_known_negatives(scenes, make_config, tmp_path):
     assert "val/mAP" not in records[0]
     assert not any(event.best for event in events if isinstance(event, EpochEnded))
     info = read_info(tmp_path / "run" / "model.safetensors")
-    assert info.selection == (
-        "the last epoch (3), since no validation class has both known positives and known negatives"
-    )
+    assert info.selection == ("the last epoch (3): no validation class has both known positives and known negatives")
     assert set(info.threshold_rules) == {"expected_count"}
     found = read_json(tmp_path / "run" / "evaluation" / "val.json")
     assert found["mAP"] is None
@@ -233,35 +231,6 @@ def test_validation_without_known_negatives(scenes, make_config, tmp_path):
     assert found["positive_only"]["images"] == 8
 
 
-# --- thresholds by expected number
-
-
-def small(rows, names="abc"):
-    dense = np.array(rows, np.int8)
-    image, class_ = np.nonzero(dense)
-    keys = [f"{i}.jpg" for i in range(len(dense))]
-    return LabelTable.build(keys, ClassNames.of(names), image=image, class_=class_, state=dense[image, class_])
-
-
-def test_expected_shares():
-    """K = 1.5 of three classes, annotated 3 : 1 : 0. What the method was told about K or the classes comes first."""
-    tables = Tables(small([[1, 0, 0]] * 3 + [[0, 1, 0]]), small([[1, 0, 0]]))
-    assert expected_share(tables).tolist() == [1.0, 0.375, 0.0]
-    assert expected_share(tables, AssumeNegative()).tolist() == [1.0, 0.375, 0.0]
-    assert expected_share(tables, ExpectedNegative(positives_per_image=0.4)).tolist() == pytest.approx([0.3, 0.1, 0.0])
-    prior = ExpectedNegative(class_prior=(0.1, 0.2, 0.7), positives_per_image=9.0)
-    assert expected_share(tables, prior).tolist() == [0.1, 0.2, 0.7]
-
-
-def test_thresholds_take_as_many_as_expected():
-    """Ten images; shares .5, .2 and 0 of them: the five, two and no best scored ones."""
-    tables = Tables(small([[1, 0, 0]] * 5 + [[0, 1, 0]] * 2), small([[1, 0, 0]] * 10))
-    logits = np.linspace(-2, 2, 10, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
-    found = choose_thresholds(logits, tables, ExpectedNegative(positives_per_image=0.7))
-    prob = 1 / (1 + np.exp(-logits.astype(float)))
-    assert (prob >= found.values).sum(0).tolist() == [5, 2, 0]
-
-
 # --- refused
 
 
@@ -270,14 +239,14 @@ def test_a_used_folder_is_refused(tables, make_config, finished, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     plan = make_plan(make_config(), tables=tables, cpu=True)
     with pytest.raises(ConfigError) as error:
-        next(Run(plan, out, cpu=True).start())
+        next(TrainRun(plan, out, cpu=True).start())
     assert str(error.value) == f"{out} is not empty; choose another --out."
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ConfigError, match=r"is not empty; choose another --out\.$"):
-        next(Run(plan, tmp_path, cpu=True).start())
+        next(TrainRun(plan, tmp_path, cpu=True).start())
     with pytest.raises(ConfigError, match=r"notes\.txt is a file; --out takes a folder for the run\."):
-        next(Run(plan, tmp_path / "notes.txt", cpu=True).start())
+        next(TrainRun(plan, tmp_path / "notes.txt", cpu=True).start())
 
 
 def test_an_empty_folder_is_fine(tables, make_config, tmp_path):
@@ -303,7 +272,7 @@ def test_an_interrupted_start_leaves_the_folder_free(tables, make_config, tmp_pa
     def stopped(plan, folder):
         assert [path.name for path in folder.rglob("*.bin")] == ["heatmaps-0.bin"]
         if written:
-            recording.write_record(plan, folder)
+            write_record(plan, folder)
             (folder / "run.toml").unlink()
         raise KeyboardInterrupt
 
@@ -315,12 +284,25 @@ def test_an_interrupted_start_leaves_the_folder_free(tables, make_config, tmp_pa
     assert isinstance(train(config, tables, out, stop=1)[0], Started)
 
 
-def test_what_is_no_interrupted_run(finished, tmp_path):
+@pytest.mark.parametrize("solved", [True, False])
+def test_more_processes_than_photos_are_refused_before_any_work(tables, make_config, tmp_path, monkeypatch, solved):
+    """A process without photos would fail, and the others would wait for it."""
+    crowd = SimpleNamespace(process_index=3, num_processes=25, device=torch.device("cpu"))
+    monkeypatch.setattr(running, "make_accelerator", lambda precision, cpu: crowd)
+    solve = {"name": "solve", "logit_variances": [1.0], "trainable": "head"}
+    changes = {"train__stages": [solve], "objective": {"name": "assume_negative"}} if solved else {}
+    plan = make_plan(make_config(**changes), tables=tables, cpu=True)
+    with pytest.raises(ConfigError, match="24 training images cannot be shared by 25 processes; add images or use"):
+        TrainRun(plan, tmp_path / "run", cpu=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_not_an_interrupted_run(finished, tmp_path):
     out, _ = finished
     with pytest.raises(CheckpointError) as error:
         open_run(out)
     assert str(error.value) == f"{out} is finished; its model is {out / 'model.safetensors'}."
-    with pytest.raises(CheckpointError, match=r"is not a run folder \(it has no run\.toml\); start one with"):
+    with pytest.raises(CheckpointError, match=r"is not a run folder \(it has no run\.toml\); start a run with"):
         open_run(tmp_path)
 
 
@@ -403,7 +385,7 @@ def test_the_cache_is_the_planned_one(tables, make_config, tmp_path):
     other = replace(plan, cache=CachePlan(1, torch.float16, 0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "StoredViews", lambda filled, *_, **__: filled)
-        filled = Run(other, tmp_path / "run", cpu=True)._source()
+        filled = TrainRun(other, tmp_path / "run", cpu=True)._source()
     assert (filled.count, filled.features.dtype) == (1, torch.float16)
     assert make_plan(make_config(train__cached_views=0), tables=tables, cpu=True).cache is None
 
@@ -450,7 +432,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint(pair, left):
     shutil.rmtree(left / "checkpoints")
     (left / "best.safetensors").unlink()
     opened = open_run(left, cpu=True)
-    assert opened.notes == (f"{left} has no complete checkpoint: training BEGINS AGAIN with epoch 1",)
+    assert opened.notes == (f"{left} has no complete checkpoint: training STARTS AGAIN with epoch 1",)
     events = take(opened.resume())
     assert events[0].resumed_from is None
     assert outcome(left) == outcome(pair[0])
@@ -460,7 +442,10 @@ def test_a_run_whose_checkpoints_are_gone_is_refused(pair, tmp_path):
     again = shutil.copytree(pair[0], tmp_path / "again")
     (again / "model.safetensors").unlink()
     shutil.rmtree(again / "checkpoints")
-    with pytest.raises(CheckpointError, match=r"has trained 2 epochs \(metrics\.jsonl\), but .*LAST is gone"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"has trained 2 epochs \(metrics\.jsonl\), but .*LAST, which names its checkpoint, is missing",
+    ):
         open_run(again, cpu=True)
 
 
@@ -512,7 +497,7 @@ def test_a_run_with_a_model_has_everything_else(tables, make_config, tmp_path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fewtags.engine.run.save_model", die)
+        patch.setattr("fewtags.engine.train_run.save_model", die)
         with pytest.raises(KeyboardInterrupt):
             train(make_config(), tables, tmp_path / "run")
     take(open_run(tmp_path / "run", cpu=True).resume())
@@ -543,7 +528,7 @@ def test_a_damaged_record_is_refused(left, name, content):
 
 def test_tables_of_another_run_are_refused(left):
     shutil.copy(left / "tables" / "val.parquet", left / "tables" / "test.parquet")
-    with pytest.raises(CheckpointError, match=r"test\.parquet is not what the run began with; restore it, or start a"):
+    with pytest.raises(CheckpointError, match=r"test\.parquet has changed since the run began; restore it, or start a"):
         open_run(left, cpu=True)
 
 
@@ -553,7 +538,9 @@ def test_other_initial_weights_are_refused(left):
     (left / "environment.json").write_text(json.dumps(record))
     with pytest.raises(CheckpointError) as error:
         open_run(left, cpu=True)
-    assert str(error.value) == f"the initial weights none are not the ones that {left} began with; restore them."
+    assert str(error.value) == (
+        f"the initial weights none are not those that {left} began with; restore them, or start a new run."
+    )
 
 
 @pytest.fixture
@@ -574,7 +561,7 @@ def test_an_unreadable_photo_is_left_out_with_a_line_and_training_goes_on(files,
     plan = make_plan(make_config(data=data), cpu=True)
     assert any("train: 1 image left out, without a readable photo" in m for m in plan.tables.train.notes.messages)
     out = tmp_path / "run"
-    events = take(Run(plan, out, cpu=True).start())
+    events = take(TrainRun(plan, out, cpu=True).start())
     assert isinstance(events[-1], Ended)
     with (out / "excluded.csv").open(encoding="utf-8", newline="") as file:
         (row,) = csv.DictReader(file)
@@ -583,7 +570,7 @@ def test_an_unreadable_photo_is_left_out_with_a_line_and_training_goes_on(files,
     assert len(load(out / "tables" / "train.parquet")) == 23
 
 
-def test_a_photo_that_breaks_training_says_what_to_do_and_may_be_mended(files, make_config, tmp_path):
+def test_a_photo_that_breaks_training_says_what_to_do_and_can_be_replaced(files, make_config, tmp_path):
     """Headers only: the truncated photo is found when it is read."""
     folder, data = files
     config, out = make_config(data=data | {"decode": False}, **FINETUNE), tmp_path / "run"
@@ -592,13 +579,13 @@ def test_a_photo_that_breaks_training_says_what_to_do_and_may_be_mended(files, m
     path.write_bytes(whole[:-300])
     plan = make_plan(config, cpu=True)
     with pytest.raises(DataError) as error:
-        take(Run(plan, out, cpu=True).start())
+        take(TrainRun(plan, out, cpu=True).start())
     assert str(error.value).startswith(f"{path}: truncated")
     assert str(error.value).endswith(
-        f" With a readable photo in its place, go on with `fewtags resume {out}`; to do without it, remove the file "
-        "and start a new run with data.decode = true, which leaves it out."
+        f" To continue, put a readable photo in its place and run `fewtags resume {out}`. To train without it, remove "
+        "the file and start a new run with data.decode = true, which skips broken photos."
     )
-    with pytest.raises(DataError, match="With a readable photo in its place, go on"):
+    with pytest.raises(DataError, match="To continue, put a readable photo in its place"):
         take(open_run(out, cpu=True).resume())
     path.write_bytes(whole)
     take(open_run(out, cpu=True).resume())
@@ -612,7 +599,9 @@ def test_a_photo_that_was_trained_on_has_to_come_back(files, make_config, tmp_pa
     train(make_config(data=data, **FINETUNE), None, out, stop=5)
     sizes, whole = (out / "tables" / "train-sizes.npy").read_bytes(), path.read_bytes()
     path.write_bytes(bytes(200) + whole[200:])
-    with pytest.raises(DataError, match="With the photo that the run began with in its place, go on with `fewtags res"):
+    with pytest.raises(
+        DataError, match="To continue, put the photo that the run began with in its place and run `fewtags res"
+    ):
         take(open_run(out, cpu=True).resume())
     assert (out / "tables" / "train-sizes.npy").read_bytes() == sizes
     path.write_bytes(whole)
@@ -625,8 +614,10 @@ def test_a_photo_that_breaks_a_cached_run_leaves_the_folder_free(files, make_con
     path = folder / "images" / "train" / "00007.jpg"
     path.write_bytes(path.read_bytes()[:-300])
     plan = make_plan(make_config(data=data | {"decode": False}), cpu=True)
-    with pytest.raises(DataError, match=r"00007\.jpg: truncated.* Then start again; nothing was written yet\.$"):
-        take(Run(plan, tmp_path / "run", cpu=True).start())
+    with pytest.raises(
+        DataError, match=r"00007\.jpg: truncated.* Then run the same command again; nothing was written yet\.$"
+    ):
+        take(TrainRun(plan, tmp_path / "run", cpu=True).start())
     assert not (tmp_path / "run").exists()
 
 
@@ -635,7 +626,7 @@ def test_changed_photos_are_refused(files, make_config, tmp_path):
     train(make_config(data=data), None, tmp_path / "run", stop=5)
     path = folder / "images" / "train" / "00007.jpg"
     path.write_bytes(path.read_bytes() + bytes(10))
-    with pytest.raises(CheckpointError, match=r"00007\.jpg has [\d,]+ bytes, and had [\d,]+ when .*run began; restore"):
+    with pytest.raises(CheckpointError, match=r"00007\.jpg has [\d,]+ bytes, but had [\d,]+ when .*run began; restore"):
         open_run(tmp_path / "run", cpu=True)
 
 
@@ -699,8 +690,8 @@ def test_label_files_that_are_gone_do_not_matter(files, make_config, tmp_path):
     opened = open_run(out, cpu=True)
     assert len(opened.plan.tables.train) == 23
     assert opened.notes == (
-        f"labels: {folder / 'train_single.csv'} is no longer there, so the run's own copy is used without a look at "
-        "what has changed",
+        f"labels: {folder / 'train_single.csv'} no longer exists, so changes of the labels cannot be detected; the run "
+        "continues with its own copy",
     )
 
 
@@ -768,7 +759,7 @@ def test_class_folders_from_end_to_end(scenes, make_config, tmp_path):
     assert len(plan.tables.train) + len(plan.tables.val) == 24
     assert int(plan.tables.train.matrix.image_counts(Label.POSITIVE).min()) == 2
     assert plan.objective.positives_per_image == 3.0
-    take(Run(plan, tmp_path / "run", cpu=True).start(), stop=4)
+    take(TrainRun(plan, tmp_path / "run", cpu=True).start(), stop=4)
     take(open_run(tmp_path / "run", cpu=True).resume())
     assert read_info(tmp_path / "run" / "model.safetensors").class_ids == plan.tables.train.classes.ids
 

@@ -1,0 +1,95 @@
+"""Show a run to its end, and what to do with its result or after an interruption."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fewtags.cli.progress import counting, is_main_process, say, show
+from fewtags.errors import TrainingError
+
+if TYPE_CHECKING:
+    from fewtags.engine.events import Event
+    from fewtags.engine.runfolder import RunFolder
+    from fewtags.photos.scan import Tick
+
+
+def follow(folder: RunFolder, start: Callable[[Tick], Iterator[Event]], cpu: bool) -> None:
+    """Show a run to its end, then its report and results. A pretraining run that collapses gets its report, too.
+
+    Args:
+        folder: of the run.
+        start: starts or resumes the run; is given the function to call with the photos done and to do before training.
+        cpu: ignore GPUs.
+    """
+    try:
+        with counting("computing features of the frozen trunk", quiet=is_pretraining(folder)) as tick:
+            events = start(tick)
+            first = next(events)  # features are computed before the first event
+        show(chain([first], events))
+        if is_main_process():
+            finish(folder, cpu)
+    except TrainingError:
+        if is_main_process() and is_pretraining(folder) and (folder.path / "metrics.jsonl").exists():
+            say(f"its curves: {write_report(folder, cpu)}")
+        raise
+    except KeyboardInterrupt:
+        say(f"interrupted; {folder.what_next()}.")
+        raise typer.Exit(130) from None
+
+
+def is_pretraining(folder: RunFolder) -> bool:
+    """Whether the folder is one of a pretraining run."""
+    return folder.kind.settings == "pretrain.toml"
+
+
+def write_report(folder: RunFolder, cpu: bool) -> Path:
+    """Write the report of a run into its folder; return its path."""
+    if not is_pretraining(folder):
+        from fewtags.report.build import build_report
+
+        return build_report([folder.path], None)
+    from fewtags.engine.machine import torch_device
+    from fewtags.report.pretraining import build_pretraining_report
+
+    with counting("looking for the nearest photos") as tick:
+        return build_pretraining_report(folder.path, device=torch_device(cpu), tick=tick)
+
+
+def finish(folder: RunFolder, cpu: bool) -> None:
+    """Write the report of a finished run; print results on stdout, and what to do next on stderr."""
+    run = folder.path
+    if is_pretraining(folder):
+        typer.echo(f"encoder: {run / folder.kind.result}")
+        typer.echo(f"report: {write_report(folder, cpu)}")
+        say("next:")
+        say(f"  fewtags train LABELS --images PHOTOS --init {run}")
+        say(f"  fewtags transfer knn {run} LABELS --images PHOTOS")
+        say(f"  fewtags export-backbone {run} backbone.safetensors")
+        return
+    from fewtags.engine.baseline import compare
+    from fewtags.engine.clock import clock_line
+    from fewtags.engine.evaluate import headline
+    from fewtags.engine.train_run import BASELINE_FILE, CLOCK_FILE
+    from fewtags.report.load import load_evaluations
+
+    page = write_report(folder, cpu)
+    evaluations = load_evaluations(run)
+    for split, evaluation in evaluations.items():
+        for line in headline(evaluation):
+            typer.echo(f"{split}: {line}")
+    if (run / BASELINE_FILE).exists():
+        for line in compare(json.loads((run / BASELINE_FILE).read_text("utf-8")), evaluations):
+            typer.echo(line)
+    typer.echo(f"report: {page}")
+    if (run / CLOCK_FILE).exists():
+        say(clock_line(json.loads((run / CLOCK_FILE).read_text("utf-8"))))
+    say("next:")
+    say(f"  fewtags predict {run} PHOTOS --out tags.csv")
+    say(f"  fewtags heatmap {run} PHOTO.jpg --out heatmaps/")
+    say(f"  fewtags evaluate {run} LABELS --images FOLDER")

@@ -1,0 +1,216 @@
+"""The plan of a pretraining run: from settings and photos to everything that training needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from fewtags.config.parse import parse_as
+from fewtags.config.pretrain import PretrainConfig, PretrainResolved, resolve_pretrain
+from fewtags.engine.machine import facts
+from fewtags.engine.methods import make_objective, pretrain_settings_models
+from fewtags.errors import ConfigError
+from fewtags.formats.unlabelled import check_photos, unlabelled
+from fewtags.nets.encoder import Encoder, create_encoder
+from fewtags.objectives.base import Objective, Problem, RunFacts
+from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD
+from fewtags.photos.loader import EpochSampler
+from fewtags.photos.scan import Tick
+from fewtags.stores.shard import Shard
+from fewtags.table.table import LabelTable
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PretrainPlan:
+    """A pretraining run, ready to start.
+
+    Attributes:
+        config: the settings that the user gave.
+        resolved: the settings with nothing left to derive.
+        photos: a table without classes, of the photos that can be read.
+        objective: the method.
+        encoder: the net, with its initial weights.
+        grid: (height, width) of its features.
+        notes: messages about what was found and derived.
+    """
+
+    config: PretrainConfig
+    resolved: PretrainResolved
+    photos: LabelTable
+    objective: Objective
+    encoder: Encoder
+    grid: tuple[int, int]
+    notes: tuple[str, ...]
+
+    def lines(self) -> Iterator[str]:
+        """Describe the run, a line each."""
+        yield from self.photos.notes.messages
+        yield from excluded_lines(self.photos)
+        r = self.resolved
+        settings = ", ".join(f"{k} {v}" for k, v in r.objective.items() if k != "name" and v is not None)
+        yield f"{len(self.photos):,} photos; method: {r.objective['name']} ({settings})"
+        yield (
+            f"net: {r.backbone}, weights {r.weights}, {r.size} px, features {self.encoder.features_dim} x "
+            f"{self.grid[0]} x {self.grid[1]}; preset {r.preset}, seed {r.seed}"
+        )
+        (stage,) = r.stages
+        yield (
+            f"{stage.epochs} epochs, SGD, lr {stage.lr:g} {stage.schedule}, batch {r.batch_size}, "
+            f"weight decay {r.weight_decay:g}"
+        )
+        yield from self.notes
+
+
+def excluded_lines(photos: LabelTable, most: int = 5) -> Iterator[str]:
+    """Name the first photos that were left out, a line each, and count the others."""
+    excluded = photos.notes.excluded
+    yield from (f"  {row.item}: {row.reason}" for row in excluded[:most])
+    if len(excluded) > most:
+        yield f"  and {len(excluded) - most:,} more"
+
+
+def read_settings(tree: Mapping[str, Any], where: str, run: Path | None = None) -> PretrainConfig:
+    """Make the settings of a pretraining run from plain values.
+
+    Args:
+        tree: the values.
+        where: the file, for messages.
+        run: as in `methods.settings_models`.
+
+    Raises:
+        ConfigError: one line for each problem.
+    """
+    return parse_as(PretrainConfig, tree, pretrain_settings_models(run), where, DEFAULT_PRETRAIN_METHOD)
+
+
+def make_pretrain_plan(
+    config: PretrainConfig,
+    *,
+    photos: LabelTable | None = None,
+    cpu: bool = False,
+    processes: int = 1,
+    progress: Tick | None = None,
+) -> PretrainPlan:
+    """Find the photos, check them, and resolve the settings.
+
+    Args:
+        config: the settings.
+        photos: a table in memory, whose labels are ignored; None reads the photos.
+        cpu: ignore GPUs.
+        processes: number of training processes.
+        progress: called with the number of photos checked.
+
+    Raises:
+        DataError: no photo can be read.
+        ConfigError: settings do not fit the data or the machine.
+    """
+    objective = make_objective(config.objective)  # raises an error for a value out of range before photos are read
+    table = (
+        photos if photos is not None else unlabelled(config.data.train, config.data.images, format=config.data.format)
+    )
+    resolve_pretrain(config, facts(len(table), 0, cpu), objective, processes)
+    table = check_photos(table, decode=config.data.decode, progress=progress)
+    return derive_pretrain(config, table, cpu=cpu, processes=processes)
+
+
+def derive_pretrain(
+    config: PretrainConfig,
+    photos: LabelTable,
+    *,
+    cpu: bool = False,
+    processes: int = 1,
+    resolved: PretrainResolved | None = None,
+) -> PretrainPlan:
+    """Derive a plan from checked photos; a resumed run passes its own `resolved`.
+
+    Raises:
+        ConfigError: settings do not fit the data or the machine.
+    """
+    if resolved is None:
+        objective = make_objective(config.objective)
+        resolved = resolve_pretrain(config, facts(len(photos), 0, cpu), objective, processes)
+    _refuse_small_batches(resolved, len(photos), processes)
+    encoder = create_encoder(
+        resolved.backbone,
+        weights=resolved.weights,
+        size=resolved.size,
+        seed=resolved.seed,
+        drop_path=resolved.drop_path or None,
+    )
+    objective = objective_of(resolved)
+    grid = encoder.grid((resolved.size, resolved.size))
+    # A copy is set up on a device without memory: settings that do not fit raise their error now.
+    problem = pretrain_problem(photos, resolved, encoder, grid, torch.device("meta"), Shard())
+    objective_of(resolved).setup(encoder, problem)
+    return PretrainPlan(
+        config=config,
+        resolved=resolved,
+        photos=photos,
+        objective=objective,
+        encoder=encoder,
+        grid=grid,
+        notes=tuple(_notes(resolved, objective, len(photos), processes)),
+    )
+
+
+def _refuse_small_batches(resolved: PretrainResolved, photos: int, processes: int) -> None:
+    """Check that BatchNorm and the measured spread get at least two images in every batch and group.
+
+    Raises:
+        ConfigError: a batch of a process has fewer.
+    """
+    groups = int(resolved.objective.get("batchnorm_groups") or 1)
+    if photos < processes:
+        raise ConfigError(f"{photos} photo(s) cannot be shared by {processes} processes; add photos.")
+    steps = EpochSampler(photos, resolved.batch_size, resolved.seed, 0, processes).steps
+    smallest = photos // processes // steps
+    if smallest < 2 * groups:
+        parts = f" in each of {groups} BatchNorm groups" if groups > 1 else ""
+        raise ConfigError(
+            f"{photos:,} photos on {processes} process(es) with train.batch_size = {resolved.batch_size} give a batch "
+            f"of {smallest}, but two images are needed{parts}; change the batch size"
+            f"{', lower objective.batchnorm_groups' if groups > 1 else ''} or add photos."
+        )
+
+
+def objective_of(resolved: PretrainResolved) -> Objective:
+    """Make the objective that the resolved settings describe."""
+    name = resolved.objective["name"]
+    return make_objective(pretrain_settings_models()[name].model_validate(resolved.objective))
+
+
+def pretrain_problem(
+    photos: LabelTable,
+    resolved: PretrainResolved,
+    encoder: Encoder,
+    grid: tuple[int, int],
+    device: torch.device,
+    shard: Shard,
+) -> Problem:
+    """Describe the training problem to the objective."""
+    return Problem(
+        labels=photos.matrix,
+        grid=grid,
+        warmup_epochs=0,
+        epochs=sum(stage.epochs for stage in resolved.stages),
+        seed=resolved.seed,
+        shard=shard,
+        device=device,
+        features_dim=encoder.features_dim,
+        precision=resolved.precision,
+    )
+
+
+def _notes(resolved: PretrainResolved, objective: Objective, photos: int, processes: int) -> Iterator[str]:
+    """Yield the warnings of the objective, and a note if an epoch is a single step."""
+    epochs, single = resolved.stages[0].epochs, photos <= resolved.batch_size * processes
+    about_run = RunFacts(samples=photos, classes=0, epochs=epochs, steps_per_epoch=1 if single else 0)
+    warnings = list(objective.notes(about_run))
+    yield from warnings
+    if single and not (warnings and epochs == 1):
+        yield f"note: {photos:,} photos make one step an epoch"

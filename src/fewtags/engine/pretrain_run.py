@@ -1,0 +1,229 @@
+"""Pretraining in a run folder: training, the encoder file; and opening a run to resume it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import nn
+
+from fewtags.check.check import write_excluded
+from fewtags.config.changes import changed_setting, settings_tree
+from fewtags.config.pretrain import PretrainConfig, PretrainResolved
+from fewtags.engine.checkpoint import write_array
+from fewtags.engine.collapse import Watch
+from fewtags.engine.distributed import make_accelerator
+from fewtags.engine.encoder_file import EncoderInfo, save_encoder
+from fewtags.engine.events import Ended, EpochEnded, Event, Noted
+from fewtags.engine.fit import Fit, FitConfig
+from fewtags.engine.machine import environment, keep_freed_memory
+from fewtags.engine.methods import changed_source, method_source
+from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, pretrain_problem, read_settings
+from fewtags.engine.runfolder import PRETRAINING, RunFolder
+from fewtags.errors import ConfigError, TrainingError
+from fewtags.nets.encoder import Encoder
+from fewtags.photos.augment import ResizedCrop
+from fewtags.photos.augment_moco import AugPlus
+from fewtags.photos.dataset import PhotoFolder, TrainSet
+from fewtags.photos.loader import Collate, EpochSampler, TrainLoader, Workers
+from fewtags.stores.shard import Shard
+from fewtags.table.table import LabelTable
+
+
+@final
+class PretrainRun:
+    """Executes a plan in a run folder.
+
+    Args:
+        plan: from `make_pretrain_plan`, or from the folder itself on resume.
+        out: the run folder; made if it does not exist.
+        cpu: ignore GPUs.
+        notes: what the user should know before the run is resumed.
+    """
+
+    def __init__(self, plan: PretrainPlan, out: Path, *, cpu: bool = False, notes: tuple[str, ...] = ()) -> None:
+        self.plan, self.out, self.notes = plan, out, notes
+        self.folder = RunFolder(out, PRETRAINING)
+        self.accelerator: Accelerator = make_accelerator(plan.resolved.precision, cpu)
+        self.shard = Shard(self.accelerator.process_index, self.accelerator.num_processes)
+        self.watch = Watch(plan.resolved.collapse, plan.objective)
+
+    def start(self) -> Iterator[Event]:
+        """Train from the first epoch, see `RunFolder.start`.
+
+        Raises:
+            TrainingError: all images get the same vector (`train.collapse`).
+        """
+        return self.folder.start(self._train, {"train": self.plan.photos}, self.accelerator)
+
+    def resume(self) -> Iterator[Event]:
+        """Continue from the last checkpoint, see `RunFolder.resume`."""
+        return self.folder.resume(self._train, {"train": self.plan.photos}, self.accelerator)
+
+    def _refuse_different_photos(self) -> None:
+        """Compare the photos that the processes found, each by itself.
+
+        Raises:
+            ConfigError: they differ.
+        """
+        if self.shard.world > 1:
+            found: list[str] = [""] * self.shard.world
+            dist.all_gather_object(found, self.plan.photos.fingerprint)
+            if len(set(found)) > 1:
+                raise ConfigError("the processes see different photos; give all of them the same folder.")
+
+    def _train(self, resume: bool) -> Iterator[Event]:
+        if not resume:
+            self._refuse_different_photos()
+        keep_freed_memory()
+        plan, r, device = self.plan, self.plan.resolved, self.accelerator.device
+        encoder = plan.encoder.to(device)
+        if r.sync_batchnorm and self.accelerator.num_processes > 1:
+            encoder = _with_synchronised_batchnorm(encoder)
+        config = FitConfig(
+            stages=r.stages,
+            seed=r.seed,
+            weight_decay=r.weight_decay,
+            clip_norm=r.clip_norm,
+            precision=r.precision,
+            checkpoint_every_steps=r.checkpoint_every_steps,
+            optimizer="sgd",
+        )
+        problem = pretrain_problem(plan.photos, r, encoder, plan.grid, device, self.shard)
+        fit = Fit(encoder, plan.objective, self._source(), config, problem, accelerator=self.accelerator, out=self.out)
+        if not resume:
+            if self.accelerator.is_main_process:
+                write_pretrain_record(plan, self.out)
+            self.accelerator.wait_for_everyone()
+        for event in fit.run(resume):
+            if isinstance(event, Ended):
+                self._finish(encoder, fit, event)
+            yield event
+            if isinstance(event, EpochEnded) and (problem_text := self.watch.look(fit.state.history)):
+                if r.collapse == "stop":
+                    settings = self.out / self.folder.kind.settings
+                    raise TrainingError(
+                        f'{problem_text} To continue regardless, set collapse = "warn" in {settings} and resume.'
+                    )
+                yield Noted(problem_text)
+
+    def _source(self) -> TrainLoader:
+        plan, r = self.plan, self.plan.resolved
+        a, pre = r.augment, plan.encoder.preprocessing
+        pixels = AugPlus(
+            brightness=a.brightness,
+            contrast=a.contrast,
+            saturation=a.saturation,
+            hue=a.hue,
+            jitter_share=a.jitter_share,
+            grey_share=a.grey_share,
+            blur_share=a.blur_share,
+        )
+        root = plan.photos.root
+        assert root is not None
+        data = TrainSet(
+            PhotoFolder(root, plan.photos.images),
+            plan.photos.matrix,
+            ResizedCrop(r.size, (a.min_area, 1.0), flip=a.flip),
+            r.seed,
+            jitter=pixels,
+            second_view=pixels,
+        )
+        sampler = EpochSampler(len(plan.photos), r.batch_size, r.seed, self.shard.rank, self.shard.world)
+        device: torch.device = self.accelerator.device
+        workers = Workers(r.workers, pin_memory=device.type == "cuda")
+        return TrainLoader(data, sampler, Collate(pre.mean, pre.std), workers, device)
+
+    def _finish(self, encoder: Encoder, fit: Fit, ended: Ended) -> None:
+        """Write the nearest neighbours that the method found; then the encoder, with which the run is finished."""
+        neighbours = fit.parts.get("neighbours")
+        if neighbours is not None:
+            ids = self.shard.gather(neighbours.state_dict()["ids"], len(self.plan.photos))
+            if self.accelerator.is_main_process:
+                write_array(self.out / "neighbours.npy", ids.cpu().numpy())
+        if self.accelerator.is_main_process:
+            r, pre = self.plan.resolved, self.plan.encoder.preprocessing
+            info = EncoderInfo(
+                backbone=r.backbone,
+                size=r.size,
+                mean=pre.mean,
+                std=pre.std,
+                method={key: value for key, value in r.objective.items() if value is not None},
+                images=len(self.plan.photos),
+                epochs=ended.epochs,
+                version=version("fewtags"),
+            )
+            save_encoder(self.out / self.folder.kind.result, encoder, info)
+        self.accelerator.wait_for_everyone()
+
+
+def _with_synchronised_batchnorm(encoder: Encoder) -> Encoder:
+    converted: Any = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.backbone)
+    encoder.backbone = converted
+    return encoder
+
+
+def write_pretrain_record(plan: PretrainPlan, out: Path) -> None:
+    """Write what is known about a run before it trains."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_excluded(plan.photos.notes.excluded, out / "excluded.csv")
+    origin = plan.encoder.origin
+    facts = {
+        **environment(),
+        "working_directory": str(Path.cwd()),
+        "fingerprints": {"train": plan.photos.fingerprint},
+        "weights": None if origin is None else vars(origin),
+        "method_source": method_source(plan.objective),
+        "grid": plan.grid,
+        "notes": [*plan.photos.notes.messages, *plan.notes],
+    }
+    RunFolder(out, PRETRAINING).write_record(plan.config, plan.resolved, {"train": plan.photos}, facts)
+
+
+def open_pretrain_run(out: Path, *, cpu: bool = False) -> PretrainRun:
+    """Return the pretraining run in a folder, ready to `resume`, with the photos and settings that it began with.
+
+    Photos that were added to the folder since are not used.
+
+    Raises:
+        CheckpointError: there is no run, or it is finished; or settings, photos, initial weights or checkpoints have
+            changed.
+    """
+    folder = RunFolder(out, PRETRAINING)
+    # How to react to a collapse may be changed: it does not change the result.
+    record = folder.read_record(
+        lambda tree, file: read_settings(tree, file, out), PretrainResolved, editable=("train.collapse",)
+    )
+    photos = record.tables["train"]
+    folder.refuse_changed_photos({"train": photos})
+    note = folder.refuse_lost_checkpoints()
+    weights = record.locate_weights(record.resolved.weights)
+    resolved = record.resolved.model_copy(update={"collapse": record.settings.train.collapse, "weights": weights})
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    plan = derive_pretrain(record.settings, photos, cpu=cpu, processes=processes, resolved=resolved)
+    folder.refuse_other_weights(weights, plan.encoder.origin, record.environment["weights"])
+    notes = (note, changed_source(plan.objective, record.environment))
+    return PretrainRun(plan, out, cpu=cpu, notes=tuple(line for line in notes if line is not None))
+
+
+def refuse_other_run(run: PretrainRun, config: PretrainConfig, photos: LabelTable | None) -> None:
+    """Compare the requested settings and photos with those of an interrupted run.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    if change := changed_setting(settings_tree(run.plan.config), settings_tree(config)):
+        raise ConfigError(
+            f"{run.out} is an interrupted run with other settings ({change}); give the same settings, or choose "
+            "another out."
+        )
+    if photos is not None and not set(run.plan.photos.images.to_pylist()) <= set(photos.images.to_pylist()):
+        raise ConfigError(
+            f"{run.out} is an interrupted run on other photos; give the same photos, or choose another out."
+        )

@@ -1,0 +1,424 @@
+"""Run folders of `train` and `pretrain`: the record of a run, what must not change before a resume, and recovery hints.
+
+A folder is a run from the moment its settings file exists, which is written last. The run is finished when its result
+file (the model or the encoder) exists.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+
+from fewtags.config.changes import refuse_edited, settings_tree
+from fewtags.config.parse import dump_toml, load_toml
+from fewtags.engine.checkpoint import CheckpointFolder, write_array
+from fewtags.errors import CheckpointError, ConfigError, DataError, FewtagsError
+from fewtags.files import refuse_folder, remove_temporary_files, write_text
+from fewtags.table.content import each, photo_paths
+from fewtags.table.storage import load, save
+from fewtags.table.table import LabelTable
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from fewtags.engine.events import Event
+    from fewtags.nets.weights import Origin
+
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
+ResolvedT = TypeVar("ResolvedT", bound=BaseModel)
+Tables = Mapping[str, LabelTable]
+
+IN_MEMORY = "(tables in memory)"
+"""The setting `data.train` of a run on tables that were not read from a file."""
+MODEL_FILE, ENCODER_FILE = "model.safetensors", "encoder.safetensors"
+REPORT_FILE, METRICS_FILE = "report.html", "metrics.jsonl"
+NO_FILES = ("hub", "offline", "none")
+"""Values of the setting `weights` that are not files."""
+RECORD_FILES = (
+    *("state", "tables", "check.json", "excluded.csv", "vocabulary.json", "environment.json", "resolved.toml"),
+)
+"""What a run and its objective may write before the settings file."""
+ANY_SIZE = -1
+"""Recorded size of a photo that could not be read: a file of any size may replace it."""
+TRUTH = "truth"
+"""Name of the table of complete labels; its photos are those of another table."""
+
+
+@final
+@dataclass(frozen=True)
+class RunKind:
+    """What distinguishes the folders of training and pretraining runs.
+
+    Attributes:
+        settings: name of the settings file.
+        result: name of the file that a finished run has.
+        noun: what the result is called in messages.
+        start: the command that starts such a run.
+        tables: names of the label tables that every run has.
+    """
+
+    settings: str
+    result: str
+    noun: str
+    start: str
+    tables: tuple[str, ...]
+
+
+TRAINING = RunKind("run.toml", MODEL_FILE, "model", "fewtags train DATA --out FOLDER", ("train", "val"))
+PRETRAINING = RunKind("pretrain.toml", ENCODER_FILE, "encoder", "fewtags pretrain PHOTOS --out FOLDER", ("train",))
+
+
+@final
+@dataclass(frozen=True)
+class Record(Generic[SettingsT, ResolvedT]):
+    """What a run recorded when it began.
+
+    Attributes:
+        settings: the settings that the user gave.
+        resolved: the settings with nothing left to derive.
+        tables: the label tables by name.
+        environment: versions, fingerprints, weights, method, notes.
+    """
+
+    settings: SettingsT
+    resolved: ResolvedT
+    tables: Tables
+    environment: dict[str, Any]
+
+    @property
+    def working_directory(self) -> Path:
+        """The folder that the run was started in; relative paths in its settings begin there."""
+        return Path(self.environment["working_directory"])
+
+    def locate_weights(self, weights: str) -> str:
+        """Return the setting `weights`; a file gets its absolute path."""
+        return weights if weights in NO_FILES else str(self.working_directory / weights)
+
+
+@final
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run.
+
+    Attributes:
+        path: the folder.
+        kind: `TRAINING` or `PRETRAINING`.
+    """
+
+    path: Path
+    kind: RunKind
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the record of the run is complete."""
+        return (self.path / self.kind.settings).exists()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has its result."""
+        return (self.path / self.kind.result).exists()
+
+    @property
+    def checkpoints(self) -> CheckpointFolder:
+        """The checkpoints of the run."""
+        return CheckpointFolder(self.path / "checkpoints")
+
+    def what_next(self) -> str:
+        """Describe how an interrupted run can be continued."""
+        resume = f"`fewtags resume {self.path}`"
+        if self.is_finished:
+            if (self.path / REPORT_FILE).exists():
+                return "the run is complete"
+            return f"the {self.kind.noun} is complete; {resume} writes the missing report"
+        if not self.has_begun:
+            return "nothing was written yet; run the same command again"
+        if (self.checkpoints.root / "LAST").exists():
+            return f"{resume} continues from the last checkpoint"
+        return f"{resume} starts again from the first epoch, because no checkpoint was complete"
+
+    # --- start and resume
+
+    def start(
+        self, train: Callable[[bool], Iterator[Event]], tables: Tables, accelerator: Accelerator
+    ) -> Iterator[Event]:
+        """Train in a new folder; if the record does not get complete, leave the folder as it was.
+
+        Args:
+            train: yields the events of training; its argument is whether to resume.
+            tables: those with photos, by split.
+            accelerator: of this process.
+
+        Raises:
+            ConfigError: the folder is not empty, or cannot be made.
+            DataError: a photo cannot be read.
+        """
+        refuse_used_folder(self.path)  # by every process: if one stopped alone, the others would wait for it
+        accelerator.wait_for_everyone()
+        existed = self.path.exists()
+        try:
+            with self._recovery_hint(tables):
+                yield from train(False)
+        finally:
+            if accelerator.is_main_process and not self.has_begun:
+                self._remove_partial_run(remove_folder=not existed)
+
+    def resume(
+        self, train: Callable[[bool], Iterator[Event]], tables: Tables, accelerator: Accelerator
+    ) -> Iterator[Event]:
+        """Continue from the last checkpoint, or from the first epoch if there is none; arguments as for `start`.
+
+        The result has the same bits as that of an uninterrupted run.
+
+        Raises:
+            DataError: a photo cannot be read.
+        """
+        if accelerator.is_main_process:
+            remove_temporary_files(self.path)
+        accelerator.wait_for_everyone()
+        with self._recovery_hint(tables):
+            yield from train(True)
+
+    def _remove_partial_run(self, *, remove_folder: bool) -> None:
+        """Remove the files of a run that never began, and the folder if it is then empty and `remove_folder`."""
+        for name in RECORD_FILES:
+            path = self.path / name
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if remove_folder and self.path.exists() and not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    @contextmanager
+    def _recovery_hint(self, tables: Tables) -> Iterator[None]:
+        """Add to the error of an unreadable photo what the user can do about it."""
+        try:
+            yield
+        except DataError as error:
+            if not self.has_begun:
+                raise DataError(f"{error} Then run the same command again; nothing was written yet.") from None
+            needed = "the photo that the run began with"
+            if self.checkpoints.last() is None:  # no epoch was trained on it
+                self.accept_replacement(tables, str(error))
+                needed = "a readable photo"
+            raise DataError(
+                f"{error} To continue, put {needed} in its place and run `fewtags resume {self.path}`. To train "
+                "without it, remove the file and start a new run with data.decode = true, which skips broken photos."
+            ) from None
+
+    # --- the record
+
+    def write_record(
+        self, settings: BaseModel, resolved: BaseModel, tables: Tables, environment: Mapping[str, Any]
+    ) -> None:
+        """Write what is known before training; the settings file, which makes the folder a run, comes last.
+
+        Args:
+            settings: what the user gave.
+            resolved: the same with nothing left to derive.
+            tables: the label tables by name.
+            environment: further facts for `environment.json`, from the caller's machine and plan.
+        """
+        (self.path / "tables").mkdir(parents=True)
+        for name, table in tables.items():
+            # The run may be resumed from another working directory.
+            root = None if table.root is None else table.root.absolute()
+            save(table.with_root(root), self._table(name), keep_root=True)
+            if name != TRUTH:
+                write_array(self.sizes_path(name), photo_sizes(table))
+        record = {
+            **environment,
+            "settings": {self.kind.settings: settings_tree(settings), "resolved.toml": settings_tree(resolved)},
+        }
+        write_text(self.path / "environment.json", json.dumps(record, indent=1))
+        write_text(self.path / "resolved.toml", dump_toml(resolved))
+        write_text(self.path / self.kind.settings, dump_toml(settings))
+
+    def read_record(
+        self,
+        read_settings: Callable[[dict[str, Any], str], SettingsT],
+        resolved_model: type[ResolvedT],
+        *,
+        editable: tuple[str, ...] = (),
+    ) -> Record[SettingsT, ResolvedT]:
+        """Read what `write_record` wrote, and check that it has not changed since.
+
+        Args:
+            read_settings: makes the settings from the content of a TOML file and its name.
+            resolved_model: type of the resolved settings.
+            editable: dotted keys of settings that may be changed between start and resume.
+
+        Raises:
+            CheckpointError: the run is finished; the folder is not a run; a file is damaged; settings or tables have
+                changed.
+            ConfigError: the settings file is not valid.
+        """
+        if self.is_finished:
+            raise CheckpointError(f"{self.path} is finished; its {self.kind.noun} is {self.path / self.kind.result}.")
+        file = self.path / self.kind.settings
+        if not file.exists():
+            raise CheckpointError(
+                f"{self.path} is not a run folder (it has no {file.name}); start a run with: {self.kind.start}"
+            )
+        settings = read_settings(load_toml(file), str(file))
+        try:
+            environment = json.loads((self.path / "environment.json").read_text("utf-8"))
+            resolved = resolved_model.model_validate(load_toml(self.path / "resolved.toml"))
+            began = {name: dict(environment["settings"][name]) for name in (file.name, "resolved.toml")}
+            tables = {name: load(self._table(name)) for name in environment["fingerprints"]}
+            if missing := [name for name in self.kind.tables if name not in tables]:
+                raise ValueError(f"no fingerprint of {missing[0]}")
+            record = Record(settings, resolved, tables, environment)
+            _ = (record.working_directory, environment["weights"])
+        except (OSError, ValueError, TypeError, KeyError, FewtagsError) as error:
+            raise self._damaged(error.errors()[0]["msg"] if isinstance(error, ValidationError) else error) from None
+        refuse_edited(file, began[file.name], settings_tree(settings), editable)
+        refuse_edited(self.path / "resolved.toml", began["resolved.toml"], settings_tree(resolved))
+        for name, table in tables.items():
+            if table.fingerprint != environment["fingerprints"][name]:
+                raise CheckpointError(
+                    f"{self._table(name)} has changed since the run began; restore it, or start a new run."
+                )
+        return record
+
+    def refuse_other_weights(self, weights: str, origin: Origin | None, began: Mapping[str, Any] | None) -> None:
+        """Compare the initial weights with those that the run began with.
+
+        Args:
+            weights: the setting.
+            origin: of the weights that were loaded now.
+            began: the recorded origin; None if there was none.
+
+        Raises:
+            CheckpointError: they differ.
+        """
+        if began is not None and began["fingerprint"] != (None if origin is None else origin.fingerprint):
+            raise CheckpointError(
+                f"the initial weights {weights} are not those that {self.path} began with; restore them, or start a "
+                "new run."
+            )
+
+    def refuse_lost_checkpoints(self) -> str | None:
+        """Return a note if no checkpoint was ever complete, so that training starts again; else None.
+
+        Raises:
+            CheckpointError: epochs were trained, but their checkpoints are missing.
+        """
+        if self.checkpoints.last() is not None:
+            return None
+        metrics = self.path / METRICS_FILE
+        epochs = len(metrics.read_text("utf-8").splitlines()) if metrics.exists() else 0
+        # The metrics of the first epoch are written just before its checkpoint.
+        if epochs > 1:
+            raise CheckpointError(
+                f"{self.path} has trained {epochs} epochs ({metrics.name}), but {self.checkpoints.root / 'LAST'}, "
+                "which names its checkpoint, is missing. Restore the folder, or start a new run."
+            )
+        return f"{self.path} has no complete checkpoint: training STARTS AGAIN with epoch 1"
+
+    def _table(self, name: str) -> Path:
+        return self.path / "tables" / f"{name}.parquet"
+
+    def _damaged(self, reason: object) -> CheckpointError:
+        return CheckpointError(f"the record of the run in {self.path} is damaged ({reason}); start a new run.")
+
+    # --- photos
+
+    def sizes_path(self, split: str) -> Path:
+        """The file with the sizes of a split's photos."""
+        return self.path / "tables" / f"{split}-sizes.npy"
+
+    def refuse_changed_photos(self, tables: Tables) -> None:
+        """Compare the sizes of photos with those that the run began with; tables by split.
+
+        Raises:
+            CheckpointError: a photo is missing or has another size.
+        """
+        for name, table in tables.items():
+            try:
+                before = np.load(self.sizes_path(name), allow_pickle=False)
+                now = photo_sizes(table)
+                if before.shape != now.shape:
+                    raise ValueError(f"{len(before):,} sizes of {len(now):,} photos")
+                different = np.flatnonzero((now == ANY_SIZE) | ((now != before) & (before != ANY_SIZE)))
+            except (OSError, ValueError, EOFError) as error:
+                raise self._damaged(f"{self.sizes_path(name)}: {error}") from None
+            if len(different):
+                first = int(different[0])
+                more = f" ({len(different):,} {name} photos are missing or changed)" if len(different) > 1 else ""
+                change = f"has {now[first]:,} bytes, but had {before[first]:,} when {self.path} began"
+                if now[first] == ANY_SIZE:
+                    change = f"no longer exists, but {self.path} began with it"
+                raise CheckpointError(f"{photo_paths(table)[first]} {change}{more}; restore it, or start a new run.")
+
+    def accept_replacement(self, tables: Tables, failure: str) -> None:
+        """Allow a file of any size in place of a photo that could not be read.
+
+        Only for runs that have trained no epoch: later, the result depends on the photo.
+
+        Args:
+            tables: by split.
+            failure: text of the reading error, which begins with the path of the photo.
+        """
+        for name, table in tables.items():
+            # Errors show file names that are not UTF-8 with escapes.
+            shown = (os.fspath(path).encode("utf-8", "backslashreplace").decode() for path in photo_paths(table))
+            broken = [n for n, path in enumerate(shown) if failure.startswith(f"{path}: ")]
+            if broken and self.sizes_path(name).exists():
+                sizes = np.load(self.sizes_path(name), allow_pickle=False)
+                sizes[broken] = ANY_SIZE
+                write_array(self.sizes_path(name), sizes)
+
+
+def run_folder(path: Path) -> RunFolder:
+    """Return the folder of an existing run, of the kind that its settings file says; training if there is none."""
+    kind = PRETRAINING if (path / PRETRAINING.settings).exists() else TRAINING
+    return RunFolder(path, kind)
+
+
+def refuse_used_folder(path: Path) -> None:
+    """Check that a run can begin in a folder: it is new or empty, and can be written.
+
+    Raises:
+        ConfigError: it is not empty, is a file, or cannot be made or written.
+    """
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file; --out takes a folder for the run.")
+    if path.exists() and (content := {item.name for item in path.iterdir()}):
+        if content <= set(RECORD_FILES):
+            raise ConfigError(
+                f"{path} contains {', '.join(sorted(content))} of a run that was stopped before it began; delete the "
+                "folder, or choose another --out."
+            )
+        folder = run_folder(path)
+        resume = f", or continue the run with: fewtags resume {path}"
+        raise ConfigError(
+            f"{path} is not empty; choose another --out{resume if folder.has_begun and not folder.is_finished else ''}."
+        )
+    refuse_folder(path)
+
+
+def photo_sizes(table: LabelTable) -> NDArray[np.int64]:
+    """int64 [N]: the size of every photo in bytes, `ANY_SIZE` for a missing one.
+
+    Modification times are not compared: the copy of a folder has other times. Contents are not compared: reading a
+    million photos would take an hour.
+    """
+    return np.fromiter(each(_size, photo_paths(table)), np.int64)
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except (OSError, ValueError):  # a name with a null character is a ValueError
+        return ANY_SIZE

@@ -1,0 +1,113 @@
+"""The record of a training run, and whether its labels have changed since."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fewtags.config.presets import Resolved
+from fewtags.config.sections import Config
+from fewtags.engine.machine import environment
+from fewtags.engine.methods import method_source
+from fewtags.engine.plan import Plan, Tables, read_tables
+from fewtags.engine.runfolder import IN_MEMORY, NO_FILES, TRAINING, TRUTH, Record, RunFolder
+from fewtags.errors import CheckpointError, FewtagsError
+from fewtags.files import write_text
+from fewtags.table.table import LabelTable
+
+PATHS = ("train", "images", "val", "test", "truth")
+"""Settings of [data] that name files or folders; relative ones begin where the run was started."""
+
+
+def write_record(plan: Plan, out: Path) -> None:
+    """Write what is known about a run before it trains."""
+    folder, tables = RunFolder(out, TRAINING), plan.tables
+    out.mkdir(parents=True, exist_ok=True)
+    if plan.report is not None:
+        write_text(out / "check.json", plan.report.to_json())
+        plan.report.write_excluded_csv(out / "excluded.csv")
+    classes = tables.train.classes
+    vocabulary = [{"id": i, "name": n} for i, n in zip(classes.ids, classes.names, strict=True)]
+    write_text(out / "vocabulary.json", json.dumps(vocabulary, indent=1, ensure_ascii=False))
+    facts: dict[str, Any] = {
+        **environment(),
+        "working_directory": str(Path.cwd()),
+        "fingerprints": {name: table.fingerprint for name, table in all_tables(tables).items()},
+        "weights": None if plan.net.origin is None else vars(plan.net.origin),
+        "method": method_record(plan),
+        "method_source": method_source(plan.objective),
+        "grid": plan.grid,
+        "heatmap_bytes": plan.heatmap_bytes,
+        "notes": plan.notes,
+    }
+    folder.write_record(plan.config, plan.resolved, all_tables(tables), facts)
+
+
+def method_record(plan: Plan) -> dict[str, Any]:
+    """Return the name and settings of the objective, with derived values."""
+    settings = plan.method.model_dump(mode="json")
+    values = {key: getattr(plan.objective, key, value) for key, value in settings.items()}
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()} | {"name": settings["name"]}
+
+
+def all_tables(tables: Tables) -> dict[str, LabelTable]:
+    """Return all tables of a run by name: train, val, and test and truth if they exist."""
+    return tables.splits() | ({} if tables.truth is None else {TRUTH: tables.truth})
+
+
+def check_labels_unchanged(record: Record[Config, Resolved], tables: Tables, out: Path) -> str | None:
+    """Read the label files again and compare; return a note if they no longer exist.
+
+    Raises:
+        CheckpointError: they differ from those that the run began with, or can no longer be read.
+    """
+    data = with_located_paths(record.settings, record.working_directory).data
+    if record.settings.data.train == IN_MEMORY:
+        return None
+    files = [getattr(data, key) for key in PATHS if getattr(data, key) is not None]
+    if missing := [file for file in files if not Path(file).exists()]:
+        return (
+            f"labels: {missing[0]} no longer exists, so changes of the labels cannot be detected; the run continues "
+            "with its own copy"
+        )
+    try:
+        now = read_tables(data, record.settings.train.seed)
+    except FewtagsError as error:
+        raise CheckpointError(
+            f"the labels can no longer be read as they were when {out} began: {error} Restore them, or start a new run."
+        ) from None
+    if changed := changed_split(tables, now, out):
+        raise CheckpointError(f"the {changed} labels have changed since {out} began; restore them, or start a new run.")
+    return None
+
+
+def with_located_paths(config: Config, folder: Path) -> Config:
+    """Return the settings with relative paths of files and folders joined to `folder`."""
+    data = {key: str(folder / path) for key in PATHS if (path := getattr(config.data, key)) not in (None, IN_MEMORY)}
+    weights = config.model.weights
+    model = {} if weights is None or weights in NO_FILES else {"weights": str(folder / weights)}
+    return config.model_copy(
+        update={"data": config.data.model_copy(update=data), "model": config.model.model_copy(update=model)}
+    )
+
+
+def changed_split(stored: Tables, now: Tables, out: Path) -> str | None:
+    """Return the first table that differs from the one that the run in `out` began with; None if all are equal.
+
+    Images that were left out at the start because their photos could not be read are left out of the comparison.
+    """
+    left_out: set[tuple[str, str]] = set()
+    if (out / "excluded.csv").exists():
+        with (out / "excluded.csv").open(encoding="utf-8", newline="") as file:
+            left_out = {(row["where"], row["item"]) for row in csv.DictReader(file)}
+    before, after = all_tables(stored), all_tables(now)
+    for name, table in after.items():
+        split = "train" if name == TRUTH else name
+        kept = np.array([(split, key) not in left_out for key in table.images.to_pylist()], np.bool_)
+        if name not in before or table.subset(kept).fingerprint != before[name].fingerprint:
+            return name
+    return next((name for name in before if name not in after), None)

@@ -140,8 +140,8 @@ def make_fit(benchmark: Budgets, job: BudgetJob, material: Material, bought: Lab
     source = StoredViews(views, sampler, bought.matrix, locations=bought.locations)
     config = FitConfig(stages=benchmark.stages, seed=job.seed, batchnorm_eval=True)
     problem = Problem(
-        bought.matrix,
-        net.grid((benchmark.size, benchmark.size)),
+        labels=bought.matrix,
+        grid=net.grid((benchmark.size, benchmark.size)),
         warmup_epochs=config.warmup_epochs,
         epochs=config.epochs,
         seed=job.seed,

@@ -97,8 +97,8 @@ def run(benchmark: FineTuning, job: Job, material: Material, plain: Tensor) -> R
 
     settings = settings_models()[method.objective["name"]].model_validate(method.objective)
     problem = Problem(
-        train,
-        net.grid((benchmark.size, benchmark.size)),
+        labels=train,
+        grid=net.grid((benchmark.size, benchmark.size)),
         warmup_epochs=config.warmup_epochs,
         epochs=config.epochs,
         seed=job.seed,

@@ -121,7 +121,12 @@ def fill(benchmark: Setup, data: BenchmarkSet, folder: Path) -> None:
     train = data.train_truth
     second_view = Strong() if benchmark.needs_second_view else None
     views = TrainSet(
-        _photos(train), train.matrix, policy, benchmark.view_seed, views_cycle=benchmark.views, second_view=second_view
+        photos=_photos(train),
+        labels=train.matrix,
+        policy=policy,
+        seed=benchmark.view_seed,
+        views_cycle=benchmark.views,
+        second_view=second_view,
     )
     loader = TrainLoader(views, EpochSampler(len(train), benchmark.batch_size, benchmark.view_seed), collate)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -128,8 +128,8 @@ def run(benchmark: Budgets, data: BenchmarkSet, folder: Path, labels: Labels, va
     )  # fmt: skip
     config = FitConfig(stages=STAGES, seed=seed, batchnorm_eval=True)
     problem = Problem(
-        matrix,
-        net.grid((benchmark.size, benchmark.size)),
+        labels=matrix,
+        grid=net.grid((benchmark.size, benchmark.size)),
         warmup_epochs=config.warmup_epochs,
         epochs=config.epochs,
         seed=seed,

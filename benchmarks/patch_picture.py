@@ -82,7 +82,7 @@ def train(scenes: DemoSet) -> dict[str, Trained]:
     truth, policy = scenes.train_truth, SquareCrop(SIZE, (0.25, 1.0), flip=False)  # digits have a handedness
     wanted = _net().preprocessing
     collate, sampler = Collate(wanted.mean, wanted.std), EpochSampler(len(truth), BATCH)
-    crops = TrainSet(_photos(truth), truth.matrix, policy, views_cycle=VIEWS)
+    crops = TrainSet(photos=_photos(truth), labels=truth.matrix, policy=policy, views_cycle=VIEWS)
     pixels = SpatialNet(nn.Identity(), SpatialHead(3, 1))
     views = fill_views(pixels, TrainLoader(crops, sampler, collate), CachePlan(VIEWS, torch.float16, 0))
     whole = {
@@ -103,7 +103,7 @@ def _run(bought: LabelTable, views: ViewFeatures, whole: Mapping[str, Sequence[T
     # A located patch pulls as hard as all patches of an absent class, as in budgets.toml.
     method = PatchML(patch_weight=3.0, patch_weights=(float(rows * columns), 1.0, 1.0))
     config = FitConfig(stages=(StageConfig(name="main", epochs=EPOCHS, lr=LR),))
-    problem = Problem(bought.matrix, (rows, columns), epochs=EPOCHS, features_dim=net.head.features_dim)
+    problem = Problem(labels=bought.matrix, grid=(rows, columns), epochs=EPOCHS, features_dim=net.head.features_dim)
     source = StoredViews(views, EpochSampler(len(bought), BATCH), bought.matrix, locations=bought.locations)
     for _ in Fit(net, method, source, config, problem, accelerator=make_accelerator(cpu=True)).run():
         pass

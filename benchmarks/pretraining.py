@@ -137,8 +137,8 @@ def pretrain(benchmark: PretrainBenchmark, job: Job, pixels: Pixels, path: Path)
         optimizer="sgd",
     )
     problem = Problem(
-        plan.photos.matrix,
-        plan.grid,
+        labels=plan.photos.matrix,
+        grid=plan.grid,
         epochs=config.epochs,
         seed=r.seed,
         features_dim=encoder.features_dim,
@@ -275,8 +275,8 @@ def task_run(benchmark: PretrainBenchmark, job: Job, pixels: Pixels, cache: Path
     locations = table.locations if task.labels == "point" else None
     source = CropSource(pixels, rows, sampler, table.matrix, net.preprocessing, locations)
     problem = Problem(
-        table.matrix,
-        net.grid((benchmark.size, benchmark.size)),
+        labels=table.matrix,
+        grid=net.grid((benchmark.size, benchmark.size)),
         epochs=config.epochs,
         seed=job.seed,
         features_dim=net.head.features_dim,

@@ -99,11 +99,26 @@ def fill(benchmark: PretrainBenchmark, data: BenchmarkSet, folder: Path) -> None
     """Make all views of the training photos, and the test view of every photo."""
     table, size = data.train_truth, benchmark.size
     a = benchmark.settings(next(n for n, m in benchmark.methods.items() if m.objective is not None), 0).augment
-    change = AugPlus(a.brightness, a.contrast, a.saturation, a.hue, a.jitter_share, a.grey_share, a.blur_share)
+    change = AugPlus(
+        brightness=a.brightness,
+        contrast=a.contrast,
+        saturation=a.saturation,
+        hue=a.hue,
+        jitter_share=a.jitter_share,
+        grey_share=a.grey_share,
+        blur_share=a.blur_share,
+    )
     policy = ResizedCrop(size, (a.min_area, 1.0), flip=a.flip)
-    pairs = TrainSet(_photos(table), table.matrix, policy, benchmark.view_seed, jitter=change, second_view=change)
+    pairs = TrainSet(
+        photos=_photos(table),
+        labels=table.matrix,
+        policy=policy,
+        seed=benchmark.view_seed,
+        jitter=change,
+        second_view=change,
+    )
     square = SquareCrop(size, (benchmark.finetune.min_area, 1.0))
-    crops = TrainSet(_photos(table), table.matrix, square, benchmark.view_seed)
+    crops = TrainSet(photos=_photos(table), labels=table.matrix, policy=square, seed=benchmark.view_seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -176,7 +191,14 @@ class PairSource:
             first, second = (self._images(view, part, index) for part, view in enumerate((one, two)))
             nowhere = torch.zeros(len(index), 2, 3)  # no method here asks where the views are
             labels = torch.from_numpy(self.labels.rows(index))
-            yield Batch(first, labels, torch.from_numpy(index), nowhere, None, SecondView(second, nowhere))
+            yield Batch(
+                images=first,
+                labels=labels,
+                index=torch.from_numpy(index),
+                views=nowhere,
+                places=None,
+                second_view=SecondView(second, nowhere),
+            )
 
     def _images(self, view: int, part: int, index: NDArray[np.int64]) -> Tensor:
         return normalised(self.pixels.pairs[view, part][index], self.preprocessing)
@@ -215,11 +237,11 @@ class CropSource:
             index = np.array([i for _, i in chosen], np.int64)
             rows = self.rows[index]
             yield Batch(
-                normalised(self.pixels.crops[view][rows], self.preprocessing),
-                torch.from_numpy(self.labels.rows(index)),
-                torch.from_numpy(index),
-                torch.from_numpy(self.pixels.crop_views[view][rows]),
-                None if self.locations is None else make_places(*self.locations.rows(index)),
+                images=normalised(self.pixels.crops[view][rows], self.preprocessing),
+                labels=torch.from_numpy(self.labels.rows(index)),
+                index=torch.from_numpy(index),
+                views=torch.from_numpy(self.pixels.crop_views[view][rows]),
+                places=None if self.locations is None else make_places(*self.locations.rows(index)),
             )
 
 

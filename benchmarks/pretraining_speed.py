@@ -63,7 +63,7 @@ class Ours:
             np.zeros(PHOTOS + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int8),
             np.full(PHOTOS, -1, np.int16), np.zeros((0, 0), np.bool_),
         )  # fmt: skip
-        problem = Problem(labels, encoder.grid((size, size)), features_dim=encoder.features_dim)
+        problem = Problem(labels=labels, grid=encoder.grid((size, size)), features_dim=encoder.features_dim)
         parts = self.objective.setup(encoder, problem)
         trained = [p for m in (encoder, *parts.values()) if isinstance(m, nn.Module) for p in m.parameters()]
         self.optimizer = torch.optim.SGD([p for p in trained if p.requires_grad], lr=LR, momentum=0.9)
@@ -72,7 +72,14 @@ class Ours:
         """One step."""
         index = (torch.arange(BATCH) + number * BATCH) % PHOTOS
         nowhere = torch.zeros(BATCH, 2, 3)
-        batch = Batch(first, torch.zeros(BATCH, 0, dtype=torch.int8), index, nowhere, None, SecondView(second, nowhere))
+        batch = Batch(
+            images=first,
+            labels=torch.zeros(BATCH, 0, dtype=torch.int8),
+            index=index,
+            views=nowhere,
+            places=None,
+            second_view=SecondView(second, nowhere),
+        )
         out = self.objective.step(self.encoder, batch, Progress(0, number, PHOTOS // BATCH))
         self.optimizer.zero_grad()
         out.loss.backward()

@@ -151,7 +151,12 @@ def make_fit(benchmark: Benchmark, job: Job, material: Material) -> tuple[Fit, A
     config = FitConfig(stages=benchmark.stages, seed=job.seed, batchnorm_eval=True)
     grid = net.grid((benchmark.size, benchmark.size))
     problem = Problem(
-        train.matrix, grid, warmup_epochs=config.warmup_epochs, epochs=config.epochs, seed=job.seed, truth=truth.matrix
+        labels=train.matrix,
+        grid=grid,
+        warmup_epochs=config.warmup_epochs,
+        epochs=config.epochs,
+        seed=job.seed,
+        truth=truth.matrix,
     )
 
     def validate(_: nn.Module) -> Mapping[str, float]:

@@ -163,7 +163,7 @@ def make_net(recipe: Recipe, classes: int, seed: int) -> SpatialNet:
 def view_pixels(recipe: Recipe, table: LabelTable) -> ViewFeatures:
     """Normalised pixels of V random views of every photo: what an identity makes of them."""
     policy = SquareCrop(recipe.size, (recipe.min_area, 1.0))
-    views = TrainSet(_photos(table), table.matrix, policy, views_cycle=recipe.views)
+    views = TrainSet(photos=_photos(table), labels=table.matrix, policy=policy, views_cycle=recipe.views)
     loader = TrainLoader(views, EpochSampler(len(table), BATCH), _collate())
     return fill_views(SpatialNet(nn.Identity(), SpatialHead(3, 1)), loader, CachePlan(recipe.views, torch.float16, 0))
 
@@ -240,7 +240,9 @@ def make_fit(
     """The library's loop, over the whole net."""
     objective = make_objective(settings_models()[settings["name"]].model_validate(settings))
     config = FitConfig(stages=(stage,), seed=seed, clip_norm=1.0)
-    problem = Problem(source.labels, recipe.grid, epochs=config.epochs, seed=seed, features_dim=recipe.width)
+    problem = Problem(
+        labels=source.labels, grid=recipe.grid, epochs=config.epochs, seed=seed, features_dim=recipe.width
+    )
 
     def validate(_: nn.Module) -> Mapping[str, float]:
         return metrics(predict(net, val.pixels), val.table, val.scored)

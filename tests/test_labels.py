@@ -196,11 +196,20 @@ def test_batch_moves_everything():
     places = Places(torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4))
     labels = torch.zeros(2, 5, dtype=torch.int8)
     second_view = SecondView(torch.zeros(2, 3, 4, 4), torch.zeros(2, 2, 3))
-    batch = Batch(torch.zeros(2, 3, 4, 4), labels, torch.arange(2), torch.zeros(2, 2, 3), places, second_view)
+    batch = Batch(
+        images=torch.zeros(2, 3, 4, 4),
+        labels=labels,
+        index=torch.arange(2),
+        views=torch.zeros(2, 2, 3),
+        places=places,
+        second_view=second_view,
+    )
     moved = batch.to(torch.device("meta"))
     everything = (moved.images, moved.labels, moved.index, moved.views, *moved.places, *moved.second_view)
     assert {t.device.type for t in everything} == {"meta"}
     assert moved.labels.dtype == torch.int8
-    bare = Batch(torch.zeros(2), labels, torch.arange(2), torch.zeros(2)).to(torch.device("meta"))
+    bare = Batch(images=torch.zeros(2), labels=labels, index=torch.arange(2), views=torch.zeros(2)).to(
+        torch.device("meta")
+    )
     assert bare.places is None
     assert bare.second_view is None

@@ -51,7 +51,7 @@ def refuse_file(
 ) -> None:
     """Raise an error if a file cannot be written, before time is spent on photos.
 
-    Missing folders are no reason: they are made when the file is written.
+    Missing folders do not count: they are made when the file is written.
 
     Args:
         out: the file.

@@ -287,7 +287,7 @@ class SecondView(NamedTuple):
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Batch:
     """The input of an objective: images with their labels, views and locations.
 
@@ -318,4 +318,11 @@ class Batch:
     def _each(self, move: Callable[[Tensor], Tensor]) -> Batch:
         places = None if self.places is None else Places(*map(move, self.places))
         second_view = None if self.second_view is None else SecondView(*map(move, self.second_view))
-        return Batch(move(self.images), move(self.labels), move(self.index), move(self.views), places, second_view)
+        return Batch(
+            images=move(self.images),
+            labels=move(self.labels),
+            index=move(self.index),
+            views=move(self.views),
+            places=places,
+            second_view=second_view,
+        )

@@ -83,7 +83,10 @@ def train(net, source, labels, model=None):
         StageConfig(name="main", epochs=2, lr=1e-3, trainable=4),
     )
     objective = ExpectedNegative(positives_per_image=1.5, scl_weight=1.0)
-    config, problem = FitConfig(stages=stages, batchnorm_eval=True), Problem(labels, (2, 2), warmup_epochs=1, epochs=3)
+    config, problem = (
+        FitConfig(stages=stages, batchnorm_eval=True),
+        Problem(labels=labels, grid=(2, 2), warmup_epochs=1, epochs=3),
+    )
     fit = Fit(net, objective, source, config, problem, accelerator=make_accelerator(cpu=True), model=model)
     return [event.record["train/loss"] for event in fit.run() if isinstance(event, EpochEnded)]
 
@@ -96,10 +99,12 @@ def test_training_above_cached_features_equals_training_the_whole_net(tmp_path):
     """
     files, labels = photos(tmp_path)
     sampler, collate = EpochSampler(SAMPLES, 3), Collate((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-    fresh = TrainLoader(TrainSet(files, labels, SquareCrop(SIZE)), sampler, collate)
+    fresh = TrainLoader(TrainSet(photos=files, labels=labels, policy=SquareCrop(SIZE)), sampler, collate)
     expected = train(make_net(), fresh, labels)
     net = make_net()
-    cycled = TrainLoader(TrainSet(files, labels, SquareCrop(SIZE), views_cycle=3), sampler, collate)
+    cycled = TrainLoader(
+        TrainSet(photos=files, labels=labels, policy=SquareCrop(SIZE), views_cycle=3), sampler, collate
+    )
     below = frozen.below(make_net(), 4).requires_grad_(False)
     views = fill_views(below, cycled, CachePlan(3, torch.float32, 0))
     assert views.features.shape == (3, SAMPLES, 96, 4, 4)

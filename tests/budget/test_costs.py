@@ -49,7 +49,7 @@ def test_flat_costs_by_hand():
 
 def test_exact_costs_by_hand():
     """No object, 1, 3: "no" or a tag is 1 s; 2.4 s for a first point and 0.9 s for each further; 7 s a box."""
-    cost, instances = CostModel(4, 1), np.array([0, 1, 3])
+    cost, instances = CostModel(classes=4, positives_per_image=1), np.array([0, 1, 3])
     found = {kind: cost.exact_seconds(kind, instances).tolist() for kind in TYPES}
     assert found == {
         "I": [1, 1, 1],
@@ -80,7 +80,10 @@ def test_flat_is_the_mean_of_exact(objects, seconds):
     facts += [(i, c, -1, NOWHERE) for i, c in np.argwhere(objects == 0)]
     means = CostModel.measured(table_of(facts, *objects.shape))
     cost = CostModel(
-        means.classes, means.positives_per_image, means.instances_per_image or 0, *seconds
+        classes=means.classes,
+        positives_per_image=means.positives_per_image,
+        instances_per_image=means.instances_per_image or 0,
+        **dict(zip(("tag", "point", "extra_point", "box"), seconds, strict=True)),
     )  # Without any object nothing tells how many there are in a positive.
     for kind in TYPES:
         assert cost.seconds_per_pair(kind) == pytest.approx(cost.exact_seconds(kind, objects.ravel()).mean())
@@ -88,7 +91,10 @@ def test_flat_is_the_mean_of_exact(objects, seconds):
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_the_cheapest_answer(kind):
-    for cost in (CostModel(4, 1, 2), CostModel(4, 1, 2, tag=9, point=5, box=3)):
+    for cost in (
+        CostModel(classes=4, positives_per_image=1, instances_per_image=2),
+        CostModel(classes=4, positives_per_image=1, instances_per_image=2, tag=9, point=5, box=3),
+    ):
         assert cost.least(kind) == cost.exact_seconds(kind, np.arange(4)).min()
 
 
@@ -118,7 +124,9 @@ def test_measured_averages_by_hand():
     cost = CostModel.measured(table_of(facts, 2, 4))
     assert (cost.classes, cost.positives_per_image, cost.instances_per_image) == (4, 1.6, pytest.approx(4.8))
     assert (cost.tag, cost.point, cost.extra_point, cost.box) == (1, 2.4, 0.9, 7)
-    assert CostModel.measured(table_of([(0, 0, 1, NOWHERE)], 1, 4)) == CostModel(4, 4.0, None)
+    assert CostModel.measured(table_of([(0, 0, 1, NOWHERE)], 1, 4)) == CostModel(
+        classes=4, positives_per_image=4.0, instances_per_image=None
+    )
 
 
 def test_nothing_to_measure():
@@ -153,7 +161,7 @@ def test_costs_out_of_range(values, message):
     with pytest.raises(ConfigError) as error:
         CostModel(**{"classes": 4, "positives_per_image": 1} | values)
     assert str(error.value) == message
-    assert CostModel(4, 1, extra_point=0).extra_point == 0
+    assert CostModel(classes=4, positives_per_image=1, extra_point=0).extra_point == 0
 
 
 # --- what a budget buys
@@ -208,7 +216,7 @@ def test_tables_1_and_2_of_patchml():
 
 def test_a_budget_is_spent_to_the_nearest_pair():
     """A point pair costs 1.35 s: 2 s are 1.48 pairs, 2.1 s are 1.56, 0.6 s are 0.44."""
-    cost = CostModel(4, 1, 2)
+    cost = CostModel(classes=4, positives_per_image=1, instances_per_image=2)
     assert [cost.pairs_for(seconds, "SP", 100) for seconds in (2, 2.1, 0.6)] == [1, 2, 0]
 
 
@@ -273,10 +281,12 @@ def test_costs_by_name_and_file(tmp_path):
     """A file overrides what it names; the rest is measured."""
     table = table_of([(0, 0, 1, BOX), (0, 1, -1, NOWHERE)], 1, 2)
     assert find_cost("coco", table) is PROFILES["coco"]
-    assert find_cost(None, table) == CostModel(2, 1.0, 1.0)
+    assert find_cost(None, table) == CostModel(classes=2, positives_per_image=1.0, instances_per_image=1.0)
     path = tmp_path / "ours.toml"
     path.write_text("box = 25.5\npoint = 3\ninstances_per_image = 4")
-    assert find_cost(str(path), table) == CostModel(2, 1.0, 4, point=3, box=25.5)
+    assert find_cost(str(path), table) == CostModel(
+        classes=2, positives_per_image=1.0, instances_per_image=4, point=3, box=25.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -337,14 +347,18 @@ def test_given_numbers_come_before_all_others(tmp_path):
     table = table_of([(0, 0, 1, BOX), (0, 1, -1, NOWHERE)], 1, 2)
     found = find_cost(str(path), table, {"box": 5.0, "positives_per_image": 0.5})
     assert (found.classes, found.positives_per_image, found.point, found.box) == (2, 0.5, 3, 5)
-    assert find_cost("coco", table, {"tag": 2.0}) == CostModel(80, 3.5, 7.7, tag=2.0)
+    assert find_cost("coco", table, {"tag": 2.0}) == CostModel(
+        classes=80, positives_per_image=3.5, instances_per_image=7.7, tag=2.0
+    )
 
 
 def test_costs_without_labels(tmp_path):
-    assert find_cost(None, None, {"classes": 4, "positives_per_image": 1.5}) == CostModel(4, 1.5)
+    assert find_cost(None, None, {"classes": 4, "positives_per_image": 1.5}) == CostModel(
+        classes=4, positives_per_image=1.5
+    )
     path = tmp_path / "ours.toml"
     path.write_text("classes = 4\npositives_per_image = 1.5")
-    assert find_cost(str(path), None) == CostModel(4, 1.5)
+    assert find_cost(str(path), None) == CostModel(classes=4, positives_per_image=1.5)
     with pytest.raises(ConfigError) as error:
         find_cost(None, None, {"positives_per_image": 1.5})
     assert str(error.value) == (
@@ -361,4 +375,6 @@ def test_a_profile_with_other_classes_needs_their_average():
         "the averages of 'coco' are those of 80 classes; with 20 classes give how many of them an average photo shows "
         "(count in twenty photos)."
     )
-    assert find_cost("coco", None, {"classes": 20, "positives_per_image": 1.5}) == CostModel(20, 1.5)
+    assert find_cost("coco", None, {"classes": 20, "positives_per_image": 1.5}) == CostModel(
+        classes=20, positives_per_image=1.5
+    )

@@ -17,7 +17,7 @@ BUDGETS = (500, 1000, 2000, 4000)
 
 def results(values, seeds=(0, 1, 2), budgets=BUDGETS, kind=Annotation.TAGS):
     """Runs at each budget and seed; `values` is called with both."""
-    return [Result(kind, x, s, float(values(x, s))) for s in seeds for x in budgets]
+    return [Result(kind=kind, labels=x, seed=s, mean_ap=float(values(x, s))) for s in seeds for x in budgets]
 
 
 def noisy(truth, rng, seeds=3, between=0.01, within=0.01):
@@ -61,7 +61,11 @@ def test_the_fit_is_as_good_as_an_optimisers(form):
 @given(st.lists(st.floats(0, 1), min_size=12, max_size=12))
 def test_estimates_are_ordered_and_within_0_and_1(values):
     """Whatever was measured: low <= value <= high, all in 0..1, and the expectation never falls with more labels."""
-    runs = [Result(Annotation.TAGS, x, s, values[4 * s + i]) for s in range(3) for i, x in enumerate(BUDGETS)]
+    runs = [
+        Result(kind=Annotation.TAGS, labels=x, seed=s, mean_ap=values[4 * s + i])
+        for s in range(3)
+        for i, x in enumerate(BUDGETS)
+    ]
     curve = fit_curve(runs, draws=40)
     found = [curve.estimate(x) for x in (200, 500, 3000, 16000)]
     for estimate in found:
@@ -75,7 +79,7 @@ def test_order_and_scale_of_the_runs_do_not_matter():
     runs = noisy(lambda x: 0.6 - 0.3 * (x / 500) ** -0.5, rng)
     curve = fit_curve(runs)
     shuffled = fit_curve([runs[i] for i in rng.permutation(len(runs))])
-    larger = fit_curve([Result(r.kind, 10 * r.labels, r.seed, r.mean_ap) for r in runs])
+    larger = fit_curve([Result(kind=r.kind, labels=10 * r.labels, seed=r.seed, mean_ap=r.mean_ap) for r in runs])
     for x in (700, 4000, 9000):
         assert shuffled.expected(x) == pytest.approx(curve.expected(x), abs=1e-9)
         assert larger.expected(10 * x) == pytest.approx(curve.expected(x), abs=1e-9)
@@ -176,7 +180,7 @@ def test_a_difference_needs_common_seeds():
     runs = results(lambda x, s: 0.5 - 100 / x)
     curve = fit_curve(runs)
     assert difference(curve, 4000, curve, 4000) == (0.0, 0.0, 0.0)
-    others = fit_curve([Result(r.kind, r.labels, r.seed + 2, r.mean_ap) for r in runs])
+    others = fit_curve([Result(kind=r.kind, labels=r.labels, seed=r.seed + 2, mean_ap=r.mean_ap) for r in runs])
     assert difference(curve, 4000, others, 4000) is None
 
 
@@ -204,7 +208,7 @@ def test_many_seeds_with_one_run_each():
     rng = np.random.default_rng(4)
     truth = TRUTHS["power law"]
     runs = [
-        Result(Annotation.TAGS, x, 10 * i + j, truth(x) + rng.normal(0, 0.01))
+        Result(kind=Annotation.TAGS, labels=x, seed=10 * i + j, mean_ap=truth(x) + rng.normal(0, 0.01))
         for i, x in enumerate(BUDGETS)
         for j in range(3)
     ]

@@ -18,7 +18,7 @@ TAGS, SP, SB = Annotation.TAGS, Annotation.ONE_POINT, Annotation.ONE_BOX
 def runs(kind, level, jitter=0.001, seeds=3, **more):
     """0.8 - level (x / 100)^-0.5 at 100, 200, 400, 800 labels; seeds differ a little."""
     return [
-        Result(kind, x, s, 0.8 - level * (x / 100) ** -0.5 + jitter * (s - 1), **more)
+        Result(kind=kind, labels=x, seed=s, mean_ap=0.8 - level * (x / 100) ** -0.5 + jitter * (s - 1), **more)
         for x in (100, 200, 400, 800)
         for s in range(seeds)
     ]
@@ -107,7 +107,8 @@ def test_a_lead_and_its_interval_are_of_one_estimate():
     """Far beyond the pilot the curves of all seeds differ by another number than the seeds do; only theirs is told."""
     rng = np.random.default_rng(1)
     both = [
-        Result(r.kind, r.labels, r.seed, r.mean_ap + rng.normal(0, 0.02)) for r in [*runs(TAGS, 0.3), *runs(SP, 0.27)]
+        Result(kind=r.kind, labels=r.labels, seed=r.seed, mean_ap=r.mean_ap + rng.normal(0, 0.02))
+        for r in [*runs(TAGS, 0.3), *runs(SP, 0.27)]
     ]
     plan = plan_budget(2400, 1000, COST, pilot_guide(both, "the test"))
     best, second = plan.ranked()
@@ -122,9 +123,12 @@ def test_a_lead_and_its_interval_are_of_one_estimate():
 
 def test_a_comparison_by_seed_that_contradicts_the_curves_is_told():
     """Seeds 0 to 2 have both types, and points are a tenth ahead; tags alone have two seeds more, far better ones."""
-    tags = [*runs(TAGS, 0.3), *[Result(TAGS, r.labels, r.seed + 3, r.mean_ap + 0.19) for r in runs(TAGS, 0.3)]]
+    tags = [
+        *runs(TAGS, 0.3),
+        *[Result(kind=TAGS, labels=r.labels, seed=r.seed + 3, mean_ap=r.mean_ap + 0.19) for r in runs(TAGS, 0.3)],
+    ]
     tags = [r for r in tags if r.seed < 5]
-    points = [Result(SP, r.labels, r.seed, r.mean_ap + 0.05) for r in runs(TAGS, 0.3)]
+    points = [Result(kind=SP, labels=r.labels, seed=r.seed, mean_ap=r.mean_ap + 0.05) for r in runs(TAGS, 0.3)]
     plan = plan_budget(800, 1000, COST, pilot_guide([*tags, *points], "the test"))
     assert re.search(
         r", or else one point \(SP\): compared seed by seed, -\d\.\d \[-\d\.\d, -\d\.\d\] mAP over one point \(SP\) "
@@ -134,7 +138,7 @@ def test_a_comparison_by_seed_that_contradicts_the_curves_is_told():
 
 
 def test_types_measured_with_other_seeds_cannot_be_compared():
-    points = [Result(r.kind, r.labels, r.seed + 5, r.mean_ap) for r in runs(SP, 0.25)]
+    points = [Result(kind=r.kind, labels=r.labels, seed=r.seed + 5, mean_ap=r.mean_ap) for r in runs(SP, 0.25)]
     plan = plan_budget(800, 1000, COST, pilot_guide([*runs(TAGS, 0.3), *points], "the test"))
     assert "(no seeds in common to compare) mAP over tags (I) is not resolved" in plan.advice()
 
@@ -171,7 +175,10 @@ def test_a_pilot_that_is_too_small_says_what_to_run():
 
 
 def test_mean_ap_loc_is_shown_where_it_was_measured():
-    located = [Result(r.kind, r.labels, r.seed, r.mean_ap, r.mean_ap / 2) for r in runs(SP, 0.3)]
+    located = [
+        Result(kind=r.kind, labels=r.labels, seed=r.seed, mean_ap=r.mean_ap, mean_ap_loc=r.mean_ap / 2)
+        for r in runs(SP, 0.3)
+    ]
     plan = plan_budget(1080, 1000, COST, pilot_guide([*runs(TAGS, 0.3), *located], "the test"))
     found = purchases(plan)
     assert found["SP"].mean_ap_loc.value == pytest.approx(found["SP"].mean_ap.value / 2, abs=0.002)
@@ -182,7 +189,7 @@ def test_mean_ap_loc_is_shown_where_it_was_measured():
 
 
 def test_types_with_all_objects_need_their_number():
-    plan = plan_budget(270, 100, CostModel(4, 1), paper_guide(4))
+    plan = plan_budget(270, 100, CostModel(classes=4, positives_per_image=1), paper_guide(4))
     assert list(purchases(plan)) == ["I", "SP", "SB"]
     assert plan.notes[0].startswith("all points and all boxes are left out because the number of objects")
 

@@ -230,7 +230,7 @@ def reference(table, budget, kind, seed, cost, mode):
 @pytest.mark.parametrize(("images", "classes"), [(1, 1), (1, 7), (9, 1), (12, 5)])
 def test_pairs_against_a_slow_reference(images, classes, kind, mode):
     table = random_table(images, classes, seed=images)
-    cost = CostModel(classes, 0.4 * classes, 0.9 * classes)
+    cost = CostModel(classes=classes, positives_per_image=0.4 * classes, instances_per_image=0.9 * classes)
     # Whole seconds with a remainder, so that no cost ends on a budget by rounding.
     for budget in (7.03, 11.21, 30.77, 64.9, 1000.3):
         expected, spent = reference(table, budget, kind, 5, cost, mode)
@@ -306,7 +306,7 @@ def test_another_seed_buys_other_pairs_and_shows_other_places():
 def test_the_draw_of_a_seed_never_changes():
     """Published experiments are named by their seed."""
     table = table_of([(i, 0, 1, (0.0, 0.0, 1.0, 0.5)) for i in range(8)], 8, 1)
-    bought = places_of(simulate_budget(table, "4s", "SP", 0, CostModel(1, 0)))
+    bought = places_of(simulate_budget(table, "4s", "SP", 0, CostModel(classes=1, positives_per_image=0)))
     assert {image: place[0][:2] for (image, _), place in bought.items()} == {
         1: pytest.approx((0.00111, 0.2297), abs=1e-5),
         2: pytest.approx((0.78547, 0.30209), abs=1e-5),

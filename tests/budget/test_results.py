@@ -30,10 +30,10 @@ def test_the_three_ways_to_say_how_much(tmp_path):
     )
     sp = Annotation.ONE_POINT
     assert read_results(path, COST) == [
-        Result(sp, 7, 0, 0.25, 0.125, 9),
-        Result(sp, 10, 1, 0.5),
-        Result(sp, 20, 0, 1.0),
-        Result(Annotation.TAGS, 3, 0, 0.0),
+        Result(kind=sp, labels=7, seed=0, mean_ap=0.25, mean_ap_loc=0.125, photos=9),
+        Result(kind=sp, labels=10, seed=1, mean_ap=0.5),
+        Result(kind=sp, labels=20, seed=0, mean_ap=1.0),
+        Result(kind=Annotation.TAGS, labels=3, seed=0, mean_ap=0.0),
     ]
     groups = by_type(read_results(path, COST))
     assert {kind: len(found) for kind, found in groups.items()} == {Annotation.TAGS: 1, sp: 3}
@@ -98,7 +98,7 @@ def test_wrong_rows_are_named(tmp_path, row, message):
 def test_all_boxes_in_seconds_need_the_number_of_objects(tmp_path):
     path = write(tmp_path / "r.jsonl", {"type": "AB", "budget_seconds": 9, "seed": 0, "mAP": 0.5})
     with pytest.raises(DataError, match=r"r\.jsonl row 1: all boxes \(AB\) has no flat cost"):
-        read_results(path, CostModel(4, 1))
+        read_results(path, CostModel(classes=4, positives_per_image=1))
 
 
 def test_the_largest_whole_number_is_read_and_fitted(tmp_path):

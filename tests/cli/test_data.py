@@ -334,7 +334,9 @@ def test_simulate_a_budget(run: Run, dataset: Path, boxes: Path, kind: str, endi
     result = run("simulate", boxes, "--budget", "30s", "--type", kind, "--seed", 3, "--mode", "exact", "--out", out)
     assert (result.exit_code, result.stdout) == (0, f"{out}\n"), result.stderr
     source = load(boxes)
-    expected = simulate_budget(source, "30s", kind, 3, CostModel(3, 1.5, 2.0), mode="exact")
+    expected = simulate_budget(
+        source, "30s", kind, 3, CostModel(classes=3, positives_per_image=1.5, instances_per_image=2.0), mode="exact"
+    )
     assert read(out, images=dataset / "images").fingerprint == expected.fingerprint
     assert result.stderr.splitlines() == [
         "note: boxes.parquet: read as parquet, by its ending",

@@ -109,7 +109,9 @@ def batch(epoch, step, ranks=(0, 1), labels=None):
     index, (one, two) = torch.cat(index), (torch.cat(view) for view in views)
     labels = torch.zeros(SAMPLES, CLASSES, dtype=torch.int8) if labels is None else labels
     crops = torch.zeros(len(index), 2, 3)
-    return Batch(one, labels[index], index, crops, None, SecondView(two, crops))
+    return Batch(
+        images=one, labels=labels[index], index=index, views=crops, places=None, second_view=SecondView(two, crops)
+    )
 
 
 class Loop(ContractLoop):
@@ -126,7 +128,13 @@ class Loop(ContractLoop):
         self.ranks = (0, 1) if shard.world == 1 else (shard.rank,)
         matrix = np.zeros((SAMPLES, CLASSES), np.int8) if labels is None else labels.numpy()
         problem = Problem(
-            LabelMatrix.from_dense(matrix), (2, 2), epochs=EPOCHS, seed=3, shard=shard, features_dim=CHANNELS, **options
+            labels=LabelMatrix.from_dense(matrix),
+            grid=(2, 2),
+            epochs=EPOCHS,
+            seed=3,
+            shard=shard,
+            features_dim=CHANNELS,
+            **options,
         )
         self.parts = self.method.setup(self.net, problem)
         self.modules = [self.net, *(part for part in self.parts.values() if isinstance(part, nn.Module))]

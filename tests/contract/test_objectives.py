@@ -175,7 +175,14 @@ class Scenes:
         row = (self.boxes[index, 0] >= 0).nonzero()[:, 0]
         places = Places(row, (self.labels[index] == Label.POSITIVE).int().argmax(1)[row], self.boxes[index[row]])
         seen, changed = (maps_to_crop(self.images[index], those, (SIZE, SIZE)) for those in (views, strong))
-        return Batch(seen, self.labels[index], index, views, places, SecondView(1.5 * changed, strong))
+        return Batch(
+            images=seen,
+            labels=self.labels[index],
+            index=index,
+            views=views,
+            places=places,
+            second_view=SecondView(1.5 * changed, strong),
+        )
 
 
 def crops(key, count):

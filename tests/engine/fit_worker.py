@@ -100,7 +100,12 @@ class Crops:
                 view = View.crop(x, y, x + side, y + side)
                 views.append(view.then(View.flip()) if random.random() < 0.5 else view)
             views = stack_views(views)
-            yield Batch(maps_to_crop(self.images[index], views, (SIZE, SIZE)), self.labels[index], index, views)
+            yield Batch(
+                images=maps_to_crop(self.images[index], views, (SIZE, SIZE)),
+                labels=self.labels[index],
+                index=index,
+                views=views,
+            )
 
 
 class OwnLayer(Objective):
@@ -144,8 +149,8 @@ def make_fit(
         sampler = Together(samples, BATCH, 3, seen_as)
     settings = FitConfig(stages=tuple(stages), seed=3, **config)
     problem = Problem(
-        LabelMatrix.from_dense(labels),
-        (3, 3),
+        labels=LabelMatrix.from_dense(labels),
+        grid=(3, 3),
         warmup_epochs=settings.warmup_epochs,
         epochs=settings.epochs,
         seed=3,

@@ -40,7 +40,13 @@ def make_fit(out, shard, objective=None, *, stages=STAGES, val_unknown=False, **
     config = FitConfig(stages=stages, **options)
     device = torch.device("cpu")
     problem = Problem(
-        labels, (1, 1), warmup_epochs=config.warmup_epochs, epochs=config.epochs, seed=0, shard=shard, device=device
+        labels=labels,
+        grid=(1, 1),
+        warmup_epochs=config.warmup_epochs,
+        epochs=config.epochs,
+        seed=0,
+        shard=shard,
+        device=device,
     )
     inputs = torch.from_numpy(x).float()[:, :, None, None]
 

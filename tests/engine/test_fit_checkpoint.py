@@ -162,12 +162,14 @@ def test_two_loader_workers_give_the_run_of_none(scenes, tmp_path, left):
         for name, parameter in net.named_parameters():
             if name.startswith("backbone"):
                 nn.init.normal_(parameter, 0, 0.3, generator=generator)
-        photos = TrainSet(PhotoFolder(train.root, train.images), train.matrix, SquareCrop(16), seed=3)
+        photos = TrainSet(
+            photos=PhotoFolder(train.root, train.images), labels=train.matrix, policy=SquareCrop(16), seed=3
+        )
         collate = Collate((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
         loader = TrainLoader(photos, EpochSampler(len(train), 5, 3), collate, Workers(workers))
         stages = (StageConfig(name="main", epochs=2, lr=1e-2),)
         method = ExpectedNegative(positives_per_image=2.9, scl_weight=0.5)
-        problem = Problem(train.matrix, (8, 8), epochs=2, seed=3)
+        problem = Problem(labels=train.matrix, grid=(8, 8), epochs=2, seed=3)
         config = FitConfig(stages=stages, seed=3, checkpoint_every_steps=3)
         return Fit(net, method, loader, config, problem, accelerator=make_accelerator(cpu=True), out=out)
 

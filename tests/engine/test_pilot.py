@@ -210,7 +210,7 @@ def test_other_settings_or_labels_may_not_go_on(pilot, parts, cost, complete):
     for part, arguments in (
         ("settings", (pool, parts[1], config(train__batch_size=4), DESIGN, cost)),
         ("labels", (pool.subset(np.arange(9)), parts[1], config(), DESIGN, cost)),
-        ("cost", (pool, parts[1], config(), DESIGN, CostModel(10, 2.0))),
+        ("cost", (pool, parts[1], config(), DESIGN, CostModel(classes=10, positives_per_image=2.0))),
     ):
         with pytest.raises(ConfigError) as error:
             next(run_pilot(*arguments, out, cpu=True))

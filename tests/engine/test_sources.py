@@ -58,7 +58,12 @@ class Scene:
     def loader(self, views_cycle=VIEWS, *, view_seed=0, order_seed=0, shard=None, second_view=None):
         shard = shard or Shard()
         data = TrainSet(
-            self.photos, self.labels, SquareCrop(SIZE), view_seed, views_cycle=views_cycle, second_view=second_view
+            photos=self.photos,
+            labels=self.labels,
+            policy=SquareCrop(SIZE),
+            seed=view_seed,
+            views_cycle=views_cycle,
+            second_view=second_view,
         )
         return TrainLoader(data, EpochSampler(SAMPLES, 4, order_seed, shard.rank, shard.world), COLLATE)
 
@@ -91,7 +96,9 @@ def train(scene, make_source, *, cached, objective=None):
     )
     config = FitConfig(stages=stages, batchnorm_eval=True)
     objective = objective or ExpectedNegative(positives_per_image=1.5, cl_weight=0.5, scl_weight=1.0)
-    problem = Problem(scene.labels, (SIZE // 4, SIZE // 4), warmup_epochs=config.warmup_epochs, epochs=config.epochs)
+    problem = Problem(
+        labels=scene.labels, grid=(SIZE // 4, SIZE // 4), warmup_epochs=config.warmup_epochs, epochs=config.epochs
+    )
     accelerator = make_accelerator(cpu=True)
     model = net.head if cached else net
     fit = Fit(net, objective, make_source(net), config, problem, accelerator=accelerator, model=model)
@@ -317,7 +324,7 @@ def test_cached_batches_hold_the_places_of_the_loader(scene):
     locations = Locations(
         np.concatenate([[0], np.cumsum(counts)]), np.arange(counts.sum(), dtype=np.int32) % CLASSES, boxes
     )
-    data = TrainSet(scene.photos, scene.labels, SquareCrop(SIZE), locations=locations)
+    data = TrainSet(photos=scene.photos, labels=scene.labels, policy=SquareCrop(SIZE), locations=locations)
     fresh = TrainLoader(data, EpochSampler(SAMPLES, 4), COLLATE)
     cached = StoredViews(filled(scene), fresh.sampler, scene.labels, locations=locations)
     for one, other in zip(fresh.batches(1), cached.batches(1), strict=True):

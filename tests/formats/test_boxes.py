@@ -113,7 +113,17 @@ def test_faults_name_what_they_are_of():
 
 def header(stored, orientation):
     displayed = stored[::-1] if orientation >= 5 else stored
-    return ImageInfo(*displayed, stored, orientation, "JPEG", "RGB", 8, False, False)
+    return ImageInfo(
+        width=displayed[0],
+        height=displayed[1],
+        stored=stored,
+        orientation=orientation,
+        format="JPEG",
+        mode="RGB",
+        bits=8,
+        animated=False,
+        misnamed=False,
+    )
 
 
 @pytest.mark.parametrize(

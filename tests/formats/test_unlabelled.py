@@ -198,7 +198,7 @@ def test_a_stored_table_with_its_folder(tree, tmp_path):
 def test_batches_have_labels_of_no_class(tree):
     table = unlabelled(tree)
     photos, policy = PhotoFolder(table.root, table.images), ResizedCrop(8)
-    train = TrainSet(photos, table.matrix, policy, locations=table.locations)
+    train = TrainSet(photos=photos, labels=table.matrix, policy=policy, locations=table.locations)
     batches = [*TrainLoader(train, EpochSampler(5, 3), COLLATE).batches(0)]
     batches += EvalLoader(EvalSet(photos, table.matrix, policy), 3, COLLATE)
     assert [tuple(batch.labels.shape) for batch in batches] == [(3, 0), (2, 0)] * 2

@@ -127,7 +127,7 @@ def test_broken_files(tmp_path, content, message):
         ({}, "holds 'dict', not a state dict of named tensors."),
         (
             {"epoch": 3, "weights": {"a": torch.zeros(1)}},
-            "not a state dict; these entries are no tensors: 'epoch', 'weights'. Save the state dict alone, or under "
+            "not a state dict; these entries are not tensors: 'epoch', 'weights'. Save the state dict alone, or under "
             "one of state_dict_ema, model_ema, state_dict, model_state_dict, model.",
         ),
     ],

@@ -27,7 +27,7 @@ class Pass(nn.Module):
 
 
 def problem(labels):
-    return Problem(LabelMatrix.from_dense(np.asarray(labels, np.int8)), grid=(1, 1))
+    return Problem(labels=LabelMatrix.from_dense(np.asarray(labels, np.int8)), grid=(1, 1))
 
 
 def step(method, logits, labels):
@@ -35,7 +35,9 @@ def step(method, logits, labels):
     net = Pass()
     assert method.setup(net, problem(labels.numpy())) == {}
     views = torch.tensor([[1.0, 0, 0], [0, 1, 0]]).expand(len(logits), 2, 3)
-    return method.step(net, Batch(logits[:, :, None, None], labels, torch.arange(len(logits)), views), AT)
+    return method.step(
+        net, Batch(images=logits[:, :, None, None], labels=labels, index=torch.arange(len(logits)), views=views), AT
+    )
 
 
 GOLDEN = [
@@ -84,7 +86,10 @@ def test_losses_are_float32_whatever_the_net_computes_in():
             return super().forward(images.bfloat16())
 
     batch = Batch(
-        torch.zeros(1, 2, 1, 1), torch.tensor([[P, N]], dtype=torch.int8), torch.tensor([0]), torch.eye(2, 3)[None]
+        images=torch.zeros(1, 2, 1, 1),
+        labels=torch.tensor([[P, N]], dtype=torch.int8),
+        index=torch.tensor([0]),
+        views=torch.eye(2, 3)[None],
     )
     for method in (BCE(), AssumeNegative(), AssumeNegative(negative_weight=0.5)):
         assert method.step(Half(), batch, AT).loss.dtype == torch.float32

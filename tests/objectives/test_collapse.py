@@ -45,7 +45,7 @@ def view(index, rng):
 def records_of(method):
     """What the loop would write down: the mean of every log over each epoch."""
     net, labels = Net(), LabelMatrix.from_dense(np.zeros((PHOTOS, 0), np.int8))
-    parts = method.setup(net, Problem(labels, (1, 1), epochs=EPOCHS, features_dim=32))
+    parts = method.setup(net, Problem(labels=labels, grid=(1, 1), epochs=EPOCHS, features_dim=32))
     weights = [*net.parameters(), *parts["projector"].parameters()]
     optimizer, crops = torch.optim.SGD(weights, lr=0.06, momentum=0.9, weight_decay=1e-4), torch.zeros(BATCH, 2, 3)
     history = []
@@ -56,7 +56,14 @@ def records_of(method):
             index, rng = order[step * BATCH : (step + 1) * BATCH], np.random.default_rng([2, epoch, step])
             one, two = view(index, rng), view(index, rng)
             none = torch.zeros(BATCH, 0, dtype=torch.int8)
-            batch = Batch(one, none, torch.from_numpy(index), crops, None, SecondView(two, crops))
+            batch = Batch(
+                images=one,
+                labels=none,
+                index=torch.from_numpy(index),
+                views=crops,
+                places=None,
+                second_view=SecondView(two, crops),
+            )
             out = method.step(net, batch, Progress(epoch, step, STEPS))
             optimizer.zero_grad()
             out.loss.backward()

@@ -44,7 +44,7 @@ def golden_labels(which):
 
 
 def problem_of(labels, **more):
-    return Problem(LabelMatrix.from_dense(labels.numpy()), **{"grid": (1, 1), "epochs": 9} | more)
+    return Problem(labels=LabelMatrix.from_dense(labels.numpy()), **{"grid": (1, 1), "epochs": 9} | more)
 
 
 def batch_of(maps, labels, index=None, view=None):
@@ -52,7 +52,9 @@ def batch_of(maps, labels, index=None, view=None):
     maps = torch.as_tensor(maps, dtype=torch.float32)
     maps = maps[:, :, None, None] if maps.ndim == 2 else maps
     index = torch.arange(len(maps)) if index is None else torch.tensor(index)
-    return Batch(maps, labels[index], index, stack_views([view or View.identity()] * len(maps)))
+    return Batch(
+        images=maps, labels=labels[index], index=index, views=stack_views([view or View.identity()] * len(maps))
+    )
 
 
 def at(epoch, step=0, steps=2):

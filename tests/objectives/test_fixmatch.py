@@ -44,12 +44,19 @@ def cells(logits):
 def batch(weak=WEAK, strong=STRONG, labels=LABELS, places=None):
     views = stack_views([View.identity()] * len(weak))
     second = None if strong is None else SecondView(cells(strong), views)
-    return Batch(cells(weak), torch.tensor(labels, dtype=torch.int8), torch.arange(len(weak)), views, places, second)
+    return Batch(
+        images=cells(weak),
+        labels=torch.tensor(labels, dtype=torch.int8),
+        index=torch.arange(len(weak)),
+        views=views,
+        places=places,
+        second_view=second,
+    )
 
 
 def problem(labels=LABELS, truth=TRUTH):
     matrices = [LabelMatrix.from_dense(np.array(dense, np.int8)) for dense in (labels, truth)]
-    return Problem(matrices[0], grid=(1, 1), epochs=20, truth=matrices[1], features_dim=np.shape(labels)[1])
+    return Problem(labels=matrices[0], grid=(1, 1), epochs=20, truth=matrices[1], features_dim=np.shape(labels)[1])
 
 
 def made(**options):
@@ -182,7 +189,14 @@ def test_points_and_boxes_count_as_they_do_in_patchml(options):
     )  # fmt: skip
     labels[places.row, places.classes] = P
     views = stack_views([View.identity(), View.crop(0.0, 0.0, 0.6, 0.6), View.flip()])
-    data = Batch(weak, labels, torch.arange(3), views, places, SecondView(strong, views))
+    data = Batch(
+        images=weak,
+        labels=labels,
+        index=torch.arange(3),
+        views=views,
+        places=places,
+        second_view=SecondView(strong, views),
+    )
     known = problem(labels.tolist(), labels.tolist())
     ours, theirs = FixMatch(pseudo_from=0, **options), PatchML(**options)
     logs = []

@@ -38,12 +38,19 @@ def unlabelled(samples):
 
 
 def problem(samples, features_dim, **others):
-    return Problem(unlabelled(samples), (1, 1), features_dim=features_dim, **others)
+    return Problem(labels=unlabelled(samples), grid=(1, 1), features_dim=features_dim, **others)
 
 
 def batch_of(one, two, index):
     views = torch.zeros(len(index), 2, 3)
-    return Batch(one, torch.zeros(len(index), 0, dtype=torch.int8), index, views, None, SecondView(two, views))
+    return Batch(
+        images=one,
+        labels=torch.zeros(len(index), 0, dtype=torch.int8),
+        index=index,
+        views=views,
+        places=None,
+        second_view=SecondView(two, views),
+    )
 
 
 def golden_method(**options):

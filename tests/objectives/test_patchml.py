@@ -38,14 +38,14 @@ def batch(maps, labels, places=None, views=None):
     if places is not None:
         row, class_, boxes = zip(*places, strict=True)
         places = Places(torch.tensor(row), torch.tensor(class_), torch.tensor(boxes, dtype=torch.float32))
-    return Batch(maps, labels, torch.arange(len(maps)), views, places)
+    return Batch(images=maps, labels=labels, index=torch.arange(len(maps)), views=views, places=places)
 
 
 def problem(labels, truth=None):
     matrices = [
         None if dense is None else LabelMatrix.from_dense(np.array(dense, np.int8)) for dense in (labels, truth)
     ]
-    return Problem(matrices[0], grid=(1, 2), epochs=20, truth=matrices[1], features_dim=np.shape(labels)[1])
+    return Problem(labels=matrices[0], grid=(1, 2), epochs=20, truth=matrices[1], features_dim=np.shape(labels)[1])
 
 
 def step(method, data, at=AT, truth=None):

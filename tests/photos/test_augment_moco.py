@@ -154,7 +154,12 @@ def test_generators_differ():
 
 @pytest.mark.parametrize(
     "policy",
-    [OFF, AugPlus(0, 0, 0, 0), AugPlus(blur_sigma=(0, 0)), AugPlus(hue=0.5, blur_sigma=(3.0, 4.0))],
+    [
+        OFF,
+        AugPlus(brightness=0, contrast=0, saturation=0, hue=0),
+        AugPlus(blur_sigma=(0, 0)),
+        AugPlus(hue=0.5, blur_sigma=(3.0, 4.0)),
+    ],
     ids=str,
 )
 def test_no_switch_changes_another_draw(policy):
@@ -165,7 +170,7 @@ def test_no_switch_changes_another_draw(policy):
 
 
 def test_switched_off_nothing_changes():
-    still = AugPlus(0, 0, 0, 0, grey_share=0, blur_share=0)
+    still = AugPlus(brightness=0, contrast=0, saturation=0, hue=0, grey_share=0, blur_share=0)
     for seed in range(5):
         np.testing.assert_array_equal(still(picture(), generator(seed)), picture())
         np.testing.assert_array_equal(OFF(picture(), generator(seed)), picture())

@@ -262,7 +262,17 @@ def test_content_decides_not_the_extension(tmp_path):
 def test_info(tmp_path):
     path = save(tmp_path / "a.jpg", colours(), exif=with_orientation(6))
     info = probe(path)
-    assert info == ImageInfo(24, 40, (40, 24), 6, "JPEG", "RGB", 8, animated=False, misnamed=False)
+    assert info == ImageInfo(
+        width=24,
+        height=40,
+        stored=(40, 24),
+        orientation=6,
+        format="JPEG",
+        mode="RGB",
+        bits=8,
+        animated=False,
+        misnamed=False,
+    )
     assert info.aspect == 0.6
 
 

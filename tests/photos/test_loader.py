@@ -68,7 +68,7 @@ def labels():
 
 @pytest.fixture(scope="module")
 def data(photos, labels):
-    return TrainSet(photos, labels, SquareCrop(size=12), seed=7)
+    return TrainSet(photos=photos, labels=labels, policy=SquareCrop(size=12), seed=7)
 
 
 def equal(first, second):
@@ -184,7 +184,7 @@ def test_the_policy_is_told_the_displayed_aspect(photos, labels):
 
 
 def test_views_repeat_after_the_cycle(photos, labels):
-    data = TrainSet(photos, labels, SquareCrop(size=8), seed=1, views_cycle=3)
+    data = TrainSet(photos=photos, labels=labels, policy=SquareCrop(size=8), seed=1, views_cycle=3)
     views = [data[epoch, 5].view for epoch in range(7)]
     assert views[:3] == views[3:6]
     assert views[0] == views[6]
@@ -272,7 +272,9 @@ def test_pixels_are_normalised_per_channel():
     """(255 / 255 - .5) / .25 = 2; (51 / 255 - .1) / .5 = .2; (0 - .2) / .1 = -2."""
     pixels = np.uint8([[[255, 51, 0], [0, 0, 255]]])
     view = View.crop(0.0, 0.25, 0.5, 1.0)
-    batch = Collate((0.5, 0.1, 0.2), (0.25, 0.5, 0.1))([Sample(pixels, np.int8([1, 0, -1]), 42, view)])
+    batch = Collate((0.5, 0.1, 0.2), (0.25, 0.5, 0.1))(
+        [Sample(pixels=pixels, labels=np.int8([1, 0, -1]), index=42, view=view)]
+    )
     expected = torch.tensor([[[[2.0, -2.0]], [[0.2, -0.2]], [[-2.0, 8.0]]]])
     torch.testing.assert_close(batch.images, expected)
     assert batch.images.is_contiguous(memory_format=torch.channels_last)
@@ -286,7 +288,7 @@ def test_pixels_are_normalised_per_channel():
 def test_normalisation_is_torchvisions():
     pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), dtype=np.uint8)
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    batch = Collate(mean, std)([Sample(pixels, np.int8([0]), 0, View.identity())])
+    batch = Collate(mean, std)([Sample(pixels=pixels, labels=np.int8([0]), index=0, view=View.identity())])
     scaled = torch.from_numpy(pixels).permute(2, 0, 1) / 255
     expected = (scaled - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     torch.testing.assert_close(batch.images[0], expected, rtol=1e-6, atol=1e-6)
@@ -472,7 +474,9 @@ def test_an_unreadable_photo_is_named(broken, labels, workers):
     """torch would put a traceback into the message of an error that comes from a worker."""
     with pytest.raises(DataError) as expected:
         read_image(broken.path(6))
-    loader = TrainLoader(TrainSet(broken, labels, SquareCrop(size=8)), EpochSampler(COUNT, 4), PLAIN, workers)
+    loader = TrainLoader(
+        TrainSet(photos=broken, labels=labels, policy=SquareCrop(size=8)), EpochSampler(COUNT, 4), PLAIN, workers
+    )
     with pytest.raises(DataError) as caught:
         list(loader.batches(0))
     assert str(caught.value) == str(expected.value)
@@ -488,7 +492,7 @@ def test_batches_before_the_unreadable_photo_are_good(broken, labels):
 
 
 def test_a_data_set_gives_a_failure_in_place_of_a_sample(broken, labels):
-    failure = TrainSet(broken, labels, SquareCrop(size=8))[0, 6]
+    failure = TrainSet(photos=broken, labels=labels, policy=SquareCrop(size=8))[0, 6]
     assert isinstance(failure, Failure)
     assert PLAIN([EvalSet(broken, labels, WholeImage(size=8))[1], failure]) is failure
 
@@ -511,7 +515,7 @@ class Bug:
 
 @pytest.mark.parametrize("workers", [None, Workers(1)])
 def test_our_own_bugs_keep_their_type(photos, labels, workers):
-    loader = TrainLoader(TrainSet(photos, labels, Bug()), EpochSampler(COUNT, 4), PLAIN, workers)
+    loader = TrainLoader(TrainSet(photos=photos, labels=labels, policy=Bug()), EpochSampler(COUNT, 4), PLAIN, workers)
     with pytest.raises(KeyError, match="a bug"):
         list(loader.batches(0))
 
@@ -545,7 +549,7 @@ def test_points_and_boxes_travel_with_their_images(photos, labels, count):
     boxes = np.random.default_rng(2).random((many.sum(), 4)).astype(np.float32)
     classes = np.arange(many.sum(), dtype=np.int32)
     locations = Locations(np.concatenate([[0], np.cumsum(many)]), classes, boxes)
-    data = TrainSet(photos, labels, SquareCrop(size=8), locations=locations)
+    data = TrainSet(photos=photos, labels=labels, policy=SquareCrop(size=8), locations=locations)
     loader = TrainLoader(data, EpochSampler(COUNT, 4), PLAIN, Workers(count))
     seen = 0
     for batch in loader.batches(0):

@@ -18,7 +18,7 @@ COST = CostModel(classes=4, positives_per_image=1)
 def guide() -> Guide:
     """A pilot with tags only: 100 to 800 labels, three seeds."""
     runs = [
-        Result(Annotation.TAGS, x, s, 0.8 - 0.3 * (x / 100) ** -0.5 + 0.001 * s)
+        Result(kind=Annotation.TAGS, labels=x, seed=s, mean_ap=0.8 - 0.3 * (x / 100) ** -0.5 + 0.001 * s)
         for x in (100, 200, 400, 800)
         for s in range(3)
     ]

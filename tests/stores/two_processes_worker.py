@@ -53,7 +53,7 @@ def epochs(shard):
             if epoch == 0:
                 index = index[index < 6]  # the others are ranked by their start values
             views = stack_views([View.crop(lefts[n], 0.0, lefts[n] + 0.5, 1.0) for n in index.tolist()])
-            batch = Batch(torch.zeros(len(index), 3, 1, 1), everything[index], index, views)
+            batch = Batch(images=torch.zeros(len(index), 3, 1, 1), labels=everything[index], index=index, views=views)
             payload = Predictions(scores[index], maps[index] if epoch >= problem.warmup_epochs else None)
             method.commit(net, batch, Step(torch.zeros(()), {}, payload))
     return {name: dict(part.state_dict()) for name, part in parts.items()}, found

@@ -28,7 +28,7 @@ class Cells(nn.Module):
 
 def problem(samples=40, **others):
     unlabelled = LabelMatrix.from_dense(np.zeros((samples, 0), np.int8))
-    return Problem(unlabelled, (2, 2), **{"features_dim": CHANNELS, "seed": 3, **others})
+    return Problem(labels=unlabelled, grid=(2, 2), **{"features_dim": CHANNELS, "seed": 3, **others})
 
 
 def batch_of(index, seed, dtype=torch.float64):
@@ -38,7 +38,14 @@ def batch_of(index, seed, dtype=torch.float64):
     noise = np.random.default_rng([8, seed]).normal(size=(2, *images.shape))
     one, two = torch.from_numpy(images + 0.3 * noise).to(dtype)
     views = torch.zeros(len(index), 2, 3)
-    return Batch(one, torch.zeros(len(index), 0, dtype=torch.int8), index, views, None, SecondView(two, views))
+    return Batch(
+        images=one,
+        labels=torch.zeros(len(index), 0, dtype=torch.int8),
+        index=index,
+        views=views,
+        places=None,
+        second_view=SecondView(two, views),
+    )
 
 
 def in_double(parts):

@@ -288,7 +288,7 @@ def test_a_table_without_a_folder_between_two_folders(tmp_path):
 
 
 def test_prefix_is_not_for_folders():
-    with pytest.raises(DataError, match="prefix names images 'source/key', which is no path in 'photos'"):
+    with pytest.raises(DataError, match="prefix names images 'source/key', which is not a path in 'photos'"):
         merge({"cats": CATS.with_root("photos"), "dogs": DOGS}, prefix=True)
 
 

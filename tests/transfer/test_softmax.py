@@ -27,7 +27,7 @@ def head_of(logits):
 def batch_of(*labels):
     labels = torch.tensor(labels, dtype=torch.int8)
     n = len(labels)
-    return Batch(torch.ones(n, 1, 1, 1), labels, torch.arange(n), torch.zeros(n, 2, 3))
+    return Batch(images=torch.ones(n, 1, 1, 1), labels=labels, index=torch.arange(n), views=torch.zeros(n, 2, 3))
 
 
 def test_loss_by_hand():
@@ -47,5 +47,5 @@ def test_what_is_said_of_other_classes_does_not_matter():
 def test_photos_without_one_class_are_refused():
     labels = LabelMatrix.from_dense(np.array([[P, N], [P, P], [U, U]], np.int8))
     with pytest.raises(ConfigError) as error:
-        Softmax().setup(nn.Identity(), Problem(labels, (1, 1)))
+        Softmax().setup(nn.Identity(), Problem(labels=labels, grid=(1, 1)))
     assert str(error.value) == "a softmax needs one class per photo; 2 of 3 have none or several."

@@ -75,7 +75,7 @@ class Annotation(StrEnum):
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CostModel:
     """Seconds per answer, and averages over images.
 
@@ -142,7 +142,7 @@ class CostModel:
         m = c * positives / (positives + negatives)
         owner = np.repeat(np.arange(len(table)), np.diff(places.indptr))
         located = len(np.unique(owner * c + places.classes))
-        return cls(c, m, m * len(places) / located if located else None)
+        return cls(classes=c, positives_per_image=m, instances_per_image=m * len(places) / located if located else None)
 
     def seconds_per_pair(self, annotation: str) -> float:
         """Return the flat cost: the average over all classes of an average image (PatchML, Fig. 3).

@@ -28,7 +28,7 @@ _SHAPES = 60
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """One measured run: a net trained on purchased labels.
 
@@ -83,7 +83,7 @@ FORMS: Mapping[str, Callable[[Values, Values], Values]] = {
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Curve:
     """measure(x) = a - b u(x / x0), clipped to 0..1: it rises and saturates.
 
@@ -214,7 +214,16 @@ def fit_curve(results: Sequence[Result], measure: Measure = "mAP", *, draws: int
     drawn = np.split(noise, np.round(np.cumsum(weights)[:-1] * draws).astype(int))
     again = [_fit_form(i, z, curve + part)[0] for i, ((_, curve), part) in enumerate(zip(found, drawn, strict=True))]
     first = [fits for fits, _ in found]
-    return Curve(x, y, seeds, scale, weights, first[0] + first[1] + first[2], again[0] + again[1] + again[2], spread)
+    return Curve(
+        labels=x,
+        measured=y,
+        seeds=seeds,
+        scale=scale,
+        weights=weights,
+        fits=first[0] + first[1] + first[2],
+        draws=again[0] + again[1] + again[2],
+        spread=spread,
+    )
 
 
 def difference(first: Curve, labels: float, second: Curve, others: float) -> tuple[float, float, float] | None:

@@ -18,7 +18,7 @@ Guess = Callable[[float, Measure], Estimate]
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Guide:
     """Expected values of each type, and their source.
 
@@ -47,15 +47,15 @@ def paper_guide(classes: int) -> Guide:
     }
     resolution = paper_resolution()
     return Guide(
-        f"the paper's curves ({paper_source()})",
-        guesses,
-        (
+        source=f"the paper's curves ({paper_source()})",
+        guesses=guesses,
+        notes=(
             "rough guidance only: other photos, another net and other classes give other numbers; read at the same "
             "number of labels per class. The paper has no intervals. Run a pilot on your own photos: --run-pilot",
             "tags, one point and one box are from table 1 (mean of 3 snapshots), all points and all boxes from table 2 "
             f"(1 snapshot). The two tables differ by up to {100 * resolution:.1f} mAP where they print the same run",
         ),
-        resolution,
+        resolution=resolution,
     )
 
 
@@ -81,9 +81,12 @@ def pilot_guide(results: Sequence[Result], source: str) -> Guide:
     photos = {result.photos for result in results if result.photos is not None}
     scatter = ", ".join(f"{kind} {100 * curve.spread:.1f}" for kind, curve in curves.items())
     return Guide(
-        source,
-        guesses,
-        (*problems.values(), f"a single training scatters around what is expected by (standard deviation): {scatter}"),
+        source=source,
+        guesses=guesses,
+        notes=(
+            *problems.values(),
+            f"a single training scatters around what is expected by (standard deviation): {scatter}",
+        ),
         curves=curves,
         photos=max(photos, default=None),
     )
@@ -97,7 +100,7 @@ def _guess(curves: Mapping[Measure, Curve], otherwise: str = "not measured") -> 
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Purchase:
     """Annotations of one type that the budget buys.
 
@@ -150,7 +153,7 @@ def _plain(estimate: Estimate) -> dict[str, Any]:
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class BudgetPlan:
     """Comparison of the purchases of each type for one budget.
 
@@ -272,7 +275,12 @@ def plan_budget(
     if not purchases:
         raise ConfigError(f"{seconds:g} s do not buy a label of {', '.join(map(str, kinds)) or 'any type'}.")
     return BudgetPlan(
-        seconds, photos, cost, guide, tuple(purchases), (*notes, *_remarks(purchases, photos, cost, guide))
+        seconds=seconds,
+        photos=photos,
+        cost=cost,
+        guide=guide,
+        purchases=tuple(purchases),
+        notes=(*notes, *_remarks(purchases, photos, cost, guide)),
     )
 
 
@@ -284,16 +292,16 @@ def _purchase(kind: Annotation, seconds: float, photos: int, cost: CostModel, gu
     places = labels * present / cost.classes if kind is not Annotation.TAGS else 0.0
     guess = guide.guesses.get(kind, _guess({}, "not in the pilot"))
     return Purchase(
-        kind,
-        labels,
-        round(photos * (1 - (1 - labels / everything) ** cost.classes)),
-        labels // cost.classes,
-        round(positives),
-        round(places),
-        labels * each,
-        seconds - labels * each if labels == everything else 0.0,
-        guess(float(labels), "mAP"),
-        guess(float(labels), "mAP_loc"),
+        kind=kind,
+        labels=labels,
+        photos=round(photos * (1 - (1 - labels / everything) ** cost.classes)),
+        complete_photos=labels // cost.classes,
+        positives=round(positives),
+        places=round(places),
+        seconds=labels * each,
+        left=seconds - labels * each if labels == everything else 0.0,
+        mean_ap=guess(float(labels), "mAP"),
+        mean_ap_loc=guess(float(labels), "mAP_loc"),
     )
 
 

@@ -179,7 +179,7 @@ def _stream(words: NDArray[np.uint64], stream: int, seed: int) -> NDArray[np.uin
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _Regions:
     """The facts of positive pairs, sorted by pair; facts that the type can use first.
 
@@ -211,7 +211,14 @@ class _Regions:
         order = np.lexsort((*box.T[::-1], ~usable, pair))
         fact, pair, usable, box = fact[order], pair[order], usable[order], box[order]
         rank = np.arange(len(pair)) - np.searchsorted(pair, pair)
-        return cls(fact, pair, rank, usable, box, np.bincount(pair[usable], minlength=len(pairs)))
+        return cls(
+            fact=fact,
+            pair=pair,
+            rank=rank,
+            usable=usable,
+            box=box,
+            count=np.bincount(pair[usable], minlength=len(pairs)),
+        )
 
     def bought(
         self, table: LabelTable, pairs: _Pairs, kind: Annotation, points: PointRule, seed: int

@@ -95,12 +95,12 @@ def _result(row: Mapping[str, Any], place: str, cost: CostModel) -> Result:
     except ConfigError as error:
         raise DataError(f"{place}: {error}") from None
     return Result(
-        kind,
-        labels,
-        _whole(row, "seed", place),
-        _number(row, "mAP", place, most=1),
-        _number(row, "mAP_loc", place, most=1) if "mAP_loc" in row else None,
-        _whole(row, "photos", place, least=1) if "photos" in row else None,
+        kind=kind,
+        labels=labels,
+        seed=_whole(row, "seed", place),
+        mean_ap=_number(row, "mAP", place, most=1),
+        mean_ap_loc=_number(row, "mAP_loc", place, most=1) if "mAP_loc" in row else None,
+        photos=_whole(row, "photos", place, least=1) if "photos" in row else None,
     )
 
 

@@ -43,7 +43,7 @@ class HeatmapNeed:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckReport:
     """Result of `check`.
 

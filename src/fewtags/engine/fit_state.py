@@ -24,7 +24,7 @@ VALUES_OF_OLD_CHECKPOINTS = {"optimizer": "adam", "patience": "0", "fallback": "
 
 
 @final
-@dataclass
+@dataclass(kw_only=True)
 class FitState:
     """Where the loop is; part of every checkpoint.
 

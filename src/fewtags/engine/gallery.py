@@ -45,7 +45,7 @@ class GalleryPhoto:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Gallery:
     """Photos that are chosen before training; `compute_maps` makes their maps at any time.
 
@@ -87,7 +87,14 @@ class Gallery:
             # Photos with two to four classes are the most informative; photos without any come last.
             rank = np.where(positives >= 2, 0, np.where(positives == 1, 1, 2))[order]
             chosen += [(name, int(i)) for i in order[np.argsort(rank, kind="stable")][:each]]
-        return cls(tuple(n for n, _ in chosen), tuple(i for _, i in chosen), tables, truth, policy, collate)
+        return cls(
+            split=tuple(n for n, _ in chosen),
+            index=tuple(i for _, i in chosen),
+            tables=tables,
+            truth=truth,
+            policy=policy,
+            collate=collate,
+        )
 
     def compute_maps(self, net: SpatialNet, device: torch.device) -> tuple[GalleryPhoto, ...]:
         """Compute the maps of all photos through the test view; the net keeps its train or eval mode."""

@@ -44,7 +44,7 @@ def even_cuts(count: int) -> LocateOptions:
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Localisation:
     """Localisation metrics of a model on one table, and the counts of labels that were left out.
 
@@ -167,7 +167,9 @@ def localise_table(
     report = locate_report(seen, scored.logits.astype(np.float64), scored.labels, regions, options=options)
     points, cropped = left["points"], left["cropped"]
     tags = int(report.ranked.unlocated.sum()) - points - cropped
-    return Localisation(info.classes, report, len(options.cuts), tags, points, cropped)
+    return Localisation(
+        classes=info.classes, report=report, cuts=len(options.cuts), tags=tags, points=points, cropped=cropped
+    )
 
 
 def _boxed(info: ModelInfo, table: LabelTable, scored: ScoredTable) -> tuple[Locations, int]:

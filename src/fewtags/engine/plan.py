@@ -65,8 +65,8 @@ class Tables:
 
 
 @final
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
     """A run, ready to start.
 
     Attributes:
@@ -267,7 +267,7 @@ def make_plan(
     out: Path | None = None,
     cpu: bool = False,
     progress: Tick | None = None,
-) -> Plan:
+) -> RunPlan:
     """Read, check and resolve.
 
     Args:
@@ -300,7 +300,7 @@ def derive(
     out: Path | None = None,
     cpu: bool = False,
     resolved: Resolved | None = None,
-) -> Plan:
+) -> RunPlan:
     """The part of `make_plan` that follows from the tables.
 
     A resumed run passes its own `resolved`, because another machine must not change it. Its stores fitted when it
@@ -361,7 +361,19 @@ def derive(
         notes.append(f"{store.name}: {store.size(len(train)) / 1e6:,.1f} MB {place} ({store.detail})")
     notes += objective.notes(about_run)
     needed = sum(store.size(len(train)) for store in listed)
-    return Plan(config, resolved, tables, report, objective, net, grid, needed, cache, fixed, tuple(notes))
+    return RunPlan(
+        config=config,
+        resolved=resolved,
+        tables=tables,
+        report=report,
+        objective=objective,
+        net=net,
+        grid=grid,
+        heatmap_bytes=needed,
+        cache=cache,
+        fixed=fixed,
+        notes=tuple(notes),
+    )
 
 
 def _resolve(config: Config, train: LabelTable, cpu: bool) -> Resolved:
@@ -423,8 +435,8 @@ def _rehearse(objective: Objective, net: SpatialNet, tables: Tables, grid: tuple
         ConfigError: settings of the method that do not fit the labels.
     """
     problem = Problem(
-        tables.train.matrix,
-        grid,
+        labels=tables.train.matrix,
+        grid=grid,
         warmup_epochs=sum(stage.epochs for stage in resolved.stages if stage.warmup),
         epochs=sum(stage.epochs for stage in resolved.stages),
         seed=resolved.seed,

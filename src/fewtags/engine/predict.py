@@ -95,7 +95,7 @@ class _Files(Dataset[Sample | str]):
             pixels, view = read_through(path, self.policy.test_view, self.policy.size)
         except FewtagsError as error:
             return str(error)
-        return Sample(pixels, np.full(self.classes, Label.UNKNOWN, np.int8), index, view)
+        return Sample(pixels=pixels, labels=np.full(self.classes, Label.UNKNOWN, np.int8), index=index, view=view)
 
 
 def _as_list(samples: list[Sample | str]) -> list[Sample | str]:

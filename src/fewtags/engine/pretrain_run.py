@@ -128,10 +128,10 @@ class PretrainRun:
         root = plan.photos.root
         assert root is not None
         data = TrainSet(
-            PhotoFolder(root, plan.photos.images),
-            plan.photos.matrix,
-            ResizedCrop(r.size, (a.min_area, 1.0), flip=a.flip),
-            r.seed,
+            photos=PhotoFolder(root, plan.photos.images),
+            labels=plan.photos.matrix,
+            policy=ResizedCrop(r.size, (a.min_area, 1.0), flip=a.flip),
+            seed=r.seed,
             jitter=pixels,
             second_view=pixels,
         )

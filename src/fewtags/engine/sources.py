@@ -251,12 +251,14 @@ class StoredViews:
     def _batch(self, epoch: int, index: NDArray[np.int64], rows: Tensor | slice) -> Batch:
         view, second = epoch % self.filled.count, self.filled.second_view
         return Batch(
-            self.filled.features[view][rows].float(),
-            torch.from_numpy(self.labels.rows(index)),
-            torch.from_numpy(index),
-            self.filled.views[view][rows],
-            None if self.locations is None else make_places(*self.locations.rows(index)),
-            None if second is None else SecondView(second.features[view][rows].float(), second.views[view][rows]),
+            images=self.filled.features[view][rows].float(),
+            labels=torch.from_numpy(self.labels.rows(index)),
+            index=torch.from_numpy(index),
+            views=self.filled.views[view][rows],
+            places=None if self.locations is None else make_places(*self.locations.rows(index)),
+            second_view=None
+            if second is None
+            else SecondView(second.features[view][rows].float(), second.views[view][rows]),
         )
 
 

@@ -13,7 +13,7 @@ from fewtags.config.presets import Resolved
 from fewtags.config.sections import Config
 from fewtags.engine.machine import environment
 from fewtags.engine.methods import method_source
-from fewtags.engine.plan import Plan, Tables, read_tables
+from fewtags.engine.plan import RunPlan, Tables, read_tables
 from fewtags.engine.runfolder import IN_MEMORY, NO_FILES, TRAINING, TRUTH, Record, RunFolder
 from fewtags.errors import CheckpointError, FewtagsError
 from fewtags.files import write_text
@@ -23,7 +23,7 @@ PATHS = ("train", "images", "val", "test", "truth")
 """Settings of [data] that name files or folders; relative ones begin where the run was started."""
 
 
-def write_record(plan: Plan, out: Path) -> None:
+def write_record(plan: RunPlan, out: Path) -> None:
     """Write what is known about a run before it trains."""
     folder, tables = RunFolder(out, TRAINING), plan.tables
     out.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def write_record(plan: Plan, out: Path) -> None:
     folder.write_record(plan.config, plan.resolved, all_tables(tables), facts)
 
 
-def method_record(plan: Plan) -> dict[str, Any]:
+def method_record(plan: RunPlan) -> dict[str, Any]:
     """Return the name and settings of the objective, with derived values."""
     settings = plan.method.model_dump(mode="json")
     values = {key: getattr(plan.objective, key, value) for key, value in settings.items()}

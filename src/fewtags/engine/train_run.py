@@ -28,7 +28,7 @@ from fewtags.engine.gallery import Gallery, save_gallery
 from fewtags.engine.machine import keep_freed_memory
 from fewtags.engine.methods import changed_source, settings_models
 from fewtags.engine.model import ModelInfo, make_policy, save_model
-from fewtags.engine.plan import Plan, Tables, can_rank, derive, head_plan
+from fewtags.engine.plan import RunPlan, Tables, can_rank, derive, head_plan
 from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
 from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
 from fewtags.engine.tensor_files import load_tensors
@@ -69,7 +69,7 @@ class TrainRun:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         out: Path,
         *,
         cpu: bool = False,
@@ -256,10 +256,10 @@ class TrainRun:
     def _train_set(self, views_cycle: int | None) -> TrainSet:
         train = self.plan.tables.train
         return TrainSet(
-            _photos(train),
-            train.matrix,
-            self.policy,
-            self.plan.resolved.seed,
+            photos=_photos(train),
+            labels=train.matrix,
+            policy=self.policy,
+            seed=self.plan.resolved.seed,
             jitter=Jitter(*[self.plan.resolved.jitter] * 3),
             views_cycle=views_cycle,
             locations=_locations(train),

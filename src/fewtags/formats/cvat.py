@@ -102,7 +102,7 @@ def read_cvat(path: Path, images: Path | None = None, options: ReadOptions | Non
 
 
 @final
-@dataclass
+@dataclass(kw_only=True)
 class _Page:
     """The contents of an XML file; grows while it is read.
 

@@ -62,7 +62,7 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
     options = options or ReadOptions()
     tasks = _load(path)
     key = _image_key(path, tasks, options.image_column)
-    read = _Tasks(options)
+    read = _Tasks(options=options)
     texts = []
     for number, task in enumerate(tasks, 1):
         name, text = f"task {task.get('id', number)}", plain_text(task["data"].get(key))
@@ -171,7 +171,7 @@ def _spellings(text: str) -> tuple[str, str, str]:
 
 
 @final
-@dataclass
+@dataclass(kw_only=True)
 class _Tasks:
     """The contents of the tasks; grows while they are read.
 

@@ -98,7 +98,7 @@ def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | Non
 
 
 @final
-@dataclass
+@dataclass(kw_only=True)
 class _Rows:
     """The rows of all label files.
 

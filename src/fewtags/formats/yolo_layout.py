@@ -67,7 +67,7 @@ def find_yolo(path: Path) -> YoloFolder:
     config = {} if file is None else _load(file)
     names, named_in = _class_names(home, file, config)
     parts = [*_parts(config, home, file)]
-    found = _Images(home)
+    found = _Images(home=home)
     for split, where in parts or [("", home)]:
         found.add(split, where)
     if not any(found.labels_of.values()):
@@ -263,7 +263,7 @@ def _swapped(path: Path, old: str, new: str, home: Path) -> Path:
 
 
 @final
-@dataclass
+@dataclass(kw_only=True)
 class _Images:
     """The images of a data set, with label file and split of each; grows while folders are added."""
 

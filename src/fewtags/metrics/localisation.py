@@ -139,7 +139,7 @@ def reaches(ioa: Float[Array, "*any"], hit: float = IOA_HIT, *, strict: bool = F
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class LocalisationReport:
     """Means over (image, class) pairs in which the class is present.
 

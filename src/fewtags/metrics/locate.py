@@ -106,7 +106,7 @@ def _inside(mask: Mask) -> Bool[Array, "h w"]:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LocateOptions:
     """Settings of the localisation metrics; the defaults follow the papers that the modules name.
 
@@ -149,7 +149,7 @@ DEFAULT = LocateOptions()
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class LocateReport:
     """All metrics of maps, with their chance levels.
 
@@ -340,12 +340,14 @@ def _report(
     flat = map_loc_report(logits, labels, where, shares[:, None], thresholds=(0.0,), hit=hit, strict=strict)
     correct, whole = np.stack([p.correct for p in pairs]).sum(0), np.stack([p.whole_image for p in pairs]).sum(0)
     return LocateReport(
-        len(labels),
-        summarise_pairs(np.array([p.peak for p in pairs]), shares, ioa, options.thresholds, hit=hit, strict=strict),
-        map_loc_report(logits, labels, where, ioa, thresholds=options.thresholds, hit=hit, strict=strict),
-        flat.map_loc,
-        BoxReport(len(pairs), options.overlaps, options.cuts, correct, whole),
-        pixels,
+        images=len(labels),
+        present=summarise_pairs(
+            np.array([p.peak for p in pairs]), shares, ioa, options.thresholds, hit=hit, strict=strict
+        ),
+        ranked=map_loc_report(logits, labels, where, ioa, thresholds=options.thresholds, hit=hit, strict=strict),
+        ranked_chance=flat.map_loc,
+        boxes=BoxReport(len(pairs), options.overlaps, options.cuts, correct, whole),
+        pixels=pixels,
     )
 
 

@@ -25,7 +25,7 @@ from fewtags.metrics.ranking import average_precision, mean_of_known, refuse_nan
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class MapLocReport:
     """Localised average precision and the label counts behind it.
 
@@ -127,13 +127,13 @@ def map_loc_report(
         own = located_cells[:, 1] == c
         localised[c] = _localised_precision(scores[:, c], cells[:, c], located_cells[own, 0], hits[own])
     return MapLocReport(
-        tuple(thresholds),
-        localised,
-        np.where(counted, average_precision(scores, cells), np.nan),
-        located.sum(0),
-        negative.sum(0),
-        (positive & ~located).sum(0),
-        (labels == Label.UNKNOWN).sum(0),
+        thresholds=tuple(thresholds),
+        localised=localised,
+        classified=np.where(counted, average_precision(scores, cells), np.nan),
+        positives=located.sum(0),
+        negatives=negative.sum(0),
+        unlocated=(positive & ~located).sum(0),
+        unknown=(labels == Label.UNKNOWN).sum(0),
     )
 
 

@@ -225,7 +225,7 @@ def _resampled_average_precision(
 ) -> Float[Array, " r"]:
     """AP of one class for image weights [r, n]; nan where a resample holds no positive or no negative."""
     # The distinct scores of positives cut the ranking into segments, 0 the highest and the last below every positive.
-    # Within a segment order is irrelevant, so a resample is no more than a histogram over the segments.
+    # Within a segment order is irrelevant, so a resample is just a histogram over the segments.
     cuts = np.unique(score[label == Label.POSITIVE])
     segment = len(cuts) - np.searchsorted(cuts, score, side="right")
     bins = len(cuts) + 1

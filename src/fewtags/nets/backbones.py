@@ -24,7 +24,7 @@ LARGEST_STRIDE = 64
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Backbone:
     """A timm model whose forward pass ends with features per position, and what must be known to use it.
 
@@ -145,13 +145,13 @@ def create_backbone(
             found = load_backbone(model, offline_file() if weights == "offline" else Path(weights))
     config = model.pretrained_cfg
     return Backbone(
-        model,
-        features_dim,
-        layout,
-        _prefix_tokens(model),
-        Preprocessing(tuple(config["mean"]), tuple(config["std"])),
-        Origin(name, str(weights), found.matched, found.dropped, fingerprint(model.state_dict())),
-        found.classifier,
+        module=model,
+        features_dim=features_dim,
+        layout=layout,
+        prefix_tokens=_prefix_tokens(model),
+        preprocessing=Preprocessing(tuple(config["mean"]), tuple(config["std"])),
+        origin=Origin(name, str(weights), found.matched, found.dropped, fingerprint(model.state_dict())),
+        classifier=found.classifier,
     )
 
 

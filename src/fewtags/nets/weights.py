@@ -312,7 +312,7 @@ def _unwrap(content: object, path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: holds {type(content).__name__!r}, not a state dict of named tensors.")
     if other := [str(name) for name, value in content.items() if not isinstance(value, Tensor)]:
         raise CheckpointError(
-            f"{path}: not a state dict; these entries are no tensors: {_few(other)}. "
+            f"{path}: not a state dict; these entries are not tensors: {_few(other)}. "
             f"Save the state dict alone, or under one of {', '.join(WRAPPERS)}."
         )
     return {str(name): tensor for name, tensor in content.items()}

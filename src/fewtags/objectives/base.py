@@ -90,7 +90,7 @@ class StoreMemory:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """What an objective knows when training starts.
 

@@ -40,7 +40,7 @@ class DenseKeys(NamedTuple):
 
 
 @final
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class DenseCL(Objective):
     """DenseCL (Wang et al., CVPR 2021): L = (1 - lambda) L_image + lambda L_cells (eq. 3).
 

@@ -39,7 +39,7 @@ class Predictions(NamedTuple):
 
 
 @final
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class ExpectedNegative(Objective):
     """EN (eq. 5), EN + CL (eq. 6) and EN + SCL (eq. 7): L = L_EN + gamma_CL L_CL + gamma_SCL L_SCL (eq. 8).
 
@@ -187,7 +187,12 @@ class ExpectedNegative(Objective):
     def heatmap_plan(self, seed: int = 0) -> HeatmapPlan:
         """How heatmaps are kept, for `heatmap_bytes`."""
         return HeatmapPlan(
-            self.momentum, self.heatmap_top_k, self.heatmap_dtype, self.heatmap_rounding, self.corrected_averages, seed
+            momentum=self.momentum,
+            top_k=self.heatmap_top_k,
+            dtype=self.heatmap_dtype,
+            rounding=self.heatmap_rounding,
+            corrected=self.corrected_averages,
+            seed=seed,
         )
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:

@@ -37,7 +37,7 @@ class Chosen(NamedTuple):
 
 
 @final
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class FixMatch(SupervisedObjective):
     """FixMatch (Sohn et al., 2020) for several labels: L = w_image L_image + w_patch L_patch + w_pseudo L_pseudo.
 

@@ -56,7 +56,7 @@ class Slots(NamedTuple):
 
 
 @final
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class MLS(Objective):
     """Multi-label self-supervised learning (Zhu, Fu, Wu, ICCV 2023): L = InfoNCE + lambda L_ml (main paper, eq. 10).
 

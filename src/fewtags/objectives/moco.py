@@ -28,7 +28,7 @@ from fewtags.stores.queue import AlignedQueues
 
 
 @final
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class MoCo(Objective):
     """MoCo-v2 (Chen et al., 2020): InfoNCE between the projections of two views, with a queue of earlier keys.
 

@@ -37,7 +37,7 @@ class Seen(NamedTuple):
 
 
 @final
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class PatchML(SupervisedObjective):
     """PatchML eqs. (1) to (4): L = w_image L_image + w_patch L_patch + w_pseudo L_pseudo.
 

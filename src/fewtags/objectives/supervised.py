@@ -27,7 +27,7 @@ Triple = tuple[float, float, float]
 TRIPLES = ("image_gammas", "patch_gammas", "patch_weights")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class SupervisedObjective(Objective):
     """Base of methods that learn from tags, points and boxes, and fill unknown cells with pseudo-labels.
 

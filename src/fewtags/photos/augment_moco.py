@@ -14,7 +14,7 @@ from fewtags.photos.augment import Pixels, adjust_brightness, adjust_contrast, a
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AugPlus:
     """Random colours, grey and blur: the "aug-plus" of MoCo-v2 (Chen et al., arXiv 2003.04297), as in SimCLR.
 

@@ -50,7 +50,7 @@ class PhotoFolder:
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Sample:
     """One photo seen through one view.
 
@@ -85,7 +85,7 @@ class Failure:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainSet(Dataset[Sample | Failure]):
     """Training photos, randomly cropped.
 
@@ -174,7 +174,7 @@ def _sample(
         pixels, view = read_through(photos.path(index), view_of, policy.size)
     except FewtagsError as error:
         return Failure(str(error))
-    return Sample(pixels, labels.rows([index])[0], index, view)
+    return Sample(pixels=pixels, labels=labels.rows([index])[0], index=index, view=view)
 
 
 def read_through(path: Path, view_of: Callable[[float], View], size: int) -> tuple[NDArray[np.uint8], View]:

@@ -139,7 +139,7 @@ _TOLERANCE = 1e-6
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ImageInfo:
     """Content of the header of a photo file.
 
@@ -372,7 +372,17 @@ def _read_header(file: BinaryIO, path: Path, shown: str) -> tuple[ImageFile.Imag
     displayed = stored[::-1] if swaps_axes(orientation) else stored
     misnamed = EXTENSIONS.get(path.suffix.lower(), kind) != kind
     bits = _bits(image, kind, head)
-    return image, ImageInfo(*displayed, stored, orientation, kind, image.mode, bits, animated, misnamed)
+    return image, ImageInfo(
+        width=displayed[0],
+        height=displayed[1],
+        stored=stored,
+        orientation=orientation,
+        format=kind,
+        mode=image.mode,
+        bits=bits,
+        animated=animated,
+        misnamed=misnamed,
+    )
 
 
 def _heif_plugin(shown: str) -> Callable[[BinaryIO, str], ImageFile.ImageFile]:

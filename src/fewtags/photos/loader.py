@@ -121,12 +121,14 @@ class Collate:
         good = cast("Sequence[Sample]", samples)
         second_view = [sample.second_view for sample in good if sample.second_view is not None]
         batch = Batch(
-            _stacked(good),
-            torch.from_numpy(np.stack([sample.labels for sample in good])),
-            torch.tensor([sample.index for sample in good], dtype=torch.int64),
-            stack_views([sample.view for sample in good]),
-            _places(good),
-            SecondView(_stacked(second_view), stack_views([s.view for s in second_view])) if second_view else None,
+            images=_stacked(good),
+            labels=torch.from_numpy(np.stack([sample.labels for sample in good])),
+            index=torch.tensor([sample.index for sample in good], dtype=torch.int64),
+            views=stack_views([sample.view for sample in good]),
+            places=_places(good),
+            second_view=SecondView(_stacked(second_view), stack_views([s.view for s in second_view]))
+            if second_view
+            else None,
         )
         return PixelBatch(batch)
 

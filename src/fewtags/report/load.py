@@ -22,7 +22,7 @@ from fewtags.table.table import LabelTable
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunData:
     """A finished run, read from its folder.
 
@@ -85,20 +85,20 @@ def load_run(path: Path) -> RunData:
     check, baseline, clock = path / "check.json", path / BASELINE_FILE, path / CLOCK_FILE
     evaluations = load_evaluations(path)
     return RunData(
-        path,
-        path.resolve().name,
-        read_info(path / "model.safetensors"),
-        [json.loads(line) for line in (path / "metrics.jsonl").read_text("utf-8").splitlines()],
-        _json(path / "environment.json"),
-        load_toml(path / "resolved.toml"),
-        _json(check) if check.exists() else None,
-        evaluations,
-        {split: _logits(path, split) for split in evaluations},
-        {p.stem: load(p) for p in (path / "tables").glob("*.parquet")},
-        load_gallery(path, "final"),
-        {epoch: load_gallery(path, f"epoch-{epoch:04d}") for epoch in moments},
-        compare(_json(baseline), evaluations) if baseline.exists() else (),
-        _json(clock) if clock.exists() else {},
+        path=path,
+        name=path.resolve().name,
+        info=read_info(path / "model.safetensors"),
+        history=[json.loads(line) for line in (path / "metrics.jsonl").read_text("utf-8").splitlines()],
+        environment=_json(path / "environment.json"),
+        resolved=load_toml(path / "resolved.toml"),
+        check=_json(check) if check.exists() else None,
+        evaluations=evaluations,
+        logits={split: _logits(path, split) for split in evaluations},
+        tables={p.stem: load(p) for p in (path / "tables").glob("*.parquet")},
+        gallery=load_gallery(path, "final"),
+        progress={epoch: load_gallery(path, f"epoch-{epoch:04d}") for epoch in moments},
+        baseline=compare(_json(baseline), evaluations) if baseline.exists() else (),
+        seconds=_json(clock) if clock.exists() else {},
     )
 
 

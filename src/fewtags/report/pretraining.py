@@ -98,10 +98,18 @@ def build_neighbours_page(
         out: the HTML file.
         source: describes where the encoder came from.
     """
-    page = _environment().from_string(template_text("neighbours.html.j2")).render(
-        style=template_text("style.css"), info=info, rows=rows, source=source, photos=len(table),
-        features=encoder.features_dim,
-    )  # fmt: skip
+    page = (
+        _environment()
+        .from_string(template_text("neighbours.html.j2"))
+        .render(
+            style=template_text("style.css"),
+            info=info,
+            rows=rows,
+            source=source,
+            photos=len(table),
+            features=encoder.features_dim,
+        )
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)
 

@@ -27,7 +27,7 @@ FINER = 2
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HeatmapPlan:
     """How heatmaps are kept.
 

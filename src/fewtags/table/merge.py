@@ -71,14 +71,14 @@ def merge(
         for (name, table), position, column in zip(named.items(), positions, columns, strict=True)
     ]
     merged = LabelTable(
-        images,
-        classes,
-        pa.concat_tables(facts).unify_dictionaries(),
-        complete_set,
-        sets,
-        root,
-        _union_splits(named, positions, images),
-        sum((t.notes for t in named.values()), Notes()),
+        images=images,
+        classes=classes,
+        facts=pa.concat_tables(facts).unify_dictionaries(),
+        complete_set=complete_set,
+        complete_classes=sets,
+        root=root,
+        split_names=_union_splits(named, positions, images),
+        notes=sum((t.notes for t in named.values()), Notes()),
     )
     return merged.noting(*_messages(named, classes, merged, facts, positions, complete))
 
@@ -166,8 +166,8 @@ def _common_keys(named: Mapping[str, LabelTable], prefix: bool) -> tuple[Path | 
     if prefix:
         if known:
             raise DataError(
-                f"prefix names images 'source/key', which is no path in {str(roots[next(iter(known))])!r}. It is for "
-                "tables without a folder; tables with folders need none, their images are told apart by file."
+                f"prefix names images 'source/key', which is not a path in {str(roots[next(iter(known))])!r}. It is for "
+                "tables without a folder; tables with folders need none, their images differ by file."
             )
         return None, [pc.binary_join_element_wise(name, t.images, "/") for name, t in named.items()]
     if len(set(known.values())) <= 1:

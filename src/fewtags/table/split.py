@@ -147,7 +147,7 @@ def _absent(table: LabelTable, name: str, part: LabelTable) -> list[str]:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Units:
     """Units that are assigned as a whole: images, or groups of images.
 
@@ -174,7 +174,14 @@ class _Units:
         chosen = labels.states == Label.POSITIVE if stratify else np.zeros(len(row), np.bool_)
         cells, weight = np.unique(row[chosen] * c + labels.classes[chosen], return_counts=True)
         indptr = np.searchsorted(cells, np.arange(len(draw) + 1) * c)
-        return cls(np.bincount(ids, minlength=len(draw)), draw, cells % max(c, 1), weight, indptr, c)
+        return cls(
+            size=np.bincount(ids, minlength=len(draw)),
+            draw=draw,
+            classes=cells % max(c, 1),
+            weight=weight,
+            indptr=indptr,
+            classes_count=c,
+        )
 
     def entries(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
         """Positions of the entries of `units`."""

@@ -130,14 +130,14 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
     )
     stored = header.root if root is None else root
     return LabelTable(
-        images,
-        classes,
-        rows.facts(index, classes),
-        complete_set[first],
-        _read_complete_classes(header.covers, len(classes), path.name),
-        None if stored is None else Path(stored),
-        rows.split_names(index, first),
-        Notes(messages=tuple(header.messages)),
+        images=images,
+        classes=classes,
+        facts=rows.facts(index, classes),
+        complete_set=complete_set[first],
+        complete_classes=_read_complete_classes(header.covers, len(classes), path.name),
+        root=None if stored is None else Path(stored),
+        split_names=rows.split_names(index, first),
+        notes=Notes(messages=tuple(header.messages)),
     )
 
 

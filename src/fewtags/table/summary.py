@@ -43,7 +43,7 @@ class Contradiction:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """Counts over a label table.
 

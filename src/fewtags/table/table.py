@@ -113,7 +113,7 @@ class Notes:
 
 
 @final
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LabelTable:
     """The known labels of N images and C classes. What no row states is unknown.
 
@@ -211,14 +211,16 @@ class LabelTable:
             notes: the reader's report.
         """
         return cls(
-            pa.array(images, pa.string()),
-            classes,
-            fact_table(image, class_, state, locations, source),
-            np.full(len(images), -1, np.int16) if complete_set is None else np.asarray(complete_set, np.int16),
-            np.zeros((0, len(classes)), np.bool_) if complete_classes is None else complete_classes,
-            root,
-            None if split is None else pa.array(split, pa.string()),
-            notes or Notes(),
+            images=pa.array(images, pa.string()),
+            classes=classes,
+            facts=fact_table(image, class_, state, locations, source),
+            complete_set=np.full(len(images), -1, np.int16)
+            if complete_set is None
+            else np.asarray(complete_set, np.int16),
+            complete_classes=np.zeros((0, len(classes)), np.bool_) if complete_classes is None else complete_classes,
+            root=root,
+            split_names=None if split is None else pa.array(split, pa.string()),
+            notes=notes or Notes(),
         )
 
     @cached_property

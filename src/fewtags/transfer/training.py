@@ -165,7 +165,7 @@ def view_features(
     freeze(net, "head")
     net.to(context.device)
     pre = encoder.preprocessing
-    data = TrainSet(photos_of(table), table.matrix, context.policy, seed, views_cycle=views)
+    data = TrainSet(photos=photos_of(table), labels=table.matrix, policy=context.policy, seed=seed, views_cycle=views)
     sampler, collate = EpochSampler(len(table), BATCH, seed), Collate(pre.mean, pre.std)
     loader = TrainLoader(data, sampler, collate, Workers(workers), context.device)
     plan = CachePlan(views, torch.float32, views * len(table) * encoder.features_dim * 4)
@@ -272,7 +272,7 @@ def finetuned_scores(
     workers = Workers(settings.workers, pin_memory=context.device.type == "cuda")
     sampler = EpochSampler(len(table), settings.batch_size, settings.seed, shard.rank, shard.world)
     source = TrainLoader(
-        TrainSet(photos_of(table), table.matrix, context.policy, settings.seed),
+        TrainSet(photos=photos_of(table), labels=table.matrix, policy=context.policy, seed=settings.seed),
         sampler,
         collate,
         workers,

@@ -32,6 +32,7 @@ from fewtags.formats.read import read
 from fewtags.labels import ClassNames
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Objective
+from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD
 from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.table import LabelTable
 
@@ -278,7 +279,7 @@ def pretrain(
     photos: Labels,
     *,
     out: Path | str,
-    method: str = "mls",
+    method: str = DEFAULT_PRETRAIN_METHOD,
     backbone: str | None = None,
     weights: str = "none",
     size: int | None = None,
@@ -295,7 +296,7 @@ def pretrain(
     Args:
         photos: a folder of photos, a label file or a table; labels are ignored.
         out: the run folder.
-        method: "mls", "moco", "densecl", "nnclr", "byol" or "simsiam".
+        method: a name of `fewtags.objectives.table.PRETRAIN_METHODS`, or a class of your own.
         backbone: any timm model with a spatial feature map; None for the preset's.
         weights: initial weights: "none", "hub", "offline" or a file.
         size: input side in pixels; None for the preset's.

@@ -47,7 +47,7 @@ def test_two_annotated_classes_where_none_is_hidden():
 
 
 def test_no_more_panels_than_fit_and_none_of_nothing():
-    assert roles([1, 0, 0, 0], [1, 1, 1, -1], [0.1] * 4, most=2) == [(0, "annotated"), (1, "unannotated positive")]
+    assert roles([1, 0, 0, 0], [1, 1, 1, -1], [0.1] * 4, limit=2) == [(0, "annotated"), (1, "unannotated positive")]
     assert roles([0], [0], [0.5]) == [(0, "predicted")]
     assert roles([], [], []) == []
 

@@ -213,7 +213,7 @@ class ObjectiveConfig(Settings):
 
 @final
 class Config(Settings):
-    """Everything a run is told."""
+    """All settings of a training run."""
 
     data: DataConfig
     model: ModelConfig = ModelConfig()

@@ -126,7 +126,7 @@ def class_maps(
 
 
 def choose_roles(
-    labels: NDArray[np.int8], complete: NDArray[np.int8], prob: NDArray[np.float32], most: int = 4
+    labels: NDArray[np.int8], complete: NDArray[np.int8], prob: NDArray[np.float32], limit: int = 4
 ) -> list[tuple[int, Role]]:
     """Choose the classes of a photo to show, each with its role.
 
@@ -142,7 +142,7 @@ def choose_roles(
     roles += [(c, "unannotated positive") for c in hidden[:2]]
     roles += [(c, "predicted") for c in unknown[: 1 if hidden else 2]]
     roles += [(c, "negative") for c in absent[:1]]
-    return roles[:most]
+    return roles[:limit]
 
 
 def save_gallery(folder: Path, name: str, shown: Sequence[GalleryPhoto]) -> None:

@@ -26,7 +26,7 @@ THUMB = 112
 
 @final
 @dataclass(frozen=True)
-class Tile:
+class NeighbourPhoto:
     """One photo of a row.
 
     Attributes:
@@ -46,7 +46,7 @@ class Tile:
 
 @final
 @dataclass(frozen=True)
-class Rows:
+class NeighbourRows:
     """Queries with their neighbours, and the precision of neighbours over all photos.
 
     Attributes:
@@ -55,7 +55,7 @@ class Rows:
         report: precision against the labels; None without labels.
     """
 
-    rows: tuple[tuple[Tile, ...], ...]
+    rows: tuple[tuple[NeighbourPhoto, ...], ...]
     photos: int
     report: NeighbourReport | None
 
@@ -72,7 +72,7 @@ def neighbour_rows(
     seed: int = 0,
     workers: int = 0,
     tick: Tick | None = None,
-) -> Rows:
+) -> NeighbourRows:
     """Find the nearest photos of a few randomly chosen photos.
 
     Args:
@@ -107,10 +107,10 @@ def neighbour_rows(
         line += [_tile(searched, labels, int(n), int(query), float(s)) for n, s in zip(others, similar, strict=True)]
         rows.append(tuple(line))
     report = neighbour_precision(features, labels, k) if labels.shape[1] else None
-    return Rows(tuple(rows), len(searched), report)
+    return NeighbourRows(tuple(rows), len(searched), report)
 
 
-def _tile(table: LabelTable, labels: NDArray[np.int8], n: int, query: int, cosine: float | None) -> Tile:
+def _tile(table: LabelTable, labels: NDArray[np.int8], n: int, query: int, cosine: float | None) -> NeighbourPhoto:
     pixels, _ = read_through(photos_of(table).path(n), WholeImage(THUMB).test_view, THUMB)
     positive = labels[n] == Label.POSITIVE
     tags = tuple(table.classes.display[c] for c in np.flatnonzero(positive))
@@ -119,4 +119,4 @@ def _tile(table: LabelTable, labels: NDArray[np.int8], n: int, query: int, cosin
     if cosine is not None and wanted.any():
         shared, excluded = (positive & wanted).any(), (labels[n][wanted] == Label.NEGATIVE).all()
         right = True if shared else False if excluded else None
-    return Tile(jpeg(pixels), str(table.images[n].as_py()), cosine, tags, right)
+    return NeighbourPhoto(jpeg(pixels), str(table.images[n].as_py()), cosine, tags, right)

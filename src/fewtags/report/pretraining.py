@@ -26,7 +26,7 @@ from fewtags.photos.augment import WholeImage
 from fewtags.photos.scan import Tick
 from fewtags.report.build import template_text
 from fewtags.report.figures import COLOURS, WIDTH, png
-from fewtags.report.neighbours import Rows, neighbour_rows
+from fewtags.report.neighbours import NeighbourRows, neighbour_rows
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
 
@@ -86,7 +86,7 @@ def build_pretraining_report(
 
 
 def build_neighbours_page(
-    encoder: Encoder, info: EncoderInfo, table: LabelTable, rows: Rows, out: Path, source: str
+    encoder: Encoder, info: EncoderInfo, table: LabelTable, rows: NeighbourRows, out: Path, source: str
 ) -> None:
     """Write the page of nearest photos.
 

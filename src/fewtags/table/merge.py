@@ -167,7 +167,7 @@ def _common_keys(named: Mapping[str, LabelTable], prefix: bool) -> tuple[Path | 
         if known:
             raise DataError(
                 f"prefix names images 'source/key', which is not a path in {str(roots[next(iter(known))])!r}. It is "
-                "for tables without a folder; tables with folders need none, their images differ by file."
+                "for tables without a folder; tables with folders need none, their images are distinguished by file."
             )
         return None, [pc.binary_join_element_wise(name, t.images, "/") for name, t in named.items()]
     if len(set(known.values())) <= 1:

@@ -41,11 +41,11 @@ def test_a_file_or_a_dead_link_where_a_folder_is_to_be(tmp_path: Path) -> None:
     for name in ("file", "link"):
         for check, place in ((refuse_folder, name), (refuse_folder, f"{name}/maps"), (refuse_file, f"{name}/a/b.csv")):
             assert refusal(check, tmp_path / place) == (
-                f"--out {tmp_path / place} cannot be written: {tmp_path / name} is no folder; give another place."
+                f"--out {tmp_path / place} cannot be written: {tmp_path / name} is not a folder; give another path."
             )
     assert refusal(refuse_file, tmp_path / "file" / "plan.png", "--plot", "plan.png") == (
-        f"--plot {tmp_path / 'file' / 'plan.png'} cannot be written: {tmp_path / 'file'} is no folder; give another "
-        "place."
+        f"--plot {tmp_path / 'file' / 'plan.png'} cannot be written: {tmp_path / 'file'} is not a folder; give "
+        "another path."
     )
 
 
@@ -54,6 +54,6 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(os, "access", lambda *question: asked.append(question))
     place = tmp_path / "new" / "tags.csv"
-    expected = f"--out {place} cannot be written: no permission to write in {tmp_path}; give another place."
+    expected = f"--out {place} cannot be written: no permission to write in {tmp_path}; give another path."
     assert refusal(refuse_file, place) == refusal(refuse_folder, place) == expected
     assert asked == [(tmp_path, os.W_OK | os.X_OK)] * 2

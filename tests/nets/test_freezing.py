@@ -176,7 +176,7 @@ def test_frozen_features_can_be_cached():
 @pytest.mark.parametrize("k", [0, -1, 6])
 def test_a_number_out_of_range(k):
     message = (
-        f"trainable={k}, but the backbone has blocks 1 to 5 to train, counted from the end: "
+        f"trainable={k}, but the backbone has blocks 1 to 5, counted from the end: "
         "layer4.0, layer3.0, layer2.0, layer1.0, conv1+bn1. Use a number in that range, or 'head' or 'all'."
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):

@@ -75,7 +75,7 @@ def test_a_missing_file():
     with pytest.raises(CheckpointError) as error:
         read_weights(Path("ofline"))
     assert str(error.value) == (
-        "ofline: there is no such weight file. --weights takes hub, offline, none, or the path of a file."
+        "ofline: this weight file does not exist. --weights takes hub, offline, none, or the path of a file."
     )
 
 
@@ -98,7 +98,7 @@ def test_code_in_a_file_is_refused_and_not_run(tmp_path):
         f"{path}: not a safetensors file, nor a PyTorch file that is safe to load (Weights only load failed."
     )
     assert str(error.value).endswith(
-        "Files with other Python objects than tensors are refused; save the state dict alone with safetensors."
+        "Files with Python objects other than tensors are refused; save only the state dict, with safetensors."
     )
     assert not trap.exists()
 
@@ -123,12 +123,12 @@ def test_broken_files(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([1], "holds 'list', not a state dict of named tensors."),
-        ({}, "holds 'dict', not a state dict of named tensors."),
+        ([1], "contains 'list', not a state dict of named tensors."),
+        ({}, "contains 'dict', not a state dict of named tensors."),
         (
             {"epoch": 3, "weights": {"a": torch.zeros(1)}},
-            "not a state dict; these entries are not tensors: 'epoch', 'weights'. Save the state dict alone, or under "
-            "one of state_dict_ema, model_ema, state_dict, model_state_dict, model.",
+            "not a state dict; these entries are not tensors: 'epoch', 'weights'. Save only the state dict, or put it "
+            "under one of state_dict_ema, model_ema, state_dict, model_state_dict, model.",
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_old_files_without_counters_load_whole(tmp_path):
     assert equal(target.state_dict(), small().state_dict())
 
 
-END = "Name the architecture that the file is of as model.backbone."
+END = "Set model.backbone to the architecture of the file."
 
 
 @pytest.mark.parametrize(
@@ -190,36 +190,36 @@ END = "Name the architecture that the file is of as model.backbone."
     [
         (
             lambda s: {**s, "neck.weight": torch.zeros(2, 2)},
-            f"f: 1 tensors have no place in the backbone and are not its classifier: 'neck.weight'. {END}",
+            f"f: 1 tensors belong neither to the backbone nor to a classifier: 'neck.weight'. {END}",
         ),
         (
             lambda s: {**s, "conv.weight": torch.zeros(8, 3, 1, 1)},
-            "f: 1 tensors have another shape than the backbone's, first 'conv.weight': [8, 3, 1, 1] in the file, "
-            "[4, 3, 1, 1] expected. The file is of another size of the architecture or of another image size; name the "
-            "right one as model.backbone.",
+            "f: 1 tensors differ in shape from the backbone's, first 'conv.weight': [8, 3, 1, 1] in the file, "
+            "[4, 3, 1, 1] expected. The file comes from another variant or image size of the architecture; set "
+            "model.backbone to that one.",
         ),
         (
             lambda s: {name: tensor for name, tensor in s.items() if name != "bn.bias"},
-            "f: the file is not of this backbone. By name it lacks 1 of 5 tensors ('bn.bias') and has 0 others (); in "
-            f"order tensor 3 is 'bn.running_mean' [4] where 'bn.bias' [4] belongs. {END}",
+            "f: the file does not fit this backbone. By name it lacks 1 of 5 tensors ('bn.bias') and has 0 others (); "
+            f"in order tensor 3 is 'bn.running_mean' [4], expected 'bn.bias' [4]. {END}",
         ),
         (
             lambda s: {f"x.{name}": tensor for name, tensor in reversed(s.items())},
-            "f: the file is not of this backbone. By name it lacks 5 of 5 tensors ('conv.weight', 'bn.weight', "
+            "f: the file does not fit this backbone. By name it lacks 5 of 5 tensors ('conv.weight', 'bn.weight', "
             "'bn.bias', ...) and has 5 others ('x.bn.running_var', 'x.bn.running_mean', 'x.bn.bias', ...); in order "
-            f"tensor 1 is 'x.bn.running_var' [4] where 'conv.weight' [4, 3, 1, 1] belongs. {END}",
+            f"tensor 1 is 'x.bn.running_var' [4], expected 'conv.weight' [4, 3, 1, 1]. {END}",
         ),
         (
             lambda s: {f"x.{name}": s[name] for name in ("conv.weight", "bn.weight")},
-            "f: the file is not of this backbone. By name it lacks 5 of 5 tensors ('conv.weight', 'bn.weight', "
-            "'bn.bias', ...) and has 2 others ('x.conv.weight', 'x.bn.weight'); in order it has 2 tensors where 5, or "
-            f"two more for a classifier, belong. {END}",
+            "f: the file does not fit this backbone. By name it lacks 5 of 5 tensors ('conv.weight', 'bn.weight', "
+            "'bn.bias', ...) and has 2 others ('x.conv.weight', 'x.bn.weight'); in order it has 2 tensors, expected 5, "
+            f"or two more with a classifier. {END}",
         ),
         (
             lambda s: {f"x.{name}": tensor for name, tensor in s.items()} | {"x.neck.weight": torch.zeros(2)},
-            "f: the file is not of this backbone. By name it lacks 5 of 5 tensors ('conv.weight', 'bn.weight', "
+            "f: the file does not fit this backbone. By name it lacks 5 of 5 tensors ('conv.weight', 'bn.weight', "
             "'bn.bias', ...) and has 6 others ('x.conv.weight', 'x.bn.weight', 'x.bn.bias', ...); in order it has 6 "
-            f"tensors where 5, or two more for a classifier, belong. {END}",
+            f"tensors, expected 5, or two more with a classifier. {END}",
         ),
     ],
 )
@@ -233,9 +233,7 @@ def test_a_shared_name_at_another_place_stops_the_order():
     """Shapes and kinds agree in order, but `b.weight` of the file would land in `a.weight`."""
     file = {"b.weight": torch.zeros(2), "c.weight": torch.ones(2)}
     target = {"a.weight": torch.zeros(2), "b.weight": torch.zeros(2)}
-    with pytest.raises(
-        CheckpointError, match=r"in order tensor 1 is 'b\.weight' \[2\] where 'a\.weight' \[2\] belongs"
-    ):
+    with pytest.raises(CheckpointError, match=r"in order tensor 1 is 'b\.weight' \[2\], expected 'a\.weight' \[2\]"):
         match_weights(file, target, "f")
 
 
@@ -282,7 +280,9 @@ def test_torchvision_files(tmp_path, theirs, ours, matched):
 def test_the_wrong_architecture_is_refused(tmp_path):
     torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "a.pth")
     for name in ("mobilenetv2_100", "resnet26"):
-        with pytest.raises(CheckpointError, match=r"a\.pth: (the file is not of this backbone|\d+ tensors have )"):
+        with pytest.raises(
+            CheckpointError, match=r"a\.pth: (the file does not fit this backbone|\d+ tensors (belong|differ) )"
+        ):
             create_net(name, 3, weights=tmp_path / "a.pth", size=64)
 
 

@@ -446,7 +446,7 @@ def test_words_outside_the_vocabulary_are_refused(name, value, message):
 MISFITS = [
     (
         {},
-        "expected_negative needs positives_per_image, the mean number of classes an image holds (2.9 on COCO, "
+        "expected_negative needs positives_per_image, the mean number of classes in an image (2.9 on COCO, "
         "1.5 on VOC). Count the classes in twenty photos, or give a validation set with complete labels.",
     ),
     ({"positives_per_image": 4.0}, "positives_per_image is 4.0, but there are 3 classes."),

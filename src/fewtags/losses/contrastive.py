@@ -1,18 +1,18 @@
-"""Losses of self-supervised pretraining: MLS, the methods that it builds on, and the methods it is compared with.
+"""Losses of self-supervised pretraining: MLS, the methods it builds on, and the methods it is compared with.
 
 "MLS" is Zhu, Fu, Wu, "Multi-Label Self-Supervised Learning with Scene Images" (ICCV 2023). Its main paper and its
 supplement number their equations separately and two numbers collide, so each equation is cited with its place.
 "MoCo" is He et al., CVPR 2020 and its version 2, "DenseCL" Wang et al., CVPR 2021, "SimSiam" Chen and He, CVPR 2021,
 "BYOL" Grill et al., NeurIPS 2020, "NNCLR" Dwibedi et al., ICCV 2021.
 
-Notation: t = temperature; D = slots of a queue; y = the labels, True for the k slots that `top_k` chose; s = sigmoid.
-`query`, `key` and `queue` contain vectors of length 1, which these functions do not check; logits are their products
-divided by t. `counted` marks the slots of a queue that are used (None: all; a first axis of 1: the same slots for every
-row). Unused slots, for example empty ones, change no loss and get no gradient.
+Notation: t = temperature; D = slots of a queue; y = the labels, True for the k slots that `top_k` chooses; s = sigmoid.
+`query`, `key` and `queue` must contain unit vectors (not checked); logits are their products divided by t. `counted`
+marks the slots of a queue that are used (None: all; a first axis of 1: the same slots for every row). Unused slots, for
+example empty ones, do not change a loss and get no gradient.
 
 A loss is the mean over the batch; an empty batch gives 0, and so does an image without any used slot. Products and
 logarithms are taken in float32 (float64 stays float64), inside autocast too. Only `negative_cosine` and `byol_loss`
-stop a gradient; the caller detaches all other inputs that must get none.
+stop a gradient; the caller detaches all other inputs that must not get one.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Reading = Literal["eq10", "eq2", "eq11"]
 def similarity(features: Float[Tensor, "b d"], queue: Float[Tensor, "D d"]) -> Float[Tensor, "b D"]:
     """Products of every row with every slot (MLS main eq. 7 and 8, without the top k): cosines of unit vectors.
 
-    Inside autocast too, a product of float32 vectors is float32: in bfloat16 only 3 % of a row's values would differ
-    from each other, and some of the 20 largest would be others.
+    The product of float32 vectors is float32 inside autocast, too: in bfloat16 only 3 % of a row's values would be
+    distinct, and the 20 largest would change.
     """
     precise = torch.promote_types(_precise(features.dtype), queue.dtype)
     with torch.autocast(features.device.type, enabled=False):
@@ -43,14 +43,14 @@ def similarity(features: Float[Tensor, "b d"], queue: Float[Tensor, "D d"]) -> F
 
 
 def top_k(similarity: Float[Tensor, "b D"], k: int, counted: Bool[Tensor, "#b D"] | None = None) -> Bool[Tensor, "b D"]:
-    """The k most similar slots of each row: the labels y of MLS main eq. 7. They carry no gradient.
+    """Mark the k most similar slots of each row: the labels y of MLS main eq. 7. No gradient.
 
-    Of slots that are equally similar, the first ones are taken, on every device (`torch.topk` leaves it open, and equal
-    ones do occur with ReLU features).
+    Of equally similar slots the first are taken, on every device. `torch.topk` does not guarantee this, and ReLU
+    features do produce ties.
 
     Args:
-        similarity: any range; float32 is meant (see the function of that name), lower precision makes ties.
-        k: positives per row, at least 1. Where fewer slots count, all of them are positive. MLS: 20.
+        similarity: any range, float32 (see the function `similarity`); lower precision causes ties.
+        k: positives per row, at least 1. If fewer slots are used, all of them are positive. MLS: 20.
         counted: see the module.
 
     Raises:
@@ -77,16 +77,16 @@ def infonce(
     *,
     counted: Bool[Tensor, "#b D"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Tell the other view of an image from the images in the queue (MoCo; MLS main eq. 1).
+    """Cross-entropy of the second view of an image against the images in the queue (MoCo; MLS main eq. 1).
 
     mean over b of: -log [ exp(q.k/t) / (exp(q.k/t) + sum over counted slots j of exp(q.Q_j/t)) ].
 
-    Without information it is log(D + 1). Where no slot counts it is 0: there is nothing to tell apart.
+    Without information it is log(D + 1). Without a used slot it is 0.
 
     Args:
         query: of the first view; carries the gradient.
         key: of the second view of the same images.
-        queue: keys of earlier images, as they were before this batch's are put in.
+        queue: keys of earlier images, read before this batch is enqueued.
         temperature: t above 0. MoCo-v2 and MLS: 0.2.
         counted: see the module.
 
@@ -105,25 +105,25 @@ def mls_bce(
     reduction: Reduction = "mean",
     bias: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """Every slot of the queue is a class: multi-label classification of an image by its neighbours (MLS main eq. 9).
+    """Multi-label classification of an image, with each slot of the queue as a class (MLS main eq. 9).
 
     Per image, with the sums over counted slots j: P = sum of -y_j log s(x_j), N = sum of -(1 - y_j) log(1 - s(x_j));
     x = logits + bias. Reductions:
-        `mean`: (P + N) / counted slots, the paper's. At its scale (D = 4096, k = 20) the negatives pull 204 times as
-            hard as the positives at x = 0, and nearly all of the loss is repulsion from the mean of the queue.
-        `per_positive`: (P + N) / positives: a positive weighs 1 whatever D is, and a negative as much as a positive.
+        `mean`: (P + N) / counted slots, as in the paper. At its scale (D = 4096, k = 20) the gradient of the
+            negatives at x = 0 is 204 times that of the positives, and the loss is mostly repulsion from their mean.
+        `per_positive`: (P + N) / positives: a positive weighs 1 for any D, and a negative as much as a positive.
         `balanced`: half the mean over positives plus half the mean over negatives, so that x = 0 gives log 2 as in
-            `mean`; a side that is missing adds 0.
+            `mean`; a missing half adds 0.
 
-    If all vectors become one, every x is 1/t and `mean` is `fingerprint`: watch for it, with `collapse` too.
+    If all vectors become equal, every x is 1/t and `mean` equals `fingerprint`; watch it together with `collapse`.
 
     Args:
         logits: similarity divided by the temperature, [-1/t, 1/t] for unit vectors.
-        labels: y; those of slots that do not count are not looked at.
+        labels: y; ignored at unused slots.
         counted: see the module.
         reduction: see above.
-        bias: added to the logits (not in the paper). log(k / (D - k)) makes the base rate the starting point, which
-            cosines over t = 0.2 cannot reach: -5.3 at paper scale, below -1/t.
+        bias: added to the logits (not in the paper). log(k / (D - k)) starts at the base rate: -5.3 at paper scale,
+            which cosines divided by t = 0.2 cannot reach (-1/t = -5).
 
     >>> logits, labels = torch.zeros(1, 4), torch.tensor([[True, False, False, False]])
     >>> [round(float(mls_bce(logits, labels, reduction=r)), 4) for r in ("mean", "per_positive", "balanced")]
@@ -142,15 +142,15 @@ def bce_pos(
     reduction: Reduction = "mean",
     bias: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """The positive terms of `mls_bce` alone, under the same reductions (MLS supplement eq. 15, "BCE-pos").
+    """Only the positive terms of `mls_bce`, with the same reductions (MLS supplement eq. 15, "BCE-pos").
 
-    Per image: sum over counted positives of -log s(x_j), divided by the counted slots (`mean`, the paper's), by the
-    positives (`per_positive`), or by twice the positives (`balanced`). At paper scale `mean` is so small beside
-    `infonce` (its gradient at most 0.2 % of that one's) that it hardly changes anything.
+    Per image: sum over counted positives of -log s(x_j), divided by the counted slots (`mean`, as in the paper), by the
+    positives (`per_positive`), or by twice the positives (`balanced`). At paper scale `mean` has almost no effect
+    next to `infonce`: its gradient is at most 0.2 % of that of `infonce`.
 
     Args:
         logits: similarity divided by the temperature.
-        labels: y; those of slots that do not count are not looked at.
+        labels: y; ignored at unused slots.
         counted: see the module.
         reduction: see above.
         bias: added to the logits (not in the paper).
@@ -167,23 +167,23 @@ def knn_softmax(
     counted: Bool[Tensor, "#b D"] | None = None,
     reading: Reading = "eq10",
 ) -> Float[Tensor, ""]:
-    """Softmax over the queue with several positives: what MLS replaces (Van Gansbeke et al., NeurIPS 2021).
+    """Softmax over the queue with several positives, which MLS replaces (Van Gansbeke et al., NeurIPS 2021).
 
     Per image, with N positives i, S+ the sum of exp(x) over them and S- the sum over the other counted slots:
         `eq10`: (1/N) sum_i -log [ exp(x_i) / (S+ + S-) ]: MLS supplement eq. 10, cross-entropy with the target y / N.
-            Pulls with p_j - 1/N, p the softmax: it makes the positives equal, and pushes one with p_j > 1/N away.
-        `eq2`: (1/N) sum_i -log [ exp(x_i) / (exp(x_i) + S-) ]: MLS main eq. 2 to the letter, without the other
+            Its gradient is p_j - 1/N, p the softmax: it makes positives equal and repels those with p_j > 1/N.
+        `eq2`: (1/N) sum_i -log [ exp(x_i) / (exp(x_i) + S-) ]: MLS main eq. 2 as printed, without the other
             positives in the denominator.
         `eq11`: -(1/N) log [ S+ / (S+ + S-) ]: MLS supplement eq. 11, the logarithm outside the sum. It contradicts
-            eq. 10, which the supplement derives it from; never pushes a positive away, but leaves weak ones alone.
+            eq. 10, from which the supplement derives it. It never repels a positive, but ignores weak ones.
 
     An image without a counted positive adds 0.
 
     Args:
         logits: similarity divided by the temperature.
-        labels: y; those of slots that do not count are not looked at.
+        labels: y; ignored at unused slots.
         counted: see the module.
-        reading: which of the three.
+        reading: one of the above.
     """
     cell = _all_if_none(counted, labels)
     logits = _biased(logits, cell, 0.0)
@@ -203,7 +203,7 @@ def knn_softmax(
 def negative_cosine(prediction: Float[Tensor, "b d"], target: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
     """Mean over b of -cos(prediction, target), -1 to 1 (SimSiam eq. 1 and 3). The target gets no gradient.
 
-    Vectors of any length are taken and normalised here; a zero vector has the cosine 0.
+    Vectors may have any length; a zero vector has the cosine 0.
     """
     return _mean(-_cosine(prediction, target.detach()))
 
@@ -211,7 +211,7 @@ def negative_cosine(prediction: Float[Tensor, "b d"], target: Float[Tensor, "b d
 def byol_loss(prediction: Float[Tensor, "b d"], target: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
     """Mean over b of 2 - 2 cos(prediction, target), 0 to 4 (BYOL eq. 2): the squared distance of the unit vectors.
 
-    Vectors of any length are taken and normalised here; the target gets no gradient.
+    Vectors may have any length; the target gets no gradient.
     """
     return _mean(2 - 2 * _cosine(prediction, target.detach()))
 
@@ -219,16 +219,16 @@ def byol_loss(prediction: Float[Tensor, "b d"], target: Float[Tensor, "b d"]) ->
 def ntxent(
     query: Float[Tensor, "b d"], key: Float[Tensor, "n d"], positive: Int64[Tensor, "b"], temperature: float
 ) -> Float[Tensor, ""]:
-    """Tell the right key from the others of a batch (NT-Xent; with neighbours from a queue as queries, NNCLR eq. 2).
+    """Cross-entropy of the correct key against the others of a batch (NT-Xent).
 
     mean over b of: -log [ exp(q.k_p/t) / sum over j of exp(q.k_j/t) ], p the index of the positive.
 
-    Both sides get a gradient.
+    With neighbours from a queue as queries it is NNCLR eq. 2. Both sides get a gradient.
 
     Args:
-        query: one a row.
-        key: candidates of all rows, the positives among them.
-        positive: row of `key` that is right for each query, 0..n-1.
+        query: one vector per row.
+        key: candidates for all rows, including the positives.
+        positive: the correct row of `key` for each query, 0..n-1.
         temperature: t above 0. NNCLR: 0.1.
 
     Raises:
@@ -249,17 +249,17 @@ def dense_infonce(
     *,
     counted: Bool[Tensor, "#b D"] | None = None,
 ) -> Float[Tensor, ""]:
-    """`infonce` of every cell of a grid, with the best matching cell of the other view as key (DenseCL eq. 2 and 4).
+    """`infonce` for every cell of a grid, with the best matching cell of the other view as key (DenseCL eq. 2 and 4).
 
     mean over b x s of: -log [ exp(q_i.k_c/t) / (exp(q_i.k_c/t) + sum over counted slots j of exp(q_i.Q_j/t)) ], with
-    c = argmax over the u cells of cos(query_features_i, key_features_c), the first of equal ones. Matching reads the
-    backbone's features, not the projected ones, and has no gradient. The logits take b x s x D numbers of memory.
+    c = argmax over the u cells of cos(query_features_i, key_features_c), the first of equal ones. Matching uses the
+    backbone's features, not the projected ones, and has no gradient. The logits have b x s x D elements.
 
     Args:
         query: projected cells of the first view, unit vectors along d; carries the gradient.
-        key: likewise of the second view, whose grid may have another number of cells.
+        key: the same of the second view, whose grid may have a different number of cells.
         query_features: the backbone's features in the same cells, of any length.
-        key_features: likewise of the second view.
+        key_features: the same of the second view.
         queue: keys of earlier images, each pooled over its cells and of length 1.
         temperature: t above 0. DenseCL: 0.2.
         counted: see the module; the same for all cells of an image.
@@ -277,11 +277,10 @@ def dense_infonce(
 
 
 def collapse(z: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
-    """How spread the vectors are: sqrt(d) times the mean over dimensions of the standard deviation of unit vectors.
+    """Spread of vectors: sqrt(d) times the mean over dimensions of the standard deviation of the unit vectors.
 
-    1 for vectors that are uniform on the sphere, 0 if all are one: the net has collapsed (SimSiam section 4.1). Vectors
-    of any length are taken and normalised here. The deviation is that of a sample (b - 1 in the denominator); fewer
-    than two vectors give 0. No gradient.
+    1 for vectors that are uniform on the sphere; 0 if all are equal: the net has collapsed (SimSiam section 4.1). The
+    vectors may have any length. The denominator is b - 1; fewer than two vectors give 0. No gradient.
     """
     with torch.no_grad():
         z = F.normalize(z.to(_precise(z.dtype)), dim=1)
@@ -289,10 +288,10 @@ def collapse(z: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
 
 
 def fingerprint(k: int, slots: int, temperature: float) -> float:
-    """What `mls_bce` is when all vectors are one: softplus(1/t) - (k/D)/t. `infonce` is log(D + 1) then.
+    """Value of `mls_bce` if all vectors are equal: softplus(1/t) - (k/D)/t. `infonce` is then log(D + 1).
 
     Args:
-        k: positives per image; more than there are slots mean all of them, as in `top_k`.
+        k: positives per image; at most all slots, as in `top_k`.
         slots: D.
         temperature: t above 0.
 
@@ -309,7 +308,7 @@ def fingerprint(k: int, slots: int, temperature: float) -> float:
 
 def _check_k(k: int) -> None:
     if k < 1:
-        raise ConfigError(f"k must be at least 1 (so many slots of the queue are positives of an image), got {k}.")
+        raise ConfigError(f"k, the number of positive slots of an image, must be at least 1, got {k}.")
 
 
 def _check_temperature(temperature: float) -> None:
@@ -322,7 +321,7 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
 
 
 def _lowest(logits: Tensor) -> float:
-    """Stands for minus infinity: exp of it is 0, and rows of nothing else keep finite gradients."""
+    """A finite minus infinity: its exp is 0, and rows that contain nothing else keep finite gradients."""
     return torch.finfo(logits.dtype).min
 
 
@@ -351,7 +350,7 @@ def _cosine(one: Float[Tensor, "b d"], other: Float[Tensor, "b d"]) -> Float[Ten
 def _first_among(
     first: Float[Tensor, "n"], others: Float[Tensor, "n D"], temperature: float, counted: Bool[Tensor, "#n D"] | None
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy of the first candidate against the others that count."""
+    """Mean cross-entropy of the first candidate against the used others."""
     others = _without(others / temperature, counted, -math.inf)
     return _mean(-torch.cat([first[:, None] / temperature, others], 1).log_softmax(1)[:, 0])
 
@@ -368,7 +367,7 @@ def _over(
     reduction: Reduction,
     loss: Float[Tensor, "b D"],
 ) -> Float[Tensor, ""]:
-    """Sum of the loss over the mask's slots, divided as the reduction says, in the mean over the batch."""
+    """Mean over the batch of the sum over the mask's slots, divided according to the reduction."""
     if reduction == "mean":
         weight = cell.sum(1)
     elif reduction == "per_positive":
@@ -385,7 +384,7 @@ def _log_sum(logits: Float[Tensor, "b D"], mask: Bool[Tensor, "b D"]) -> Float[T
 
 
 def _best_cell(query: Float[Tensor, "b e s"], key: Float[Tensor, "b e u"]) -> Int64[Tensor, "b s"]:
-    """The most similar cell of `key` for every cell of `query`. The length of a query's vector does not matter."""
+    """Most similar cell of `key` for each cell of `query`. The length of a query has no effect."""
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         precise = torch.promote_types(_precise(query.dtype), key.dtype)
         return torch.bmm(query.to(precise).transpose(1, 2), F.normalize(key.to(precise), dim=1)).argmax(2)

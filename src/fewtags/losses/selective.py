@@ -3,17 +3,17 @@
 "CSL" is Ben-Baruch et al., "Multi-label Classification with Partial Annotations Using Class-aware Selective Loss" (CVPR
 2022), which builds on the asymmetric loss (ASL; Ridnik et al., ICCV 2021). "PatchML" is "PatchML: Patch Based Learning
 for Multi-label Image Classification"; its eq. (1) is CSL on image scores and its eq. (2) the same on patches. Eq. (3)
-is a weighted sum of the two and left to the objective.
+is a weighted sum of the two; the objective computes it.
 
 Notation: f = sigmoid(logit), z the annotated label, F(t, g) = -(1 - t)^g log t. The factor (1 - t)^g is detached, as in
-CSL's code: it weighs the gradient of the logarithm and gets none itself. The papers forget the minus sign.
+CSL's code: it weights the gradient of the logarithm and gets none itself. The papers omit the minus sign.
 
-Unknown cells are taken as negative or ignored, cell by cell: omega of eq. (1), which `selectivity` and
-`patch_selectivity` choose. Choosing reads the net's scores and gives them no gradient.
+Each unknown cell is assumed negative or ignored: omega of eq. (1), from `selectivity` or `patch_selectivity`. They
+read the net's scores and give them no gradient.
 
 Every loss is the *mean over all cells*, ignored ones included, as in `partial`; the papers write sums (multiply by the
 number of cells). An empty batch gives 0. Logarithms are exact and in float32 (float64 logits stay float64), inside
-autocast too; CSL's code takes log(max(t, 1e-8)), whose gradient vanishes in cells that are wrong by more than 18.
+autocast too. CSL's code computes log(max(t, 1e-8)), whose gradient vanishes in cells that are wrong by more than 18.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def selective_loss(
     Args:
         logits: any range.
         labels: values of `Label`.
-        omega: of unknown cells, 0 (ignored: no loss, no gradient) to 1 (taken as negative); elsewhere without effect.
+        omega: of unknown cells, 0 (ignored: no loss, no gradient) to 1 (assumed negative); no effect elsewhere.
         gammas: g+, g-, gu.
         weights: w+, w-, wu; the alphas of CSL.
-        clip: in 0..1; negative and unknown cells with f <= clip count as done, with no loss and no gradient. ASL: 0.05.
+        clip: in 0..1; negative and unknown cells with f <= clip have no loss and no gradient. ASL: 0.05.
 
     >>> logits, labels = torch.zeros(1, 2), torch.tensor([[Label.POSITIVE, Label.UNKNOWN]], dtype=torch.int8)
     >>> omega = selectivity(logits, labels, "negative")
@@ -86,13 +86,13 @@ def patch_loss(
     """Focal loss of patches (PatchML eq. 2).
 
     mean over b x c x h x w of: z positive -> w+ F(f, g+); z negative -> w- F(1 - f, g-); z unknown -> omega wu
-    F(1 - f, gu). Eq. (2) writes the set of positive patches under all three sums; the second and the third are read as
-    the negative and the unknown ones.
+    F(1 - f, gu). Eq. (2) writes the set of positive patches under all three sums; we read the second as the
+    negative patches and the third as the unknown ones.
 
-    Scale: where the image logit is the mean of its map, the image loss gives every cell (f_image - z) / (b c h w), and
-    this loss with gammas 0 gives an annotated cell w (f - z) / (b c h w). Weights of 1 thus pull equally at one cell;
-    in the paper's sums that is w = 1 / (h w), near 1/196. A negative class is annotated in all h w cells and then pulls
-    as hard as its image label, a point in one: w+ between 1 and h w makes up for it.
+    Scale: if the image logit is the mean of its map, the gradient of the image loss is (f_image - z) / (b c h w) in
+    every cell, and that of this loss with gammas 0 is w (f - z) / (b c h w) in an annotated cell. Weights of 1 are thus
+    equal for one cell; in the paper's sums this is w = 1 / (h w), near 1/196. A negative class is annotated in all h w
+    cells and weighs as much as its image label, but a point is in one cell: w+ between 1 and h w compensates for it.
 
     Args:
         maps: logits per patch, any range.
@@ -114,22 +114,22 @@ def selectivity(
     prior_threshold: float = 1.0,
     among: Bool[Tensor, "b"] | None = None,
 ) -> Bool[Tensor, "b c"]:
-    """Which unknown cells are taken as negative: omega of PatchML eq. (1). False at known cells.
+    """Choose the unknown cells to assume negative: omega of PatchML eq. (1). False at known cells.
 
     `ignore`: none. `negative`: all. `selective`: all except those of classes that are frequent (prior above
-    `prior_threshold`) and the `top_k` x b with the highest logits. As in CSL's code, the highest are sought among all
-    unknown cells of the batch at once, not per image or class, and those the prior has removed are counted among them.
-    Ties are broken arbitrarily. On several processes, the batch is each one's own.
+    `prior_threshold`) and the `top_k` x b with the highest logits. As in CSL's code, the highest are taken among all
+    unknown cells of the batch, not per image or class, and include cells that the prior excludes. Ties are broken
+    arbitrarily. With several processes, each uses its own batch.
 
     Args:
         logits: any range; only their order matters.
         labels: values of `Label`.
-        mode: "ignore", "negative" or "selective", see above; the other arguments matter to "selective" alone.
-        top_k: likely positives per image, in the mean over the batch; 0 for none. CSL: 5.
-        prior: share of the images that show each class, 0..1; None (or the threshold 1) for no limit by class.
+        mode: "ignore", "negative" or "selective", see above; only "selective" uses the top k and the prior.
+        top_k: likely positives per image, as a mean over the batch; 0 for none. CSL: 5.
+        prior: share of the images that contain each class, 0..1; None (or the threshold 1) for no limit by class.
         prior_threshold: in 0..1. CSL: 0.05 in the code, 0.5 in its tables.
-        among: images that take part; cells of the others are ignored in every mode, and b above counts those that do.
-            None for all. PatchML eq. (1) is about images with some label.
+        among: images to use; cells of the others are ignored in every mode, and b above counts the used ones. None for
+            all. PatchML eq. (1) is about images with some label.
 
     Raises:
         ConfigError: an unknown mode.
@@ -146,12 +146,12 @@ def selectivity(
 def patch_selectivity(
     maps: Float[Tensor, "b c h w"], patch_labels: Int8[Tensor, "b c h w"], mode: str, *, top_k: int = 0
 ) -> Bool[Tensor, "b c h w"]:
-    """Which unknown patches are taken as negative: omega for PatchML eq. (2). False at known patches.
+    """Choose the unknown patches to assume negative: omega for PatchML eq. (2). False at known patches.
 
-    `ignore`: none. `negative`: all, those of classes that are unknown in the image too. `selective` (CSL-P): all of
-    those images and classes that have a located positive, except the `top_k` with the highest logits of each. The
-    paper says no more than "ignores the top k unknowns and treats the rest as negatives"; that the k are counted per
-    image and class, and that classes without a located positive stay ignored, is our reading.
+    `ignore`: none. `negative`: all, also of classes that are unknown in the image. `selective` (CSL-P): for each image
+    and class with a located positive, all except the `top_k` with the highest logits. The paper says only "ignores the
+    top k unknowns and treats the rest as negatives". Counting the k per image and class, and ignoring classes without
+    a located positive, is our reading.
 
     Args:
         maps: logits per patch; only their order matters. Ties are broken arbitrarily.
@@ -182,9 +182,9 @@ def _all_or_none(unknown: Bool[Tensor, "*cells"], mode: str) -> Bool[Tensor, "*c
 def _highest(
     scores: Float[Tensor, "n m"], among: Bool[Tensor, "n m"], count: int, limit: Int64[Tensor, ""] | None = None
 ) -> Bool[Tensor, "n m"]:
-    """The `count`, or fewer if `limit` says so, highest scores of each row among those allowed; all if they are fewer.
+    """Mark the min(`count`, `limit`) highest scores of each row within `among`; all if there are fewer.
 
-    `count` is a number, so that nobody waits for the device to know how many they are.
+    `count` is a Python number, so that the host does not wait for the device.
     """
     allowed = scores.detach().masked_fill(~among, -math.inf)
     count = min(count, allowed.shape[1])
@@ -203,7 +203,7 @@ def _mean_focal(
     weights: PerLabel,
     clip: float,
 ) -> Float[Tensor, ""]:
-    # Elementwise operations keep float32 inside autocast, so one cast at the door is enough.
+    # Elementwise operations keep float32 inside autocast, so one cast at the start is enough.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     # log q = log(1 - f + clip), at most 0; with clip = 0 that is log(1 - f) exactly, in value and gradient.
     floor = logits.new_full((), math.log(clip) if clip else -math.inf)
@@ -217,5 +217,5 @@ def _mean_focal(
 
 
 def _focal(log_t: Float[Tensor, "*cells"], gamma: float) -> Float[Tensor, "*cells"]:
-    """F(t, g) of the module from log t <= 0; 1 - t = -expm1(log t) keeps its digits where t is close to 1."""
+    """F(t, g) of the module from log t <= 0; 1 - t = -expm1(log t) stays precise if t is close to 1."""
     return -((-torch.expm1(log_t.detach())) ** gamma) * log_t

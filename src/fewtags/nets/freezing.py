@@ -1,4 +1,4 @@
-"""Choose which part of a net is trained: the head, the last blocks, or all layers."""
+"""Freeze a net except its head, its last blocks, or nothing."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from fewtags.errors import ConfigError
 from fewtags.nets.encoder import Encoder
 from fewtags.nets.spatial import SpatialNet
 
-# timm's mark for layers that belong to the block before them.
+# timm's number for layers that belong to the previous block.
 WITH_PREVIOUS = (99999,)
 
 
 @runtime_checkable
 class _Grouped(Protocol):
-    """What timm's models offer: patterns that tell the blocks apart, in order."""
+    """A timm model with patterns that separate its blocks, in order."""
 
     def group_matcher(self, coarse: bool = False) -> Any: ...
 
 
 def freeze(net: SpatialNet | Encoder, trainable: Literal["head", "all"] | int, *, batchnorm_eval: bool = False) -> None:
-    """Choose the trained part; the rest gets no gradient and stays in eval mode.
+    """Freeze all but the trainable part: frozen layers get no gradient and stay in eval mode.
 
     The head, if there is one, is always trained. A number k adds the last k blocks of `blocks(net.backbone)`: the
-    finest units that timm tells apart (residual blocks, inverted residual blocks, transformer layers); the stem is the
-    first block, layers after the last block (a final 1x1 convolution or norm) belong to it. timm's MobileNetV2 has 18,
-    where torchvision's `features` has 19 because its last 1x1 convolution counts: 4 trains features[14..18], and 11
-    freezes features[0..6].
+    finest units that timm distinguishes (residual blocks, inverted residual blocks, transformer layers). The stem is
+    the first block; a final 1x1 convolution or norm belongs to the last. timm's MobileNetV2 has 18 blocks, and
+    torchvision's `features` has 19 because its last 1x1 convolution counts: 4 trains features[14..18],
+    and 11 freezes features[0..6].
 
     Args:
-        net: changed in place, in `requires_grad` and in mode; its mode (training or eval) stays.
+        net: `requires_grad` is changed in place; the net's own mode (training or eval) stays.
         trainable: "head", "all", or k from 1 to the number of blocks.
-        batchnorm_eval: keep BatchNorm in eval mode in trained blocks as well (its weight and bias are still trained).
+        batchnorm_eval: keep BatchNorm of trained blocks in eval mode, too (its weight and bias are still trained).
 
     Raises:
-        ConfigError: k is out of range, or the backbone's blocks are not known.
+        ConfigError: k is out of range, or the backbone does not name its blocks.
     """
     if trainable == "head":
         trained: set[str] = set()
@@ -49,8 +49,8 @@ def freeze(net: SpatialNet | Encoder, trainable: Literal["head", "all"] | int, *
         groups = _groups(net.backbone)
         if not 1 <= trainable <= len(groups):
             raise ConfigError(
-                f"trainable={trainable}, but the backbone has blocks 1 to {len(groups)} to train, counted from the "
-                f"end: {', '.join(reversed(blocks(net.backbone)))}. Use a number in that range, or 'head' or 'all'."
+                f"trainable={trainable}, but the backbone has blocks 1 to {len(groups)}, counted from the end: "
+                f"{', '.join(reversed(blocks(net.backbone)))}. Use a number in that range, or 'head' or 'all'."
             )
         trained = {name for group in groups[-trainable:] for name in group}
     for name, parameter in net.backbone.named_parameters():
@@ -65,7 +65,7 @@ def blocks(backbone: nn.Module) -> tuple[str, ...]:
     """Names of a backbone's blocks from the stem to the end, as `freeze` counts them.
 
     Raises:
-        ConfigError: the backbone does not name its blocks, as nearly all of timm's do.
+        ConfigError: the backbone does not name its blocks; nearly all of timm's do.
     """
     return tuple(_block_name(group) for group in _groups(backbone))
 
@@ -78,13 +78,13 @@ def _groups(backbone: nn.Module) -> list[list[str]]:
         )
     matcher = backbone.group_matcher(coarse=False)
     if isinstance(matcher, Mapping):
-        # What no pattern names is a neck or a last norm; timm would count it as one more block.
+        # Parameters without a pattern are a neck or a last norm; timm would count them as one more block.
         matcher = {**matcher, "tail": [(r".*", WITH_PREVIOUS)]}
     return list(group_parameters(backbone, matcher).values())
 
 
 def _block_name(parameters: list[str]) -> str:
-    """The modules that hold a block's parameters.
+    """Name a block by the modules of its parameters.
 
     >>> _block_name(["blocks.6.0.conv_pw.weight", "blocks.6.0.bn1.bias", "conv_head.weight"])
     'blocks.6.0+conv_head'

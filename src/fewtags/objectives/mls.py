@@ -137,7 +137,7 @@ class MLS(Objective):
         yield from queue_notes(self.queue_size, facts)
         if self.queue_size and self.k > max(1, self.queue_size / 20):
             yield (
-                f"warning: k = {self.k} of a queue of {self.queue_size:,}: more than a twentieth are labels; lower "
+                f"warning: k = {self.k} of a queue of {self.queue_size:,}: more than a twentieth are positives; lower "
                 "objective.k"
             )
 

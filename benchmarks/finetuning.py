@@ -41,7 +41,6 @@ from single_positive import Record, arguments, execute, look, metrics, positives
 from table import mean_and_sd, paired
 
 DEV = 10  # the label seed of trials
-SHARES = (0.25, 0.5, 0.75, 1.0)  # of the fine-tuned weights, see `mix`
 
 
 @final
@@ -119,7 +118,7 @@ def run(benchmark: FineTuning, job: Job, material: Material, plain: Tensor) -> R
     records = [event.record for event in fit.run() if isinstance(event, EpochEnded)]
     value, weights, epoch, state = max(found, key=lambda f: f[0])
     above.load_state_dict(state)
-    record = {
+    return {
         "benchmark": benchmark.name,
         "set": job.set_name,
         "method": job.method,
@@ -129,27 +128,6 @@ def run(benchmark: FineTuning, job: Job, material: Material, plain: Tensor) -> R
         "chosen": {"val_mAP": round(100 * value, 3), "epoch": epoch, "weights": weights},
         "cpu_seconds": round(sum(float(r["cpu_seconds"]) for r in records), 2),
     }
-    if config.warmup_epochs:
-        start = max(found[: config.warmup_epochs], key=lambda f: f[0])[3]
-        record["mixed"] = mix(above, start, found[-1][3], material)
-    return record
-
-
-def mix(above: Above, start: Mapping[str, Tensor], end: Mapping[str, Tensor], material: Material) -> Record:
-    """Weights between the solved head on the frozen trunk and the fine-tuned ones (WiSE-FT: Wortsman et al., 2022).
-
-    The share of the fine-tuned weights is chosen on validation.
-    """
-    data, best = material.data, (-1.0, 0.0)
-    states = {
-        a: {k: torch.lerp(start[k], v, a) if v.is_floating_point() else v for k, v in end.items()} for a in SHARES
-    }
-    for share, state in states.items():
-        above.load_state_dict(state)
-        value = float(metrics(predict(above, material.val), data.val, data.scored_index)["mAP"])
-        best = max(best, (value, share))
-    above.load_state_dict(states[best[1]])
-    return {"val_mAP": round(100 * best[0], 3), "share": best[1], **look(above, material)}
 
 
 @torch.no_grad()

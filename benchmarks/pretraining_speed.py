@@ -149,7 +149,8 @@ def ratio(values: Sequence[float], reference: Sequence[float]) -> tuple[float, f
 
 def contenders_for(backbone: str, size: int) -> dict[str, Take]:
     """All methods, each with its copy of the net."""
-    encoder = create_encoder(backbone, weights="none", size=size).to(memory_format=torch.channels_last).train()
+    encoder = create_encoder(backbone, weights="none", size=size).to(memory_format=torch.channels_last)
+    encoder.train()
     ours = {name: Ours(copy.deepcopy(encoder), size, settings) for name, settings in METHODS.items()}
     return {"lightly": Lightly(copy.deepcopy(encoder), size), **ours}
 

@@ -35,12 +35,12 @@ class Metric:
 
     key: str
     label: str
-    value: float
+    value: float | int
     unit: Unit = "percent"
     count: int
     items: str
     interval: tuple[float, float] | None = None
-    chance: float | None = None
+    chance: float | int | None = None
     why: str = ""
 
     @property
@@ -48,7 +48,7 @@ class Metric:
         """Whether there is a value."""
         return not math.isnan(self.value)
 
-    def show(self, value: float) -> str:
+    def show(self, value: float | int) -> str:
         """Write a value in the unit of this metric.
 
         >>> Metric(key="mAP", label="mAP", value=0.5, count=2, items="classes").show(0.123)
@@ -131,10 +131,10 @@ def table_with_chance(metrics: Iterable[Metric]) -> list[str]:
     return lines
 
 
-def number_or_none(value: float | None) -> float | None:
+def number_or_none(value: float | int | None) -> float | None:
     """A float, or None for nan, which JSON does not have."""
     return None if value is None or math.isnan(value) else float(value)
 
 
-def _float(value: float | None) -> float:
+def _float(value: float | int | None) -> float:
     return math.nan if value is None else float(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Self, TypeVar, final
+from typing import Literal, NamedTuple, TypeVar, final
 
 import torch
 import torch.nn.functional as F
@@ -199,7 +199,7 @@ class Trunk(nn.Module):
         features = probe(self.features, self, size)
         return features.shape[2], features.shape[3]
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> Trunk:
         """Set training mode; frozen parts stay in eval mode."""
         super().train(mode)
         if mode:

@@ -26,11 +26,11 @@ class Range:
         above: exclude `low` itself.
     """
 
-    low: float = 0.0
-    high: float = INFINITY
+    low: float | int = 0.0
+    high: float | int = INFINITY
     above: bool = False
 
-    def contains(self, value: float) -> bool:
+    def contains(self, value: float | int) -> bool:
         """Whether a number is allowed; NaN never is."""
         return (self.low < value if self.above else self.low <= value) and value <= self.high
 

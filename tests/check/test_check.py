@@ -142,7 +142,7 @@ def test_scarce_classes_are_named_by_what_they_cannot_do() -> None:
     train = _table({**_many(4, [P, P, N]), "last": [P, N, N]})
     report = check({"train": train, "val": _table(_many(2, [P, N, N], "v"))})
     assert [str(f) for f in _found(report, "absent-class")] == [
-        "warning: train: 1 class has no positive; nothing can be learnt about them. (c)",
+        "warning: train: 1 class has no positive; nothing can be learnt about it. (c)",
         "warning: val: 2 classes have no positive; they cannot be scored. (b; c)",
     ]
     assert (

@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from typer.testing import Result
@@ -62,6 +63,24 @@ def test_a_method_of_pretraining_does_too(run: Run, name: str) -> None:
     tree = {"data": {"train": "photos/"}, **tomllib.loads(text[text.index("[objective]") :])}
     models = pretrain_settings_models()
     assert parse_as(PretrainConfig, tree, models).objective == models[name](name=name)
+
+
+def test_defaults_that_are_made_and_settings_without_one(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_defaults.py").write_text(
+        "from dataclasses import dataclass, field\nimport fewtags as ft\n"
+        "@dataclass(eq=False)\nclass Mine(ft.Objective):\n    rate: float\n"
+        "    gammas: tuple[float, ...] = field(default_factory=lambda: (1.5,))\n"
+        "    def step(self, net, batch, at): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = run("methods", "own_defaults:Mine")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert tomllib.loads(result.stdout[result.stdout.index("[objective]") :]) == {
+        "objective": {"name": "own_defaults:Mine", "gammas": [1.5]}
+    }
+    assert "# rate =                            # required\n" in result.stdout
 
 
 def test_unknown_method_is_suggested(run: Run) -> None:

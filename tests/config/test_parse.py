@@ -1,13 +1,14 @@
 """Settings: every problem at once, with the cure; overrides; files."""
 
 import tomllib
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import create_model
 
 from fewtags.config.parse import apply_overrides, dump_toml, load_toml, parse, validated
 from fewtags.config.sections import MOST_SEED, AugmentConfig, Config, DataConfig, ObjectiveConfig, Settings, StageConfig
@@ -202,6 +203,24 @@ def test_a_list_of_three_is_told_with_three():
         "objective.image_gammas = 1: input should be a valid tuple; a list in TOML looks like "
         "objective.image_gammas = [0.5, 1.0, 2.0]"
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "example"),
+    [
+        (tuple[int, ...], "[1, 2]"),
+        (tuple[Literal["a", "b"], ...], '["a", "b"]'),
+        (tuple[Literal["a"], ...] | None, '["a"]'),
+        (tuple[bool, ...], "[true, false]"),
+    ],
+)
+def test_lists_of_every_kind_of_setting_have_an_example(kind, example):
+    """A method of one's own may have them."""
+    model = create_model("OwnConfig", __base__=ObjectiveConfig, sizes=(kind, None))
+    with pytest.raises(ConfigError) as error:
+        validated(model, {"name": "own", "sizes": 3}, "Own")
+    assert f"a list in TOML looks like sizes = {example}" in str(error.value)
+    tomllib.loads(f"sizes = {example}")
 
 
 def sections(model):

@@ -137,6 +137,7 @@ HEADER = """
 from dataclasses import dataclass
 import fewtags as ft
 """
+TYPES = "from collections.abc import Callable\nfrom pathlib import Path\n"
 SOUND = """
 @dataclass(eq=False)
 class Mine(ft.Objective):
@@ -207,6 +208,13 @@ def test_settings_of_a_method_of_your_own_are_validated(module):
         ("import no_such_module", "{name}:Mine", "{name}.py, line 4: ModuleNotFoundError: No module named 'no_such_m"),
         ("x = 1 / 0", "{name}:Mine", "{name}.py, line 4: ZeroDivisionError: division by zero"),
         ("def f(:", "{name}:Mine", "{name}.py, line 4: SyntaxError: invalid syntax"),
+        (SOUND.replace("rate:", "_rate:"), "{name}:Mine", "{name}:Mine has a setting called _rate, which cannot be a"),
+        (SOUND.replace("rate:", "model_config:"), "{name}:Mine", "has a setting called model_config, which cannot be"),
+        (TYPES + SOUND.replace("float = 0.5", "Path = Path()"), "{name}:Mine", "rate of {name}:Mine has the type Path"),
+        (SOUND.replace("float = 0.5", "set[int] | None = None"), "{name}:Mine", "{name}:Mine has the type set, which"),
+        (SOUND.replace("float", "tuple[bytes, ...]"), "{name}:Mine", "rate of {name}:Mine has the type bytes, which"),
+        (TYPES + SOUND.replace("float = 0.5", "Callable = abs"), "{name}:Mine", "Mine has the type Callable, which"),
+        (SOUND, "{name}.py:Mine", "'{name}.py:Mine' names a file; write the module without .py: {name}:Mine."),
         (SOUND.replace("rate: float", "rate: 'Unknown'"), "{name}:Mine", "{name}:Mine cannot be written into a config"),
     ],
 )  # fmt: skip
@@ -215,6 +223,13 @@ def test_what_cannot_be_used_is_refused_with_its_reason(module, text, path, mess
     with pytest.raises(ConfigError) as error:
         settings_models()[path.format(name=name)]
     assert message.format(name=name) in str(error.value)
+
+
+def test_types_of_settings_that_can_be_written_down(module):
+    kinds = "int | None", "tuple[float, ...]", 'Literal["a", 1]', "Annotated[float, 1]", 'NewType("N", int)', "Any"
+    fields = "".join(f"    s{i}: {kind} = None\n" for i, kind in enumerate((*kinds, "list[str]", "dict[str, bool]")))
+    name = module("from typing import *\n" + SOUND.replace("    rate: float = 0.5\n", fields))
+    assert len(settings_models()[f"{name}:Mine"].model_fields) == 1 + 8 + 1
 
 
 def test_a_module_that_cannot_be_found_says_where_it_was_looked_for(module, tmp_path):

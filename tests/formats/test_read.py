@@ -137,9 +137,13 @@ def test_a_path_that_is_not_there(one_of_each, tmp_path):
 
 def test_an_ending_that_tells_nothing(tmp_path):
     with pytest.raises(
-        DataError, match=r"a\.xlsx: no known format has the ending '\.xlsx'; expected .*, or pass format=\."
+        DataError,
+        match=r"a\.xlsx: no known format has the ending '\.xlsx'; expected .*, or pass format= "
+        r"\(--set data\.format=NAME\)\.",
     ):
         read(touch(tmp_path / "a.xlsx"))
+    with pytest.raises(DataError, match="labels: the file name has no ending; expected a folder of"):
+        read(touch(tmp_path / "labels"))
 
 
 def test_formats_that_do_not_fit(one_of_each):

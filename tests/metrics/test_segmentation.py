@@ -54,9 +54,11 @@ def test_a_class_that_never_occurs_is_left_out_of_the_means():
 def test_what_cannot_be_is_refused():
     with pytest.raises(DataError, match=r"^the prediction is \(2,\) and the truth \(3,\); give the same pixels\.$"):
         confusion(np.zeros(2, int), np.zeros(3, int), 2)
-    with pytest.raises(DataError, match=r"^the truth holds class 7, of 3 classes 0 to 2; map it to one of them, or"):
+    with pytest.raises(
+        DataError, match=r"^the truth contains class 7, but the classes are 0 to 2; map it to one of them, or"
+    ):
         confusion(np.array([0]), np.array([7]), 3)
-    with pytest.raises(DataError, match=r"^the prediction holds class -1, of 3"):
+    with pytest.raises(DataError, match=r"^the prediction contains class -1, but"):
         confusion(np.array([-1]), np.array([1]), 3)
     with pytest.raises(DataError, match=r"^no pixel has a known class"):
         segmentation_report(np.zeros((2, 2), np.int64))

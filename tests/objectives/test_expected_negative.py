@@ -412,7 +412,7 @@ ERRORS = [
     ({"momentum": 1.1}, "momentum must be in 0..1, got 1.1."),
     (
         {"momentum": 0.999, "corrected_averages": True},
-        "corrected_averages counts visits up to 255, enough for a momentum up to 0.996, got 0.999.",
+        "corrected_averages needs a momentum up to 0.996 (it counts only 255 visits), got 0.999.",
     ),
     ({"heatmap_top_k": 0}, "heatmap_top_k must be at least 1, got 0."),
     (

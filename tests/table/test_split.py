@@ -284,16 +284,14 @@ def test_a_class_in_one_big_group_goes_to_training():
         (
             ["a", None, "b", None],
             DataError,
-            "there is no group for 2 of 4 image keys (the first: '00001.jpg'). Every image needs a group: an "
-            "image that "
-            "belongs with no other needs one of its own.",
+            "there is no group for 2 of 4 image keys (the first: '00001.jpg'). Every image needs a group; give "
+            "an image that stands alone a group of its own.",
         ),
         (
             r"0000([12])",
             DataError,
             "data.group_by = '0000([12])' does not match 2 of 4 image keys (the first: '00000.jpg'). Every "
-            "image needs "
-            "a group: an image that belongs with no other needs one of its own.",
+            "image needs a group; give an image that stands alone a group of its own.",
         ),
         (
             "(",

@@ -173,7 +173,8 @@ def _scarce(name: str, summary: Summary, trained_on: bool) -> Iterator[Finding]:
     positives = np.array(summary.positives, np.int64)
     display = summary.classes.display
     if absent := tuple(display[c] for c in np.flatnonzero(positives == 0)):
-        end = "nothing can be learnt about them" if trained_on else "they cannot be scored"
+        them, they = ("it", "it") if len(absent) == 1 else ("them", "they")
+        end = f"nothing can be learnt about {them}" if trained_on else f"{they} cannot be scored"
         message = f"{name}: {counted(len(absent), 'class has', 'classes have')} no positive; {end}."
         yield Finding("warning", "absent-class", message, absent)
     few = np.flatnonzero((positives > 0) & (positives < FEW))

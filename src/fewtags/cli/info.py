@@ -144,9 +144,9 @@ def _lines(fields: dict[str, FieldInfo]) -> Iterator[str]:
     import tomli_w
 
     for key, field in fields.items():
-        default = field.get_default(call_default_factory=False)
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
         if field.is_required():
-            word, assignment = "required", f'{key} = "photos/"'
+            word, assignment = "required", f'{key} = "photos/"' if field.annotation is str else f"# {key} ="
         elif default is None:
             word, assignment = "", f"# {key} ="
         else:

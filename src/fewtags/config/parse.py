@@ -8,7 +8,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -219,7 +219,7 @@ def _model_at(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None
     return found
 
 
-_EXAMPLES = {str: ('"first"', '"second"'), float: ("0.5", "1.0", "2.0")}
+_EXAMPLES = {str: ('"first"', '"second"'), float: ("0.5", "1.0", "2.0"), int: ("1", "2", "3"), bool: ("true", "false")}
 
 
 def _example(model: type[BaseModel], path: list[str]) -> str:
@@ -229,7 +229,10 @@ def _example(model: type[BaseModel], path: list[str]) -> str:
     members = _members(parent.model_fields[path[-1]].annotation)
     if _section(members[0]) is not None:
         return '[{ name = "main", epochs = 10, lr = 0.001 }]'
-    words = _EXAMPLES[members[0]]
+    if get_origin(members[0]) is Literal:
+        words = tuple(f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in get_args(members[0]))
+    else:
+        words = _EXAMPLES.get(members[0], ("...",))
     return f"[{', '.join(words[: 2 if members[1] is ... else len(members)])}]"
 
 

@@ -188,7 +188,7 @@ def evaluate_logits(
     )
 
 
-# --- metrics over all classes: add one more `yield` for a new one
+# --- metrics over all classes: for a new one, `yield` it here; `evaluate_logits` calls these functions
 
 
 def ranking_metrics(ranking: RankingReport, intervals: Intervals | None) -> Iterator[Metric]:

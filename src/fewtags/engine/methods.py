@@ -15,11 +15,11 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any, get_type_hints
+from types import ModuleType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import create_model
 from pydantic.errors import PydanticSchemaGenerationError
@@ -86,6 +86,10 @@ def _import(name: str, path: str, folder: Path | None) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(_failure(error, name)) from error
+        if name.endswith(".py"):
+            raise ConfigError(
+                f"{path!r} names a file; write the module without .py: {path.replace('.py:', ':')}."
+            ) from None
         file = Path(*error.name.split("."))
         raise ConfigError(
             f"cannot find the module {error.name!r} of the method {path}: there is no {file}.py or {file}{os.sep} in "
@@ -120,6 +124,11 @@ def _refuse_unusable(found: object, name: str) -> None:
         )
     if any(field.name == "name" for field in dataclasses.fields(found)):
         raise ConfigError(f"{name} has a setting called name, which names the method in the settings; rename it.")
+    for key in (field.name for field in dataclasses.fields(found) if field.init):
+        if key.startswith("_") or (key.startswith("model_") and hasattr(ObjectiveConfig, key)):
+            raise ConfigError(
+                f"{name} has a setting called {key}, which cannot be a key of a configuration; rename it."
+            )
 
 
 def method_doc(method: type[Objective]) -> str:
@@ -222,6 +231,7 @@ def settings_model(method: type[Objective]) -> type[ObjectiveConfig]:
     assert dataclasses.is_dataclass(method)
     try:
         hints = get_type_hints(method)
+        _refuse_types(method, hints)
         fields: dict[str, Any] = {
             field.name: (hints[field.name], _default(field)) for field in dataclasses.fields(method) if field.init
         }
@@ -231,6 +241,37 @@ def settings_model(method: type[Objective]) -> type[ObjectiveConfig]:
             f"the settings of {_path_of(method)} cannot be written into a configuration: {str(error).splitlines()[0]} "
             "Settings are numbers, words, booleans, and tuples of them."
         ) from error
+
+
+def _refuse_types(method: type[Objective], hints: Mapping[str, Any]) -> None:
+    """Raise ConfigError at the first setting whose values TOML cannot write, although pydantic could check them."""
+    for key in (field.name for field in dataclasses.fields(cast("Any", method)) if field.init):
+        for member in _plain_types(hints[key]):
+            if not isinstance(member, type) or not issubclass(member, _WRITABLE):
+                word = getattr(member, "__name__", member)
+                raise ConfigError(
+                    f"the setting {key} of {_path_of(method)} has the type {word}, which cannot be written into a "
+                    "configuration. Settings are numbers, words, booleans, and tuples of them."
+                )
+
+
+_WRITABLE = (bool, int, float, str, type(None))
+
+
+def _plain_types(hint: Any) -> Iterator[Any]:
+    """Yield the types of single values in a hint: the members of unions, tuples, lists and dictionaries."""
+    origin = get_origin(hint)
+    named = getattr(hint, "__supertype__", getattr(hint, "__value__", None))  # NewType and `type X = ...`
+    if named is not None:
+        yield from _plain_types(named)
+    elif origin in (Annotated, Final):
+        yield from _plain_types(get_args(hint)[0])
+    elif origin is Literal:
+        yield from (type(choice) for choice in get_args(hint))
+    elif origin in (Union, UnionType, tuple, list, dict, Sequence, Mapping):
+        yield from (found for inner in get_args(hint) if inner is not ... for found in _plain_types(inner))
+    elif hint not in (Any, tuple, list, dict):
+        yield hint
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -148,7 +148,7 @@ def read_one(data: DataConfig, path: str | None = None, complete: bool | None = 
 
 
 def read_named(data: DataConfig) -> dict[str, LabelTable]:
-    """What there is of train, val and test: from files of their own, or from the splits that the source names.
+    """Read the tables of train, val and test that exist, by name. val and test have their own files, or are splits.
 
     Raises:
         DataError: a file cannot be used, or names splits but no training images.
@@ -168,9 +168,9 @@ def read_named(data: DataConfig) -> dict[str, LabelTable]:
 
 
 def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelTable:
-    """The images to learn from: split "train"; or, of a source without one, all that are not for val or test.
+    """Return the images of split "train". If there is no such split, return all images outside val and test.
 
-    Images of further splits beside "train" are left out with a line each.
+    Images of other splits beside "train" are left out; each is listed.
     """
     others = [name for name in named if name not in ("train", "val", "test")]
     if "train" in named:
@@ -191,10 +191,10 @@ def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelT
 
 
 def _part_of(table: LabelTable, split: str, path: str) -> LabelTable:
-    """The images that a file of labels for `split` has for it: all, unless the file itself names splits.
+    """Return the images of a file that was given for `split`: all, or its split of this name if the file names splits.
 
     Raises:
-        DataError: it names splits, and this is none of them.
+        DataError: the file names splits, but not this one.
     """
     named = {} if table.split_names is None else table.named_splits()
     if not any(named):
@@ -213,7 +213,7 @@ def _part_of(table: LabelTable, split: str, path: str) -> LabelTable:
 def _noting_rest(
     table: LabelTable, rest: Mapping[str, LabelTable], why: str, where: str, messages: tuple[str, ...]
 ) -> LabelTable:
-    """The table with a line for each image of the other splits, which are left out."""
+    """Return the table, and list in its notes each image of the other splits: they are left out."""
     excluded = [
         Excluded(str(key), f"split {name!r} {why}", where, "splits" if where == "train" else "excluded")
         for name, part in rest.items()

@@ -133,7 +133,10 @@ def _logits(
 def _read(
     info: ModelInfo, paths: Sequence[Path], device: torch.device, batch_size: int, workers: int
 ) -> Iterator[tuple[list[Sample | str], torch.Tensor | None]]:
-    """Yield batches of photos or reading errors, with the images of the readable ones; None if there are none."""
+    """Yield batches in order: a sample or a reading error for each photo, and a tensor of the readable photos.
+
+    The tensor is None if no photo of the batch is readable.
+    """
     keep_freed_memory()
     collate = Collate(info.mean, info.std)
     loader = DataLoader(

@@ -339,7 +339,10 @@ class RunFolder:
         return self.path / "tables" / f"{split}-sizes.npy"
 
     def refuse_changed_photos(self, tables: Tables) -> None:
-        """Compare the sizes of photos with those that the run began with; tables by split.
+        """Compare the sizes of photos with those that the run began with.
+
+        Args:
+            tables: by split.
 
         Raises:
             CheckpointError: a photo is missing or has another size.

@@ -65,7 +65,8 @@ def detect(path: Path, given: str | None = None) -> tuple[str, str]:
     others = [f for name, f in FORMATS.items() if name != "folder"]
     asked = [f for f in others if (f.folder if folder else ending in f.endings)]
     if not asked:
-        raise DataError(f"{path}: no known format has the ending {ending!r}; {expected}, or pass format=.")
+        what = f"no known format has the ending {ending!r}" if ending else "the file name has no ending"
+        raise DataError(f"{path}: {what}; {expected}, or pass format= (--set data.format=NAME).")
     marks = {f.name: why for f in asked if (why := f.recognise(path))}
     if len(marks) > 1:
         found, first = " and ".join(f"{name} ({why})" for name, why in marks.items()), next(iter(marks))
@@ -73,5 +74,6 @@ def detect(path: Path, given: str | None = None) -> tuple[str, str]:
             f"{path} could be {found}; pass the one to read, as in format={first} (--set data.format={first})."
         )
     if not marks and not folder:
-        raise DataError(f"{path}: not recognised as {' or '.join(f.name for f in asked)}; {expected}, or pass format=.")
+        names = " or ".join(f.name for f in asked)
+        raise DataError(f"{path}: not recognised as {names}; {expected}, or pass format= (--set data.format=NAME).")
     return next(iter(marks.items()), ("folder", "it has no mark of another format"))

@@ -8,8 +8,8 @@ is a weighted sum of the two; the objective computes it.
 Notation: f = sigmoid(logit), z the annotated label, F(t, g) = -(1 - t)^g log t. The factor (1 - t)^g is detached, as in
 CSL's code: it weights the gradient of the logarithm and gets none itself. The papers omit the minus sign.
 
-Each unknown cell is assumed negative or ignored: omega of eq. (1), from `selectivity` or `patch_selectivity`. They
-read the net's scores and give them no gradient.
+Each unknown cell is assumed negative (omega of eq. (1) is 1) or ignored (0). `selectivity` and `patch_selectivity`
+return omega. They read the net's scores, and no gradient flows back through them.
 
 Every loss is the *mean over all cells*, ignored ones included, as in `partial`; the papers write sums (multiply by the
 number of cells). An empty batch gives 0. Logarithms are exact and in float32 (float64 logits stay float64), inside

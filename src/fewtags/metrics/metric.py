@@ -1,6 +1,7 @@
 """One number of an evaluation, in the form that JSON, text and the report page share.
 
-An evaluation yields `Metric`s. Everything that shows results iterates over them, so a new metric is one more `yield`.
+An evaluation yields `Metric`s. Everything that shows results iterates over them, so a new metric is one more
+`yield` in `engine/evaluate.py`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def confusion(
         wrong = values[(values < 0) | (values >= classes)]
         if len(wrong):
             raise DataError(
-                f"the {name} holds class {int(wrong[0])}, of {classes} classes 0 to {classes - 1}; map it to one of "
+                f"the {name} contains class {int(wrong[0])}, but the classes are 0 to {classes - 1}; map it to one of "
                 "them, or to the number that is ignored."
             )
     return np.bincount(classes * t + p, minlength=classes * classes).reshape(classes, classes)

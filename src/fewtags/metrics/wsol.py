@@ -1,8 +1,9 @@
 """The metrics of weakly supervised object localisation: MaxBoxAccV2 and PxAP (Choe et al., CVPR 2020).
 
-Both judge the map of a class that is present, on its own, at every threshold: MaxBoxAccV2 by the boxes around what is
-above the threshold, PxAP by its pixels. Maps [h, w], masks and boxes cover the whole image; boxes are
-x0, y0, x1, y1 in 0..1. Deviation from the public code: maps are resized bilinearly instead of bicubically.
+Both metrics cut the map of a class that is present at every threshold; the maps of other classes play no part.
+MaxBoxAccV2 compares the boxes around the part above the threshold, PxAP its pixels. Maps [h, w], masks and boxes cover
+the whole image; boxes are x0, y0, x1, y1 in 0..1. Deviation from the public code: maps are resized bilinearly instead
+of bicubically.
 """
 
 from __future__ import annotations

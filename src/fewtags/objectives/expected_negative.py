@@ -106,7 +106,7 @@ class ExpectedNegative(Objective):
         check_settings(self)
         if self.corrected_averages and self.momentum > 255 / 256:
             raise ConfigError(
-                f"corrected_averages counts visits up to 255, enough for a momentum up to 0.996, got {self.momentum}."
+                f"corrected_averages needs a momentum up to 0.996 (it counts only 255 visits), got {self.momentum}."
             )
         if self.heatmap_rounding == "stochastic" and self.heatmap_dtype != "uint8":
             raise ConfigError(

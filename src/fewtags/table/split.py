@@ -98,7 +98,7 @@ def group_ids(table: LabelTable, groups: Groups) -> tuple[NDArray[np.int64], lis
         what = f"data.group_by = {groups!r} does not match" if isinstance(groups, str) else "there is no group for"
         raise DataError(
             f"{what} {encoded.null_count:,} of {len(keys):,} image keys (the first: {first!r}). "
-            "Every image needs a group: an image that belongs with no other needs one of its own."
+            "Every image needs a group; give an image that stands alone a group of its own."
         )
     return encoded.indices.to_numpy().astype(np.int64), [str(name) for name in encoded.dictionary.to_pylist()]
 

@@ -21,25 +21,25 @@ from fewtags.stores.state import copy_state, lazy_zeros
 Precision = Literal["uint8", "float16"]
 Rounding = Literal["nearest", "stochastic"]
 
-# Heatmaps are twice as fine as the net's maps, in each direction (W = 2 G, section 3.5). With crops of at least a
-# quarter of the image, one cell of the net then covers one to two cells of the heatmap: bilinear needs no antialiasing.
+# Each cell of the net's maps is 2 x 2 cells of a heatmap (W = 2 G, section 3.5). With crops of at least a quarter of
+# the image, a cell of the net then covers one to two cells of the heatmap, so bilinear needs no antialiasing.
 FINER = 2
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class HeatmapPlan:
-    """How heatmaps are kept.
+    """Settings of a `HeatmapStore`.
 
     Attributes:
-        momentum: mu, in 0..1; at most 0.996 with `corrected`, where visits are counted up to 255.
-        top_k: heatmaps per image; None (or at least C) for all classes. The others read as 0.
+        momentum: mu, in 0..1; at most 0.996 with `corrected`, because visits are counted up to 255.
+        top_k: heatmaps per image; None (or at least C) for all classes. The other classes read as 0.
         dtype: "uint8" (levels of 1/255) or "float16".
-        rounding: of uint8. "nearest" moves only where the change is at least half a level: quiet cells stop up to 1 %
-            short of a constant target. "stochastic" is right in the mean.
-        corrected: mu becomes min(mu, n / (n + 1)) in a cell that was seen n times, and cells never seen are left out.
-            Not in the paper, which keeps the start value 1 of annotated classes for long where crops rarely reach:
-            after 25 epochs of crops of area U(.25, 1) about .4 of it at an edge, .64 in a corner.
+        rounding: of uint8. "nearest" ignores changes below half a level, so a cell can stop up to 1 % short of a
+            constant target. "stochastic" is correct on average.
+        corrected: use mu = min(mu, n / (n + 1)) in a cell that was seen n times, and leave out cells never seen. Not in
+            the paper, where the start value 1 of annotated classes lasts long in cells that crops rarely show: after
+            25 epochs of crops of area U(.25, 1) about .4 of it remains at an edge, .64 in a corner.
         seed: of the stochastic rounding.
     """
 
@@ -56,7 +56,7 @@ class HeatmapPlan:
 
 
 def heatmap_bytes(samples: int, classes: int, grid: tuple[int, int], plan: HeatmapPlan) -> int:
-    """Bytes a `HeatmapStore` needs for `samples` images, over all processes.
+    """Return the bytes of a `HeatmapStore` for `samples` images, over all processes.
 
     >>> round(heatmap_bytes(65_665, 80, (14, 14), HeatmapPlan()) / 1e9, 2)  # COCO, single-positive training set
     4.12
@@ -71,21 +71,20 @@ def heatmap_bytes(samples: int, classes: int, grid: tuple[int, int], plan: Heatm
 
 @final
 class HeatmapStore:
-    """One heatmap per (sample, class), or per (sample, one of its k best classes), averaged over the crops seen.
+    """One heatmap per (sample, class), or per (sample, one of its k best classes): the average over the crops seen.
 
-    `update` moves the crop's score maps into the image frame and averages them into the cells the crop shows; cells
-    outside keep their bits. `read` looks at the heatmaps through another crop. A row that was never updated reads as
-    the paper's start value, 1 for annotated positives and 0 elsewhere, made from the labels when it is read.
+    `update` moves the crop's score maps into the image frame and averages them into the cells that the crop shows;
+    other cells do not change. `read` resamples the heatmaps to another crop. A row that was never updated reads as the
+    paper's start value: 1 for annotated positives, 0 elsewhere.
 
     Args:
         samples: N, over all processes.
         classes: C.
         grid: (h, w) of the net's maps; heatmaps are (2 h, 2 w).
         plan: momentum, precision, dense or top-k.
-        shard: the rows kept here are those this process owns.
-        device: where the rows live; what goes in and out stays on the caller's device. On the net's own device nothing
-            waits for the GPU.
-        path: a new file for the heatmaps, memory-mapped (sparse: it takes room as rows are written); only on the CPU.
+        shard: the rows that this process owns and stores.
+        device: of the rows; inputs and outputs stay on the caller's device. No operation waits for the net's own GPU.
+        path: a new file to memory-map the heatmaps from (sparse: it grows as rows are written); only on the CPU.
     """
 
     def __init__(
@@ -108,10 +107,10 @@ class HeatmapStore:
         self.cell_visits = lazy_zeros((rows, *self.size), torch.uint8, device) if plan.corrected else None
 
     def choose(self, scores: ScoreStore, labels: LabelMatrix) -> None:
-        """Fix which k classes of an image have heatmaps: annotated positives, then the highest scores, ties by class.
+        """Choose the k classes of each image that have heatmaps: annotated positives, then the highest scores.
 
-        Appendix G takes the ten highest scores after the warm-up; that the annotated class is among them is usual but
-        not certain, so it is put first. Does nothing where all classes are kept.
+        Equal scores are ordered by class. Appendix G takes the ten highest scores after the warm-up, which need not
+        include the annotated class. Does nothing if all classes have heatmaps.
 
         Args:
             scores: running averages, of the same shard.
@@ -135,24 +134,22 @@ class HeatmapStore:
         views: Float[Tensor, "b 2 3"],
         size: tuple[int, int],
     ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b 1 h w"] | None]:
-        """resize(T(H)) of eq. (7): what the heatmaps look like through each view.
+        """Resample the heatmaps to each view: resize(T(H)) of eq. (7).
 
         Returns:
             target: probabilities on a grid of `size`, float32; 0 for classes without a heatmap.
-            weight: None; or, with `corrected`, the share of each cell that has been seen before, by which the loss is
-                to be weighted. The target is the mean over that share.
+            weight: None; with `corrected`, the share of each cell that has been seen, as a weight of its loss. The
+                target is the mean over that share.
         """
         rows = self._rows(index)
         ids = self._ids(rows, labels)
-        maps = self._raw(rows, _of(labels, ids)).float() / _top(self.plan)
-        weight = None
+        maps = self._raw(rows, labels, ids).float() / _top(self.plan)
         if self.cell_visits is None:
-            target = maps_to_crop(maps, views, size)
+            target, weight = maps_to_crop(maps, views, size), None
         else:
             seen = (self.cell_visits[rows].to(labels.device) > 0)[:, None].float()
             weight = maps_to_crop(seen, views, size)
-            tiny = torch.finfo(weight.dtype).tiny
-            target = maps_to_crop(maps * seen, views, size) / weight.clamp(min=tiny)
+            target = maps_to_crop(maps * seen, views, size) / weight.clamp(min=torch.finfo(weight.dtype).tiny)
         target = target.clamp(0, 1)  # interpolation weights may add up to a rounding error more than 1
         if ids is not None:
             everywhere = target.new_zeros(len(target), self.classes, *size)
@@ -166,14 +163,14 @@ class HeatmapStore:
         views: Float[Tensor, "b 2 3"],
         prob_maps: Float[Tensor, "b c h w"],
     ) -> None:
-        """Average the probabilities F into the cells each view shows; `index` must not repeat a sample."""
+        """Average the probabilities F into the cells that each view shows; `index` must not repeat a sample."""
         rows = self._rows(index)
         ids = self._ids(rows, labels)
         prob_maps = prob_maps.float()
         if ids is not None:
             prob_maps = prob_maps.gather(1, ids[:, :, None, None].expand(-1, -1, *prob_maps.shape[2:]))
         new, visible = maps_to_image(prob_maps, views, self.size)
-        raw = self._raw(rows, _of(labels, ids))
+        raw = self._raw(rows, labels, ids)
         momentum: float | Tensor = self.plan.momentum
         if self.cell_visits is not None:
             seen = self.cell_visits[rows].to(labels.device)
@@ -190,22 +187,19 @@ class HeatmapStore:
         return {"values": self.values, "visits": self.visits} | {k: v for k, v in optional.items() if v is not None}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
-        """Take a state back, in place.
-
-        Raises:
-            CheckpointError: the state has other names, shapes or dtypes.
-        """
+        """Copy a state in place. Raises CheckpointError if its names, shapes or dtypes differ."""
         copy_state(self.state_dict(), state_dict, "heatmaps")
 
     def _rows(self, index: Tensor) -> Tensor:
         return self.shard.local(index).to(self.values.device)
 
     def _ids(self, rows: Tensor, labels: Tensor) -> Tensor | None:
-        """Classes [b, k] that have a heatmap, int64 on the caller's device; None for all."""
+        """Classes [b, k] that have a heatmap, int64 on the caller's device; None for all classes."""
         return None if self.class_ids is None else self.class_ids[rows].to(labels.device).long()
 
-    def _raw(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """Stored numbers [b, K, H, W], on the caller's device, with start values in rows that were never updated."""
+    def _raw(self, rows: Tensor, labels: Tensor, ids: Tensor | None) -> Tensor:
+        """Stored numbers [b, K, H, W] on the caller's device, with start values in rows that were never updated."""
+        labels = labels if ids is None else labels.gather(1, ids)
         raw = self.values[rows].to(labels.device)
         fresh = (self.visits[rows] == 0).to(labels.device)
         start = (labels == Label.POSITIVE).to(raw.dtype) * _top(self.plan)
@@ -220,13 +214,8 @@ class HeatmapStore:
         return round_stochastic(level, sample_key(self.plan.seed, index, visits))
 
 
-def _of(labels: Tensor, ids: Tensor | None) -> Tensor:
-    """The labels of the classes that have heatmaps."""
-    return labels if ids is None else labels.gather(1, ids)
-
-
 def _top(plan: HeatmapPlan) -> int:
-    """The stored number that stands for probability 1."""
+    """The stored number of probability 1."""
     return 255 if plan.dtype == "uint8" else 1
 
 

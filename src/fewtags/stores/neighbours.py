@@ -47,23 +47,19 @@ class Neighbours:
         return {"ids": self.ids}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
-        """Take a state back, in place.
-
-        Raises:
-            CheckpointError: the state has another shape or dtype.
-        """
+        """Copy a state in place. Raises CheckpointError if its names, shapes or dtypes differ."""
         copy_state(self.state_dict(), state_dict, "neighbours")
 
 
 def agreement(
     before: Int64[Tensor, "b k"], now: Int64[Tensor, "b m"], candidates: Int64[Tensor, "D"]
 ) -> tuple[Tensor, Tensor]:
-    """Return how many earlier neighbours could be chosen again, and how many were; means per image.
+    """Return how many earlier neighbours are among the candidates, and how many were chosen again; means per image.
 
     Args:
         before: earlier neighbours, -1 for none.
-        now: those chosen now, -1 for none.
-        candidates: images among which they were chosen, -1 for none.
+        now: current neighbours, -1 for none.
+        candidates: the images that could be chosen, -1 for none.
     """
     known = before != NO_NEIGHBOUR
     # torch.isin would wait for a GPU. A sentinel is appended so that the tensor is never empty.

@@ -1,8 +1,8 @@
-"""What each class looks like in feature space: PatchCluster of "PatchML", section 3.3.
+"""Class prototypes in feature space: PatchCluster of "PatchML", section 3.3.
 
-A prototype is the mean of unit features of annotated positive patches; the paper says "an average of the features",
-and unit features keep a few loud patches from deciding it. Patches near a prototype (cosine distance <= d+) make their
-image a pseudo-positive of its class; an image whose patches are all far from it (> d-) a pseudo-negative.
+A prototype is the mean of the unit features of annotated positive patches. (The paper says "an average of the
+features"; unit features prevent a few large vectors from dominating.) An image with a patch near a prototype (cosine
+distance <= d+) is a pseudo-positive of the class; an image with all patches far from it (> d-) is a pseudo-negative.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class PatchSum(NamedTuple):
 
 @final
 class Prototypes:
-    """One unit vector per class that enough annotated patches were seen of; the others have no prototype.
+    """One unit vector per class. Classes with fewer than `min_count` annotated patches have no prototype.
 
-    What training sees is summed up, and `refresh` turns the sums into prototypes: no extra pass over the images. A
-    class that was not seen since the last `refresh` keeps its prototype.
+    Training sums up the patches that it sees, and `refresh` turns the sums into prototypes, so no extra pass over the
+    images is needed. A class without enough patches since the last `refresh` keeps its prototype.
 
     Args:
         classes: C.
         dim: d, channels of the features.
-        min_count: patches that a prototype needs.
-        momentum: of the old prototype in `refresh`, 0..1: 0 replaces it, 1 keeps the first one for ever.
-        shard: this process among its peers, whose sums are added in `refresh`.
+        min_count: number of patches that a prototype needs.
+        momentum: weight of the old prototype in `refresh`, 0..1: 0 replaces it, 1 keeps the first one.
+        shard: this process among all; `refresh` adds the sums of all processes.
         device: of the prototypes.
     """
 
@@ -83,15 +83,15 @@ class Prototypes:
         self.counts.zero_()
 
     def distance(self, features: Float[Tensor, "b d h w"]) -> Float[Tensor, "b c"]:
-        """Cosine distance 0..2 of the nearest patch of each image to each prototype; without meaning if unknown."""
+        """Cosine distance 0..2 of the nearest patch of each image to each prototype; meaningless without one."""
         with torch.autocast(features.device.type, enabled=False):
             similarity = torch.einsum("cd,bdhw->bchw", self.vectors, unit(features))
         return 1 - similarity.flatten(2).amax(2)
 
     def pseudo_labels(self, features: Float[Tensor, "b d h w"], near: float, far: float) -> Int8[Tensor, "b c"]:
-        """Positive if the nearest patch is at most `near` (d+) away, negative if it is more than `far` (d-) away.
+        """Positive if the nearest patch is at most `near` (d+) away, negative if more than `far` (d-), else unknown.
 
-        Everything between, and every class without a prototype, is unknown.
+        Classes without a prototype are unknown.
         """
         distance = self.distance(features)
         labels = torch.full_like(distance, Label.UNKNOWN, dtype=torch.int8)
@@ -103,11 +103,7 @@ class Prototypes:
         return {"vectors": self.vectors, "known": self.known, "sums": self.sums, "counts": self.counts}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
-        """Take a state back, in place.
-
-        Raises:
-            CheckpointError: the state has other names, shapes or dtypes.
-        """
+        """Copy a state in place. Raises CheckpointError if its names, shapes or dtypes differ."""
         copy_state(self.state_dict(), state_dict, "prototypes")
 
 

@@ -18,16 +18,7 @@ ROWS_AT_ONCE = 4096
 
 @final
 class PseudoCount(NamedTuple):
-    """Counts of `PseudoLabels.judge`, over all processes.
-
-    Attributes:
-        positive: pseudo-positives.
-        judged_positive: those whose truth is known.
-        right_positive: those that are true.
-        negative: pseudo-negatives.
-        judged_negative: those whose truth is known.
-        right_negative: those that are true.
-    """
+    """Counts of `PseudoLabels.judge`: all pseudo-labels, those with a known truth, and those that are true."""
 
     positive: int
     judged_positive: int
@@ -77,9 +68,5 @@ class PseudoLabels:
         return {"values": self.values}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
-        """Take a state back, in place.
-
-        Raises:
-            CheckpointError: the state has other names, shapes or dtypes.
-        """
+        """Copy a state in place. Raises CheckpointError if its names, shapes or dtypes differ."""
         copy_state(self.state_dict(), state_dict, "pseudo-labels")

@@ -20,14 +20,12 @@ from fewtags.stores.state import copy_state
 class AlignedQueues:
     """The newest `size` rows of every kind; slot j of every queue belongs to the image with number `ids[j]`.
 
-    MLS takes labels from one queue and logits from another: both must be read before `enqueue`, and both be written by
-    it. One pointer and one call for all kinds keep them aligned.
-
-    Empty slots contain zeros and are never used. No operation waits for a GPU. With several processes, all of them must
-    enqueue the same rows in the same order, gathered from all.
+    MLS takes labels from one queue and logits from another. One pointer and one `enqueue` for all kinds keep the queues
+    aligned; read all of them before `enqueue`. Empty slots contain zeros and are never used. No operation waits for a
+    GPU. With several processes, all of them must enqueue the same rows in the same order, gathered from all.
 
     Args:
-        size: D, slots of each queue, at least 1. Any number of rows can be enqueued, the size need not divide by it.
+        size: D, slots of each queue, at least 1.
         dims: length of the rows of each kind, by its name.
         device: of the queues.
 
@@ -45,22 +43,22 @@ class AlignedQueues:
         self.filled = torch.zeros((), dtype=torch.int64, device=device)
 
     def read(self, name: str) -> Float[Tensor, "D d"]:
-        """The queue itself, float32, in no order of age. The next `enqueue` writes into it: clone what must last."""
+        """Return the queue itself, float32, in no order of age. The next `enqueue` changes it."""
         return self.rows[name]
 
     def counted(self) -> Bool[Tensor, "D"]:
-        """Which slots are filled."""
+        """Mask of the filled slots."""
         return torch.arange(self.size, device=self.ids.device) < self.filled
 
     def enqueue(self, ids: Int64[Tensor, "n"], rows: Mapping[str, Tensor]) -> None:
-        """Put rows in the place of the oldest ones. Of more than `size` the last `size` stay, as if put in singly.
+        """Replace the oldest rows. Of more than `size` rows only the last `size` are stored.
 
         Args:
             ids: number of each row's image.
-            rows: for every kind, [n, length of its rows]; cast to float32, and what is kept has no gradient.
+            rows: for every kind, [n, length of its rows]; stored as float32 without gradient.
 
         Raises:
-            ValueError: other kinds, numbers or lengths of rows than these queues have; nothing has been written then.
+            ValueError: kinds, numbers or lengths of the rows do not fit these queues; nothing has been written then.
         """
         expected = {name: (len(ids), mine.shape[1]) for name, mine in self.rows.items()}
         given = {name: tuple(theirs.shape) for name, theirs in rows.items()}
@@ -80,9 +78,5 @@ class AlignedQueues:
         return {"ids": self.ids, "pointer": self.pointer, "filled": self.filled, **rows}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
-        """Take a state back, in place.
-
-        Raises:
-            CheckpointError: the state has other names, shapes or dtypes.
-        """
+        """Copy a state in place. Raises CheckpointError if its names, shapes or dtypes differ."""
         copy_state(self.state_dict(), state_dict, "queues")

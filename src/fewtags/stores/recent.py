@@ -1,4 +1,4 @@
-"""The last predictions of every image, one per training view, to measure how much they differ."""
+"""The last predictions of every image, one per training view, from which the spread is computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fewtags.stores.state import copy_state, lazy_zeros
 
 @final
 class RecentScores:
-    """The `depth` newest probabilities of every (sample, class), float16 [rows, depth, C]: the oldest makes room.
+    """The `depth` newest probabilities of every (sample, class), float16 [rows, depth, C].
 
     Args:
         samples: N, over all processes.
@@ -40,16 +40,16 @@ class RecentScores:
         self.visits = torch.zeros(rows, dtype=torch.int32, device=device)
 
     def read(self, index: Int64[Tensor, "b"]) -> tuple[Float[Tensor, "k b c"], Bool[Tensor, "b"]]:
-        """What is kept of samples `index` (global, owned by this process), float32 in no order; and whose is complete.
+        """Return the probabilities of samples `index` (global, owned by this process), float32, in no order of age.
 
-        A sample that was written fewer than `depth` times is not complete, and its missing probabilities read as 0.
+        The mask says which samples were written at least `depth` times; missing probabilities of the others are 0.
         """
         rows = self.shard.local(index).to(self.values.device)
         kept, complete = self.values[rows].float().transpose(0, 1), self.visits[rows] >= self.depth
         return kept.to(index.device), complete.to(index.device)
 
     def write(self, index: Int64[Tensor, "b"], prob: Float[Tensor, "b c"]) -> None:
-        """Put probabilities of samples `index`, which must not repeat one, in the place of their oldest ones."""
+        """Replace the oldest probabilities of samples `index`, which must not repeat one."""
         rows = self.shard.local(index).to(self.values.device)
         slot = (self.visits[rows] % self.depth).long()
         self.values[rows, slot] = prob.to(self.values)
@@ -60,9 +60,5 @@ class RecentScores:
         return {"values": self.values, "visits": self.visits}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
-        """Take a state back, in place.
-
-        Raises:
-            CheckpointError: the state has other names, shapes or dtypes.
-        """
+        """Copy a state in place. Raises CheckpointError if its names, shapes or dtypes differ."""
         copy_state(self.state_dict(), state_dict, "recent scores")

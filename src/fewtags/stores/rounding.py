@@ -1,4 +1,4 @@
-"""From probabilities to stored numbers, with keyed random numbers (see `fewtags.seeds`)."""
+"""Rounding of probabilities to stored numbers, with keyed random numbers (see `fewtags.seeds`)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _WORD = 0xFFFFFFFF
 
 
 def round_nearest(level: Float[Tensor, "*s"]) -> UInt8[Tensor, "*s"]:
-    """Levels 0..255 to the nearest integer, halves to even.
+    """Round levels 0..255 to the nearest integer, halves to even.
 
-    A bare cast would cut off: an average of stored levels then ends up to 5/255 too low and never gets up again.
+    A plain cast would truncate, and an average of stored levels would end up to 5/255 too low.
     """
     return level.round().clamp(0, 255).to(torch.uint8)
 
 
 def round_stochastic(level: Float[Tensor, "b *s"], key: Int64[Tensor, "b"]) -> UInt8[Tensor, "b *s"]:
-    """Levels 0..255 up or down at random, so that the mean is the level itself.
+    """Round levels 0..255 up or down at random, so that the expected value is the level.
 
     Args:
         level: b items of any shape.
@@ -26,14 +26,14 @@ def round_stochastic(level: Float[Tensor, "b *s"], key: Int64[Tensor, "b"]) -> U
     """
     cells = torch.arange(level[0].numel() if len(level) else 0, device=level.device)
     draw = _scramble(_scramble(key)[:, None] ^ cells).view(level.shape)
-    # 24 bits are exact in float32. The draw is not added to the level: near 1 the sum would round up to the next one.
+    # 24 bits are exact in float32. Adding the draw to the level instead could round up to the next integer.
     uniform = (draw >> 8).float() / 2**24
     whole = level.floor()
     return (whole + (uniform >= 1 - (level - whole))).clamp(0, 255).to(torch.uint8)
 
 
 def sample_key(seed: int, index: Int64[Tensor, "b"], visit: Int64[Tensor, "b"]) -> Int64[Tensor, "b"]:
-    """A key for each (seed, sample, visit of that sample)."""
+    """Return a key for each (seed, sample, visit of that sample)."""
     start = torch.full_like(index, seed & _WORD)
     return _scramble(_scramble(_scramble(start) ^ (index & _WORD)) ^ visit)
 

@@ -13,8 +13,7 @@ from fewtags.labels import Label, LabelMatrix
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from fewtags.stores.state import copy_state, lazy_zeros
 
-VISIT_BYTES = 4
-"""Bytes of the update count of a row."""
+VISIT_BYTES = 4  # of the update count of a row
 
 
 def score_bytes(samples: int, classes: int, dtype: str) -> int:
@@ -31,12 +30,11 @@ class ScoreStore:
     """One running average per (sample, class): s <- mu s + (1 - mu) f, with mu the momentum and f in 0..1.
 
     A row that was never updated reads as the paper's start value: 1 for annotated positives, 0 elsewhere. It is made
-    from the labels when the row is read, so a problem of millions of rows starts without a pass over them.
+    from the labels when the row is read.
 
-    With `corrected=True` (not in the paper) mu becomes min(mu, n / (n + 1)) after n updates: the first update replaces
-    the start value, and a row is the plain mean of its updates until n / (n + 1) exceeds mu. The start value 0 biases
-    the average of a class that is present but not annotated: after n updates, a share mu^n of it is still the 0. With
-    mu = 0.8 that is a third after five epochs, and consistency losses pull the predictions towards it.
+    With `corrected=True` (not in the paper) mu becomes min(mu, n / (n + 1)) after n updates, so the first update
+    replaces the start value. Without it, the start value 0 of a class that is present but not annotated keeps the
+    weight mu^n (a third after five epochs with mu = 0.8), and consistency losses pull the predictions towards it.
 
     Args:
         samples: N, over all processes.
@@ -72,11 +70,11 @@ class ScoreStore:
         return _or_start(kept, visits, labels)
 
     def seen(self, index: Int64[Tensor, "b"]) -> Bool[Tensor, "b"]:
-        """Which of the samples have been updated at least once."""
+        """Mask of the samples that have been updated at least once."""
         return (self.visits[self.shard.local(index).to(self.values.device)] > 0).to(index.device)
 
     def update(self, index: Int64[Tensor, "b"], prob: Float[Tensor, "b c"], labels: Int8[Tensor, "b c"]) -> None:
-        """Average the probabilities `prob` in; `index` must not repeat a sample."""
+        """Average in the probabilities `prob`; `index` must not repeat a sample."""
         rows = self.shard.local(index).to(self.values.device)
         old = self.read(index, labels)
         momentum: float | Tensor = self.momentum
@@ -107,11 +105,7 @@ class ScoreStore:
         return {"values": self.values, "visits": self.visits}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
-        """Take a state back, in place.
-
-        Raises:
-            CheckpointError: the state has other names, shapes or dtypes.
-        """
+        """Copy a state in place. Raises CheckpointError if its names, shapes or dtypes differ."""
         copy_state(self.state_dict(), state_dict, "scores")
 
 

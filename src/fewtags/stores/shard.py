@@ -1,4 +1,4 @@
-"""Which rows a process owns: sample i belongs to rank i mod world, so every row has exactly one writer."""
+"""The rows that each process owns: sample i belongs to rank i mod world, so every row has exactly one writer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Shard:
     world: int = 1
 
     def rows(self, samples: int) -> int:
-        """How many of `samples` rows this process owns."""
+        """Number of rows, of `samples`, that this process owns."""
         return (samples - self.rank + self.world - 1) // self.world
 
     def owned(self, samples: int) -> Tensor:
@@ -35,39 +35,39 @@ class Shard:
         return self.rank + self.world * torch.arange(self.rows(samples))
 
     def local(self, index: Tensor) -> Tensor:
-        """Row numbers in this process's store of global sample indices that it owns."""
+        """Convert global sample indices that this process owns to rows of its stores."""
         if self.world == 1:
             return index
-        # A row of another rank would land in the wrong place without a sound. On a GPU looking would cost a sync.
+        # An index of another rank would silently give a wrong row. On a GPU the check would cost a synchronisation.
         assert index.device.type != "cpu" or bool((index % self.world == self.rank).all()), (self, index)
         return torch.div(index, self.world, rounding_mode="floor")
 
     def gather(self, local: Tensor, samples: int) -> Tensor:
-        """All rows [samples, ...] in global order, from each process's own. Collective: every rank must call it."""
+        """The rows [samples, ...] of all processes in global order. Collective: every rank must call it."""
         if self.world == 1:
             return local
-        padded = self._padded(local, samples)
+        padded = self._padded(local, -(-samples // self.world))
         pieces = [torch.empty_like(padded) for _ in range(self.world)]
         dist.all_gather(pieces, padded)
         return torch.stack(pieces, 1).flatten(0, 1)[:samples]
 
     def collect(self, local: Tensor, samples: int, to: int) -> Tensor | None:
-        """The same on rank `to` alone; None on the others. Collective: every rank must call it."""
+        """As `gather`, on rank `to` only; None on the others. Collective: every rank must call it."""
         if self.world == 1:
             return local
-        padded = self._padded(local, samples)
+        padded = self._padded(local, -(-samples // self.world))
         pieces = [torch.empty_like(padded) for _ in range(self.world)] if self.rank == to else None
         dist.gather(padded, pieces, dst=to)
         return None if pieces is None else torch.stack(pieces, 1).flatten(0, 1)[:samples]
 
-    def _padded(self, local: Tensor, samples: int) -> Tensor:
-        """Own rows and, where others have one more, a row of zeros: collectives want equal sizes."""
-        padded = local.new_zeros((-(-samples // self.world), *local.shape[1:]))
+    def _padded(self, local: Tensor, rows: int) -> Tensor:
+        """Own rows followed by zeros, `rows` in all: collectives need equal sizes."""
+        padded = local.new_zeros((rows, *local.shape[1:]))
         padded[: len(local)] = local
         return padded
 
     def sizes(self, local: Tensor) -> list[int]:
-        """How many rows each process has. On a GPU the host waits for it. Collective: every rank must call it."""
+        """Number of rows of each process. On a GPU the host waits for it. Collective: every rank must call it."""
         if self.world == 1:
             return [len(local)]
         own = torch.tensor([len(local)], device=local.device)
@@ -77,26 +77,25 @@ class Shard:
         return found
 
     def concatenate(self, local: Tensor, sizes: list[int] | None = None) -> tuple[Tensor, int]:
-        """The rows of all processes, those of rank 0 first, and where this process's own begin.
+        """The rows of all processes in the order of their ranks, and the position of this process's first row.
 
         Collective: every rank must call it.
 
         Args:
             local: this process's rows, any number of them.
-            sizes: of `self.sizes`, for several tensors of as many rows; None asks for them.
+            sizes: result of `self.sizes`, to reuse it for several tensors; None computes it.
         """
         if self.world == 1:
             return local, 0
         sizes = self.sizes(local) if sizes is None else sizes
-        padded = local.new_zeros((max(sizes), *local.shape[1:]))
-        padded[: len(local)] = local
+        padded = self._padded(local, max(sizes))
         pieces = [torch.empty_like(padded) for _ in range(self.world)]
         dist.all_gather(pieces, padded)
         rows = [piece[:size] for piece, size in zip(pieces, sizes, strict=True)]
         return torch.cat(rows), sum(sizes[: self.rank])
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of every process's `tensor`, on all of them. Collective: every rank must call it."""
+        """The sum of all processes' tensors. Collective: every rank must call it."""
         if self.world == 1:
             return tensor
         total = tensor.clone()

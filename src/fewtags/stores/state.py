@@ -1,4 +1,4 @@
-"""Making a store's tensors and taking them back from a checkpoint."""
+"""Make a store's tensors, and restore them from a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NUMPY = {torch.int8: np.int8, torch.uint8: np.uint8, torch.float16: np.float16, 
 def lazy_zeros(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None, path: Path | None = None
 ) -> Tensor:
-    """Zeros that take neither time nor, on the CPU, memory until they are written: gigabytes start in no time.
+    """Make a tensor of zeros; on the CPU, memory is only allocated as it is written.
 
     Args:
         shape: of the tensor.
         dtype: int8, uint8, float16 or float32.
-        device: where; None for the CPU.
-        path: a new file to map, sparse, in the place of memory; only on the CPU.
+        device: None for the CPU.
+        path: a new file to memory-map (sparse); only on the CPU.
     """
     on_cpu = device is None or device.type == "cpu"
     assert on_cpu or path is None, f"a file cannot be mapped to {device}"
@@ -39,7 +39,7 @@ def copy_state(own: Mapping[str, Tensor], given: Mapping[str, Tensor], owner: st
     """Copy `given` into the tensors `own`, in place, so that memory maps stay memory maps.
 
     Raises:
-        CheckpointError: other names, shapes or dtypes than `own`; nothing has been copied then.
+        CheckpointError: names, shapes or dtypes differ from those of `own`; nothing has been copied then.
     """
     if own.keys() != given.keys():
         raise CheckpointError(

@@ -30,16 +30,15 @@ def expected_counts(
     p_i = round_half_up(K N count_i / sum_j count_j), clamped to [count_i, N - known negatives of i], where count_i is
     the number of annotated positives. A class without positives gets 0.
 
-    Eq. (3) of the paper is K count_i. It assumes exactly one positive per image, where both are equal; with several
-    positives in some images, or none in others, eq. (3) expects more or fewer than K per image, and the form above does
-    not. `normalised=False` gives eq. (3) as printed; no method uses it, golden values do.
+    Eq. (3) of the paper is K count_i (`normalised=False`; no method uses it). Both forms agree if every image has
+    exactly one positive; otherwise eq. (3) does not expect K per image.
 
     Args:
         labels: the training labels.
         positives_per_image: K, mean number of classes in an image.
         class_prior: share of images that contain each class, [C]. If given, p_i = round_half_up(prior_i N) with the
-            same clamp, for every class, and K is not used. Eq. (3) takes the class shares from the annotations, which
-            can be off by a factor of two (COCO: spoon 0.5, bear 2.6).
+            same clamp, for every class, and K is not used. Class shares from the annotations, as in eq. (3), can be
+            off by a factor of two (COCO: spoon 0.5, bear 2.6).
         normalised: see above.
 
     >>> one_each = LabelMatrix.from_dense(np.eye(4, 2, dtype=np.int8))  # two of four images have a label
@@ -61,12 +60,11 @@ def expected_counts(
     return clamped
 
 
-BLOCK_CELLS = 2**23
-"""Cells that are ranked at a time: a few dozen megabytes."""
+BLOCK_CELLS = 2**23  # cells that are ranked at a time: a few dozen megabytes
 
 
 def class_blocks(samples: int, classes: int, cells: int = BLOCK_CELLS) -> Iterator[tuple[int, int]]:
-    """Cut the classes into blocks (first, one past the last) of at most `cells` cells, but at least one class.
+    """Split the classes into blocks (first, one past the last) of at most `cells` cells, but at least one class.
 
     >>> list(class_blocks(10, 5, cells=20))
     [(0, 2), (2, 4), (4, 5)]
@@ -78,17 +76,16 @@ def class_blocks(samples: int, classes: int, cells: int = BLOCK_CELLS) -> Iterat
 
 @final
 class ExpectedPositives:
-    """The mask z-hat of eq. (5), kept as one cut per class instead of one bit per (image, class).
+    """The mask z-hat of eq. (5), stored as one cut per class instead of one bit per (image, class).
 
-    Images are ranked by (score descending, index ascending); those down to the cut, which is itself the (score, index)
-    of the last one, are expected positives. The paper computes z-hat once at the start of an epoch. An image is visited
-    once per epoch and its scores change after its own step only, so comparing them to the cut at that step gives the
-    same answer, with O(C) state and no N x C mask.
+    Images are ranked by (score descending, index ascending). The cut is the (score, index) of the last expected
+    positive. The paper computes z-hat at the start of an epoch. An image is visited once per epoch and its scores
+    change only after its own step, so comparing them with the cut at that step gives the same result.
 
-    Annotations come first: annotated positives are always in, known negatives never. Until the first `refresh` nothing
-    but the annotated positives is expected: z-hat^0 of the paper, with which EN is the assume-negative loss.
+    Annotated positives are always expected positives, known negatives never. Before the first `refresh` there are no
+    others: z-hat^0 of the paper, with which EN is the assume-negative loss.
 
-    Readings of "the top-p_i instances", which the paper leaves open:
+    Readings of "the top-p_i instances", which the paper does not define further:
         `all_then_or`: the top p_i of all images but known negatives, then OR with the annotated positives (literal).
         `fill`: the annotated positives, filled up to exactly p_i with the best unannotated images.
         `unannotated_only`: the top p_i of the unannotated images, in addition to the annotated positives.
@@ -96,7 +93,7 @@ class ExpectedPositives:
     Args:
         classes: C.
         reading: one of the above.
-        device: where the cuts live and the ranking is done.
+        device: of the cuts and the ranking.
     """
 
     def __init__(self, classes: int, reading: Reading = "all_then_or", device: torch.device | None = None) -> None:
@@ -120,7 +117,7 @@ class ExpectedPositives:
             counts: p_i, expected positives per class (`expected_counts`).
 
         Returns:
-            how many cells are expected positives now: `mask(...).sum()` of the block, without making the mask.
+            the number of expected positives of the block, as `mask(...).sum()`.
         """
         positive, classes = _indices((labels == Label.POSITIVE).flatten()), labels.shape[1]
         row, column = positive // classes, positive % classes
@@ -136,22 +133,16 @@ class ExpectedPositives:
         return sum(cut.taken for cut in cuts) + len(positive) - int(torch.count_nonzero(chosen))
 
     def share(self, shard: Shard, own: Bool[Tensor, "c"]) -> None:
-        """Put the cuts of all processes together. Collective: every rank must call it.
-
-        Args:
-            shard: this process among its peers.
-            own: classes that this process has ranked; each class is one process's.
-        """
+        """Combine the cuts of all processes; one process ranks each class (`own`). Collective: every rank must call."""
         self.cut_score.copy_(shard.sum(torch.where(own, self.cut_score, 0)))
         self.cut_index.copy_(shard.sum(torch.where(own, self.cut_index, 0)))
 
     def mask(
         self, scores: Float[Tensor, "b k"], labels: Int8[Tensor, "b k"], index: Int64[Tensor, "b"], first: int = 0
     ) -> Bool[Tensor, "b k"]:
-        """z-hat of the images `index` (global), classes from `first` on; `scores` of before this epoch's visit."""
+        """z-hat of the images `index` (global), classes from `first` on; `scores` from before this epoch's visit."""
         block = slice(first, first + scores.shape[1])
-        score, place = self.cut_score[block], self.cut_index[block]
-        above = _above(scores, index[:, None], score, place)
+        above = _above(scores, index[:, None], self.cut_score[block], self.cut_index[block])
         return (above & (labels == Label.UNKNOWN)) | (labels == Label.POSITIVE)
 
     def state_dict(self) -> Mapping[str, Tensor]:
@@ -159,16 +150,12 @@ class ExpectedPositives:
         return {"cut_score": self.cut_score, "cut_index": self.cut_index}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
-        """Take a state back, in place.
-
-        Raises:
-            CheckpointError: the state has other names, shapes or dtypes.
-        """
+        """Copy a state in place. Raises CheckpointError if its names, shapes or dtypes differ."""
         copy_state(self.state_dict(), state_dict, "expected positives")
 
 
 class _Cut(NamedTuple):
-    """Score and index of the last one taken of a class, and how many were taken; (inf, -1, 0) for none."""
+    """Score and index of the last expected positive of a class, and their number; (inf, -1, 0) for none."""
 
     score: float
     place: int
@@ -176,22 +163,19 @@ class _Cut(NamedTuple):
 
 
 def _above(scores: Tensor, index: Tensor, cut_score: Tensor, cut_index: Tensor) -> Tensor:
-    """Whether images are ranked at or before a cut."""
+    """Mask of the images that are ranked at or before a cut."""
     return (scores > cut_score) | ((scores == cut_score) & (index <= cut_index))
 
 
 def _last_of_best(ranked: Float[Tensor, "n"], count: int) -> _Cut:
-    """The last of the `count` best by (score descending, index ascending).
-
-    Scores of minus infinity take no part; where the others are fewer than `count`, all of them are taken.
-    """
+    """The last of the `count` best by (score descending, index ascending), without scores of minus infinity."""
     count = min(count, len(ranked))
     if count < 1:
         return _Cut(torch.inf, -1, 0)
     cut = _nth_largest(ranked, count)
     if cut == -torch.inf:
         return _last_of_best(ranked, int(torch.count_nonzero(ranked > cut)))
-    # Ties at the cut: the first images by index, as many as are still wanted.
+    # Of equal scores at the cut, take the first images by index.
     wanted = count - int(torch.count_nonzero(ranked > cut))
     return _Cut(cut, int(_indices(ranked == cut)[wanted - 1]), count)
 
@@ -203,7 +187,7 @@ def _nth_largest(values: Float[Tensor, "n"], n: int) -> float:
 
 
 def _indices(mask: Bool[Tensor, "n"]) -> Int64[Tensor, "m"]:
-    """Where a mask is true, ascending."""
+    """Positions of True, ascending."""
     return torch.from_numpy(np.flatnonzero(mask.numpy())) if _on_cpu(mask) else mask.nonzero()[:, 0]
 
 

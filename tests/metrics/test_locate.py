@@ -7,13 +7,13 @@ import pytest
 from box_reports import box_report
 from hypothesis import given
 from hypothesis import strategies as st
+from pixel_reports import pxap
 
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
 from fewtags.metrics.localisation import boxes_to_mask, localisation_report
 from fewtags.metrics.locate import DEFAULT, LocateOptions, Region, locate_report
 from fewtags.metrics.map_loc import map_loc_report
-from fewtags.metrics.wsol import pxap
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
 SMALL = LocateOptions(size=(8, 8), cuts=(0.0, 0.25, 0.5, 0.75), bins=100)

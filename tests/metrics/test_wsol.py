@@ -8,6 +8,7 @@ from box_reports import box_report
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from pixel_reports import pxap
 from sklearn.metrics import average_precision_score
 
 from fewtags.errors import DataError
@@ -20,7 +21,6 @@ from fewtags.metrics.wsol import (
     box_iou,
     component_boxes,
     pixel_counts,
-    pxap,
     whole_image_overlap,
 )
 

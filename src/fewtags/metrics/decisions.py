@@ -1,7 +1,7 @@
 """Decisions at given thresholds: precision, recall and F1 on known cells, and the number of labels per image.
 
 Arrays are prob [n, c] (probabilities, or whatever scale the thresholds are on), labels [n, c] (values of `Label`) and
-thresholds [c]. A class is taken as present where prob >= threshold.
+thresholds [c]. A class is predicted as present if prob >= threshold.
 """
 
 from __future__ import annotations
@@ -22,14 +22,8 @@ from fewtags.metrics.ranking import mean_of_known, refuse_nan
 class DecisionReport:
     """Counts of correct and wrong decisions on known cells, with precision, recall and F1.
 
-    Per-class values are nan for a class without known positives or without known negatives: it is not counted. A
-    counted class that is never predicted has precision 0, as in other libraries.
-
-    Attributes:
-        true_positives: int64 [c].
-        false_positives: int64 [c].
-        false_negatives: int64 [c].
-        true_negatives: int64 [c].
+    A class without known positives or without known negatives is not counted: its values are nan. A counted class that
+    is never predicted has precision 0, as in other libraries.
     """
 
     true_positives: Int64[Array, " c"]
@@ -50,9 +44,8 @@ class DecisionReport:
     @property
     def f1(self) -> Float[Array, " c"]:
         """F1 of each class."""
-        return self._ratio(
-            2 * self.true_positives, 2 * self.true_positives + self.false_positives + self.false_negatives
-        )
+        tp = self.true_positives
+        return self._ratio(2 * tp, 2 * tp + self.false_positives + self.false_negatives)
 
     @property
     def class_precision(self) -> float:
@@ -72,7 +65,7 @@ class DecisionReport:
 
     @property
     def overall_precision(self) -> float:
-        """OP: precision over all known cells; nan where no negative is known and it would be 1 by construction."""
+        """OP: precision over all known cells; nan if no negative is known, because it would always be 1."""
         return self._overall(self.true_positives, self.true_positives + self.false_positives)
 
     @property
@@ -103,10 +96,7 @@ class DecisionReport:
 def decision_report(
     prob: Float[Array, "n c"], labels: Int8[Array, "n c"], thresholds: Float[Array, " c"]
 ) -> DecisionReport:
-    """Decide every cell and count on the known ones.
-
-    Raises:
-        DataError: a probability is NaN.
+    """Decide every cell and count the decisions on known cells. Raises DataError if a probability is NaN.
 
     >>> labels = np.array([[1], [-1], [0]], np.int8)
     >>> decision_report(np.array([[0.9], [0.8], [0.7]]), labels, np.array([0.5])).of1.__round__(4)  # 2 / (2 + 1)
@@ -125,11 +115,11 @@ def decision_report(
 @final
 @dataclass(frozen=True)
 class LabelCardinality:
-    """Labels per image, three ways.
+    """Mean number of labels per image.
 
     Attributes:
         known: known positives.
-        predicted: classes that are taken as present, unknown cells included.
+        predicted: classes that are predicted as present, unknown cells included.
         expected: sum of the probabilities, unknown cells included; correct on average for a calibrated model.
     """
 

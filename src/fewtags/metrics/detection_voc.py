@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from fewtags.errors import DataError
+from fewtags.metrics.interpolated import Points, interpolated_precision
+from fewtags.metrics.wsol import box_iou
 
-OVERLAPS = tuple(round(0.5 + 0.05 * n, 2) for n in range(10))
-"""IoU .50, .55, .. .95."""
+OVERLAPS = tuple(round(0.5 + 0.05 * n, 2) for n in range(10))  # .50, .55, .. .95
 
 
 @final
@@ -55,7 +56,7 @@ class VocAveragePrecision:
 
     Attributes:
         by_class: [t, C], at each overlap; nan for a class without an object that is not difficult.
-        overlaps: t intersections over union.
+        overlaps: t minimum intersections over union.
     """
 
     by_class: Float[Array, "t c"]
@@ -84,15 +85,15 @@ def voc_average_precision(
     found: Sequence[PredictedBoxes],
     classes: int,
     *,
-    points: Literal["11", "all"] = "11",
+    points: Points = "11",
     overlaps: tuple[float, ...] = OVERLAPS,
     border: float = 1.0,
 ) -> VocAveragePrecision:
     """AP of every class at every overlap (VOC development kit; detectron2's PascalVOCDetectionEvaluator).
 
     Detections are matched in order of confidence, each to the object of its class and image with the largest overlap. A
-    detection is correct if the overlap exceeds the limit and the object is not matched yet. It is ignored if the object
-    is difficult. Otherwise it is wrong.
+    detection is correct if the overlap exceeds the limit and the object is not matched yet, ignored if the object is
+    difficult, and otherwise wrong.
 
     Args:
         truth: one entry per image.
@@ -100,7 +101,7 @@ def voc_average_precision(
         classes: C.
         points: "11": mean precision at recall 0, .1, .. 1 (VOC2007); "all": area under the curve (VOC2010 on).
         overlaps: limits of the intersection over union.
-        border: added to widths and heights: 1 where corners are pixel numbers, as in VOC; 0 for continuous ones.
+        border: added to widths and heights: 1 if corners are pixel numbers, as in VOC; 0 for continuous ones.
 
     Raises:
         DataError: `found` and `truth` have different lengths, or all objects are difficult.
@@ -121,7 +122,7 @@ def _one_class(
     truth: Sequence[TrueBoxes],
     found: Sequence[PredictedBoxes],
     c: int,
-    points: Literal["11", "all"],
+    points: Points,
     overlaps: tuple[float, ...],
     border: float,
 ) -> Float[Array, " t"]:
@@ -146,27 +147,14 @@ def _one_class(
             elif easy[own][place]:
                 (wrong if taken[own][place] else right)[rank] = 1
                 taken[own][place] = True
-        result[n] = _area(np.cumsum(right), np.cumsum(wrong), total, points)
+        result[n] = interpolated_precision(np.cumsum(right), np.cumsum(right + wrong), total, points)
     return result
 
 
 def _best(box: Float[Array, "4"], objects: Float[Array, "m 4"], border: float) -> tuple[int, float]:
-    """The object that a box overlaps most, and the intersection over union; -inf where there is none."""
+    """The object that a box overlaps most, and the intersection over union; -inf if there is none."""
     if not len(objects):
         return -1, -np.inf
-    low, high = np.maximum(box[:2], objects[:, :2]), np.minimum(box[2:], objects[:, 2:])
-    shared = np.prod(np.maximum(high - low + border, 0), axis=1)
-    sizes = np.prod(objects[:, 2:] - objects[:, :2] + border, axis=1) + np.prod(box[2:] - box[:2] + border)
-    overlap = shared / (sizes - shared)
+    overlap = box_iou(box[None], objects, last=border)[0]
     place = int(overlap.argmax())
     return place, float(overlap[place])
-
-
-def _area(right: Float[Array, " k"], wrong: Float[Array, " k"], total: int, points: Literal["11", "all"]) -> float:
-    precision = right / np.maximum(right + wrong, np.finfo(np.float64).tiny)
-    envelope = np.maximum.accumulate(precision[::-1])[::-1]
-    if points == "all":
-        return float(np.sum(np.diff(right, prepend=0) * envelope) / total)
-    # The first rank whose recall reaches k / 10, compared as whole numbers; precision is 0 where it never does.
-    reached = np.searchsorted(10 * right, np.arange(11) * total)
-    return float(np.append(envelope, 0.0)[reached].sum() / 11)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int8
+from jaxtyping import Bool, Float, Int8, Real
 from numpy import ndarray as Array
 
 from fewtags.labels import Label
 from fewtags.metrics.ranking import average_precision, refuse_nan
 
+Points = Literal["11", "all"]
 Definition = Literal["non_interpolated", "all_point", "11_point"]
 """`non_interpolated`: mean precision at the positives (scikit-learn's); `all_point`: area under the interpolated curve
 (VOC2010 and later); `11_point`: mean interpolated precision at recall 0, 0.1, .. 1 (VOC2007)."""
@@ -22,8 +23,7 @@ def average_precision_by(
     """AP of each class over its known cells, by one of the three definitions.
 
     The interpolated precision at recall r is the best precision at any recall of r or more (Everingham et al., IJCV
-    2010, eq. 1 and 2). Cells of equal score enter together; in the VOC development kit they are ordered like the
-    photos. Recalls are compared with 0, 0.1, .. 1 as whole numbers, so that rounding has no influence.
+    2010, eq. 1 and 2). Cells of equal score enter together; the VOC development kit orders them like the photos.
 
     Args:
         definition: see `Definition`.
@@ -53,15 +53,26 @@ def average_precision_by(
 
 
 def _interpolated(score: Float[Array, " n"], positive: Bool[Array, " n"], definition: Definition) -> float:
-    """Area under, or mean at eleven points of, the precision's envelope of one class."""
+    """Interpolated average precision of one class."""
     order = np.argsort(-score, kind="stable")
-    # The last cell of every run of equal scores: where a threshold can be.
+    # The last cell of every run of equal scores: a possible threshold.
     last = np.flatnonzero(np.append(np.diff(score[order]) != 0, True))
     hits = np.cumsum(positive[order])[last]
-    envelope = np.maximum.accumulate((hits / (last + 1))[::-1])[::-1]
-    total = int(hits[-1])
-    if definition == "all_point":
+    return interpolated_precision(hits, last + 1, int(hits[-1]), "all" if definition == "all_point" else "11")
+
+
+def interpolated_precision(hits: Real[Array, " k"], counted: Real[Array, " k"], total: int, points: Points) -> float:
+    """Area under the interpolated precision, or its mean at recall 0, 0.1, .. 1, from the counts at k thresholds.
+
+    Args:
+        hits: correct detections down to each threshold.
+        counted: all detections down to each threshold.
+        total: number of objects to find, at least 1.
+        points: "all" for the area, "11" for the mean.
+    """
+    envelope = np.maximum.accumulate((hits / np.maximum(counted, np.finfo(np.float64).tiny))[::-1])[::-1]
+    if points == "all":
         return float(np.sum(np.diff(hits, prepend=0) * envelope) / total)
-    # The first threshold whose recall reaches k / 10; recall 1 is always reached.
+    # The first threshold whose recall reaches k / 10, compared as whole numbers; precision is 0 if none does.
     reached = np.searchsorted(10 * hits, np.arange(11) * total)
-    return float(envelope[reached].mean())
+    return float(np.append(envelope, 0.0)[reached].sum() / 11)

@@ -1,11 +1,10 @@
 """mAP-loc: average precision in which a positive counts only if its heatmap points at the object (PatchML section 4).
 
-Each image has one prediction per class: its score, and its heatmap cut at a threshold. It is right if the class is
-present and at least half of the cut lies on the object (IoA-P, see `localisation.ioa_p`); every other prediction is
-wrong. Nothing but the hits differs from average precision, so mAP-loc never exceeds the mAP of the same cells.
+Each image has one prediction per class: its score, and its heatmap cut at a threshold. It is correct if the class is
+present and at least half of the cut is on the object (IoA-P, see `localisation.ioa_p`), and otherwise wrong. mAP-loc
+never exceeds the mAP of the same cells. PatchML gives no formula; in this reading that bound holds, as in its tables.
 
-PatchML gives no formula; this is the reading in which that bound holds, as it does in all of its tables. Scores are
-[n, c] and labels [n, c] (values of `Label`) of n images and c classes; located cells are listed as p pairs.
+Scores are [n, c] and labels [n, c] (values of `Label`) of n images and c classes; located cells are listed as p pairs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from numpy import ndarray as Array
 from fewtags.errors import DataError
 from fewtags.labels import Label
 from fewtags.metrics.localisation import IOA_HIT, IOA_THRESHOLDS, reaches
-from fewtags.metrics.ranking import average_precision, mean_of_known, refuse_nan
+from fewtags.metrics.ranking import average_precision, mean_of_known, refuse_nan, why_excluded
 
 
 @final
@@ -30,13 +29,13 @@ class MapLocReport:
     """Localised average precision and the label counts behind it.
 
     Attributes:
-        thresholds: of the maps, t of them.
+        thresholds: t thresholds of the maps.
         localised: float64 [c, t], AP with located hits only; nan for a class that is not counted.
-        classified: float64 [c], AP of the same cells without regard to the maps: the most that `localised` can reach.
-        positives: int64 [c], positive cells whose region is known.
+        classified: float64 [c], AP of the same cells without the maps: the upper bound of `localised`.
+        positives: int64 [c], positive cells with a known region.
         negatives: int64 [c], known negative cells.
-        unlocated: int64 [c], positive cells whose region is unknown; they are left out.
-        unknown: int64 [c], unknown cells; they are left out, too.
+        unlocated: int64 [c], positive cells with an unknown region; they are left out.
+        unknown: int64 [c], unknown cells; they are left out.
     """
 
     thresholds: tuple[float, ...]
@@ -49,7 +48,7 @@ class MapLocReport:
 
     @property
     def map_loc(self) -> float:
-        """mAP-loc: the mean over the counted classes and all thresholds; nan if there are no such classes."""
+        """mAP-loc: the mean over the counted classes and all thresholds; nan if no class is counted."""
         return mean_of_known(self.localised.reshape(-1))
 
     @property
@@ -64,7 +63,7 @@ class MapLocReport:
 
     @property
     def map_cl(self) -> float:
-        """The mAP of the same cells without regard to the maps; nan if no class is counted."""
+        """The mAP of the same cells without the maps; nan if no class is counted."""
         return mean_of_known(self.classified)
 
     @property
@@ -76,14 +75,12 @@ class MapLocReport:
     @property
     def excluded(self) -> dict[int, str]:
         """Classes that are not in the means, with the reason."""
-        return {c: self._why(c) for c in np.flatnonzero(np.isnan(self.classified)).tolist()}
-
-    def _why(self, c: int) -> str:
-        if not self.positives[c] and self.unlocated[c]:
-            return "no located positive"
-        if not self.positives[c]:
-            return "no known positive" if self.negatives[c] else "nothing known"
-        return "no known negative"
+        return {
+            c: "no located positive"
+            if not self.positives[c] and self.unlocated[c]
+            else why_excluded(self.positives[c], self.negatives[c])
+            for c in np.flatnonzero(np.isnan(self.classified)).tolist()
+        }
 
 
 def map_loc_report(
@@ -99,15 +96,15 @@ def map_loc_report(
     """mAP-loc from scores and from the IoA-P of the located cells.
 
     AP of a class and a threshold: the sum, over its hits, of (hits scored at least as high) / (known cells scored at
-    least as high), divided by its located positives. Cells of equal score enter together. As in `ranking_report`, a
-    class needs a positive, here one whose region is known, and a known negative to be counted.
+    least as high), divided by its located positives. Cells of equal score enter together. As in `ranking_report`, only
+    classes with a located positive and a known negative are counted.
 
     Args:
         scores: higher means more likely present.
         labels: values of `Label`; unknown cells are left out, and positive cells that `located_cells` does not list.
-        located_cells: image and class of each positive cell whose region is known.
-        ioa: `ioa_p` of each of them; nan, an empty cut, is a miss.
-        thresholds: of the maps, t of them; only reported.
+        located_cells: image and class of each positive cell with a known region.
+        ioa: `ioa_p` of each located cell; nan (an empty cut) is a miss.
+        thresholds: t thresholds of the maps; only reported.
         hit: minimum IoA-P of a hit.
         strict: IoA-P must exceed `hit`.
 
@@ -140,7 +137,7 @@ def map_loc_report(
 def _localised_precision(
     score: Float[Array, " n"], cell: Int8[Array, " n"], image: Int64[Array, " q"], hits: Bool[Array, "q t"]
 ) -> Float[Array, " t"]:
-    """AP of one class at each threshold; its q positives are in these images."""
+    """AP of one class at each threshold; `image` lists its q positives."""
     known = np.sort(score[cell != Label.UNKNOWN])
     result = np.zeros(hits.shape[1])
     for t, hit in enumerate(hits.T):
@@ -151,7 +148,7 @@ def _localised_precision(
 
 
 def check_located(labels: Int8[Array, "n c"], located_cells: Int64[Array, "p 2"]) -> None:
-    """Raise DataError where `located_cells` lists a cell that does not exist or is not positive, or one twice."""
+    """Raise DataError if `located_cells` lists a cell that does not exist or is not positive, or a cell twice."""
     n, classes = labels.shape
     for image, c in located_cells[((located_cells < 0) | (located_cells >= [n, classes])).any(1)].tolist():
         raise DataError(

@@ -1,4 +1,4 @@
-"""Nearest neighbours by cosine, and whether they share classes. No training is needed, so this evaluates a backbone."""
+"""Nearest neighbours by cosine, and the share with a common class: evaluates a backbone without training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy import ndarray as Array
 
 from fewtags.errors import DataError
 from fewtags.labels import Label
+from fewtags.metrics.ranking import ratio
 
 BLOCK = 512
 
@@ -19,11 +20,11 @@ BLOCK = 512
 @final
 @dataclass(frozen=True)
 class NeighbourReport:
-    """How many of the nearest images share a class.
+    """Precision of the nearest images.
 
     Attributes:
-        k: neighbours of each image.
-        images: images with a known positive class and at least one neighbour that can be judged.
+        k: number of neighbours of each image.
+        images: number of images with a known positive class and at least one neighbour that can be judged.
         precision: share of the judged neighbours that have a known positive class in common with the image, averaged
             over these images; nan if there are none.
         chance: the same share among all other images, which random neighbours reach.
@@ -36,20 +37,16 @@ class NeighbourReport:
 
 
 def unit(features: Float[Array, "n d"]) -> Float[Array, "n d"]:
-    """Features scaled to length 1; a row of zeros stays a row of zeros."""
+    """Features scaled to length 1; a row of zeros does not change."""
     length = np.linalg.norm(features, axis=1, keepdims=True)
     scaled: Float[Array, "n d"] = features / np.maximum(length, np.finfo(np.float32).tiny)
     return scaled
 
 
 def highest(scores: Float[Array, "q n"], k: int) -> tuple[Int64[Array, "q k"], Float[Array, "q k"]]:
-    """The columns of the k highest scores of each row, and these scores, in descending order.
+    """The columns of the k (1..n) highest scores of each row, and these scores, in descending order.
 
-    Of equal scores the earlier column comes first, also at the k-th place, which `torch.topk` does not promise.
-
-    Args:
-        scores: for example cosines of q queries and n images.
-        k: 1..n.
+    Of equal scores the earlier column comes first, also at the k-th place, which `torch.topk` does not guarantee.
 
     >>> highest(np.array([[0.1, 0.9, 0.5, 0.9]]), 3)[0].tolist()
     [[1, 3, 2]]
@@ -57,7 +54,7 @@ def highest(scores: Float[Array, "q n"], k: int) -> tuple[Int64[Array, "q k"], F
     chosen = np.zeros((len(scores), k), np.int64)
     for row, ascending in enumerate(-scores):
         last = np.partition(ascending, k - 1)[k - 1]
-        # Written so that a nan, which comes last, is a candidate only if it is needed.
+        # The negation keeps NaN, which is sorted last, as a candidate if it is needed.
         candidates = np.flatnonzero(~(ascending > last))
         chosen[row] = candidates[np.argsort(ascending[candidates], kind="stable")[:k]]
     return chosen, np.take_along_axis(scores, chosen, 1)
@@ -66,12 +63,7 @@ def highest(scores: Float[Array, "q n"], k: int) -> tuple[Int64[Array, "q k"], F
 def nearest(
     features: Float[Array, "n d"], queries: Int64[Array, " q"], k: int
 ) -> tuple[Int64[Array, "q k"], Float[Array, "q k"]]:
-    """The k other images nearest to each query by cosine, nearest first, and the cosines.
-
-    Args:
-        features: of all images; their length does not matter.
-        queries: rows of `features`.
-        k: at most n - 1.
+    """The k other images nearest to each query (a row of `features`) by cosine, nearest first, and the cosines.
 
     Raises:
         DataError: there are fewer than k other images.
@@ -107,19 +99,12 @@ def neighbour_precision(features: Float[Array, "n d"], labels: Int8[Array, "_ c"
         wrong = positive[rows] @ known_negative.T == positive[rows].sum(1, keepdims=True)
         for judged in (correct, wrong):
             judged[np.arange(len(rows)), rows] = False
-        among = [np.take_along_axis(judged, near, 1).sum(1) for judged in (correct, wrong)]
-        precisions.append(_share(*among))
-        chances.append(_share(correct.sum(1), wrong.sum(1)))
+        near_correct, near_wrong = (np.take_along_axis(judged, near, 1).sum(1) for judged in (correct, wrong))
+        precisions.append(ratio(near_correct, near_correct + near_wrong))
+        chances.append(ratio(correct.sum(1), correct.sum(1) + wrong.sum(1)))
     precision = np.concatenate(precisions) if precisions else np.zeros(0)
     counted = ~np.isnan(precision)
     if not counted.any():
         return NeighbourReport(k, 0, math.nan, math.nan)
     chance = np.concatenate(chances)[counted]
     return NeighbourReport(k, int(counted.sum()), float(precision[counted].mean()), float(chance.mean()))
-
-
-def _share(correct: Array, wrong: Array) -> Float[Array, " q"]:
-    """Share of the judged neighbours that are correct; nan if none is judged."""
-    judged = (correct + wrong).astype(np.float64)
-    share: Array = np.divide(correct, judged, out=np.full(len(judged), np.nan), where=judged > 0)
-    return share

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import final
 
 import numpy as np
-from jaxtyping import Float, Int8, Int64, UInt16
+from jaxtyping import Float, Int8, Int64, Real, UInt16
 from numpy import ndarray as Array
 
 from fewtags.errors import ConfigError, DataError
@@ -19,28 +19,19 @@ from fewtags.labels import Label
 
 BLOCK_CELLS = 4_000_000  # size of work arrays, independent of n and c
 
-Empty = Literal["exclude", "zero"]
-
 
 # --- average precision
 
 
-def average_precision(
-    scores: Float[Array, "n c"], labels: Int8[Array, "n c"], *, empty: Empty = "exclude"
-) -> Float[Array, " c"]:
+def average_precision(scores: Float[Array, "n c"], labels: Int8[Array, "n c"]) -> Float[Array, " c"]:
     """AP of each class over its known cells: the mean, over its positives, of the precision at that positive's score.
 
-    Tie-safe: cells of equal score enter together, so the order of the images has no influence. Equal to scikit-learn's
-    `average_precision_score`, and to the sum over thresholds of (recall gained) x precision.
-
-    Args:
-        scores: higher means more likely present.
-        labels: values of `Label`; unknown cells are left out, class by class.
-        empty: a class with known negatives but no known positive is nan ("exclude") or 0 ("zero", what the public code
-            of Cole et al., Large Loss Matters, ASL and others puts into the mean). A class with nothing known is nan.
+    Equal to scikit-learn's `average_precision_score`: the sum over thresholds of (recall gained) x precision. Cells of
+    equal score enter together, so the order of the images has no influence.
 
     Returns:
-        float64 [c]. A class without known negatives has AP 1, which says nothing: see `ranking_report`.
+        float64 [c]; nan without a known positive, and 1 without a known negative, which is meaningless: see
+        `ranking_report`.
 
     Raises:
         DataError: a score is NaN.
@@ -59,8 +50,6 @@ def average_precision(
             hits = positive.size - np.searchsorted(positive, positive)
             found = known.size - np.searchsorted(known, positive)
             result[c] = np.mean(hits / found)
-        elif known.size and empty == "zero":
-            result[c] = 0.0
     return result
 
 
@@ -90,7 +79,7 @@ class RankingReport:
     def excluded(self) -> dict[int, str]:
         """Classes that are not in the mean, with the reason."""
         left_out = np.flatnonzero(np.isnan(self.average_precision)).tolist()
-        return {c: _why(int(self.positives[c]), int(self.negatives[c])) for c in left_out}
+        return {c: why_excluded(self.positives[c], self.negatives[c]) for c in left_out}
 
     @property
     def known_cells(self) -> int:
@@ -98,36 +87,32 @@ class RankingReport:
         return int(self.positives.sum() + self.negatives.sum())
 
 
-def _why(positives: int, negatives: int) -> str:
+def why_excluded(positives: int | np.int64, negatives: int | np.int64) -> str:
+    """Say which known cells of a class are missing."""
     if not positives and not negatives:
         return "nothing known"
     return "no known negative" if positives else "no known positive"
 
 
-def ranking_report(
-    scores: Float[Array, "n c"], labels: Int8[Array, "n c"], *, empty: Empty = "exclude"
-) -> RankingReport:
+def ranking_report(scores: Float[Array, "n c"], labels: Int8[Array, "n c"]) -> RankingReport:
     """AP of each class, their mean, and the counts behind them.
 
-    A class needs a known positive and a known negative to be counted: without a positive there is nothing to find,
-    without a negative every order is perfect. `empty="zero"` reproduces the peers instead: 0 without a known positive,
-    1 without a known negative, and only classes without any known cell are left out.
+    Only classes with a known positive and a known negative are counted: without a positive there is nothing to find,
+    without a negative every order is perfect. (Most published code counts the others as AP 0 and AP 1.)
 
     Raises:
         DataError: a score is NaN.
     """
-    result = average_precision(scores, labels, empty=empty)
-    positives = _count(labels, Label.POSITIVE)
-    negatives = _count(labels, Label.NEGATIVE)
-    if empty == "exclude":
-        result[negatives == 0] = np.nan
+    result = average_precision(scores, labels)
+    positives, negatives = (labels == Label.POSITIVE).sum(0), (labels == Label.NEGATIVE).sum(0)
+    result[negatives == 0] = np.nan
     return RankingReport(result, positives, negatives, len(labels) - positives - negatives)
 
 
 def unknown_as_absent(labels: Int8[Array, "n c"]) -> Int8[Array, "n c"]:
-    """Labels in which every unknown cell is negative: what most published single-positive code evaluates on.
+    """Replace unknown by negative, as most published single-positive code evaluates.
 
-    A missing label that the model finds counts as its mistake, so results are pessimistic and must be named so.
+    A correct prediction of an unknown cell counts as an error, so results are pessimistic and must be named so.
     """
     return np.where(labels == Label.POSITIVE, np.int8(Label.POSITIVE), np.int8(Label.NEGATIVE))
 
@@ -144,7 +129,7 @@ class Intervals:
         mean_average_precision: (low, high); nan if no class is counted.
         average_precision: float64 [c, 2], low and high of each class; nan for a class that is not counted.
         level: share of the resamples inside, for example 0.95.
-        n_resamples: how many were drawn.
+        n_resamples: number of resamples.
     """
 
     mean_average_precision: tuple[float, float]
@@ -161,14 +146,13 @@ def bootstrap_intervals(
     n_resamples: int = 200,
     level: float = 0.95,
 ) -> Intervals:
-    """Bootstrap intervals of AP and mAP over the choice of images, which are resampled with replacement.
+    """Bootstrap intervals of AP and mAP over images, which are resampled with replacement.
 
-    All classes share the resamples, so the interval of the mean respects that the classes come from the same images. In
-    each resample a class is counted by the rule of `ranking_report`. The interval does not cover the variation
-    between training runs: for that, train with several seeds.
+    All classes share the resamples. In each resample a class is counted by the rule of `ranking_report`. The interval
+    does not cover the variation between training runs: for that, train with several seeds.
 
     Args:
-        scores: as in `average_precision`; sorted once per class, a resample only changes the weights of the images.
+        scores: as in `average_precision`.
         labels: values of `Label`.
         rng: gives n_resamples x n image numbers.
         n_resamples: at least 1.
@@ -190,10 +174,9 @@ def bootstrap_intervals(
 def resampled_means(
     scores: Float[Array, "n c"], labels: Int8[Array, "n c"], rng: np.random.Generator, *, n_resamples: int = 200
 ) -> Float[Array, " r"]:
-    """The mAP of every resample of `bootstrap_intervals`, nan where no class is counted in it.
+    """The mAP of every resample of `bootstrap_intervals`; nan if no class is counted.
 
-    Two models on the same labels with generators in the same state see the same resamples: the difference of their
-    results is paired.
+    Two models on the same labels with generators in the same state get the same resamples, so results can be paired.
 
     Raises:
         ConfigError: `n_resamples` below 1.
@@ -223,13 +206,13 @@ def _drawn(
 def _resampled_average_precision(
     score: Float[Array, " n"], label: Int8[Array, " n"], weights: UInt16[Array, "r n"]
 ) -> Float[Array, " r"]:
-    """AP of one class for image weights [r, n]; nan where a resample holds no positive or no negative."""
-    # The distinct scores of positives cut the ranking into segments, 0 the highest and the last below every positive.
-    # Within a segment order is irrelevant, so a resample is just a histogram over the segments.
+    """AP of one class for image weights [r, n]; nan if a resample has no positive or no negative."""
+    # The distinct scores of positives cut the ranking into segments, 0 is the highest.
+    # The order within a segment is irrelevant, so a histogram over the segments describes a resample.
     cuts = np.unique(score[label == Label.POSITIVE])
     segment = len(cuts) - np.searchsorted(cuts, score, side="right")
     bins = len(cuts) + 1
-    # Known negatives go to the first bins, positives to as many more, unknown cells to a last one that is not read.
+    # Known negatives are counted in the first bins, positives in as many more, unknown cells in a last, unused one.
     place = np.where(label == Label.NEGATIVE, segment, np.where(label == Label.POSITIVE, bins + segment, 2 * bins))
     result = np.full(len(weights), np.nan)
     for r, weight in enumerate(weights):
@@ -258,9 +241,8 @@ class PositiveOnlyReport:
     """Metrics for labels without known negatives, for example a folder per class.
 
     Attributes:
-        images: images with a known positive; the others are left out.
-        hit_at_1: share of them whose highest-scored class is a known positive. An unknown class on top counts as a
-            miss although it may be present.
+        images: number of images with a known positive; the others are left out.
+        hit_at_1: share of them whose highest-scored class is a known positive; an unknown class counts as a miss.
         recall_at: for each k, mean over images of the share of its known positives among its k highest-scored classes.
         mean_rank: mean rank of the known positives among the classes not known to be present; 1 is the best.
         pessimistic: AP with *unknown counted as absent*.
@@ -278,7 +260,7 @@ def positive_only_report(
 ) -> PositiveOnlyReport:
     """Ranks of the known positives among the classes of their images.
 
-    Ties are resolved in expectation, as if tied classes were put in random order: a constant model gets chance level.
+    The result for tied classes is the expected value over random orders, so a constant model gets chance level.
 
     Raises:
         DataError: a score is NaN.
@@ -298,7 +280,7 @@ def positive_only_report(
     some = positives > 0
 
     def found(k: int) -> Float[Array, " images"]:
-        """Known positives among the k highest of each image; each with its probability under random tie order."""
+        """Expected number of known positives among the k highest classes of each image, over random orders of ties."""
         likely = np.bincount(image, np.clip((k - above) / tied, 0, 1), len(scores))
         return likely[some].astype(np.float64)  # the histogram of nothing would be int64
 
@@ -317,7 +299,7 @@ def positive_only_report(
 def _columns(
     scores: Float[Array, "n c"], labels: Int8[Array, "n c"]
 ) -> Iterator[tuple[int, Float[Array, " n"], Int8[Array, " n"]]]:
-    """Each class with its contiguous scores and labels; copied in blocks, so never all of n x c at once."""
+    """Each class with its contiguous scores and labels, copied in blocks of classes to save memory."""
     n, classes = scores.shape
     step = max(1, BLOCK_CELLS // max(n, 1))
     for first in range(0, classes, step):
@@ -326,17 +308,18 @@ def _columns(
         yield from ((first + i, score[i], label[i]) for i in range(len(score)))
 
 
-def _count(labels: Int8[Array, "n c"], state: Label) -> Int64[Array, " c"]:
-    counts: Int64[Array, " c"] = (labels == state).sum(0)
-    return counts
-
-
 def refuse_nan(scores: Float[Array, "n c"]) -> None:
     """Raise DataError at the first score that is not a number."""
-    # The minimum of an array with a NaN is NaN; unlike isnan it needs no second array.
+    # The minimum of an array with a NaN is NaN, and needs no second array.
     if scores.size and np.isnan(scores.min()):
         n, c = np.argwhere(np.isnan(scores))[0].tolist()
         raise DataError(f"the score of image {n}, class {c} is not a number; the model or its input is broken.")
+
+
+def ratio(part: Real[Array, " k"], whole: Real[Array, " k"]) -> Float[Array, " k"]:
+    """Quotients; nan where `whole` is 0."""
+    result: Float[Array, " k"] = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+    return result
 
 
 def mean_of_known(values: Float[Array, " k"]) -> float:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int64, Integer
 from numpy import ndarray as Array
 
 from fewtags.errors import DataError
+from fewtags.metrics.ranking import ratio
 
 
 def confusion(
@@ -71,13 +72,7 @@ def segmentation_report(matrix: Int64[Array, "c c"]) -> SegmentationReport:
     if not matrix.sum():
         raise DataError("no pixel has a known class, so there is nothing to measure.")
     hit, true, said = np.diag(matrix).astype(np.float64), matrix.sum(1), matrix.sum(0)
-    iou = _ratio(hit, true + said - hit)
-    accuracy = _ratio(hit, true)
+    iou, accuracy = ratio(hit, true + said - hit), ratio(hit, true)
     return SegmentationReport(
         iou, accuracy, float(np.nanmean(iou)), float(np.nanmean(accuracy)), float(hit.sum() / matrix.sum())
     )
-
-
-def _ratio(part: Float[Array, " c"], whole: Array) -> Float[Array, " c"]:
-    ratio: Float[Array, " c"] = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
-    return ratio

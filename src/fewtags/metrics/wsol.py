@@ -1,14 +1,13 @@
 """The metrics of weakly supervised object localisation: MaxBoxAccV2 and PxAP (Choe et al., CVPR 2020).
 
-Both metrics cut the map of a class that is present at every threshold; the maps of other classes play no part.
-MaxBoxAccV2 compares the boxes around the part above the threshold, PxAP its pixels. Maps [h, w], masks and boxes cover
-the whole image; boxes are x0, y0, x1, y1 in 0..1. Deviation from the public code: maps are resized bilinearly instead
-of bicubically.
+Both metrics cut the map of each present class at every threshold. MaxBoxAccV2 compares the boxes around the part above
+the threshold, PxAP its pixels. Maps [h, w], masks and boxes cover the whole image; boxes are x0, y0, x1, y1 in 0..1.
+Deviation from the public code: maps are resized bilinearly instead of bicubically.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -26,8 +25,8 @@ Parts = Literal["all", "outer", "largest"]
 BoxRule = Literal["exact", "wsol"]
 Mask = Bool[Array, "_ _"] | Int8[Array, "_ _"]
 
-BOX_OVERLAPS = (0.3, 0.5, 0.7)  # MaxBoxAccV2: the intersections over union from which a box is right
-BOX_CUTS = tuple(k / 100 for k in range(100))  # the thresholds among which it takes the best
+BOX_OVERLAPS = (0.3, 0.5, 0.7)  # MaxBoxAccV2: minimum intersections over union of a correct box
+BOX_CUTS = tuple(k / 100 for k in range(100))  # and the thresholds from which it takes the best
 PIXEL_BINS = 1000
 SIZE = (224, 224)
 
@@ -36,16 +35,16 @@ SIZE = (224, 224)
 
 
 def component_boxes(cut: Bool[Array, "h w"], *, parts: Parts = "all") -> Int64[Array, "n 4"]:
-    """Boxes x0, y0, x1, y1 (pixel edges: x1 and y1 are one past the last pixel) around what is True.
+    """Boxes x0, y0, x1, y1 (pixel edges: x1 and y1 are one past the last pixel) around the connected parts of a mask.
 
     Args:
-        cut: a map that was cut at a threshold; diagonal neighbours belong together.
-        parts: "outer": every connected part. "all": the outline of every hole, too, as in the public code. "largest":
-            the part whose outline, drawn through pixel centres, encloses most; a line encloses nothing. Of equals, the
-            one whose first pixel in reading order comes last.
+        cut: a map that was cut at a threshold; diagonal neighbours are connected.
+        parts: "outer": every connected part. "all": also the outline of every hole, as in the public code. "largest":
+            the part whose outline through pixel centres encloses the largest area (a line encloses none). Of equal
+            parts, the one whose first pixel in reading order comes last.
 
     Returns:
-        int64 [n, 4]; n = 0 where nothing is True.
+        int64 [n, 4]; n = 0 if no pixel is True.
 
     >>> component_boxes(np.array([[True, False, False], [False, False, True]])).tolist()
     [[0, 0, 1, 1], [2, 1, 3, 2]]
@@ -56,7 +55,7 @@ def component_boxes(cut: Bool[Array, "h w"], *, parts: Parts = "all") -> Int64[A
         return _edges([found[_largest(labelled, found)]] if found else [])
     if parts == "outer":
         return _edges(found)
-    # The first part of the frame-padded background is what surrounds everything; an outline is a pixel wider.
+    # The first part of the padded background surrounds everything; an outline is a pixel wider than its hole.
     background, _ = ndimage.label(np.pad(~cut, 1, constant_values=True))
     holes = _edges(ndimage.find_objects(background)[1:]) + np.array([-2, -2, 0, 0])
     return np.concatenate([_edges(found), holes])
@@ -80,22 +79,16 @@ def _largest(labelled: Int32[Array, "h w"], found: Sequence[tuple[slice, slice]]
 
 
 def _outline_area(part: Bool[Array, "h w"]) -> float:
-    """Area inside the outline through the pixel centres: four neighbours enclose 1, three a half, fewer nothing."""
+    """Area inside the outline through the pixel centres: four neighbours enclose 1, three 1/2, fewer nothing."""
     full = ndimage.binary_fill_holes(part).astype(np.int8)
     corners = full[:-1, :-1] + full[1:, :-1] + full[:-1, 1:] + full[1:, 1:]
     return float((corners == 4).sum() + (corners == 3).sum() / 2)
 
 
 def box_iou(a: Float[Array, "m 4"], b: Float[Array, "n 4"], *, last: float = 0.0) -> Float[Array, "m n"]:
-    """Intersection over union of boxes x0, y0, x1, y1.
+    """Intersection over union [m, n] of boxes x0, y0, x1, y1; 0 if both boxes have no area.
 
-    Args:
-        a: boxes.
-        b: boxes.
-        last: added to every width and height: 1 takes x1 and y1 for the numbers of the last pixels.
-
-    Returns:
-        float64 [m, n]; 0 where both boxes have no area.
+    `last` is added to every width and height: 1 if x1 and y1 are the numbers of the last pixels.
     """
     a, b = a[:, None], b[None]
     sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]) + last
@@ -113,20 +106,16 @@ def best_overlaps(
     parts: Parts = "all",
     rule: BoxRule = "exact",
 ) -> Float[Array, " t"]:
-    """The best intersection over union of any box around {map > cut x highest} with any true box, for each cut.
+    """For each cut, the best intersection over union of a box around {map > cut x maximum} with a true box.
 
     Args:
-        heatmap: normalised already, at the resolution at which boxes are read off.
+        heatmap: already normalised, at the resolution from which boxes are derived.
         boxes: of all instances of the class, at least one, in 0..1.
-        cuts: thresholds, as shares of the highest value.
+        cuts: thresholds, as shares of the maximum.
         parts: which boxes a cut map gives, see `component_boxes`.
         rule: "exact": boxes end at pixel edges. "wsol" repeats the public code: the map is cut in 256 levels, true
-            boxes are rounded down to pixels, boxes of the map are pulled in to the last pixel at the right and bottom
-            edge, x1 and y1 are counted as pixels that belong to the box, and a cut without any pixel gives the box of
-            the first pixel.
-
-    Returns:
-        float64 [t].
+            boxes are rounded down to pixels, boxes of the map end at the last pixel at the right and bottom edge, x1
+            and y1 are counted as pixels of the box, and a cut without pixels gives the box of the first pixel.
     """
     height, width = heatmap.shape
     truth = _in_pixels(boxes, heatmap.shape, rule)
@@ -153,7 +142,7 @@ def whole_image_overlap(boxes: Float[Array, "n 4"], size: tuple[int, int], *, ru
 
 def _in_pixels(boxes: Float[Array, "n 4"], size: tuple[int, ...], rule: BoxRule) -> Float[Array, "n 4"]:
     pixels: Float[Array, "n 4"] = boxes.astype(np.float64) * np.array([size[1], size[0], size[1], size[0]])
-    # 3 / 7 * 7 may lie a hair below 3.
+    # 3 / 7 * 7 may be slightly below 3.
     return np.floor(pixels + 1e-9) if rule == "wsol" else pixels
 
 
@@ -167,11 +156,11 @@ class BoxReport:
     """How often boxes derived from the maps are correct.
 
     Attributes:
-        pairs: (image, class) pairs in which the class is present and has boxes.
-        overlaps: intersections over union from which a box is right, d of them.
-        cuts: thresholds of the maps, t of them.
-        correct: int64 [d, t], pairs with a right box.
-        whole_image: int64 [d], pairs in which the whole image is a right box.
+        pairs: number of (image, class) pairs in which the class is present and has boxes.
+        overlaps: d minimum intersections over union of a correct box.
+        cuts: t thresholds of the maps.
+        correct: int64 [d, t], pairs with a correct box.
+        whole_image: int64 [d], pairs in which the whole image is a correct box.
     """
 
     pairs: int
@@ -182,7 +171,7 @@ class BoxReport:
 
     @property
     def accuracy(self) -> Float[Array, " d"]:
-        """MaxBoxAcc at each overlap: the share of right pairs at the cut that suits it best, chosen on these images."""
+        """MaxBoxAcc at each overlap: the share of correct pairs at the best cut, which is chosen on these images."""
         share: Float[Array, " d"] = self.correct.max(1) / self.pairs
         return share
 
@@ -193,7 +182,7 @@ class BoxReport:
 
     @property
     def best_cuts(self) -> Float[Array, " d"]:
-        """The cut behind each accuracy; the first of several."""
+        """The first cut that reaches each accuracy."""
         best: Float[Array, " d"] = np.asarray(self.cuts, np.float64)[self.correct.argmax(1)]
         return best
 
@@ -206,10 +195,10 @@ class BoxReport:
 def prepare_map(
     heatmap: Float[Array, "_ _"], size: tuple[int, ...], normalise: Normalise, name: str
 ) -> Float[Array, "h w"]:
-    """A map resized to `size` (height, width), then normalised; float64.
+    """Resize a map to `size` (height, width), then normalise it; float64.
 
     Raises:
-        DataError: a value is not finite; `name` says which map.
+        DataError: a value is not finite; the message names the map by `name`.
     """
     if not np.isfinite(heatmap).all():
         raise DataError(f"{name} holds a value that is not finite; the model or its input is broken.")
@@ -220,11 +209,7 @@ def prepare_map(
 
 
 def inside_and_known(mask: Mask) -> tuple[Bool[Array, "h w"], Bool[Array, "h w"]]:
-    """Masks of the pixels that belong to the object and of the pixels whose label is known.
-
-    Args:
-        mask: bool, or int8 values of `Label`.
-    """
+    """Masks of the object's pixels and of the pixels with a known label, from bool or int8 values of `Label`."""
     if mask.dtype == np.bool_:
         return mask, np.ones_like(mask)
     return mask == Label.POSITIVE, mask != Label.UNKNOWN
@@ -236,9 +221,9 @@ def pixel_counts(
     """Histograms of a map's values inside and outside of the object, as shares of the image.
 
     Args:
-        heatmap: of the mask's size, 0..1; what is below or above counts as 0 or 1.
+        heatmap: of the mask's size; values are clipped to 0..1.
         mask: see `inside_and_known`; unknown pixels are left out.
-        bins: equal parts of 0..1; exactly 1 has a further bin, so b = bins + 1.
+        bins: equal parts of 0..1; the value 1 has its own bin, so b = bins + 1.
     """
     inside, known = inside_and_known(mask)
     place = (heatmap * bins).astype(np.int64).clip(0, bins)
@@ -247,9 +232,9 @@ def pixel_counts(
 
 
 def average_precision_of_counts(inside: Float[Array, " b"], outside: Float[Array, " b"]) -> float:
-    """Area under the precision-recall curve over pixels, from their counts in bins of rising value.
+    """Area under the precision-recall curve of pixels, from their counts in bins of ascending value.
 
-    The sum over bins of (recall gained) x precision; pixels of one bin enter together. nan where nothing is inside.
+    The sum over bins of (recall gained) x precision; pixels of one bin enter together. nan if no pixel is inside.
     """
     found, right = np.cumsum((inside + outside)[::-1]), np.cumsum(inside[::-1])
     if not len(right) or right[-1] <= 0:
@@ -278,54 +263,16 @@ class PixelReport:
 
     @property
     def per_class(self) -> Float[Array, " c"]:
-        """PxAP of each class on a curve of its own; nan without a pixel of it."""
+        """PxAP of each class on its own curve; nan if no pixel belongs to it."""
         return np.array([average_precision_of_counts(a, b) for a, b in zip(self.inside, self.outside, strict=True)])
 
     @property
     def mean_pxap(self) -> float:
-        """Mean of `per_class` over the classes that have one; nan if there are none."""
+        """Mean of `per_class` without nan; nan if no class has a value."""
         return mean_of_known(self.per_class)
 
     @property
     def chance(self) -> float:
-        """PxAP of flat maps: the share of the pixels that belong to objects; nan if there are no pixels."""
+        """PxAP of flat maps: the share of object pixels; nan if there are no pixels."""
         total = self.inside.sum() + self.outside.sum()
         return float(self.inside.sum() / total) if total > 0 else np.nan
-
-
-def pxap(
-    pairs: Iterable[tuple[Float[Array, "_ _"], Mask]],
-    *,
-    bins: int | None = PIXEL_BINS,
-    normalise: Normalise = "minmax",
-) -> float:
-    """PxAP of (heatmap, mask) pairs; each map is resized to its mask.
-
-    Deviation: every image has the same weight, whatever the size of its mask; the public code resizes all to 224 x 224.
-
-    Args:
-        pairs: heatmaps, and masks of the union of all instances of the class, see `inside_and_known`.
-        bins: as in `pixel_counts`; nothing but the counts is kept. None keeps all values in memory and is exact.
-        normalise: as in `normalise_map`.
-
-    Raises:
-        DataError: no pixel belongs to an object, or a map with a value that is not finite.
-    """
-    counts = np.zeros((2, (bins or 0) + 1))
-    values: list[Float[Array, " k"]] = []
-    weights: list[Float[Array, "2 k"]] = []
-    for n, (heatmap, mask) in enumerate(pairs):
-        resized = prepare_map(heatmap, mask.shape, normalise, f"the heatmap of pair {n}")
-        if bins is not None:
-            counts += pixel_counts(resized, mask, bins=bins)
-        else:
-            inside, known = inside_and_known(mask)
-            values.append(resized[known])
-            weights.append(np.stack([inside[known], ~inside[known]]) / mask.size)
-    if values:
-        _, place = np.unique(np.concatenate(values), return_inverse=True)
-        counts = np.stack([np.bincount(place, weight) for weight in np.concatenate(weights, 1)])
-    result = average_precision_of_counts(*counts)
-    if np.isnan(result):
-        raise DataError("no pixel belongs to an object; PxAP needs boxes or masks of classes that are present.")
-    return result

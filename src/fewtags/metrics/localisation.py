@@ -1,9 +1,8 @@
-"""Pointing game and IoA-P: whether heatmaps point at their objects. Each metric has a chance level.
+"""Pointing game and IoA-P: whether heatmaps point at their objects.
 
-A heatmap [h, w] and the region of the same class [H, W] both cover the whole image (the image frame), at any two
-resolutions: the map is resized to the region. A region is the union of all instances of the class, as a mask; boxes
-become one with `boxes_to_mask`. Only present classes are evaluated; the ranking of the images is not
-evaluated here.
+A heatmap [h, w] and the region of the same class [H, W] both cover the whole image; the map is resized to the region.
+A region is the union of all instances of the class, as a mask (`boxes_to_mask` converts boxes). Only present classes
+are evaluated. The chance level of both metrics is the region's share of the image.
 """
 
 from __future__ import annotations
@@ -20,18 +19,14 @@ from fewtags.errors import DataError
 
 Normalise = Literal["minmax", "max", "none"]
 
-IOA_THRESHOLDS = (0.6, 0.7, 0.8, 0.9)  # PatchML section 4: the thresholds that cut a map into inside and outside
-IOA_HIT = 0.5  # and the IoA-P from which a cut map counts as localised
+IOA_THRESHOLDS = (0.6, 0.7, 0.8, 0.9)  # PatchML section 4: thresholds of the maps
+IOA_HIT = 0.5  # and the minimum IoA-P of a localised map
 
 
 def boxes_to_mask(boxes: Float[Array, "n 4"], size: tuple[int, int]) -> Bool[Array, "h w"]:
-    """The union of boxes as a mask of `size` (height, width): pixels whose centre is inside a box.
+    """The union of boxes (x0, y0, x1, y1 in 0..1) as a mask of `size` (height, width): pixels with the centre inside.
 
-    Args:
-        boxes: x0, y0, x1, y1 in 0..1 of the image. A point has x0 = x1 and y0 = y1.
-        size: of the mask.
-
-    A box that holds no pixel centre marks the pixel that holds its own centre, so small objects and points stay.
+    A point, or a box that contains no pixel centre, marks the pixel that contains its own centre.
 
     >>> boxes_to_mask(np.array([[0.5, 0.0, 1.0, 1.0]]), (1, 4)).tolist()
     [[False, False, True, True]]
@@ -50,12 +45,12 @@ def boxes_to_mask(boxes: Float[Array, "n 4"], size: tuple[int, int]) -> Bool[Arr
 
 
 def resize_map(heatmap: Float[Array, "h w"], size: tuple[int, int]) -> Float[Array, "H W"]:
-    """Bilinear, `align_corners=False`, as `torch.nn.functional.interpolate`; float64. Flat stays exactly flat."""
+    """Resize bilinearly with `align_corners=False`, as torch does; float64. Flat maps stay exactly flat."""
     return _stretch(_stretch(heatmap.astype(np.float64), size[0]).T, size[1]).T
 
 
 def _stretch(values: Float[Array, "old k"], new: int) -> Float[Array, "new k"]:
-    """Interpolate linearly between the rows, which stand at the centres of equal parts."""
+    """Interpolate linearly between the rows, which are at the centres of equal parts."""
     old = len(values)
     at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
     before = at.astype(np.int64)
@@ -65,12 +60,9 @@ def _stretch(values: Float[Array, "old k"], new: int) -> Float[Array, "new k"]:
 
 
 def normalise_map(heatmap: Float[Array, "h w"], how: Normalise) -> Float[Array, "h w"]:
-    """Bring one map to a common scale before it is cut.
+    """Scale a finite map before it is cut: "minmax" to 0..1, "max" by its maximum, "none" not at all.
 
-    Args:
-        heatmap: finite.
-        how: "minmax" stretches it to 0..1, "max" divides it by its highest value, "none" leaves it as it is. A flat map
-            becomes 0 everywhere under "minmax", and so does one without a value above 0 under "max".
+    A flat map becomes 0 everywhere with "minmax", and a map without positive values with "max".
 
     >>> normalise_map(np.array([[1.0, 2.0, 4.0]]), "max").tolist()
     [[0.25, 0.5, 1.0]]
@@ -83,10 +75,10 @@ def normalise_map(heatmap: Float[Array, "h w"], how: Normalise) -> Float[Array, 
 
 
 def pointing(heatmap: Float[Array, "h w"], region: Bool[Array, "H W"]) -> float:
-    """Pointing game (Zhang et al., ECCV 2016): 1 if the map, resized to the region, is highest inside the region.
+    """Pointing game (Zhang et al., ECCV 2016): 1 if the maximum of the resized map is inside the region, else 0.
 
-    Several equally high pixels count with the share of them that is inside, so a flat map gets the chance level, which
-    is the region's share of the image. Deviation: the paper accepts a miss by up to 15 pixels, this does not.
+    If several pixels have the maximum, the result is the share of them that is inside, so a flat map gets the chance
+    level. Deviation: the paper accepts a miss by up to 15 pixels.
 
     Raises:
         DataError: the map holds a NaN.
@@ -102,19 +94,19 @@ def ioa_p(
     thresholds: Sequence[float] = IOA_THRESHOLDS,
     normalise: Normalise = "minmax",
 ) -> Float[Array, " t"]:
-    """IoA-P (PatchML eq. 6): the share of {map >= threshold} that lies inside the region, for each threshold.
+    """IoA-P (PatchML eq. 6): the share of {map >= threshold} that is inside the region, for each threshold.
 
-    Chance level: the region's share of the image. Note that a single hot pixel inside gets 1.
+    Note that a single pixel above the threshold gets 1 if it is inside.
 
     Args:
         heatmap: probabilities; resized to the region first.
         region: union of all instances of the class.
         thresholds: of the map.
-        normalise: as in `normalise_map`, of the resized map. The paper is silent; without "minmax" most maps never
-            reach 0.6.
+        normalise: of the resized map, see `normalise_map`. The paper does not specify it; without "minmax" most maps
+            never reach 0.6.
 
     Returns:
-        float64 [t] in 0..1; nan where no pixel reaches the threshold.
+        float64 [t] in 0..1; nan if no pixel reaches the threshold.
 
     Raises:
         DataError: the map holds a NaN.
@@ -130,10 +122,7 @@ def ioa_p(
 
 
 def reaches(ioa: Float[Array, "*any"], hit: float = IOA_HIT, *, strict: bool = False) -> Bool[Array, "*any"]:
-    """Where an IoA-P counts as localised: `hit` or more (`strict`: more); nan never does.
-
-    PatchML does not say whether exactly 0.5 counts.
-    """
+    """Whether an IoA-P counts as localised: at least `hit`, or above it if `strict` (PatchML is unclear); not nan."""
     reached: Bool[Array, "*any"] = np.greater(ioa, hit) if strict else np.greater_equal(ioa, hit)
     return reached
 
@@ -144,13 +133,13 @@ class LocalisationReport:
     """Means over (image, class) pairs in which the class is present.
 
     Attributes:
-        pairs: how many.
+        pairs: number of pairs.
         pointing: mean of `pointing`.
-        chance: mean share of the image that the regions take: what a flat map reaches in `pointing` and in `ioa`.
-        thresholds: of the maps, t of them.
+        chance: mean share of the regions in their images: the value of flat maps in `pointing` and in `ioa`.
+        thresholds: t thresholds of the maps.
         ioa: float64 [t], mean IoA-P; a map that never reaches the threshold counts as 0.
-        ioa_hits: float64 [t], share of the pairs that are localised, by default those with IoA-P >= 0.5.
-        ioa_hits_chance: share of the pairs whose region takes that share of the image: what a flat map reaches.
+        ioa_hits: float64 [t], share of the pairs that are localised, by default with IoA-P >= 0.5.
+        ioa_hits_chance: the value of flat maps in `ioa_hits`.
     """
 
     pairs: int
@@ -194,16 +183,7 @@ def summarise_pairs(
     hit: float = IOA_HIT,
     strict: bool = False,
 ) -> LocalisationReport:
-    """Means over at least one pair that was already measured.
-
-    Args:
-        peaks: `pointing` of each pair.
-        shares: of the image that each region takes.
-        ioa: `ioa_p` of each pair.
-        thresholds: of the maps, t of them.
-        hit: as in `reaches`.
-        strict: as in `reaches`.
-    """
+    """Means of `pointing` (`peaks`), of the regions' shares of their images, and of `ioa_p` over at least one pair."""
     return LocalisationReport(
         pairs=len(peaks),
         pointing=float(peaks.mean()),

@@ -51,12 +51,12 @@ class Region:
 
     Attributes:
         boxes: x0, y0, x1, y1 in 0..1 of the image, all instances. A point has x0 = x1 and y0 = y1.
-        mask: the union of all instances, bool or int8 values of `Label` (an unknown pixel, of a crowd for example, is
-            never counted); None: the union of the boxes. It covers the image at any resolution.
+        mask: the union of all instances, bool or int8 values of `Label` (unknown pixels, for example of a crowd, are
+            not counted), at any resolution; None: the union of the boxes.
 
     Raises:
-        DataError: no box, or one that is not ordered or not inside 0..1; a mask of another dtype, or without any pixel
-            that belongs to the object.
+        DataError: no box, or a box that is not ordered or not inside 0..1; a mask of another dtype, or without any
+            object pixel.
     """
 
     boxes: Float[Array, "n 4"]
@@ -66,7 +66,7 @@ class Region:
         if not len(self.boxes):
             raise DataError("a region needs at least one box; leave out classes that are absent or not located.")
         first, last = self.boxes[:, :2], self.boxes[:, 2:]
-        # Written so that a nan is refused, too.
+        # Comparisons with NaN are False, so NaN is refused.
         good = (first >= 0).all(1) & (last <= 1).all(1) & (first <= last).all(1)
         if not good.all():
             bad = self.boxes[np.argmin(good)].tolist()
@@ -76,11 +76,7 @@ class Region:
 
     @classmethod
     def from_mask(cls, mask: Mask) -> Region:
-        """Make a region from a mask; its boxes are those of the connected parts.
-
-        Raises:
-            DataError: as above.
-        """
+        """Make a region from a mask, with the boxes of its connected parts. Raises DataError as above."""
         inside = _inside(mask)
         height, width = inside.shape
         boxes = component_boxes(inside, parts="outer") / np.array([width, height, width, height])
@@ -88,12 +84,12 @@ class Region:
 
     @property
     def has_extent(self) -> bool:
-        """False where an instance is known by a point only."""
+        """Whether no instance is known by a point only."""
         return self.mask is not None or bool((self.boxes[:, :2] < self.boxes[:, 2:]).all())
 
 
 def _inside(mask: Mask) -> Bool[Array, "h w"]:
-    """The pixels of the object; at least one."""
+    """The object's pixels; at least one."""
     if mask.dtype not in (np.bool_, np.int8):
         raise DataError(
             f"a mask is bool, or int8 values of Label, got {mask.dtype}; use mask > 0 where it is 0 outside of the "
@@ -118,8 +114,8 @@ class LocateOptions:
         size: height and width of the maps from which boxes are derived, and of the masks made from true boxes.
         overlaps: minimum intersections over union of a correct box.
         cuts: thresholds of the maps from which boxes are derived; these take most of the time.
-        parts: which boxes a cut map gives, see `component_boxes`.
-        rule: how boxes are compared, see `best_overlaps`.
+        parts: see `component_boxes`.
+        rule: see `best_overlaps`.
         bins: number of bins of the PxAP histogram.
 
     Raises:
@@ -154,9 +150,9 @@ class LocateReport:
     """All metrics of maps, with their chance levels.
 
     Attributes:
-        images: how many images were evaluated.
+        images: number of evaluated images.
         present: pointing game and IoA-P over the located (image, class) pairs.
-        ranked: mAP-loc, and which classes it leaves out.
+        ranked: mAP-loc, and the classes that it leaves out.
         ranked_chance: mAP-loc of flat maps with the same scores; nan if no class is counted.
         boxes: MaxBoxAccV2.
         pixels: PxAP.
@@ -170,7 +166,7 @@ class LocateReport:
     pixels: PixelReport
 
     def metrics(self) -> Iterator[Metric]:
-        """One number each over all regions, with its chance level."""
+        """The summary metrics with their chance levels."""
         present, ranked, boxes, pixels = self.present, self.ranked, self.boxes, self.pixels
         regions: dict[str, Any] = {"count": present.pairs, "items": "regions"}
         classes: dict[str, Any] = {
@@ -179,33 +175,24 @@ class LocateReport:
             "why": "no class has both located positives and known negatives",
         }
         shown = classes | {"count": int((~np.isnan(pixels.per_class)).sum()), "why": ""}
-        yield Metric(key="pointing", label="pointing game", value=present.pointing, chance=present.chance, **regions)
-        yield Metric(key="IoA-P", label="IoA-P", value=float(present.ioa.mean()), chance=present.chance, **regions)
-        yield Metric(
-            key="IoA-P_hits",
-            label="IoA-P hits",
-            value=float(present.ioa_hits.mean()),
-            chance=present.ioa_hits_chance,
-            **regions,
-        )
-        yield Metric(key="mAP-loc", label="mAP-loc", value=ranked.map_loc, chance=self.ranked_chance, **classes)
-        yield Metric(
-            key="mAP-loc_best_threshold", label="mAP-loc, best threshold", value=ranked.best_map_loc, **classes
-        )
-        yield Metric(
-            key="mAP-cl_same_cells",
-            label="mAP-cl, same cells",
-            value=ranked.map_cl,
-            chance=ranked.map_cl_chance,
-            **classes,
-        )
-        yield Metric(key="MaxBoxAccV2", label="MaxBoxAccV2", value=boxes.max_box_acc, chance=boxes.chance, **regions)
-        yield Metric(key="PxAP", label="PxAP", value=pixels.pxap, chance=pixels.chance, **regions)
-        yield Metric(key="mean_PxAP", label="mean PxAP", value=pixels.mean_pxap, **shown)
+        hits, hits_chance = float(present.ioa_hits.mean()), present.ioa_hits_chance
+        for key, label, value, chance, what in (
+            ("pointing", "pointing game", present.pointing, present.chance, regions),
+            ("IoA-P", "IoA-P", float(present.ioa.mean()), present.chance, regions),
+            ("IoA-P_hits", "IoA-P hits", hits, hits_chance, regions),
+            ("mAP-loc", "mAP-loc", ranked.map_loc, self.ranked_chance, classes),
+            ("mAP-loc_best_threshold", "mAP-loc, best threshold", ranked.best_map_loc, None, classes),
+            ("mAP-cl_same_cells", "mAP-cl, same cells", ranked.map_cl, ranked.map_cl_chance, classes),
+            ("MaxBoxAccV2", "MaxBoxAccV2", boxes.max_box_acc, boxes.chance, regions),
+            ("PxAP", "PxAP", pixels.pxap, pixels.chance, regions),
+            ("mean_PxAP", "mean PxAP", pixels.mean_pxap, None, shown),
+        ):
+            yield Metric(key=key, label=label, value=value, chance=chance, **what)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, fractions in 0..1; nan becomes None."""
         present, ranked, boxes = self.present, self.ranked, self.boxes
+        thresholds = zip(present.thresholds, present.ioa, present.ioa_hits, ranked.by_threshold, strict=True)
         return {
             "images": self.images,
             "located": present.pairs,
@@ -219,9 +206,7 @@ class LocateReport:
                     "IoA-P_hits": number_or_none(b),
                     "mAP-loc": number_or_none(c),
                 }
-                for t, a, b, c in zip(
-                    present.thresholds, present.ioa, present.ioa_hits, ranked.by_threshold, strict=True
-                )
+                for t, a, b, c in thresholds
             ],
             "by_overlap": [
                 {"overlap": o, "accuracy": number_or_none(a), "best_cut": number_or_none(c)}
@@ -256,21 +241,21 @@ def locate_report(
 ) -> LocateReport:
     """Pointing game, IoA-P, mAP-loc, MaxBoxAccV2 and PxAP of the maps of n images and c classes.
 
-    Maps and regions may be generators: only one image is in memory at a time. Positive cells without a region, positive
-    cells with an instance that has only a point, and unknown cells are left out and counted. Only mAP-loc depends on
-    the ranking of the images; the other metrics are computed on present classes alone. The chance level of mAP-loc is
-    that of flat maps: the same scores, with every cut map as large as the image.
+    Maps and regions may be generators, so that only one image is in memory at a time. Positive cells without a region
+    or with an instance that has only a point, and unknown cells are left out and counted. Only mAP-loc depends on the
+    ranking of the images; the other metrics use present classes only. The chance level of mAP-loc is the value of flat
+    maps with the same scores.
 
     Args:
         maps: [c, h, w] of each image, probabilities in the image frame; or an array [n, c, h, w].
         logits: [n, c]; higher means more likely present.
         labels: values of `Label`.
-        regions: of each image, by class number. Where the maps show a crop, in the frame of the crop.
+        regions: of each image, by class number; in the frame of the maps.
         options: settings of the metrics.
 
     Raises:
-        DataError: maps, logits, labels and regions are not of the same images and classes; a region of a class that is
-            not positive; no region at all; a value that is not finite.
+        DataError: maps, logits, labels and regions do not have the same images and classes; a region of a class that
+            is not positive; no region at all; a value that is not finite.
     """
     if logits.shape != labels.shape:
         raise DataError(
@@ -360,7 +345,7 @@ def _check_image(
 
 
 def _all(items: Iterable[_Item], expected: int, name: str) -> Iterator[_Item]:
-    """The items; their number must be as expected."""
+    """The items; raises DataError if their number is not as expected."""
     n = 0
     for n, item in enumerate(items, 1):
         if n > expected:

@@ -1,7 +1,6 @@
 """One number of an evaluation, in the form that JSON, text and the report page share.
 
-An evaluation yields `Metric`s. Everything that shows results iterates over them, so a new metric is one more
-`yield` in `engine/evaluate.py`.
+Everything that shows results iterates over `Metric`s, so a new metric is one more `yield` in `engine/evaluate.py`.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ from typing import Any, Literal, final
 from fewtags.text import counted
 
 Unit = Literal["percent", "number", "count"]
-"""How a value is shown: a fraction in 0..1 as a percentage; with two decimals; as a whole number."""
+"""How a value is printed: a fraction in 0..1 as a percentage; with two decimals; as a whole number."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A named number with what it was computed from.
+    """A named number and the number of items behind it.
 
     Attributes:
         key: name in JSON; a dot separates the levels of nested objects.
         label: name for people.
-        value: nan where the metric is not defined.
+        value: nan if the metric is not defined.
         unit: see `Unit`.
-        count: how many items the metric was computed from.
-        items: what these items are, in the plural.
-        interval: (low, high) of the 95 % interval, nan where it is not defined; None for a metric without one.
-        chance: the value that a model without any information reaches; None for a metric without one.
-        why: why the metric is not defined; used only where `value` is nan.
+        count: number of items from which the metric was computed.
+        items: kind of these items, in the plural.
+        interval: (low, high) of the 95 % interval, nan if it is not defined; None for a metric without one.
+        chance: value of a model without any information; None for a metric without one.
+        why: why the metric is not defined; used only if `value` is nan.
     """
 
     key: str
@@ -72,14 +71,8 @@ class Metric:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Metric:
         """Read what `to_dict` made; a missing chance level stays None."""
-        value, interval = fields["value"], fields["interval"]
-        return cls(
-            **{
-                **fields,
-                "value": _float(value),
-                "interval": None if interval is None else (_float(interval[0]), _float(interval[1])),
-            }
-        )
+        low_high = fields["interval"] and tuple(map(_float, fields["interval"]))
+        return cls(**{**fields, "value": _float(fields["value"]), "interval": low_high})
 
     def _plain(self) -> float | int | None:
         return int(self.value) if self.unit == "count" and self.is_defined else number_or_none(self.value)

@@ -1,8 +1,8 @@
 """Thresholds for decisions: one per class, with the rule that chose it.
 
-Arrays are prob [n, c] in 0..1 and labels [n, c] (values of `Label`); a class is present where prob >= threshold. Every
-threshold lies midway between two neighbouring probabilities (or between the last one and 0 or 1), so cells of equal
-probability are decided alike, and rounding on another device does not flip the cell that the threshold was made from.
+Arrays are prob [n, c] in 0..1 and labels [n, c] (values of `Label`); a class is present if prob >= threshold. Every
+threshold is midway between two neighbouring probabilities (or between the last one and 0 or 1), so that rounding on
+another device does not change decisions.
 """
 
 from __future__ import annotations
@@ -21,23 +21,18 @@ from fewtags.metrics.ranking import refuse_nan
 
 
 class ThresholdRule(StrEnum):
-    """Where a class's threshold comes from."""
+    """How a class's threshold was chosen."""
 
     CLASS_F1 = "class_f1"  # the highest F1 of the class
     POOLED_F1 = "pooled_f1"  # the highest F1 of all classes together
-    EXPECTED_COUNT = "expected_count"  # as many positives as expected
-    HALF = "half"  # 0.5, if no label helps to choose
+    EXPECTED_COUNT = "expected_count"  # the expected number of positives
+    HALF = "half"  # 0.5, without labels to choose from
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Thresholds:
-    """One threshold per class.
-
-    Attributes:
-        values: float64 [c].
-        rules: c entries, the rule each value comes from.
-    """
+    """One threshold per class, float64 [c], and the rule that chose each."""
 
     values: Float[Array, " c"]
     rules: tuple[ThresholdRule, ...]
@@ -53,18 +48,17 @@ def fit_thresholds(
     """Choose each class's threshold on its known cells, by the first rule that its labels allow.
 
     1. At least `minimum_positives` known positives and one known negative: the highest F1 of the class.
-    2. No known negative, and `expected_count` given: as many positives as expected (`count_thresholds`). Without known
-       negatives F1 would take everything as present.
-    3. Else: the one threshold with the highest F1 over the known cells of all classes that have known negatives,
-       together. With few positives, a threshold of its own is mostly noise. Classes without known
-       negatives would lower the common threshold until everything is present.
-    4. No negative is known of any class, or no positive of those that have negatives: 0.5.
+    2. No known negative, and `expected_count` given: the expected number of positives (`count_thresholds`). F1 would
+       predict everything as present.
+    3. Else: the highest F1 over the known cells of all classes that have known negatives, pooled. With few positives,
+       a threshold for the class alone would be mostly noise.
+    4. No class has a known negative, or no class with negatives has a known positive: 0.5.
 
     Args:
-        prob: the model's probabilities, float64 where they come from float64, so that they tie as they will in use.
+        prob: the model's probabilities; do not round float64, so that ties are the same in use.
         labels: values of `Label`.
         minimum_positives: see rule 1.
-        expected_count: how many of the n images are expected to hold each class (any value >= 0), for rule 2.
+        expected_count: for rule 2, the number of the n images that are expected to contain each class (>= 0).
 
     Raises:
         DataError: a probability is NaN or outside 0..1.
@@ -91,13 +85,12 @@ def fit_thresholds(
 
 
 def best_f1_threshold(prob: Float[Array, " k"], labels: Int8[Array, " k"]) -> float:
-    """The threshold with the highest F1 on the known cells; of equally good ones the highest.
+    """The threshold in 0..1 with the highest F1 on the known cells; of several, the highest.
 
-    Returns:
-        A threshold in 0..1. If no cell is known positive, F1 is 0 throughout and nothing is taken as present.
+    Without a known positive, nothing is predicted as present.
 
     >>> labels = np.array([1, 1, -1, 0], np.int8)
-    >>> best_f1_threshold(np.array([0.9, 0.6, 0.2, 0.4]), labels)  # between .6 and .2; the unknown .4 has no say
+    >>> best_f1_threshold(np.array([0.9, 0.6, 0.2, 0.4]), labels)  # between .6 and .2; .4 is unknown
     0.4
     """
     known = labels != Label.UNKNOWN
@@ -105,16 +98,15 @@ def best_f1_threshold(prob: Float[Array, " k"], labels: Int8[Array, " k"]) -> fl
     ranked = prob[known][order].astype(np.float64)
     hits = np.concatenate([[0], np.cumsum(labels[known][order] == Label.POSITIVE)])
     cuts = _cuts(ranked)
-    # F1 = 2 tp / (predicted + positives), for each number of cells taken as present; F1 of nothing is 0.
+    # F1 = 2 tp / (predicted + positives), for each number of predicted cells; F1 of nothing is 0.
     f1 = 2 * hits[cuts] / np.maximum(cuts + hits[-1], 1)
     return _between(ranked, int(cuts[np.argmax(f1)]))
 
 
 def count_thresholds(prob: Float[Array, "n c"], expected_count: Float[Array, " c"]) -> Float[Array, " c"]:
-    """Thresholds at which class c is taken as present in `expected_count[c]` of the n images.
+    """Thresholds at which class c is predicted as present in `expected_count[c]` of the n images.
 
-    Cells of equal probability are not split: the reachable count nearest to the expected one is taken, the smaller of
-    two equally near ones. For data without known negatives, where nothing tells a good threshold from a bad one.
+    Cells of equal probability are not split: the nearest possible count is used, the smaller of two equally near ones.
 
     >>> count_thresholds(np.array([[0.9], [0.5], [0.1]]), np.array([2.0])).round(4).tolist()  # midway of .5 and .1
     [0.3]
@@ -128,19 +120,18 @@ def count_thresholds(prob: Float[Array, "n c"], expected_count: Float[Array, " c
 
 
 def _cuts(ranked: Float[Array, " k"]) -> Int64[Array, " m"]:
-    """How many cells, of probabilities in descending order, can be taken as present without splitting a tie: 0 .. k."""
+    """The numbers of cells, 0..k, that can be predicted without splitting equal (descending) probabilities."""
     if not ranked.size:
         return np.zeros(1, np.int64)
     return np.concatenate([[0], np.flatnonzero(np.diff(ranked)) + 1, [ranked.size]])
 
 
 def _between(ranked: Float[Array, " k"], cut: int) -> float:
-    """A threshold that takes the first `cut` of descending probabilities and no other."""
+    """A threshold that only the first `cut` of descending probabilities reach."""
     upper = float(ranked[cut - 1]) if cut else 1.0
     lower = float(ranked[cut]) if cut < ranked.size else 0.0
     middle = (upper + lower) / 2
     if cut == ranked.size or middle > lower:
         return middle
-    # Nothing fits between neighbouring numbers: the upper one is its own threshold. Above a probability of 1 there is
-    # none in 0..1 at all.
+    # No number is between the two: use the upper one, or a number above 1 to exclude a probability of 1.
     return upper if cut else float(np.nextafter(1.0, 2.0))

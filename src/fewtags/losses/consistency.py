@@ -21,10 +21,9 @@ def consistency(
 ) -> Float[Tensor, ""]:
     """Mean distance between predicted probabilities f = sigmoid(logits) and target probabilities t.
 
-    With logits [b, c] against running averages of scores this is CL (SCL paper, Verelst et al., WACV 2023, eq. 6); with
-    logits [b, c, h, w] against crop-frame heatmaps it is SCL (eq. 7). The paper writes a norm without a denominator;
-    here it is the mean over *all* cells (b x c, or b x c x h x w), so that one loss weight suits both and balances
-    the classification loss, which has 1 / c.
+    With logits [b, c] and running averages of scores this is CL (SCL paper, Verelst et al., WACV 2023, eq. 6); with
+    logits [b, c, h, w] and crop-frame heatmaps it is SCL (eq. 7). The paper writes a norm without a denominator; here
+    it is the mean over *all* cells, so that one loss weight suits both and the classification loss.
 
     Distances per cell (appendix E compares them):
         `l1`: |f - t|, in 0..1.
@@ -33,12 +32,12 @@ def consistency(
 
     Args:
         logits: any range; computed in float32 (float64 stays float64), inside autocast too.
-        target: probabilities in 0..1, cast to the precision of the computation; no gradient.
+        target: probabilities in 0..1; no gradient.
         distance: "l1", "l2" or "jsd".
         weight: broadcasts to the logits. A cell of weight 0 adds nothing but counts in the denominator.
 
     Returns:
-        A scalar; 0 for an empty batch.
+        a scalar; 0 for an empty batch.
 
     Raises:
         ConfigError: an unknown distance.
@@ -63,11 +62,7 @@ def consistency(
 
 
 def _jensen_shannon(logits: Float[Tensor, "*cells"], target: Float[Tensor, "*cells"]) -> Float[Tensor, "*cells"]:
-    """Half the sum of KL(f || m) and KL(t || m) with m = (f + t) / 2.
-
-    Logarithms of f are computed from the logits, those of m with `logaddexp`. Value and gradient stay finite if f
-    rounds to 0 or 1, or t is 0 or 1.
-    """
+    """Half the sum of KL(f || m) and KL(t || m) with m = (f + t) / 2; finite if f rounds to 0 or 1, or t is 0 or 1."""
     halves = []
     for sign, t in ((1.0, target), (-1.0, 1 - target)):
         log_f = F.logsigmoid(sign * logits)

@@ -7,11 +7,11 @@ supplement number their equations separately and two numbers collide, so each eq
 
 Notation: t = temperature; D = slots of a queue; y = the labels, True for the k slots that `top_k` chooses; s = sigmoid.
 `query`, `key` and `queue` must contain unit vectors (not checked); logits are their products divided by t. `counted`
-marks the slots of a queue that are used (None: all; a first axis of 1: the same slots for every row). Unused slots, for
-example empty ones, do not change a loss and get no gradient.
+marks the used slots of a queue (None: all; a first axis of 1: the same slots for every row). Unused slots do not change
+a loss and get no gradient.
 
 A loss is the mean over the batch; an empty batch gives 0, and so does an image without any used slot. Products and
-logarithms are taken in float32 (float64 stays float64), inside autocast too. Only `negative_cosine` and `byol_loss`
+logarithms are computed in float32 (float64 stays float64), inside autocast too. Only `negative_cosine` and `byol_loss`
 stop a gradient; the caller detaches all other inputs that must not get one.
 """
 
@@ -34,8 +34,7 @@ Reading = Literal["eq10", "eq2", "eq11"]
 def similarity(features: Float[Tensor, "b d"], queue: Float[Tensor, "D d"]) -> Float[Tensor, "b D"]:
     """Products of every row with every slot (MLS main eq. 7 and 8, without the top k): cosines of unit vectors.
 
-    The product of float32 vectors is float32 inside autocast, too: in bfloat16 only 3 % of a row's values would be
-    distinct, and the 20 largest would change.
+    In bfloat16 only 3 % of a row's values would be distinct, and the 20 largest would change.
     """
     precise = torch.promote_types(_precise(features.dtype), queue.dtype)
     with torch.autocast(features.device.type, enabled=False):
@@ -43,15 +42,10 @@ def similarity(features: Float[Tensor, "b d"], queue: Float[Tensor, "D d"]) -> F
 
 
 def top_k(similarity: Float[Tensor, "b D"], k: int, counted: Bool[Tensor, "#b D"] | None = None) -> Bool[Tensor, "b D"]:
-    """Mark the k most similar slots of each row: the labels y of MLS main eq. 7. No gradient.
+    """Mark the k (at least 1; MLS: 20) most similar slots of each row: the labels y of MLS main eq. 7. No gradient.
 
-    Of equally similar slots the first are taken, on every device. `torch.topk` does not guarantee this, and ReLU
-    features do produce ties.
-
-    Args:
-        similarity: any range, float32 (see the function `similarity`); lower precision causes ties.
-        k: positives per row, at least 1. If fewer slots are used, all of them are positive. MLS: 20.
-        counted: see the module.
+    If fewer than k slots are used, all of them are marked. Of equally similar slots the first are marked, on every
+    device; `torch.topk` does not guarantee this, and ReLU features do produce ties.
 
     Raises:
         ConfigError: k below 1.
@@ -81,10 +75,10 @@ def infonce(
 
     mean over b of: -log [ exp(q.k/t) / (exp(q.k/t) + sum over counted slots j of exp(q.Q_j/t)) ].
 
-    Without information it is log(D + 1). Without a used slot it is 0.
+    If all vectors are equal it is log(D + 1). Without a used slot it is 0.
 
     Args:
-        query: of the first view; carries the gradient.
+        query: of the first view.
         key: of the second view of the same images.
         queue: keys of earlier images, read before this batch is enqueued.
         temperature: t above 0. MoCo-v2 and MLS: 0.2.
@@ -110,20 +104,20 @@ def mls_bce(
     Per image, with the sums over counted slots j: P = sum of -y_j log s(x_j), N = sum of -(1 - y_j) log(1 - s(x_j));
     x = logits + bias. Reductions:
         `mean`: (P + N) / counted slots, as in the paper. At its scale (D = 4096, k = 20) the gradient of the
-            negatives at x = 0 is 204 times that of the positives, and the loss is mostly repulsion from their mean.
-        `per_positive`: (P + N) / positives: a positive weighs 1 for any D, and a negative as much as a positive.
+            negatives at x = 0 is 204 times that of the positives.
+        `per_positive`: (P + N) / positives; a positive has the weight 1 for any D, and so has a negative.
         `balanced`: half the mean over positives plus half the mean over negatives, so that x = 0 gives log 2 as in
             `mean`; a missing half adds 0.
 
-    If all vectors become equal, every x is 1/t and `mean` equals `fingerprint`; watch it together with `collapse`.
+    If all vectors become equal, every x is 1/t and `mean` equals `fingerprint`.
 
     Args:
         logits: similarity divided by the temperature, [-1/t, 1/t] for unit vectors.
         labels: y; ignored at unused slots.
         counted: see the module.
         reduction: see above.
-        bias: added to the logits (not in the paper). log(k / (D - k)) starts at the base rate: -5.3 at paper scale,
-            which cosines divided by t = 0.2 cannot reach (-1/t = -5).
+        bias: added to the logits (not in the paper). The base rate corresponds to log(k / (D - k)): -5.3 at paper
+            scale, which cosines divided by t = 0.2 cannot reach.
 
     >>> logits, labels = torch.zeros(1, 4), torch.tensor([[True, False, False, False]])
     >>> [round(float(mls_bce(logits, labels, reduction=r)), 4) for r in ("mean", "per_positive", "balanced")]
@@ -142,18 +136,11 @@ def bce_pos(
     reduction: Reduction = "mean",
     bias: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """Only the positive terms of `mls_bce`, with the same reductions (MLS supplement eq. 15, "BCE-pos").
+    """Only the positive terms of `mls_bce`, with the same arguments (MLS supplement eq. 15, "BCE-pos").
 
     Per image: sum over counted positives of -log s(x_j), divided by the counted slots (`mean`, as in the paper), by the
-    positives (`per_positive`), or by twice the positives (`balanced`). At paper scale `mean` has almost no effect
-    next to `infonce`: its gradient is at most 0.2 % of that of `infonce`.
-
-    Args:
-        logits: similarity divided by the temperature.
-        labels: y; ignored at unused slots.
-        counted: see the module.
-        reduction: see above.
-        bias: added to the logits (not in the paper).
+    positives (`per_positive`), or by twice the positives (`balanced`). At paper scale the gradient of `mean` is at
+    most 0.2 % of that of `infonce`.
     """
     cell = _all_if_none(counted, labels)
     positive = labels & cell
@@ -169,21 +156,16 @@ def knn_softmax(
 ) -> Float[Tensor, ""]:
     """Softmax over the queue with several positives, which MLS replaces (Van Gansbeke et al., NeurIPS 2021).
 
-    Per image, with N positives i, S+ the sum of exp(x) over them and S- the sum over the other counted slots:
+    Per image, with N positives i, S+ the sum of exp(x) over them and S- the sum over the other counted slots, by
+    `reading`:
         `eq10`: (1/N) sum_i -log [ exp(x_i) / (S+ + S-) ]: MLS supplement eq. 10, cross-entropy with the target y / N.
             Its gradient is p_j - 1/N, p the softmax: it makes positives equal and repels those with p_j > 1/N.
         `eq2`: (1/N) sum_i -log [ exp(x_i) / (exp(x_i) + S-) ]: MLS main eq. 2 as printed, without the other
             positives in the denominator.
-        `eq11`: -(1/N) log [ S+ / (S+ + S-) ]: MLS supplement eq. 11, the logarithm outside the sum. It contradicts
-            eq. 10, from which the supplement derives it. It never repels a positive, but ignores weak ones.
+        `eq11`: -(1/N) log [ S+ / (S+ + S-) ]: MLS supplement eq. 11, the logarithm outside the sum, although it is
+            derived from eq. 10. It never repels a positive, but ignores weak ones.
 
-    An image without a counted positive adds 0.
-
-    Args:
-        logits: similarity divided by the temperature.
-        labels: y; ignored at unused slots.
-        counted: see the module.
-        reading: one of the above.
+    An image without a counted positive adds 0. Logits, labels and `counted` are those of `mls_bce`.
     """
     cell = _all_if_none(counted, labels)
     logits = _biased(logits, cell, 0.0)
@@ -221,15 +203,9 @@ def ntxent(
 ) -> Float[Tensor, ""]:
     """Cross-entropy of the correct key against the others of a batch (NT-Xent).
 
-    mean over b of: -log [ exp(q.k_p/t) / sum over j of exp(q.k_j/t) ], p the index of the positive.
+    mean over b of: -log [ exp(q.k_p/t) / sum over j of exp(q.k_j/t) ], p = `positive`, the correct row of `key`.
 
-    With neighbours from a queue as queries it is NNCLR eq. 2. Both sides get a gradient.
-
-    Args:
-        query: one vector per row.
-        key: candidates for all rows, including the positives.
-        positive: the correct row of `key` for each query, 0..n-1.
-        temperature: t above 0. NNCLR: 0.1.
+    With neighbours from a queue as queries it is NNCLR eq. 2, with t = 0.1. Both sides get a gradient.
 
     Raises:
         ConfigError: a temperature that is not above 0.
@@ -249,15 +225,15 @@ def dense_infonce(
     *,
     counted: Bool[Tensor, "#b D"] | None = None,
 ) -> Float[Tensor, ""]:
-    """`infonce` for every cell of a grid, with the best matching cell of the other view as key (DenseCL eq. 2 and 4).
+    """`infonce` for every cell of a map, with the best matching cell of the other view as key (DenseCL eq. 2 and 4).
 
     mean over b x s of: -log [ exp(q_i.k_c/t) / (exp(q_i.k_c/t) + sum over counted slots j of exp(q_i.Q_j/t)) ], with
     c = argmax over the u cells of cos(query_features_i, key_features_c), the first of equal ones. Matching uses the
     backbone's features, not the projected ones, and has no gradient. The logits have b x s x D elements.
 
     Args:
-        query: projected cells of the first view, unit vectors along d; carries the gradient.
-        key: the same of the second view, whose grid may have a different number of cells.
+        query: projected cells of the first view, unit vectors along d.
+        key: the same of the second view, whose map may have a different number of cells.
         query_features: the backbone's features in the same cells, of any length.
         key_features: the same of the second view.
         queue: keys of earlier images, each pooled over its cells and of length 1.
@@ -279,8 +255,8 @@ def dense_infonce(
 def collapse(z: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
     """Spread of vectors: sqrt(d) times the mean over dimensions of the standard deviation of the unit vectors.
 
-    1 for vectors that are uniform on the sphere; 0 if all are equal: the net has collapsed (SimSiam section 4.1). The
-    vectors may have any length. The denominator is b - 1; fewer than two vectors give 0. No gradient.
+    1 for a uniform distribution on the sphere; 0 if all are equal: the net has collapsed (SimSiam section 4.1). The
+    denominator is b - 1; fewer than two vectors give 0. No gradient.
     """
     with torch.no_grad():
         z = F.normalize(z.to(_precise(z.dtype)), dim=1)
@@ -288,12 +264,7 @@ def collapse(z: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
 
 
 def fingerprint(k: int, slots: int, temperature: float) -> float:
-    """Value of `mls_bce` if all vectors are equal: softplus(1/t) - (k/D)/t. `infonce` is then log(D + 1).
-
-    Args:
-        k: positives per image; at most all slots, as in `top_k`.
-        slots: D.
-        temperature: t above 0.
+    """Value of `mls_bce` for equal vectors, k positives and D `slots`: softplus(1/t) - (min(k, D)/D)/t.
 
     Raises:
         ConfigError: k below 1, or a temperature that is not above 0.
@@ -321,7 +292,7 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
 
 
 def _lowest(logits: Tensor) -> float:
-    """A finite minus infinity: its exp is 0, and rows that contain nothing else keep finite gradients."""
+    """A finite number with exp 0: unlike minus infinity, it keeps gradients finite if a row contains nothing else."""
     return torch.finfo(logits.dtype).min
 
 
@@ -379,7 +350,7 @@ def _over(
 
 
 def _log_sum(logits: Float[Tensor, "b D"], mask: Bool[Tensor, "b D"]) -> Float[Tensor, "b"]:
-    """Logarithm of the sum of exp over the mask's slots; the lowest number if there are none."""
+    """Logarithm of the sum of exp over the mask's slots; the lowest number for an empty mask."""
     return logits.masked_fill(~mask, _lowest(logits)).logsumexp(1)
 
 

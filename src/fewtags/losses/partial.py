@@ -1,16 +1,16 @@
 """Binary cross-entropies for partially known labels.
 
-Every loss takes logits [b, c] and labels [b, c] (values of `Label`) and returns the *mean over all b x c cells*: a
-cell that a loss ignores adds zero and stays in the denominator, so the pull of one annotated cell does not depend on
-how many of its neighbours are annotated. An empty batch gives 0. Logarithms are taken in float32 (float64 logits stay
-float64), inside autocast too.
+Every loss takes logits [b, c] and labels [b, c] (values of `Label`) and returns the *mean over all b x c cells*: an
+ignored cell adds zero and counts in the denominator, so the gradient of an annotated cell does not depend on the number
+of other annotated cells. An empty batch gives 0. Logarithms are computed in float32 (float64 logits stay float64),
+inside autocast too.
 
 Notation: f = sigmoid(logit), z the annotated label. "SCL" is Verelst et al., "Spatial Consistency Loss for Training
 Multi-Label Classifiers from Single-Label Annotations" (WACV 2023); "Cole" is Cole et al., "Multi-Label Learning from
 Single Positive Labels" (CVPR 2021).
 
-`log_eps` reproduces Cole's code, which computes log(f + 1e-5): it caps the loss of a cell at 11.5, and the gradient of
-confidently wrong cells vanishes. No method uses it; golden values do. The default 0 is the exact logarithm.
+`log_eps` reproduces Cole's code, which computes log(f + 1e-5): the loss of a cell is at most 11.5, and the gradient of
+confidently wrong cells vanishes. No method uses it. The default 0 is the exact logarithm.
 """
 
 from __future__ import annotations
@@ -41,15 +41,10 @@ def bce(logits: Float[Tensor, "b c"], labels: Int8[Tensor, "b c"], *, log_eps: f
 def assume_negative(
     logits: Float[Tensor, "b c"], labels: Int8[Tensor, "b c"], *, smoothing: float = 0.0, log_eps: float = 0.0
 ) -> Float[Tensor, ""]:
-    """AN: every cell that is not annotated positive is taken as negative (SCL eq. 2), with optional label smoothing.
+    """AN: unknown cells are assumed negative (SCL eq. 2), with optional label smoothing.
 
-    mean of: z positive -> -(1 - e) log f - e log(1 - f); else -> -(1 - e) log(1 - f) - e log f, with e = `smoothing`.
-
-    Args:
-        logits: any range.
-        labels: values of `Label`; unknown and known negative cells are treated alike.
-        smoothing: e in 0..0.5. AN-LS as in Cole's code: the full e (not e / 2), on positives and negatives.
-        log_eps: see the module.
+    mean of: z positive -> -(1 - e) log f - e log(1 - f); else -> -(1 - e) log(1 - f) - e log f, with e = `smoothing`
+    in 0..0.5. As in Cole's code (AN-LS), e (not e / 2) is used on positives and negatives.
     """
     positive = (labels == Label.POSITIVE).to(_precise(logits.dtype))
     target = positive * (1 - smoothing) + (1 - positive) * smoothing
@@ -63,15 +58,11 @@ def weak_assume_negative(
     negative_weight: float | None = None,
     log_eps: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """WAN: unknown cells are taken as negative, with a small weight (Cole).
+    """WAN: unknown cells are assumed negative, with a small weight (Cole).
 
-    mean of: z positive -> -log f; z negative -> -log(1 - f); z unknown -> -w log(1 - f).
-
-    Args:
-        logits: any range.
-        labels: values of `Label`. Cole knows no annotated negatives; here they are certain and keep the weight 1.
-        negative_weight: w; None for 1 / (c - 1), which lets one positive weigh as much as all other classes together.
-        log_eps: see the module.
+    mean of: z positive -> -log f; z negative -> -log(1 - f); z unknown -> -w log(1 - f), with w = `negative_weight`,
+    by default 1 / (c - 1): one positive weighs as much as all other classes together. Cole has no annotated negatives;
+    here they have the weight 1.
 
     Raises:
         ConfigError: one class only and no `negative_weight`.
@@ -92,12 +83,12 @@ def expected_negative(
     *,
     log_eps: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """EN: unknown cells are taken as negative, except expected positives, which are ignored (SCL eq. 5).
+    """EN: unknown cells are assumed negative, except expected positives, which are ignored (SCL eq. 5).
 
     mean of: z positive -> -log f; z negative -> -log(1 - f); z unknown -> 0 where expected positive, else -log(1 - f).
 
-    Read literally, eq. 5 adds -log(1 - f) to an annotated positive that is not among the expected positives, and
-    ignores a known negative that is among them. Both contradict the annotation, so here the annotation comes first.
+    As printed, eq. 5 adds -log(1 - f) to an annotated positive that is not an expected positive, and ignores a known
+    negative that is one. Both contradict the annotation, so here the annotation has priority.
     """
     positive = labels == Label.POSITIVE
     negative = (labels == Label.NEGATIVE) | ((labels == Label.UNKNOWN) & ~expected_positive)
@@ -111,10 +102,10 @@ def expected_positive(
     *,
     log_eps: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """EP: unknown cells are taken as positive where expected positive, else as negative (SCL section 4.2).
+    """EP: unknown cells are assumed positive if expected positive, else negative (SCL section 4.2).
 
-    mean of: z positive, or unknown and expected positive -> -log f; else -> -log(1 - f). The annotation comes first, as
-    in `expected_negative`. The paper shows this variant to drift; it is here for comparison.
+    mean of: z positive, or unknown and expected positive -> -log f; else -> -log(1 - f). The annotation has priority,
+    as in `expected_negative`. For comparison only: the paper shows that this variant drifts.
     """
     positive = (labels == Label.POSITIVE) | ((labels == Label.UNKNOWN) & expected_positive)
     return _mean_cross_entropy(logits, positive, ~positive, log_eps)
@@ -131,7 +122,7 @@ def _mean_cross_entropy(
     log_eps: float,
 ) -> Float[Tensor, ""]:
     """Mean over all cells of -positive * log(f + log_eps) - negative * log(1 - f + log_eps)."""
-    # Elementwise operations keep float32 inside autocast, so one cast at the door is enough.
+    # Elementwise operations keep float32 inside autocast, so one cast is enough.
     logits = logits.to(_precise(logits.dtype))
     # log(f + e) = logaddexp(log f, log e); with e = 0 that is log f exactly, in value and gradient.
     floor = logits.new_full((), math.log(log_eps) if log_eps else -math.inf)

@@ -5,15 +5,15 @@
 for Multi-label Image Classification"; its eq. (1) is CSL on image scores and its eq. (2) the same on patches. Eq. (3)
 is a weighted sum of the two; the objective computes it.
 
-Notation: f = sigmoid(logit), z the annotated label, F(t, g) = -(1 - t)^g log t. The factor (1 - t)^g is detached, as in
-CSL's code: it weights the gradient of the logarithm and gets none itself. The papers omit the minus sign.
+Notation: f = sigmoid(logit), z the annotated label, F(t, g) = -(1 - t)^g log t. The factor (1 - t)^g gets no gradient,
+as in CSL's code. The papers omit the minus sign.
 
 Each unknown cell is assumed negative (omega of eq. (1) is 1) or ignored (0). `selectivity` and `patch_selectivity`
-return omega. They read the net's scores, and no gradient flows back through them.
+compute omega from the net's scores, without gradient.
 
-Every loss is the *mean over all cells*, ignored ones included, as in `partial`; the papers write sums (multiply by the
-number of cells). An empty batch gives 0. Logarithms are exact and in float32 (float64 logits stay float64), inside
-autocast too. CSL's code computes log(max(t, 1e-8)), whose gradient vanishes in cells that are wrong by more than 18.
+Every loss is the *mean over all cells*, ignored ones included, as in `partial`; the papers write sums. An empty batch
+gives 0. Logarithms are exact and in float32 (float64 logits stay float64), inside autocast too. CSL's code computes
+log(max(t, 1e-8)), whose gradient vanishes in cells that are wrong by more than 18.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ def patch_loss(
     """Focal loss of patches (PatchML eq. 2).
 
     mean over b x c x h x w of: z positive -> w+ F(f, g+); z negative -> w- F(1 - f, g-); z unknown -> omega wu
-    F(1 - f, gu). Eq. (2) writes the set of positive patches under all three sums; we read the second as the
-    negative patches and the third as the unknown ones.
+    F(1 - f, gu). Eq. (2) writes the set of positive patches under all three sums; here the second sum is over the
+    negative patches and the third over the unknown ones.
 
     Scale: if the image logit is the mean of its map, the gradient of the image loss is (f_image - z) / (b c h w) in
-    every cell, and that of this loss with gammas 0 is w (f - z) / (b c h w) in an annotated cell. Weights of 1 are thus
-    equal for one cell; in the paper's sums this is w = 1 / (h w), near 1/196. A negative class is annotated in all h w
-    cells and weighs as much as its image label, but a point is in one cell: w+ between 1 and h w compensates for it.
+    every cell, and that of this loss with gammas 0 is w (f - z) / (b c h w) in an annotated cell. In the paper's sums,
+    w = 1 is 1 / (h w), near 1/196. A negative class is annotated in all h w cells, but a point is in one cell: w+
+    between 1 and h w compensates for it.
 
     Args:
         maps: logits per patch, any range.
@@ -116,10 +116,9 @@ def selectivity(
 ) -> Bool[Tensor, "b c"]:
     """Choose the unknown cells to assume negative: omega of PatchML eq. (1). False at known cells.
 
-    `ignore`: none. `negative`: all. `selective`: all except those of classes that are frequent (prior above
-    `prior_threshold`) and the `top_k` x b with the highest logits. As in CSL's code, the highest are taken among all
-    unknown cells of the batch, not per image or class, and include cells that the prior excludes. Ties are broken
-    arbitrarily. With several processes, each uses its own batch.
+    `ignore`: none. `negative`: all. `selective`: all except those of frequent classes (prior above `prior_threshold`)
+    and the `top_k` x b cells with the highest logits. As in CSL's code, these are the highest of all unknown cells of
+    the batch (of one process), and include cells that the prior excludes. Ties are broken arbitrarily.
 
     Args:
         logits: any range; only their order matters.
@@ -128,8 +127,8 @@ def selectivity(
         top_k: likely positives per image, as a mean over the batch; 0 for none. CSL: 5.
         prior: share of the images that contain each class, 0..1; None (or the threshold 1) for no limit by class.
         prior_threshold: in 0..1. CSL: 0.05 in the code, 0.5 in its tables.
-        among: images to use; cells of the others are ignored in every mode, and b above counts the used ones. None for
-            all. PatchML eq. (1) is about images with some label.
+        among: images to use, None for all; cells of the others are ignored in every mode, and b above is the number of
+            used images. PatchML eq. (1) uses images with a known label.
 
     Raises:
         ConfigError: an unknown mode.
@@ -150,8 +149,7 @@ def patch_selectivity(
 
     `ignore`: none. `negative`: all, also of classes that are unknown in the image. `selective` (CSL-P): for each image
     and class with a located positive, all except the `top_k` with the highest logits. The paper says only "ignores the
-    top k unknowns and treats the rest as negatives". Counting the k per image and class, and ignoring classes without
-    a located positive, is our reading.
+    top k unknowns and treats the rest as negatives"; the choice of image, class and located positives is ours.
 
     Args:
         maps: logits per patch; only their order matters. Ties are broken arbitrarily.
@@ -182,10 +180,7 @@ def _all_or_none(unknown: Bool[Tensor, "*cells"], mode: str) -> Bool[Tensor, "*c
 def _highest(
     scores: Float[Tensor, "n m"], among: Bool[Tensor, "n m"], count: int, limit: Int64[Tensor, ""] | None = None
 ) -> Bool[Tensor, "n m"]:
-    """Mark the min(`count`, `limit`) highest scores of each row within `among`; all if there are fewer.
-
-    `count` is a Python number, so that the host does not wait for the device.
-    """
+    """Mark the min(`count`, `limit`) highest scores of each row within `among`, without waiting for the device."""
     allowed = scores.detach().masked_fill(~among, -math.inf)
     count = min(count, allowed.shape[1])
     best = allowed.topk(count, dim=1, sorted=limit is not None).indices
@@ -203,7 +198,7 @@ def _mean_focal(
     weights: PerLabel,
     clip: float,
 ) -> Float[Tensor, ""]:
-    # Elementwise operations keep float32 inside autocast, so one cast at the start is enough.
+    # Elementwise operations keep float32 inside autocast, so one cast is enough.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     # log q = log(1 - f + clip), at most 0; with clip = 0 that is log(1 - f) exactly, in value and gradient.
     floor = logits.new_full((), math.log(clip) if clip else -math.inf)

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from fewtags.geometry import View
 
-WITHOUT_BORDER = ("mps",)
-"""Kinds of devices whose `grid_sample` has no border padding."""
+WITHOUT_BORDER = ("mps",)  # devices whose `grid_sample` has no border padding
 
 
 def stack_views(views: Sequence[View]) -> Float[Tensor, "b 2 3"]:
-    """float32 [b, 2, 3]: the matrices of views, as batches carry them."""
+    """float32 [b, 2, 3]: the matrices of views, as in `Batch`."""
     return torch.tensor([v.matrix for v in views], dtype=torch.float32).view(-1, 2, 3)
 
 
@@ -44,21 +43,18 @@ def maps_to_crop(
 def maps_to_image(
     maps: Float[Tensor, "b c h w"], views: Float[Tensor, "b 2 3"], size: tuple[int, int]
 ) -> tuple[Float[Tensor, "b c H W"], Bool[Tensor, "b 1 H W"]]:
-    """Resample crop-frame maps into the image frame, bilinear.
+    """Resample crop-frame maps into the image frame, bilinear, with a mask of the cells whose centre is in the crop.
 
-    Returns:
-        the maps on the image-frame grid, and a mask of the cells whose centre is inside the crop. Values outside are
-        those of the border and have no meaning.
+    Values outside are those of the border and have no meaning.
     """
     grid = F.affine_grid(_theta(invert_views(views)), [len(maps), 1, *size], align_corners=False)
     return _resample(maps, grid), (grid.abs() <= 1).all(-1)[:, None]
 
 
 def _resample(maps: Float[Tensor, "b c H W"], grid: Float[Tensor, "b h w 2"]) -> Float[Tensor, "b c h w"]:
-    """Resample bilinearly with border padding.
+    """Resample bilinearly with border padding; on the CPU for devices without it.
 
-    MPS has no border padding, so the CPU is used there. Clamping the grid to the outermost cell centres would not give
-    the same values, because float32 coordinates miss the centres (by up to 7e-7 on 40 x 40 maps).
+    Clamping the grid to the outermost cell centres gives slightly different values.
     """
     device = maps.device
     if device.type in WITHOUT_BORDER:

@@ -49,14 +49,12 @@ def remove_temporary_files(folder: Path) -> None:
 def refuse_file(
     out: Path, option: str = "--out", example: str = "tags.csv", inputs: Iterable[Path | str | None] = ()
 ) -> None:
-    """Raise an error if a file cannot be written, before time is spent on photos.
-
-    Missing folders do not count: they are made when the file is written.
+    """Check early that a file can be written. Missing folders are allowed: they are made when the file is written.
 
     Args:
         out: the file.
-        option: the option that names it.
-        example: a file name that the message may suggest.
+        option: the command-line option that names it.
+        example: a file name for the message.
         inputs: files that the command reads and must not overwrite.
 
     Raises:
@@ -70,11 +68,7 @@ def refuse_file(
 
 
 def refuse_folder(out: Path, option: str = "--out") -> None:
-    """Raise an error if a folder cannot be made or written.
-
-    Raises:
-        ConfigError: it, or a folder above it, is a file or is write-protected.
-    """
+    """Check that a folder can be made or written; raise ConfigError otherwise."""
     _refuse_below(out, out, option)
 
 

@@ -45,8 +45,7 @@ class View:
 
     def then(self, inner: View) -> View:
         """Compose views: first crop by `self`, then apply `inner` to that crop (inner coordinates -> crop -> image)."""
-        outer, within = self._square, inner._square
-        return View._from_square(outer @ within)
+        return View._from_square(self._square @ inner._square)
 
     def inverse(self) -> View:
         """Return the map from the image frame to the crop frame.
@@ -57,8 +56,7 @@ class View:
         a, b, _, d, e, _ = self.matrix
         if abs(a * e - b * d) < 1e-12:
             raise ValueError(f"view {self.matrix} has no area and cannot be inverted")
-        inverse = np.linalg.inv(self._square)
-        return View._from_square(inverse)
+        return View._from_square(np.linalg.inv(self._square))
 
     def to_image(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Map points [n, 2] (u, v) of the crop to image coordinates (x, y)."""
@@ -66,7 +64,7 @@ class View:
         return points @ square[:2, :2].T + square[:2, 2]
 
     def to_crop(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Map points [n, 2] (x, y) of the image to crop coordinates; a point outside 0..1 is cropped away."""
+        """Map points [n, 2] (x, y) of the image to crop coordinates; points outside 0..1 are outside the crop."""
         return self.inverse().to_image(points)
 
     def boxes_to_crop(self, boxes: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -1,7 +1,4 @@
-"""Three-valued labels, the frozen vocabulary, and the batch.
-
-Only this module knows which number encodes which state.
-"""
+"""Three-valued labels, the vocabulary, and the batch."""
 
 from __future__ import annotations
 
@@ -35,14 +32,12 @@ class Label(IntEnum):
 class ClassNames:
     """The vocabulary of a problem: unique ids in a fixed order, and a display name for each.
 
-    Two classes may share a display name ("crane" the bird and "crane" the machine) and remain two classes.
-
     Attributes:
         ids: unique, non-empty identifiers; position i is class i everywhere in the library.
-        names: display names; the same length as `ids`, repeats allowed.
+        names: display names; the same length as `ids`. Two classes may have the same name.
 
     Raises:
-        DataError: empty or repeated ids, or a different number of names than ids.
+        DataError: empty or repeated ids, or different numbers of names and ids.
 
     >>> ClassNames.of(["cat", "dog"]).index("dog")
     1
@@ -100,14 +95,14 @@ class LabelMatrix:
     """All labels of N images and C classes, sparse, for training: CSR over images plus implied negatives.
 
     A cell has the state of its entry. A cell without an entry is NEGATIVE if its image is completely annotated for the
-    class (what is not named is then absent: an implied negative), and UNKNOWN otherwise.
+    class (an implied negative), and UNKNOWN otherwise.
 
     Attributes:
         indptr: int64 [N + 1].
         classes: int32 [nnz], ascending within a row, no repeats.
         states: int8 [nnz], values of `Label`.
-        complete_set: int16 [N], row of `complete_classes` for which each image is completely annotated, -1 for none.
-        complete_classes: bool [S, C], the sets of classes.
+        complete_set: int16 [N], row of `complete_classes` with the completely annotated classes of an image, or -1.
+        complete_classes: bool [S, C], sets of classes.
     """
 
     indptr: NDArray[np.int64]
@@ -126,9 +121,8 @@ class LabelMatrix:
         """Make a matrix from an int8 [N, C] array of `Label` values."""
         n, c = dense.shape
         row, col = np.nonzero(dense != Label.UNKNOWN)
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=n))]).astype(np.int64)
-        none = np.full(n, -1, np.int16)
-        return cls(indptr, col.astype(np.int32), dense[row, col].astype(np.int8), none, np.zeros((0, c), np.bool_))
+        none, states = np.full(n, -1, np.int16), dense[row, col].astype(np.int8)
+        return cls(_indptr(row, n), col.astype(np.int32), states, none, np.zeros((0, c), np.bool_))
 
     def rows(self, index: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int8]:
         """Dense int8 [b, C] of the images in `index`."""
@@ -141,11 +135,7 @@ class LabelMatrix:
     def implied_negatives(
         self, index: Sequence[int] | NDArray[np.integer]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Cells that are negative only because their image is completely annotated.
-
-        Returns:
-            positions in `index` int64 [m], classes int64 [m].
-        """
+        """Positions in `index` and classes, int64 [m] each, of the cells that are negative without an entry."""
         index = np.asarray(index, np.int64)
         complete = self._is_complete(index)
         row, entry = _gather(self.indptr, index)
@@ -161,11 +151,11 @@ class LabelMatrix:
         return out
 
     def dense(self) -> NDArray[np.int8]:
-        """Dense int8 [N, C] of everything; N x C bytes."""
+        """Dense int8 [N, C] of all cells."""
         return self.rows(np.arange(self.shape[0]))
 
     def columns(self, first: int, last: int) -> NDArray[np.int8]:
-        """Dense int8 [N, last - first] of a block of classes, for per-class work that must not need N x C bytes."""
+        """Dense int8 [N, last - first] of a block of classes."""
         n = self.shape[0]
         complete = self._is_complete(np.arange(n), slice(first, last))
         out = np.where(complete, np.int8(Label.NEGATIVE), np.int8(Label.UNKNOWN))
@@ -175,7 +165,7 @@ class LabelMatrix:
         return out
 
     def counts(self, state: Label) -> NDArray[np.int64]:
-        """int64 [C]: in how many images each class is in `state`."""
+        """int64 [C]: number of images in which each class is in `state`."""
         n, c = self.shape
         _, overrides = self._entries()
         implied = -np.bincount(self.classes[overrides], minlength=c)
@@ -185,7 +175,7 @@ class LabelMatrix:
         return self._tally(state, self.classes, implied, n)
 
     def image_counts(self, state: Label) -> NDArray[np.int64]:
-        """int64 [N]: how many classes are in `state` in each image."""
+        """int64 [N]: number of classes that are in `state` in each image."""
         n, c = self.shape
         row, overrides = self._entries()
         implied = np.append(self.complete_classes.sum(1), 0)[self.complete_set]
@@ -203,11 +193,7 @@ class LabelMatrix:
     ) -> NDArray[np.int64]:
         """Count the cells in `state` per value of `along` (image or class of each entry).
 
-        Args:
-            state: what to count.
-            along: [nnz].
-            implied: implied negatives per value.
-            cells: all cells per value.
+        `implied` counts the implied negatives of each value, and `cells` all its cells.
         """
         positives = np.bincount(along[self.states == Label.POSITIVE], minlength=len(implied))
         negatives = np.bincount(along[self.states == Label.NEGATIVE], minlength=len(implied)) + implied
@@ -219,9 +205,12 @@ class LabelMatrix:
         """The labels of the images in `index`, in that order."""
         index = np.asarray(index, np.int64)
         row, entry = _gather(self.indptr, index)
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(index)))]).astype(np.int64)
         return LabelMatrix(
-            indptr, self.classes[entry], self.states[entry], self.complete_set[index], self.complete_classes
+            _indptr(row, len(index)),
+            self.classes[entry],
+            self.states[entry],
+            self.complete_set[index],
+            self.complete_classes,
         )
 
 
@@ -251,6 +240,11 @@ class Locations:
         return row, self.classes[entry], self.boxes[entry]
 
 
+def _indptr(row: NDArray[np.integer], rows: int) -> NDArray[np.int64]:
+    """Start of each row in entries that are sorted by row, int64 [rows + 1]."""
+    return np.concatenate([[0], np.cumsum(np.bincount(row, minlength=rows))]).astype(np.int64)
+
+
 def _gather(indptr: NDArray[np.int64], index: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Entries of the rows `index` of a CSR structure: position in `index` and entry number, int64 [m] each."""
     start, count = indptr[index], indptr[index + 1] - indptr[index]
@@ -265,7 +259,7 @@ class Places(NamedTuple):
     Attributes:
         row: int64 [m], position of the image in the batch.
         classes: int64 [m].
-        boxes: float32 [m, 4] in the image frame; `Batch.views` maps between it and the crop.
+        boxes: float32 [m, 4] in the image frame.
     """
 
     row: Tensor
@@ -275,12 +269,7 @@ class Places(NamedTuple):
 
 @final
 class SecondView(NamedTuple):
-    """A second view of every image of a batch.
-
-    Attributes:
-        images: like `Batch.images`.
-        views: like `Batch.views`, of these images.
-    """
+    """A second view of every image of a batch: images and views as in `Batch`."""
 
     images: Tensor
     views: Tensor

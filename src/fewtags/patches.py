@@ -2,8 +2,8 @@
 
 The patch ground truth of "PatchML: Patch Based Learning for Multi-label Image Classification", section 3.1. Coordinates
 as in `geometry`: fractions, boxes x0, y0, x1, y1; a point has x0 = x1 and y0 = y1. In a grid (h, w), cell (row, column)
-spans column / w .. (column + 1) / w and row / h .. (row + 1) / h of the crop. All functions are batched, run on
-any device without synchronisation, keep float32 inside autocast, and accept m = 0 objects.
+spans column / w .. (column + 1) / w and row / h .. (row + 1) / h of the crop. All functions run on any device without
+synchronisation, keep float32 inside autocast, and accept m = 0 objects.
 """
 
 from __future__ import annotations
@@ -23,19 +23,13 @@ SLACK = 1e-5
 def cells_of_boxes(boxes: Float[Tensor, "m 4"], grid: tuple[int, int], coverage: float = 0.5) -> Bool[Tensor, "m h w"]:
     """Return the cells that each object fills.
 
-    A box fills each cell of which it covers at least the share `coverage` of the *cell's* area. If there is none, it
-    fills the cell it covers most (the first in row-major order among equals): at 14 x 14 cells many objects are smaller
-    than a cell. A point, or the centre of a box without area, fills the cell that contains it: row min(floor(y h),
-    h - 1), column likewise. Every object fills at least one cell.
+    A box fills each cell if it covers at least the share `coverage` (above 0, up to 1) of the *cell's* area. A box that
+    covers no cell that much fills the cell that it covers most (the first in row-major order of equals). A point, or
+    the centre of a box without area, fills the cell that contains it: row min(floor(y h), h - 1), column likewise.
 
-    The paper says "intersection of the box with the patches". As intersection over union, no box larger than two cells
-    would fill any cell. As any overlap, three quarters of the area that a box of one cell's size labels would be
-    background (0.43 with this rule).
-
-    Args:
-        boxes: x0, y0, x1, y1 in 0..1 of the crop.
-        grid: (h, w).
-        coverage: above 0, up to 1.
+    The paper says "intersection of the box with the patches". With intersection over union, no box larger than two
+    cells would fill any cell. With any overlap, three quarters of the area that a box of one cell's size labels would
+    be background (0.43 with this rule).
 
     Raises:
         ConfigError: `coverage` is out of range.
@@ -58,16 +52,12 @@ def cells_of_masks(
 ) -> Bool[Tensor, "m h w"]:
     """Return the cells that each mask fills, by the rule of `cells_of_boxes`; an empty mask fills none.
 
-    Args:
-        masks: over the whole crop, of any resolution: True, or the share 0..1 of a pixel that belongs to the object.
-            Pixels on the border of two cells count for both, by area.
-        grid: (h, w).
-        coverage: above 0, up to 1.
+    Masks cover the whole crop at any resolution: True, or the share 0..1 of a pixel that belongs to the object. Pixels
+    on the border of two cells count for both, by area.
 
     Raises:
         ConfigError: `coverage` is out of range.
     """
-    # Autocast would multiply matrices in half precision.
     with torch.autocast(masks.device.type, enabled=False):
         pixels = masks.to(torch.float32)
         rows, columns = (_pixels(side, cells, masks.device) for side, cells in zip(masks.shape[1:], grid, strict=True))
@@ -79,22 +69,21 @@ def cells_of_masks(
 def locations_to_crop(
     boxes: Float[Tensor, "m 4"], views: Float[Tensor, "m 2 3"], min_visible: float
 ) -> tuple[Float[Tensor, "m 4"], Bool[Tensor, "m"]]:
-    """Map boxes of the image to the crop frame, and say which of them are visible in the crop.
+    """Map boxes of the image to the crop frame, and determine which of them are visible in the crop.
 
-    This is `View.boxes_to_crop`, batched. A point is visible inside the crop and on its edges: the paper's points
-    are in 0..1 with both ends, and a flip turns 0 into 1. (Two
-    neighbouring crops therefore share the points on their border; half-open crops would not.) A box is clipped; it is
-    visible if a part of it is inside, and at least the share `min_visible` of its area. A box much larger than the crop
-    can thus be dropped although it fills the crop: keep `min_visible` below the smallest share that crops show.
+    This is `View.boxes_to_crop`, batched. A point is visible inside the crop and on its edges (a flip maps 0 to 1). A
+    box is visible if at least the share `min_visible` (0..1) of its area is inside, and more than none. A box much
+    larger than the crop can be invisible although it fills the crop: choose `min_visible` below the smallest share of
+    the image that crops show.
 
     Args:
         boxes: x0, y0, x1, y1 in 0..1 of the image.
         views: crop -> image, one for each object.
-        min_visible: in 0..1.
+        min_visible: see above.
 
     Returns:
-        boxes x0, y0, x1, y1 in 0..1 of the crop (their axis-aligned hull in a rotated view; meaningless for boxes that
-        are not visible), and the visibility.
+        clipped boxes in 0..1 of the crop (their axis-aligned hull in a rotated view; meaningless if not visible), and
+        the visibility.
 
     Raises:
         ConfigError: `min_visible` is out of range.
@@ -126,9 +115,9 @@ def patch_labels(
 ) -> tuple[Int8[Tensor, "b c h w"], Int8[Tensor, "b c"]]:
     """Return the labels of the patches of a batch, and the image labels that match the crops.
 
-    A negative class is negative in every cell. A positive class is positive in the cells that its visible
-    objects fill, and unknown in all other cells, because not every object may be annotated. Unknown classes are unknown
-    in every cell. Objects of classes that are not labelled positive are ignored.
+    A negative class is negative in every cell. A positive class is positive in the cells that its visible objects fill,
+    and unknown in all other cells, because not every object may be annotated. Unknown classes are unknown in every
+    cell. Objects of classes that are not labelled positive are ignored.
 
     Args:
         labels: values of `Label`.
@@ -137,12 +126,9 @@ def patch_labels(
         grid: (h, w) of the net's maps.
         coverage: see `cells_of_boxes`.
         min_visible: see `locations_to_crop`.
-        cropped: image label of a positive class whose annotated objects are all cropped away. "unknown": the crop may
-            show another object or none. "keep": positive. (The paper does not say; public code for such data uses
-            negative, which is wrong if an object was not annotated.) A positive class without objects stays positive.
-
-    Returns:
-        patch labels, and image labels; values of `Label`.
+        cropped: image label of a positive class whose annotated objects are all outside the crop: "unknown", or "keep"
+            for positive. (The paper does not specify it; public code for such data uses negative, which is wrong if an
+            object was not annotated.) A positive class without objects stays positive.
 
     Raises:
         ConfigError: `coverage` or `min_visible` is out of range, or `cropped` is not one of the two.
@@ -194,7 +180,7 @@ def _area(boxes: Float[Tensor, "m 4"]) -> Float[Tensor, "m"]:
 
 
 def _union(sets: Bool[Tensor, "m s"], owner: Int64[Tensor, "m"], count: int) -> Bool[Tensor, "count s"]:
-    """Union of the sets of each owner. All writes write True, so their order does not matter."""
+    """Union of the sets of each owner. All writes are True, so their order does not matter."""
     size = sets.shape[1]
     slots = owner[:, None] * size + torch.arange(size, device=owner.device)
     nowhere = count * size

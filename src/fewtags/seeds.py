@@ -1,16 +1,14 @@
 """Seeds and generators that are functions of a key.
 
-Every random number of fewtags is a function of a seed and a key, never of a generator's past. The number of processes
-and workers, the order of the data and a resume therefore change no draw. Four schemes, for four kinds of keys:
+Every random number of fewtags is a function of a seed and a key. The number of processes and workers, the order of the
+data and a resume therefore do not change it. There are four schemes:
 
-- `rng` (here): Philox generators keyed by (seed, epoch, sample index, stream), for the views and pixels of photos and
-  the order of an epoch. Numpy, on the CPU, any number of draws per key.
-- `seed_of` (here): `numpy.random.SeedSequence` of (seed, key), for generators of other libraries, above all torch:
-  initial weights, shuffled keys of a step.
-- `table.keyed_random`: SplitMix64 hashes of the seed and of *names* (image keys, class ids), for splits and simulated
-  labels: one draw per image or cell, whatever other images exist.
-- `stores.rounding`: a 32-bit xorshift-multiply hash of (seed, sample, visit, cell), for stochastic rounding: torch,
-  the same bits on every device.
+- `rng` (here): Philox generators keyed by (seed, epoch, sample index, stream), for views and pixels of photos and the
+  order of an epoch.
+- `seed_of` (here): `numpy.random.SeedSequence` of (seed, key), for generators of other libraries, such as torch.
+- `table.keyed_random`: SplitMix64 hashes of the seed and of image keys and class ids, for splits and simulated labels.
+- `stores.rounding`: a 32-bit xorshift-multiply hash of (seed, sample, visit, cell), for stochastic rounding in torch,
+  with the same bits on every device.
 """
 
 from __future__ import annotations
@@ -21,9 +19,8 @@ import numpy as np
 def rng(seed: int, epoch: int, index: int, stream: int = 0) -> np.random.Generator:
     """Return the random generator of one sample in one epoch, a function of the arguments.
 
-    Philox, a counter-based generator: (seed, stream) is its key, (index, epoch) the upper half of its counter, and
-    drawing advances the lower half. Different arguments, each below 2**64, therefore give sequences that share no block
-    for the first 2**128 draws, and no state is kept anywhere.
+    (seed, stream) is the key of a Philox generator, (index, epoch) the upper half of its counter. Different arguments,
+    each below 2**64, therefore give sequences that share no block for the first 2**128 draws.
 
     >>> rng(0, 1, 2).random() == rng(0, 1, 2).random() != rng(0, 2, 1).random()
     True

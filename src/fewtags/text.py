@@ -1,4 +1,4 @@
-"""Words of messages: numbers with their nouns, short lists, and suggestions for misspelt words."""
+"""Parts of messages: numbers with their nouns, short lists, and suggestions for misspelt words."""
 
 from __future__ import annotations
 

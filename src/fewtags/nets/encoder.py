@@ -15,18 +15,10 @@ from fewtags.nets.weights import Origin
 
 @final
 class Encoder(Trunk):
-    """Images to features per cell, for several views in one call.
+    """Images to features [b, d, h, w], for several views in one call: a `Trunk` with d = `features_dim`.
 
-    Each view goes through the backbone on its own, so BatchNorm sees one view at a time. DistributedDataParallel sees
-    one forward pass: between two passes it would change buffers that the backward pass of the first one still needs.
-
-    Args:
-        backbone: see `Trunk`, like the other arguments.
-        features_dim: d, channels of its features.
-        layout: of the backbone's output.
-        prefix_tokens: number of leading tokens that are not cells.
-        preprocessing: normalisation that the images need.
-        origin: source of the backbone's weights.
+    Each view goes through the backbone separately, so that BatchNorm uses one view at a time. There is one forward
+    pass for DistributedDataParallel, which would change buffers between two passes that the backward pass needs.
     """
 
     def __init__(
@@ -50,7 +42,7 @@ class Encoder(Trunk):
 
 
 def pooled(features: Float[Tensor, "b d h w"]) -> Float[Tensor, "b d"]:
-    """The image's feature vector, g of MLS (ICCV 2023), eq. 4: the mean over the grid, float32 or better."""
+    """The image's feature vector, g of MLS (ICCV 2023), eq. 4: the mean over all cells, float32 or better."""
     return features.float().mean((2, 3)) if features.element_size() < 4 else features.mean((2, 3))
 
 
@@ -63,12 +55,7 @@ def create_encoder(
     drop_path: float | None = None,
     output_stride: int | None = None,
 ) -> Encoder:
-    """An `Encoder` from a timm architecture; the arguments are those of `create_backbone`.
-
-    Raises:
-        ConfigError: see `create_backbone`.
-        CheckpointError: see `create_backbone`.
-    """
+    """Make an `Encoder`; arguments and errors are those of `create_backbone`."""
     made = create_backbone(
         backbone, weights=weights, size=size, seed=seed, drop_path=drop_path, output_stride=output_stride
     )

@@ -13,8 +13,7 @@ from fewtags.errors import ConfigError
 from fewtags.nets.encoder import Encoder
 from fewtags.nets.spatial import SpatialNet
 
-# timm's number for layers that belong to the previous block.
-WITH_PREVIOUS = (99999,)
+WITH_PREVIOUS = (99999,)  # timm's number for layers that belong to the previous block
 
 
 @runtime_checkable
@@ -27,16 +26,11 @@ class _Grouped(Protocol):
 def freeze(net: SpatialNet | Encoder, trainable: Literal["head", "all"] | int, *, batchnorm_eval: bool = False) -> None:
     """Freeze all but the trainable part: frozen layers get no gradient and stay in eval mode.
 
-    The head, if there is one, is always trained. A number k adds the last k blocks of `blocks(net.backbone)`: the
-    finest units that timm distinguishes (residual blocks, inverted residual blocks, transformer layers). The stem is
-    the first block; a final 1x1 convolution or norm belongs to the last. timm's MobileNetV2 has 18 blocks, and
-    torchvision's `features` has 19 because its last 1x1 convolution counts: 4 trains features[14..18],
-    and 11 freezes features[0..6].
-
     Args:
         net: `requires_grad` is changed in place; the net's own mode (training or eval) stays.
-        trainable: "head", "all", or k from 1 to the number of blocks.
-        batchnorm_eval: keep BatchNorm of trained blocks in eval mode, too (its weight and bias are still trained).
+        trainable: "head", "all", or a number k: the head and the last k of `blocks(net.backbone)`. The head, if there
+            is one, is always trained.
+        batchnorm_eval: keep BatchNorm of trained blocks in eval mode (its weight and bias are still trained).
 
     Raises:
         ConfigError: k is out of range, or the backbone does not name its blocks.
@@ -62,7 +56,11 @@ def freeze(net: SpatialNet | Encoder, trainable: Literal["head", "all"] | int, *
 
 
 def blocks(backbone: nn.Module) -> tuple[str, ...]:
-    """Names of a backbone's blocks from the stem to the end, as `freeze` counts them.
+    """Names of a backbone's blocks, from the stem to the end.
+
+    Blocks are the finest units that timm distinguishes (residual blocks, inverted residual blocks, transformer layers).
+    The stem is the first block; a final 1x1 convolution or norm belongs to the last. timm's MobileNetV2 has 18 blocks:
+    the last 4 are torchvision's features[14..18], and all but the last 11 are features[0..6].
 
     Raises:
         ConfigError: the backbone does not name its blocks; nearly all of timm's do.
@@ -78,7 +76,7 @@ def _groups(backbone: nn.Module) -> list[list[str]]:
         )
     matcher = backbone.group_matcher(coarse=False)
     if isinstance(matcher, Mapping):
-        # Parameters without a pattern are a neck or a last norm; timm would count them as one more block.
+        # Parameters without a pattern (a neck or a last norm) would be one more block.
         matcher = {**matcher, "tail": [(r".*", WITH_PREVIOUS)]}
     return list(group_parameters(backbone, matcher).values())
 

@@ -1,8 +1,8 @@
-"""From class maps to image logits: the mean, and its rivals.
+"""Pools from class maps to image logits.
 
-With the mean, clean localisation and a high image score exclude each other: an object of 5 of 196 cells at logit 8 on
-a background of -3 gives the image a logit of -2.7, a probability of 0.06. The other pools do not average it away. They
-cost something at prediction: only the mean commutes with the 1x1 head, so only there the maps need not be made.
+With the mean, small objects get low image scores: an object of 5 of 196 cells at logit 8 on a background of -3 gives
+the image a logit of -2.7, a probability of 0.06. The other pools avoid this, but do not commute with the 1x1 head, so
+that prediction must compute the maps.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ class Pool:
     """Map logits S of n cells -> one logit per class.
 
     Attributes:
-        name: "mean": mean S (TS-CAM; SCL). "mean_prob": logit of the mean of sigmoid(S), which is PatchML's equation
-            for the image score read literally. "max": the highest. "lse": log(mean exp(T S)) / T, between the mean
-            (T -> 0) and the maximum (T -> infinity). "softmax": the mean weighted by softmax(T S). "csra": mean +
-            `weight` x the softmax pool (Zhu and Wu, "Residual Attention", ICCV 2021; their head is normalised to unit
-            weights, ours is not).
+        name: "mean": mean S (TS-CAM; SCL). "mean_prob": logit of the mean of sigmoid(S), PatchML's equation for the
+            image score as printed. "max": the maximum. "lse": log(mean exp(T S)) / T, between the mean (T -> 0) and
+            the maximum (T -> infinity). "softmax": the mean weighted by softmax(T S). "csra": mean + `weight` x the
+            softmax pool (Zhu and Wu, "Residual Attention", ICCV 2021; unlike theirs, our head is not normalised).
         temperature: T of lse, softmax and csra.
         weight: of the softmax term in csra.
 
@@ -59,7 +58,7 @@ class Pool:
         cells, hot = maps.flatten(2), self.temperature
         match self.name:
             case "mean":
-                # Over both dimensions: the sum is then taken in the order in which the maps lie in memory.
+                # Over both dimensions, so that the sum follows the memory order of the maps.
                 return maps.mean((2, 3))
             case "mean_prob":
                 return _logit_of_mean(cells)
@@ -78,6 +77,6 @@ def _softmax_pool(cells: Float[Tensor, "b c n"], hot: float) -> Float[Tensor, "b
 
 
 def _logit_of_mean(cells: Float[Tensor, "b c n"]) -> Float[Tensor, "b c"]:
-    """log(mean p) - log(mean (1 - p)), from logarithms, so that it neither overflows nor loses small values."""
+    """log(mean p) - log(mean (1 - p)), from logarithms, to avoid overflow and keep small values."""
     inside, outside = torch.nn.functional.logsigmoid(cells), torch.nn.functional.logsigmoid(-cells)
     return torch.logsumexp(inside, 2) - torch.logsumexp(outside, 2)

@@ -1,4 +1,4 @@
-"""Which arithmetic a forward pass is done in."""
+"""Arithmetic precision of a forward pass."""
 
 from __future__ import annotations
 

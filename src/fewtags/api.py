@@ -47,7 +47,7 @@ Labels = LabelTable | Path | str
 class Classifier:
     """A multi-label image classifier that is trained from few labels.
 
-    The constructor only stores its arguments. `fit` trains; attributes that it sets end in an underscore.
+    Attributes that `fit` sets end in an underscore.
 
     Args:
         backbone: any timm model with a spatial feature map; None for the preset's.
@@ -85,11 +85,7 @@ class Classifier:
 
     @classmethod
     def load(cls, place: Path | str, device: str | None = None) -> Self:
-        """Load a trained classifier from a run folder or its `model.safetensors`.
-
-        Raises:
-            CheckpointError: there is no model.
-        """
+        """Load a classifier from a run folder or its `model.safetensors`. Raises CheckpointError if there is none."""
         net, info = load_model(place)
         made = cls(info.backbone, size=info.size, device=device)
         made._net, made._info = net, info
@@ -132,7 +128,7 @@ class Classifier:
         on_event: Callable[[Event], None] | None = None,
         settings: dict[str, Any] | None = None,
     ) -> Self:
-        """Train in a run folder. If it holds an interrupted fit with the same arguments, that fit is resumed.
+        """Train in a run folder. An interrupted fit with the same arguments is resumed.
 
         Args:
             train: the labels, or a path that `fewtags.read` reads with its defaults.
@@ -170,36 +166,25 @@ class Classifier:
     def evaluate(self, table: Labels) -> Evaluation:
         """Evaluate on a table or the labels at a path; unknown cells are left out. The result can be printed.
 
-        Raises:
-            DataError: the table has no photos, or no class that the model knows.
+        Raises DataError if the table has no photos, or no class that the model knows.
         """
         net, info = self._trained()
         return evaluate_table(net, info, _table(table), cpu=self._cpu)[0]
 
     def predict_proba(self, photos: Sequence[Path | str]) -> NDArray[np.float32]:
-        """float32 [n, C]: the probability of every class in every photo.
-
-        Raises:
-            DataError: a photo cannot be read.
-        """
+        """float32 [n, C]: the probability of every class in every photo. Raises DataError if one cannot be read."""
         return self._probabilities(photos).astype(np.float32)
 
     def predict(self, photos: Sequence[Path | str], max_tags: int | None = None) -> list[list[str]]:
-        """Return the class ids of every photo at the stored thresholds, best first.
-
-        Raises:
-            DataError: a photo cannot be read.
-        """
+        """The class ids of every photo at the stored thresholds, best first; errors as in `predict_proba`."""
         ids = self.classes_.ids
         return [[ids[c] for c in decide(row, self.thresholds_, max_tags)] for row in self._probabilities(photos)]
 
     def heatmaps(self, photo: Path | str, *, coupled: bool = False) -> NDArray[np.float32]:
-        """float32 [C, h, w]: a heatmap per class in the photo's frame (policy `imagenet`: in that of its centre crop).
+        """float32 [C, h, w]: a heatmap per class in the frame of the photo (policy `imagenet`: of its centre crop).
 
-        Args:
-            photo: its file.
-            coupled: return the class token's attention times the class logits (TS-CAM) instead of probabilities. They
-                have no common scale, and may be negative.
+        Heatmaps are probabilities. With `coupled`, they are the class token's attention times the class logits
+        (TS-CAM), which have no common scale and may be negative.
 
         Raises:
             ConfigError: `coupled` needs a ViT with a class token.
@@ -255,9 +240,8 @@ class Classifier:
         if val is None:
             train, val = hold_out(train, config.data.val_share, config.train.seed, config.data.group_by)
         tables = common_vocabulary({"train": train, "val": val})
-        return Tables(
-            tables["train"], tables["val"], None, None if truth is None else match_images(truth, tables["train"])
-        )
+        matched = None if truth is None else match_images(truth, tables["train"])
+        return Tables(tables["train"], tables["val"], None, matched)
 
 
 def _table(labels: Labels) -> LabelTable:
@@ -289,9 +273,9 @@ def pretrain(
     on_event: Callable[[Event], None] | None = None,
     settings: dict[str, Any] | None = None,
 ) -> Path:
-    """Pretrain a backbone on photos without labels. If the folder holds an interrupted run, that run is resumed.
+    """Pretrain a backbone on photos without labels. An interrupted run in the folder is resumed.
 
-    Unsuitable settings are reported as Python warnings, and so is a collapse that does not stop the run.
+    Unsuitable settings, and a collapse that does not stop the run, are reported as Python warnings.
 
     Args:
         photos: a folder of photos, a label file or a table; labels are ignored.

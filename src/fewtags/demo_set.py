@@ -1,8 +1,7 @@
 """The built-in demo set: scenes of several handwritten digits, one of which is annotated per training image.
 
 The digits are real handwriting (UCI Optical Recognition of Handwritten Digits, Alpaydin and Kaynak 1998, CC BY 4.0, see
-NOTICE); the scenes are synthetic. They match the setting of single positive labels: 2 to 4 classes per image, and
-objects small enough that random crops may exclude the annotated one.
+NOTICE); the scenes are synthetic, with 2 to 4 classes and objects small enough that random crops may exclude them.
 """
 
 from __future__ import annotations
@@ -101,16 +100,11 @@ def make_scenes(folder: Path, *, train: int, val: int, test: int, size: int, see
         ConfigError: a number is too small.
         DataError: the folder has other content.
     """
-    for name, value, least in (
-        ("train", train, 1),
-        ("val", val, 1),
-        ("test", test, 1),
-        ("size", size, 32),
-        ("seed", seed, 0),
-    ):
-        if value < least:
-            raise ConfigError(f"demo set: {name} must be at least {least}, not {value}.")
     counts = {"train": train, "val": val, "test": test}
+    least = {"train": 1, "val": 1, "test": 1, "size": 32, "seed": 0}
+    for name, value in {**counts, "size": size, "seed": seed}.items():
+        if value < least[name]:
+            raise ConfigError(f"demo set: {name} must be at least {least[name]}, not {value}.")
     _claim(folder, {"format": _FORMAT, **counts, "size": size, "seed": seed})
     scenes = {split: _write_photos(folder, split, counts[split], size, seed) for split in counts}
     keys = {split: [_key(split, i) for i in range(counts[split])] for split in counts}
@@ -125,18 +119,18 @@ def make_scenes(folder: Path, *, train: int, val: int, test: int, size: int, see
         source="train_single.csv",
         root=root,
     )
-    _write_csv(folder / "train_single.csv", ("image", "tag"), zip(keys["train"], _tags(scenes["train"]), strict=True))
+    tags = [CLASSES.ids[s.annotated] for s in scenes["train"]]
+    _write_csv(folder / "train_single.csv", ("image", "tag"), zip(keys["train"], tags, strict=True))
     for split, name in (("train", "train_truth.csv"), ("val", "val.csv"), ("test", "test.csv")):
         present = (truth[split].matrix.dense() == Label.POSITIVE).astype(int).tolist()
-        _write_csv(
-            folder / name, ("image", *CLASSES.ids), ([k, *row] for k, row in zip(keys[split], present, strict=True))
-        )
+        rows = ([k, *row] for k, row in zip(keys[split], present, strict=True))
+        _write_csv(folder / name, ("image", *CLASSES.ids), rows)
     _write_csv(folder / "boxes.csv", ("image", "class", "x0", "y0", "x1", "y1"), _box_rows(keys, scenes))
     return DemoSet(folder, single, truth["train"], truth["val"], truth["test"])
 
 
 def _claim(folder: Path, settings: dict[str, int]) -> None:
-    """Write the settings into a new or empty folder, or check that an existing set has the same settings."""
+    """Write the settings into a new or empty folder, or check those of an existing set."""
     manifest = folder / "demo.json"
     if manifest.is_file():
         try:
@@ -216,8 +210,7 @@ def _enlarge(glyph: NDArray[np.uint8], side: float) -> Pixels:
     scale = side / (max(cut.shape) - 2)
     shape = (max(1, round(cut.shape[1] * scale)), max(1, round(cut.shape[0] * scale)))
     smooth = np.asarray(Image.fromarray(cut).resize(shape, Image.Resampling.BICUBIC), np.float32)
-    ink: Pixels = np.clip(smooth / 8 - 0.5, 0, 1)
-    return ink
+    return np.clip(smooth / 8 - 0.5, 0, 1)
 
 
 def _box(digit: _Digit) -> NDArray[np.float64]:
@@ -275,10 +268,6 @@ def _complete(keys: Sequence[str], scenes: Sequence[_Scene], root: Path) -> Labe
         complete_classes=np.ones((1, len(CLASSES)), np.bool_),
         root=root,
     )
-
-
-def _tags(scenes: Iterable[_Scene]) -> Iterable[str]:
-    return (CLASSES.ids[s.annotated] for s in scenes)
 
 
 def _box_rows(keys: dict[str, list[str]], scenes: dict[str, list[_Scene]]) -> Iterable[Sequence[object]]:

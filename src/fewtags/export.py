@@ -32,9 +32,7 @@ def export_backbone(encoder: Encoder, info: EncoderInfo, out: Path, format: Form
         encoder: the encoder.
         info: description of the encoder.
         out: the file: .safetensors for timm and torchvision, .pkl for detectron2.
-        format: "timm": for `timm.create_model(NAME, num_classes=0)`; "torchvision": for `torchvision.models`, without
-            the classifier (`load_state_dict(..., strict=False)`); "detectron2": a pickle for MODEL.WEIGHTS, only for
-            ResNets.
+        format: "detectron2" supports only ResNets.
 
     Returns:
         a sentence that says how to load the file.
@@ -69,8 +67,7 @@ def export_backbone(encoder: Encoder, info: EncoderInfo, out: Path, format: Form
 def torchvision_tensors(tensors: Mapping[str, Tensor], backbone: str) -> tuple[str, dict[str, Tensor]]:
     """Return torchvision's name of an architecture, and the tensors under torchvision's names.
 
-    Raises:
-        ConfigError: torchvision does not have the architecture, or has other layers.
+    Raises ConfigError if torchvision does not have the architecture, or has other layers.
     """
     known = torchvision.models.list_models(module=torchvision.models)
     architecture = backbone.partition(".")[0]
@@ -88,13 +85,7 @@ def torchvision_tensors(tensors: Mapping[str, Tensor], backbone: str) -> tuple[s
 
 
 def detectron2_tensors(tensors: Mapping[str, Tensor], backbone: str) -> dict[str, Tensor]:
-    """Return the tensors of a ResNet under detectron2's names.
-
-    `conv1` becomes `stem.conv1`, `layer1` becomes `res2`, `bn1` becomes `conv1.norm`, `downsample.0` becomes
-    `shortcut`.
-
-    Raises:
-        ConfigError: the architecture is not a ResNet with torchvision's layers.
+    """Return the tensors of a ResNet under detectron2's names. Raises ConfigError for other architectures.
 
     >>> import torch
     >>> list(detectron2_tensors({"layer1.0.bn2.weight": torch.zeros(1), "bn1.bias": torch.zeros(1)}, "resnet50"))
@@ -115,11 +106,7 @@ def detectron2_tensors(tensors: Mapping[str, Tensor], backbone: str) -> dict[str
 
 
 def as_format(word: str) -> Any:
-    """Return a format by name.
-
-    Raises:
-        ConfigError: the format is unknown; the closest is suggested.
-    """
+    """Return a format by name. Raises ConfigError if it is unknown."""
     if word not in FORMATS:
         raise ConfigError(f"--format {word}: expected one of {', '.join(FORMATS)}{suggest(word, FORMATS)}.")
     return word

@@ -17,10 +17,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; at the end, flush that file to disk and rename it to `path`.
 
     A reader of `path` sees the old file or the new one, never a part. After an error, `path` is unchanged and the
-    temporary file is removed.
-
-    Raises:
-        DataError: the folder of `path` does not exist.
+    temporary file is removed. Raises DataError if the folder of `path` does not exist.
     """
     if not path.parent.is_dir():
         raise DataError(f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; make it first.")

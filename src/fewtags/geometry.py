@@ -48,11 +48,7 @@ class View:
         return View._from_square(self._square @ inner._square)
 
     def inverse(self) -> View:
-        """Return the map from the image frame to the crop frame.
-
-        Raises:
-            ValueError: the view has no area.
-        """
+        """Return the map from the image frame to the crop frame. Raises ValueError if the view has no area."""
         a, b, _, d, e, _ = self.matrix
         if abs(a * e - b * d) < 1e-12:
             raise ValueError(f"view {self.matrix} has no area and cannot be inverted")

@@ -73,11 +73,7 @@ class ClassNames:
         return class_id in self._position
 
     def index(self, class_id: str) -> int:
-        """Position of a class id.
-
-        Raises:
-            DataError: the id is not in the vocabulary; the closest one is suggested.
-        """
+        """Position of a class id. Raises DataError if it is not in the vocabulary; the closest one is suggested."""
         if class_id not in self._position:
             raise DataError(f"{class_id!r} is not a class{suggest(class_id, self.ids)}.")
         return self._position[class_id]

@@ -29,10 +29,7 @@ def cells_of_boxes(boxes: Float[Tensor, "m 4"], grid: tuple[int, int], coverage:
 
     The paper says "intersection of the box with the patches". With intersection over union, no box larger than two
     cells would fill any cell. With any overlap, three quarters of the area that a box of one cell's size labels would
-    be background (0.43 with this rule).
-
-    Raises:
-        ConfigError: `coverage` is out of range.
+    be background (0.43 with this rule). Raises ConfigError if `coverage` is out of range.
 
     >>> cells_of_boxes(torch.tensor([[0.25, 0.0, 1.0, 1.0], [0.6, 0.1, 0.6, 0.1]]), (1, 3)).int().tolist()
     [[[0, 1, 1]], [[0, 1, 0]]]
@@ -53,10 +50,7 @@ def cells_of_masks(
     """Return the cells that each mask fills, by the rule of `cells_of_boxes`; an empty mask fills none.
 
     Masks cover the whole crop at any resolution: True, or the share 0..1 of a pixel that belongs to the object. Pixels
-    on the border of two cells count for both, by area.
-
-    Raises:
-        ConfigError: `coverage` is out of range.
+    on the border of two cells count for both, by area. Raises ConfigError if `coverage` is out of range.
     """
     with torch.autocast(masks.device.type, enabled=False):
         pixels = masks.to(torch.float32)

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fewtags.errors import ConfigError
+from fewtags.losses.partial import precise
 
 
 def consistency(
@@ -45,7 +46,7 @@ def consistency(
     >>> round(float(consistency(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.5]]))), 4)  # (|.5 - 1| + 0) / 2
     0.25
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = logits.to(precise(logits.dtype))
     target = target.detach().to(logits.dtype)
     match distance:
         case "l1":

@@ -26,6 +26,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from fewtags.errors import ConfigError
+from fewtags.losses.partial import precise
 
 Reduction = Literal["mean", "per_positive", "balanced"]
 Reading = Literal["eq10", "eq2", "eq11"]
@@ -36,26 +37,23 @@ def similarity(features: Float[Tensor, "b d"], queue: Float[Tensor, "D d"]) -> F
 
     In bfloat16 only 3 % of a row's values would be distinct, and the 20 largest would change.
     """
-    precise = torch.promote_types(_precise(features.dtype), queue.dtype)
+    dtype = torch.promote_types(precise(features.dtype), queue.dtype)
     with torch.autocast(features.device.type, enabled=False):
-        return features.to(precise) @ queue.to(precise).T
+        return features.to(dtype) @ queue.to(dtype).T
 
 
 def top_k(similarity: Float[Tensor, "b D"], k: int, counted: Bool[Tensor, "#b D"] | None = None) -> Bool[Tensor, "b D"]:
     """Mark the k (at least 1; MLS: 20) most similar slots of each row: the labels y of MLS main eq. 7. No gradient.
 
     If fewer than k slots are used, all of them are marked. Of equally similar slots the first are marked, on every
-    device; `torch.topk` does not guarantee this, and ReLU features do produce ties.
-
-    Raises:
-        ConfigError: k below 1.
+    device; `torch.topk` does not guarantee this, and ReLU features do produce ties. Raises ConfigError if k < 1.
 
     >>> top_k(torch.tensor([[0.5, 0.9, 0.5, 0.1]]), 2).tolist()
     [[True, True, False, False]]
     """
     _check_k(k)
     with torch.no_grad():
-        similarity = _without(similarity.to(_precise(similarity.dtype)), counted, -math.inf)
+        similarity = _without(similarity.to(precise(similarity.dtype)), counted, -math.inf)
         least = similarity.topk(min(k, similarity.shape[1]), dim=1).values[:, -1:]
         above, level = similarity > least, similarity == least
         wanted = k - above.sum(1, keepdim=True)
@@ -205,10 +203,8 @@ def ntxent(
 
     mean over b of: -log [ exp(q.k_p/t) / sum over j of exp(q.k_j/t) ], p = `positive`, the correct row of `key`.
 
-    With neighbours from a queue as queries it is NNCLR eq. 2, with t = 0.1. Both sides get a gradient.
-
-    Raises:
-        ConfigError: a temperature that is not above 0.
+    With neighbours from a queue as queries it is NNCLR eq. 2, with t = 0.1. Both sides get a gradient. Raises
+    ConfigError if the temperature is not above 0.
     """
     _check_temperature(temperature)
     logits = similarity(query, key) / temperature
@@ -259,15 +255,14 @@ def collapse(z: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
     denominator is b - 1; fewer than two vectors give 0. No gradient.
     """
     with torch.no_grad():
-        z = F.normalize(z.to(_precise(z.dtype)), dim=1)
+        z = F.normalize(z.to(precise(z.dtype)), dim=1)
         return z.std(0).mean() * math.sqrt(z.shape[1]) if len(z) > 1 else z.new_zeros(())
 
 
 def fingerprint(k: int, slots: int, temperature: float) -> float:
     """Value of `mls_bce` for equal vectors, k positives and D `slots`: softplus(1/t) - (min(k, D)/D)/t.
 
-    Raises:
-        ConfigError: k below 1, or a temperature that is not above 0.
+    Raises ConfigError if k is below 1, or the temperature not above 0.
 
     >>> round(fingerprint(20, 4096, 0.2), 4)
     4.9823
@@ -285,10 +280,6 @@ def _check_k(k: int) -> None:
 def _check_temperature(temperature: float) -> None:
     if not temperature > 0:
         raise ConfigError(f"the temperature must be above 0 (MoCo-v2 and MLS use 0.2), got {temperature}.")
-
-
-def _precise(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _lowest(logits: Tensor) -> float:
@@ -310,12 +301,12 @@ def _mean(per_image: Float[Tensor, "b"]) -> Float[Tensor, ""]:
 
 def _agreement(one: Float[Tensor, "b d *s"], other: Float[Tensor, "b d *s"]) -> Float[Tensor, "b *s"]:
     """Products of pairs of vectors, in float32 or better."""
-    precise = torch.promote_types(_precise(one.dtype), other.dtype)
-    return (one.to(precise) * other.to(precise)).sum(1)
+    dtype = torch.promote_types(precise(one.dtype), other.dtype)
+    return (one.to(dtype) * other.to(dtype)).sum(1)
 
 
 def _cosine(one: Float[Tensor, "b d"], other: Float[Tensor, "b d"]) -> Float[Tensor, "b"]:
-    return _agreement(*(F.normalize(v.to(_precise(v.dtype)), dim=1) for v in (one, other)))
+    return _agreement(*(F.normalize(v.to(precise(v.dtype)), dim=1) for v in (one, other)))
 
 
 def _first_among(
@@ -328,7 +319,7 @@ def _first_among(
 
 def _biased(logits: Float[Tensor, "b D"], cell: Bool[Tensor, "b D"], bias: float) -> Float[Tensor, "b D"]:
     """Logits in float32 or better plus the bias; unused slots are masked."""
-    return logits.to(_precise(logits.dtype)).masked_fill(~cell, 0.0) + bias
+    return logits.to(precise(logits.dtype)).masked_fill(~cell, 0.0) + bias
 
 
 def _over(
@@ -357,5 +348,5 @@ def _log_sum(logits: Float[Tensor, "b D"], mask: Bool[Tensor, "b D"]) -> Float[T
 def _best_cell(query: Float[Tensor, "b e s"], key: Float[Tensor, "b e u"]) -> Int64[Tensor, "b s"]:
     """Most similar cell of `key` for each cell of `query`. The length of a query has no effect."""
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-        precise = torch.promote_types(_precise(query.dtype), key.dtype)
-        return torch.bmm(query.to(precise).transpose(1, 2), F.normalize(key.to(precise), dim=1)).argmax(2)
+        dtype = torch.promote_types(precise(query.dtype), key.dtype)
+        return torch.bmm(query.to(dtype).transpose(1, 2), F.normalize(key.to(dtype), dim=1)).argmax(2)

@@ -46,7 +46,7 @@ def assume_negative(
     mean of: z positive -> -(1 - e) log f - e log(1 - f); else -> -(1 - e) log(1 - f) - e log f, with e = `smoothing`
     in 0..0.5. As in Cole's code (AN-LS), e (not e / 2) is used on positives and negatives.
     """
-    positive = (labels == Label.POSITIVE).to(_precise(logits.dtype))
+    positive = (labels == Label.POSITIVE).to(precise(logits.dtype))
     target = positive * (1 - smoothing) + (1 - positive) * smoothing
     return _mean_cross_entropy(logits, target, 1 - target, log_eps)
 
@@ -62,17 +62,14 @@ def weak_assume_negative(
 
     mean of: z positive -> -log f; z negative -> -log(1 - f); z unknown -> -w log(1 - f), with w = `negative_weight`,
     by default 1 / (c - 1): one positive weighs as much as all other classes together. Cole has no annotated negatives;
-    here they have the weight 1.
-
-    Raises:
-        ConfigError: one class only and no `negative_weight`.
+    here they have the weight 1. Raises ConfigError for one class without `negative_weight`.
     """
     classes = logits.shape[1]
     if negative_weight is None and classes < 2:
         raise ConfigError("the default weight 1 / (classes - 1) needs at least 2 classes; give negative_weight.")
     weight = 1 / (classes - 1) if negative_weight is None else negative_weight
     # The cast comes before the product: a weight times a boolean would be rounded to float32.
-    unknown = (labels == Label.UNKNOWN).to(_precise(logits.dtype))
+    unknown = (labels == Label.UNKNOWN).to(precise(logits.dtype))
     return _mean_cross_entropy(logits, labels == Label.POSITIVE, (labels == Label.NEGATIVE) + weight * unknown, log_eps)
 
 
@@ -111,7 +108,8 @@ def expected_positive(
     return _mean_cross_entropy(logits, positive, ~positive, log_eps)
 
 
-def _precise(dtype: torch.dtype) -> torch.dtype:
+def precise(dtype: torch.dtype) -> torch.dtype:
+    """The precision of a loss: float32, or better if the input is."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -123,7 +121,7 @@ def _mean_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Mean over all cells of -positive * log(f + log_eps) - negative * log(1 - f + log_eps)."""
     # Elementwise operations keep float32 inside autocast, so one cast is enough.
-    logits = logits.to(_precise(logits.dtype))
+    logits = logits.to(precise(logits.dtype))
     # log(f + e) = logaddexp(log f, log e); with e = 0 that is log f exactly, in value and gradient.
     floor = logits.new_full((), math.log(log_eps) if log_eps else -math.inf)
     log_f = torch.logaddexp(F.logsigmoid(logits), floor)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int8
 from torch import Tensor
 
 from fewtags.labels import Label
-from fewtags.losses.partial import bce
+from fewtags.losses.partial import bce, precise
 
 Limit = float | Float[Tensor, "c"]
 """One number for all classes, or one for each."""
@@ -77,7 +77,7 @@ def pseudo_loss(
     if not per_selected:
         return bce(logits, labels)
     # Elementwise operations keep float32 inside autocast, so one cast is enough.
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = logits.to(precise(logits.dtype))
     log_f, log_not_f = F.logsigmoid(logits), F.logsigmoid(-logits)
     loss = -((labels == Label.POSITIVE) * log_f + (labels == Label.NEGATIVE) * log_not_f).sum(1)
     return (loss / (labels != Label.UNKNOWN).sum(1).clamp(min=1)).sum() / max(len(logits), 1)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Label
+from fewtags.losses.partial import precise
 
 
 @final
@@ -199,7 +200,7 @@ def _mean_focal(
     clip: float,
 ) -> Float[Tensor, ""]:
     # Elementwise operations keep float32 inside autocast, so one cast is enough.
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = logits.to(precise(logits.dtype))
     # log q = log(1 - f + clip), at most 0; with clip = 0 that is log(1 - f) exactly, in value and gradient.
     floor = logits.new_full((), math.log(clip) if clip else -math.inf)
     log_f, log_q = F.logsigmoid(logits), torch.logaddexp(F.logsigmoid(-logits), floor).clamp(max=0.0)

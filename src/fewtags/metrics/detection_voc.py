@@ -20,12 +20,9 @@ OVERLAPS = tuple(round(0.5 + 0.05 * n, 2) for n in range(10))  # .50, .55, .. .9
 @final
 @dataclass(frozen=True)
 class TrueBoxes:
-    """Ground-truth boxes of one image.
+    """Ground-truth boxes (x0, y0, x1, y1 in pixels) of one image, and their classes 0..C - 1.
 
-    Attributes:
-        boxes: float [m, 4], x0, y0, x1, y1 in pixels.
-        classes: int [m], 0..C - 1.
-        difficult: bool [m]; difficult objects are ignored: they count neither as missed nor as wrong if found.
+    Difficult objects are ignored: they count neither as missed nor as wrong if found.
     """
 
     boxes: Float[Array, "m 4"]
@@ -36,13 +33,7 @@ class TrueBoxes:
 @final
 @dataclass(frozen=True)
 class PredictedBoxes:
-    """Predicted boxes of one image.
-
-    Attributes:
-        boxes: float [k, 4], x0, y0, x1, y1 in pixels.
-        classes: int [k].
-        scores: float [k], higher means more confident.
-    """
+    """Predicted boxes (x0, y0, x1, y1 in pixels) of one image; a higher score means more confident."""
 
     boxes: Float[Array, "k 4"]
     classes: Int[Array, " k"]
@@ -52,12 +43,7 @@ class PredictedBoxes:
 @final
 @dataclass(frozen=True)
 class VocAveragePrecision:
-    """AP of each class at each overlap, in 0..1.
-
-    Attributes:
-        by_class: [t, C], at each overlap; nan for a class without an object that is not difficult.
-        overlaps: t minimum intersections over union.
-    """
+    """AP in 0..1 of each class at each minimum intersection over union; nan if all objects are difficult."""
 
     by_class: Float[Array, "t c"]
     overlaps: tuple[float, ...]
@@ -68,11 +54,7 @@ class VocAveragePrecision:
         return float(np.nanmean(self.by_class))
 
     def at(self, overlap: float) -> float:
-        """The mean over classes at one overlap, for example AP50.
-
-        Raises:
-            DataError: this overlap was not measured.
-        """
+        """The mean over classes at one overlap, for example AP50. Raises DataError if it was not measured."""
         if overlap not in self.overlaps:
             raise DataError(
                 f"AP at overlap {overlap:g} was not measured, only at {', '.join(map(str, self.overlaps))}."

@@ -78,10 +78,7 @@ def pointing(heatmap: Float[Array, "h w"], region: Bool[Array, "H W"]) -> float:
     """Pointing game (Zhang et al., ECCV 2016): 1 if the maximum of the resized map is inside the region, else 0.
 
     If several pixels have the maximum, the result is the share of them that is inside, so a flat map gets the chance
-    level. Deviation: the paper accepts a miss by up to 15 pixels.
-
-    Raises:
-        DataError: the map holds a NaN.
+    level. Deviation: the paper accepts a miss by up to 15 pixels. Raises DataError if the map contains a NaN.
     """
     resized = _resized(heatmap, region)
     return float(region[resized == resized.max()].mean())
@@ -157,11 +154,7 @@ def localisation_report(
     thresholds: Sequence[float] = IOA_THRESHOLDS,
     normalise: Normalise = "minmax",
 ) -> LocalisationReport:
-    """Evaluate heatmaps against regions, one (heatmap, region) pair at a time.
-
-    Raises:
-        DataError: no pair, an empty region, or a NaN in a map.
-    """
+    """Evaluate (heatmap, region) pairs. Raises DataError for no pair, an empty region, or a NaN in a map."""
     peaks, shares, inside = [], [], []
     for n, (heatmap, region) in enumerate(pairs):
         if not region.any():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int8, Int64
@@ -279,8 +279,7 @@ def locate_report(
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class _Pair:
+class _Pair(NamedTuple):
     """The values of one region."""
 
     peak: float
@@ -320,18 +319,15 @@ def _report(
     pixels: PixelReport,
     options: LocateOptions,
 ) -> LocateReport:
-    ioa, shares = np.stack([p.ioa for p in pairs]), np.array([p.share for p in pairs])
+    peaks, shares, ioa, correct, whole = (np.stack(values) for values in zip(*pairs, strict=True))
     hit, strict = options.hit, options.strict
     flat = map_loc_report(logits, labels, where, shares[:, None], thresholds=(0.0,), hit=hit, strict=strict)
-    correct, whole = np.stack([p.correct for p in pairs]).sum(0), np.stack([p.whole_image for p in pairs]).sum(0)
     return LocateReport(
         images=len(labels),
-        present=summarise_pairs(
-            np.array([p.peak for p in pairs]), shares, ioa, options.thresholds, hit=hit, strict=strict
-        ),
+        present=summarise_pairs(peaks, shares, ioa, options.thresholds, hit=hit, strict=strict),
         ranked=map_loc_report(logits, labels, where, ioa, thresholds=options.thresholds, hit=hit, strict=strict),
         ranked_chance=flat.map_loc,
-        boxes=BoxReport(len(pairs), options.overlaps, options.cuts, correct, whole),
+        boxes=BoxReport(len(pairs), options.overlaps, options.cuts, correct.sum(0), whole.sum(0)),
         pixels=pixels,
     )
 

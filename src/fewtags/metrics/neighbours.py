@@ -65,8 +65,7 @@ def nearest(
 ) -> tuple[Int64[Array, "q k"], Float[Array, "q k"]]:
     """The k other images nearest to each query (a row of `features`) by cosine, nearest first, and the cosines.
 
-    Raises:
-        DataError: there are fewer than k other images.
+    Raises DataError if there are fewer than k other images.
     """
     if k > len(features) - 1:
         raise DataError(f"{k} neighbours need {k + 1} images, got {len(features)}; ask for fewer.")
@@ -79,12 +78,9 @@ def nearest(
 def neighbour_precision(features: Float[Array, "n d"], labels: Int8[Array, "_ c"], k: int = 10) -> NeighbourReport:
     """Precision of the k nearest images, for labels that may be partial.
 
-    A neighbour is correct if it shares a known positive class with the image. It is wrong if all known positive classes
-    of the image are known negatives of it. All other neighbours are not judged. Images without a known positive are
-    skipped.
-
-    Raises:
-        DataError: `features` and `labels` have different numbers of images, or there are fewer than k other images.
+    A neighbour is correct if it shares a known positive class with the image, and wrong if all known positive classes
+    of the image are known negatives of it. Other neighbours, and images without a known positive, are left out. Raises
+    DataError if `features` and `labels` have different numbers of images, or there are fewer than k other images.
     """
     if len(features) != len(labels):
         raise DataError(f"features are of {len(features)} images and labels of {len(labels)}; give the same images.")

@@ -20,9 +20,6 @@ from fewtags.labels import Label
 BLOCK_CELLS = 4_000_000  # size of work arrays, independent of n and c
 
 
-# --- average precision
-
-
 def average_precision(scores: Float[Array, "n c"], labels: Int8[Array, "n c"]) -> Float[Array, " c"]:
     """AP of each class over its known cells: the mean, over its positives, of the precision at that positive's score.
 
@@ -56,14 +53,7 @@ def average_precision(scores: Float[Array, "n c"], labels: Int8[Array, "n c"]) -
 @final
 @dataclass(frozen=True, eq=False)
 class RankingReport:
-    """Per-class average precision and the label counts behind it.
-
-    Attributes:
-        average_precision: float64 [c]; nan for a class that is not counted.
-        positives: int64 [c], known positive cells.
-        negatives: int64 [c], known negative cells.
-        unknown: int64 [c], cells that were left out.
-    """
+    """Average precision of each class (nan if it is not counted), and its numbers of known and unknown cells."""
 
     average_precision: Float[Array, " c"]
     positives: Int64[Array, " c"]
@@ -98,10 +88,8 @@ def ranking_report(scores: Float[Array, "n c"], labels: Int8[Array, "n c"]) -> R
     """AP of each class, their mean, and the counts behind them.
 
     Only classes with a known positive and a known negative are counted: without a positive there is nothing to find,
-    without a negative every order is perfect. (Most published code counts the others as AP 0 and AP 1.)
-
-    Raises:
-        DataError: a score is NaN.
+    without a negative every order is perfect. (Most published code counts the others as AP 0 and AP 1.) Raises
+    DataError if a score is NaN.
     """
     result = average_precision(scores, labels)
     positives, negatives = (labels == Label.POSITIVE).sum(0), (labels == Label.NEGATIVE).sum(0)
@@ -117,19 +105,12 @@ def unknown_as_absent(labels: Int8[Array, "n c"]) -> Int8[Array, "n c"]:
     return np.where(labels == Label.POSITIVE, np.int8(Label.POSITIVE), np.int8(Label.NEGATIVE))
 
 
-# --- intervals
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Bootstrap percentile intervals.
+    """Bootstrap percentile intervals (low, high) of mAP and of each class's AP; nan if nothing is counted.
 
-    Attributes:
-        mean_average_precision: (low, high); nan if no class is counted.
-        average_precision: float64 [c, 2], low and high of each class; nan for a class that is not counted.
-        level: share of the resamples inside, for example 0.95.
-        n_resamples: number of resamples.
+    `level` is the share of the resamples inside, for example 0.95.
     """
 
     mean_average_precision: tuple[float, float]
@@ -177,10 +158,7 @@ def resampled_means(
     """The mAP of every resample of `bootstrap_intervals`; nan if no class is counted.
 
     Two models on the same labels with generators in the same state get the same resamples, so results can be paired.
-
-    Raises:
-        ConfigError: `n_resamples` below 1.
-        DataError: a score is NaN.
+    Errors as in `bootstrap_intervals`.
     """
     if n_resamples < 1:
         raise ConfigError(f"a bootstrap needs n_resamples >= 1, got {n_resamples}.")
@@ -232,9 +210,6 @@ def _quantiles(values: Float[Array, " r"], tails: tuple[float, float]) -> tuple[
     return float(low), float(high)
 
 
-# --- when no negative is known
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class PositiveOnlyReport:
@@ -260,10 +235,8 @@ def positive_only_report(
 ) -> PositiveOnlyReport:
     """Ranks of the known positives among the classes of their images.
 
-    The result for tied classes is the expected value over random orders, so a constant model gets chance level.
-
-    Raises:
-        DataError: a score is NaN.
+    The result for tied classes is the expected value over random orders, so a constant model gets chance level. Raises
+    DataError if a score is NaN.
     """
     refuse_nan(scores)
     image, class_ = np.nonzero(labels == Label.POSITIVE)
@@ -291,9 +264,6 @@ def positive_only_report(
         mean_rank=mean_of_known(rank),
         pessimistic=ranking_report(scores, unknown_as_absent(labels)),
     )
-
-
-# --- shared
 
 
 def _columns(

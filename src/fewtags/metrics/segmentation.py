@@ -47,11 +47,11 @@ class SegmentationReport:
     """Metrics of a confusion matrix; fractions in 0..1.
 
     Attributes:
-        iou: [C], intersection over union; nan for a class in neither truth nor prediction.
-        accuracy: [C], share of a class's pixels that are correct; nan for a class without a pixel.
-        mean_iou: mIoU, the mean over the classes with a value.
-        mean_accuracy: mAcc, the mean over the classes with a value.
-        pixel_accuracy: aAcc, the share of all pixels that are correct.
+        iou: intersection over union of each class; nan for a class in neither truth nor prediction.
+        accuracy: share of correct pixels of each class; nan for a class without a pixel.
+        mean_iou: mIoU, the mean without nan.
+        mean_accuracy: mAcc, the mean without nan.
+        pixel_accuracy: aAcc, the share of correct pixels.
     """
 
     iou: Float[Array, " c"]
@@ -64,10 +64,7 @@ class SegmentationReport:
 def segmentation_report(matrix: Int64[Array, "c c"]) -> SegmentationReport:
     """The metrics of mmsegmentation and of the MLS paper's table 3, over all pixels of a data set at once.
 
-    The mean of per-image values, which some libraries report, is a different number.
-
-    Raises:
-        DataError: no pixel counts.
+    Some libraries report the mean of per-image values instead. Raises DataError if no pixel counts.
     """
     if not matrix.sum():
         raise DataError("no pixel has a known class, so there is nothing to measure.")

@@ -31,9 +31,6 @@ PIXEL_BINS = 1000
 SIZE = (224, 224)
 
 
-# --- boxes
-
-
 def component_boxes(cut: Bool[Array, "h w"], *, parts: Parts = "all") -> Int64[Array, "n 4"]:
     """Boxes x0, y0, x1, y1 (pixel edges: x1 and y1 are one past the last pixel) around the connected parts of a mask.
 
@@ -195,17 +192,10 @@ class BoxReport:
 def prepare_map(
     heatmap: Float[Array, "_ _"], size: tuple[int, ...], normalise: Normalise, name: str
 ) -> Float[Array, "h w"]:
-    """Resize a map to `size` (height, width), then normalise it; float64.
-
-    Raises:
-        DataError: a value is not finite; the message names the map by `name`.
-    """
+    """Resize a map to `size` (height, width), then normalise it; float64. Raises DataError if it is not finite."""
     if not np.isfinite(heatmap).all():
         raise DataError(f"{name} holds a value that is not finite; the model or its input is broken.")
     return normalise_map(resize_map(heatmap, (size[0], size[1])), normalise)
-
-
-# --- pixels
 
 
 def inside_and_known(mask: Mask) -> tuple[Bool[Array, "h w"], Bool[Array, "h w"]]:

@@ -59,13 +59,9 @@ def create_net(
     output_stride: int | None = None,
     head: HeadPlan | None = None,
 ) -> SpatialNet:
-    """Make a `SpatialNet` with a new head for C `classes`; the other arguments are those of `create_backbone`.
+    """Make a `SpatialNet` with a new head; the other arguments and the errors are those of `create_backbone`.
 
     The same arguments give the same net; global generators have no influence.
-
-    Raises:
-        ConfigError: see `create_backbone`.
-        CheckpointError: see `create_backbone`.
     """
     made = create_backbone(
         backbone, weights=weights, size=size, seed=seed, drop_path=drop_path, output_stride=output_stride

@@ -60,10 +60,8 @@ def blocks(backbone: nn.Module) -> tuple[str, ...]:
 
     Blocks are the finest units that timm distinguishes (residual blocks, inverted residual blocks, transformer layers).
     The stem is the first block; a final 1x1 convolution or norm belongs to the last. timm's MobileNetV2 has 18 blocks:
-    the last 4 are torchvision's features[14..18], and all but the last 11 are features[0..6].
-
-    Raises:
-        ConfigError: the backbone does not name its blocks; nearly all of timm's do.
+    the last 4 are torchvision's features[14..18], and all but the last 11 are features[0..6]. Raises ConfigError if
+    the backbone does not name its blocks; nearly all of timm's do.
     """
     return tuple(_block_name(group) for group in _groups(backbone))
 

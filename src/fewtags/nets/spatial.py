@@ -184,10 +184,7 @@ class Trunk(nn.Module):
         """(height, width) of the features for images of `size` (height, width), from one image of zeros.
 
         If the size is not a multiple of the stride, backbones pad or cut at the right and lower edge, so that maps and
-        images are not aligned.
-
-        Raises:
-            ConfigError: the backbone cannot take images of this size.
+        images are not aligned. Raises ConfigError if the backbone does not support the size.
         """
         features = probe(self.features, self, size)
         return features.shape[2], features.shape[3]
@@ -255,8 +252,7 @@ def spatial_features(
 def probe(function: Callable[[Tensor], T], net: nn.Module, size: tuple[int, int]) -> T:
     """Run `function` on one image of zeros of `size` (height, width), in eval mode; `net` does not change.
 
-    Raises:
-        ConfigError: `function` does not support this size.
+    Raises ConfigError if `function` does not support this size.
     """
     reference = next(net.parameters())
     training = {module: module.training for module in net.modules()}

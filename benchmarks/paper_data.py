@@ -19,9 +19,10 @@ from fewtags.formats.masks import draw_mask
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.read import read
 from fewtags.metrics.locate import Region
-from fewtags.patches import cells_of_boxes, cells_of_masks
+from fewtags.patches import cells_of_boxes
 from fewtags.table.table import LabelTable
 from paper_files import PaperProtocol
+from regions import cells_of_masks
 
 RESOLUTION = (224, 224)  # at which masks are compared with maps
 Places = Sequence[Mapping[int, Region]]

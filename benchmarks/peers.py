@@ -241,7 +241,7 @@ KINDS: Mapping[str, Callable[[Row, Folder, Located], Iterator[tuple[int, Found]]
 
 def measure(data: BenchmarkSet, labels: Floats, located: Located, found: Found) -> Record:
     """Test mAP over the scored classes and how well the maps point, in percent."""
-    from fewtags.metrics.localisation import localisation_report
+    from regions import localisation_report
 
     values = average_precision(found.scores, labels)[data.scored_index]
     report = localisation_report((found.maps[n][k], region) for n, k, region in located.pairs)

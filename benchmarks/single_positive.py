@@ -48,13 +48,13 @@ from fewtags.engine.methods import make_objective, settings_models
 from fewtags.engine.sources import StoredViews
 from fewtags.errors import FewtagsError
 from fewtags.labels import Label
-from fewtags.metrics.localisation import localisation_report
 from fewtags.metrics.ranking import ranking_report
 from fewtags.objectives.base import Problem
 from fewtags.photos.loader import EpochSampler
 from fewtags.table.table import LabelTable
 from frozen import EVAL_BATCH, Above, Material, features_folder, fill, make_net, open_material
 from protocol import Benchmark, Job, Setup, choose_jobs, read_benchmark, read_done
+from regions import localisation_report
 
 UNSEEN = "Seq05VD"  # CamVid's sequence that occurs in the test part only; reported apart
 

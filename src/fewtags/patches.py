@@ -35,29 +35,13 @@ def cells_of_boxes(boxes: Float[Tensor, "m 4"], grid: tuple[int, int], coverage:
     [[[0, 1, 1]], [[0, 1, 0]]]
     """
     x0, y0, x1, y1 = boxes.unbind(1)
-    share = _overlaps(y0, y1, grid[0])[:, :, None] * _overlaps(x0, x1, grid[1])[:, None, :]
+    share = shares_of_cells(y0, y1, grid[0])[:, :, None] * shares_of_cells(x0, x1, grid[1])[:, None, :]
     row, column = (
         ((low + high) / 2 * cells).floor().clamp(0, cells - 1).long()
         for low, high, cells in ((y0, y1, grid[0]), (x0, x1, grid[1]))
     )
     best = torch.where(share.flatten(1).amax(1) > 0, share.flatten(1).argmax(1), row * grid[1] + column)
-    return _filled(share, best, coverage)
-
-
-def cells_of_masks(
-    masks: Bool[Tensor, "m H W"] | Float[Tensor, "m H W"], grid: tuple[int, int], coverage: float = 0.5
-) -> Bool[Tensor, "m h w"]:
-    """Return the cells that each mask fills, by the rule of `cells_of_boxes`; an empty mask fills none.
-
-    Masks cover the whole crop at any resolution: True, or the share 0..1 of a pixel that belongs to the object. Pixels
-    on the border of two cells count for both, by area. Raises ConfigError if `coverage` is out of range.
-    """
-    with torch.autocast(masks.device.type, enabled=False):
-        pixels = masks.to(torch.float32)
-        rows, columns = (_pixels(side, cells, masks.device) for side, cells in zip(masks.shape[1:], grid, strict=True))
-        share = rows.T @ pixels @ columns
-    flat = share.flatten(1)
-    return _filled(share, flat.argmax(1), coverage) & (flat.amax(1) > 0)[:, None, None]
+    return filled_cells(share, best, coverage)
 
 
 def locations_to_crop(
@@ -147,20 +131,14 @@ def patch_labels(
     return patches, labels.masked_fill(positive & known & ~shown, Label.UNKNOWN)
 
 
-def _overlaps(low: Float[Tensor, "m"], high: Float[Tensor, "m"], cells: int) -> Float[Tensor, "m cells"]:
+def shares_of_cells(low: Float[Tensor, "m"], high: Float[Tensor, "m"], cells: int) -> Float[Tensor, "m cells"]:
     """Share of each of `cells` equal parts of 0..1 that is inside each interval low..high."""
     first = torch.arange(cells, dtype=low.dtype, device=low.device)
     left, right = torch.maximum(low[:, None] * cells, first), torch.minimum(high[:, None] * cells, first + 1)
     return (right - left).clamp(min=0)
 
 
-def _pixels(side: int, cells: int, device: torch.device) -> Float[Tensor, "side cells"]:
-    """Share of each cell that lies in each pixel, along one side."""
-    edges = torch.linspace(0, 1, side + 1, device=device)
-    return _overlaps(edges[:-1], edges[1:], cells)
-
-
-def _filled(share: Float[Tensor, "m h w"], best: Int64[Tensor, "m"], coverage: float) -> Bool[Tensor, "m h w"]:
+def filled_cells(share: Float[Tensor, "m h w"], best: Int64[Tensor, "m"], coverage: float) -> Bool[Tensor, "m h w"]:
     """Cells with a share of at least `coverage`; the cell `best` for an object without any."""
     if not 0 < coverage <= 1:
         raise ConfigError(f"coverage is a share of a cell's area, above 0 and up to 1; got {coverage}.")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmark_regions import localisation_report
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -12,7 +13,6 @@ from fewtags.errors import DataError
 from fewtags.metrics.localisation import (
     boxes_to_mask,
     ioa_p,
-    localisation_report,
     normalise_map,
     pointing,
     reaches,

@@ -4,6 +4,7 @@ from dataclasses import replace
 import jaxtyping
 import numpy as np
 import pytest
+from benchmark_regions import localisation_report
 from box_reports import box_report
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from pixel_reports import pxap
 
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
-from fewtags.metrics.localisation import boxes_to_mask, localisation_report
+from fewtags.metrics.localisation import boxes_to_mask
 from fewtags.metrics.locate import DEFAULT, LocateOptions, Region, locate_report
 from fewtags.metrics.map_loc import map_loc_report
 

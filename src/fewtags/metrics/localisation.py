@@ -7,7 +7,7 @@ are evaluated. The chance level of both metrics is the region's share of the ima
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -146,25 +146,6 @@ class LocalisationReport:
     ioa: Float[Array, " t"]
     ioa_hits: Float[Array, " t"]
     ioa_hits_chance: float
-
-
-def localisation_report(
-    pairs: Iterable[tuple[Float[Array, "_ _"], Bool[Array, "_ _"]]],
-    *,
-    thresholds: Sequence[float] = IOA_THRESHOLDS,
-    normalise: Normalise = "minmax",
-) -> LocalisationReport:
-    """Evaluate (heatmap, region) pairs. Raises DataError for no pair, an empty region, or a NaN in a map."""
-    peaks, shares, inside = [], [], []
-    for n, (heatmap, region) in enumerate(pairs):
-        if not region.any():
-            raise DataError(f"the region of pair {n} is empty; give only classes that are present and located.")
-        peaks.append(pointing(heatmap, region))
-        shares.append(float(region.mean()))
-        inside.append(ioa_p(heatmap, region, thresholds=thresholds, normalise=normalise))
-    if not peaks:
-        raise DataError("no located object to measure against; localisation needs boxes, points or masks.")
-    return summarise_pairs(np.array(peaks), np.array(shares), np.stack(inside), thresholds)
 
 
 def summarise_pairs(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fewtags.config.parse import apply_overrides, parse
@@ -191,14 +190,14 @@ class Classifier:
             DataError: the photo cannot be read.
         """
         net, info = self._trained()
-        return heatmaps(net, info, Path(photo), self._device(), coupled=coupled)[1]
+        return heatmaps(net, info, Path(photo), torch_device(self._cpu), coupled=coupled)[1]
 
     def _probabilities(self, photos: Sequence[Path | str]) -> NDArray[np.float64]:
         net, info = self._trained()
         if isinstance(photos, str | Path):
             raise DataError(f"expected a list of photos, got a single path; pass [{str(photos)!r}].")
         rows = []
-        for found in predict_photos(net, info, [Path(p) for p in photos], self._device()):
+        for found in predict_photos(net, info, [Path(p) for p in photos], torch_device(self._cpu)):
             if found.prob is None:
                 raise DataError(found.error)
             rows.append(found.prob)
@@ -214,9 +213,6 @@ class Classifier:
         if self.device not in (None, "cpu"):
             raise ConfigError(f"device is {self.device!r}; give 'cpu', or None for the best device.")
         return self.device == "cpu"
-
-    def _device(self) -> torch.device:
-        return torch_device(self._cpu)
 
     def _config(self, epochs: int | None, settings: dict[str, Any]) -> Config:
         chosen = {

@@ -64,11 +64,9 @@ class View:
         return self.inverse().to_image(points)
 
     def boxes_to_crop(self, boxes: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Map boxes [n, 4] of the image to the crop frame, and clip them to it.
+        """Map boxes [n, 4] of the image to the crop frame (as axis-aligned hulls), and clip them to it.
 
-        Returns:
-            boxes [n, 4] x0, y0, x1, y1 in 0..1 (the axis-aligned hull if the view is not axis-aligned), and the share
-            [n] of each box's area inside the crop (a box without area: 1 if inside or on the edge, else 0).
+        The second result is the share [n] of each box's area inside the crop (without area: 1 if inside, else 0).
         """
         corners = np.stack([boxes[:, [0, 1]], boxes[:, [2, 1]], boxes[:, [2, 3]], boxes[:, [0, 3]]], 1)
         moved = self.to_crop(corners.reshape(-1, 2)).reshape(-1, 4, 2)

@@ -49,19 +49,10 @@ def locations_to_crop(
 ) -> tuple[Float[Tensor, "m 4"], Bool[Tensor, "m"]]:
     """Map boxes of the image to the crop frame, and determine which of them are visible in the crop.
 
-    This is `View.boxes_to_crop`, batched. A point is visible inside the crop and on its edges (a flip maps 0 to 1). A
-    box is visible if at least the share `min_visible` (0..1) of its area is inside, and more than none. A box much
-    larger than the crop can be invisible although it fills the crop: choose `min_visible` below the smallest share of
-    the image that crops show.
-
-    Args:
-        boxes: x0, y0, x1, y1 in 0..1 of the image.
-        views: crop -> image, one for each object.
-        min_visible: see above.
-
-    Returns:
-        clipped boxes in 0..1 of the crop (their axis-aligned hull in a rotated view; meaningless if not visible), and
-        the visibility.
+    This is `View.boxes_to_crop`, batched, with one view (crop -> image) for each box; boxes that are not visible are
+    meaningless. A point is visible inside the crop and on its edges (a flip maps 0 to 1). A box is visible if at least
+    the share `min_visible` (0..1) of its area is inside, and more than none. A box much larger than the crop can be
+    invisible although it fills the crop: choose `min_visible` below the smallest share of the image that crops show.
 
     Raises:
         ConfigError: `min_visible` is out of range.

@@ -24,7 +24,7 @@ def consistency(
 
     With logits [b, c] and running averages of scores this is CL (SCL paper, Verelst et al., WACV 2023, eq. 6); with
     logits [b, c, h, w] and crop-frame heatmaps it is SCL (eq. 7). The paper writes a norm without a denominator; here
-    it is the mean over *all* cells, so that one loss weight suits both and the classification loss.
+    it is the mean over *all* cells, so that one loss weight suits both and the classification loss; 0 without cells.
 
     Distances per cell (appendix E compares them):
         `l1`: |f - t|, in 0..1.
@@ -34,14 +34,8 @@ def consistency(
     Args:
         logits: any range; computed in float32 (float64 stays float64), inside autocast too.
         target: probabilities in 0..1; no gradient.
-        distance: "l1", "l2" or "jsd".
+        distance: see above; ConfigError if unknown.
         weight: broadcasts to the logits. A cell of weight 0 adds nothing but counts in the denominator.
-
-    Returns:
-        a scalar; 0 for an empty batch.
-
-    Raises:
-        ConfigError: an unknown distance.
 
     >>> round(float(consistency(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.5]]))), 4)  # (|.5 - 1| + 0) / 2
     0.25

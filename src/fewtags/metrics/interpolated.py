@@ -23,18 +23,8 @@ def average_precision_by(
     """AP of each class over its known cells, by one of the three definitions.
 
     The interpolated precision at recall r is the best precision at any recall of r or more (Everingham et al., IJCV
-    2010, eq. 1 and 2). Cells of equal score enter together; the VOC development kit orders them like the photos.
-
-    Args:
-        definition: see `Definition`.
-        scores: higher means more likely present.
-        labels: values of `Label`; unknown cells (difficult objects) are left out, class by class.
-
-    Returns:
-        float64 [c], 0..1; nan for a class without a known positive or without a known negative.
-
-    Raises:
-        DataError: a score is NaN.
+    2010, eq. 1 and 2). Cells of equal score enter together; the VOC development kit orders them like the photos. The
+    AP is nan without a known positive or without a known negative. Raises DataError if a score is NaN.
 
     >>> labels = np.array([[1], [-1], [-1], [1]], np.int8)
     >>> scores = np.array([[0.9], [0.8], [0.7], [0.6]])

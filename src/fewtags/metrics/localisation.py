@@ -93,7 +93,8 @@ def ioa_p(
 ) -> Float[Array, " t"]:
     """IoA-P (PatchML eq. 6): the share of {map >= threshold} that is inside the region, for each threshold.
 
-    Note that a single pixel above the threshold gets 1 if it is inside.
+    A single pixel above the threshold gets 1 if it is inside; without any, the result is nan. Raises DataError if the
+    map contains a NaN.
 
     Args:
         heatmap: probabilities; resized to the region first.
@@ -101,12 +102,6 @@ def ioa_p(
         thresholds: of the map.
         normalise: of the resized map, see `normalise_map`. The paper does not specify it; without "minmax" most maps
             never reach 0.6.
-
-    Returns:
-        float64 [t] in 0..1; nan if no pixel reaches the threshold.
-
-    Raises:
-        DataError: the map holds a NaN.
 
     >>> region = np.array([[False, False, True, False]])
     >>> ioa_p(np.array([[0.0, 0.5, 1.0, 0.9]]), region, thresholds=[0.7, 0.95]).tolist()

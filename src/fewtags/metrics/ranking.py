@@ -24,14 +24,8 @@ def average_precision(scores: Float[Array, "n c"], labels: Int8[Array, "n c"]) -
     """AP of each class over its known cells: the mean, over its positives, of the precision at that positive's score.
 
     Equal to scikit-learn's `average_precision_score`: the sum over thresholds of (recall gained) x precision. Cells of
-    equal score enter together, so the order of the images has no influence.
-
-    Returns:
-        float64 [c]; nan without a known positive, and 1 without a known negative, which is meaningless: see
-        `ranking_report`.
-
-    Raises:
-        DataError: a score is NaN.
+    equal score enter together, so the order of the images has no influence. The AP is nan without a known positive, and
+    1 without a known negative, which is meaningless: see `ranking_report`. Raises DataError if a score is NaN.
 
     >>> labels = np.array([[1], [-1], [1], [0]], np.int8)
     >>> average_precision(np.array([[0.9], [0.8], [0.7], [0.6]]), labels).round(4).tolist()  # (1/1 + 2/3) / 2

@@ -34,14 +34,9 @@ SIZE = (224, 224)
 def component_boxes(cut: Bool[Array, "h w"], *, parts: Parts = "all") -> Int64[Array, "n 4"]:
     """Boxes x0, y0, x1, y1 (pixel edges: x1 and y1 are one past the last pixel) around the connected parts of a mask.
 
-    Args:
-        cut: a map that was cut at a threshold; diagonal neighbours are connected.
-        parts: "outer": every connected part. "all": also the outline of every hole, as in the public code. "largest":
-            the part whose outline through pixel centres encloses the largest area (a line encloses none). Of equal
-            parts, the one whose first pixel in reading order comes last.
-
-    Returns:
-        int64 [n, 4]; n = 0 if no pixel is True.
+    Diagonal neighbours are connected. `parts` is "outer": every part; "all": also the outline of every hole, as in the
+    public code; "largest": the part whose outline through pixel centres encloses the largest area (a line encloses
+    none), and of equal parts the one whose first pixel in reading order comes last.
 
     >>> component_boxes(np.array([[True, False, False], [False, False, True]])).tolist()
     [[0, 0, 1, 1], [2, 1, 3, 2]]

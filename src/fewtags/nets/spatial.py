@@ -231,14 +231,8 @@ def spatial_features(
 ) -> Float[Tensor, "b d h w"]:
     """Convert a backbone's output to [b, d, h, w].
 
-    Args:
-        raw: [b, d, h, w] for NCHW, [b, h, w, d] for NHWC, [b, prefix + h w, d] for NLC.
-        layout: NCHW, NHWC or NLC.
-        size: (height, width) of the images; only tokens need it.
-        prefix_tokens: leading tokens to drop; only for NLC.
-
-    Raises:
-        ConfigError: the tokens do not fill an image of this shape.
+    For NLC, `raw` is [b, prefix_tokens + h w, d], from images of `size` (height, width). Raises ConfigError if the
+    tokens do not fill an image of this shape.
     """
     if layout == "NCHW":
         return raw

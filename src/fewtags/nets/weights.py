@@ -74,11 +74,7 @@ class Origin:
 class Match:
     """A file's tensors under the backbone's names.
 
-    Attributes:
-        tensors: one for each name of the backbone except BatchNorm counters; empty if timm loaded them.
-        matched: see `Origin`.
-        dropped: see `Origin`.
-        classifier: the file's linear classifier, or None.
+    `tensors` has all names of the backbone except BatchNorm counters, or none if timm loaded them; see also `Origin`.
     """
 
     tensors: dict[str, Tensor]
@@ -137,13 +133,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def trained_part(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Select the trained backbone of a self-supervised checkpoint; of any other file, all tensors.
+    """Select the trained backbone of a self-supervised checkpoint (else all tensors), and name all other tensors.
 
     MoCo and related code save it as `encoder_q.`, with the projector in `fc.` (or the backbone in `0.`, the projector
     in `1.`); lightly's examples save it as `backbone.`, next to momentum copies, heads and queues.
-
-    Returns:
-        the selected tensors, and the names of all others.
     """
     if any(name.startswith(QUERY) for name in tensors):
         inner = {name.removeprefix(QUERY): name for name in tensors if name.startswith(QUERY)}

@@ -110,11 +110,7 @@ class HeatmapStore:
         """Choose the k classes of each image that have heatmaps: annotated positives, then the highest scores.
 
         Equal scores are ordered by class. Appendix G takes the ten highest scores after the warm-up, which need not
-        include the annotated class. Does nothing if all classes have heatmaps.
-
-        Args:
-            scores: running averages, of the same shard.
-            labels: of all N images; no image may have more than k positives.
+        include the annotated class. `labels` are those of all N images; none may have more than k positives.
         """
         if self.class_ids is None:
             return
@@ -134,12 +130,10 @@ class HeatmapStore:
         views: Float[Tensor, "b 2 3"],
         size: tuple[int, int],
     ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b 1 h w"] | None]:
-        """Resample the heatmaps to each view: resize(T(H)) of eq. (7).
+        """Resample the heatmaps to each view: resize(T(H)) of eq. (7), float32; 0 for classes without a heatmap.
 
-        Returns:
-            target: probabilities on a grid of `size`, float32; 0 for classes without a heatmap.
-            weight: None; with `corrected`, the share of each cell that has been seen, as a weight of its loss. The
-                target is the mean over that share.
+        With `corrected`, the second result is the share of each cell that has been seen, as a weight of its loss; the
+        first is the mean over that share.
         """
         rows = self._rows(index)
         ids = self._ids(rows, labels)

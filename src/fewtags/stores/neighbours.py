@@ -56,10 +56,7 @@ def agreement(
 ) -> tuple[Tensor, Tensor]:
     """Return how many earlier neighbours are among the candidates, and how many were chosen again; means per image.
 
-    Args:
-        before: earlier neighbours, -1 for none.
-        now: current neighbours, -1 for none.
-        candidates: the images that could be chosen, -1 for none.
+    In all arguments -1 means none.
     """
     known = before != NO_NEIGHBOUR
     # torch.isin would wait for a GPU. A sentinel is appended so that the tensor is never empty.

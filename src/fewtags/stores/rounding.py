@@ -20,9 +20,7 @@ def round_nearest(level: Float[Tensor, "*s"]) -> UInt8[Tensor, "*s"]:
 def round_stochastic(level: Float[Tensor, "b *s"], key: Int64[Tensor, "b"]) -> UInt8[Tensor, "b *s"]:
     """Round levels 0..255 up or down at random, so that the expected value is the level.
 
-    Args:
-        level: b items of any shape.
-        key: one number per item; the same key and shape always give the same draws, on any device.
+    Each of the b items has a key; the same key and shape give the same result on any device.
     """
     cells = torch.arange(level[0].numel() if len(level) else 0, device=level.device)
     draw = _scramble(_scramble(key)[:, None] ^ cells).view(level.shape)

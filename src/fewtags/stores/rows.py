@@ -88,11 +88,7 @@ class ScoreStore:
     def columns(self, first: int, last: int, labels: LabelMatrix, *, to: int = 0) -> Float[Tensor, "n k"] | None:
         """Averages of *all* samples for the classes first..last - 1, float32. Collective: every rank must call it.
 
-        Args:
-            first: first class of the block.
-            last: one past the last class.
-            labels: of all N samples.
-            to: the rank that gets them, on the store's device; the others get None.
+        Only rank `to` gets them, on the store's device; the others get None. `labels` are those of all N samples.
         """
         own = self.values[:, first:last].float().contiguous()
         if not self.visits.all():

@@ -79,11 +79,7 @@ class Shard:
     def concatenate(self, local: Tensor, sizes: list[int] | None = None) -> tuple[Tensor, int]:
         """The rows of all processes in the order of their ranks, and the position of this process's first row.
 
-        Collective: every rank must call it.
-
-        Args:
-            local: this process's rows, any number of them.
-            sizes: result of `self.sizes`, to reuse it for several tensors; None computes it.
+        `sizes` is the result of `self.sizes`, to reuse it for several tensors. Collective: every rank must call it.
         """
         if self.world == 1:
             return local, 0

@@ -17,13 +17,9 @@ NUMPY = {torch.int8: np.int8, torch.uint8: np.uint8, torch.float16: np.float16, 
 def lazy_zeros(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None, path: Path | None = None
 ) -> Tensor:
-    """Make a tensor of zeros; on the CPU, memory is only allocated as it is written.
+    """Make a tensor of zeros (int8, uint8, float16 or float32); on the CPU, memory is only allocated as it is written.
 
-    Args:
-        shape: of the tensor.
-        dtype: int8, uint8, float16 or float32.
-        device: None for the CPU.
-        path: a new file to memory-map (sparse); only on the CPU.
+    `path` is a new file to memory-map (sparse); only on the CPU.
     """
     on_cpu = device is None or device.type == "cpu"
     assert on_cpu or path is None, f"a file cannot be mapped to {device}"

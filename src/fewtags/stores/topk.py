@@ -108,16 +108,9 @@ class ExpectedPositives:
         labels: Int8[Tensor, "n k"],
         counts: Int64[Tensor, "k"],
     ) -> int:
-        """Set the cuts of the classes first..first + k - 1 from the scores of all N images.
+        """Set the cuts of the classes first..first + k - 1; return their number of expected positives.
 
-        Args:
-            first: first class of the block.
-            scores: of all images, in the order of their global index.
-            labels: likewise.
-            counts: p_i, expected positives per class (`expected_counts`).
-
-        Returns:
-            the number of expected positives of the block, as `mask(...).sum()`.
+        Scores and labels are those of all images in the order of their index, and counts p_i (`expected_counts`).
         """
         positive, classes = _indices((labels == Label.POSITIVE).flatten()), labels.shape[1]
         row, column = positive // classes, positive % classes

@@ -125,7 +125,13 @@ def make_scenes(folder: Path, *, train: int, val: int, test: int, size: int, see
         present = (truth[split].matrix.dense() == Label.POSITIVE).astype(int).tolist()
         rows = ([k, *row] for k, row in zip(keys[split], present, strict=True))
         _write_csv(folder / name, ("image", *CLASSES.ids), rows)
-    _write_csv(folder / "boxes.csv", ("image", "class", "x0", "y0", "x1", "y1"), _box_rows(keys, scenes))
+    boxes = (
+        [key, CLASSES.ids[digit.class_], *(f"{v:.5f}" for v in box)]
+        for split in counts
+        for key, scene in zip(keys[split], scenes[split], strict=True)
+        for digit, box in zip(scene.digits, scene.boxes.tolist(), strict=True)
+    )
+    _write_csv(folder / "boxes.csv", ("image", "class", "x0", "y0", "x1", "y1"), boxes)
     return DemoSet(folder, single, truth["train"], truth["val"], truth["test"])
 
 
@@ -268,13 +274,6 @@ def _complete(keys: Sequence[str], scenes: Sequence[_Scene], root: Path) -> Labe
         complete_classes=np.ones((1, len(CLASSES)), np.bool_),
         root=root,
     )
-
-
-def _box_rows(keys: dict[str, list[str]], scenes: dict[str, list[_Scene]]) -> Iterable[Sequence[object]]:
-    for split in keys:
-        for key, scene in zip(keys[split], scenes[split], strict=True):
-            for digit, box in zip(scene.digits, scene.boxes.tolist(), strict=True):
-                yield [key, CLASSES.ids[digit.class_], *(f"{v:.5f}" for v in box)]
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

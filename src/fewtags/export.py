@@ -28,11 +28,7 @@ TORCHVISION = {"mobilenetv2_100": "mobilenet_v2"}
 def export_backbone(encoder: Encoder, info: EncoderInfo, out: Path, format: Format) -> str:
     """Write a backbone without classifier for another library.
 
-    Args:
-        encoder: the encoder.
-        info: description of the encoder.
-        out: the file: .safetensors for timm and torchvision, .pkl for detectron2.
-        format: "detectron2" supports only ResNets.
+    The file ends in .safetensors for timm and torchvision, .pkl for detectron2, which supports only ResNets.
 
     Returns:
         a sentence that says how to load the file.

@@ -213,12 +213,9 @@ class LabelMatrix:
 @final
 @dataclass(frozen=True, eq=False)
 class Locations:
-    """Points and boxes of annotated objects in N images, sorted by image. An object may have no entry.
+    """Points and boxes of annotated objects in N images, sorted by image (CSR). An object may have no entry.
 
-    Attributes:
-        indptr: int64 [N + 1].
-        classes: int32 [m].
-        boxes: float32 [m, 4], x0, y0, x1, y1 in 0..1 of the image; a point has x0 = x1 and y0 = y1.
+    Boxes [m, 4] are x0, y0, x1, y1 in 0..1 of the image; a point has x0 = x1 and y0 = y1.
     """
 
     indptr: NDArray[np.int64]

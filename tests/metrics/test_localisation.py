@@ -230,5 +230,5 @@ def test_absent_objects_no_objects_and_broken_maps_are_refused():
     for measure in (pointing, ioa_p):
         with pytest.raises(DataError) as error:
             measure(np.array([[0.5, np.nan]]), region("x."))
-        message = "the heatmap holds a value that is not a number; the model or its input is broken."
+        message = "the heatmap contains a value that is not a number; the model or its input is broken."
         assert str(error.value) == message

@@ -415,7 +415,7 @@ def test_options_that_leave_nothing_to_judge_by_are_refused(change, message):
         ),
         (
             {"maps": np.full((4, 2, 2, 2), np.nan)},
-            "the heatmap of image 0, class 0 holds a value that is not finite; the model or its input is broken.",
+            "the heatmap of image 0, class 0 contains a value that is not finite; the model or its input is broken.",
         ),
     ],
 )

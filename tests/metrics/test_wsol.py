@@ -395,7 +395,7 @@ def test_empty_counts_have_no_precision():
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_broken_maps_are_refused(bad):
     heatmap = np.array([[0.0, bad]])
-    message = "the heatmap of pair 1 holds a value that is not finite; the model or its input is broken."
+    message = "the heatmap of pair 1 contains a value that is not finite; the model or its input is broken."
     fine = np.array([[0.0, 1.0]])
     with pytest.raises(DataError) as error:
         pxap([(fine, region(".x")), (heatmap, region(".x"))])

@@ -73,17 +73,8 @@ def infonce(
 
     mean over b of: -log [ exp(q.k/t) / (exp(q.k/t) + sum over counted slots j of exp(q.Q_j/t)) ].
 
-    If all vectors are equal it is log(D + 1). Without a used slot it is 0.
-
-    Args:
-        query: of the first view.
-        key: of the second view of the same images.
-        queue: keys of earlier images, read before this batch is enqueued.
-        temperature: t above 0. MoCo-v2 and MLS: 0.2.
-        counted: see the module.
-
-    Raises:
-        ConfigError: a temperature that is not above 0.
+    If all vectors are equal it is log(D + 1). Without a used slot it is 0. `query` is of the first view, `key` of the
+    second view, and the queue has keys of earlier images. MoCo-v2 and MLS: t = 0.2. Raises ConfigError unless t > 0.
     """
     _check_temperature(temperature)
     return _first_among(_agreement(query, key), similarity(query, queue), temperature, counted)

@@ -79,7 +79,7 @@ def voc_average_precision(
 
     Args:
         truth: one entry per image.
-        found: one entry per image, in the same order.
+        found: the same images in the same order.
         classes: C.
         points: "11": mean precision at recall 0, .1, .. 1 (VOC2007); "all": area under the curve (VOC2010 on).
         overlaps: limits of the intersection over union.

@@ -166,6 +166,6 @@ def summarise_pairs(
 
 def _resized(heatmap: Float[Array, "h w"], region: Bool[Array, "H W"]) -> Float[Array, "H W"]:
     if np.isnan(heatmap).any():
-        raise DataError("the heatmap holds a value that is not a number; the model or its input is broken.")
+        raise DataError("the heatmap contains a value that is not a number; the model or its input is broken.")
     height, width = region.shape
     return resize_map(heatmap, (height, width))

@@ -126,13 +126,6 @@ def bootstrap_intervals(
     All classes share the resamples. In each resample a class is counted by the rule of `ranking_report`. The interval
     does not cover the variation between training runs: for that, train with several seeds.
 
-    Args:
-        scores: as in `average_precision`.
-        labels: values of `Label`.
-        rng: gives n_resamples x n image numbers.
-        n_resamples: at least 1.
-        level: in 0..1, both ends excluded.
-
     Raises:
         ConfigError: `n_resamples` or `level` out of range.
         DataError: a score is NaN.

@@ -18,11 +18,7 @@ def confusion(
 ) -> Int64[Array, "c c"]:
     """Number of pixels of each true class (row) and predicted class (column). Add the matrices of several images.
 
-    Args:
-        predicted: class numbers 0..classes - 1, of any shape.
-        truth: class numbers of the same shape, or `ignore` for pixels that do not count.
-        classes: C.
-        ignore: None counts every pixel.
+    Class numbers are 0..classes - 1; pixels with the true number `ignore` do not count.
 
     Raises:
         DataError: the shapes differ, or a number is not a class.

@@ -151,8 +151,8 @@ class BoxReport:
         pairs: number of (image, class) pairs in which the class is present and has boxes.
         overlaps: d minimum intersections over union of a correct box.
         cuts: t thresholds of the maps.
-        correct: int64 [d, t], pairs with a correct box.
-        whole_image: int64 [d], pairs in which the whole image is a correct box.
+        correct: number of pairs with a correct box.
+        whole_image: number of pairs in which the whole image is a correct box.
     """
 
     pairs: int
@@ -189,7 +189,7 @@ def prepare_map(
 ) -> Float[Array, "h w"]:
     """Resize a map to `size` (height, width), then normalise it; float64. Raises DataError if it is not finite."""
     if not np.isfinite(heatmap).all():
-        raise DataError(f"{name} holds a value that is not finite; the model or its input is broken.")
+        raise DataError(f"{name} contains a value that is not finite; the model or its input is broken.")
     return normalise_map(resize_map(heatmap, (size[0], size[1])), normalise)
 
 
@@ -231,12 +231,7 @@ def average_precision_of_counts(inside: Float[Array, " b"], outside: Float[Array
 @final
 @dataclass(frozen=True, eq=False)
 class PixelReport:
-    """PxAP from histograms, which add up over images and processes.
-
-    Attributes:
-        inside: float64 [c, b], pixels of each class's objects by the value of the map, as shares of an image.
-        outside: float64 [c, b], the other pixels of the same maps.
-    """
+    """PxAP from sums of `pixel_counts`: histograms of each class's object pixels, and of the other pixels."""
 
     inside: Float[Array, "c b"]
     outside: Float[Array, "c b"]

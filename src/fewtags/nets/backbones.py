@@ -26,17 +26,10 @@ LARGEST_STRIDE = 64
 @final
 @dataclass(frozen=True, kw_only=True)
 class Backbone:
-    """A timm model that returns features at each position, and how to use it.
+    """A timm model without pool and classifier, with d = `features_dim` and the arguments of `Trunk`.
 
-    Attributes:
-        module: the model, pool and classifier removed.
-        features_dim: d, channels of its features.
-        layout: layout of its output, see `SpatialNet`.
-        prefix_tokens: number of leading tokens that are not cells.
-        preprocessing: mean and deviation that its weights expect.
-        origin: source of its weights.
-        classifier: the linear classifier that came with the weights, if any. It gives the original model's logits of
-            the *mean* of the features only if the model has only average pooling in between (most CNNs).
+    `classifier` is the linear classifier that came with the weights, if any. It gives the original model's logits of
+    the *mean* of the features only if the model has only average pooling in between (most CNNs).
     """
 
     module: nn.Module

@@ -17,11 +17,8 @@ from torch import Tensor, nn
 class MLP(nn.Module):
     """Linear layers with ReLU between them; in float32 even inside autocast (float64 stays).
 
-    Args:
-        widths: of input, hidden layers and output.
-        normalised: BatchNorm after each hidden layer, as in SimSiam and BYOL (MoCo-v2 has none).
-        normalised_output: BatchNorm, without weight and bias, after the last layer.
-        seed: of the initial weights (torch's default distribution); the global generator does not change.
+    `normalised` adds BatchNorm after each hidden layer, as in SimSiam and BYOL (MoCo-v2 has none), `normalised_output`
+    BatchNorm without weight and bias after the last layer. Initial weights depend on the seed only.
     """
 
     def __init__(

@@ -51,14 +51,9 @@ class Preprocessing:
 @final
 @dataclass(frozen=True)
 class HeadPlan:
-    """Settings of a head.
+    """The head's convolution size, 1 (a linear classifier of every cell) or 3 (TS-CAM), and pool.
 
-    Attributes:
-        kernel: size of its convolution: 1 (a linear classifier of every cell), or 3 (TS-CAM's).
-        pool: from maps to image logits.
-
-    Raises:
-        ConfigError: another kernel.
+    Raises ConfigError for another kernel.
     """
 
     kernel: int = 1
@@ -79,13 +74,8 @@ class SpatialHead(nn.Module):
     """A convolution to one map per class, and the pool of each map.
 
     It computes in float32 even inside autocast (float64 stays float64). Initial weights of a 1x1 kernel are N(0, 0.01),
-    those of a 3x3 kernel torch's default, as in TS-CAM; biases are zero.
-
-    Args:
-        features_dim: d, channels of the features.
-        classes: C.
-        plan: kernel and pool; None for 1x1 and the mean.
-        generator: source of the initial weights; None for seed 0.
+    those of a 3x3 kernel torch's default, as in TS-CAM; biases are zero. `plan` defaults to 1x1 and the mean, and the
+    generator to seed 0.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class Coupled(NamedTuple):
     """Result of `coupled_maps`.
 
     Attributes:
-        output: output of the net, unchanged by the coupling.
+        output: output of the net.
         attention: [b, 1, h, w], sum over layers of the class token's attention to each patch.
         maps: [b, C, h, w], attention x `output.maps` (logits, not rectified).
     """

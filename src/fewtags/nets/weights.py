@@ -100,9 +100,8 @@ def load_backbone(backbone: nn.Module, path: Path) -> Match:
 
     Args:
         backbone: its tensors are replaced.
-        path: a safetensors or PyTorch file: timm's names, another library's names in the same order (torchvision's
-            MobileNetV2, the original EfficientNet-Lite0), a training checkpoint, a model or encoder that fewtags saved,
-            or a self-supervised checkpoint (MoCo, DenseCL, lightly).
+        path: a safetensors or PyTorch file with timm's names, or another library's names in the same order; also a
+            training checkpoint, or a self-supervised one (MoCo, DenseCL, lightly).
 
     Raises:
         CheckpointError: the file is missing, unreadable, or does not fit.

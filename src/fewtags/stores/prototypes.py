@@ -22,12 +22,7 @@ from fewtags.stores.state import copy_state
 
 @final
 class PatchSum(NamedTuple):
-    """Annotated patches of a batch, for `Prototypes.add`.
-
-    Attributes:
-        features: float32 [C, d], sum of their unit features by class.
-        patches: float32 [C], how many.
-    """
+    """Sums of the unit features [C, d] of a batch's annotated patches, and their numbers [C], both float32."""
 
     features: Tensor
     patches: Tensor

@@ -51,11 +51,7 @@ class AlignedQueues:
         return torch.arange(self.size, device=self.ids.device) < self.filled
 
     def enqueue(self, ids: Int64[Tensor, "n"], rows: Mapping[str, Tensor]) -> None:
-        """Replace the oldest rows. Of more than `size` rows only the last `size` are stored.
-
-        Args:
-            ids: number of each row's image.
-            rows: for every kind, [n, length of its rows]; stored as float32 without gradient.
+        """Replace the oldest rows. Of more than `size` rows only the last `size` are stored, without gradient.
 
         Raises:
             ValueError: kinds, numbers or lengths of the rows do not fit these queues; nothing has been written then.

@@ -24,10 +24,10 @@ class Guide:
 
     Attributes:
         source: description of the source.
-        guesses: by type; other types cannot be judged.
+        guesses: expected values by type; other types cannot be judged.
         notes: remarks for the user.
-        resolution: differences below this, 0..1, are not resolved; None: decided by the bootstrap.
-        curves: the fitted curves of mAP, for a plot.
+        resolution: smallest difference that is resolved, 0..1; None: the bootstrap decides.
+        curves: the fitted curves of mAP.
         photos: number of photos that the pilot could choose from; None: no pilot, or unknown.
     """
 
@@ -85,10 +85,8 @@ def pilot_guide(results: Sequence[Result], source: str) -> Guide:
 
 
 def _guess(curves: Mapping[Measure, Curve], otherwise: str = "not measured") -> Guess:
-    def guess(labels: float, measure: Measure) -> Estimate:
-        return curves[measure].estimate(labels) if measure in curves else Estimate(None, refused=otherwise)
-
-    return guess
+    missing = Estimate(None, refused=otherwise)
+    return lambda labels, measure: curves[measure].estimate(labels) if measure in curves else missing
 
 
 @final
@@ -157,8 +155,8 @@ class BudgetPlan:
 
     def ranked(self) -> list[Purchase]:
         """Return the purchases with an expected mAP, best first."""
-        judged = [purchase for purchase in self.purchases if purchase.mean_ap.value is not None]
-        return sorted(judged, key=lambda purchase: -(purchase.mean_ap.value or 0.0))
+        judged = [(purchase, value) for purchase in self.purchases if (value := purchase.mean_ap.value) is not None]
+        return [purchase for purchase, _ in sorted(judged, key=lambda pair: -pair[1])]
 
     def advice(self) -> str:
         """Return one sentence: what to buy, and whether the difference to the second best is resolved."""
@@ -189,8 +187,8 @@ class BudgetPlan:
         """Interval of the difference between two purchases in mAP points, and the difference as text."""
         curves, lead = self.guide.curves, (best.mean_ap.value or 0.0) - (second.mean_ap.value or 0.0)
         if curves is None:
-            blur = math.inf if self.guide.resolution is None else self.guide.resolution
-            return lead - blur, lead + blur, f"{100 * lead:+.1f}"
+            resolution = math.inf if self.guide.resolution is None else self.guide.resolution
+            return lead - resolution, lead + resolution, f"{100 * lead:+.1f}"
         found = difference(curves[best.kind], best.labels, curves[second.kind], second.labels)
         if found is None:
             return -math.inf, math.inf, f"{100 * lead:+.1f} (no seeds in common to compare)"

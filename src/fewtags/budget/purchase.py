@@ -61,9 +61,9 @@ def simulate_budget(
         seed: selects the order.
         cost: seconds and averages, see `costs.PROFILES` and `CostModel.measured`.
         mode: "flat": the same cost for every pair, as in PatchML. "exact": the cost of each pair by its answer.
-        points: "uniform": anywhere in the box. (PatchML on COCO: anywhere in the mask, which tables do not contain; if
-            COCO is read with `places` "points", its objects are such points.) "centre": normal around the centre
-            with standard deviation 0.02 of the image in x and y (PatchML on Objects365), clipped to the image.
+        points: "uniform": anywhere in the box. (PatchML on COCO: anywhere in the mask. Tables have no masks, but COCO
+            can be read with such points: `places` "points".) "centre": normal around the centre with standard deviation
+            0.02 of the image in x and y (PatchML on Objects365), clipped to the image.
 
     Raises:
         ConfigError: an unknown option, or a budget that buys nothing.

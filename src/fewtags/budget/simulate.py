@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, final
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ MOST_CELLS = 30_000_000
 """The most implied negatives that become facts (about 30 bytes each)."""
 
 _BLOCK = 500_000
+_CellDraw = Callable[[NDArray[np.integer], NDArray[np.integer]], NDArray[np.float64]]
 
 
 def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "cole"] = "plain") -> LabelTable:
@@ -31,9 +33,9 @@ def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "co
     Args:
         table: the labels; only its positives are used.
         seed: selects the draw. `COLE_SEED` is the seed of the published benchmarks.
-        protocol: "plain": each draw depends on the seed, the image key and the class ids, not on other images or their
-            order. "cole": the draw of Cole et al., bit for bit; it depends on the order of images and classes and
-            needs full labels. They draw before they split, see `cole_split`.
+        protocol: "plain": each draw depends only on the seed, the image key and the class ids. "cole": the draw of Cole
+            et al., bit for bit; it depends on the order of images and classes and needs full labels. They draw before
+            they split, see `cole_split`.
 
     Raises:
         DataError: "cole" with unknown cells.
@@ -54,7 +56,7 @@ def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "co
         positive = labels.states == Label.POSITIVE
         image = np.repeat(np.arange(len(table)), np.diff(labels.indptr))[positive]
         class_ = labels.classes[positive]
-        order = np.lexsort((_CellDraw.of(table, seed)(image, class_), image))
+        order = np.lexsort((_cell_draw(table, seed)(image, class_), image))
         first = order[np.flatnonzero(np.diff(image, prepend=-1))]
         image, class_ = image[first], class_[first]
     else:
@@ -80,7 +82,7 @@ def cole_observe(
         labels: full labels; the order of images and classes matters.
         positives: number of positives to keep in each image; None: all.
         negatives: number of negatives; None: all.
-        seed: of `numpy.random.RandomState`.
+        seed: seed of `numpy.random.RandomState`.
 
     Raises:
         ConfigError: a seed that the generator does not accept.
@@ -88,25 +90,22 @@ def cole_observe(
     n, c = labels.shape
     stream = _stream(seed)
     every = np.arange(c)  # 8-byte integers: numpy shuffles these fastest.
-    indptr, classes, states = [0], [], []
+    classes, states = [], []
     for image in range(n):
-        row = slice(labels.indptr[image], labels.indptr[image + 1])
-        positive = labels.classes[row][labels.states[row] == Label.POSITIVE].astype(np.int64)
+        entries = slice(labels.indptr[image], labels.indptr[image + 1])
+        positive = labels.classes[entries][labels.states[entries] == Label.POSITIVE].astype(np.int64)
         negative = every[: c - len(positive)].copy()
         if negatives != 0:  # Otherwise any array of this length draws the same numbers.
             negative = np.setdiff1d(every, positive, assume_unique=True)
         stream.shuffle(positive)
         stream.shuffle(negative)
-        kept = np.concatenate([positive[:positives], negative[:negatives]])
-        state = np.full(len(kept), Label.NEGATIVE, np.int8)
-        state[: len(positive[:positives])] = Label.POSITIVE
-        order = np.argsort(kept)
-        classes.append(kept[order])
-        states.append(state[order])
-        indptr.append(indptr[-1] + len(kept))
+        row = np.zeros(c, np.int8)
+        row[negative[:negatives]], row[positive[:positives]] = Label.NEGATIVE, Label.POSITIVE
+        classes.append(np.flatnonzero(row))
+        states.append(row[classes[-1]])
     return LabelMatrix(
-        np.array(indptr, np.int64),
-        np.concatenate([np.zeros(0, np.int64), *classes]).astype(np.int32),
+        np.cumsum([0, *map(len, classes)], dtype=np.int64),
+        np.concatenate([every[:0], *classes]).astype(np.int32),
         np.concatenate([np.zeros(0, np.int8), *states]),
         np.full(n, -1, np.int16),
         np.zeros((0, c), np.bool_),
@@ -123,13 +122,7 @@ def _stream(seed: int) -> np.random.RandomState:
 def cole_split(n: int, val: float = 0.2, seed: int = COLE_SEED) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the positions of the training and the validation images of Cole et al., each ascending.
 
-    Args:
-        n: number of images of the official training set.
-        val: share of the validation images, in (0, 1).
-        seed: of `numpy.random.RandomState`.
-
-    Raises:
-        ConfigError: `val` outside (0, 1), or a seed that the generator does not accept.
+    They divide the `n` images of the official training set; `val` is the share for validation, in (0, 1).
     """
     if not 0 < val < 1:
         raise ConfigError(f"the share of 'val' is {val}; expected a share above 0 and below 1 (0.2 for a fifth).")
@@ -155,7 +148,7 @@ def keep(table: LabelTable, *, positives: float, negatives: float, seed: int) ->
     for what, share in (("positives", positives), ("negatives", negatives)):
         if not 0 <= share <= 1:
             raise ConfigError(f"the share of {what} to keep is {share}; expected a share from 0 to 1.")
-    labels, draw = table.matrix, _CellDraw.of(table, seed)
+    labels, draw = table.matrix, _cell_draw(table, seed)
     image, class_ = (table.facts[name].to_numpy().astype(np.int64) for name in ("image", "class"))
     positive = table.facts["state"].to_numpy() == Label.POSITIVE
     unclear = labels.states == Label.UNKNOWN
@@ -249,18 +242,7 @@ def _difference(before: LabelTable, after: LabelTable) -> str:
     return f"{', '.join(parts)}, {bare:,} of {len(after):,} images without a label"
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _CellDraw:
-    """A random number in [0, 1) for each cell of a table, keyed by the seed, the image key and the class id."""
-
-    images: NDArray[np.uint64]
-    classes: NDArray[np.uint64]
-    seed: int
-
-    @classmethod
-    def of(cls, table: LabelTable, seed: int) -> _CellDraw:
-        return cls(content_hashes(table.images.to_pylist()), content_hashes(table.classes.ids), seed)
-
-    def __call__(self, image: NDArray[np.integer], class_: NDArray[np.integer]) -> NDArray[np.float64]:
-        return uniform(seeded(mixed(self.images[image], self.classes[class_]), self.seed))
+def _cell_draw(table: LabelTable, seed: int) -> _CellDraw:
+    """A function of image and class numbers: random numbers keyed by the seed, the image keys and the class ids."""
+    images, classes = content_hashes(table.images.to_pylist()), content_hashes(table.classes.ids)
+    return lambda image, class_: uniform(seeded(mixed(images[image], classes[class_]), seed))

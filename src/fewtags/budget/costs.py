@@ -38,9 +38,6 @@ class Annotation(StrEnum):
 
         >>> Annotation.of("sp") is Annotation.of("one-point") is Annotation.ONE_POINT
         True
-
-        Raises:
-            ConfigError: the type is not known.
         """
         spellings = {spelling.lower(): kind for kind in cls for spelling in (kind.value, kind.short)}
         word = re.sub(r"[\s_-]+", " ", text.strip().lower())
@@ -200,15 +197,10 @@ PROFILES: Mapping[str, CostModel] = {
 
 
 def budget_seconds(budget: str | float, everything: float) -> float:
-    """Convert a budget to seconds.
+    """Convert a budget to seconds; anything else is a `ConfigError`.
 
-    Args:
-        budget: a share of the time to tag everything ("1%"), a time ("12h", "30min", "900s"), or a number of seconds.
-            More than 100 % is possible: boxes take longer than tags.
-        everything: seconds to tag every class in every image.
-
-    Raises:
-        ConfigError: another format, or not above 0.
+    A budget is a share of `everything`, the seconds to tag every class in every image ("1%"), a time ("12h", "30min",
+    "900s"), or a number of seconds above 0. More than 100 % is possible: boxes take longer than tags.
     """
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*(%|h|min|s|)", str(budget).strip().lower())
     amount = float(match[1] + (match[2] or "")) if match else math.nan

@@ -148,19 +148,12 @@ class Curve:
 @final
 @dataclass(frozen=True, eq=False)
 class Fits:
-    """Curves a - b u(z; shape) of several forms; all arrays are [r].
+    """Curves a - b u(z; shape) of several forms; all arrays are [r]."""
 
-    Attributes:
-        form: int64, position in `FORMS`.
-        a: saturation, at least 0; curves are clipped to 1.
-        b: at least 0.
-        shape: the parameter of u.
-    """
-
-    form: NDArray[np.int64]
-    a: Values
-    b: Values
-    shape: Values
+    form: NDArray[np.int64]  # position in `FORMS`
+    a: Values  # saturation, at least 0; curves are clipped to 1
+    b: Values  # at least 0
+    shape: Values  # the parameter of u
 
     def at(self, z: float) -> Values:
         """Return the value of each fit at z, float64 [r] in 0..1."""
@@ -176,19 +169,13 @@ class Fits:
 
 
 def fit_curve(results: Sequence[Result], measure: Measure = "mAP", *, draws: int = 1000, seed: int = 0) -> Curve:
-    """Fit a curve to the runs of one type by least squares, with intervals from a bootstrap.
+    """Fit a curve to the runs of one type by least squares, with intervals from a bootstrap of `draws` fits.
 
     For a given shape, a curve is linear in a and b, whose best values have a closed form; the shape is the best of 60.
 
     The bootstrap is parametric. Residuals are separated into a seed effect, which all budgets of a seed share (they are
     nested), and the rest; new measurements are drawn with these variances and fitted again. The variances come from few
     runs, so each draw scales them by their chi-squared distributions: with two seeds the interval is wide.
-
-    Args:
-        results: all of one type.
-        measure: measure to fit.
-        draws: R, number of bootstrap fits.
-        seed: seed of the bootstrap.
 
     Raises:
         DataError: fewer than three budgets with at least two seeds; the message says what to run.

@@ -78,14 +78,8 @@ def cole_observe(
     the first `negatives` are kept. The second shuffle advances the stream even if no negative is kept. Every class that
     is not positive counts as negative.
 
-    Args:
-        labels: full labels; the order of images and classes matters.
-        positives: number of positives to keep in each image; None: all.
-        negatives: number of negatives; None: all.
-        seed: seed of `numpy.random.RandomState`.
-
-    Raises:
-        ConfigError: a seed that the generator does not accept.
+    The labels must be full, and the order of images and classes matters. None keeps all positives or negatives. A seed
+    that `numpy.random.RandomState` does not accept is a `ConfigError`.
     """
     n, c = labels.shape
     stream = _stream(seed)
@@ -122,7 +116,8 @@ def _stream(seed: int) -> np.random.RandomState:
 def cole_split(n: int, val: float = 0.2, seed: int = COLE_SEED) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the positions of the training and the validation images of Cole et al., each ascending.
 
-    They divide the `n` images of the official training set; `val` is the share for validation, in (0, 1).
+    They divide the `n` images of the official training set. A share `val` for validation outside (0, 1), or a seed that
+    `numpy.random.RandomState` does not accept, is a `ConfigError`.
     """
     if not 0 < val < 1:
         raise ConfigError(f"the share of 'val' is {val}; expected a share above 0 and below 1 (0.2 for a fifth).")

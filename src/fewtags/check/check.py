@@ -26,14 +26,9 @@ from fewtags.text import counted
 @final
 @dataclass(frozen=True)
 class HeatmapNeed:
-    """Memory need and limit of the stored heatmaps of the training images.
+    """Memory need and limit, in bytes, of the stored heatmaps of the training images."""
 
-    Attributes:
-        needed: (images, classes, top_k or None for all classes) -> bytes, from the heatmap store.
-        limit: bytes available.
-    """
-
-    needed: Callable[[int, int, int | None], int]
+    needed: Callable[[int, int, int | None], int]  # (images, classes, top_k or None for all classes) -> bytes
     limit: int
 
 
@@ -84,15 +79,20 @@ class CheckReport:
     def clean(self, tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]:
         """Return the checked tables without the images that have no readable photo; the notes give each reason.
 
-        Raises:
-            DataError: a split without any readable photo.
+        A split without any readable photo is a `DataError`.
         """
         return {split: _without(split, table, self.unusable.get(split, {})) for split, table in tables.items()}
 
     def lines(self) -> Iterator[str]:
         """Yield the report as lines of text."""
         for split, summary in self.summaries.items():
-            yield from _split_lines(split, summary)
+            yield (
+                f"{split}: {counted(summary.images, 'image')}, {counted(len(summary.classes), 'class', 'classes')}, "
+                f"labels: {summary.kind}; {summary.positives_per_image:.2f} positives per image; "
+                f"{summary.without_positive:,} without a positive, {summary.without_label:,} without any label"
+            )
+            if summary.points or summary.boxes:
+                yield f"  {counted(summary.points, 'point')}, {counted(summary.boxes, 'box', 'boxes')}"
         how = "decoded" if self.decoded else "headers only"
         yield f"photos: {self.photos:,} files read ({how})"
         if self.heatmap_bytes is not None:
@@ -141,9 +141,6 @@ def check(
         heatmaps: memory need and limit of the heatmaps; None: not reported.
         threads: number of photos read in parallel; None: one per core, at most 8.
         progress: called with the numbers of photos done and in total.
-
-    Raises:
-        DataError: no split at all.
     """
     if not splits:
         raise DataError("there is nothing to check: give at least one split.")
@@ -205,16 +202,6 @@ def _without(split: str, table: LabelTable, unusable: Mapping[str, str]) -> Labe
     message = f"{split}: {counted(len(unusable), 'image')} left out, without a readable photo; see excluded.csv"
     notes = Notes(excluded=tuple(Excluded(key, why, split) for key, why in unusable.items()), messages=(message,))
     return replace(table.subset(kept), notes=table.notes + notes)
-
-
-def _split_lines(split: str, summary: Summary) -> Iterator[str]:
-    yield (
-        f"{split}: {counted(summary.images, 'image')}, {counted(len(summary.classes), 'class', 'classes')}, labels: "
-        f"{summary.kind}; {summary.positives_per_image:.2f} positives per image; "
-        f"{summary.without_positive:,} without a positive, {summary.without_label:,} without any label"
-    )
-    if summary.points or summary.boxes:
-        yield f"  {counted(summary.points, 'point')}, {counted(summary.boxes, 'box', 'boxes')}"
 
 
 def _class_lines(summaries: Mapping[str, Summary]) -> Iterator[str]:

@@ -22,7 +22,7 @@ TINY = 32
 _HANDLED = {
     Trait.ROTATED: (
         "rotated",
-        "turned upright as their EXIF orientation says; points and boxes must mean the upright photo",
+        "turned upright by their EXIF orientation; points and boxes must mean the upright photo",
     ),
     Trait.DEEP: ("16-bit", "more than 8 bits deep and scaled to 8, never clipped"),
     Trait.CMYK: ("cmyk", "CMYK and converted to RGB"),
@@ -57,12 +57,7 @@ class PhotoScan:
 
     @classmethod
     def of(
-        cls,
-        tables: Mapping[str, LabelTable],
-        *,
-        decode: bool = True,
-        threads: int | None = None,
-        progress: Tick | None = None,
+        cls, tables: Mapping[str, LabelTable], decode: bool, threads: int | None, progress: Tick | None
     ) -> PhotoScan:
         """Read every photo file; tables without an image folder have none."""
         owners: dict[str, list[Image]] = defaultdict(list)

@@ -32,9 +32,6 @@ class AugPlus:
         grey_share: share of crops that become grey, 0..1.
         blur_share: share of crops that are blurred, 0..1.
         blur_sigma: smallest and largest standard deviation of the Gaussian, in pixels; drawn uniformly.
-
-    Raises:
-        ConfigError: a value out of range.
     """
 
     brightness: float = 0.4

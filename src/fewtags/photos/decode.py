@@ -185,14 +185,11 @@ class Photo:
         """Decode the photo through a view: crop, flip, quarter turn and resize in one pass over the needed pixels.
 
         The filter is bilinear and widens with the reduction (no aliasing). Near the edges of the box it uses the
-        pixels of the photo outside the box.
+        pixels of the photo outside the box. The result is RGB, uint8 [h, w, 3], contiguous and writable.
 
         Args:
             view: crop frame -> displayed frame, axis-aligned; None: the whole photo.
             size: (height, width) of the result; None: keep the scale.
-
-        Returns:
-            uint8 [h, w, 3], RGB, contiguous and writable.
 
         Raises:
             DataError: the pixels cannot be decoded or have no known range.
@@ -225,8 +222,7 @@ class Photo:
     def _draft(self, width: float, height: float) -> tuple[float, float] | None:
         """Ask the JPEG decoder for fewer pixels. Return the scaled size, or None for other formats.
 
-        The size is a fraction. The decoder rounds it up to whole pixels, so the photo covers only a part of the last
-        row and column.
+        The size is fractional: the decoder rounds it up, and the photo covers only a part of the last row and column.
         """
         if self.info.format != "JPEG":
             return None  # for HEIF it would mean the embedded thumbnail
@@ -271,11 +267,7 @@ def open_photo(path: Path | str) -> Iterator[Photo]:
 
 
 def probe(path: Path | str) -> ImageInfo:
-    """Read the header of a photo file of any size.
-
-    Raises:
-        DataError: no such file, not a photo, or a damaged header.
-    """
+    """Read the header of a photo file of any size; a file that is not a readable photo is a `DataError`."""
     with _open_any_size(path) as photo:
         return photo.info
 
@@ -283,12 +275,9 @@ def probe(path: Path | str) -> ImageInfo:
 def read_image(
     path: Path | str, *, box: tuple[float, float, float, float] | None = None, size: tuple[int, int] | None = None
 ) -> NDArray[np.uint8]:
-    """Read a photo, or a box of it, at a size: uint8 [h, w, 3], RGB, in the displayed frame.
+    """Read a photo, or a box of it (x0, y0, x1, y1 in 0..1 of the displayed frame): uint8 [h, w, 3], RGB.
 
-    Args:
-        path: the file.
-        box: x0, y0, x1, y1 in 0..1 of the displayed frame; None: the whole photo.
-        size: (height, width) of the result; None: keep the scale.
+    `size` is the (height, width) of the result; None keeps the scale.
 
     Raises:
         DataError: the file cannot be read.

@@ -97,20 +97,12 @@ class PixelBatch:
 class Collate:
     """Samples -> `Batch`, with pixels normalised to (pixel / 255 - mean) / std.
 
-    Worker processes `stack`; the main process normalises, on the device where the batch is used.
-
-    Attributes:
-        mean: mean of red, green and blue in 0..1, as the net's weights expect.
-        std: standard deviation likewise.
+    `mean` and `std` are those of red, green and blue in 0..1, as the net's weights expect. Worker processes `stack`;
+    the main process normalises, on the device where the batch is used.
     """
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-
-    def __call__(self, samples: Sequence[Sample | Failure]) -> Batch | Failure:
-        """Return a normalised batch, or the first failure among its samples."""
-        stacked = self.stack(samples)
-        return stacked if isinstance(stacked, Failure) else self.normalise(stacked)
 
     def stack(self, samples: Sequence[Sample | Failure]) -> PixelBatch | Failure:
         """Return a batch of pixels that are not normalised, or the first failure among its samples."""

@@ -26,13 +26,7 @@ _Result = TypeVar("_Result")
 
 
 def each(function: Callable[[str], _Result], paths: Sequence[str], *, threads: int | None = None) -> Iterator[_Result]:
-    """Yield the result of a function for every file, in order, computed by a few threads.
-
-    Args:
-        function: called with a path, from any thread.
-        paths: the files.
-        threads: None: one per core, at most 8.
-    """
+    """Yield the result of a function for every path, in order, computed by threads (None: one per core, at most 8)."""
     chunks = (paths[i : i + _CHUNK] for i in range(0, len(paths), _CHUNK))
     pool = ThreadPoolExecutor(threads or min(_MOST_THREADS, os.cpu_count() or 1), "fewtags-read")
     try:

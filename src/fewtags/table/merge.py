@@ -58,11 +58,9 @@ def merge(
         _own_complete_sets(name, table, column, classes, (complete_classes or {}).get(name))
         for (name, table), column in zip(named.items(), columns, strict=True)
     ]
-    if complete_classes and (wrong := [name for name in complete_classes if name not in named]):
-        raise DataError(
-            f"complete_classes names {wrong[0]!r}, which is not a source; the sources are "
-            f"{', '.join(map(repr, named))}."
-        )
+    if wrong := [name for name in complete_classes or () if name not in named]:
+        sources = ", ".join(map(repr, named))
+        raise DataError(f"complete_classes names {wrong[0]!r}, which is not a source; the sources are {sources}.")
     complete_set, sets = _union_complete_sets(len(images), positions, complete, len(classes))
     facts = [
         _moved(table.facts, position, column, name if isinstance(tables, Mapping) else None)
@@ -78,7 +76,7 @@ def merge(
         split_names=_union_splits(named, positions, images),
         notes=sum((t.notes for t in named.values()), Notes()),
     )
-    return merged.noting(*_messages(named, classes, merged, facts, positions, complete))
+    return merged.noting(*_messages(named, merged, _overruled(len(merged), facts, positions, complete)))
 
 
 def with_classes(table: LabelTable, classes: ClassNames) -> LabelTable:
@@ -259,14 +257,8 @@ def _union_splits(
     return pa.array(names, pa.string())
 
 
-def _messages(
-    named: Mapping[str, LabelTable],
-    classes: ClassNames,
-    merged: LabelTable,
-    facts: Sequence[pa.Table],
-    positions: Sequence[NDArray[np.int64]],
-    complete: Sequence[CompleteSets],
-) -> list[str]:
+def _messages(named: Mapping[str, LabelTable], merged: LabelTable, overruled: Sequence[int]) -> list[str]:
+    classes = merged.classes
     sizes = ", ".join(f"{source} {len(table):,}" for source, table in named.items())
     messages = [f"merged {len(named)} sources ({sizes} images) into {len(merged):,} images, {len(classes):,} classes"]
     ids_of: dict[str, list[str]] = {}
@@ -277,12 +269,12 @@ def _messages(
         for name, ids in ids_of.items()
         if len(ids) > 1
     ]
-    for source, overruled in zip(named, _overruled(len(merged), facts, positions, complete), strict=True):
-        if overruled:
-            messages.append(
-                f"{overruled:,} cells are positive in another source though {source!r} is complete for the class and "
-                "does not name it there; they count as positive"
-            )
+    messages += [
+        f"{count:,} cells are positive in another source though {source!r} is complete for the class and does not name "
+        "it there; they count as positive"
+        for source, count in zip(named, overruled, strict=True)
+        if count
+    ]
     return messages
 
 

@@ -63,7 +63,12 @@ def split_table(
     part = _Assigner(units, np.array(list(fractions.values()))).assign()[ids]
     parts = {name: table.subset(part == number) for number, name in enumerate(fractions)}
     if empty := [name for name in parts if not len(parts[name])]:
-        raise DataError(_empty(empty[0], fractions[empty[0]], len(table), len(names), groups is not None, stratify))
+        what = f"{len(table):,} images" + ("" if groups is None else f" in {len(names):,} groups")
+        cure = "give it a larger share (data.val_share), label more images, or name the images yourself (--val LABELS)"
+        if stratify:
+            cure += ". The first part keeps one image of every class, so few images of many classes cannot be split"
+        share = fractions[empty[0]]
+        raise DataError(f"{what} leave no image for {empty[0]!r} with its share of {share:g}; {cure}.")
     how = " stratified by class," if stratify else ""
     how += f" {len(names):,} groups kept whole," if groups is not None else ""
     sizes = ", ".join(f"{name} {len(p):,}" for name, p in parts.items())
@@ -114,19 +119,10 @@ def _check(fractions: Mapping[str, float]) -> None:
         raise ConfigError(f"cannot split into {dict(fractions)}; give at least two shares, such as train=0.9, val=0.1.")
     for name, share in fractions.items():
         if not 0 < share < 1:
-            raise ConfigError(
-                f"the share of {name!r} is {share}; expected a share above 0 and below 1 (0.1 for a tenth)."
-            )
+            expected = "expected a share above 0 and below 1 (0.1 for a tenth)"
+            raise ConfigError(f"the share of {name!r} is {share}; {expected}.")
     if abs((total := sum(fractions.values())) - 1) > 1e-6:
         raise ConfigError(f"the shares {dict(fractions)} add up to {total:g}; they must add up to 1.")
-
-
-def _empty(name: str, share: float, images: int, units: int, grouped: bool, stratify: bool) -> str:
-    what = f"{images:,} images" + (f" in {units:,} groups" if grouped else "")
-    cure = "give it a larger share (data.val_share), label more images, or name the images yourself (--val LABELS)"
-    if stratify:
-        cure += ". The first part keeps one image of every class, so few images of many classes cannot be split"
-    return f"{what} leave no image for {name!r} with its share of {share:g}; {cure}."
 
 
 def _absent(table: LabelTable, name: str, part: LabelTable) -> list[str]:

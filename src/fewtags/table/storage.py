@@ -61,13 +61,8 @@ class _Header(BaseModel):
 def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> None:
     """Write a table to one Parquet file, atomically. The readings, exclusions and warnings of its notes are not stored.
 
-    Args:
-        table: the table to write.
-        path: the file; an existing file is replaced.
-        keep_root: store the image folder too. Off by default: photos move, and a path may reveal private names.
-
-    Raises:
-        DataError: the folder of `path` does not exist.
+    `keep_root` stores the image folder too. It is off by default: photos move, and a path may reveal private names. If
+    the folder of `path` does not exist, the error is a `DataError`.
     """
     index, fact = _rows_by_image(table.facts["image"].to_numpy(), np.arange(len(table), dtype=np.int32))
     taken = _taken(table.facts, fact)
@@ -96,9 +91,7 @@ def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> Non
 def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
     """Read a table that `save` wrote. The file is untrusted input: everything is checked.
 
-    Args:
-        path: the Parquet file.
-        root: folder of the images; default: the folder stored in the file, if any.
+    `root` is the folder of the images; it defaults to the folder stored in the file, if any.
 
     Raises:
         DataError: no such file, not a label table, a newer format, or inconsistent rows.
@@ -241,11 +234,8 @@ def write_csv(table: LabelTable, path: Path | str, *, implied_negatives: bool = 
     empty without a location), source; and split if the table names splits. An image without labels has one row with
     only its name and split. Classes without any label do not occur in the file; `unwritten_classes` lists them.
 
-    Args:
-        table: the table to write.
-        path: the file; an existing file is replaced.
-        implied_negatives: also write the implied negatives of completely annotated images, one row each. Without them
-            the file contains less than the table.
+    `implied_negatives` also writes the implied negatives of completely annotated images, one row each. Without them the
+    file contains less than the table.
 
     Raises:
         DataError: the folder does not exist; too many implied negatives for a CSV.
@@ -296,10 +286,7 @@ def _csv_schema(table: LabelTable) -> pa.Schema:
 
 
 def _rows_by_image(image: NDArray[np.int32], images: NDArray[np.int32]) -> tuple[NDArray[np.int32], pa.Array]:
-    """One row per fact and one per image without facts, sorted by image: the image, and the fact number or null.
-
-    `image` is the image of each fact; `images` are consecutive numbers.
-    """
+    """One row per fact and one per image without facts, sorted by image: the image, and the fact number or null."""
     silent = np.ones(len(images), np.bool_)
     silent[image - images[:1]] = False
     index = np.concatenate([image, images[silent]])

@@ -24,19 +24,12 @@ _LISTED = 20
 @final
 @dataclass(frozen=True)
 class Contradiction:
-    """A cell with a positive and a negative fact; it counts as unknown.
+    """A cell with a positive and a negative fact; it counts as unknown."""
 
-    Attributes:
-        image: key of the image.
-        class_id: id of the class.
-        sources: sources of these facts.
-        inside: whether a single source has both facts.
-    """
-
-    image: str
+    image: str  # the key
     class_id: str
     sources: tuple[str, ...]
-    inside: bool
+    inside: bool  # whether a single source has both facts
 
     def __str__(self) -> str:
         return f"{self.image}: {self.class_id} is both positive and negative ({', '.join(self.sources)})"

@@ -88,19 +88,12 @@ class Excluded:
 @final
 @dataclass(frozen=True)
 class Notes:
-    """A reader's report about the files. Part of the table, but not of its content or fingerprint.
-
-    Attributes:
-        readings: the meaning of each distinct value.
-        excluded: items that were left out.
-        messages: how the files were understood.
-        warnings: possible misunderstandings, each with the setting that changes it.
-    """
+    """A reader's report about the files. Part of the table, but not of its content or fingerprint."""
 
     readings: tuple[ValueReading, ...] = ()
     excluded: tuple[Excluded, ...] = ()
-    messages: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()  # how the files were understood
+    warnings: tuple[str, ...] = ()  # possible misunderstandings, each with the setting that changes it
 
     def __add__(self, other: Notes) -> Notes:
         return Notes(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
@@ -263,11 +256,8 @@ class LabelTable:
     def subset(self, index: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]) -> LabelTable:
         """Return the images at positions `index` (int [M], no repeats), in that order, or those of a bool [N] mask.
 
-        All classes are kept, also those without a label: a class has the same position in every subset.
-
-        Raises:
-            IndexError: a position outside 0..N - 1, or a mask of the wrong length.
-            DataError: a repeated position.
+        All classes are kept, also those without a label. A position outside 0..N - 1 or a mask of another length is an
+        `IndexError`; a repeated position is a `DataError`.
         """
         n = len(self)
         index = np.asarray(index)
@@ -302,8 +292,7 @@ class LabelTable:
     def named_splits(self) -> dict[str, LabelTable]:
         """Return one table per split that the source names, in order of appearance; "" has the images without a split.
 
-        Raises:
-            DataError: the source names no splits.
+        A source without splits is a `DataError`.
         """
         if self.split_names is None:
             raise DataError("the source of this table names no splits; make one with split(val=0.1).")

@@ -22,6 +22,7 @@ LEAST_BUDGETS = 3
 LEAST_SEEDS = 2
 FARTHEST = 4.0
 """A fitted curve gives no value beyond this multiple of the largest measured number of labels."""
+LEVEL = 0.95
 
 
 @final
@@ -232,7 +233,7 @@ def difference(first: Curve, labels: float, second: Curve, others: float) -> tup
 
 def interval(draws: Values) -> tuple[float, float]:
     """Return the central 95 % interval of draws [R]."""
-    low, high = np.quantile(draws, [(1 - 0.95) / 2, (1 + 0.95) / 2])
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
@@ -258,7 +259,7 @@ def _fit_form(form: int, z: Values, y: Values) -> tuple[Fits, Values]:
     # Outside this range, an exponential or hyperbola is a straight line, or constant from the first point on.
     low, high = (0.02, 3.0) if form == 0 else (float(z.min()) / 4, 3 * float(z.max()))
     shapes = np.geomspace(low, high, 60)
-    u = [*FORMS.values()][form](z, shapes[:, None])  # [s, n]
+    u = list(FORMS.values())[form](z, shapes[:, None])  # [s, n]
     mean_u, mean_y = u.mean(1), y.mean(1)[:, None]
     from_mean = u - mean_u[:, None]
     b = np.maximum(-(y @ from_mean.T) / (from_mean**2).sum(1), 0.0)

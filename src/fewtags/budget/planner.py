@@ -161,9 +161,7 @@ class BudgetPlan:
     def advice(self) -> str:
         """Return one sentence: what to buy, and whether the difference to the second best is resolved."""
         if not (ranked := self.ranked()):
-            reasons = "; ".join(
-                f"{purchase.kind.described()}: {purchase.mean_ap.refused}" for purchase in self.purchases
-            )
+            reasons = "; ".join(f"{each.kind.described()}: {each.mean_ap.refused}" for each in self.purchases)
             cure = "run a pilot on more photos" if self.guide.curves else "run a pilot: --run-pilot"
             return f"No type can be recommended: {reasons}; {cure}."
         best = ranked[0]

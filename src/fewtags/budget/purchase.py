@@ -53,6 +53,7 @@ def simulate_budget(
     the box of a random object (SB), a point in every object (AP), every box (AB). An object has the same point in SP
     and AP, and SP and SB choose the same object if the source has only boxes. A pair without a usable location (a point
     is not a box) gets a tag. Pairs that are unknown in the source are skipped at no cost. Notes count these pairs.
+    Images without a bought label remain in the table.
 
     Args:
         table: fuller labels, ideally complete and with boxes. Points of the source are used unchanged.

@@ -158,7 +158,7 @@ def check(
         summaries=summaries,
         findings=tuple(sorted(findings, key=lambda f: order.index(f.level))),
         readings=tuple(dict.fromkeys(r for t in splits.values() for r in t.notes.readings)),
-        photos=len(photos.owners),
+        photos=len(photos.paths),
         decoded=decode,
         unusable=photos.unusable(),
         excluded=tuple(dict.fromkeys(e for t in splits.values() for e in t.notes.excluded)),

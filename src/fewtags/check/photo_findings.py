@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import final
 
 import numpy as np
@@ -20,14 +19,11 @@ TINY = 32
 """Photos with a shorter side are reported if the input size of the net is unknown."""
 
 _HANDLED = {
-    Trait.ROTATED: (
-        "rotated",
-        "turned upright by their EXIF orientation; points and boxes must mean the upright photo",
-    ),
+    Trait.ROTATED: ("rotated", "turned upright by EXIF orientation; points and boxes must mean the upright photo"),
     Trait.DEEP: ("16-bit", "more than 8 bits deep and scaled to 8, never clipped"),
     Trait.CMYK: ("cmyk", "CMYK and converted to RGB"),
     Trait.PALETTE: ("palette", "palette pictures and converted to RGB"),
-    Trait.ALPHA: ("alpha", "partly transparent and laid on white"),
+    Trait.ALPHA: ("alpha", "partly transparent and composited on white"),
     Trait.ANIMATED: ("animated", "made of several frames, of which the first is used"),
     Trait.MISNAMED: ("wrong-extension", "not of the format that their name says; the content counts"),
 }
@@ -45,13 +41,15 @@ class PhotoScan:
 
     Attributes:
         tables: the tables by split.
-        owners: path of each file -> its images; usually one.
+        paths: F files, without repeats.
+        owners: the images of each file; usually one.
         scan: sizes, traits and errors of the files.
         same: positions of usable files with the same content, two or more each.
     """
 
     tables: Mapping[str, LabelTable]
-    owners: Mapping[str, Sequence[Image]]
+    paths: Sequence[str]
+    owners: Sequence[Sequence[Image]]
     scan: Scan
     same: Sequence[Sequence[int]]
 
@@ -64,21 +62,20 @@ class PhotoScan:
         for split, table in tables.items():
             for image, path in enumerate(photo_paths(table)):
                 owners[path].append((split, image))
-        seen = scan(list(owners), decode=decode, threads=threads, progress=progress)
+        paths = list(owners)
+        seen = scan(paths, decode=decode, threads=threads, progress=progress)
         unusable = seen.unusable
-        usable = [(n, path) for n, path in enumerate(owners) if n not in unusable]
-        same = same_content([path for _, path in usable], threads=threads)
-        return cls(tables, owners, seen, [[usable[n][0] for n in group] for group in same])
+        usable = [n for n in range(len(paths)) if n not in unusable]
+        same = same_content([paths[n] for n in usable], threads=threads)
+        return cls(tables, paths, list(owners.values()), seen, [[usable[n] for n in group] for group in same])
 
     def unusable(self) -> dict[str, dict[str, str]]:
         """Return split -> image key -> why the image has no readable photo."""
         out: dict[str, dict[str, str]] = {split: {} for split in self.tables}
-        files = list(self.owners.items())
         for file in sorted(self.scan.unusable):
-            path, images = files[file]
-            for split, image in images:
-                key = self.tables[split].images[image].as_py()
-                out[split][key] = self.scan.unreadable.get(file, f"no such file: {path}")
+            reason = self.scan.unreadable.get(file, f"no such file: {self.paths[file]}")
+            for split, image in self.owners[file]:
+                out[split][self.tables[split].images[image].as_py()] = reason
         return out
 
     def findings(self, input_size: int | None = None) -> Iterator[Finding]:
@@ -114,13 +111,9 @@ class PhotoScan:
 
     def _copies(self) -> Iterator[Finding]:
         """Groups of images with the same content: copies of a file, or one file used several times."""
-        owners, grouped, unusable = list(self.owners.values()), set(chain(*self.same)), self.scan.unusable
-        groups = [[image for file in group for image in owners[file]] for group in self.same]
-        groups += [
-            list(images)
-            for file, images in enumerate(owners)
-            if len(images) > 1 and file not in grouped and file not in unusable
-        ]
+        skipped = self.scan.unusable.union(*self.same)
+        repeated = [[n] for n, images in enumerate(self.owners) if len(images) > 1 and n not in skipped]
+        groups = [[image for file in group for image in self.owners[file]] for group in (*self.same, *repeated)]
         copies = [
             " = ".join(self._name(image) for image in group if image[0] == split)
             for group in groups
@@ -162,12 +155,11 @@ class PhotoScan:
         rows = np.stack([self.tables[split].matrix.rows([image])[0] for split, image in group])
         positive, negative = rows == Label.POSITIVE, rows == Label.NEGATIVE
         for class_ in np.flatnonzero(positive.any(0) & negative.any(0)):
-            yes, no = (self._name(group[int(np.argmax(rows[:, class_]))]) for rows in (positive, negative))
+            yes, no = (self._name(group[int(np.argmax(cells[:, class_]))]) for cells in (positive, negative))
             yield f"{classes.display[class_]}: {yes} positive, {no} negative"
 
     def _names(self, files: Iterable[int]) -> list[str]:
-        owners = list(self.owners.values())
-        return [self._name(image) for file in files for image in owners[file]]
+        return [self._name(image) for file in files for image in self.owners[file]]
 
     def _name(self, image: Image) -> str:
         key = str(self.tables[image[0]].images[image[1]].as_py())

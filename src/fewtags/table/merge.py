@@ -294,6 +294,6 @@ def _overruled(
         # Sorting is ten times as fast as the hashing of `numpy.unique` and `numpy.isin`.
         others = np.sort(others[sets[complete_set[others // width], others % width]])
         others = others[np.diff(others, prepend=-1) > 0]
-        known = np.sort(cells[me])
+        known = np.sort(cells[me]) if len(others) else others
         counts.append(int((np.append(known, -1)[np.searchsorted(known, others)] != others).sum()))
     return counts

@@ -94,7 +94,7 @@ def _group_ids(table: LabelTable, groups: Groups) -> tuple[NDArray[np.int64], li
         what = f"data.group_by = {groups!r} does not match" if isinstance(groups, str) else "there is no group for"
         raise DataError(
             f"{what} {encoded.null_count:,} of {len(keys):,} image keys (the first: {first!r}). "
-            "Every image needs a group; give an image that stands alone a group of its own."
+            "Every image needs a group; give a single image a group of its own."
         )
     return encoded.indices.to_numpy().astype(np.int64), [str(name) for name in encoded.dictionary.to_pylist()]
 

@@ -117,10 +117,8 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
     complete_classes = np.zeros((len(header.covers), len(classes)), np.bool_)
     for row, numbers in zip(complete_classes, header.covers, strict=True):
         if numbers and max(numbers) >= len(classes):
-            raise DataError(
-                f"{path.name}: 'covers' in its metadata has class number {max(numbers)}, but there are "
-                f"{len(classes):,} classes."
-            )
+            known = f"but there are {len(classes):,} classes"
+            raise DataError(f"{path.name}: 'covers' in its metadata has class number {max(numbers)}, {known}.")
         row[numbers] = True
     stored = header.root if root is None else root
     return LabelTable(

@@ -117,7 +117,7 @@ class Summary:
         return lines
 
     def listed_classes(self) -> tuple[list[int], str]:
-        """Return the classes to print, most positives first; and a line that stands for the others in the middle."""
+        """Return the classes to print, most positives first; and the line to print in the middle for the others."""
         order = sorted(range(len(self.classes)), key=lambda c: (-self.positives[c], c))
         left_out = len(order) - 2 * _LISTED
         if left_out <= 1:

@@ -76,7 +76,7 @@ def test_images_without_any_label_are_counted_and_a_known_none_is_not_one_of_the
     assert _only(report, "unlabelled") == Finding(
         "warning",
         "unlabelled",
-        "train: of 1 image nothing is known. Blank is not absent: where an image shows none of the classes, say so "
+        "train: 1 image has no label. Blank is not absent: if an image shows none of the classes, say so "
         "(a `none` folder or tag, zeros in a table, --complete).",
     )
     assert report.summaries["train"].without_positive == 2
@@ -129,9 +129,9 @@ def test_classes_that_are_never_known_to_be_absent_are_named_where_others_are() 
     train = _table({**_many(5, [P, P, N]), "last": [U, N, U]})
     report = check({"train": train, "val": _table({"v": [P, P, N]})})
     assert str(_only(report, "only-positives")) == (
-        "warning: train: 1 class is never known to be absent, while others are: with bce, all that can be learnt is "
-        "that they are always there. Take a method that counts unknown as absent (expected_negative, "
-        "assume_negative), or say where they are absent. (a)"
+        "warning: train: 1 class is never known to be absent, while others are: bce can only learn that they are "
+        "always present. Use a method that counts unknown as absent (expected_negative, assume_negative), or state "
+        "where they are absent. (a)"
     )
     assert not _found(check({"train": _table(_many(5, [P, P, U]))}), "only-positives")
     assert not _found(check({"train": _table({**_many(5, [P, P, P]), "n": [N, N, N]})}), "only-positives")
@@ -147,7 +147,7 @@ def test_scarce_classes_are_named_by_what_they_cannot_do() -> None:
     ]
     assert (
         str(_only(report, "few-positives"))
-        == "warning: train: 1 class has fewer than 5 positives; expect little. (b 4)"
+        == "warning: train: 1 class has fewer than 5 positives; expect low scores. (b 4)"
     )
 
 
@@ -213,7 +213,7 @@ def test_names_that_differ_in_case_or_unicode_form_collide() -> None:
     finding = _only(check(tables), "name-collision")
     assert finding.items == ("A/x.jpg = a/X.jpg", "e\u0301.jpg = \u00e9.jpg")
     assert finding.message == (
-        "2 image names are spelt in several ways that differ only in case or in how accents are encoded; on Windows "
+        "2 image names are spelt in several ways that differ only in case or in the encoding of accents; on Windows "
         "and macOS they are one file. Rename them."
     )
     apart = {"train": _table({"X": [P]}, "a", Path("one")), "val": _table({"x": [P]}, "a", Path("two"))}
@@ -233,7 +233,7 @@ def test_missing_and_unreadable_photos_are_errors_and_clean_leaves_them_out(tmp_
     report = check(tables)
     assert [f.code for f in report.errors] == ["missing", "unreadable", "leak"]
     assert _only(report, "missing").message == (
-        "1 photo is not there; such images are left out of training, with a line each in excluded.csv. Check the "
+        "1 photo is missing; such images are left out of training, with a line each in excluded.csv. Check the "
         "folder of the images."
     )
     assert _only(report, "missing").items == ("train gone.png",)
@@ -348,7 +348,7 @@ def test_small_photos_are_measured_against_the_input(
 def test_a_table_without_a_photo_folder_says_so() -> None:
     report = check({"train": _table(_many(5, [P, P, P]))})
     assert str(_only(report, "no-photos")) == (
-        "warning: train: the folder of the photos is not known, so they were not looked at; give --images FOLDER."
+        "warning: train: the folder of the photos is not known, so they were not read; give --images FOLDER."
     )
     assert report.photos == 0
 
@@ -369,7 +369,7 @@ def _need(limit: int) -> HeatmapNeed:
         (149, "Keep those of the 2 best classes of each image (objective.heatmap_top_k = 2): 100 bytes."),
         (
             99,  # less than the 2 positives of an image need
-            "Even one heatmap for each of the 2 positives that an image may have does not fit: take a smaller "
+            "Even one heatmap for each of the 2 positives that an image may have does not fit: use a smaller "
             'input (augment.size), objective.heatmap_storage = "disk", or objective.scl_weight = 0, which needs none.',
         ),
     ],

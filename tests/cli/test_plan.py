@@ -83,7 +83,7 @@ def test_a_pilot_gives_intervals_and_a_plot(run: Run, results: Path, tmp_path: P
     assert "extrapolated x1.7" in points
     assert "Buy one point (SP), 13,704 labels in" in result.stdout
     assert f"expectations are from the pilot {results}\n" in result.stderr
-    assert "a single training scatters around what is expected" in result.stderr
+    assert "standard deviation of a single training around the expected value" in result.stderr
     assert result.stderr.endswith(f"plot: {out}\n")
     with Image.open(out) as picture:
         assert picture.format == "PNG"

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from batches import collated
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -222,7 +223,7 @@ def test_two_views_of_every_photo_are_drawn_from_two_streams(data, photos):
             assert view.view == two.policy.sample(random, width / height)
             expected = AugPlus()(pixels_of(photos.path(index), view.view, 16), random)
             np.testing.assert_array_equal(view.pixels, expected)
-    batch = PLAIN([two[1, 3], two[1, 8]])
+    batch = collated(PLAIN, [two[1, 3], two[1, 8]])
     assert batch.images.shape == batch.second_view.images.shape == (2, 3, 16, 16)
     assert not torch.equal(batch.images, batch.second_view.images)
 
@@ -247,7 +248,7 @@ def test_batches_with_second_views_are_the_same_for_any_number_of_workers(data):
         for name in ("images", "views"):
             assert torch.equal(getattr(one.second_view, name), getattr(other.second_view, name)), name
         samples = [both[1, int(i)].second_view for i in one.index]
-        expected = PLAIN(samples)
+        expected = collated(PLAIN, samples)
         assert torch.equal(one.second_view.images, expected.images)
         assert torch.equal(one.second_view.views, expected.views)
 
@@ -272,9 +273,8 @@ def test_pixels_are_normalised_per_channel():
     """(255 / 255 - .5) / .25 = 2; (51 / 255 - .1) / .5 = .2; (0 - .2) / .1 = -2."""
     pixels = np.uint8([[[255, 51, 0], [0, 0, 255]]])
     view = View.crop(0.0, 0.25, 0.5, 1.0)
-    batch = Collate((0.5, 0.1, 0.2), (0.25, 0.5, 0.1))(
-        [Sample(pixels=pixels, labels=np.int8([1, 0, -1]), index=42, view=view)]
-    )
+    samples = [Sample(pixels=pixels, labels=np.int8([1, 0, -1]), index=42, view=view)]
+    batch = collated(Collate((0.5, 0.1, 0.2), (0.25, 0.5, 0.1)), samples)
     expected = torch.tensor([[[[2.0, -2.0]], [[0.2, -0.2]], [[-2.0, 8.0]]]])
     torch.testing.assert_close(batch.images, expected)
     assert batch.images.is_contiguous(memory_format=torch.channels_last)
@@ -288,7 +288,7 @@ def test_pixels_are_normalised_per_channel():
 def test_normalisation_is_torchvisions():
     pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), dtype=np.uint8)
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    batch = Collate(mean, std)([Sample(pixels=pixels, labels=np.int8([0]), index=0, view=View.identity())])
+    batch = collated(Collate(mean, std), [Sample(pixels=pixels, labels=np.int8([0]), index=0, view=View.identity())])
     scaled = torch.from_numpy(pixels).permute(2, 0, 1) / 255
     expected = (scaled - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     torch.testing.assert_close(batch.images[0], expected, rtol=1e-6, atol=1e-6)
@@ -350,7 +350,7 @@ def test_images_are_normalised_where_they_are_used(data, photos, labels):
 
 
 def test_a_batch_is_its_samples(data):
-    batch = PLAIN([data[0, 3], data[0, 9]])
+    batch = collated(PLAIN, [data[0, 3], data[0, 9]])
     for row, index in enumerate((3, 9)):
         sample = data[0, index]
         torch.testing.assert_close(batch.images[row], torch.from_numpy(sample.pixels).permute(2, 0, 1) / 255)
@@ -369,7 +369,7 @@ def test_training_batches_follow_the_sampler(data):
     for epoch in (0, 5):
         assert indices(loader.batches(epoch)) == [[index for _, index in batch] for batch in sampler.batches(epoch)]
     for batch, pairs in zip(loader.batches(5), sampler.batches(5), strict=True):
-        assert equal(batch, PLAIN([data[pair] for pair in pairs]))
+        assert equal(batch, collated(PLAIN, [data[pair] for pair in pairs]))
 
 
 def test_workers_change_nothing(data):
@@ -494,7 +494,7 @@ def test_batches_before_the_unreadable_photo_are_good(broken, labels):
 def test_a_data_set_gives_a_failure_in_place_of_a_sample(broken, labels):
     failure = TrainSet(photos=broken, labels=labels, policy=SquareCrop(size=8))[0, 6]
     assert isinstance(failure, Failure)
-    assert PLAIN([EvalSet(broken, labels, WholeImage(size=8))[1], failure]) is failure
+    assert collated(PLAIN, [EvalSet(broken, labels, WholeImage(size=8))[1], failure]) is failure
 
 
 def test_the_pixel_limit_holds(photos, labels, monkeypatch):

@@ -297,7 +297,7 @@ def test_folders_on_different_drives(monkeypatch):
         raise ValueError("Paths don't have the same drive")
 
     monkeypatch.setattr(fewtags.table.merge.os.path, "commonpath", no_common_path)
-    with pytest.raises(DataError, match=r"no folder holds .*one, .*two together; move or link the photos into one"):
+    with pytest.raises(DataError, match=r"no folder contains .*one, .*two together; move or link the photos into one"):
         merge([CATS.with_root("one"), DOGS.with_root("two")])
 
 

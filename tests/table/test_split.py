@@ -285,13 +285,13 @@ def test_a_class_in_one_big_group_goes_to_training():
             ["a", None, "b", None],
             DataError,
             "there is no group for 2 of 4 image keys (the first: '00001.jpg'). Every image needs a group; give "
-            "an image that stands alone a group of its own.",
+            "a single image a group of its own.",
         ),
         (
             r"0000([12])",
             DataError,
             "data.group_by = '0000([12])' does not match 2 of 4 image keys (the first: '00000.jpg'). Every "
-            "image needs a group; give an image that stands alone a group of its own.",
+            "image needs a group; give a single image a group of its own.",
         ),
         (
             "(",

@@ -120,7 +120,7 @@ def test_facts_outside_the_table_are_refused(fact, message):
 def test_our_own_mistakes_fail_at_once():
     with pytest.raises(AssertionError, match="an unknown cell is not a fact"):
         facts_table(["a.jpg"], [(0, 0, 0)])
-    with pytest.raises(AssertionError, match="a location outside the image"):
+    with pytest.raises(AssertionError, match="location outside the image"):
         facts_table(["a.jpg"], [(0, 0, 1, (0.0, 0.0, 1.5, 1.0))])
     with pytest.raises(AssertionError, match=r"\(0, 3\)"):
         facts_table(["a.jpg"], [], complete_set=np.array([0]))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from batches import collated
 
 from fewtags.errors import DataError
 from fewtags.metrics.neighbours import unit
@@ -21,7 +22,7 @@ def test_features_are_those_of_each_photo_alone(single, encoder, cpu, policy):
     data = EvalSet(PhotoFolder(table.root, table.images), table.matrix, policy)
     collate = Collate(encoder.preprocessing.mean, encoder.preprocessing.std)
     with torch.no_grad():
-        alone = [pooled(encoder.features(collate([data[i]]).images))[0].numpy() for i in range(len(table))]
+        alone = [pooled(encoder.features(collated(collate, [data[i]]).images))[0].numpy() for i in range(len(table))]
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, np.stack(alone), rtol=1e-5, atol=1e-6)
 

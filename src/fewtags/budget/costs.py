@@ -38,9 +38,6 @@ class Annotation(StrEnum):
 
         >>> Annotation.of("sp") is Annotation.of("one-point") is Annotation.ONE_POINT
         True
-
-        Raises:
-            ConfigError: no such type; the message suggests the closest one.
         """
         spellings = {spelling.lower(): kind for kind in cls for spelling in (kind.value, kind.short)}
         word = re.sub(r"[\s_-]+", " ", text.strip().lower())
@@ -119,21 +116,19 @@ class CostModel:
             raise ConfigError(f"instances_per_image is {n}; expected at least {m}, one for each positive class.")
 
     def __str__(self) -> str:
+        instances = "" if self.instances_per_image is None else f", with {self.instances_per_image:.4g} instances"
         return (
             f"tag {self.tag:.6g} s, point {self.point:.6g} s, further point {self.extra_point:.6g} s, box "
             f"{self.box:.6g} s; {self.classes:,} classes, {self.positives_per_image:.4g} of them positive in an "
-            "average image"
-            + ("" if self.instances_per_image is None else f", with {self.instances_per_image:.4g} instances")
+            f"average image{instances}"
         )
 
     @classmethod
     def measured(cls, table: LabelTable) -> CostModel:
         """Return the averages of a table over its known cells, with the seconds of PatchML.
 
-        Instances are counted in located positives; other positives are assumed to have as many.
-
-        Raises:
-            DataError: no cell is known.
+        Instances are counted in located positives; other positives are assumed to have as many. A table without a known
+        cell is a `DataError`.
         """
         positives, negatives = (int(table.matrix.counts(s).sum()) for s in (Label.POSITIVE, Label.NEGATIVE))
         if not positives + negatives:
@@ -168,11 +163,9 @@ class CostModel:
         return ((c - m) * self.tag + present) / c
 
     def exact_seconds(self, annotation: str, instances: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Return the exact cost of each pair, float64 [T].
+        """Return the exact cost of each pair in seconds, float64 [T].
 
-        Args:
-            annotation: the type.
-            instances: int [T], objects with a location that the type can use; 0 for an absent class.
+        `instances`, int [T], counts the objects with a location that the type can use; 0 for an absent class.
         """
         kind = Annotation.of(annotation)
         asked = instances if kind.every else np.minimum(instances, 1)
@@ -187,13 +180,10 @@ class CostModel:
     def pairs_for(self, budget: str | float, annotation: str, pairs: int) -> int:
         """Return how many pairs a budget buys at flat cost, rounded to the nearest (at most half a pair too many).
 
+        A `budget` in percent refers to `pairs`, the number of all (image, class) pairs; the result may exceed it.
+
         >>> PROFILES["coco"].pairs_for("1%", "SP", 82_783 * 80)
         62404
-
-        Args:
-            budget: see `budget_seconds`.
-            annotation: the type.
-            pairs: number of (image, class) pairs, for budgets in percent; the result may exceed it.
         """
         seconds = budget_seconds(budget, pairs * self.tag)
         return math.floor(seconds / self.seconds_per_pair(annotation) + 0.5)
@@ -207,35 +197,27 @@ PROFILES: Mapping[str, CostModel] = {
 
 
 def budget_seconds(budget: str | float, everything: float) -> float:
-    """Convert a budget to seconds.
+    """Convert a budget to seconds; anything else is a `ConfigError`.
 
-    Args:
-        budget: a share of the time to tag everything ("1%"), a time ("12h", "30min", "900s"), or a number of seconds.
-            More than 100 % is possible: boxes take longer than tags.
-        everything: seconds to tag every class in every image.
-
-    Raises:
-        ConfigError: another format, or not above 0.
+    A budget is a share of `everything`, the seconds to tag every class in every image ("1%"), a time ("12h", "30min",
+    "900s"), or a number of seconds above 0. More than 100 % is possible: boxes take longer than tags.
     """
-    match = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*(%|h|min|s|)", str(budget).strip().lower())
-    try:
-        amount = float(match[1]) if match else math.nan
-    except ValueError:
-        amount = math.nan
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*(%|h|min|s|)", str(budget).strip().lower())
+    amount = float(match[1] + (match[2] or "")) if match else math.nan
     if match is None or not 0 < amount < math.inf:
         raise ConfigError(
             f"{budget!r} is not a budget; write a share of tagging every class in every image ('1%'), a time ('12h', "
             "'30min', '900s'), or a number of seconds above 0."
         )
-    return amount / 100 * everything if match[2] == "%" else amount * _UNITS[match[2]]
+    return amount / 100 * everything if match[3] == "%" else amount * _UNITS[match[3]]
 
 
 def find_cost(cost: str | None, table: LabelTable | None, given: Mapping[str, float] | None = None) -> CostModel:
     """Return the cost model of a profile name, file or table.
 
     Args:
-        cost: a name in `PROFILES`, or a TOML file with attributes of `CostModel`. Attributes that are missing default
-            to the averages of `table` and the seconds of PatchML.
+        cost: a name in `PROFILES`, or a TOML file with attributes of `CostModel`. Missing attributes default to the
+            averages of `table` and the seconds of PatchML.
         table: the labels to buy from; None: the averages must be given.
         given: attributes of `CostModel` that override all others.
 
@@ -243,15 +225,12 @@ def find_cost(cost: str | None, table: LabelTable | None, given: Mapping[str, fl
         ConfigError: neither a profile nor a TOML file, an invalid file, or missing averages.
         DataError: the table has no known cell; or no negative, and positives per image are not given.
     """
+    if cost is not None and cost in PROFILES and not given:
+        return PROFILES[cost]
     found: dict[str, Any] = {}
-    where, given = "", given or {}
-    if cost is not None and cost in PROFILES:
-        if not given:
-            return PROFILES[cost]
-        found = _profile(cost, given)
-    elif cost is not None:
-        found, where = _cost_file(cost), f"{cost}: "
-    found |= given
+    if cost is not None:
+        found = _profile(cost, given or {}) if cost in PROFILES else _cost_file(cost)
+    found |= given or {}
     try:
         if table is not None and cost not in PROFILES:
             if "positives_per_image" not in found and not table.matrix.counts(Label.NEGATIVE).any():
@@ -268,15 +247,12 @@ def find_cost(cost: str | None, table: LabelTable | None, given: Mapping[str, fl
             )
         return CostModel(**found)
     except ConfigError as error:
+        where = "" if cost is None or cost in PROFILES else f"{cost}: "
         raise ConfigError(f"{where}{error}") from None
 
 
 def _profile(name: str, given: Mapping[str, float]) -> dict[str, float]:
-    """Attributes of a profile.
-
-    Raises:
-        ConfigError: a different number of classes is given, without its average.
-    """
+    """Attributes of a profile; an error if a different number of classes is given without its average."""
     profile = PROFILES[name]
     if given.get("classes", profile.classes) == profile.classes:
         return dict(vars(profile))
@@ -289,16 +265,10 @@ def _profile(name: str, given: Mapping[str, float]) -> dict[str, float]:
 
 
 def _cost_file(cost: str) -> dict[str, float]:
-    """Read attributes of a `CostModel` from a TOML file.
-
-    Raises:
-        ConfigError: not a TOML file, or an unknown or invalid attribute.
-    """
+    """Read attributes of a `CostModel` from a TOML file."""
     if not cost.lower().endswith(".toml"):
-        known = ", ".join(PROFILES)
-        raise ConfigError(
-            f"costs {cost!r} are not known{suggest(cost, PROFILES)}; known: {known}, or a file that ends in .toml."
-        )
+        known = f"{', '.join(PROFILES)}, or a file that ends in .toml"
+        raise ConfigError(f"costs {cost!r} are not known{suggest(cost, PROFILES)}; known: {known}.")
     found, names = load_toml(Path(cost)), [field.name for field in fields(CostModel)]
     for name, value in found.items():
         if name not in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from fewtags.budget.costs import Annotation
 from fewtags.errors import DataError
+from fewtags.text import counted
 
 Measure = Literal["mAP", "mAP_loc"]
 Values = NDArray[np.float64]
@@ -21,10 +23,6 @@ LEAST_SEEDS = 2
 FARTHEST = 4.0
 """A fitted curve gives no value beyond this multiple of the largest measured number of labels."""
 LEVEL = 0.95
-DRAWS = 1000
-
-_SHAPES = 60
-"""Number of values tried for the nonlinear parameter."""
 
 
 @final
@@ -70,7 +68,7 @@ class Estimate:
 
     @property
     def extrapolated(self) -> bool:
-        """Whether the number of labels exceeds the largest measured one by more than 1 %."""
+        """Whether there is a value, more than 1 % beyond the largest measured number of labels."""
         return self.value is not None and self.factor > 1.01
 
 
@@ -90,9 +88,8 @@ class Curve:
     u is an inverse power law, the usual form of learning curves (Hestness et al., Deep Learning Scaling is Predictable,
     Empirically, 2017), an exponential or a hyperbola (both in Viering and Loog, The Shape of Learning Curves: a Review,
     2023). Few points cannot distinguish these, but they differ in extrapolation. All three are therefore fitted, with
-    weights exp(-(RSS - min RSS) / (2 s^2)), s^2 = min RSS / (n - 3). These are Akaike weights
-    for noise of known variance, estimated from the best fit (all forms have three parameters). If each form had its own
-    variance, the weights would be (RSS / min RSS)^(-n / 2).
+    weights exp(-(RSS - min RSS) / (2 s^2)), s^2 = min RSS / (n - 3). These are Akaike weights for noise of known
+    variance, estimated from the best fit (all forms have three parameters).
 
     Attributes:
         labels: float64 [n], x of the runs.
@@ -128,15 +125,14 @@ class Curve:
 
         Single runs scatter around it with standard deviation `spread`, which the interval does not include.
         """
-        factor = labels / self.most
+        least, factor, refused = float(self.labels.min()), labels / self.most, ""
         if factor > FARTHEST * (1 + 1e-9):
-            why = f"{factor:.3g} times the largest pilot; values are given up to {FARTHEST:g} times"
-            return Estimate(None, factor=factor, refused=why)
-        if labels < (least := float(self.labels.min())) / FARTHEST:
-            why = f"less than 1/{FARTHEST:g} of the smallest pilot, {least:,.0f} labels"
-            return Estimate(None, factor=factor, refused=why)
-        value, draws = self.expected(labels), self.draws.at(labels / self.scale)
-        low, high = interval(draws)
+            refused = f"{factor:.3g} times the largest pilot; values are given up to {FARTHEST:g} times"
+        elif labels < least / FARTHEST:
+            refused = f"less than 1/{FARTHEST:g} of the smallest pilot, {least:,.0f} labels"
+        if refused:
+            return Estimate(None, factor=factor, refused=refused)
+        value, (low, high) = self.expected(labels), interval(self.draws.at(labels / self.scale))
         return Estimate(value, min(low, value), max(high, value), factor)
 
     def of_seed(self, labels: float, seed: int) -> Values:
@@ -153,19 +149,12 @@ class Curve:
 @final
 @dataclass(frozen=True, eq=False)
 class Fits:
-    """Curves a - b u(z; shape) of several forms; all arrays are [r].
+    """Curves a - b u(z; shape) of several forms; all arrays are [r]."""
 
-    Attributes:
-        form: int64, position in `FORMS`.
-        a: saturation, at least 0; curves are clipped to 1.
-        b: at least 0.
-        shape: the parameter of u.
-    """
-
-    form: NDArray[np.int64]
-    a: Values
-    b: Values
-    shape: Values
+    form: NDArray[np.int64]  # position in `FORMS`
+    a: Values  # saturation, at least 0; curves are clipped to 1
+    b: Values  # at least 0
+    shape: Values  # the parameter of u
 
     def at(self, z: float) -> Values:
         """Return the value of each fit at z, float64 [r] in 0..1."""
@@ -177,12 +166,11 @@ class Fits:
         return np.select([self.form[:, None] == i for i in range(len(FORMS))], [f(z, shape) for f in FORMS.values()])
 
     def __add__(self, other: Fits) -> Fits:
-        columns = ("form", "a", "b", "shape")
-        return Fits(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in columns))
+        return Fits(*(np.concatenate([column, getattr(other, name)]) for name, column in vars(self).items()))
 
 
-def fit_curve(results: Sequence[Result], measure: Measure = "mAP", *, draws: int = DRAWS, seed: int = 0) -> Curve:
-    """Fit a curve to the runs of one type by least squares, with intervals from a bootstrap.
+def fit_curve(results: Sequence[Result], measure: Measure = "mAP", *, draws: int = 1000, seed: int = 0) -> Curve:
+    """Fit a curve to the runs of one type by least squares, with intervals from a bootstrap of `draws` fits.
 
     For a given shape, a curve is linear in a and b, whose best values have a closed form; the shape is the best of 60.
 
@@ -190,19 +178,14 @@ def fit_curve(results: Sequence[Result], measure: Measure = "mAP", *, draws: int
     nested), and the rest; new measurements are drawn with these variances and fitted again. The variances come from few
     runs, so each draw scales them by their chi-squared distributions: with two seeds the interval is wide.
 
-    Args:
-        results: all of one type.
-        measure: measure to fit.
-        draws: R.
-        seed: of the bootstrap.
-
     Raises:
         DataError: fewer than three budgets with at least two seeds; the message says what to run.
     """
     if problem := too_few(results):
         raise DataError(problem)
-    x = np.array([r.labels for r in results], np.float64)
-    y = np.array([_measured(r, measure) for r in results], np.float64)
+    measured = [r.mean_ap if measure == "mAP" else r.mean_ap_loc for r in results]
+    assert None not in measured, "a run lacks the measure"
+    x, y = np.array([r.labels for r in results], np.float64), np.array(measured, np.float64)
     seeds = np.array([r.seed for r in results], np.int64)
     scale = float(np.exp(np.log(x).mean()))
     z, rng = x / scale, np.random.default_rng(seed)
@@ -232,25 +215,19 @@ def difference(first: Curve, labels: float, second: Curve, others: float) -> tup
     The difference is paired by seed: purchases of a seed are nested across types, so their errors are correlated. The
     runs of each seed are fitted with the bootstrap shapes, and the differences of the seeds get Student's t
     distribution. Draws of both curves are paired in the order of their forms; most pairs, but not all, have the same
-    form, because each curve has its own weights.
-
-    This differs from the difference of `Curve.expected`, which fits all seeds together: the two are close within the
-    measured range, and may differ by mAP points far beyond it.
+    form, because each curve has its own weights. The difference of `Curve.expected`, which fits all seeds together, is
+    close within the measured range, and may differ by mAP points far beyond it.
 
     Returns:
         median, low and high of one distribution; None if fewer than two seeds have at least three runs of both.
     """
-    shared = [
-        seed
-        for seed in np.intersect1d(first.seeds, second.seeds).tolist()
-        if min((first.seeds == seed).sum(), (second.seeds == seed).sum()) >= LEAST_BUDGETS
-    ]
+    counts = [Counter(curve.seeds.tolist()) for curve in (first, second)]
+    shared = sorted(seed for seed, n in (counts[0] & counts[1]).items() if n >= LEAST_BUDGETS)
     if len(shared) < LEAST_SEEDS:
         return None
     found = np.stack([first.of_seed(labels, seed) - second.of_seed(others, seed) for seed in shared], 1)
-    error = found.std(1, ddof=1) / math.sqrt(len(shared))
     student = np.random.default_rng(0).standard_t(len(shared) - 1, len(found))
-    drawn = found.mean(1) + student * error
+    drawn = found.mean(1) + student * (found.std(1, ddof=1) / math.sqrt(len(shared)))
     return float(np.median(drawn)), *interval(drawn)
 
 
@@ -258,12 +235,6 @@ def interval(draws: Values) -> tuple[float, float]:
     """Return the central 95 % interval of draws [R]."""
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
-
-
-def _measured(result: Result, measure: Measure) -> float:
-    value = result.mean_ap if measure == "mAP" else result.mean_ap_loc
-    assert value is not None, "a run lacks the measure"
-    return value
 
 
 def too_few(results: Sequence[Result]) -> str:
@@ -277,23 +248,18 @@ def too_few(results: Sequence[Result]) -> str:
     every = len({result.seed for result in results})
     kind = results[0].kind.described() if results else "this type"
     return (
-        f"{kind}: {len(seeds)} {_plural(len(seeds), 'budget')} and {every} {_plural(every, 'seed')} are too few for a "
-        f"learning curve; run at least {LEAST_BUDGETS} budgets, each with at least the same {LEAST_SEEDS} seeds "
-        "(better: 4 budgets, each twice the one before, with 3 seeds)."
+        f"{kind}: {counted(len(seeds), 'budget')} and {counted(every, 'seed')} are too few for a learning curve; run "
+        f"at least {LEAST_BUDGETS} budgets, each with at least the same {LEAST_SEEDS} seeds (better: 4 budgets, each "
+        "twice the one before, with 3 seeds)."
     )
-
-
-def _plural(count: int, noun: str) -> str:
-    return noun if count == 1 else f"{noun}s"
 
 
 def _fit_form(form: int, z: Values, y: Values) -> tuple[Fits, Values]:
     """The best curve of a form for each row of y [r, n], and its values at z, [r, n]."""
-    name = list(FORMS)[form]
     # Outside this range, an exponential or hyperbola is a straight line, or constant from the first point on.
     low, high = (0.02, 3.0) if form == 0 else (float(z.min()) / 4, 3 * float(z.max()))
-    shapes = np.geomspace(low, high, _SHAPES)
-    u = FORMS[name](z, shapes[:, None])  # [s, n]
+    shapes = np.geomspace(low, high, 60)
+    u = list(FORMS.values())[form](z, shapes[:, None])  # [s, n]
     mean_u, mean_y = u.mean(1), y.mean(1)[:, None]
     from_mean = u - mean_u[:, None]
     b = np.maximum(-(y @ from_mean.T) / (from_mean**2).sum(1), 0.0)
@@ -307,8 +273,8 @@ def _fit_form(form: int, z: Values, y: Values) -> tuple[Fits, Values]:
 
 def _noise(residual: Values, seeds: NDArray[np.int64], draws: int, rng: np.random.Generator) -> tuple[Values, float]:
     """Draw new residuals [R, n]; also return the standard deviation of a single run."""
-    n, (_, of, runs) = len(residual), np.unique(seeds, return_inverse=True, return_counts=True)
-    groups = len(runs)
+    _, of, runs = np.unique(seeds, return_inverse=True, return_counts=True)
+    n, groups = len(residual), len(runs)
     means = np.bincount(of, residual) / runs
     free, per_seed = n - 3 - (groups - 1), n / groups
     if free < 1:  # many seeds with one or two runs each: the seed effect cannot be separated

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import chain
 from typing import Any, final
 
 import numpy as np
@@ -44,8 +45,7 @@ class PaperCurve:
         """
         if measure not in self.values:
             return Estimate(None, refused="the paper has no value")
-        first, last = float(self.per_class[0]), float(self.per_class[-1])
-        each = labels / classes
+        first, last, each = float(self.per_class[0]), float(self.per_class[-1]), labels / classes
         if not first * (1 - 1e-3) <= each <= last * (1 + 1e-3):
             where = "fewer" if each < first else "more"
             why = f"{each:,.0f} labels per class are {where} than the {first:,.0f} to {last:,.0f} of the paper"
@@ -56,16 +56,14 @@ class PaperCurve:
 
 def paper_curves() -> dict[Annotation, PaperCurve]:
     """Return the paper's curves: tags, one point and one box from table 1, all points and all boxes from table 2."""
-    return {kind: _curve(kind) for kind in Annotation}
-
-
-def _curve(kind: Annotation) -> PaperCurve:
-    asset, table = _asset(), ALL if kind.every else SINGLE
-    row, classes = asset["tables"][table][kind.short], asset["classes"]
-    pairs = asset["photos"] * classes
-    bought = [PROFILES["coco"].pairs_for(f"{budget}%", kind, pairs) for budget in row["budget_percent"]]
-    values = {name: np.array(row[name]) / 100 for name in ("mAP", "mAP_loc") if name in row}
-    return PaperCurve(table, np.array(bought) / classes, values)
+    asset, curves = _asset(), {}
+    for kind in Annotation:
+        table, classes = ALL if kind.every else SINGLE, asset["classes"]
+        row, pairs = asset["tables"][table][kind.short], asset["photos"] * classes
+        bought = [PROFILES["coco"].pairs_for(f"{budget}%", kind, pairs) for budget in row["budget_percent"]]
+        values = {name: np.array(row[name]) / 100 for name in ("mAP", "mAP_loc") if name in row}
+        curves[kind] = PaperCurve(table, np.array(bought) / classes, values)
+    return curves
 
 
 def paper_resolution() -> float:
@@ -74,12 +72,8 @@ def paper_resolution() -> float:
     Smaller differences between types are not reliable.
     """
     single, every = (_asset()["tables"][table] for table in (SINGLE, ALL))
-    shared = [kind for kind in single if kind in every]
-    return max(
-        abs(float(a) - float(b)) / 100
-        for kind in shared
-        for a, b in zip(single[kind]["mAP"], every[kind]["mAP"], strict=True)
-    )
+    pairs = (zip(single[kind]["mAP"], every[kind]["mAP"], strict=True) for kind in single if kind in every)
+    return max(abs(float(a) - float(b)) / 100 for a, b in chain.from_iterable(pairs))
 
 
 def paper_source() -> str:
@@ -89,7 +83,5 @@ def paper_source() -> str:
 
 @cache
 def _asset() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        resources.files("fewtags").joinpath("assets", "patchml_curves.json").read_text("utf-8")
-    )
-    return found
+    file = resources.files("fewtags").joinpath("assets", "patchml_curves.json")
+    return dict(json.loads(file.read_text("utf-8")))

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from fewtags.budget.costs import Annotation, CostModel
 from fewtags.budget.curves import FARTHEST, Curve, Estimate, Measure, Result, difference, fit_curve, too_few
-from fewtags.budget.paper_curves import paper_curves, paper_resolution, paper_source
+from fewtags.budget.paper_curves import PaperCurve, paper_curves, paper_resolution, paper_source
 from fewtags.budget.results import by_type
 from fewtags.errors import ConfigError, DataError
 
@@ -24,10 +24,10 @@ class Guide:
 
     Attributes:
         source: description of the source.
-        guesses: by type; other types cannot be judged.
+        guesses: expected values by type; other types cannot be judged.
         notes: remarks for the user.
-        resolution: differences below this, 0..1, are not resolved; None: decided by the bootstrap.
-        curves: the fitted curves of mAP, for a plot.
+        resolution: smallest difference that is resolved, 0..1; None: the bootstrap decides.
+        curves: the fitted curves of mAP.
         photos: number of photos that the pilot could choose from; None: no pilot, or unknown.
     """
 
@@ -41,14 +41,14 @@ class Guide:
 
 def paper_guide(classes: int) -> Guide:
     """Return the curves of PatchML, read at the same number of labels per class."""
-    guesses: dict[Annotation, Guess] = {
-        kind: lambda labels, measure, curve=curve: curve.estimate(labels, classes, measure)  # type: ignore[misc]
-        for kind, curve in paper_curves().items()
-    }
+
+    def guess(curve: PaperCurve) -> Guess:
+        return lambda labels, measure: curve.estimate(labels, classes, measure)
+
     resolution = paper_resolution()
     return Guide(
         source=f"the paper's curves ({paper_source()})",
-        guesses=guesses,
+        guesses={kind: guess(curve) for kind, curve in paper_curves().items()},
         notes=(
             "rough guidance only: other photos, another net and other classes give other numbers; read at the same "
             "number of labels per class. The paper has no intervals. Run a pilot on your own photos: --run-pilot",
@@ -60,11 +60,7 @@ def paper_guide(classes: int) -> Guide:
 
 
 def pilot_guide(results: Sequence[Result], source: str) -> Guide:
-    """Fit curves to measured runs.
-
-    Raises:
-        DataError: no type has enough runs; the message says what to run.
-    """
+    """Fit curves to measured runs; a `DataError` says what to run if no type has enough runs."""
     groups = by_type(results)
     problems = {kind: why for kind, found in groups.items() if (why := too_few(found))}
     if len(problems) == len(groups):
@@ -78,25 +74,19 @@ def pilot_guide(results: Sequence[Result], source: str) -> Guide:
         if all(result.mean_ap_loc is not None for result in found):
             by_measure["mAP_loc"] = fit_curve(found, "mAP_loc")
         curves[kind], guesses[kind] = by_measure["mAP"], _guess(by_measure)
-    photos = {result.photos for result in results if result.photos is not None}
     scatter = ", ".join(f"{kind} {100 * curve.spread:.1f}" for kind, curve in curves.items())
     return Guide(
         source=source,
         guesses=guesses,
-        notes=(
-            *problems.values(),
-            f"a single training scatters around what is expected by (standard deviation): {scatter}",
-        ),
+        notes=(*problems.values(), f"standard deviation of a single training around the expected value: {scatter}"),
         curves=curves,
-        photos=max(photos, default=None),
+        photos=max((result.photos for result in results if result.photos is not None), default=None),
     )
 
 
 def _guess(curves: Mapping[Measure, Curve], otherwise: str = "not measured") -> Guess:
-    def guess(labels: float, measure: Measure) -> Estimate:
-        return curves[measure].estimate(labels) if measure in curves else Estimate(None, refused=otherwise)
-
-    return guess
+    missing = Estimate(None, refused=otherwise)
+    return lambda labels, measure: curves[measure].estimate(labels) if measure in curves else missing
 
 
 @final
@@ -107,11 +97,11 @@ class Purchase:
     Attributes:
         kind: the type.
         labels: (image, class) pairs, drawn from all photos.
-        photos: expected number of photos with at least one of them: N (1 - (1 - labels / (N C))^C).
+        photos: expected number of photos with at least one label: N (1 - (1 - labels / (N C))^C).
         complete_photos: number of photos that could be labelled for all classes instead.
         positives: expected number of "yes" answers.
         places: expected number of points or boxes.
-        seconds: time for this.
+        seconds: time for these labels.
         left: seconds of the budget that remain if everything is bought.
         mean_ap: expected mAP.
         mean_ap_loc: expected mAP-loc.
@@ -142,10 +132,9 @@ class Purchase:
 
 
 def _plain(estimate: Estimate) -> dict[str, Any]:
-    interval = None if estimate.low is None else [estimate.low, estimate.high]
     return {
         "value": estimate.value,
-        "interval": interval,
+        "interval": None if estimate.low is None else [estimate.low, estimate.high],
         "extrapolated": estimate.extrapolated,
         "factor": estimate.factor,
         "refused": estimate.refused or None,
@@ -155,16 +144,7 @@ def _plain(estimate: Estimate) -> dict[str, Any]:
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BudgetPlan:
-    """Comparison of the purchases of each type for one budget.
-
-    Attributes:
-        seconds: the budget.
-        photos: N, number of photos.
-        cost: seconds per answer.
-        guide: expected values.
-        purchases: one per type.
-        notes: remarks for the user.
-    """
+    """Comparison of the purchases of each type for one budget in seconds and N photos; `notes` are for the user."""
 
     seconds: float
     photos: int
@@ -175,18 +155,15 @@ class BudgetPlan:
 
     def ranked(self) -> list[Purchase]:
         """Return the purchases with an expected mAP, best first."""
-        judged = [purchase for purchase in self.purchases if purchase.mean_ap.value is not None]
-        return sorted(judged, key=lambda purchase: -(purchase.mean_ap.value or 0.0))
+        judged = [(purchase, value) for purchase in self.purchases if (value := purchase.mean_ap.value) is not None]
+        return [purchase for purchase, _ in sorted(judged, key=lambda pair: -pair[1])]
 
     def advice(self) -> str:
         """Return one sentence: what to buy, and whether the difference to the second best is resolved."""
-        ranked = self.ranked()
-        if not ranked:
-            return (
-                "No type can be recommended: "
-                + "; ".join(f"{purchase.kind.described()}: {purchase.mean_ap.refused}" for purchase in self.purchases)
-                + ("; run a pilot on more photos." if self.guide.curves else "; run a pilot: --run-pilot.")
-            )
+        if not (ranked := self.ranked()):
+            reasons = "; ".join(f"{each.kind.described()}: {each.mean_ap.refused}" for each in self.purchases)
+            cure = "run a pilot on more photos" if self.guide.curves else "run a pilot: --run-pilot"
+            return f"No type can be recommended: {reasons}; {cure}."
         best = ranked[0]
         what = (
             f"{best.kind.described()}, {best.labels:,} labels in {best.photos:,} photos for {best.seconds / 3600:,.1f} "
@@ -199,22 +176,17 @@ class BudgetPlan:
         ahead = f"{lead} mAP over {second.kind.described()}"
         if low > 0:
             return f"Buy {what}: {ahead}, the second best."
+        why = f"the difference of {ahead} is not resolved, so"
         if high < 0:
-            return (
-                f"Buy {what}, or else {second.kind.described()}: compared seed by seed, {ahead} contradicts the curves "
-                "of all seeds together, so run more seeds, or take what is easier to make."
-            )
-        return (
-            f"Buy {what}, or else {second.kind.described()}: the difference of {ahead} is not resolved, so take what "
-            "is easier to make."
-        )
+            why = f"compared seed by seed, {ahead} contradicts the curves of all seeds together, so run more seeds, or"
+        return f"Buy {what}, or else {second.kind.described()}: {why} take what is easier to make."
 
     def _lead(self, best: Purchase, second: Purchase) -> tuple[float, float, str]:
         """Interval of the difference between two purchases in mAP points, and the difference as text."""
         curves, lead = self.guide.curves, (best.mean_ap.value or 0.0) - (second.mean_ap.value or 0.0)
         if curves is None:
-            blur = math.inf if self.guide.resolution is None else self.guide.resolution
-            return lead - blur, lead + blur, f"{100 * lead:+.1f}"
+            resolution = math.inf if self.guide.resolution is None else self.guide.resolution
+            return lead - resolution, lead + resolution, f"{100 * lead:+.1f}"
         found = difference(curves[best.kind], best.labels, curves[second.kind], second.labels)
         if found is None:
             return -math.inf, math.inf, f"{100 * lead:+.1f} (no seeds in common to compare)"
@@ -229,8 +201,7 @@ class BudgetPlan:
         if all(row[8] == "-" for row in rows[1:]):
             rows = [(*row[:8], *row[9:]) for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            first, *rest, last = row
+        for first, *rest, last in rows:
             cells = [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:-1], strict=True)), last]
             yield "  ".join(cells).rstrip()
 
@@ -250,14 +221,7 @@ class BudgetPlan:
 def plan_budget(
     seconds: float, photos: int, cost: CostModel, guide: Guide, kinds: Sequence[Annotation] = tuple(Annotation)
 ) -> BudgetPlan:
-    """Compute what a budget buys of each type, at flat cost.
-
-    Args:
-        seconds: the budget.
-        photos: N, number of photos; at most N x C labels can be bought.
-        cost: seconds per answer, and C.
-        guide: expected values.
-        kinds: the types to compare.
+    """Compute what a budget in seconds buys of each type for N photos (at most N x C labels), at flat cost.
 
     Raises:
         ConfigError: no photo, or a budget that does not buy a label of any type.
@@ -287,7 +251,6 @@ def plan_budget(
 def _purchase(kind: Annotation, seconds: float, photos: int, cost: CostModel, guide: Guide) -> Purchase:
     each, everything = cost.seconds_per_pair(kind), photos * cost.classes
     labels = min(everything, math.floor(seconds / each * (1 + 1e-9)))
-    positives = labels * cost.positives_per_image / cost.classes
     present = cost.positives_per_image if not kind.every else cost.instances_per_image or 0.0
     places = labels * present / cost.classes if kind is not Annotation.TAGS else 0.0
     guess = guide.guesses.get(kind, _guess({}, "not in the pilot"))
@@ -296,7 +259,7 @@ def _purchase(kind: Annotation, seconds: float, photos: int, cost: CostModel, gu
         labels=labels,
         photos=round(photos * (1 - (1 - labels / everything) ** cost.classes)),
         complete_photos=labels // cost.classes,
-        positives=round(positives),
+        positives=round(labels * cost.positives_per_image / cost.classes),
         places=round(places),
         seconds=labels * each,
         left=seconds - labels * each if labels == everything else 0.0,
@@ -330,7 +293,6 @@ def _remarks(purchases: Sequence[Purchase], photos: int, cost: CostModel, guide:
 
 def _cells(purchase: Purchase) -> tuple[str, ...]:
     estimate = purchase.mean_ap
-    mark = f"extrapolated x{estimate.factor:.2g}" if estimate.extrapolated else ""
     counts = (purchase.photos, purchase.complete_photos, purchase.labels, purchase.positives, purchase.places)
     return (
         purchase.kind.described(),
@@ -338,7 +300,7 @@ def _cells(purchase: Purchase) -> tuple[str, ...]:
         f"{purchase.seconds / 3600:,.1f}",
         _shown(estimate),
         _shown(purchase.mean_ap_loc),
-        mark,
+        f"extrapolated x{estimate.factor:.2g}" if estimate.extrapolated else "",
     )
 
 

@@ -7,7 +7,7 @@ if a location must be marked. A budget therefore buys many tags, fewer points, o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, final, get_args
 
 import numpy as np
@@ -19,7 +19,7 @@ from fewtags.budget.simulate import MOST_CELLS
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
 from fewtags.table.keyed_random import content_hashes, mixed, seeded, uniform
-from fewtags.table.table import FACTS, IMPLIED_SOURCE, LabelTable, fact_table
+from fewtags.table.table import CORNERS, LabelTable, implied_facts, with_column
 from fewtags.text import suggest
 
 Mode = Literal["flat", "exact"]
@@ -32,7 +32,6 @@ _ORDER, _INSTANCE, _ACROSS, _DOWN = range(1, 5)
 """Streams of random numbers: order of the pairs, choice of the object, and position in it (x, y)."""
 
 _BLOCK = 500_000
-_CORNERS = ("x0", "y0", "x1", "y1")
 
 
 def simulate_budget(
@@ -53,7 +52,7 @@ def simulate_budget(
     Absent classes become negatives. Present classes get, by type: only the label (I), a point in a random object (SP),
     the box of a random object (SB), a point in every object (AP), every box (AB). An object has the same point in SP
     and AP, and SP and SB choose the same object if the source has only boxes. A pair without a usable location (a point
-    is not a box) gets a tag. Pairs that are unknown in the source are skipped at no cost. Notes count all these cases.
+    is not a box) gets a tag. Pairs that are unknown in the source are skipped at no cost. Notes count these pairs.
     Images without a bought label remain in the table.
 
     Args:
@@ -63,24 +62,26 @@ def simulate_budget(
         seed: selects the order.
         cost: seconds and averages, see `costs.PROFILES` and `CostModel.measured`.
         mode: "flat": the same cost for every pair, as in PatchML. "exact": the cost of each pair by its answer.
-        points: "uniform": anywhere in the box. (PatchML on COCO: anywhere in the mask, which tables do not contain; if
-            COCO is read with `places` "points", its objects are such points.) "centre": normal around the centre
-            with standard deviation 0.02 of the image in x and y (PatchML on Objects365), clipped to the image.
+        points: "uniform": anywhere in the box. (PatchML on COCO: anywhere in the mask. Tables have no masks, but COCO
+            can be read with such points: `places` "points".) "centre": normal around the centre with standard deviation
+            0.02 of the image in x and y (PatchML on Objects365), clipped to the image.
 
     Raises:
         ConfigError: an unknown option, or a budget that buys nothing.
         DataError: no known pair in the table, or too many pairs (`MOST_CELLS`).
     """
     kind = Annotation.of(annotation)
-    _refuse_unknown("mode", mode, get_args(Mode))
-    _refuse_unknown("point rule", points, get_args(PointRule))
+    for what, word, choices in (("mode", mode, get_args(Mode)), ("point rule", points, get_args(PointRule))):
+        if word not in choices:
+            raise ConfigError(f"{what} {word!r} is not known{suggest(word, choices)}; known: {', '.join(choices)}.")
     cells = len(table) * len(table.classes)
     known = cells - int(table.matrix.counts(Label.UNKNOWN).sum())
     if not known:
         raise DataError(f"none of the {len(table):,} images has a label, so there is nothing to buy.")
     seconds = budget_seconds(budget, cells * cost.tag)
+    limit = seconds * (1 + 1e-9)  # more than the rounding error of long sums
     flat = cost.seconds_per_pair(kind) if mode == "flat" else None
-    most = cost.pairs_for(budget, kind, cells) if flat else math.floor(_with_rounding_slack(seconds) / cost.least(kind))
+    most = cost.pairs_for(budget, kind, cells) if flat else math.floor(limit / cost.least(kind))
     if (wanted := min(most, known)) > MOST_CELLS:
         raise DataError(
             f"the budget {budget} buys {wanted:,} pairs, which would be written out one by one; at most {MOST_CELLS:,} "
@@ -89,59 +90,38 @@ def simulate_budget(
     pairs = _first_pairs(table, max(1, wanted), known, seed)
     places = _Regions.of(table, pairs, kind)
     spent = np.cumsum(np.full(len(pairs), flat) if flat else cost.exact_seconds(kind, places.count))
-    bought = wanted if flat else int(np.searchsorted(spent, _with_rounding_slack(seconds), side="right"))
+    bought = wanted if flat else int(np.searchsorted(spent, limit, side="right"))
     if not bought:
         raise ConfigError(f"the budget {budget} is {seconds:.6g} s and buys nothing: a pair costs {spent[0]:.6g} s.")
-    pairs = pairs.first(bought)
+    pairs = pairs.take(slice(bought))
     positives, tags, left_out = places.bought(table, pairs, kind, points, seed)
-    result = replace(
-        table,
-        facts=pa.concat_tables([positives, *_negatives(table, pairs)]).unify_dictionaries(),
-        complete_set=np.full(len(table), -1, np.int16),
-        complete_classes=np.zeros((0, len(table.classes)), np.bool_),
-    )
+    result = table.with_facts(pa.concat_tables([positives, *_negatives(table, pairs)]).unify_dictionaries())
     took = float(spent[bought - 1])
     head = f"simulated a budget of {budget} ({kind.described()}, {mode} costs, seed {seed})"
+    place = "box" if kind.boxed else "point or box"
     rest = seconds - took if bought == known else 0.0
-    return result.noting(
-        f"{head}: {_receipt(result, pairs, took)}",
-        f"costs: {cost}",
-        *_remarks(kind, tags, left_out, cells - known, rest),
-    )
-
-
-def _refuse_unknown(what: str, word: str, known: tuple[str, ...]) -> None:
-    if word not in known:
-        raise ConfigError(f"{what} {word!r} is not known{suggest(word, known)}; known: {', '.join(known)}.")
-
-
-def _with_rounding_slack(seconds: float) -> float:
-    """Increase a budget by more than the rounding error of long sums."""
-    return seconds * (1 + 1e-9)
+    remarks = {
+        f"{tags:,} positive pairs have no {place} in the source and became tags": tags and kind is not Annotation.TAGS,
+        f"{left_out:,} points in the source were left out because they are not boxes": left_out,
+        f"{cells - known:,} pairs are unknown in the source, so they were skipped at no cost": cells - known,
+        f"all known pairs are bought, and {_time(rest)} are left": rest >= 1,
+    }
+    notes = [remark for remark, applies in remarks.items() if applies]
+    return result.noting(f"{head}: {_receipt(result, pairs, took)}", f"costs: {cost}", *notes)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """Pairs in the order of the questions.
-
-    Attributes:
-        image: int64 [T].
-        class_: int64 [T].
-        state: int8 [T], positive or negative.
-        word: uint64 [T], a hash of the image's key and the class id, the same for every seed.
-    """
+    """Pairs in the order of the questions; every array is [T]."""
 
     image: NDArray[np.int64]
     class_: NDArray[np.int64]
-    state: NDArray[np.int8]
-    word: NDArray[np.uint64]
+    state: NDArray[np.int8]  # positive or negative
+    word: NDArray[np.uint64]  # a hash of the image's key and the class id, the same for every seed
 
     def __len__(self) -> int:
         return len(self.image)
-
-    def first(self, n: int) -> _Pairs:
-        return self.take(slice(n))
 
     def take(self, index: NDArray[np.int64] | slice) -> _Pairs:
         return _Pairs(self.image[index], self.class_[index], self.state[index], self.word[index])
@@ -181,42 +161,32 @@ def _stream(words: NDArray[np.uint64], stream: int, seed: int) -> NDArray[np.uin
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Regions:
-    """The facts of positive pairs, sorted by pair; facts that the type can use first.
+    """The facts of positive pairs, sorted by pair; facts that the type can use first."""
 
-    Attributes:
-        fact: int64 [K], row in the table's facts.
-        pair: int64 [K], position of the pair, ascending.
-        rank: int64 [K], number among the facts of the pair.
-        usable: bool [K], whether the fact has a location that the type can use.
-        box: float32 [K, 4], the location; NaN for none.
-        count: int64 [T], usable facts of each pair.
-    """
-
-    fact: NDArray[np.int64]
-    pair: NDArray[np.int64]
-    rank: NDArray[np.int64]
-    usable: NDArray[np.bool_]
-    box: NDArray[np.float32]
-    count: NDArray[np.int64]
+    fact: NDArray[np.int64]  # [K], row in the table's facts
+    pair: NDArray[np.int64]  # [K], position of the pair, ascending
+    rank: NDArray[np.int64]  # [K], number among the facts of the pair
+    usable: NDArray[np.bool_]  # [K], whether the fact has a location that the type can use
+    box: NDArray[np.float32]  # [K, 4], the location; NaN for none
+    count: NDArray[np.int64]  # [T], usable facts of each pair
 
     @classmethod
     def of(cls, table: LabelTable, pairs: _Pairs, kind: Annotation) -> _Regions:
         fact, pair = _facts_of(table, pairs, Label.POSITIVE)
-        box = np.stack([table.facts[corner].to_numpy()[fact] for corner in _CORNERS], 1).astype(np.float32)
+        box = np.stack([table.facts[corner].to_numpy()[fact] for corner in CORNERS], 1).astype(np.float32)
         usable = ~np.isnan(box[:, 0])
         if kind is Annotation.TAGS:
             usable[:] = False
         elif kind.boxed:
             usable &= ~_is_point(box)
         order = np.lexsort((*box.T[::-1], ~usable, pair))
-        fact, pair, usable, box = fact[order], pair[order], usable[order], box[order]
-        rank = np.arange(len(pair)) - np.searchsorted(pair, pair)
+        pair, usable = pair[order], usable[order]
         return cls(
-            fact=fact,
+            fact=fact[order],
             pair=pair,
-            rank=rank,
+            rank=np.arange(len(pair)) - np.searchsorted(pair, pair),
             usable=usable,
-            box=box,
+            box=box[order],
             count=np.bincount(pair[usable], minlength=len(pairs)),
         )
 
@@ -245,14 +215,12 @@ def _is_point(box: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 def _facts_of(table: LabelTable, pairs: _Pairs, state: Label) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The facts in `state` of the pairs in `state`: row in the table's facts, and position of the pair."""
-    c = len(table.classes)
     asked = np.flatnonzero(pairs.state == state)
-    cell = pairs.image[asked] * c + pairs.class_[asked]
+    cell = pairs.image[asked] * len(table.classes) + pairs.class_[asked]
     order = np.argsort(cell)
     cell, asked = cell[order], asked[order]
-    image, class_ = (table.facts[name].to_numpy().astype(np.int64) for name in ("image", "class"))
     fact = np.flatnonzero(table.facts["state"].to_numpy() == state)
-    stated = image[fact] * c + class_[fact]
+    stated = table.fact_cells[fact]
     place = np.searchsorted(cell, stated)
     found = np.append(cell, -1)[place] == stated
     return fact[found], asked[place[found]]
@@ -275,9 +243,8 @@ def _points_in(box: NDArray[np.float32], words: NDArray[np.uint64], rule: PointR
 def _placed(facts: pa.Table, where: NDArray[np.float32]) -> pa.Table:
     """Replace the locations of facts by float32 [F, 4]; NaN for none."""
     missing = np.isnan(where[:, 0])
-    for i, corner in enumerate(_CORNERS):
-        column = FACTS.get_field_index(corner)
-        facts = facts.set_column(column, FACTS.field(column), pa.array(where[:, i], mask=missing))
+    for i, corner in enumerate(CORNERS):
+        facts = with_column(facts, corner, pa.array(where[:, i], mask=missing))
     return facts
 
 
@@ -289,36 +256,19 @@ def _negatives(table: LabelTable, pairs: _Pairs) -> list[pa.Table]:
     implied = pairs.state == Label.NEGATIVE
     implied[pair] = False
     rest = pairs.take(np.flatnonzero(implied))
-    return [own, fact_table(rest.image, rest.class_, rest.state, source=IMPLIED_SOURCE)]
+    return [own, implied_facts(rest.image, rest.class_)]
 
 
 def _receipt(result: LabelTable, pairs: _Pairs, seconds: float) -> str:
-    touched = np.zeros(len(result), np.bool_)
-    touched[pairs.image] = True
     positives, box = int((pairs.state == Label.POSITIVE).sum()), result.locations.boxes
-    points = int(_is_point(box).sum())
+    points, images = int(_is_point(box).sum()), np.count_nonzero(np.bincount(pairs.image))
     places = [f"{n:,} {what}" for n, what in ((points, "points"), (len(box) - points, "boxes")) if n]
     return (
         f"{len(pairs):,} pairs ({positives:,} positive{' with ' if places else ''}{' and '.join(places)}, "
-        f"{len(pairs) - positives:,} negative) in {touched.sum():,} of {len(result):,} images for {_time(seconds)}, "
+        f"{len(pairs) - positives:,} negative) in {images:,} of {len(result):,} images for {_time(seconds)}, "
         f"{seconds / len(pairs):.4g} s a pair"
     )
 
 
 def _time(seconds: float) -> str:
     return f"{seconds:,.0f} s ({seconds / 3600:,.2f} h)"
-
-
-def _remarks(kind: Annotation, tags: int, left_out: int, unknown: int, rest: float) -> tuple[str, ...]:
-    """Notes on effects that a user may not expect."""
-    place = "box" if kind.boxed else "point or box"
-    said = (
-        (
-            tags and kind is not Annotation.TAGS,
-            f"{tags:,} positive pairs have no {place} in the source and became tags",
-        ),
-        (left_out, f"{left_out:,} points in the source were left out because they are not boxes"),
-        (unknown, f"{unknown:,} pairs are unknown in the source, so they were skipped at no cost"),
-        (rest >= 1, f"all known pairs are bought, and {_time(rest)} are left"),
-    )
-    return tuple(text for happened, text in said if happened)

@@ -22,36 +22,29 @@ MADE = "`fewtags plan LABELS --run-pilot --out DIR` makes one"
 
 
 def read_results(path: Path, cost: CostModel) -> list[Result]:
-    """Read measured runs.
+    """Read measured runs from a file that ends in .jsonl or .csv.
 
     Each row has `type` (see `Annotation.of`), `seed`, `mAP` in 0..1 on complete labels, optionally `mAP_loc` and
     `photos` (number of photos that the purchase could choose from), and one of `labels` ((image, class) pairs),
     `budget_seconds` (converted to pairs at flat cost) or `complete_images` (times the number of classes). Other columns
     are ignored.
 
-    Args:
-        path: a file that ends in .jsonl or .csv.
-        cost: seconds per pair, and the number of classes.
-
     Raises:
         DataError: the file cannot be read or is empty, or a row is invalid (with its number).
     """
-    found: list[Result] = []
-    where: dict[tuple[Annotation, int, int], str] = {}
+    found: dict[tuple[Annotation, int, int], tuple[int, Result]] = {}
     for number, row in _rows(path):
         place = f"{path} row {number}"
         result = _result(row, place, cost)
-        key = (result.kind, result.labels, result.seed)
-        if key in where:
+        earlier, _ = found.setdefault((result.kind, result.labels, result.seed), (number, result))
+        if earlier != number:
             raise DataError(
-                f"{place}: {result.kind.described()}, {result.labels:,} labels, seed {result.seed} is in row "
-                f"{where[key]} already; keep one of them, or give another seed."
+                f"{place}: {result.kind.described()}, {result.labels:,} labels, seed {result.seed} is in row {earlier} "
+                "already; keep one of them, or give another seed."
             )
-        where[key] = str(number)
-        found.append(result)
     if not found:
         raise DataError(f"{path} has no row; {MADE}.")
-    return found
+    return [result for _, result in found.values()]
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -73,9 +66,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 raise DataError(f"{path} row {number}: does not have as many cells as the header; fix the row.")
             yield number, {name: cell.strip() for name, cell in cells.items() if cell.strip()}
         return
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, line in ((n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

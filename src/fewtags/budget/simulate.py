@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, final
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label, LabelMatrix
 from fewtags.table.keyed_random import content_hashes, mixed, seeded, uniform
-from fewtags.table.table import IMPLIED_SOURCE, MAX_COMPLETE_SETS, LabelTable, fact_table
+from fewtags.table.table import MAX_COMPLETE_SETS, LabelTable, implied_facts
 
 COLE_SEED = 1200
 """The seed of Cole et al. (Multi-Label Learning from Single Positive Labels, CVPR 2021), for labels and split."""
@@ -21,6 +22,7 @@ MOST_CELLS = 30_000_000
 """The most implied negatives that become facts (about 30 bytes each)."""
 
 _BLOCK = 500_000
+_CellDraw = Callable[[NDArray[np.integer], NDArray[np.integer]], NDArray[np.float64]]
 
 
 def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "cole"] = "plain") -> LabelTable:
@@ -31,13 +33,13 @@ def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "co
     Args:
         table: the labels; only its positives are used.
         seed: selects the draw. `COLE_SEED` is the seed of the published benchmarks.
-        protocol: "plain": each draw depends on the seed, the image key and the class ids, not on other images or their
-            order. "cole": the draw of Cole et al., bit for bit; it depends on the order of images and classes and
-            needs full labels. They draw before they split, see `cole_split`.
+        protocol: "plain": each draw depends only on the seed, the image key and the class ids. "cole": the draw of Cole
+            et al., bit for bit; it depends on the order of images and classes and needs full labels. They draw before
+            they split, see `cole_split`.
 
     Raises:
         DataError: "cole" with unknown cells.
-        ConfigError: another protocol, or a seed that "cole" does not take.
+        ConfigError: another protocol, or a seed that "cole" does not accept.
     """
     labels = table.matrix
     if protocol == "cole":
@@ -48,34 +50,23 @@ def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "co
                 "complete, or use the protocol 'plain'."
             )
         observed = cole_observe(labels, seed=seed)
-        image = np.repeat(np.arange(len(table)), np.diff(observed.indptr))
-        class_ = observed.classes.astype(np.int64)
+        image, class_ = np.repeat(np.arange(len(table)), np.diff(observed.indptr)), observed.classes
     elif protocol == "plain":
-        image, class_ = _draw_one(labels, _CellDraw.of(table, seed))
+        # The positive with the smallest random number in each image.
+        positive = labels.states == Label.POSITIVE
+        image = np.repeat(np.arange(len(table)), np.diff(labels.indptr))[positive]
+        class_ = labels.classes[positive]
+        order = np.lexsort((_cell_draw(table, seed)(image, class_), image))
+        first = order[np.flatnonzero(np.diff(image, prepend=-1))]
+        image, class_ = image[first], class_[first]
     else:
         raise ConfigError(f"protocol {protocol!r} is not known; known: plain, cole.")
-    chosen = np.full(len(table), -1, np.int64)
+    chosen = np.full(len(table), -1)
     chosen[image] = class_
-    facts = table.facts
-    kept = chosen[facts["image"].to_numpy()] == facts["class"].to_numpy()
-    kept &= facts["state"].to_numpy() == Label.POSITIVE
-    result = replace(
-        table,
-        facts=facts.filter(pa.array(kept)),
-        complete_set=np.full(len(table), -1, np.int16),
-        complete_classes=np.zeros((0, len(table.classes)), np.bool_),
-    )
+    kept = chosen[table.facts["image"].to_numpy()] == table.facts["class"].to_numpy()
+    kept &= table.facts["state"].to_numpy() == Label.POSITIVE
+    result = table.with_facts(table.facts.filter(pa.array(kept)))
     return result.noting(f"simulated one positive per image ({protocol}, seed {seed}): {_difference(table, result)}")
-
-
-def _draw_one(labels: LabelMatrix, draw: _CellDraw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The positive with the smallest random number in each image with a positive."""
-    positive = labels.states == Label.POSITIVE
-    image = np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))[positive]
-    class_ = labels.classes[positive].astype(np.int64)
-    order = np.lexsort((draw(image, class_), image))
-    first = order[np.flatnonzero(np.diff(image, prepend=-1))]
-    return image[first], class_[first]
 
 
 def cole_observe(
@@ -87,37 +78,28 @@ def cole_observe(
     the first `negatives` are kept. The second shuffle advances the stream even if no negative is kept. Every class that
     is not positive counts as negative.
 
-    Args:
-        labels: full labels; the order of images and classes matters.
-        positives: number of positives to keep in each image; None: all.
-        negatives: number of negatives; None: all.
-        seed: of `numpy.random.RandomState`.
-
-    Raises:
-        ConfigError: a seed that the generator does not take.
+    The labels must be full, and the order of images and classes matters. None keeps all positives or negatives. A seed
+    that `numpy.random.RandomState` does not accept is a `ConfigError`.
     """
     n, c = labels.shape
     stream = _stream(seed)
     every = np.arange(c)  # 8-byte integers: numpy shuffles these fastest.
-    indptr, classes, states = [0], [], []
+    classes, states = [], []
     for image in range(n):
-        row = slice(labels.indptr[image], labels.indptr[image + 1])
-        positive = labels.classes[row][labels.states[row] == Label.POSITIVE].astype(np.int64)
+        entries = slice(labels.indptr[image], labels.indptr[image + 1])
+        positive = labels.classes[entries][labels.states[entries] == Label.POSITIVE].astype(np.int64)
         negative = every[: c - len(positive)].copy()
         if negatives != 0:  # Otherwise any array of this length draws the same numbers.
             negative = np.setdiff1d(every, positive, assume_unique=True)
         stream.shuffle(positive)
         stream.shuffle(negative)
-        kept = np.concatenate([positive[:positives], negative[:negatives]])
-        state = np.full(len(kept), Label.NEGATIVE, np.int8)
-        state[: len(positive[:positives])] = Label.POSITIVE
-        order = np.argsort(kept)
-        classes.append(kept[order])
-        states.append(state[order])
-        indptr.append(indptr[-1] + len(kept))
+        row = np.zeros(c, np.int8)
+        row[negative[:negatives]], row[positive[:positives]] = Label.NEGATIVE, Label.POSITIVE
+        classes.append(np.flatnonzero(row))
+        states.append(row[classes[-1]])
     return LabelMatrix(
-        np.array(indptr, np.int64),
-        np.concatenate([np.zeros(0, np.int64), *classes]).astype(np.int32),
+        np.cumsum([0, *map(len, classes)], dtype=np.int64),
+        np.concatenate([every[:0], *classes]).astype(np.int32),
         np.concatenate([np.zeros(0, np.int8), *states]),
         np.full(n, -1, np.int16),
         np.zeros((0, c), np.bool_),
@@ -134,13 +116,8 @@ def _stream(seed: int) -> np.random.RandomState:
 def cole_split(n: int, val: float = 0.2, seed: int = COLE_SEED) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the positions of the training and the validation images of Cole et al., each ascending.
 
-    Args:
-        n: number of images of the official training set.
-        val: share of the validation images, in (0, 1).
-        seed: of `numpy.random.RandomState`.
-
-    Raises:
-        ConfigError: `val` outside (0, 1), or a seed that the generator does not take.
+    They divide the `n` images of the official training set. A share `val` for validation outside (0, 1), or a seed that
+    `numpy.random.RandomState` does not accept, is a `ConfigError`.
     """
     if not 0 < val < 1:
         raise ConfigError(f"the share of 'val' is {val}; expected a share above 0 and below 1 (0.2 for a fifth).")
@@ -150,7 +127,7 @@ def cole_split(n: int, val: float = 0.2, seed: int = COLE_SEED) -> tuple[NDArray
 
 
 def keep(table: LabelTable, *, positives: float, negatives: float, seed: int) -> LabelTable:
-    """Keep a random share of the positive and of the negative labels; the others become unknown.
+    """Keep random shares, in [0, 1], of the positive and of the negative labels; the others become unknown.
 
     The draw of each label depends on the seed, its image key and its class id: a larger share contains a smaller one,
     and a subset of the images gives the same draws. Kept labels keep all their facts and locations. Images without a
@@ -159,12 +136,6 @@ def keep(table: LabelTable, *, positives: float, negatives: float, seed: int) ->
     Implied negatives of completely annotated images: with a share of 1, the images remain complete for all classes
     except the positives that they lost; with 0, no image remains complete; otherwise the kept ones become facts.
 
-    Args:
-        table: the labels.
-        positives: share of the positive labels, in [0, 1].
-        negatives: share of the negative labels, in [0, 1].
-        seed: selects the draw.
-
     Raises:
         ConfigError: a share outside [0, 1].
         DataError: too many implied negatives become facts (`MOST_CELLS`).
@@ -172,13 +143,12 @@ def keep(table: LabelTable, *, positives: float, negatives: float, seed: int) ->
     for what, share in (("positives", positives), ("negatives", negatives)):
         if not 0 <= share <= 1:
             raise ConfigError(f"the share of {what} to keep is {share}; expected a share from 0 to 1.")
-    labels, draw = table.matrix, _CellDraw.of(table, seed)
-    c = len(table.classes)
-    image, class_ = table.facts["image"].to_numpy().astype(np.int64), table.facts["class"].to_numpy().astype(np.int64)
+    labels, draw = table.matrix, _cell_draw(table, seed)
+    image, class_ = (table.facts[name].to_numpy().astype(np.int64) for name in ("image", "class"))
     positive = table.facts["state"].to_numpy() == Label.POSITIVE
     unclear = labels.states == Label.UNKNOWN
     owner = np.repeat(np.arange(len(table)), np.diff(labels.indptr))
-    disputed = np.isin(image * c + class_, owner[unclear] * c + labels.classes[unclear])
+    disputed = np.isin(table.fact_cells, (owner * len(table.classes) + labels.classes)[unclear])
     kept = disputed | (draw(image, class_) < np.where(positive, positives, negatives))
     lost = positive & ~kept
     complete_set, complete_classes, implied = _thin_implied_negatives(table, draw, negatives, image[lost], class_[lost])
@@ -193,12 +163,7 @@ def _thin_implied_negatives(
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_], list[pa.Table]]:
     """Keep a share of the implied negatives: the new complete sets, and facts for negatives outside of them.
 
-    Args:
-        table: the original labels.
-        draw: the random numbers.
-        share: share of the implied negatives to keep.
-        image: image of every lost positive, which must not become an implied negative.
-        class_: its class.
+    `image` and `class_` are the lost positives, which must not become implied negatives.
     """
     complete = np.flatnonzero(table.complete_set >= 0)
     if share == 0 or not len(complete):
@@ -224,8 +189,7 @@ def _without_cells(
     """Remove single cells from the complete sets; None if the table would need too many different sets."""
     inside = complete_set[image] >= 0
     inside[inside] = complete_classes[complete_set[image[inside]], class_[inside]]
-    image, class_ = image[inside], class_[inside]
-    order = np.argsort(image, kind="stable")
+    order = np.flatnonzero(inside)[np.argsort(image[inside], kind="stable")]
     image, class_ = image[order], class_[order]
     images, row = np.unique(image, return_inverse=True)
     packed = []
@@ -254,16 +218,14 @@ def _implied_facts(table: LabelTable, draw: _CellDraw, share: float, images: NDA
             f"about {expected:,.0f} negatives of completely annotated images would become facts; at most "
             f"{MOST_CELLS:,} are allowed. Keep a smaller share of them, or all (1) or none (0), or use fewer images."
         )
-    found_images, found_classes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    found = [np.zeros((2, 0), np.int64)]
     step = max(1, _BLOCK // max(1, len(table.classes)))
     for start in range(0, len(images), step):
         block = images[start : start + step]
         row, class_ = table.matrix.implied_negatives(block)
         kept = draw(block[row], class_) < share
-        found_images.append(block[row[kept]])
-        found_classes.append(class_[kept])
-    image, class_ = np.concatenate(found_images), np.concatenate(found_classes)
-    return fact_table(image, class_, np.full(len(image), Label.NEGATIVE), source=IMPLIED_SOURCE)
+        found.append(np.stack([block[row], class_])[:, kept])
+    return implied_facts(*np.concatenate(found, axis=1))
 
 
 def _difference(before: LabelTable, after: LabelTable) -> str:
@@ -275,18 +237,7 @@ def _difference(before: LabelTable, after: LabelTable) -> str:
     return f"{', '.join(parts)}, {bare:,} of {len(after):,} images without a label"
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _CellDraw:
-    """A random number in [0, 1) for each cell of a table, keyed by the seed, the image key and the class id."""
-
-    images: NDArray[np.uint64]
-    classes: NDArray[np.uint64]
-    seed: int
-
-    @classmethod
-    def of(cls, table: LabelTable, seed: int) -> _CellDraw:
-        return cls(content_hashes(table.images.to_pylist()), content_hashes(table.classes.ids), seed)
-
-    def __call__(self, image: NDArray[np.int64], class_: NDArray[np.int64]) -> NDArray[np.float64]:
-        return uniform(seeded(mixed(self.images[image], self.classes[class_]), self.seed))
+def _cell_draw(table: LabelTable, seed: int) -> _CellDraw:
+    """A function of image and class numbers: random numbers keyed by the seed, the image keys and the class ids."""
+    images, classes = content_hashes(table.images.to_pylist()), content_hashes(table.classes.ids)
+    return lambda image, class_: uniform(seeded(mixed(images[image], classes[class_]), seed))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -22,23 +22,13 @@ from fewtags.table.summary import Summary
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
 from fewtags.text import counted
 
-_ROWS = 20
-"""The most classes at each end of the printed table."""
-_WIDEST = 40
-"""The most characters of a class name in this table."""
-
 
 @final
 @dataclass(frozen=True)
 class HeatmapNeed:
-    """Memory need and limit of the stored heatmaps of the training images.
+    """Memory need and limit, in bytes, of the stored heatmaps of the training images."""
 
-    Attributes:
-        needed: (images, classes, top_k or None for all classes) -> bytes, from the heatmap store.
-        limit: bytes available.
-    """
-
-    needed: Callable[[int, int, int | None], int]
+    needed: Callable[[int, int, int | None], int]  # (images, classes, top_k or None for all classes) -> bytes
     limit: int
 
 
@@ -79,12 +69,8 @@ class CheckReport:
 
     def excluded_rows(self) -> tuple[Excluded, ...]:
         """Everything left out: items of the readers, and images without a readable photo."""
-        rows = [
-            Excluded(key, why, split, "unreadable")
-            for split, images in self.unusable.items()
-            for key, why in images.items()
-        ]
-        return (*self.excluded, *rows)
+        images = ((split, key, why) for split, images in self.unusable.items() for key, why in images.items())
+        return (*self.excluded, *(Excluded(key, why, split, "unreadable") for split, key, why in images))
 
     def write_excluded_csv(self, path: Path) -> None:
         """Write `excluded_rows` with the columns item, where, reason; only a header if nothing was left out."""
@@ -93,15 +79,20 @@ class CheckReport:
     def clean(self, tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]:
         """Return the checked tables without the images that have no readable photo; the notes give each reason.
 
-        Raises:
-            DataError: a split without any readable photo.
+        A split without any readable photo is a `DataError`.
         """
         return {split: _without(split, table, self.unusable.get(split, {})) for split, table in tables.items()}
 
     def lines(self) -> Iterator[str]:
         """Yield the report as lines of text."""
         for split, summary in self.summaries.items():
-            yield from _split_lines(split, summary)
+            yield (
+                f"{split}: {counted(summary.images, 'image')}, {counted(len(summary.classes), 'class', 'classes')}, "
+                f"labels: {summary.kind}; {summary.positives_per_image:.2f} positives per image; "
+                f"{summary.without_positive:,} without a positive, {summary.without_label:,} without any label"
+            )
+            if summary.points or summary.boxes:
+                yield f"  {counted(summary.points, 'point')}, {counted(summary.boxes, 'box', 'boxes')}"
         how = "decoded" if self.decoded else "headers only"
         yield f"photos: {self.photos:,} files read ({how})"
         if self.heatmap_bytes is not None:
@@ -128,13 +119,8 @@ class CheckReport:
 
 def write_excluded(rows: Iterable[Excluded], path: Path) -> None:
     """Write excluded items as a CSV, atomically: item, where, reason."""
-    with (
-        replacing(path) as temporary,
-        temporary.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file,
-    ):
-        writer = csv.writer(file)
-        writer.writerow(["item", "where", "reason"])
-        writer.writerows([row.item, row.where, row.reason] for row in rows)
+    with replacing(path) as part, part.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
+        csv.writer(file).writerows([["item", "where", "reason"], *([row.item, row.where, row.reason] for row in rows)])
 
 
 def check(
@@ -155,19 +141,15 @@ def check(
         heatmaps: memory need and limit of the heatmaps; None: not reported.
         threads: number of photos read in parallel; None: one per core, at most 8.
         progress: called with the numbers of photos done and in total.
-
-    Raises:
-        DataError: no split at all.
     """
     if not splits:
         raise DataError("there is nothing to check: give at least one split.")
     summaries = {split: table.summary() for split, table in splits.items()}
     photos = PhotoScan.of(splits, decode=decode, threads=threads, progress=progress)
     train = splits[training_split(splits)]
-    dense = None if heatmaps is None else heatmaps.needed(len(train), len(train.classes), None)
     findings = [
         *label_findings(splits, summaries),
-        *photos.findings(splits, input_size),
+        *photos.findings(input_size),
         *([] if heatmaps is None else _heatmap_findings(train, heatmaps)),
         *reader_findings(splits),
     ]
@@ -178,9 +160,9 @@ def check(
         readings=tuple(dict.fromkeys(r for t in splits.values() for r in t.notes.readings)),
         photos=len(photos.paths),
         decoded=decode,
-        unusable=photos.unusable(splits),
+        unusable=photos.unusable(),
         excluded=tuple(dict.fromkeys(e for t in splits.values() for e in t.notes.excluded)),
-        heatmap_bytes=dense,
+        heatmap_bytes=None if heatmaps is None else heatmaps.needed(len(train), len(train.classes), None),
     )
 
 
@@ -204,7 +186,7 @@ def _heatmap_findings(train: LabelTable, need: HeatmapNeed) -> Iterator[Finding]
         cure = f"Keep those of the {below:,} best classes of each image (objective.heatmap_top_k = {below}): {size}."
     else:
         cure = (
-            f"Even one heatmap for each of the {least:,} positives that an image may have does not fit: take a smaller "
+            f"Even one heatmap for each of the {least:,} positives that an image may have does not fit: use a smaller "
             'input (augment.size), objective.heatmap_storage = "disk", or objective.scl_weight = 0, which needs none.'
         )
     yield Finding("warning", "heatmap-memory", f"{start} {cure}")
@@ -222,29 +204,14 @@ def _without(split: str, table: LabelTable, unusable: Mapping[str, str]) -> Labe
     return replace(table.subset(kept), notes=table.notes + notes)
 
 
-def _split_lines(split: str, summary: Summary) -> Iterator[str]:
-    yield (
-        f"{split}: {counted(summary.images, 'image')}, {counted(len(summary.classes), 'class', 'classes')}, labels: "
-        f"{summary.kind}; {summary.positives_per_image:.2f} positives per image; "
-        f"{summary.without_positive:,} without a positive, {summary.without_label:,} without any label"
-    )
-    if summary.points or summary.boxes:
-        yield f"  {counted(summary.points, 'point')}, {counted(summary.boxes, 'box', 'boxes')}"
-
-
 def _class_lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
-    """Yield positive, negative and unknown images of every class in every split, and points and boxes if any.
-
-    For many classes, only the first and the last are shown.
-    """
+    """Yield positive, negative and unknown images of every class in every split, and points and boxes if any."""
     first, *others = summaries.values()
     if any(other.classes.ids != first.classes.ids for other in others):
         return  # another finding reports this
-    order = sorted(range(len(first.classes)), key=lambda c: (-first.positives[c], c))
-    left_out = max(0, len(order) - 2 * _ROWS)
-    shown = order if left_out <= 1 else order[:_ROWS] + order[-_ROWS:]
+    shown, left_out = first.listed_classes()
     display = first.classes.display
-    width = min(_WIDEST, max([5, *(len(display[c]) for c in shown)]))
+    width = min(40, max([5, *(len(display[c]) for c in shown)]))
     placed = {split: summary.points + summary.boxes > 0 for split, summary in summaries.items()}
     columns = "".join(
         f"{split[:12] + ' +':>15}{'-':>10}{'?':>10}" + (f"{'points':>10}{'boxes':>10}" if placed[split] else "")
@@ -252,8 +219,8 @@ def _class_lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
     )
     yield f"{'class':<{width}}{columns}   (+ positive, - negative, ? unknown)"
     for place, c in enumerate(shown):
-        if left_out > 1 and place == _ROWS:
-            yield f"... {left_out:,} more classes"
+        if left_out and place == len(shown) // 2:
+            yield left_out
         cells = "".join(
             f"{s.positives[c]:>15,}{s.negatives[c]:>10,}{s.unknowns[c]:>10,}"
             + (f"{s.points_of[c]:>10,}{s.boxes_of[c]:>10,}" if placed[split] else "")
@@ -264,21 +231,14 @@ def _class_lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
 
 def _summary_facts(summary: Summary) -> dict[str, Any]:
     facts = {name: value for name, value in vars(summary).items() if name not in ("classes", "contradicting")}
-    counts = zip(
-        summary.classes.ids,
-        summary.classes.display,
-        summary.positives,
-        summary.negatives,
-        summary.unknowns,
-        summary.points_of,
-        summary.boxes_of,
-        strict=True,
-    )
-    keys = ("id", "name", "positive", "negative", "unknown", "points", "boxes")
-    classes = [dict(zip(keys, row, strict=True)) for row in counts]
-    for name in ("positives", "negatives", "unknowns"):
-        facts[name] = sum(facts[name])
-    facts |= {"points": sum(facts.pop("points_of")), "boxes": sum(facts.pop("boxes_of"))}
+    columns: dict[str, Sequence[str | int]] = {"id": summary.classes.ids, "name": summary.classes.display}
+    for name in ("positive", "negative", "unknown"):
+        columns[name] = facts[f"{name}s"]
+        facts[f"{name}s"] = sum(columns[name])
+    for name in ("points", "boxes"):
+        columns[name] = facts.pop(f"{name}_of")
+        facts[name] = sum(columns[name])
+    classes = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return {**facts, "positives_per_image": summary.positives_per_image, "classes": classes}
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fewtags.table.summary import Summary
 from fewtags.table.table import Excluded, ExclusionKind, LabelTable
@@ -84,6 +83,14 @@ class Finding:
         return f"{self.level}: {self.message}" + (f" ({shown})" if shown else "")
 
 
+def counted_finding(
+    level: Level, code: str, items: Iterable[str], nouns: tuple[str, str], text: str, where: str = ""
+) -> Iterator[Finding]:
+    """Yield a finding that begins with the number of its items (`nouns`: singular and plural), if there are any."""
+    if found := tuple(items):
+        yield Finding(level, code, f"{where}{counted(len(found), *nouns)} {text}", found)
+
+
 def training_split(splits: Iterable[str]) -> str:
     """Return the split to train on: "train", or the first one."""
     names = list(splits)
@@ -127,8 +134,8 @@ def _split_findings(name: str, summary: Summary, trained_on: bool) -> Iterator[F
         return
     if summary.without_label:
         message = (
-            f"{name}: of {counted(summary.without_label, 'image')} nothing is known. Blank is not absent: where an "
-            "image shows none of the classes, say so (a `none` folder or tag, zeros in a table, --complete)."
+            f"{name}: {counted(summary.without_label, 'image has', 'images have')} no label. Blank is not absent: if "
+            "an image shows none of the classes, say so (a `none` folder or tag, zeros in a table, --complete)."
         )
         yield Finding("warning", "unlabelled", message)
     if not trained_on and not sum(summary.negatives):
@@ -137,13 +144,11 @@ def _split_findings(name: str, summary: Summary, trained_on: bool) -> Iterator[F
             "are reported instead. Use --complete if what is not named is known to be absent."
         )
         yield Finding("warning", "no-negatives", message)
-    yield from _scarce(name, summary, trained_on)
-    if trained_on:
-        yield from _one_sided(name, summary)
+    yield from _class_findings(f"{name}: ", summary, trained_on)
 
 
 def _contradictions(name: str, summary: Summary) -> Iterator[Finding]:
-    """Labels that are lost because both states are claimed; between sources, that is what unknown is for."""
+    """Labels that are lost because facts contradict: an error within one source, a warning between sources."""
     inside = summary.contradictions_inside
     levels: tuple[tuple[Level, bool, int, str], ...] = (
         ("error", True, inside, "in one source, and counted as unknown. Fix it"),
@@ -156,42 +161,35 @@ def _contradictions(name: str, summary: Summary) -> Iterator[Finding]:
             yield Finding(level, "contradiction", message, items)
 
 
-def _one_sided(name: str, summary: Summary) -> Iterator[Finding]:
-    """Classes without a negative, in a split whose other classes have some."""
-    positives, negatives = np.array(summary.positives), np.array(summary.negatives)
-    classes = np.flatnonzero((positives > 0) & (negatives == 0))
-    if negatives.any() and len(classes):
-        message = (
-            f"{name}: {counted(len(classes), 'class is', 'classes are')} never known to be absent, while others are: "
-            "with bce, all that can be learnt is that they are always there. Take a method that counts unknown as "
-            "absent (expected_negative, assume_negative), or say where they are absent."
-        )
-        yield Finding("warning", "only-positives", message, tuple(summary.classes.display[c] for c in classes))
-
-
-def _scarce(name: str, summary: Summary, trained_on: bool) -> Iterator[Finding]:
-    positives = np.array(summary.positives, np.int64)
+def _class_findings(where: str, summary: Summary, trained_on: bool) -> Iterator[Finding]:
+    """Classes without positives, with few positives, or without negatives while other classes have some."""
+    positives, negatives = np.array(summary.positives, np.int64), np.array(summary.negatives, np.int64)
     display = summary.classes.display
-    if absent := tuple(display[c] for c in np.flatnonzero(positives == 0)):
-        them, they = ("it", "it") if len(absent) == 1 else ("them", "they")
-        end = f"nothing can be learnt about {them}" if trained_on else f"{they} cannot be scored"
-        message = f"{name}: {counted(len(absent), 'class has', 'classes have')} no positive; {end}."
-        yield Finding("warning", "absent-class", message, absent)
-    few = np.flatnonzero((positives > 0) & (positives < FEW))
-    if trained_on and len(few):
-        message = f"{name}: {counted(len(few), 'class has', 'classes have')} fewer than {FEW} positives; expect little."
-        yield Finding("warning", "few-positives", message, tuple(f"{display[c]} {positives[c]}" for c in few))
+    absent, have = [display[c] for c in np.flatnonzero(positives == 0)], ("class has", "classes have")
+    them, they = ("it", "it") if len(absent) == 1 else ("them", "they")
+    end = f"nothing can be learnt about {them}" if trained_on else f"{they} cannot be scored"
+    yield from counted_finding("warning", "absent-class", absent, have, f"no positive; {end}.", where)
+    if not trained_on:
+        return
+    few = [f"{display[c]} {positives[c]}" for c in np.flatnonzero((positives > 0) & (positives < FEW))]
+    text = f"fewer than {FEW} positives; expect low scores."
+    yield from counted_finding("warning", "few-positives", few, have, text, where)
+    if negatives.any():
+        never = [display[c] for c in np.flatnonzero((positives > 0) & (negatives == 0))]
+        text = (
+            "never known to be absent, while others are: bce can only learn that they are always present. Use a method "
+            "that counts unknown as absent (expected_negative, assume_negative), or state where they are absent."
+        )
+        yield from counted_finding("warning", "only-positives", never, ("class is", "classes are"), text, where)
 
 
 def _compared(train: str, ours: Summary, name: str, theirs: Summary) -> Iterator[Finding]:
     """Compare the vocabulary and class shares of a split with those of the training split."""
     if ours.classes.ids != theirs.classes.ids:
-        missing, extra = (
-            set(ours.classes.ids) - set(theirs.classes.ids),
-            set(theirs.classes.ids) - set(ours.classes.ids),
-        )
-        items = tuple(
-            [f"only in {train}: {c}" for c in sorted(missing)] + [f"only in {name}: {c}" for c in sorted(extra)]
+        mine, other = set(ours.classes.ids), set(theirs.classes.ids)
+        items = (
+            *(f"only in {train}: {c}" for c in sorted(mine - other)),
+            *(f"only in {name}: {c}" for c in sorted(other - mine)),
         )
         message = (
             f"{name} has {'other classes' if items else 'the classes in another order'} than {train}; all splits need "
@@ -199,30 +197,17 @@ def _compared(train: str, ours: Summary, name: str, theirs: Summary) -> Iterator
         )
         yield Finding("error", "vocabulary", message, items)
         return
-    differ = _differing(np.array(ours.positives, np.int64), np.array(theirs.positives, np.int64))
-    if differ:
-        display = ours.classes.display
-        items = tuple(f"{display[c]} {a:.1%} in {train}, {b:.1%} in {name}" for c, a, b in differ)
-        message = (
-            f"{name}: {counted(len(differ), 'class takes', 'classes take')} a share of the positives more than "
-            f"{SHARE_RATIO:g} times larger or smaller than in {train}. What is fitted on one may not carry over; a "
-            "stratified split keeps the shares."
-        )
-        yield Finding("warning", "class-share", message, items)
-
-
-def _differing(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> list[tuple[int, float, float]]:
-    """Class numbers and shares of all positives, for shares that differ by more than `SHARE_RATIO`.
-
-    Shares of the positives, not of the images, stay comparable if train has one label per photo and val all.
-    """
-    if not ours.sum() or not theirs.sum():
-        return []
-    a, b = ours / ours.sum(), theirs / theirs.sum()
-    enough = np.maximum(a * theirs.sum(), theirs) >= SHARE_COUNT
-    known = (ours > 0) & (theirs > 0)
-    far = np.maximum(a, b) > SHARE_RATIO * np.minimum(a, b)
-    return [(int(c), float(a[c]), float(b[c])) for c in np.flatnonzero(enough & known & far)]
+    # Shares of the positives, not of the images, stay comparable if train has one label per photo and val all labels.
+    a, b = (np.array(s.positives) / max(sum(s.positives), 1) for s in (ours, theirs))
+    enough = np.maximum(a * sum(theirs.positives), theirs.positives) >= SHARE_COUNT
+    differ = enough & (a > 0) & (b > 0) & (np.maximum(a, b) > SHARE_RATIO * np.minimum(a, b))
+    display = ours.classes.display
+    items = tuple(f"{display[c]} {a[c]:.1%} in {train}, {b[c]:.1%} in {name}" for c in np.flatnonzero(differ))
+    text = (
+        f"a share of the positives more than {SHARE_RATIO:g} times larger or smaller than in {train}. What is fitted "
+        "on one may not fit the other; a stratified split keeps the shares."
+    )
+    yield from counted_finding("warning", "class-share", items, ("class takes", "classes take"), text, f"{name}: ")
 
 
 def _collisions(tables: Mapping[str, LabelTable]) -> Iterator[Finding]:
@@ -235,10 +220,9 @@ def _collisions(tables: Mapping[str, LabelTable]) -> Iterator[Finding]:
             known = first.setdefault((root, unicodedata.normalize("NFC", key).casefold()), key)
             if known != key:
                 others[known].add(key)
-    items = tuple(" = ".join([key, *sorted(rest)]) for key, rest in others.items())
-    if items:
-        message = (
-            f"{counted(len(items), 'image name is', 'image names are')} spelt in several ways that differ only in case "
-            "or in how accents are encoded; on Windows and macOS they are one file. Rename them."
-        )
-        yield Finding("warning", "name-collision", message, items)
+    items = [" = ".join([key, *sorted(rest)]) for key, rest in others.items()]
+    text = (
+        "spelt in several ways that differ only in case or in the encoding of accents; on Windows and macOS they are "
+        "one file. Rename them."
+    )
+    yield from counted_finding("warning", "name-collision", items, ("image name is", "image names are"), text)

@@ -31,15 +31,12 @@ class Policy(Protocol):
     @property
     def size(self) -> int:
         """Height and width of the crops in pixels."""
-        ...
 
     def sample(self, rng: np.random.Generator, aspect: float) -> View:
         """Draw a training view; `aspect` is the displayed width / height of the photo."""
-        ...
 
     def test_view(self, aspect: float) -> View:
-        """The one view used for validation, test and prediction."""
-        ...
+        """Return the view for validation, test and prediction."""
 
 
 def _check(size: int, area: tuple[float, float]) -> None:
@@ -50,7 +47,7 @@ def _check(size: int, area: tuple[float, float]) -> None:
 
 
 def _maybe_flip(rng: np.random.Generator, view: View, flip: bool) -> View:
-    # Always drawn, so that the switch changes no other draw.
+    # The number is always drawn, so that `flip` does not change other draws.
     return view.then(View.flip()) if rng.random() < 0.5 and flip else view
 
 
@@ -66,11 +63,8 @@ class SquareCrop:
 
     Attributes:
         size: height and width of the crops in pixels.
-        area: smallest and largest share of the photo.
+        area: smallest and largest share of the photo, in 0..1.
         flip: exchange left and right in half of the draws.
-
-    Raises:
-        ConfigError: a size below 1, or an area outside 0..1.
     """
 
     size: int = 448
@@ -106,9 +100,6 @@ class ResizedCrop:
         ratio: smallest and largest width / height, in pixels of the photo.
         centre: side of the test square as a share of the photo's shorter side: 224 of 256.
         flip: exchange left and right in half of the draws.
-
-    Raises:
-        ConfigError: a size below 1, or an area, ratio or centre out of range.
     """
 
     size: int = 224
@@ -119,10 +110,9 @@ class ResizedCrop:
 
     def __post_init__(self) -> None:
         _check(self.size, self.area)
-        if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ConfigError(
-                f"crop ratio {self.ratio[0]:g} to {self.ratio[1]:g} must be above 0, smaller number first."
-            )
+        low, high = self.ratio
+        if not 0 < low <= high:
+            raise ConfigError(f"crop ratio {low:g} to {high:g} must be above 0, smaller number first.")
         if not 0 < self.centre <= 1:
             raise ConfigError(f"centre {self.centre:g} must be above 0 and at most 1, the shorter side of the photo.")
 
@@ -146,11 +136,7 @@ class ResizedCrop:
 @final
 @dataclass(frozen=True)
 class WholeImage:
-    """The `none` policy: the whole photo, stretched to a square, never flipped.
-
-    Raises:
-        ConfigError: a size below 1.
-    """
+    """The `none` policy: the whole photo, stretched to a square, never flipped."""
 
     size: int = 448
 
@@ -175,13 +161,7 @@ def _centred(width: float, height: float) -> View:
 class Jitter:
     """Random brightness, contrast and saturation, in this order, by factors uniform in 1 - strength .. 1 + strength.
 
-    Attributes:
-        brightness: strength 0..1; 0 is off.
-        contrast: strength 0..1; 0 is off.
-        saturation: strength 0..1; 0 is off.
-
-    Raises:
-        ConfigError: a strength outside 0..1.
+    The strengths are in 0..1; 0 is off. Others are a `ConfigError`.
     """
 
     brightness: float = 0.0
@@ -195,13 +175,8 @@ class Jitter:
 
     def __call__(self, image: Pixels, rng: np.random.Generator) -> Pixels:
         """Return a changed copy of uint8 [h, w, 3]. Three factors are always drawn, so no switch changes the others."""
-        steps: tuple[tuple[float, Callable[[Pixels, float], Pixels]], ...] = (
-            (self.brightness, adjust_brightness),
-            (self.contrast, adjust_contrast),
-            (self.saturation, adjust_saturation),
-        )
-        factors = rng.uniform(-1.0, 1.0, 3)
-        for (strength, adjust), draw in zip(steps, factors, strict=True):
+        changes = (adjust_brightness, adjust_contrast, adjust_saturation)
+        for adjust, strength, draw in zip(changes, vars(self).values(), rng.uniform(-1.0, 1.0, 3), strict=True):
             if strength:
                 image = adjust(image, 1.0 + strength * float(draw))
         return image
@@ -232,10 +207,8 @@ def adjust_hue(image: Pixels, shift: float) -> Pixels:
     value = channels.max(0)
     chroma = value - channels.min(0)
     divisor = np.maximum(chroma, 1)  # chroma is a whole number, and 0 for greys, which do not change
-    hue = np.where(
-        value == red, green - blue, np.where(value == green, blue - red + 2 * divisor, red - green + 4 * divisor)
-    )
-    hue /= divisor
+    not_red = np.where(value == green, blue - red + 2 * divisor, red - green + 4 * divisor)
+    hue = np.where(value == red, green - blue, not_red) / divisor
     hue += np.float32(6 * shift)
     out = np.empty_like(image)
     for channel, start in enumerate((5, 3, 1)):

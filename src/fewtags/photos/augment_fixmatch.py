@@ -24,10 +24,7 @@ class Strong:
 
     Attributes:
         jitter: change of colours.
-        cutout: largest side of the square, as a share of the crop's; 0 is off. FixMatch: 0.5.
-
-    Raises:
-        ConfigError: a share outside 0..1.
+        cutout: largest side of the square, as a share of the side of the crop, 0..1; 0 is off. FixMatch: 0.5.
     """
 
     jitter: Jitter = field(default_factory=lambda: Jitter(0.6, 0.6, 0.6))

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from fewtags.errors import ConfigError
-from fewtags.photos.augment import Pixels, adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation
+from fewtags.photos.augment import Jitter, Pixels, adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation
 
 
 @final
@@ -26,17 +26,12 @@ class AugPlus:
     proportionally smaller sigma; for very small crops, SimCLR uses no blur (`blur_share=0`).
 
     Attributes:
-        brightness: strength 0..1; 0 is off.
-        contrast: strength 0..1; 0 is off.
-        saturation: strength 0..1; 0 is off.
+        brightness: strength 0..1; 0 is off. Likewise for `contrast` and `saturation`.
         hue: largest shift, as a share of the colour circle, 0..0.5; 0 is off.
         jitter_share: share of crops whose colours change, 0..1.
         grey_share: share of crops that become grey, 0..1.
         blur_share: share of crops that are blurred, 0..1.
         blur_sigma: smallest and largest standard deviation of the Gaussian, in pixels; drawn uniformly.
-
-    Raises:
-        ConfigError: a value out of range.
     """
 
     brightness: float = 0.4
@@ -49,9 +44,7 @@ class AugPlus:
     blur_sigma: tuple[float, float] = (0.1, 2.0)
 
     def __post_init__(self) -> None:
-        for name in ("brightness", "contrast", "saturation"):
-            if not 0 <= (strength := getattr(self, name)) <= 1:
-                raise ConfigError(f"{name} jitter {strength:g} must be within 0 (off) to 1.")
+        Jitter(self.brightness, self.contrast, self.saturation)  # refuses strengths outside 0..1
         if not 0 <= self.hue <= 0.5:
             raise ConfigError(f"hue jitter {self.hue:g} must be within 0 (off) to 0.5, half the colour circle.")
         for name in ("jitter_share", "grey_share", "blur_share"):
@@ -68,25 +61,21 @@ class AugPlus:
         """
         changes, turns_grey, blurs = rng.random(3) < (self.jitter_share, self.grey_share, self.blur_share)
         order, draws, sigma = rng.permutation(4), rng.uniform(-1.0, 1.0, 4), rng.uniform(*self.blur_sigma)
-        changed = image.copy()
-        if changes:
-            for place in order.tolist():
-                adjust, neutral, strength = self._steps[place]
-                if strength:
-                    changed = adjust(changed, neutral + strength * float(draws[place]))
-        if turns_grey:
-            changed = adjust_saturation(changed, 0.0)
-        return blur(changed, sigma) if blurs else changed
-
-    @property
-    def _steps(self) -> tuple[tuple[Callable[[Pixels, float], Pixels], float, float], ...]:
-        """Colour changes: function, the neutral amount, and the largest deviation from it."""
-        return (
+        steps: tuple[tuple[Callable[[Pixels, float], Pixels], float, float], ...] = (
             (adjust_brightness, 1.0, self.brightness),
             (adjust_contrast, 1.0, self.contrast),
             (adjust_saturation, 1.0, self.saturation),
             (adjust_hue, 0.0, self.hue),
         )
+        changed = image.copy()
+        if changes:
+            for place in order.tolist():
+                adjust, neutral, strength = steps[place]
+                if strength:
+                    changed = adjust(changed, neutral + strength * float(draws[place]))
+        if turns_grey:
+            changed = adjust_saturation(changed, 0.0)
+        return blur(changed, sigma) if blurs else changed
 
 
 def blur(image: Pixels, sigma: float) -> Pixels:

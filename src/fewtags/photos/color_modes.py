@@ -9,15 +9,9 @@ from fewtags.errors import DataError
 
 
 def eight_bit(image: Image.Image, path: str, bits: int) -> Image.Image:
-    """Return the same image in mode L or RGB.
+    """Return a loaded image of any mode in mode L or RGB. Pixels without a known range are a `DataError` with `path`.
 
-    Args:
-        image: a loaded image of any mode.
-        path: for the error.
-        bits: bits per sample in the file; distinguishes 12 bits in a 16-bit mode from 16.
-
-    Raises:
-        DataError: the pixels have no known range.
+    `bits`, the number of bits per sample in the file, distinguishes 12 bits in a 16-bit mode from 16.
     """
     # Pillow stretches deep PPM files to 16 bits, whatever their own maximum.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
@@ -37,9 +31,8 @@ def eight_bit(image: Image.Image, path: str, bits: int) -> Image.Image:
             )
         return Image.fromarray(np.round(pixels * 255).astype(np.uint8))
     if image.mode == "I":
-        raise DataError(
-            f"{path}: 32-bit or signed integer pixels have no known range; save the file with 8 or 16 bits."
-        )
+        cure = "save the file with 8 or 16 bits"
+        raise DataError(f"{path}: 32-bit or signed integer pixels have no known range; {cure}.")
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")

@@ -30,23 +30,17 @@ AUGMENTATION, SECOND_VIEW = 0, 2
 @final
 @dataclass(frozen=True)
 class PhotoFolder:
-    """The photo files of a label table.
-
-    Attributes:
-        root: folder that the keys are relative to.
-        keys: pyarrow string [N]. Not a list: worker processes would gradually copy all of its objects.
-    """
+    """The photo files of a label table: a folder, and keys relative to it."""
 
     root: Path
-    keys: pa.Array
+    keys: pa.Array  # string [N]; worker processes would gradually copy all objects of a list
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def path(self, index: int) -> Path:
-        """Path of a photo."""
-        key: str = self.keys[index].as_py()
-        return self.root / key
+        """Return the path of a photo."""
+        return self.root / str(self.keys[index].as_py())
 
 
 @final
@@ -58,8 +52,8 @@ class Sample:
         pixels: uint8 [h, w, 3].
         labels: int8 [C].
         index: global sample index.
-        view: from the crop to the photo.
-        classes: int32 [m], of the located objects; None if no photo has any.
+        view: map from the crop to the photo.
+        classes: int32 [m], classes of the located objects; None if no photo has located objects.
         boxes: float32 [m, 4], points and boxes of these objects in the photo.
         second_view: the same photo through another view; None if the objective does not need one.
     """
@@ -93,7 +87,7 @@ class TrainSet(Dataset[Sample | Failure]):
         photos: N files.
         labels: N images by C classes.
         policy: draws the views.
-        seed: of the run.
+        seed: seed of the run.
         jitter: random pixel change of every view; None: no change.
         views_cycle: reuse the views of the first `views_cycle` epochs cyclically, as a cache does; None: never.
         locations: points and boxes for the batches; None for none.
@@ -117,40 +111,32 @@ class TrainSet(Dataset[Sample | Failure]):
         return len(self.photos)
 
     def __getitem__(self, at: tuple[int, int]) -> Sample | Failure:
-        """The sample of (epoch, index)."""
-        sample = self._drawn(at, AUGMENTATION, self.jitter)
-        if isinstance(sample, Failure):
-            return sample
-        if self.locations is not None:
-            _, classes, boxes = self.locations.rows([sample.index])
-            sample = replace(sample, classes=classes, boxes=boxes)
-        if self.second_view is None:
-            return sample
-        second_view = self._drawn(at, SECOND_VIEW, self.second_view)
-        return second_view if isinstance(second_view, Failure) else replace(sample, second_view=second_view)
+        """Return the sample of (epoch, index)."""
+        try:
+            sample = self._draw(at, AUGMENTATION, self.jitter)
+            if self.locations is not None:
+                _, classes, boxes = self.locations.rows([sample.index])
+                sample = replace(sample, classes=classes, boxes=boxes)
+            if self.second_view is not None:
+                sample = replace(sample, second_view=self._draw(at, SECOND_VIEW, self.second_view))
+        except FewtagsError as error:
+            return Failure(str(error))
+        return sample
 
-    def _drawn(self, at: tuple[int, int], stream: int, change: PixelChange | None) -> Sample | Failure:
+    def _draw(self, at: tuple[int, int], stream: int, change: PixelChange | None) -> Sample:
         """The photo through a random view, with changed pixels; all random numbers come from one stream."""
         epoch, index = at
         random = rng(self.seed, epoch % self.views_cycle if self.views_cycle else epoch, index, stream)
-        sample = _sample(
-            self.photos, self.labels, index, lambda aspect: self.policy.sample(random, aspect), self.policy
-        )
-        if isinstance(sample, Failure) or change is None:
-            return sample
-        return replace(sample, pixels=change(sample.pixels, random))
+        path, size = self.photos.path(index), self.policy.size
+        pixels, view = read_through(path, lambda aspect: self.policy.sample(random, aspect), size)
+        pixels = pixels if change is None else change(pixels, random)
+        return Sample(pixels=pixels, labels=self.labels.rows([index])[0], index=index, view=view)
 
 
 @final
 @dataclass(frozen=True)
 class EvalSet(Dataset[Sample | Failure]):
-    """Photos through the test view of a policy.
-
-    Attributes:
-        photos: N files.
-        labels: N images by C classes.
-        policy: has the test view.
-    """
+    """N photos with labels, N images by C classes, through the test view of a policy."""
 
     photos: PhotoFolder
     labels: LabelMatrix
@@ -163,30 +149,18 @@ class EvalSet(Dataset[Sample | Failure]):
         return len(self.photos)
 
     def __getitem__(self, index: int) -> Sample | Failure:
-        """The sample of an index."""
-        return _sample(self.photos, self.labels, index, self.policy.test_view, self.policy)
-
-
-def _sample(
-    photos: PhotoFolder, labels: LabelMatrix, index: int, view_of: Callable[[float], View], policy: Policy
-) -> Sample | Failure:
-    try:
-        pixels, view = read_through(photos.path(index), view_of, policy.size)
-    except FewtagsError as error:
-        return Failure(str(error))
-    return Sample(pixels=pixels, labels=labels.rows([index])[0], index=index, view=view)
+        """Return the sample of an index."""
+        try:
+            pixels, view = read_through(self.photos.path(index), self.policy.test_view, self.policy.size)
+        except FewtagsError as error:
+            return Failure(str(error))
+        return Sample(pixels=pixels, labels=self.labels.rows([index])[0], index=index, view=view)
 
 
 def read_through(path: Path, view_of: Callable[[float], View], size: int) -> tuple[NDArray[np.uint8], View]:
-    """Read a photo through a view: pixels uint8 [size, size, 3], and the view.
+    """Read a photo through a view: pixels uint8 [size, size, 3], and the view. An unreadable photo is a `DataError`.
 
-    Args:
-        path: the file.
-        view_of: aspect (displayed width / height) -> view, for example a policy's `test_view`.
-        size: side of the square in pixels.
-
-    Raises:
-        DataError: the photo cannot be read.
+    `view_of` maps an aspect (displayed width / height) to a view, for example the `test_view` of a policy.
     """
     with open_photo(path) as photo:
         view = view_of(photo.info.aspect)

@@ -29,6 +29,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import SEEK_CUR
 from pathlib import Path
 from typing import BinaryIO, final
 
@@ -144,13 +145,13 @@ class ImageInfo:
     """Content of the header of a photo file.
 
     Attributes:
-        width: displayed width in pixels, orientation applied.
+        width: displayed width in pixels, after the EXIF orientation.
         height: displayed height in pixels.
         stored: (width, height) of the pixel grid in the file.
         orientation: EXIF orientation, 1..8; 1 if it is missing or damaged.
-        format: from the content, one of the values of `EXTENSIONS`.
+        format: a value of `EXTENSIONS`, decided by the content.
         mode: Pillow's colour mode: "L", "RGB", "CMYK", "P", "RGBA", "I;16", ...
-        bits: per sample, as stored.
+        bits: bits per sample in the file.
         animated: the file has several frames or pages; the first one is read.
         misnamed: the extension belongs to another format.
     """
@@ -184,14 +185,11 @@ class Photo:
         """Decode the photo through a view: crop, flip, quarter turn and resize in one pass over the needed pixels.
 
         The filter is bilinear and widens with the reduction (no aliasing). Near the edges of the box it uses the
-        pixels of the photo outside the box.
+        pixels of the photo outside the box. The result is RGB, uint8 [h, w, 3], contiguous and writable.
 
         Args:
             view: crop frame -> displayed frame, axis-aligned; None: the whole photo.
             size: (height, width) of the result; None: keep the scale.
-
-        Returns:
-            uint8 [h, w, 3], RGB, contiguous and writable.
 
         Raises:
             DataError: the pixels cannot be decoded or have no known range.
@@ -224,7 +222,7 @@ class Photo:
     def _draft(self, width: float, height: float) -> tuple[float, float] | None:
         """Ask the JPEG decoder for fewer pixels. Return the scaled size, or None for other formats.
 
-        The size is fractional: the decoder rounds it up to whole pixels, and the photo covers the last ones in part.
+        The size is fractional: the decoder rounds it up, and the photo covers only a part of the last row and column.
         """
         if self.info.format != "JPEG":
             return None  # for HEIF it would mean the embedded thumbnail
@@ -237,89 +235,68 @@ class Photo:
         try:
             self._image.load()
         except _DAMAGE as error:
-            if "truncated" in str(error).lower():
-                raise DataError(f"{self.path}: {_truncation(self._image)}; re-export or remove the file.") from error
-            raise DataError(f"{self.path}: cannot be decoded ({error}); re-export or remove the file.") from error
+            truncated = "truncated" in str(error).lower()
+            problem = _truncation(self._image) if truncated else f"cannot be decoded ({error})"
+            raise DataError(f"{self.path}: {problem}; re-export or remove the file.") from error
         return self._image
 
 
 @contextmanager
-def open_photo(path: Path | str, *, pixel_limit: int | None = None) -> Iterator[Photo]:
+def open_photo(path: Path | str) -> Iterator[Photo]:
     """Open a photo file: read and check the header, but not the pixels.
 
-    Args:
-        path: the file.
-        pixel_limit: largest number of pixels; None: `most_pixels`. Pillow's own global limit is neither used nor
-            changed (but Pillow refuses TIFF and WebP above twice `Image.MAX_IMAGE_PIXELS`).
+    The pixel limit is FEWTAGS_PIXEL_LIMIT if set, else `PIXEL_LIMIT`. Pillow's own global limit is neither used nor
+    changed (but Pillow refuses TIFF and WebP above twice `Image.MAX_IMAGE_PIXELS`).
 
     Raises:
         DataError: no such file, not a photo, a damaged header, or more pixels than the limit.
+        ConfigError: FEWTAGS_PIXEL_LIMIT is not a number above 0.
     """
-    shown = os.fspath(path).encode("utf-8", "backslashreplace").decode()
-    with _open_file(Path(path), shown) as file:
-        image, info = _read_header(file, Path(path), shown)
-        width, height = info.stored
-        if width * height > (limit := most_pixels() if pixel_limit is None else pixel_limit):
+    with _open_any_size(path) as photo:
+        text = os.environ.get(PIXEL_LIMIT_VARIABLE, str(PIXEL_LIMIT))
+        if not text.isdecimal() or not int(text):
+            raise ConfigError(f"{PIXEL_LIMIT_VARIABLE}={text!r}: expected a number of pixels, for example 200000000.")
+        width, height = photo.info.stored
+        if width * height > int(text):
             raise DataError(
-                f"{shown}: has {width:,} x {height:,} = {width * height / 1e6:,.1f} million pixels, more than the "
-                f"limit of {limit / 1e6:,.1f} million; shrink the photo, or set the environment variable "
+                f"{photo.path}: has {width:,} x {height:,} = {width * height / 1e6:,.1f} million pixels, more than the "
+                f"limit of {int(text) / 1e6:,.1f} million; shrink the photo, or set the environment variable "
                 f"{PIXEL_LIMIT_VARIABLE}={width * height} if that is its size."
             )
-        yield Photo(shown, info, image)
-
-
-def most_pixels() -> int:
-    """Return the largest number of pixels of a photo: FEWTAGS_PIXEL_LIMIT if set, else `PIXEL_LIMIT`.
-
-    Raises:
-        ConfigError: the variable is not a number above 0.
-    """
-    text = os.environ.get(PIXEL_LIMIT_VARIABLE, str(PIXEL_LIMIT))
-    if not text.isdecimal() or not int(text):
-        raise ConfigError(f"{PIXEL_LIMIT_VARIABLE}={text!r}: expected a number of pixels, for example 200000000.")
-    return int(text)
+        yield photo
 
 
 def probe(path: Path | str) -> ImageInfo:
-    """Read the header of a photo file, whatever its size.
-
-    Raises:
-        DataError: no such file, not a photo, or a damaged header.
-    """
-    shown = os.fspath(path).encode("utf-8", "backslashreplace").decode()
-    with _open_file(Path(path), shown) as file:
-        return _read_header(file, Path(path), shown)[1]
+    """Read the header of a photo file of any size; a file that is not a readable photo is a `DataError`."""
+    with _open_any_size(path) as photo:
+        return photo.info
 
 
 def read_image(
-    path: Path | str,
-    *,
-    box: tuple[float, float, float, float] | None = None,
-    size: tuple[int, int] | None = None,
-    pixel_limit: int | None = None,
+    path: Path | str, *, box: tuple[float, float, float, float] | None = None, size: tuple[int, int] | None = None
 ) -> NDArray[np.uint8]:
-    """Read a photo, or a box of it, at a size.
+    """Read a photo, or a box of it (x0, y0, x1, y1 in 0..1 of the displayed frame): uint8 [h, w, 3], RGB.
 
-    Args:
-        path: the file.
-        box: x0, y0, x1, y1 in 0..1 of the displayed frame; None: the whole photo.
-        size: (height, width) of the result; None: keep the scale.
-        pixel_limit: largest number of pixels; None: `most_pixels`.
-
-    Returns:
-        uint8 [h, w, 3], RGB, in the displayed frame.
+    `size` is the (height, width) of the result; None keeps the scale.
 
     Raises:
-        DataError: the file cannot be read; see the module.
+        DataError: the file cannot be read.
         ValueError: the box reaches outside 0..1 or has no area.
     """
-    with open_photo(path, pixel_limit=pixel_limit) as photo:
+    with open_photo(path) as photo:
         return photo.read(None if box is None else View.crop(*map(float, box)), size)
+
+
+@contextmanager
+def _open_any_size(path: Path | str) -> Iterator[Photo]:
+    shown = os.fspath(path).encode("utf-8", "backslashreplace").decode()
+    with _open_file(Path(path), shown) as file:
+        yield _read_header(file, Path(path), shown)
 
 
 def _interval(start: float, length: float) -> tuple[float, float]:
     """The part of 0..1 that one axis of a view covers."""
-    low, high = min(start, start + length), max(start, start + length)
+    low, high = sorted((start, start + length))
     if low < -_TOLERANCE or high > 1 + _TOLERANCE or high - low < _TOLERANCE:
         raise ValueError(f"a view must cover a part of the photo, not {low:.6g} to {high:.6g} of 0 to 1")
     return max(low, 0.0), min(high, 1.0)
@@ -343,16 +320,13 @@ def _open_file(path: Path, shown: str) -> BinaryIO:
         raise DataError(f"{shown!r}: is not a path ({error}); check the label file.") from error
 
 
-def _read_header(file: BinaryIO, path: Path, shown: str) -> tuple[ImageFile.ImageFile, ImageInfo]:
+def _read_header(file: BinaryIO, path: Path, shown: str) -> Photo:
     head = file.read(64)
     kind = next((name for name, magic in _MAGIC if magic.match(head)), None)
     if kind is None:
-        other = next(((what, cure) for magic, what, cure in _OTHERS if magic.match(head)), None)
-        what, cure = other or (
-            f"is not a photo (its first bytes are {head[:8]!r})",
-            "remove it, or export it as JPEG or PNG",
-        )
-        raise DataError(f"{shown}: {what}; {cure}.")
+        unknown = f"is not a photo (its first bytes are {head[:8]!r}); remove it, or export it as JPEG or PNG"
+        problem = next((f"{what}; {cure}" for magic, what, cure in _OTHERS if magic.match(head)), unknown)
+        raise DataError(f"{shown}: {problem}.")
     plugin = _heif_plugin(shown) if kind == "HEIF" else _PLUGINS[kind]
     file.seek(0)
     try:
@@ -366,49 +340,43 @@ def _read_header(file: BinaryIO, path: Path, shown: str) -> tuple[ImageFile.Imag
         raise DataError(
             f"{shown}: its {kind} header is damaged or of an unknown kind ({error}); re-export or remove the file."
         ) from error
-    turned_by_pillow = kind == "TIFF" and swaps_axes(orientation)
+    swapped = swaps_axes(orientation)
     width, height = image.size
-    stored = (height, width) if turned_by_pillow else (width, height)
-    displayed = stored[::-1] if swaps_axes(orientation) else stored
-    misnamed = EXTENSIONS.get(path.suffix.lower(), kind) != kind
-    bits = _bits(image, kind, head)
-    return image, ImageInfo(
-        width=displayed[0],
-        height=displayed[1],
+    stored = (height, width) if swapped and kind == "TIFF" else (width, height)  # Pillow turns TIFF itself
+    info = ImageInfo(
+        width=stored[swapped],
+        height=stored[not swapped],
         stored=stored,
         orientation=orientation,
         format=kind,
         mode=image.mode,
-        bits=bits,
+        bits=_bits(image, kind, head),
         animated=animated,
-        misnamed=misnamed,
+        misnamed=EXTENSIONS.get(path.suffix.lower(), kind) != kind,
     )
+    return Photo(shown, info, image)
 
 
 def _heif_plugin(shown: str) -> Callable[[BinaryIO, str], ImageFile.ImageFile]:
     try:
         from pillow_heif import HeifImageFile
     except ImportError as error:
-        raise DataError(
-            f"{shown}: is a HEIF photo, which needs pillow-heif; pip install 'fewtags[heif]', or export it as JPEG."
-        ) from error
+        cure = "pip install 'fewtags[heif]', or export it as JPEG"
+        raise DataError(f"{shown}: is a HEIF photo, which needs pillow-heif; {cure}.") from error
     plugin: Callable[[BinaryIO, str], ImageFile.ImageFile] = HeifImageFile
     return plugin
 
 
 def _late_exif(file: BinaryIO) -> bytes | None:
     """EXIF of a PNG that is stored after its pixels; Pillow would decode the pixels to find it."""
-    before, position = file.tell(), 8
-    file.seek(position)
+    before, exif = file.tell(), b""
+    file.seek(8)
     while len(start := file.read(8)) == 8:
         length, chunk = struct.unpack(">I4s", start)
         if chunk == b"eXIf":
+            exif = file.read(min(length, 1 << 20))
             break
-        position += 12 + length
-        file.seek(position)
-    else:
-        length = 0
-    exif = file.read(min(length, 1 << 20))
+        file.seek(length + 4, SEEK_CUR)
     file.seek(before)
     return exif or None
 

@@ -13,7 +13,7 @@ from typing import Any, cast, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from fewtags.batched_views import stack_views
 from fewtags.errors import ConfigError, DataError
@@ -29,18 +29,18 @@ ORDER = 1
 @final
 @dataclass(frozen=True)
 class EpochSampler:
-    """Which samples make up which batch, on every process and in every epoch.
+    """The samples of each batch, on every process and in every epoch.
 
-    The epoch's order is one permutation of all samples, drawn from (seed, epoch). Sample i belongs to rank i mod world
-    in every epoch, so that a row of a store has one owner, and each rank takes its samples in the order of that
-    permutation, cut into batches whose sizes differ by one at most: never an empty or a tiny last one. Every sample
-    comes exactly once per epoch; nothing is padded, repeated or dropped. All ranks make the same number of steps.
+    The order of an epoch is one permutation of all samples, drawn from (seed, epoch). Sample i belongs to rank i mod
+    world in every epoch, so that a row of a store has one owner. Each rank takes its samples in the order of that
+    permutation, in batches whose sizes differ by at most one. Every sample comes exactly once per epoch; nothing is
+    padded, repeated or dropped. All ranks make the same number of steps.
 
     Attributes:
         samples: N.
-        batch_size: the most samples per process and step. (One more where the number of samples per rank is uneven and
-            so small that a rank would be left without a batch: in practice, with batch size 1 only.)
-        seed: of the run.
+        batch_size: largest number of samples per process and step (one more if a rank would have no batch otherwise: in
+            practice, only with batch size 1).
+        seed: seed of the run.
         rank: this process among `world`.
         world: number of processes.
 
@@ -80,10 +80,9 @@ class EpochSampler:
 @final
 @dataclass(frozen=True, eq=False)
 class PixelBatch:
-    """A batch as it leaves a worker process: its images (and those of its second view) are not normalised yet.
+    """A batch as it leaves a worker process: images, also of the second view, are uint8 [b, h, w, 3].
 
-    Attributes:
-        batch: images are uint8 [b, h, w, 3], a quarter of the bytes of a normalised batch.
+    That is a quarter of the bytes of a normalised batch.
     """
 
     batch: Batch
@@ -98,42 +97,35 @@ class PixelBatch:
 class Collate:
     """Samples -> `Batch`, with pixels normalised to (pixel / 255 - mean) / std.
 
-    Worker processes `stack`; the main process normalises, on the device where the batch is used.
-
-    Attributes:
-        mean: of red, green and blue in 0..1, as the net's weights expect.
-        std: likewise.
+    `mean` and `std` are those of red, green and blue in 0..1, as the net's weights expect. Worker processes `stack`;
+    the main process normalises, on the device where the batch is used.
     """
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
-    def __call__(self, samples: Sequence[Sample | Failure]) -> Batch | Failure:
-        """A normalised batch, or the first failure among its samples."""
-        stacked = self.stack(samples)
-        return stacked if isinstance(stacked, Failure) else self.normalise(stacked)
-
     def stack(self, samples: Sequence[Sample | Failure]) -> PixelBatch | Failure:
-        """A batch of pixels as they are, or the first failure among its samples."""
-        for sample in samples:
-            if isinstance(sample, Failure):
-                return sample
-        good = cast("Sequence[Sample]", samples)
+        """Return a batch of pixels that are not normalised, or the first failure among its samples."""
+        good = [sample for sample in samples if isinstance(sample, Sample)]
+        if len(good) < len(samples):
+            return next(sample for sample in samples if isinstance(sample, Failure))
+        images, views = _stacked(good)
         second_view = [sample.second_view for sample in good if sample.second_view is not None]
+        classes = [sample.classes for sample in good if sample.classes is not None]
+        boxes = [sample.boxes for sample in good if sample.boxes is not None]
+        row = np.repeat(np.arange(len(classes)), [len(c) for c in classes])
         batch = Batch(
-            images=_stacked(good),
+            images=images,
             labels=torch.from_numpy(np.stack([sample.labels for sample in good])),
             index=torch.tensor([sample.index for sample in good], dtype=torch.int64),
-            views=stack_views([sample.view for sample in good]),
-            places=_places(good),
-            second_view=SecondView(_stacked(second_view), stack_views([s.view for s in second_view]))
-            if second_view
-            else None,
+            views=views,
+            places=make_places(row, np.concatenate(classes), np.concatenate(boxes)) if classes else None,
+            second_view=SecondView(*_stacked(second_view)) if second_view else None,
         )
         return PixelBatch(batch)
 
     def normalise(self, stacked: PixelBatch, device: torch.device | None = None) -> Batch:
-        """The batch with images float32 [b, 3, h, w] on a device; everything else stays in main memory."""
+        """Return the batch with images float32 [b, 3, h, w] on a device; everything else stays in main memory."""
         batch = stacked.batch
         second_view = batch.second_view
         if second_view is not None:
@@ -141,7 +133,7 @@ class Collate:
         return replace(batch, images=self._normalised(batch.images, device), second_view=second_view)
 
     def pixels(self, crops: Sequence[Pixels], device: torch.device | None = None) -> torch.Tensor:
-        """Normalised pixels, float32 [b, 3, h, w] on a device, of crops uint8 [h, w, 3] of one size."""
+        """Return normalised pixels, float32 [b, 3, h, w] on a device, of crops uint8 [h, w, 3] of one size."""
         return self._normalised(torch.from_numpy(np.stack(crops)), device)
 
     def _normalised(self, pixels: torch.Tensor, device: torch.device | None) -> torch.Tensor:
@@ -149,50 +141,37 @@ class Collate:
         device = device or torch.device("cpu")
         pixels = pixels.to(device, non_blocking=True)
         count, height, width, _ = pixels.shape
-        table = torch.from_numpy(self._table).to(device).flatten()
-        # The three channels have 256 entries each, one after the other.
+        # The normalised value of each of the 256 values, for one channel after the other.
+        values = (np.arange(256) / 255 - np.array(self.mean)[:, None]) / np.array(self.std)[:, None]
+        table = torch.from_numpy(values.astype(np.float32)).to(device).flatten()
         first = torch.tensor([0, 256, 512], dtype=torch.int32, device=device).repeat(width)
         images = torch.empty(count, height, width, 3, device=device)
-        # On a CPU the places in the table of one image at a time stay in the cache.
+        # On a CPU, the table positions of one image at a time stay in the cache.
         step = 1 if device.type == "cpu" else max(1, count)
         for rows, out in zip(pixels.view(count, height, width * 3).split(step), images.split(step), strict=True):
             torch.index_select(table, 0, (rows + first).flatten(), out=out.view(-1))
         return images.permute(0, 3, 1, 2)
 
-    @property
-    def _table(self) -> NDArray[np.float32]:
-        """What each of the 256 values becomes: [3, 256]. Rounded once, so equal pixels are equal everywhere."""
-        mean, std = np.array(self.mean)[:, None], np.array(self.std)[:, None]
-        table: NDArray[np.float64] = (np.arange(256) / 255 - mean) / std
-        return table.astype(np.float32)
 
-
-def _stacked(samples: Sequence[Sample]) -> torch.Tensor:
-    return torch.from_numpy(np.stack([sample.pixels for sample in samples]))
-
-
-def _places(samples: Sequence[Sample]) -> Places | None:
-    classes = [sample.classes for sample in samples if sample.classes is not None]
-    boxes = [sample.boxes for sample in samples if sample.boxes is not None]
-    if not classes:
-        return None
-    row = np.repeat(np.arange(len(samples)), [len(c) for c in classes])
-    return make_places(row, np.concatenate(classes), np.concatenate(boxes))
+def _stacked(samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pixels uint8 [b, h, w, 3] and views float32 [b, 2, 3]."""
+    pixels = torch.from_numpy(np.stack([sample.pixels for sample in samples]))
+    return pixels, stack_views([sample.view for sample in samples])
 
 
 def make_places(row: NDArray[np.int64], classes: NDArray[np.int32], boxes: NDArray[np.float32]) -> Places:
-    """What `Locations.rows` found, as tensors of a batch."""
+    """Return the result of `Locations.rows` as tensors of a batch."""
     return Places(torch.from_numpy(row), torch.from_numpy(classes).long(), torch.from_numpy(boxes))
 
 
 @final
 @dataclass(frozen=True)
 class Workers:
-    """How batches are made: in this process, or ahead of time in others. Never changes what a batch holds.
+    """Where batches are made; it does not change their content.
 
     Attributes:
-        count: worker processes; 0 works in this one.
-        prefetch: batches each worker prepares ahead.
+        count: number of worker processes; 0: the main process makes the batches.
+        prefetch: number of batches that each worker prepares ahead.
         pin_memory: put batches into page-locked memory, for faster copies to a GPU.
     """
 
@@ -205,18 +184,14 @@ class Workers:
 class TrainLoader:
     """Training batches of any epoch, from any step on; a `BatchSource` of the training loop.
 
-    Worker processes start with the first epoch and stay until the loader is gone. One epoch is read at a time.
+    Worker processes start with the first epoch and stop with the loader. One epoch is read at a time.
 
     Args:
-        data: what is loaded.
-        sampler: in which order.
-        collate: how samples become a batch.
-        workers: by whom; None works in this process.
-        device: where the images are normalised and stay, as uint8 until then; None: main memory. Everything else of a
-            batch is in main memory.
-
-    Attributes:
-        sampler: the order, for those who need it without the photos.
+        data: the samples.
+        sampler: their order.
+        collate: makes a batch of samples.
+        workers: worker processes; None: the main process.
+        device: device of the normalised images; None: main memory. Everything else of a batch is in main memory.
     """
 
     def __init__(
@@ -239,18 +214,14 @@ class TrainLoader:
         return self.sampler.steps
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from number `start` on; those before it are not decoded.
-
-        Raises:
-            DataError: a photo cannot be read.
-        """
+        """Yield the batches of an epoch from number `start` on; an unreadable photo is a `DataError`."""
         self._plan.epoch, self._plan.start = epoch, start
         return _normalised(iter(self._loader), self._collate, self._device)
 
 
 @dataclass
 class _Plan:
-    """The order of the epoch that is asked for next; workers never see it."""
+    """Batches of the next epoch; the main process reads it."""
 
     sampler: EpochSampler
     epoch: int = 0
@@ -265,16 +236,10 @@ class _Plan:
 
 @final
 class EvalLoader:
-    """This process's share of the photos once, in order, through the test view; nothing is padded or dropped.
+    """The photos of one process once, in order, through the test view; nothing is padded or dropped.
 
-    Args:
-        data: what is loaded.
-        batch_size: the last batch may be smaller.
-        collate: how samples become a batch.
-        workers: by whom; they start anew for every pass. None works in this process.
-        rank: this process among `world`; photo i belongs to rank i mod world.
-        world: number of processes.
-        device: where the images are normalised and stay; see `TrainLoader`.
+    Photo i belongs to rank i mod world. The last batch may be smaller than `batch_size`. Worker processes start anew
+    for every pass. `TrainLoader` explains the other arguments.
 
     Raises:
         ConfigError: a batch size below 1.
@@ -295,29 +260,15 @@ class EvalLoader:
         if batch_size < 1:
             raise ConfigError(f"batch size {batch_size} must be 1 or more.")
         assert 0 <= rank < world, (rank, world)
-        self._share = _Share(range(rank, len(data), world), batch_size)
+        batches = BatchSampler(range(rank, len(data), world), batch_size, drop_last=False)
         self._collate, self._device = collate, device
-        self._loader = make_loader(data, self._share, collate, workers, persistent=False)
+        self._loader = make_loader(data, batches, collate, workers, persistent=False)
 
     def __len__(self) -> int:
-        return len(self._share)
+        return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
         return _normalised(iter(self._loader), self._collate, self._device)
-
-
-@dataclass(frozen=True)
-class _Share:
-    """Batches of consecutive samples of one process."""
-
-    samples: range
-    batch_size: int
-
-    def __iter__(self) -> Iterator[range]:
-        return (self.samples[i : i + self.batch_size] for i in range(0, len(self.samples), self.batch_size))
-
-    def __len__(self) -> int:
-        return -(-len(self.samples) // self.batch_size)
 
 
 def make_loader(
@@ -328,10 +279,7 @@ def make_loader(
     *,
     persistent: bool = True,
 ) -> DataLoader[Any]:
-    """A torch `DataLoader` over given batches of keys.
-
-    It yields a `PixelBatch`, or a `Failure` for a batch that cannot be made.
-    """
+    """Return a torch `DataLoader` of batches of keys: a `PixelBatch`, or a `Failure` for an unreadable photo."""
     workers = workers or Workers()
     busy = workers.count > 0
     return DataLoader(

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fewtags.geometry import View
 
-# Tag 274 says on which side of the displayed photo the stored row 0 and column 0 are: 6, for example, is "row 0 at the
-# right, column 0 at the top", hence y = 1 - u and x = v (Exif 2.32, section 4.6.4).
+# Tag 274 gives the side of the displayed photo on which the stored row 0 and column 0 are. For example, 6 is "row 0 at
+# the right, column 0 at the top", hence y = 1 - u and x = v (Exif 2.32, section 4.6.4).
 _VIEWS = {
     1: View.identity(),
     2: View((-1.0, 0.0, 1.0, 0.0, 1.0, 0.0)),

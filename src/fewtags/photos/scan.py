@@ -70,20 +70,9 @@ class _Look(NamedTuple):
 
 
 def scan(
-    paths: Sequence[str],
-    *,
-    decode: bool = True,
-    threads: int | None = None,
-    progress: Tick | None = None,
+    paths: Sequence[str], *, decode: bool = True, threads: int | None = None, progress: Tick | None = None
 ) -> Scan:
-    """Read every file.
-
-    Args:
-        paths: the files.
-        decode: decode all pixels, which finds truncated files; False reads headers only.
-        threads: number of files read in parallel; None: one per core, at most 8.
-        progress: called with the numbers of files done and in total, in this thread.
-    """
+    """Read every file. `check.check` explains the arguments; `progress` is called in this thread."""
     looks = []
     for look in each(partial(_look, decode=decode), paths, threads=threads):
         looks.append(look)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2b
 from io import SEEK_END
 from pathlib import Path
@@ -25,13 +26,7 @@ _Result = TypeVar("_Result")
 
 
 def each(function: Callable[[str], _Result], paths: Sequence[str], *, threads: int | None = None) -> Iterator[_Result]:
-    """Yield the result of a function for every file, in order, computed by a few threads.
-
-    Args:
-        function: called with a path, from any thread.
-        paths: the files.
-        threads: None: one per core, at most 8.
-    """
+    """Yield the result of a function for every path, in order, computed by threads (None: one per core, at most 8)."""
     chunks = (paths[i : i + _CHUNK] for i in range(0, len(paths), _CHUNK))
     pool = ThreadPoolExecutor(threads or min(_MOST_THREADS, os.cpu_count() or 1), "fewtags-read")
     try:
@@ -49,22 +44,22 @@ def same_content(paths: Sequence[str], *, threads: int | None = None) -> list[tu
     because photos of one camera have similar heads.
     """
     groups = [list(range(len(paths)))]
-    for fingerprint in (_size, _digest_of_tail, _digest_of_all):
-        suspects = [n for group in groups for n in group]
-        group_of = [g for g, group in enumerate(groups) for _ in group]
-        found = each(fingerprint, [paths[n] for n in suspects], threads=threads)
-        groups = _alike(suspects, zip(group_of, found, strict=True))
+    for fingerprint in (_size, partial(_digest, tail=_TAIL), _digest):
+        suspects = [(g, n) for g, group in enumerate(groups) for n in group]
+        found = each(fingerprint, [paths[n] for _, n in suspects], threads=threads)
+        alike: dict[tuple[int, bytes | int], list[int]] = defaultdict(list)
+        for (g, n), value in zip(suspects, found, strict=True):
+            if value is not None:
+                alike[g, value].append(n)
+        groups = [group for group in alike.values() if len(group) > 1]
     return sorted(map(tuple, groups))
 
 
 def content_groups(table: LabelTable, *, threads: int | None = None) -> NDArray[np.int64]:
     """Return group ids that keep equal photos in one split: `table.split(groups=content_groups(table))`.
 
-    Returns:
-        int64 [N], the position of the first photo with the same content; an unreadable file is its own group.
-
-    Raises:
-        DataError: the table has no image folder.
+    The id of an image, int64 [N], is the position of the first photo with the same content. An unreadable file is a
+    group of its own. A table without an image folder is a `DataError`.
     """
     table.require_root()
     out = np.arange(len(table))
@@ -74,18 +69,8 @@ def content_groups(table: LabelTable, *, threads: int | None = None) -> NDArray[
 
 
 def photo_paths(table: LabelTable) -> list[str]:
-    """Return the paths of the photos of a table; none if it has no root."""
-    root = table.root
-    return [] if root is None else [str(root / key) for key in table.images.to_pylist()]
-
-
-def _alike(items: Iterable[int], keys: Iterable[tuple[int, bytes | int | None]]) -> list[list[int]]:
-    """Groups of two or more items with equal keys; items with the fingerprint None are left out."""
-    groups: dict[tuple[int, bytes | int | None], list[int]] = defaultdict(list)
-    for item, key in zip(items, keys, strict=True):
-        if key[1] is not None:
-            groups[key].append(item)
-    return [group for group in groups.values() if len(group) > 1]
+    """Return the paths of the photos of a table; an empty list if it has no root."""
+    return [] if table.root is None else [str(table.root / key) for key in table.images.to_pylist()]
 
 
 def _size(path: str) -> int | None:
@@ -95,21 +80,13 @@ def _size(path: str) -> int | None:
         return None
 
 
-def _digest_of_tail(path: str) -> bytes | None:
-    return _digest(path, -_TAIL)
-
-
-def _digest_of_all(path: str) -> bytes | None:
-    return _digest(path, 0)
-
-
-def _digest(path: str, start: int) -> bytes | None:
-    """Hash of the content from `start` (negative: from the end); None for an unreadable file."""
+def _digest(path: str, tail: int = 0) -> bytes | None:
+    """Hash of the content, or of the last `tail` bytes if it is not 0; None for an unreadable file."""
     digest = blake2b(digest_size=16)
     try:
         with Path(path).open("rb") as file:
-            if start < 0:
-                file.seek(max(start + file.seek(0, SEEK_END), 0))
+            if tail:
+                file.seek(max(file.seek(0, SEEK_END) - tail, 0))
             while block := file.read(1 << 20):
                 digest.update(block)
     except OSError:

@@ -1,7 +1,6 @@
 """Random numbers keyed by names: image keys and class ids. `fewtags.seeds` lists all keyed schemes.
 
-The draw of an image (or of one of its labels) is a function of the seed and of the image's key alone. It is the same
-for any order of the files, on any machine, and whatever other images exist.
+The draw of an image or label is a function of the seed and the names alone, whatever other images exist.
 """
 
 from __future__ import annotations

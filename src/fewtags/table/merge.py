@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
-from fewtags.table.table import FACTS, MAX_COMPLETE_SETS, LabelTable, Notes
+from fewtags.table.table import MAX_COMPLETE_SETS, LabelTable, Notes, with_column
 
 
 def merge(
@@ -51,23 +51,19 @@ def merge(
     classes = _union_classes(named)
     root, keys = _common_keys(named, prefix)
     encoded = pa.chunked_array([array.cast(pa.string()) for array in keys]).combine_chunks().dictionary_encode()
-    ends = np.cumsum([len(k) for k in keys])[:-1]
+    images, ends = encoded.dictionary, np.cumsum([len(k) for k in keys])[:-1]
     positions = [part.astype(np.int64) for part in np.split(encoded.indices.to_numpy(), ends)]
-    images = encoded.dictionary
     columns = [np.array([classes.index(i) for i in t.classes.ids], np.int64) for t in named.values()]
     complete = [
         _own_complete_sets(name, table, column, classes, (complete_classes or {}).get(name))
         for (name, table), column in zip(named.items(), columns, strict=True)
     ]
-    if complete_classes and (wrong := [name for name in complete_classes if name not in named]):
-        raise DataError(
-            f"complete_classes names {wrong[0]!r}, which is not a source; the sources are "
-            f"{', '.join(map(repr, named))}."
-        )
+    if wrong := [name for name in complete_classes or () if name not in named]:
+        sources = ", ".join(map(repr, named))
+        raise DataError(f"complete_classes names {wrong[0]!r}, which is not a source; the sources are {sources}.")
     complete_set, sets = _union_complete_sets(len(images), positions, complete, len(classes))
-    mark = isinstance(tables, Mapping)
     facts = [
-        _moved(table.facts, position, column, name if mark else None)
+        _moved(table.facts, position, column, name if isinstance(tables, Mapping) else None)
         for (name, table), position, column in zip(named.items(), positions, columns, strict=True)
     ]
     merged = LabelTable(
@@ -80,38 +76,32 @@ def merge(
         split_names=_union_splits(named, positions, images),
         notes=sum((t.notes for t in named.values()), Notes()),
     )
-    return merged.noting(*_messages(named, classes, merged, facts, positions, complete))
+    return merged.noting(*_messages(named, merged, _overruled(len(merged), facts, positions, complete)))
 
 
 def with_classes(table: LabelTable, classes: ClassNames) -> LabelTable:
     """Return the same labels under a vocabulary that contains all classes of the table.
 
-    Completely annotated images remain complete for the same classes; new classes are unknown in them.
-
-    Raises:
-        DataError: a class of the table is missing in `classes`.
+    Completely annotated images remain complete for the same classes; new classes are unknown in them. A class that is
+    not in `classes` is a `DataError`.
     """
     if table.classes == classes:
         return table
     if missing := [i for i in table.classes.ids if i not in classes]:
-        raise DataError(
-            f"class {missing[0]!r} of the table is not in the vocabulary ({', '.join(classes.ids[:5])}, ...)."
-        )
+        some = ", ".join(classes.ids[:5])
+        raise DataError(f"class {missing[0]!r} of the table is not in the vocabulary ({some}, ...).")
     position = np.array([classes.index(i) for i in table.classes.ids], np.int32)
-    moved = position[table.facts["class"].to_numpy()] if len(position) else np.zeros(0, np.int32)
     complete_classes = np.zeros((len(table.complete_classes), len(classes)), np.bool_)
     complete_classes[:, position] = table.complete_classes
-    facts = table.facts.set_column(1, FACTS.field(1), pa.array(moved, pa.int32()))
+    facts = with_column(table.facts, "class", pa.array(position[table.facts["class"].to_numpy()]))
     return replace(table, classes=classes, facts=facts, complete_classes=complete_classes)
 
 
 def common_vocabulary(tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]:
     """Return all tables under the union of their classes, in order of appearance.
 
-    Classes that a table lacks are unknown in its images; a message says so.
-
-    Raises:
-        DataError: two tables give one class id different display names.
+    Classes that a table lacks are unknown in its images; a message lists them. Two tables that give one class id
+    different display names are a `DataError`.
     """
     names: dict[str, str] = {}
     for split, table in tables.items():
@@ -121,21 +111,19 @@ def common_vocabulary(tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]
                     f"{split}: class {class_id!r} is called {name!r} here and {names[class_id]!r} before; use one name."
                 )
     classes = ClassNames.of(names, names.values())
-    out = {}
+    out = {split: with_classes(table, classes) for split, table in tables.items()}
     for split, table in tables.items():
-        new = [i for i in classes.ids if i not in table.classes]
-        message = (
-            f"{split}: {len(new)} classes occur in other splits only ({', '.join(new[:5])}); they are unknown here."
-        )
-        out[split] = with_classes(table, classes).noting(*([message] if new else []))
+        if new := [i for i in classes.ids if i not in table.classes]:
+            some = ", ".join(new[:5])
+            message = f"{split}: {len(new)} classes occur in other splits only ({some}); they are unknown here."
+            out[split] = out[split].noting(message)
     return out
 
 
 def match_images(truth: LabelTable, table: LabelTable) -> LabelTable:
-    """Return the rows of `truth` for the images of `table`, in its order and under its classes.
+    """Return the rows of `truth` for the images of `table`, in the order and under the classes of `table`.
 
-    Raises:
-        DataError: `truth` lacks an image, or has a class that `table` lacks.
+    It is a `DataError` if `truth` lacks an image, or has a class that `table` lacks.
     """
     position = {key: n for n, key in enumerate(truth.images.to_pylist())}
     keys = table.images.to_pylist()
@@ -160,34 +148,32 @@ def _union_classes(named: Mapping[str, LabelTable]) -> ClassNames:
 
 
 def _common_keys(named: Mapping[str, LabelTable], prefix: bool) -> tuple[Path | None, list[pa.Array]]:
-    """The folder that holds all images, and each table's keys relative to it."""
-    roots = {name: table.root for name, table in named.items()}
-    known = {name: root.resolve() for name, root in roots.items() if root is not None}
+    """The common parent folder of all images, and the keys of each table relative to it."""
+    roots = {name: table.root for name, table in named.items() if table.root is not None}
+    known = {name: root.resolve() for name, root in roots.items()}
+    folders = ", ".join(map(str, dict.fromkeys(known.values())))
+    if prefix and known:
+        raise DataError(
+            f"prefix names images 'source/key', which is not a path in {str(next(iter(roots.values())))!r}. It is "
+            "for tables without a folder; tables with folders need none, their images are distinguished by file."
+        )
     if prefix:
-        if known:
-            raise DataError(
-                f"prefix names images 'source/key', which is not a path in {str(roots[next(iter(known))])!r}. It is "
-                "for tables without a folder; tables with folders need none, their images are distinguished by file."
-            )
         return None, [pc.binary_join_element_wise(name, t.images, "/") for name, t in named.items()]
     if len(set(known.values())) <= 1:
-        return next((root for root in roots.values() if root is not None), None), [t.images for t in named.values()]
-    if without := [name for name, root in roots.items() if root is None]:
+        return next(iter(roots.values()), None), [t.images for t in named.values()]
+    if without := [name for name in named if name not in roots]:
         raise DataError(
-            f"the images of {without[0]!r} have no folder, and the other sources have different ones "
-            f"({', '.join(map(str, dict.fromkeys(known.values())))}); say which with `with_root`."
+            f"the images of {without[0]!r} have no folder, and the other sources have different ones ({folders}); say "
+            "which with `with_root`."
         )
     try:
         common = Path(os.path.commonpath(known.values()))
     except ValueError as error:
-        raise DataError(
-            f"no folder holds {', '.join(map(str, dict.fromkeys(known.values())))} together; "
-            "move or link the photos into one."
-        ) from error
-    ways = {name: root.relative_to(common).as_posix() for name, root in known.items()}
+        raise DataError(f"no folder contains {folders} together; move or link the photos into one.") from error
+    prefixes = [root.relative_to(common).as_posix() for root in known.values()]
     return common, [
-        t.images if ways[name] == "." else pc.binary_join_element_wise(ways[name], t.images, "/")
-        for name, t in named.items()
+        t.images if way == "." else pc.binary_join_element_wise(way, t.images, "/")
+        for way, t in zip(prefixes, named.values(), strict=True)
     ]
 
 
@@ -198,7 +184,7 @@ CompleteSets = tuple[NDArray[np.int16], NDArray[np.bool_]]
 def _own_complete_sets(
     source: str, table: LabelTable, column: NDArray[np.int64], classes: ClassNames, added: Collection[str] | None
 ) -> CompleteSets:
-    """The complete sets of one table in the merged vocabulary, with the classes that `merge` was given for it."""
+    """The complete sets of one table in the merged vocabulary, extended by the classes `added`."""
     sets = np.zeros((len(table.complete_classes), len(classes)), np.bool_)
     sets[:, column] = table.complete_classes
     if added is None:
@@ -243,14 +229,12 @@ def _moved(facts: pa.Table, position: NDArray[np.int64], column: NDArray[np.int6
     """Facts with the merged table's image and class numbers, marked with their source."""
     image = position[facts["image"].to_numpy()].astype(np.int32)
     class_ = column[facts["class"].to_numpy()].astype(np.int32)
-    facts = facts.set_column(0, FACTS.field(0), pa.array(image)).set_column(1, FACTS.field(1), pa.array(class_))
+    facts = with_column(with_column(facts, "image", pa.array(image)), "class", pa.array(class_))
     if source is None:
         return facts
     marks = facts["source"].unify_dictionaries().combine_chunks()
     names = [source if old in ("", source) else f"{source}: {old}" for old in marks.dictionary.to_pylist()]
-    return facts.set_column(
-        7, FACTS.field(7), pa.DictionaryArray.from_arrays(marks.indices, pa.array(names, pa.string()))
-    )
+    return with_column(facts, "source", pa.DictionaryArray.from_arrays(marks.indices, pa.array(names, pa.string())))
 
 
 def _union_splits(
@@ -262,8 +246,7 @@ def _union_splits(
     for (source, table), position in zip(named.items(), positions, strict=True):
         if table.split_names is None:
             continue
-        own = np.array(pc.fill_null(table.split_names, "").to_pylist(), object)
-        before = names[position]
+        own, before = np.array(pc.fill_null(table.split_names, "").to_pylist(), object), names[position]
         if np.any(clash := (own != "") & (before != "") & (own != before)):
             at = int(clash.argmax())
             raise DataError(
@@ -274,30 +257,24 @@ def _union_splits(
     return pa.array(names, pa.string())
 
 
-def _messages(
-    named: Mapping[str, LabelTable],
-    classes: ClassNames,
-    merged: LabelTable,
-    facts: Sequence[pa.Table],
-    positions: Sequence[NDArray[np.int64]],
-    complete: Sequence[CompleteSets],
-) -> list[str]:
+def _messages(named: Mapping[str, LabelTable], merged: LabelTable, overruled: Sequence[int]) -> list[str]:
+    classes = merged.classes
     sizes = ", ".join(f"{source} {len(table):,}" for source, table in named.items())
     messages = [f"merged {len(named)} sources ({sizes} images) into {len(merged):,} images, {len(classes):,} classes"]
-    twins: dict[str, list[str]] = {}
+    ids_of: dict[str, list[str]] = {}
     for class_id, name in zip(classes.ids, classes.names, strict=True):
-        twins.setdefault(name, []).append(class_id)
+        ids_of.setdefault(name, []).append(class_id)
     messages += [
         f"classes {', '.join(map(repr, ids))} are all called {name!r} and stay apart, because their ids differ"
-        for name, ids in twins.items()
+        for name, ids in ids_of.items()
         if len(ids) > 1
     ]
-    for source, overruled in zip(named, _overruled(len(merged), facts, positions, complete), strict=True):
-        if overruled:
-            messages.append(
-                f"{overruled:,} cells are positive in another source though {source!r} is complete for the class and "
-                "does not name it there; they count as positive"
-            )
+    messages += [
+        f"{count:,} cells are positive in another source though {source!r} is complete for the class and does not name "
+        "it there; they count as positive"
+        for source, count in zip(named, overruled, strict=True)
+        if count
+    ]
     return messages
 
 
@@ -310,21 +287,13 @@ def _overruled(
     positive = [c[f["state"].to_numpy() == Label.POSITIVE] for c, f in zip(cells, facts, strict=True)]
     counts = []
     for me, (position, (own, sets)) in enumerate(zip(positions, complete, strict=True)):
-        if not np.any(own >= 0):
-            counts.append(0)
-            continue
         complete_set = np.full(n, -1, np.int64)
         complete_set[position] = own
-        others = np.concatenate([p for other, p in enumerate(positive) if other != me] or [cells[me][:0]])
+        others = np.concatenate([cells[me][:0], *(p for other, p in enumerate(positive) if other != me)])
         others = others[complete_set[others // width] >= 0]
-        others = others[sets[complete_set[others // width], others % width]]
-        counts.append(_distinct_beyond(others, cells[me]))
+        # Sorting is ten times as fast as the hashing of `numpy.unique` and `numpy.isin`.
+        others = np.sort(others[sets[complete_set[others // width], others % width]])
+        others = others[np.diff(others, prepend=-1) > 0]
+        known = np.sort(cells[me]) if len(others) else others
+        counts.append(int((np.append(known, -1)[np.searchsorted(known, others)] != others).sum()))
     return counts
-
-
-def _distinct_beyond(values: NDArray[np.int64], known: NDArray[np.int64]) -> int:
-    """Count the distinct values that are not in `known`."""
-    # Sorting is ten times as fast as the hashing of `numpy.unique`.
-    values, known = np.sort(values), np.append(np.sort(known), -1)
-    values = values[np.diff(values, prepend=-1) > 0]
-    return int((known[np.searchsorted(known[:-1], values)] != values).sum())

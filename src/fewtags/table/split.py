@@ -58,15 +58,19 @@ def split_table(
         DataError: groups that do not fit the images; an empty part.
     """
     _check(fractions)
-    ids, names = (np.arange(len(table)), table.images.to_pylist()) if groups is None else group_ids(table, groups)
+    ids, names = (np.arange(len(table)), table.images.to_pylist()) if groups is None else _group_ids(table, groups)
     units = _Units.of(table.matrix, ids, seeded(content_hashes(names), seed), stratify)
     part = _Assigner(units, np.array(list(fractions.values()))).assign()[ids]
-    for number, name in enumerate(fractions):
-        if not np.any(part == number):
-            raise DataError(_empty(name, fractions[name], len(table), len(names), groups is not None, stratify))
+    parts = {name: table.subset(part == number) for number, name in enumerate(fractions)}
+    if empty := [name for name in parts if not len(parts[name])]:
+        what = f"{len(table):,} images" + ("" if groups is None else f" in {len(names):,} groups")
+        cure = "give it a larger share (data.val_share), label more images, or name the images yourself (--val LABELS)"
+        if stratify:
+            cure += ". The first part keeps one image of every class, so few images of many classes cannot be split"
+        share = fractions[empty[0]]
+        raise DataError(f"{what} leave no image for {empty[0]!r} with its share of {share:g}; {cure}.")
     how = " stratified by class," if stratify else ""
     how += f" {len(names):,} groups kept whole," if groups is not None else ""
-    parts = {name: table.subset(np.flatnonzero(part == number)) for number, name in enumerate(fractions)}
     sizes = ", ".join(f"{name} {len(p):,}" for name, p in parts.items())
     return {
         name: p.noting(f"split of {len(table):,} images,{how} seed {seed}: {sizes}", *_absent(table, name, p))
@@ -74,19 +78,11 @@ def split_table(
     }
 
 
-def group_ids(table: LabelTable, groups: Groups) -> tuple[NDArray[np.int64], list[str]]:
-    """Number the groups: int64 [N], position of each image's group in the list of names; and the names.
-
-    Raises:
-        ConfigError: not a regular expression.
-        DataError: not one id per image, or an image without a group.
-    """
+def _group_ids(table: LabelTable, groups: Groups) -> tuple[NDArray[np.int64], list[str]]:
+    """Number the groups: int64 [N], position of each image's group in the list of names; and the names."""
     keys: list[str] = table.images.to_pylist()
-    found: Sequence[str | int | None] | NDArray[Any]
-    if isinstance(groups, str):
-        found = _matches(groups, keys)
-    else:
-        found = [groups(key) for key in keys] if callable(groups) else groups
+    name = _group_name(groups) if isinstance(groups, str) else groups
+    found: Sequence[str | int | None] | NDArray[Any] = [name(key) for key in keys] if callable(name) else name
     if len(found) != len(keys):
         raise DataError(f"{len(found):,} group ids for {len(keys):,} images; give one id per image.")
     try:
@@ -98,12 +94,13 @@ def group_ids(table: LabelTable, groups: Groups) -> tuple[NDArray[np.int64], lis
         what = f"data.group_by = {groups!r} does not match" if isinstance(groups, str) else "there is no group for"
         raise DataError(
             f"{what} {encoded.null_count:,} of {len(keys):,} image keys (the first: {first!r}). "
-            "Every image needs a group; give an image that stands alone a group of its own."
+            "Every image needs a group; give a single image a group of its own."
         )
     return encoded.indices.to_numpy().astype(np.int64), [str(name) for name in encoded.dictionary.to_pylist()]
 
 
-def _matches(pattern: str, keys: list[str]) -> list[str | None]:
+def _group_name(pattern: str) -> Callable[[str], str | None]:
+    """The function from an image key to the name of its group."""
     try:
         search = re.compile(pattern).search
     except re.error as error:
@@ -114,7 +111,7 @@ def _matches(pattern: str, keys: list[str]) -> list[str | None]:
             return None
         return "\0".join(part or "" for part in match.groups()) if match.re.groups else match[0]
 
-    return [name(key) for key in keys]
+    return name
 
 
 def _check(fractions: Mapping[str, float]) -> None:
@@ -122,49 +119,28 @@ def _check(fractions: Mapping[str, float]) -> None:
         raise ConfigError(f"cannot split into {dict(fractions)}; give at least two shares, such as train=0.9, val=0.1.")
     for name, share in fractions.items():
         if not 0 < share < 1:
-            raise ConfigError(
-                f"the share of {name!r} is {share}; expected a share above 0 and below 1 (0.1 for a tenth)."
-            )
+            expected = "expected a share above 0 and below 1 (0.1 for a tenth)"
+            raise ConfigError(f"the share of {name!r} is {share}; {expected}.")
     if abs((total := sum(fractions.values())) - 1) > 1e-6:
         raise ConfigError(f"the shares {dict(fractions)} add up to {total:g}; they must add up to 1.")
 
 
-def _empty(name: str, share: float, images: int, units: int, grouped: bool, stratify: bool) -> str:
-    what = f"{images:,} images" + (f" in {units:,} groups" if grouped else "")
-    cure = "give it a larger share (data.val_share), label more images, or name the images yourself (--val LABELS)"
-    if stratify:
-        cure += ". The first part keeps one image of every class, so few images of many classes cannot be split"
-    return f"{what} leave no image for {name!r} with its share of {share:g}; {cure}."
-
-
 def _absent(table: LabelTable, name: str, part: LabelTable) -> list[str]:
     gone = np.flatnonzero((table.matrix.counts(Label.POSITIVE) > 0) & (part.matrix.counts(Label.POSITIVE) == 0))
-    if not len(gone):
-        return []
-    display = table.classes.display
-    some = ", ".join(display[i] for i in gone[:5]) + (", ..." if len(gone) > 5 else "")
-    return [f"{name}: no positive of {len(gone):,} classes that have positives elsewhere ({some})"]
+    some = ", ".join(table.classes.display[i] for i in gone[:5]) + (", ..." if len(gone) > 5 else "")
+    return [f"{name}: no positive of {len(gone):,} classes that have positives elsewhere ({some})"] if some else []
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Units:
-    """Units that are assigned as a whole: images, or groups of images.
+    """Units that are assigned as a whole: images, or groups of images."""
 
-    Attributes:
-        size: int64 [U], images.
-        draw: uint64 [U], random order.
-        classes: int64 [E], classes of the positives of each unit, sorted by unit.
-        weight: int64 [E], number of images of the unit with this positive.
-        indptr: int64 [U + 1], first entry of each unit.
-        classes_count: C.
-    """
-
-    size: NDArray[np.int64]
-    draw: NDArray[np.uint64]
-    classes: NDArray[np.int64]
-    weight: NDArray[np.int64]
-    indptr: NDArray[np.int64]
+    size: NDArray[np.int64]  # [U], number of images
+    draw: NDArray[np.uint64]  # [U], random order
+    classes: NDArray[np.int64]  # [E], classes of the positives of each unit, sorted by unit
+    weight: NDArray[np.int64]  # [E], number of images of the unit with this positive
+    indptr: NDArray[np.int64]  # [U + 1], first entry of each unit
     classes_count: int
 
     @classmethod
@@ -173,13 +149,12 @@ class _Units:
         row = np.repeat(ids, np.diff(labels.indptr))
         chosen = labels.states == Label.POSITIVE if stratify else np.zeros(len(row), np.bool_)
         cells, weight = np.unique(row[chosen] * c + labels.classes[chosen], return_counts=True)
-        indptr = np.searchsorted(cells, np.arange(len(draw) + 1) * c)
         return cls(
             size=np.bincount(ids, minlength=len(draw)),
             draw=draw,
             classes=cells % max(c, 1),
             weight=weight,
-            indptr=indptr,
+            indptr=np.searchsorted(cells, np.arange(len(draw) + 1) * c),
             classes_count=c,
         )
 
@@ -263,10 +238,7 @@ class _Assigner:
 
 
 def _fill(want: NDArray[np.float64], count: int, each: int) -> NDArray[np.float64]:
-    """Distribute `count` units of weight `each`, as fractions, so that the largest remaining need is smallest.
-
-    A part with a surplus gets none.
-    """
+    """Distribute `count` units of weight `each` to parts without a surplus, as fractions; minimise the largest need."""
     falling = np.sort(want)[::-1]
     level = (np.cumsum(falling) - count * each) / np.arange(1, len(want) + 1)
     # The largest number of parts whose need is above the common level after filling.

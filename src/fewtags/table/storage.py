@@ -9,6 +9,7 @@ and the complete classes ("covers").
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, final
 
@@ -23,19 +24,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fewtags.errors import DataError
 from fewtags.files import replacing
 from fewtags.labels import ClassNames, Label
-from fewtags.table.table import FACTS, IMPLIED_SOURCE, LabelTable, Notes, fact_table
+from fewtags.table.table import CORNERS, FACTS, LabelTable, Notes, implied_facts
 
 FORMAT = 1
 """Number of the file format; increased if an older fewtags could misread a file."""
 
 _KEY = b"fewtags"
-_CORNERS = ("x0", "y0", "x1", "y1")
 _WORDS = pa.dictionary(pa.int32(), pa.string())
 _COLUMNS = {
     "image": _WORDS,
     "class": _WORDS,
     "state": pa.int8(),
-    **dict.fromkeys(_CORNERS, pa.float32()),
+    **dict.fromkeys(CORNERS, pa.float32()),
     "source": _WORDS,
     "split": _WORDS,
     "closed": pa.int16(),
@@ -59,18 +59,10 @@ class _Header(BaseModel):
 
 
 def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> None:
-    """Write a table to one Parquet file, atomically.
+    """Write a table to one Parquet file, atomically. The readings, exclusions and warnings of its notes are not stored.
 
-    The file contains classes, images in their order, facts, complete sets, split names and the messages of the notes.
-    It does not contain readings and exclusions, which readers report once.
-
-    Args:
-        table: the table to write.
-        path: the file; an existing file is replaced.
-        keep_root: store the image folder too. Off by default: photos move, and a path may reveal private names.
-
-    Raises:
-        DataError: the folder of `path` does not exist.
+    `keep_root` stores the image folder too. It is off by default: photos move, and a path may reveal private names. If
+    the folder of `path` does not exist, the error is a `DataError`.
     """
     index, fact = _rows_by_image(table.facts["image"].to_numpy(), np.arange(len(table), dtype=np.int32))
     taken = _taken(table.facts, fact)
@@ -91,18 +83,15 @@ def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> Non
         messages=list(table.notes.messages),
     )
     schema = pa.schema(list(_COLUMNS.items()), metadata={_KEY: header.model_dump_json().encode()})
+    rows = pa.table(columns, schema=schema)
     with replacing(Path(path)) as temporary:
-        pyarrow.parquet.write_table(
-            pa.table(columns, schema=schema), temporary, compression="zstd", write_page_checksum=True
-        )
+        pyarrow.parquet.write_table(rows, temporary, compression="zstd", write_page_checksum=True)
 
 
 def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
     """Read a table that `save` wrote. The file is untrusted input: everything is checked.
 
-    Args:
-        path: the Parquet file.
-        root: folder of the images; default: the folder stored in the file, if any.
+    `root` is the folder of the images; it defaults to the folder stored in the file, if any.
 
     Raises:
         DataError: no such file, not a label table, a newer format, or inconsistent rows.
@@ -121,20 +110,23 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
     images, index = rows.images()
     first = np.unique(index, return_index=True)[1]
     complete_set = np.asarray(pc.fill_null(rows.columns["closed"], -1)).astype(np.int16)
-    rows.refuse(
-        complete_set != complete_set[first][index], "has a different 'closed' than other rows of the same image"
-    )
-    rows.refuse(
-        (complete_set < -1) | (complete_set >= len(header.covers)),
-        f"has a 'closed' that is not one of the {len(header.covers)} sets of classes",
-    )
+    differs = complete_set != complete_set[first][index]
+    rows.refuse(differs, "has a different 'closed' than other rows of the same image")
+    outside = (complete_set < -1) | (complete_set >= len(header.covers))
+    rows.refuse(outside, f"has a 'closed' that is not one of the {len(header.covers)} sets of classes")
+    complete_classes = np.zeros((len(header.covers), len(classes)), np.bool_)
+    for row, numbers in zip(complete_classes, header.covers, strict=True):
+        if numbers and max(numbers) >= len(classes):
+            known = f"but there are {len(classes):,} classes"
+            raise DataError(f"{path.name}: 'covers' in its metadata has class number {max(numbers)}, {known}.")
+        row[numbers] = True
     stored = header.root if root is None else root
     return LabelTable(
         images=images,
         classes=classes,
         facts=rows.facts(index, classes),
         complete_set=complete_set[first],
-        complete_classes=_read_complete_classes(header.covers, len(classes), path.name),
+        complete_classes=complete_classes,
         root=None if stored is None else Path(stored),
         split_names=rows.split_names(index, first),
         notes=Notes(messages=tuple(header.messages)),
@@ -161,17 +153,6 @@ def _read_header(metadata: dict[bytes, bytes], name: str) -> _Header:
         raise DataError(f"{name}: its 'fewtags' metadata is damaged ({error}).") from error
 
 
-def _read_complete_classes(covers: list[list[int]], classes: int, name: str) -> NDArray[np.bool_]:
-    rows = np.zeros((len(covers), classes), np.bool_)
-    for row, numbers in enumerate(covers):
-        if numbers and max(numbers) >= classes:
-            raise DataError(
-                f"{name}: 'covers' in its metadata has class number {max(numbers)}, but there are {classes:,} classes."
-            )
-        rows[row, numbers] = True
-    return rows
-
-
 def _column(table: pa.Table, name: str, file: str) -> pa.Array:
     if name not in table.column_names:
         raise DataError(f"{file} has no column {name!r}; a label table has {', '.join(_COLUMNS)}.")
@@ -189,12 +170,12 @@ def _column(table: pa.Table, name: str, file: str) -> pa.Array:
 
 
 @final
+@dataclass(frozen=True)
 class _Rows:
     """The columns of a file; each method checks the rows that it reads."""
 
-    def __init__(self, file: str, columns: dict[str, pa.Array]) -> None:
-        self.file = file
-        self.columns = columns
+    file: str
+    columns: dict[str, pa.Array]
 
     def refuse(self, wrong: NDArray[np.bool_], why: str) -> None:
         """Raise an error for the first wrong row."""
@@ -226,10 +207,9 @@ class _Rows:
         known = np.isin(state, (Label.NEGATIVE, Label.POSITIVE))
         self.refuse(~silent & ~known, f"has a state that is neither {Label.NEGATIVE:d} nor {Label.POSITIVE:d}")
         self.refuse(~silent & self.missing("source"), "has a label without a source")
-        corners = [self.columns[corner].to_numpy(zero_copy_only=False) for corner in _CORNERS]
-        x0, y0, x1, y1 = corners
+        x0, y0, x1, y1 = (self.columns[corner].to_numpy(zero_copy_only=False) for corner in CORNERS)
         inside = (x0 >= 0) & (x0 <= x1) & (x1 <= 1) & (y0 >= 0) & (y0 <= y1) & (y1 <= 1)
-        none = np.logical_and.reduce([self.missing(corner) for corner in _CORNERS])
+        none = np.logical_and.reduce([self.missing(corner) for corner in CORNERS])
         self.refuse(~none & ~inside, "has a location that is not 0 <= x0 <= x1 <= 1 and 0 <= y0 <= y1 <= 1")
         words = self.columns["class"]
         known = pc.is_in(words, pa.array(classes.ids, pa.string())).to_numpy(zero_copy_only=False)
@@ -239,7 +219,7 @@ class _Rows:
             pa.array(index),
             pa.array(number[np.asarray(pc.fill_null(words.indices, -1))]),
             pa.array(state),
-            *(self.columns[c] for c in _CORNERS),
+            *(self.columns[corner] for corner in CORNERS),
             self.columns["source"],
         ]
         return pa.table(columns, names=FACTS.names).filter(pa.array(~silent)).cast(FACTS)
@@ -250,57 +230,46 @@ def write_csv(table: LabelTable, path: Path | str, *, implied_negatives: bool = 
 
     Columns: image, class (its id), state ("positive" or "negative"), x0, y0, x1, y1 (fractions of the displayed image,
     empty without a location), source; and split if the table names splits. An image without labels has one row with
-    only its name and split. Classes without any label do not occur in the file, see `unwritten_classes`.
+    only its name and split. Classes without any label do not occur in the file; `unwritten_classes` lists them.
 
-    Args:
-        table: the table to write.
-        path: the file; an existing file is replaced.
-        implied_negatives: also write the implied negatives of completely annotated images, one row each. Without them
-            the file contains less than the table.
+    `implied_negatives` also writes the implied negatives of completely annotated images, one row each. Without them the
+    file contains less than the table.
 
     Raises:
         DataError: the folder does not exist; too many implied negatives for a CSV.
     """
-    implied = (
-        int(table.complete_classes.sum(1)[table.complete_set[table.complete_set >= 0]].sum())
-        if implied_negatives
-        else 0
-    )
-    if implied > _MOST_CSV_ROWS:
+    implied = int(table.complete_classes.sum(1)[table.complete_set[table.complete_set >= 0]].sum())
+    if implied_negatives and implied > _MOST_CSV_ROWS:
         raise DataError(
             f"{implied:,} negatives of completely annotated images are too many for a CSV (at most "
             f"{_MOST_CSV_ROWS:,}); give a name that ends in .parquet, or in Python implied_negatives=False."
         )
     facts = table.facts.take(pa.array(np.argsort(table.facts["image"].to_numpy(), kind="stable")))
-    step = max(1, _CSV_BLOCK // max(1, len(table.classes)))
-    blocks = (np.arange(i, min(i + step, len(table)), dtype=np.int32) for i in range(0, len(table), step))
+    images, step = np.arange(len(table), dtype=np.int32), max(1, _CSV_BLOCK // max(1, len(table.classes)))
     with replacing(Path(path)) as temporary, pyarrow.csv.CSVWriter(temporary, _csv_schema(table)) as writer:
-        for block in blocks:
-            writer.write_table(_csv_block(table, facts, block, implied_negatives))
+        for i in range(0, len(table), step):
+            writer.write_table(_csv_block(table, facts, images[i : i + step], implied_negatives))
 
 
 def unwritten_classes(table: LabelTable) -> list[str]:
     """Return the ids of the classes without a label, which the CSV of `write_csv` does not name."""
-    named = np.zeros(len(table.classes), np.bool_)
+    named = np.any(table.complete_classes[np.unique(table.complete_set[table.complete_set >= 0])], axis=0)
     named[table.facts["class"].to_numpy()] = True
-    named |= table.complete_classes[np.unique(table.complete_set[table.complete_set >= 0])].any(0)
-    return [class_id for class_id, is_named in zip(table.classes.ids, named.tolist(), strict=True) if not is_named]
+    return [table.classes.ids[c] for c in np.flatnonzero(~named)]
 
 
 def _csv_block(table: LabelTable, facts: pa.Table, block: NDArray[np.int32], implied: bool) -> pa.Table:
     """CSV rows of consecutive images; `facts` are sorted by image."""
     begin, end = np.searchsorted(facts["image"].to_numpy(), [block[0], block[-1] + 1])
     row, class_ = table.matrix.implied_negatives(block if implied else block[:0])
-    written_out = fact_table(block[row], class_, np.full(len(row), Label.NEGATIVE), source=IMPLIED_SOURCE)
-    both = pa.concat_tables([facts.slice(begin, end - begin), written_out])
+    both = pa.concat_tables([facts.slice(begin, end - begin), implied_facts(block[row], class_)])
     image, fact = _rows_by_image(both["image"].to_numpy(), block)
     taken = _taken(both, fact)
-    positive = pc.equal(taken["state"], int(Label.POSITIVE))
     columns = {
         **taken,
         "image": table.images.take(pa.array(image)),
         "class": pa.array(table.classes.ids, pa.string()).take(taken["class"]),
-        "state": pc.if_else(positive, "positive", "negative"),
+        "state": pc.if_else(pc.equal(taken["state"], int(Label.POSITIVE)), "positive", "negative"),
         "source": taken["source"].cast(pa.string()),
     }
     if table.split_names is not None:
@@ -315,12 +284,7 @@ def _csv_schema(table: LabelTable) -> pa.Schema:
 
 
 def _rows_by_image(image: NDArray[np.int32], images: NDArray[np.int32]) -> tuple[NDArray[np.int32], pa.Array]:
-    """One row per fact and one per image without facts, sorted by image: the image, and the fact number or null.
-
-    Args:
-        image: image of each fact.
-        images: all images, consecutive numbers.
-    """
+    """One row per fact and one per image without facts, sorted by image: the image, and the fact number or null."""
     silent = np.ones(len(images), np.bool_)
     silent[image - images[:1]] = False
     index = np.concatenate([image, images[silent]])
@@ -331,4 +295,4 @@ def _rows_by_image(image: NDArray[np.int32], images: NDArray[np.int32]) -> tuple
 def _taken(facts: pa.Table, fact: pa.Array) -> dict[str, pa.Array]:
     """All columns of `facts` except the image, at positions `fact`; null where `fact` is null."""
     facts = facts.unify_dictionaries().combine_chunks()
-    return {name: facts[name].combine_chunks().take(fact) for name in ("class", "state", *_CORNERS, "source")}
+    return {name: facts[name].combine_chunks().take(fact) for name in ("class", "state", *CORNERS, "source")}

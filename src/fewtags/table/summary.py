@@ -24,19 +24,12 @@ _LISTED = 20
 @final
 @dataclass(frozen=True)
 class Contradiction:
-    """A cell with a positive and a negative fact; it counts as unknown.
+    """A cell with a positive and a negative fact; it counts as unknown."""
 
-    Attributes:
-        image: key of the image.
-        class_id: the class.
-        sources: sources of these facts.
-        inside: whether one source alone has both facts.
-    """
-
-    image: str
+    image: str  # the key
     class_id: str
     sources: tuple[str, ...]
-    inside: bool
+    inside: bool  # whether a single source has both facts
 
     def __str__(self) -> str:
         return f"{self.image}: {self.class_id} is both positive and negative ({', '.join(self.sources)})"
@@ -50,11 +43,11 @@ class Summary:
     Attributes:
         images: N.
         classes: the vocabulary.
-        kind: "unlabelled": no cell is known; "full": every cell is; "single positive": no negative is known and no
-            image has more than one positive; "positives only": no negative is known; "partial": anything else.
-        positives: in how many images each class is positive, C numbers.
-        negatives: the same for negative, implied negatives included.
-        unknowns: the same for unknown.
+        kind: "unlabelled": no cell is known; "full": every cell is known; "single positive": no negative is known and
+            no image has more than one positive; "positives only": no negative is known; "partial": anything else.
+        positives: number of images in which each class is positive, C numbers.
+        negatives: likewise for negative; implied negatives are included.
+        unknowns: likewise for unknown.
         without_label: images without a known cell.
         without_positive: images without a positive, including those without any label.
         points_of: points of each class, C numbers.
@@ -107,29 +100,29 @@ class Summary:
             "facts per source: " + (", ".join(f"{s or '(unnamed)'} {n:,}" for s, n in self.sources.items()) or "none"),
         ]
         if self.contradictions:
-            lines.append(
-                f"contradictions, counted as unknown: {self.contradictions:,}, such as {self.contradicting[0]}"
-            )
+            example = self.contradicting[0]
+            lines.append(f"contradictions, counted as unknown: {self.contradictions:,}, such as {example}")
         return "\n".join(lines + self._class_lines())
 
     def _class_lines(self) -> list[str]:
-        order = sorted(range(len(self.classes)), key=lambda c: (-self.positives[c], c))
-        left_out = len(order) - 2 * _LISTED
-        shown = order if left_out <= 1 else order[:_LISTED] + order[-_LISTED:]
-        display = self.classes.display
-        names = {c: _short(display[c]) for c in shown}
-        width = max([5, *(len(n) for n in names.values())])
+        shown, left_out = self.listed_classes()
+        names = [name if len(name) <= 40 else f"{name[:37]}..." for name in self.classes.display]
+        width = max([5, *(len(names[c]) for c in shown)])
         lines = [f"{'class':<{width}}  {'positive':>11}  {'negative':>11}  {'unknown':>11}"] if shown else []
-        for place, c in enumerate(shown):
-            if left_out > 1 and place == _LISTED:
-                lines.append(f"... {left_out:,} more classes")
+        for c in shown:
             counts = (self.positives[c], self.negatives[c], self.unknowns[c])
             lines.append(f"{names[c]:<{width}}" + "".join(f"  {n:>11,}" for n in counts))
+        if left_out:
+            lines.insert(1 + _LISTED, left_out)
         return lines
 
-
-def _short(name: str, width: int = 40) -> str:
-    return name if len(name) <= width else name[: width - 3] + "..."
+    def listed_classes(self) -> tuple[list[int], str]:
+        """Return the classes to print, most positives first; and the line to print in the middle for the others."""
+        order = sorted(range(len(self.classes)), key=lambda c: (-self.positives[c], c))
+        left_out = len(order) - 2 * _LISTED
+        if left_out <= 1:
+            return order, ""
+        return order[:_LISTED] + order[-_LISTED:], f"... {left_out:,} more classes"
 
 
 def summarise(table: LabelTable) -> Summary:
@@ -139,7 +132,14 @@ def summarise(table: LabelTable) -> Summary:
         tuple(labels.counts(s).tolist()) for s in (Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN)
     )
     positive_images, unknown_cells = labels.image_counts(Label.POSITIVE), labels.image_counts(Label.UNKNOWN)
-    points, boxes = _points_and_boxes(table)
+    located = table.facts.filter(table.facts["x0"].is_valid())
+    x0, y0, x1, y1 = (located[corner].to_numpy() for corner in ("x0", "y0", "x1", "y1"))
+    is_point, class_ = (x0 == x1) & (y0 == y1), located["class"].to_numpy()
+    points, boxes = (
+        tuple(np.bincount(class_[kind], minlength=len(table.classes)).tolist()) for kind in (is_point, ~is_point)
+    )
+    counts = table.facts["source"].cast("string").value_counts()
+    sources = zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)
     contradicting, inside = _contradicting(table)
     return Summary(
         images=len(table),
@@ -152,20 +152,11 @@ def summarise(table: LabelTable) -> Summary:
         without_positive=int((positive_images == 0).sum()),
         points_of=points,
         boxes_of=boxes,
-        sources=_sources(table),
+        sources=dict(sorted(sources, key=lambda pair: (-pair[1], pair[0]))),
         contradictions=int((labels.states == Label.UNKNOWN).sum()),
         contradictions_inside=inside,
         contradicting=contradicting,
     )
-
-
-def _points_and_boxes(table: LabelTable) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Numbers of points and of boxes of each class."""
-    located = table.facts.filter(table.facts["x0"].is_valid())
-    x0, y0, x1, y1 = (located[c].to_numpy() for c in ("x0", "y0", "x1", "y1"))
-    point, class_ = (x0 == x1) & (y0 == y1), located["class"].to_numpy()
-    points, boxes = (np.bincount(class_[kind], minlength=len(table.classes)).tolist() for kind in (point, ~point))
-    return tuple(points), tuple(boxes)
 
 
 def _kind(positives: int, negatives: int, unknowns: int, most: int) -> LabelKind:
@@ -176,12 +167,6 @@ def _kind(positives: int, negatives: int, unknowns: int, most: int) -> LabelKind
     if negatives:
         return "partial"
     return "single positive" if most == 1 else "positives only"
-
-
-def _sources(table: LabelTable) -> dict[str, int]:
-    counts = table.facts["source"].cast("string").value_counts()
-    pairs = zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)
-    return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
 
 
 def _contradicting(table: LabelTable) -> tuple[tuple[Contradiction, ...], int]:
@@ -202,9 +187,8 @@ def _contradicting(table: LabelTable) -> tuple[tuple[Contradiction, ...], int]:
 
 def _inside(table: LabelTable, cells: NDArray[np.int64]) -> NDArray[np.int64]:
     """Select the cells (image * C + class) with a positive and a negative fact of the same source."""
-    cell = table.facts["image"].to_numpy().astype(np.int64) * len(table.classes) + table.facts["class"].to_numpy()
+    cell, source = table.fact_cells, table.facts["source"].unify_dictionaries().combine_chunks()
     rows = np.flatnonzero(np.isin(cell, cells))
-    source = table.facts["source"].unify_dictionaries().combine_chunks()
     if not len(rows):
         return cells[:0]
     cell_source = cell[rows] * len(source.dictionary) + source.indices.to_numpy()[rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, final
@@ -20,16 +20,15 @@ from fewtags.labels import ClassNames, Label, LabelMatrix, Locations
 from fewtags.table.split import Groups, split_table
 from fewtags.table.summary import Summary, summarise
 
+CORNERS = ("x0", "y0", "x1", "y1")
+"""Fractions of the displayed (EXIF-rotated) image; a point has x0 = x1 and y0 = y1; null without a location."""
+
 FACTS = pa.schema(
     [
         pa.field("image", pa.int32(), nullable=False),
         pa.field("class", pa.int32(), nullable=False),
         pa.field("state", pa.int8(), nullable=False),
-        # Fractions of the displayed (EXIF-rotated) image; a point has x0 = x1 and y0 = y1; null without a location.
-        pa.field("x0", pa.float32()),
-        pa.field("y0", pa.float32()),
-        pa.field("x1", pa.float32()),
-        pa.field("y1", pa.float32()),
+        *(pa.field(corner, pa.float32()) for corner in CORNERS),
         pa.field("source", pa.dictionary(pa.int32(), pa.string()), nullable=False),
     ]
 )
@@ -38,7 +37,7 @@ MAX_COMPLETE_SETS = int(np.iinfo(np.int16).max) + 1
 """The most different sets of completely annotated classes in a table."""
 
 IMPLIED_SOURCE = "(complete annotation)"
-"""Source of facts that were implied negatives of completely annotated images."""
+"""Source of the facts of `implied_facts`."""
 
 
 @final
@@ -89,27 +88,15 @@ class Excluded:
 @final
 @dataclass(frozen=True)
 class Notes:
-    """A reader's report about the files. Part of the table, but not of its content or fingerprint.
-
-    Attributes:
-        readings: the meaning of each distinct value.
-        excluded: items that were left out.
-        messages: how the files were understood.
-        warnings: possible misunderstandings, each with the setting that changes it.
-    """
+    """A reader's report about the files. Part of the table, but not of its content or fingerprint."""
 
     readings: tuple[ValueReading, ...] = ()
     excluded: tuple[Excluded, ...] = ()
-    messages: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()  # how the files were understood
+    warnings: tuple[str, ...] = ()  # possible misunderstandings, each with the setting that changes it
 
     def __add__(self, other: Notes) -> Notes:
-        return Notes(
-            self.readings + other.readings,
-            self.excluded + other.excluded,
-            self.messages + other.messages,
-            self.warnings + other.warnings,
-        )
+        return Notes(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
 
 
 @final
@@ -155,10 +142,7 @@ class LabelTable:
         assert self.facts.schema.equals(FACTS), self.facts.schema
         assert self.complete_set.shape == (n,), (self.complete_set.shape, n)
         assert self.complete_classes.shape[1] == c, (self.complete_classes.shape, c)
-        assert self.complete_set.max(initial=-1) < len(self.complete_classes), (
-            self.complete_set.max(),
-            self.complete_classes.shape,
-        )
+        assert self.complete_set.max(initial=-1) < len(self.complete_classes), self.complete_classes.shape
         assert self.split_names is None or len(self.split_names) == n
         if len(unique := self.images.value_counts()) != n:
             counts = unique.field("counts").to_numpy()
@@ -194,29 +178,13 @@ class LabelTable:
         split: Sequence[str] | None = None,
         notes: Notes | None = None,
     ) -> LabelTable:
-        """Make a table from plain arrays.
-
-        Args:
-            images: N unique keys.
-            classes: the vocabulary.
-            image: see `fact_table`, also for `class_`, `state`, `locations` and `source`.
-            class_: class number of each fact.
-            state: `Label` of each fact.
-            locations: points and boxes.
-            source: file or folder.
-            complete_set: int [N], see the class.
-            complete_classes: bool [S, C], see the class.
-            root: folder of the images.
-            split: N split names.
-            notes: the reader's report.
-        """
+        """Make a table from N unique keys, the arguments of `fact_table`, N split names and attributes of the class."""
+        complete_set = np.full(len(images), -1) if complete_set is None else complete_set
         return cls(
             images=pa.array(images, pa.string()),
             classes=classes,
             facts=fact_table(image, class_, state, locations, source),
-            complete_set=np.full(len(images), -1, np.int16)
-            if complete_set is None
-            else np.asarray(complete_set, np.int16),
+            complete_set=np.asarray(complete_set, np.int16),
             complete_classes=np.zeros((0, len(classes)), np.bool_) if complete_classes is None else complete_classes,
             root=root,
             split_names=None if split is None else pa.array(split, pa.string()),
@@ -231,33 +199,35 @@ class LabelTable:
         `check` counts such cells.
         """
         n, c = len(self), len(self.classes)
-        cell = self.facts["image"].to_numpy().astype(np.int64) * c + self.facts["class"].to_numpy()
-        state = self.facts["state"].to_numpy()
+        cell, state = self.fact_cells, self.facts["state"].to_numpy()
         order = np.argsort(cell, kind="stable")
         cell, state = cell[order], state[order]
         first = np.flatnonzero(np.diff(cell, prepend=-1))
         low, high = (f.reduceat(state, first) if len(first) else state for f in (np.minimum, np.maximum))
         merged = np.where(low == high, low, np.int8(Label.UNKNOWN)).astype(np.int8)
-        cells = cell[first]
-        indptr = np.searchsorted(cells, np.arange(n + 1, dtype=np.int64) * c).astype(np.int64)
-        return LabelMatrix(
-            indptr, (cells % c if c else cells).astype(np.int32), merged, self.complete_set, self.complete_classes
-        )
+        indptr = np.searchsorted(cell[first], np.arange(n + 1, dtype=np.int64) * c).astype(np.int64)
+        classes = (cell[first] % max(c, 1)).astype(np.int32)
+        return LabelMatrix(indptr, classes, merged, self.complete_set, self.complete_classes)
+
+    @property
+    def fact_cells(self) -> NDArray[np.int64]:
+        """Cell of each fact as one number, image * C + class: int64 [F]."""
+        image, class_ = (self.facts[name].to_numpy().astype(np.int64) for name in ("image", "class"))
+        return np.asarray(image * len(self.classes) + class_)
 
     @cached_property
     def locations(self) -> Locations:
         """Points and boxes of the positive cells, sorted by image; contradicted cells have none."""
-        n, c = len(self), len(self.classes)
-        image, class_ = (self.facts[name].to_numpy() for name in ("image", "class"))
+        image, labels = self.facts["image"].to_numpy(), self.matrix
         located = np.flatnonzero(~self.facts["x0"].is_null().to_numpy())
         located = located[np.argsort(image[located], kind="stable")]
-        labels = self.matrix
-        owner = np.repeat(np.arange(n, dtype=np.int64), np.diff(labels.indptr))
-        positive = (owner * c + labels.classes)[labels.states == Label.POSITIVE]
-        located = located[np.isin(image[located].astype(np.int64) * c + class_[located], positive)]
-        boxes = np.stack([self.facts[name].to_numpy()[located] for name in ("x0", "y0", "x1", "y1")], 1)
-        indptr = np.searchsorted(image[located], np.arange(n + 1)).astype(np.int64)
-        return Locations(indptr, class_[located].astype(np.int32), boxes.astype(np.float32))
+        owner = np.repeat(np.arange(len(self), dtype=np.int64), np.diff(labels.indptr))
+        positive = (owner * len(self.classes) + labels.classes)[labels.states == Label.POSITIVE]
+        located = located[np.isin(self.fact_cells[located], positive)]
+        boxes = np.stack([self.facts[corner].to_numpy()[located] for corner in CORNERS], 1)
+        indptr = np.searchsorted(image[located], np.arange(len(self) + 1)).astype(np.int64)
+        class_ = self.facts["class"].to_numpy()[located].astype(np.int32)
+        return Locations(indptr, class_, boxes.astype(np.float32))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -286,11 +256,8 @@ class LabelTable:
     def subset(self, index: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]) -> LabelTable:
         """Return the images at positions `index` (int [M], no repeats), in that order, or those of a bool [N] mask.
 
-        All classes are kept, also those without a label: a class has the same position in every subset.
-
-        Raises:
-            IndexError: a position outside 0..N - 1, or a mask of the wrong length.
-            DataError: a repeated position.
+        All classes are kept, also those without a label. A position outside 0..N - 1 or a mask of another length is an
+        `IndexError`; a repeated position is a `DataError`.
         """
         n = len(self)
         index = np.asarray(index)
@@ -304,11 +271,10 @@ class LabelTable:
         position = np.full(n, -1, np.int32)
         position[index] = np.arange(len(index), dtype=np.int32)
         image = position[self.facts["image"].to_numpy()]
-        facts = self.facts.set_column(0, FACTS.field(0), pa.array(image)).filter(pa.array(image >= 0))
         return replace(
             self,
             images=self.images.take(pa.array(index)),
-            facts=facts,
+            facts=with_column(self.facts, "image", pa.array(image)).filter(pa.array(image >= 0)),
             complete_set=self.complete_set[index],
             split_names=None if self.split_names is None else self.split_names.take(pa.array(index)),
         )
@@ -316,17 +282,9 @@ class LabelTable:
     def split(
         self, val: float = 0.1, seed: int = 0, groups: Groups | None = None, stratify: bool = True
     ) -> tuple[LabelTable, LabelTable]:
-        """Split off a validation table: (train, val). See `split.split_table`, also for more than two parts.
+        """Split the table into a training table and a validation table with the share `val` of the images, in (0, 1).
 
-        Args:
-            val: share of the images for validation, in (0, 1).
-            seed: selects the split.
-            groups: images to keep together: N group ids, a regular expression on image keys, or a function of a key.
-            stratify: give both parts their share of each class's positives, rarest classes first.
-
-        Raises:
-            ConfigError: `val` outside (0, 1).
-            DataError: groups that do not fit the images, or an empty part.
+        `split.split_table` explains the other arguments and the errors. It also makes more than two parts.
         """
         parts = split_table(self, {"train": 1 - val, "val": val}, seed=seed, groups=groups, stratify=stratify)
         return parts["train"], parts["val"]
@@ -334,8 +292,7 @@ class LabelTable:
     def named_splits(self) -> dict[str, LabelTable]:
         """Return one table per split that the source names, in order of appearance; "" has the images without a split.
 
-        Raises:
-            DataError: the source names no splits.
+        A source without splits is a `DataError`.
         """
         if self.split_names is None:
             raise DataError("the source of this table names no splits; make one with split(val=0.1).")
@@ -344,14 +301,7 @@ class LabelTable:
         return {name: self.subset(codes == code) for code, name in enumerate(encoded.dictionary.to_pylist())}
 
     def require_root(self, labels: str = "the labels") -> Path:
-        """Return the folder of the photos.
-
-        Args:
-            labels: how the error message calls the table.
-
-        Raises:
-            DataError: the folder is unknown.
-        """
+        """Return the folder of the photos. The `DataError` for an unknown folder calls the table `labels`."""
         if self.root is None:
             raise DataError(f"{labels} do not say where the photos are; give their folder: --images FOLDER.")
         return self.root
@@ -360,9 +310,25 @@ class LabelTable:
         """Return the same labels for photos in another folder."""
         return replace(self, root=None if root is None else Path(root))
 
+    def with_facts(self, facts: pa.Table) -> LabelTable:
+        """Return the same images and classes with other facts, and without completely annotated images."""
+        none, no_sets = np.full(len(self), -1, np.int16), np.zeros((0, len(self.classes)), np.bool_)
+        return replace(self, facts=facts, complete_set=none, complete_classes=no_sets)
+
     def noting(self, *messages: str) -> LabelTable:
         """Return the same table with messages added to its notes."""
         return replace(self, notes=self.notes + Notes(messages=messages))
+
+
+def with_column(facts: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    """Return facts with other values in one column."""
+    number = FACTS.get_field_index(name)
+    return facts.set_column(number, FACTS.field(number), values)
+
+
+def implied_facts(image: NDArray[np.integer], class_: NDArray[np.integer]) -> pa.Table:
+    """Return facts, with a source of their own, for implied negatives: image int [F] and class int [F] of each."""
+    return fact_table(image, class_, np.full(len(image), Label.NEGATIVE), source=IMPLIED_SOURCE)
 
 
 def fact_table(
@@ -386,9 +352,7 @@ def fact_table(
     where = np.full((f, 4), np.nan, np.float32) if locations is None else np.asarray(locations, np.float32)
     missing = np.isnan(where).any(1)
     x0, y0, x1, y1 = where[~missing].T
-    assert np.all((x0 >= 0) & (x0 <= x1) & (x1 <= 1) & (y0 >= 0) & (y0 <= y1) & (y1 <= 1)), (
-        "a location outside the image"
-    )
+    assert np.all((x0 >= 0) & (x0 <= x1) & (x1 <= 1) & (y0 >= 0) & (y0 <= y1) & (y1 <= 1)), "location outside the image"
     columns = [
         pa.array(np.asarray(image, np.int32)),
         pa.array(np.asarray(class_, np.int32)),
@@ -401,7 +365,7 @@ def fact_table(
 
 def _canonical_facts(facts: pa.Table) -> bytes:
     """The facts without their sources, as bytes that do not depend on their order."""
-    columns = {"image": "<i4", "class": "<i4", "state": "i1", "x0": "<f4", "y0": "<f4", "x1": "<f4", "y1": "<f4"}
+    columns = {"image": "<i4", "class": "<i4", "state": "i1", **dict.fromkeys(CORNERS, "<f4")}
     rows = np.zeros(len(facts), list(columns.items()))
     for name in columns:
         # A missing location becomes NaN; adding zero turns -0.0 into 0.0.

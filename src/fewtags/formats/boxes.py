@@ -26,8 +26,12 @@ FAULTS = (
 )
 """What is wrong with a box; the position in this list is its code."""
 
-# Fractions are written with few digits, and sums of them can exceed 1 by a little.
+# Fractions are written with few digits, so their sums can exceed 1 slightly.
 _ROUNDING = 2e-3
+# Sizes of scaled photos are rounded, so their aspect ratios agree only approximately.
+_SAME_SHAPE = 0.05
+
+Frame = Literal["displayed", "stored", "unclear", "neither"]
 
 
 def fault_text(fault: int, point: bool) -> str:
@@ -62,10 +66,8 @@ def regions_of_pixels(
 ) -> Regions:
     """Convert regions in pixels of the photo size that the annotations declare.
 
-    The headers of the photos are read, if the photos exist. If EXIF turns a photo by a quarter, the declared width and
-    height show whether its regions are in the stored or in the displayed frame; regions in the stored frame are turned.
-    For a square photo, and for one that EXIF mirrors or turns by 180 degrees, the size does not show it: the displayed
-    frame is assumed, because annotation tools show that one.
+    The headers of existing photos are read. Regions in the stored frame of a photo that EXIF turns are turned as well,
+    see `declared_frame`.
 
     Args:
         pixels: float [F, 4] x0, y0, x1, y1, with (0, 0) at the top-left corner of the top-left pixel.
@@ -105,10 +107,10 @@ def box_fractions(
         pixels: float [F, 4] x0, y0, x1, y1.
         sizes: float [F, 2] width and height of the photo of each box, NaN or not positive if unknown.
         points: bool [F], which of them are points.
-        slack: how far a box or point may exceed its photo without being cut or outside: a pixel, because tools round.
+        slack: distance by which a region may exceed its photo uncounted; one pixel, because annotation tools round.
 
     Returns:
-        locations float64 [F, 4], NaN for boxes with a fault; int8 [F] the fault, see `FAULTS`; and the number of boxes
+        locations float64 [F, 4], NaN for boxes with a fault; int8 [F], the fault, see `FAULTS`; and the number of boxes
         that exceed their photo by more than `slack`.
     """
     known: NDArray[np.bool_] = np.all((sizes > 0) & np.isfinite(sizes), 1)
@@ -123,17 +125,15 @@ def box_fractions(
     return np.where((fault == 0)[:, None], clipped / scale, np.nan), fault, int((beyond & (fault == 0)).sum())
 
 
-Frame = Literal["displayed", "stored", "unclear", "neither"]
-# Sizes of scaled photos are rounded, so their aspect ratios agree only approximately.
-_SAME_SHAPE = 0.05
-
-
 def declared_frame(header: ImageInfo, width: float, height: float) -> Frame:
-    """Return the frame of regions whose file declares this width and height for a photo.
+    """Return the frame of regions whose file declares this width and height (NaN if unknown) for a photo.
 
-    "unclear": the size does not show it, because the photo is square, mirrored, or turned by 180 degrees. "neither":
-    the photo has another aspect ratio. In both cases the displayed frame is assumed.
+    "unclear": EXIF changes the photo, but its size is unknown, or equal in both frames (a square photo, or one that is
+    mirrored or turned by 180 degrees). "neither": the photo has another aspect ratio. In both cases the displayed frame
+    is assumed, because annotation tools show it.
     """
+    if not (width > 0 and height > 0):
+        return "displayed" if header.orientation == 1 else "unclear"
     declared = np.log(width / height)
     stored, displayed = np.log(header.stored[0] / header.stored[1]), np.log(header.aspect)
     if min(abs(declared - stored), abs(declared - displayed)) > _SAME_SHAPE:
@@ -153,9 +153,9 @@ def _displayed(
     headers: Mapping[int, ImageInfo],
     photos: ImageKeys,
 ) -> Regions:
-    """Turn the regions of photos that EXIF turns, if they are in the stored frame, and describe what was done."""
+    """Turn the regions that are in the stored frame, and describe what was done."""
     locations, fault, cut = found
-    frames = {i: _frame(header, sizes[i]) for i, header in headers.items()}
+    frames = {i: declared_frame(header, *sizes[i]) for i, header in headers.items()}
     rows = np.argsort(image, kind="stable")
     for i in (i for i, frame in frames.items() if frame == "stored"):
         own = rows[np.searchsorted(image, i, "left", rows) : np.searchsorted(image, i, "right", rows)]
@@ -181,18 +181,11 @@ def _displayed(
     return Regions(locations, fault, tuple(f"{count:,} {text}" for count, text in counts if count), warnings)
 
 
-def _frame(header: ImageInfo, size: NDArray[np.float64]) -> Frame:
-    if (size > 0).all():
-        return declared_frame(header, *size)
-    return "displayed" if header.orientation == 1 else "unclear"
-
-
 def _headers(photos: ImageKeys, wanted: NDArray[np.int64]) -> dict[int, ImageInfo]:
     """Return the headers of the photos that exist and can be read."""
-    root = photos.root
-    if root is None:
+    if photos.root is None:
         return {}
-    found = each(_header, [str(root / photos.keys[i]) for i in wanted])
+    found = each(_header, [str(photos.root / photos.keys[i]) for i in wanted])
     return {int(i): header for i, header in zip(wanted, found, strict=True) if header is not None}
 
 

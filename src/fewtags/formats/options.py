@@ -77,6 +77,10 @@ class ReadOptions(BaseModel):
     negative_words: Words = Field((), description="more words for negative")
     unknown_words: Words = Field((), description="more words for unknown")
 
+    def is_none(self, name: str) -> bool:
+        """Return whether a folder or tag means "none of the classes"."""
+        return bool(self.none_folder) and fold(name) == fold(self.none_folder)
+
     def without_effect(self, used: Iterable[str]) -> list[str]:
         """Return the options that differ from their default but are not among those that a reader uses."""
         fields = ReadOptions.model_fields

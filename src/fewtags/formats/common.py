@@ -44,13 +44,15 @@ def named_classes(names: Mapping[int, str] | Mapping[int | str, str]) -> ClassNa
     return ClassNames.of((name if uses[name] == 1 else f"{name}#{key}" for key, name in names.items()), names.values())
 
 
-def text_of(file: Path) -> str:
-    """Return the contents of a text file, UTF-8 with or without byte order mark.
+def text_of(file: Path, largest: int | None = None, what: str = "a label file") -> str:
+    """Return the contents of a text file, UTF-8 with or without byte order mark, with at most `largest` bytes.
 
     Raises:
-        DataError: the file cannot be read, or is not UTF-8.
+        DataError: the file cannot be read, is larger (then the message asks whether it is `what`), or is not UTF-8.
     """
     try:
+        if largest is not None and file.stat().st_size > largest:
+            raise DataError(f"{file}: more than {largest >> 20} MiB; is this {what}?")
         return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror}); fix or remove it.") from None

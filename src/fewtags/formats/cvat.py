@@ -218,7 +218,8 @@ def _box(element: Element) -> Corners | None:
             x0, y0, x1, y1 = numbers("xtl", "ytl", "xbr", "ybr")
             return _rotated((x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0, rotation)
         case "ellipse":
-            return ellipse_bounds(*numbers("cx", "cy", "rx", "ry"), rotation)
+            cx, cy, rx, ry = numbers("cx", "cy", "rx", "ry")
+            return ellipse_bounds(cx, cy, rx, ry, rotation)
         case "mask":
             x, y, w, h = numbers("left", "top", "width", "height")
             return x, y, x + w, y + h

@@ -15,43 +15,31 @@ MOST_PIXELS = 2**27
 """A mask of more pixels is not drawn: files are not trusted, and no photo is that large."""
 _MOST_SIDE = 2**16
 
-_DRAWS = ("pixel", "across", "down")
-
 
 def draws(seed: int, key: object) -> tuple[float, float, float]:
     """Return three random numbers in [0, 1): for the pixel of an object, and for the place in it across and down.
 
-    Args:
-        seed: seed of the numbers.
-        key: what the object is called; the numbers depend on the seed and on this key only.
+    The numbers depend only on the seed and on the key, which names the object.
     """
-    pixel, across, down = uniform(content_hashes(f"{seed}/{key}/{word}" for word in _DRAWS)).tolist()
+    words = ("pixel", "across", "down")
+    pixel, across, down = uniform(content_hashes(f"{seed}/{key}/{word}" for word in words)).tolist()
     return pixel, across, down
 
 
 def run_lengths(counts: object) -> NDArray[np.int64]:
     """Return the lengths of the runs of a mask, int64 [R], column by column, first outside; empty for other values.
 
-    Compressed counts are text: each number is written in groups of five bits, lowest first, as characters from "0" on.
-    The sixth bit of a group is set if the number continues; the fifth bit of the last group is the sign. From the
-    fourth number on, the difference to the number two positions before is written.
-
-    Args:
-        counts: a list of numbers, or compressed text.
+    `counts` is a list of numbers, or compressed text: each number is written in groups of five bits, lowest first, as
+    characters from "0" on. The sixth bit of a group is set if the number continues; the fifth bit of the last group is
+    the sign. From the fourth number on, the difference to the number two positions before is written.
 
     >>> run_lengths([6, 2, 1]).tolist(), run_lengths("621").tolist(), run_lengths("52203O").tolist()
     ([6, 2, 1], [6, 2, 1], [5, 2, 2, 2, 5, 1])
     """
-    nothing = np.zeros(0, np.int64)
-    if isinstance(counts, str):
-        runs = _decompressed(counts)
-    elif isinstance(counts, list) and all(isinstance(n, int) for n in counts):
-        runs = counts
-    else:
-        return nothing
-    if not runs or min(runs) < 0 or sum(runs) > MOST_PIXELS:
-        return nothing
-    return np.array(runs, np.int64)
+    runs = _decompressed(counts) if isinstance(counts, str) else counts
+    if not isinstance(runs, list) or not runs or not all(isinstance(n, int) for n in runs):
+        return np.zeros(0, np.int64)
+    return np.array(runs if min(runs) >= 0 and sum(runs) <= MOST_PIXELS else [], np.int64)
 
 
 def _decompressed(text: str) -> list[int]:
@@ -101,9 +89,7 @@ def draw_mask(segmentation: object, height: int, width: int) -> NDArray[np.bool_
 def point_of(segmentation: object, draw: tuple[float, float, float]) -> tuple[float, float] | None:
     """Return a random point of an object in pixels, uniform over its mask; None if the mask has no pixel.
 
-    Args:
-        segmentation: see `draw_mask`.
-        draw: see `draws`.
+    For the arguments, see `draw_mask` and `draws`.
     """
     pixel, across, down = draw
     if isinstance(segmentation, Mapping):
@@ -172,14 +158,9 @@ def _polygons(segmentation: object) -> list[NDArray[np.float64]]:
 def _spans(
     polygons: Sequence[NDArray[np.float64]], frame: tuple[int, int, int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where runs of pixels inside any polygon begin and end, ascending and without overlap.
+    """Return where runs of pixels inside any polygon begin and end, ascending and without overlap; ends are exclusive.
 
-    Args:
-        polygons: corners in pixels.
-        frame: x0, y0, x1, y1 of the pixels to look at.
-
-    Returns:
-        int64 [S] each: positions in the frame, row by row; ends are exclusive.
+    int64 [S] each: positions in a frame (x0, y0, x1, y1 in pixels), row by row.
     """
     x0, y0, x1, y1 = frame
     width = x1 - x0
@@ -231,6 +212,6 @@ def outlines_to_points(seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def draws_of(record: Mapping[str, Any], seed: int) -> tuple[float, float, float]:
-    """Return the random numbers of an annotation, which depend on its id, or on its contents if it has none."""
+    """Return the random numbers of an annotation. They depend on its id, or else on its image, category and box."""
     own = [record.get(key) for key in ("image_id", "category_id", "bbox")]
     return draws(seed, record.get("id", own))

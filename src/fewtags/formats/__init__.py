@@ -147,11 +147,7 @@ def list_formats(attribute: Literal["title", "expected"], last: str = "or") -> s
 
 
 def check_path(path: Path, given: str | None = None) -> None:
-    """Check what needs no reader, so that a command can report it before it imports anything heavy.
-
-    Args:
-        path: a file or folder with labels.
-        given: name of its format, if the user gave one.
+    """Check a path with labels and the format that the user gave, if any, without the import of a reader.
 
     Raises:
         DataError: the path does not exist, or is a folder although the format is read from files, or the reverse.

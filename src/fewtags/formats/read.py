@@ -47,14 +47,10 @@ def read(
 
 
 def detect(path: Path, given: str | None = None) -> tuple[str, str]:
-    """Return the name of a path's format, and the reason.
-
-    Args:
-        path: a file or folder.
-        given: name of the format, which is then only checked.
+    """Return the name of a path's format, and the reason. A `given` format is only checked.
 
     Raises:
-        DataError: the path has the marks of no or of several formats, or see `fewtags.formats.check_path`.
+        DataError: the path has the marks of no or of several formats; or see `fewtags.formats.check_path`.
         ConfigError: `given` is not a known format.
     """
     check_path(path, given)

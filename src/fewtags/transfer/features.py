@@ -75,9 +75,5 @@ def photo_features(
 
 
 def photos_of(table: LabelTable) -> PhotoFolder:
-    """Return the files of a table.
-
-    Raises:
-        DataError: the folder of the photos is unknown.
-    """
+    """Return the files of a table; `DataError` if the folder of the photos is unknown."""
     return PhotoFolder(table.require_root(), table.images)

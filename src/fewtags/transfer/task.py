@@ -40,10 +40,9 @@ class Task:
     val: LabelTable | None = None
 
     def __post_init__(self) -> None:
-        tables = {"training": self.train, "test": self.test}
         if self.kind == "single":
-            for words, table in tables.items():
-                targets(table, words)
+            targets(self.train, "training")
+            targets(self.test, "test")
 
     @property
     def classes(self) -> int:
@@ -67,21 +66,11 @@ class Task:
 
 
 def make_task(
-    train: LabelTable,
-    test: LabelTable,
-    val: LabelTable | None = None,
-    *,
-    name: str = "",
-    kind: TaskKind | None = None,
+    train: LabelTable, test: LabelTable, val: LabelTable | None = None, *, name: str = "", kind: TaskKind | None = None
 ) -> Task:
-    """Make a task from tables.
+    """Make a task from tables, see `Task`.
 
-    Args:
-        train: training photos.
-        test: test photos.
-        val: photos to choose settings on.
-        name: name of the data set.
-        kind: None: single if every training and test photo has exactly one known positive, else multi.
+    `kind` None is "single" if every training and test photo has exactly one known positive, else "multi".
 
     Raises:
         DataError: a table is empty, a photo of a single-label task has no class or several, or AP is undefined on the
@@ -107,11 +96,7 @@ def make_task(
 
 
 def targets(table: LabelTable, words: str) -> NDArray[np.int64]:
-    """Return the one class of each photo, int64 [N].
-
-    Args:
-        table: the labels.
-        words: name of the table in the error message.
+    """Return the one class of each photo, int64 [N]; `words` names the table in the error message.
 
     Raises:
         DataError: a photo has no class or several.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast, final
 
@@ -14,8 +14,8 @@ from fewtags.photos.dataset import Failure
 from fewtags.seeds import rng
 
 T = TypeVar("T")
-Key = tuple[int, int]
-"""(epoch, photo)."""
+Key = tuple[int, ...]
+"""Arguments of a function that reads a photo: (epoch, photo) in training, (photo,) in tests."""
 ORDER, CHANGE, HOLD_OUT, HEAD = 0, 1, 104, 103
 """Random streams: order of the photos, augmentation, held-out photos, weights of the heads."""
 
@@ -31,13 +31,13 @@ def batch_keys(photos: int, batch_size: int, iterations: int, seed: int) -> Iter
         yield [next(endless) for _ in range(batch_size)]
 
 
-def read_batches(read: Callable[[int, int], T], keys: Iterable[list[Key]], workers: int = 0) -> Iterator[list[T]]:
-    """Yield the results of `read(epoch, photo)` in batches. The number of workers does not change them.
+def read_batches(read: Callable[..., T], keys: Iterable[Sequence[Key]], workers: int = 0) -> Iterator[list[T]]:
+    """Yield the results of `read(*key)` in batches.
 
     Args:
         read: called in this process or in the workers.
         keys: keys of each batch.
-        workers: processes that read ahead; 0: this process.
+        workers: processes that read ahead; 0: this process. They do not change the results.
 
     Raises:
         DataError: `read` raised an error.
@@ -60,7 +60,7 @@ def read_batches(read: Callable[[int, int], T], keys: Iterable[list[Key]], worke
 @final
 @dataclass(frozen=True)
 class _Guarded(Dataset[Any], Generic[T]):
-    read: Callable[[int, int], T]
+    read: Callable[..., T]
 
     def __getitem__(self, key: Key) -> T | Failure:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -30,6 +31,7 @@ from fewtags.photos.scan import Tick
 from fewtags.seeds import rng, seed_of
 from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches
 
+PhotoMask = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 IGNORE = 255
 CITYSCAPES = {
     7: 0, 8: 1, 11: 2, 12: 3, 13: 4, 17: 5, 19: 6, 20: 7, 21: 8, 22: 9, 23: 10, 24: 11, 25: 12, 26: 13, 27: 14,
@@ -62,7 +64,7 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.images)
 
-    def read(self, n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    def read(self, n: int) -> PhotoMask:
         """Read pixels [h, w, 3], resized to `size`, and classes [H, W], in the mask's own size.
 
         Raises:
@@ -101,14 +103,9 @@ def _read_mask(place: Path, width: int, height: int) -> NDArray[np.uint8]:
 def folder_pairs(
     images: Path, masks: Path, classes: int, ignore: Sequence[int] = (IGNORE,), size: tuple[int, int] | None = None
 ) -> Pairs:
-    """List the photos and masks of the same name, apart from the ending, in two folders.
+    """List the photos and masks (PNG files of class numbers) of the same name, apart from the ending, in two folders.
 
-    Args:
-        images: folder of photos.
-        masks: folder of PNG files whose values are class numbers.
-        classes: C.
-        ignore: mask values to ignore.
-        size: see `Pairs`.
+    Mask values in `ignore` are ignored. For `classes` and `size`, see `Pairs`.
 
     Raises:
         DataError: there is no photo, or a photo has no mask.
@@ -260,12 +257,6 @@ def train_segmentation(
 ) -> Iterator[float]:
     """Train; yields the loss of every step. An interrupted training cannot be resumed.
 
-    Args:
-        net: changed in place.
-        data: training photos.
-        settings: training settings.
-        device: device of the network.
-
     Raises:
         DataError: a photo or mask cannot be used.
         TrainingError: the loss is not finite.
@@ -276,7 +267,7 @@ def train_segmentation(
     pre = net.encoder.preprocessing
     collate = Collate(pre.mean, pre.std)
     keys = batch_keys(len(data), settings.batch_size, settings.iterations, settings.seed)
-    for step, crops in enumerate(read_batches(_Crops(data, settings), keys, settings.workers)):
+    for step, crops in enumerate(read_batches(partial(_read_crop, data, settings), keys, settings.workers)):
         images = collate.pixels([pixels for pixels, _ in crops], device)
         truth = torch.from_numpy(np.stack([mask for _, mask in crops])).to(device).long()
         for group in optimizer.param_groups:
@@ -301,21 +292,13 @@ def _cross_entropy(logits: Tensor, truth: Tensor) -> Tensor:
     return total / (truth != IGNORE).sum().clamp(min=1)
 
 
-@final
-@dataclass(frozen=True)
-class _Crops:
-    """Random crops, determined by the seed, the epoch and the number of the photo."""
-
-    data: Pairs
-    settings: SegmentSettings
-
-    def __call__(self, epoch: int, n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        return _crop(*self.data.read(n), self.settings, rng(self.settings.seed, epoch, n, CHANGE))
+def _read_crop(data: Pairs, settings: SegmentSettings, epoch: int, n: int) -> PhotoMask:
+    return _crop(*data.read(n), settings, rng(settings.seed, epoch, n, CHANGE))
 
 
 def _crop(
     pixels: NDArray[np.uint8], mask: NDArray[np.uint8], settings: SegmentSettings, random: np.random.Generator
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+) -> PhotoMask:
     """Resize, crop and flip at random; the crop is padded with grey, ignored pixels beyond the photo."""
     factor, (height, width) = random.uniform(*settings.scale), settings.crop
     size = (max(1, round(pixels.shape[1] * factor)), max(1, round(pixels.shape[0] * factor)))
@@ -329,15 +312,6 @@ def _crop(
     inside = truth[part].shape
     out[: inside[0], : inside[1]], labels[: inside[0], : inside[1]] = photo[part], truth[part]
     return (out[:, ::-1], labels[:, ::-1]) if random.random() < 0.5 else (out, labels)
-
-
-@final
-@dataclass(frozen=True)
-class _Whole:
-    data: Pairs
-
-    def __call__(self, epoch: int, n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:  # noqa: ARG002
-        return self.data.read(n)
 
 
 @torch.no_grad()
@@ -361,8 +335,8 @@ def evaluate_segmentation(
     net.to(device).eval()
     pre = net.encoder.preprocessing
     collate, matrix = Collate(pre.mean, pre.std), np.zeros((data.classes, data.classes), np.int64)
-    keys = [[(0, n)] for n in range(len(data))]
-    for done, ((pixels, mask),) in enumerate(read_batches(_Whole(data), keys, workers), 1):
+    keys = [[(n,)] for n in range(len(data))]
+    for done, ((pixels, mask),) in enumerate(read_batches(data.read, keys, workers), 1):
         height, width, _ = pixels.shape
         padded = np.full((-(-height // stride) * stride, -(-width // stride) * stride, 3), GREY, np.uint8)
         padded[:height, :width] = pixels

@@ -22,9 +22,10 @@ from fewtags.formats.common import (
     plain_text,
     read_json,
     split_name,
+    without,
 )
 from fewtags.formats.locate import ImageKeys, folder_of, locate, spelling
-from fewtags.formats.masks import draws_of, outlines_to_points, point_in_box, without_outlines
+from fewtags.formats.masks import draws_of, outlines_to_points, point_in_box
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Labels, Source, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
@@ -65,7 +66,9 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
             be used.
     """
     options = options or ReadOptions()
-    file = _load(path, outlines_to_points(options.point_seed) if options.places == "points" else without_outlines)
+    file = _load(
+        path, outlines_to_points(options.point_seed) if options.places == "points" else without("segmentation")
+    )
     classes, category = _classes(file)
     row, photos = _find_images(file, images)
     objects, unusable = _objects(file, row, category, options)

@@ -77,6 +77,16 @@ def read_json(path: Path, hook: Callable[[dict[str, Any]], Any] | None = None) -
         raise DataError(f"{path}: not a JSON file of annotations ({error}).") from None
 
 
+def without(key: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a hook for `read_json` that removes a key, such as long outlines that are not needed."""
+
+    def shortened(record: dict[str, Any]) -> dict[str, Any]:
+        record.pop(key, None)
+        return record
+
+    return shortened
+
+
 def first_character(file: Path) -> str:
     """Return the first character of a text file that is not blank, or "" if there is none near its start."""
     with file.open("rb") as stream:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import first_character, plain_text, read_json
+from fewtags.formats.common import first_character, plain_text, read_json, without
 from fewtags.formats.labelstudio_regions import region_of
 from fewtags.formats.locate import is_photo, locate, spelling, usual_folders
 from fewtags.formats.options import ReadOptions
@@ -90,7 +90,7 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
 
 
 def _load(path: Path) -> list[_Record]:
-    data = read_json(path, _without_masks)
+    data = read_json(path, without("rle"))  # brush masks
     if not isinstance(data, list):
         what = some([*data], 8) if isinstance(data, dict) else repr(data)[:40]
         raise DataError(f"{path}: expected a list of tasks as Label Studio exports it; the file has {what}.")
@@ -109,12 +109,6 @@ def _load(path: Path) -> list[_Record]:
     if not any("annotations" in task for task in data):
         raise DataError(f"{path}: no task has annotations; export as 'JSON' after something is annotated.")
     return data
-
-
-def _without_masks(record: _Record) -> _Record:
-    """Remove brush masks while the file is parsed: long lists of numbers that are not needed."""
-    record.pop("rle", None)
-    return record
 
 
 def _image_key(path: Path, tasks: Sequence[_Record], given: str | None) -> str:

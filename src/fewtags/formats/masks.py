@@ -192,12 +192,6 @@ def _nth(starts: NDArray[np.int64], ends: NDArray[np.int64], share: float) -> in
     return int(ends[run] - before[run] + number)
 
 
-def without_outlines(record: dict[str, Any]) -> dict[str, Any]:
-    """Remove the outline of an annotation while the file is parsed: outlines are most of a large file."""
-    record.pop("segmentation", None)
-    return record
-
-
 def outlines_to_points(seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return a function that replaces the outline of an annotation by a point x, y in it; None if it has no pixel."""
 

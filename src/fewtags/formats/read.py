@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fewtags.errors import DataError
-from fewtags.formats import FORMATS, check_path, list_formats
+from fewtags.formats import FOLDER, FORMATS, check_path, list_formats
 from fewtags.formats.locate import extension
 from fewtags.formats.options import ReadOptions
 from fewtags.table.table import LabelTable, Notes
@@ -56,10 +56,9 @@ def detect(path: Path, given: str | None = None) -> tuple[str, str]:
     check_path(path, given)
     if given is not None:
         return given, "as given"
-    folder, expected = path.is_dir(), f"expected {list_formats('expected')}"
-    ending = extension(path.name)
-    others = [f for name, f in FORMATS.items() if name != "folder"]
-    asked = [f for f in others if (f.folder if folder else ending in f.endings)]
+    expected = f"expected {list_formats('expected')}"
+    ending = FOLDER if path.is_dir() else extension(path.name)
+    asked = [f for name, f in FORMATS.items() if name != "folder" and ending in f.endings]
     if not asked:
         what = f"no known format has the ending {ending!r}" if ending else "the file name has no ending"
         raise DataError(f"{path}: {what}; {expected}, or pass format= (--set data.format=NAME).")
@@ -69,7 +68,7 @@ def detect(path: Path, given: str | None = None) -> tuple[str, str]:
         raise DataError(
             f"{path} could be {found}; pass the one to read, as in format={first} (--set data.format={first})."
         )
-    if not marks and not folder:
+    if not marks and ending != FOLDER:
         names = " or ".join(f.name for f in asked)
         raise DataError(f"{path}: not recognised as {names}; {expected}, or pass format= (--set data.format=NAME).")
     return next(iter(marks.items()), ("folder", "it has no mark of another format"))

@@ -50,17 +50,10 @@ class Stated:
         unread: str = "",
         origin: str | None = None,
     ) -> None:
-        """Append one label.
+        """Append one label, see `Labels`.
 
-        Args:
-            image: position of the image in the file's list of image names.
-            class_: position of the class in the vocabulary.
-            state: what is stated.
-            box: x0, y0, x1, y1 of the object; NaN for a box with broken numbers.
-            point: x, y of the object.
-            source: position in `Source.sources`.
-            unread: why the region of the label cannot be read.
-            origin: what to call the label in the excluded list.
+        The region is a box x0, y0, x1, y1 (NaN if its numbers are broken) or a point x, y. `unread` is why a region
+        cannot be read, `origin` is what to call the label in the excluded list.
         """
         if unread:
             self._unread.append((len(self), unread))

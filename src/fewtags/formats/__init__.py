@@ -91,14 +91,14 @@ if not TYPE_CHECKING:
     FormatName = Literal[tuple(FORMATS)]
 
 
-def list_formats(attribute: Literal["title", "expected"], last: str = "or") -> str:
+def list_formats(attribute: Literal["title", "expected"]) -> str:
     """Return the titles of all formats, or what to pass for them, as a list in words.
 
     >>> list_formats("title")
     'class folders, CSV, COCO, VOC, YOLO, OpenImages, Label Studio, CVAT or a Parquet label table'
     """
     words: list[str] = [getattr(format, attribute) for format in FORMATS.values()]
-    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def check_path(path: Path, given: str | None = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -57,45 +56,58 @@ class Regions:
     warnings: tuple[str, ...] = ()
 
 
-def regions_of_pixels(
-    pixels: NDArray[np.float64],
+def regions_of(
+    corners: NDArray[np.float64],
+    unit: Literal["pixels", "fractions"],
     points: NDArray[np.bool_],
     image: NDArray[np.int64],
     sizes: NDArray[np.float64],
     photos: ImageKeys,
 ) -> Regions:
-    """Convert regions in pixels of the photo size that the annotations declare.
+    """Convert regions in pixels of the photo size that the annotations declare, or in fractions of the photo.
 
     The headers of existing photos are read. Regions in the stored frame of a photo that EXIF turns are turned as well,
     see `declared_frame`.
 
     Args:
-        pixels: float [F, 4] x0, y0, x1, y1, with (0, 0) at the top-left corner of the top-left pixel.
+        corners: float [F, 4] x0, y0, x1, y1; for pixels, (0, 0) is the top-left corner of the top-left pixel.
+        unit: unit of the corners.
         points: bool [F], which regions are points (x0 = x1, y0 = y1).
         image: int [F], position of each region's photo in `photos.keys`.
         sizes: float [N, 2] declared width and height of each photo, NaN if unknown; then the displayed size is used.
         photos: the photos.
     """
     headers = _headers(photos, np.unique(image))
-    scale = sizes.copy()
+    scale = sizes.copy() if unit == "pixels" else np.ones_like(sizes)
     for i, header in headers.items():
         if not (scale[i] > 0).all():
             scale[i] = header.width, header.height
-    found = box_fractions(pixels, scale[image], points)
-    return _displayed(found, points, image, sizes, headers, photos)
-
-
-def regions_of_fractions(
-    fractions: NDArray[np.float64],
-    points: NDArray[np.bool_],
-    image: NDArray[np.int64],
-    sizes: NDArray[np.float64],
-    photos: ImageKeys,
-) -> Regions:
-    """Convert regions in fractions of the photo, as `regions_of_pixels`; `sizes` only determine the frame."""
-    headers = _headers(photos, np.unique(image))
-    found = box_fractions(fractions, np.ones((len(image), 2)), points, _ROUNDING)
-    return _displayed(found, points, image, sizes, headers, photos)
+    slack = 1.0 if unit == "pixels" else _ROUNDING
+    locations, fault, cut = box_fractions(corners, scale[image], points, slack)
+    frames = {i: declared_frame(header, *sizes[i]) for i, header in headers.items()}
+    rows = np.argsort(image, kind="stable")
+    for i in (i for i, frame in frames.items() if frame == "stored"):
+        own = rows[np.searchsorted(image, i, "left", rows) : np.searchsorted(image, i, "right", rows)]
+        own = own[~np.isnan(locations[own, 0])]
+        locations[own] = boxes_to_displayed(locations[own], headers[i].orientation)
+    what = "boxes" if not points.any() else "points" if points.all() else "boxes and points"
+    turned = Counter(frame for i, frame in frames.items() if headers[i].orientation != 1)
+    unread = len(np.unique(image)) - len(headers) if photos.root else 0
+    counts = (
+        (cut, "boxes reached beyond their photo and were cut at its edge"),
+        (turned["stored"], f"photos are turned by EXIF, and their {what} were turned with them"),
+        (turned["displayed"], f"photos are turned by EXIF, and their {what} were in that frame already"),
+        (
+            turned["unclear"],
+            f"photos are turned or mirrored by EXIF; the file does not show the frame of their {what}, and the "
+            "displayed one is assumed",
+        ),
+        (unread, f"photos have a header that cannot be read; their {what} are taken as they are"),
+    )
+    others = [photos.keys[i] for i, frame in frames.items() if frame == "neither"]
+    text = f"{len(others):,} photos have another aspect ratio than the file says, so their {what} may be misplaced"
+    warnings = (f"{text}, for example {some(others, 1)}",) if others else ()
+    return Regions(locations, fault, tuple(f"{count:,} {text}" for count, text in counts if count), warnings)
 
 
 def box_fractions(
@@ -143,42 +155,6 @@ def declared_frame(header: ImageInfo, width: float, height: float) -> Frame:
     if not swaps_axes(header.orientation) or abs(declared - stored) == abs(declared - displayed):
         return "unclear"
     return "stored" if abs(declared - stored) < abs(declared - displayed) else "displayed"
-
-
-def _displayed(
-    found: tuple[NDArray[np.float64], NDArray[np.int8], int],
-    points: NDArray[np.bool_],
-    image: NDArray[np.int64],
-    sizes: NDArray[np.float64],
-    headers: Mapping[int, ImageInfo],
-    photos: ImageKeys,
-) -> Regions:
-    """Turn the regions that are in the stored frame, and describe what was done."""
-    locations, fault, cut = found
-    frames = {i: declared_frame(header, *sizes[i]) for i, header in headers.items()}
-    rows = np.argsort(image, kind="stable")
-    for i in (i for i, frame in frames.items() if frame == "stored"):
-        own = rows[np.searchsorted(image, i, "left", rows) : np.searchsorted(image, i, "right", rows)]
-        own = own[~np.isnan(locations[own, 0])]
-        locations[own] = boxes_to_displayed(locations[own], headers[i].orientation)
-    what = "boxes" if not points.any() else "points" if points.all() else "boxes and points"
-    turned = Counter(frame for i, frame in frames.items() if headers[i].orientation != 1)
-    unread = len(np.unique(image)) - len(headers) if photos.root else 0
-    counts = (
-        (cut, "boxes reached beyond their photo and were cut at its edge"),
-        (turned["stored"], f"photos are turned by EXIF, and their {what} were turned with them"),
-        (turned["displayed"], f"photos are turned by EXIF, and their {what} were in that frame already"),
-        (
-            turned["unclear"],
-            f"photos are turned or mirrored by EXIF; the file does not show the frame of their {what}, and the "
-            "displayed one is assumed",
-        ),
-        (unread, f"photos have a header that cannot be read; their {what} are taken as they are"),
-    )
-    others = [photos.keys[i] for i, frame in frames.items() if frame == "neither"]
-    text = f"{len(others):,} photos have another aspect ratio than the file says, so their {what} may be misplaced"
-    warnings = (f"{text}, for example {some(others, 1)}",) if others else ()
-    return Regions(locations, fault, tuple(f"{count:,} {text}" for count, text in counts if count), warnings)
 
 
 def _headers(photos: ImageKeys, wanted: NDArray[np.int64]) -> dict[int, ImageInfo]:

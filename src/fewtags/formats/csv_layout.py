@@ -92,9 +92,13 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
     size = (names["width"], names["height"]) if sized else None
     used = {*labels, *(point or ()), *(size or ())}
     used |= {names[corner] for corner in ("x0", "y0", "x1", "y1") if form == "facts" and corner in names}
+    label_names = [sheet.header[j] for j in labels]
+    labelled = f"{len(labels):,} class columns {some(label_names)}" if form == "classes" else "one label a row"
+    if form == "tags":
+        labelled = f"tags in {label_names[0]!r}"
     messages = [
         f"{sheet.path.name}: {len(sheet):,} rows, cells separated by {sheet.delimiter!r}; images in "
-        f"{sheet.header[image]!r}, {_label_text(sheet, form, labels)}"
+        f"{sheet.header[image]!r}, {labelled}"
         + (f", points in {unit} in {' and '.join(repr(sheet.header[j]) for j in point)}" if point else "")
         + (f", split in {sheet.header[split]!r}" if split else "")
     ]
@@ -104,14 +108,7 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
             examples = some([value for value, _ in sheet.values[j].most_common()], 3)
             messages.append(f"{sheet.path.name}: column {name!r} ignored, its values are {examples}")
     return Layout(
-        form=form,
-        image=image,
-        labels=labels,
-        split=split,
-        messages=tuple(messages),
-        point=point,
-        unit=unit,
-        size=size,
+        form=form, image=image, labels=labels, split=split, messages=tuple(messages), point=point, unit=unit, size=size
     )
 
 
@@ -208,10 +205,3 @@ def _label_columns(
         f"{sheet.path}: it is not clear which of {some([sheet.header[j] for j in named], 12)} has labels; pass as "
         "columns the one of tags, or one per class."
     )
-
-
-def _label_text(sheet: Sheet, form: Form, labels: Sequence[int]) -> str:
-    names = [sheet.header[j] for j in labels]
-    if form == "classes":
-        return f"{len(names):,} class columns {some(names)}"
-    return f"tags in {names[0]!r}" if form == "tags" else "one label a row"

@@ -15,11 +15,7 @@ __all__ = ["ReadOptions", "detect", "read"]
 
 
 def read(
-    path: Path | str,
-    *,
-    images: Path | str | None = None,
-    format: str | None = None,
-    options: ReadOptions | None = None,
+    path: Path | str, *, images: Path | str | None = None, format: str | None = None, options: ReadOptions | None = None
 ) -> LabelTable:
     """Read labels into a table. Blank cells are unknown, and nothing is left out without a note.
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fewtags.formats.boxes import Regions, fault_text, regions_of_fractions, regions_of_pixels
+from fewtags.formats.boxes import Regions, fault_text, regions_of
 from fewtags.formats.common import NO_CORNERS, Corners, Point, close_images, distinct, distinct_facts
 from fewtags.formats.locate import ImageKeys
 from fewtags.labels import ClassNames, Label
@@ -214,8 +214,7 @@ class Source:
             if self.sizes is not None:
                 declared = (photos.image >= 0) & ~np.isnan(self.sizes).any(1)
                 sizes[photos.image[declared]] = self.sizes[declared]
-            convert = regions_of_pixels if self.unit == "pixels" else regions_of_fractions
-            found = convert(labels.corners[rows], labels.point[rows], image[rows], sizes, photos)
+            found = regions_of(labels.corners[rows], self.unit, labels.point[rows], image[rows], sizes, photos)
         locations, fault = np.full((len(facts), 4), np.nan), np.zeros(len(facts), np.int8)
         locations[located], fault[located] = found.locations, found.fault
         return Regions(locations, fault, found.messages, found.warnings)

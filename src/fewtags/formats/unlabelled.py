@@ -33,11 +33,7 @@ _MASKS = frozenset({"segmentationclass", "segmentationobject", "annotations", "m
 
 
 def unlabelled(
-    path: Path | str,
-    images: Path | str | None = None,
-    *,
-    format: str | None = None,
-    options: ReadOptions | None = None,
+    path: Path | str, images: Path | str | None = None, *, format: str | None = None, options: ReadOptions | None = None
 ) -> LabelTable:
     """Find photos, and drop what is known about them.
 
@@ -75,16 +71,13 @@ def unlabelled(
     return table
 
 
-def check_photos(
-    table: LabelTable, *, decode: bool = True, threads: int | None = None, progress: Tick | None = None
-) -> LabelTable:
+def check_photos(table: LabelTable, *, decode: bool = True, progress: Tick | None = None) -> LabelTable:
     """Return the table without the photos that cannot be read; its notes list each of them with the reason.
 
     Args:
         table: a table with a folder of photos.
         decode: decode every photo. This finds truncated photos, and copies if there are at most `MOST_COMPARED` photos.
             False reads headers only.
-        threads: number of photos to read at a time; None for one per core, at most 8.
         progress: called from time to time with the number of photos read and to read.
 
     Raises:
@@ -98,7 +91,7 @@ def check_photos(
     for start in range(0, len(table), _BLOCK):
         keys = table.images.slice(start, _BLOCK).to_pylist()
         tick = None if progress is None else lambda done, _, start=start: progress(start + done, len(table))
-        seen = scan([str(table.root / key) for key in keys], decode=decode, threads=threads, progress=tick)
+        seen = scan([str(table.root / key) for key in keys], decode=decode, progress=tick)
         tiny += int(((seen.width > 0) & (np.minimum(seen.width, seen.height) < TINY)).sum())
         for n in sorted(seen.unusable):
             usable[start + n] = False
@@ -110,7 +103,7 @@ def check_photos(
         raise DataError(f"no photo can be read{example}.")
     kept = table if usable.all() else table.subset(usable)
     messages = [f"{counted(len(excluded), 'photo')} left out: not readable, see the excluded list"] if excluded else []
-    if decode and len(kept) <= MOST_COMPARED and (copies := same_content(photo_paths(kept), threads=threads)):
+    if decode and len(kept) <= MOST_COMPARED and (copies := same_content(photo_paths(kept))):
         extra = sum(map(len, copies)) - len(copies)
         messages.append(f"{counted(extra, 'photo is a copy', 'photos are copies')} of others, byte for byte, and kept")
     side = f"a side shorter than {TINY} pixels; check that this is intended"

@@ -241,11 +241,7 @@ def _run_inputs(trials: Trials, *, choose: bool = False) -> Iterator[RunInputs]:
 
 
 def _choose(
-    candidates: Sequence[TrainSettings],
-    seed: int,
-    task: Task,
-    scorer: Callable[[Task], Scorer],
-    results: ProbeResults,
+    candidates: Sequence[TrainSettings], seed: int, task: Task, scorer: Callable[[Task], Scorer], results: ProbeResults
 ) -> TrainSettings:
     """Return the best candidate on `Task.for_choice` and add a note; a single candidate is used directly."""
     seeded = [replace(settings, seed=seed) for settings in candidates]

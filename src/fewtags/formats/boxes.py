@@ -45,9 +45,7 @@ class Regions:
 
     Attributes:
         locations: float64 [F, 4] x0, y0, x1, y1 in 0..1 of the displayed photo; NaN if the region cannot be used.
-        fault: int8 [F], see `fault_text`; 0 for none.
-        messages: what was done, with counts.
-        warnings: what may be wrong.
+        fault: int8 [F], see `fault_text`; 0 for usable regions.
     """
 
     locations: NDArray[np.float64]

@@ -97,6 +97,12 @@ def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     absent = options.complete or options.blank == "negative"
     where = f"{sheet.path.name}, class columns"
     values = [sheet.values[j] for j in layout.labels]
+    first = [
+        f"{text} {some([sheet.header[layout.labels[k]] for k in part[part[:, 0] == 0, 1]], 3)}"
+        for text, part in (("is", parts[0]), ("is not", parts[1]))
+        if (part[:, 0] == 0).any()
+    ]
+    shown = "; ".join(first) or "is unknown"
     return Form(
         classes=ClassNames.of(sheet.header[j] for j in layout.labels),
         labels=Labels.of_images(cells[order, 0], cells[order, 1], state[order]),
@@ -104,19 +110,10 @@ def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
         empty=np.zeros(len(sheet), np.bool_),
         notes=Notes(
             words.readings(where, values, "negative" if absent else "unknown"),
-            messages=(_first_row(sheet, layout, *parts[:2]),) if len(sheet) else (),
+            messages=(f"{sheet.path.name}: {sheet.columns[layout.image][0]!r} {shown}",) if len(sheet) else (),
             warnings=words.unsure(where, values),
         ),
     )
-
-
-def _first_row(sheet: Sheet, layout: Layout, positive: NDArray[np.int64], negative: NDArray[np.int64]) -> str:
-    labels = [
-        f"{text} {some([sheet.header[layout.labels[k]] for k in cells[cells[:, 0] == 0, 1]], 3)}"
-        for text, cells in (("is", positive), ("is not", negative))
-        if (cells[:, 0] == 0).any()
-    ]
-    return f"{sheet.path.name}: {sheet.columns[layout.image][0]!r} {'; '.join(labels) or 'is unknown'}"
 
 
 def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:

@@ -30,14 +30,12 @@ class Layout:
     """Positions of the columns of a sheet.
 
     Attributes:
-        form: "classes", one column per class; "tags", one column of tags; "facts", one label a row, as we write them.
-        image: column with image names.
+        form: "classes", one column per class; "tags", one column of tags; "facts", one label a row, as `write_csv`.
         labels: the class columns, the tags column, or the column of the class and that of the state if there is one.
-        split: column with split names, or None.
         messages: which columns were found, and which are ignored.
-        point: columns with x and y of a point, or None.
+        point: columns with x and y of a point.
         unit: unit of x and y.
-        size: columns with the width and height of the photo in pixels, or None.
+        size: columns with the width and height of the photo in pixels.
     """
 
     form: Form

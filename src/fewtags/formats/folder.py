@@ -56,11 +56,15 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
     classes = ClassNames.of(sorted({tag for tags in meaning.values() for tag in tags}))
     if not len(classes):
         raise DataError(_no_classes(path, files, meaning))
-    if len(meaning) == 1 and not split and (trouble := _single_folder(path, files, *meaning)):
-        raise DataError(trouble)
+    if len(meaning) == 1 and not split:
+        _check_single_folder(path, files, *meaning)
     equal = same_content([str(path / key) for key in photos])
     copies = [[photos[i] for i in positions] for positions in equal]
-    first = _first_copies(photos, copies, split)
+    # The key of an image is the first path with its content in its split.
+    first = {key: key for key in photos}
+    for group in copies:
+        for same in _by_split(group, split):
+            first.update(dict.fromkeys(same, same[0]))
     keys = sorted({*first.values()})
     position = {key: i for i, key in enumerate(keys)}
     labelled, nothing = np.zeros((2, len(keys)), np.bool_)
@@ -254,28 +258,18 @@ def _label_files(root: Path) -> list[str]:
     return sorted(p.name for p in root.iterdir() if p.suffix.lower() in {".csv", ".tsv", ".json", ".parquet"})
 
 
-def _single_folder(root: Path, files: Files, name: str) -> str:
-    """Return what is wrong with a tree of one class folder; "" for nothing."""
+def _check_single_folder(root: Path, files: Files, name: str) -> None:
+    """Refuse a tree of one class folder that looks like something else."""
     if all(key.count("/") != 1 for key in files.photos):
-        return (
-            f"{root}: {name!r} is the only folder, and has folders but no photos; if these are the classes, pass "
-            f"{str(root / name)!r}."
+        trouble = (
+            f"is the only folder, and has folders but no photos; if these are the classes, pass {str(root / name)!r}"
         )
-    if tables := _label_files(root):
-        return (
-            f"{root}: {name!r} would be the only class, and there are label files; pass one of them instead of the "
-            f"folder: {some(tables)}."
-        )
-    return ""
-
-
-def _first_copies(keys: Iterable[str], copies: Iterable[Sequence[str]], split: bool) -> dict[str, str]:
-    """Return the key of each photo's image: the first path with the same content in the same split."""
-    first = {key: key for key in keys}
-    for group in copies:
-        for same in _by_split(group, split):
-            first.update(dict.fromkeys(same, same[0]))
-    return first
+    elif tables := _label_files(root):
+        trouble = "would be the only class, and there are label files; pass one of them instead of the folder: "
+        trouble += some(tables)
+    else:
+        return
+    raise DataError(f"{root}: {name!r} {trouble}.")
 
 
 def _by_split(keys: Iterable[str], split: bool) -> list[list[str]]:

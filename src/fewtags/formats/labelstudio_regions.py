@@ -16,8 +16,6 @@ class Region:
     """A region in fractions of the photo; neither box nor point for a choice about the whole photo.
 
     Attributes:
-        box: x0, y0, x1, y1.
-        point: x, y.
         unread: why the region is not read.
         size: declared width and height of the photo in pixels, if given.
         meaning: what the region adds to the reading of a label, in words.

@@ -102,14 +102,9 @@ def spelling(
 ) -> Sequence[str]:
     """Choose the spelling of image names whose photos exist, for tools that prefix or shorten the names.
 
-    Returns the first variant with photos for most of a sample, or else the first one. A variant with fewer distinct
-    names than another is not chosen: equal file names in different folders are different photos.
-
-    Args:
-        variants: spellings of the same R names, the likeliest first.
-        file: this and the other arguments are those of `locate`.
-        images: see `locate`.
-        beside: see `locate`.
+    `variants` are spellings of the same R names, the likeliest first. Returns the first variant with photos for most of
+    a sample, or else the first one. A variant with fewer distinct names than another is not chosen: equal file names in
+    different folders are different photos. For the other arguments, see `locate`.
     """
     apart = [list(dict.fromkeys(names)) for names in variants]
     whole = max(map(len, apart))

@@ -64,15 +64,9 @@ def draw_mask(segmentation: object, height: int, width: int) -> NDArray[np.bool_
     """Return the pixels of an object; none if it is neither polygons nor run lengths of that size.
 
     A pixel belongs to a polygon if its centre lies inside, by the even-odd rule, and to an object with several polygons
-    if it belongs to one of them.
+    if it belongs to one of them. The mask is bool [height, width].
 
-    Args:
-        segmentation: a list of polygons x, y, x, y, ... in pixels, or `size` (height, width) and `counts`.
-        height: height of the image in pixels.
-        width: width of the image in pixels.
-
-    Returns:
-        bool [height, width].
+    `segmentation` is a list of polygons x, y, x, y, ... in pixels, or `size` (height, width) and `counts`.
     """
     if isinstance(segmentation, Mapping):
         runs = _runs_of(segmentation)
@@ -115,14 +109,9 @@ def point_of(segmentation: object, draw: tuple[float, float, float]) -> tuple[fl
 def point_in_box(
     box: Sequence[float], size: tuple[float, float], draw: tuple[float, float, float]
 ) -> tuple[float, float]:
-    """Return a random point of a box in pixels, uniform over its part inside the photo.
+    """Return a random point of a box (x0, y0, x1, y1 in pixels), uniform over its part inside the photo.
 
-    Sides shorter than a pixel are widened to one.
-
-    Args:
-        box: x0, y0, x1, y1.
-        size: width and height of the photo; NaN if unknown.
-        draw: see `draws`.
+    Sides shorter than a pixel are widened to one. `size` is the width and height of the photo, NaN if unknown.
     """
     found = []
     for low, high, most, part in zip(box[:2], box[2:], size, draw[1:], strict=True):

@@ -43,13 +43,10 @@ class Rows:
     """R rows of a file.
 
     Attributes:
-        file: the file.
-        image: image ids.
         class_: class ids; for an image list, the subsets.
         state: int8 [R], values of `Label`, about the whole photo.
         confidence: confidence as written; for points, the answers.
         source: int64 [R], position in `sources`.
-        sources: names of the sources.
         corners: float64 [R, 4] x0, y0, x1, y1 or, twice, x, y; NaN without a region.
         boxed: whether the file has boxes.
         pointed: whether the file has points.

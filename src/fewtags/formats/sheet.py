@@ -33,15 +33,7 @@ _BLOCK = 128
 @final
 @dataclass(frozen=True)
 class Sheet:
-    """A text table.
-
-    Attributes:
-        path: the file.
-        delimiter: character between its cells.
-        header: names of the columns, stripped.
-        columns: cells of each column.
-        lines: int64 [R], line of the file in which each row begins, from 1.
-    """
+    """A text table: stripped names and cells of the columns, and the line in which each row begins, counted from 1."""
 
     path: Path
     delimiter: str
@@ -82,18 +74,18 @@ class Sheet:
 
 
 def read_sheet(path: Path, delimiter: str | None = None) -> Sheet:
-    """Read a text table with a header.
+    """Read a text table with a header, UTF-8 with or without byte order mark.
 
-    Args:
-        path: the file, UTF-8 with or without byte order mark.
-        delimiter: one character, or "tab"; None: the one of , tab ; | that splits the header into most columns.
+    The delimiter is one character, or "tab"; None is the one of , tab ; | that splits the header into most columns.
 
     Raises:
         DataError: not UTF-8, broken quotes, no header, repeated column names, or rows of another length.
         ConfigError: the delimiter is not a single character.
     """
     text = _text(path)
-    found = {"tab": "\t", "\\t": "\t", None: _sniff(text)}.get(delimiter, delimiter) or ","
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    likely = max(DELIMITERS, key=lambda d: len(next(csv.reader([first], delimiter=d), [])))
+    found = {"tab": "\t", "\\t": "\t", None: likely}.get(delimiter, delimiter) or ","
     if len(found) != 1:
         raise ConfigError(f"delimiter {delimiter!r}: expected one character, or 'tab'.")
     reader = _records(text, found, path)
@@ -145,11 +137,6 @@ def _text(path: Path) -> str:
             f"{path} row {text.count(chr(10), 0, text.index(chr(0))) + 1}: a null character; is this a text file?"
         )
     return text
-
-
-def _sniff(text: str) -> str:
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    return max(DELIMITERS, key=lambda d: len(next(csv.reader([first], delimiter=d), [])))
 
 
 def _header(path: Path, first: tuple[int, Sequence[str]] | None, delimiter: str) -> tuple[str, ...]:

@@ -74,11 +74,8 @@ def unlabelled(
 def check_photos(table: LabelTable, *, decode: bool = True, progress: Tick | None = None) -> LabelTable:
     """Return the table without the photos that cannot be read; its notes list each of them with the reason.
 
-    Args:
-        table: a table with a folder of photos.
-        decode: decode every photo. This finds truncated photos, and copies if there are at most `MOST_COMPARED` photos.
-            False reads headers only.
-        progress: called from time to time with the number of photos read and to read.
+    Decoding finds truncated photos, and copies if there are at most `MOST_COMPARED` photos. Without `decode`, only
+    headers are read. `progress` is called from time to time with the number of photos read and to read.
 
     Raises:
         DataError: no photo is left, or the table has no folder.

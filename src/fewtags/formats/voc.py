@@ -107,9 +107,7 @@ class _Folder:
         path: the folder as given.
         xml: the folder of the XML files.
         base: the folder in which `JPEGImages` is expected.
-        pages: XML file of each photo name.
         states: (photo, class, 1 or 0 or -1) of the class lists.
-        splits: split of each listed photo.
         lists: number of lines of each split list.
         several: photos in more than one split, sorted.
     """
@@ -155,7 +153,7 @@ def _read(path: Path) -> _Folder:
     states: dict[tuple[str, str, int], None] = {}
     main = base / "ImageSets" / "Main"
     for word, split in _SPLITS.items():
-        for name in _first_words(main / f"{word}.txt"):
+        for name in first_words(main / f"{word}.txt") if (main / f"{word}.txt").is_file() else ():
             lines[word] += 1
             if splits.setdefault(name, split) != split and word != "trainval":
                 several.add(name)
@@ -201,8 +199,9 @@ def _object(element: Element) -> VocObject:
     return VocObject((element.findtext("name") or "").strip(), difficult == "1", corners)
 
 
-def _first_words(file: Path) -> list[str]:
-    return [line.split()[0] for line in text_of(file).splitlines() if line.strip()] if file.is_file() else []
+def first_words(file: Path) -> list[str]:
+    """Return the first word of each line that is not blank: the photos of a list."""
+    return [line.split()[0] for line in text_of(file).splitlines() if line.strip()]
 
 
 def _class_list(file: Path) -> list[tuple[str, int]]:

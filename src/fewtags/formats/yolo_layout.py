@@ -30,9 +30,7 @@ class YoloFolder:
     """A YOLO data set.
 
     Attributes:
-        root: the folder that contains the data set.
-        names: name of each class number.
-        named_in: the file with the names.
+        named_in: the file with the class names.
         keypoints: number of keypoint values after a box.
         images: image names relative to `root`; without an extension if only the label file exists.
         labels: the label file of each image, or None.

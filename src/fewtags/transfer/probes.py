@@ -74,12 +74,9 @@ def knn_scores(
 
 @final
 class SvmScores(NamedTuple):
-    """Scores of a linear SVM per class.
+    """Scores of a linear SVM per class: float64 [M, C], the decision function; 0 for a class without a classifier.
 
-    Attributes:
-        scores: float64 [M, C], decision function; 0 for a class without a classifier.
-        costs: float64 [C], the cost of each class; nan without a classifier.
-        unconverged: classes whose solver did not converge.
+    `costs` are float64 [C], nan without a classifier; `unconverged` are the classes whose solver did not converge.
     """
 
     scores: NDArray[np.float64]

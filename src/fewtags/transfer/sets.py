@@ -26,13 +26,9 @@ Listed = list[tuple[Path, str]]
 @final
 @dataclass(frozen=True)
 class TransferSet:
-    """A published data set.
+    """A published data set: the folder of its archive (or torchvision's name for it), and what that must contain.
 
-    Attributes:
-        folder: folder that its archive unpacks to, or torchvision's name for it.
-        kind: one class per photo, or several.
-        sizes: numbers of training photos (train and val together), test photos and classes.
-        content: files and folders that it must contain.
+    `sizes` are the numbers of training photos (train and val together), test photos and classes.
     """
 
     folder: str

@@ -27,9 +27,6 @@ class Task:
 
     Attributes:
         name: data set, see `sets.SETS`; "" for other labels.
-        kind: one class per photo, or any number.
-        train: training photos.
-        test: test photos.
         val: photos to choose settings on; None: a share of the training photos, on which the final run trains as well.
     """
 

@@ -60,7 +60,6 @@ class TrainSettings:
         batchnorm_eval: keep BatchNorm statistics fixed; used only if the whole network is trained.
         precision: "no" (float32), "bf16" or "fp16".
         seed: seed of the head, the order and the crops.
-        workers: processes that read photos.
 
     Raises:
         ConfigError: a number is out of range.
@@ -170,16 +169,8 @@ def linear_scores(
 
     Multi-label: binary cross-entropy, unknown cells masked. Single-label: softmax.
 
-    Args:
-        filled: features of the task's training photos, see `view_features`.
-        test: mean features float32 [M, d] of its test photos.
-        task: the labels.
-        context: device and processes.
-        settings: training settings.
-        consume: receives the events.
-
-    Returns:
-        float32 [M, C], by the weights of the last epoch.
+    `filled` has features of the task's training photos (see `view_features`), `test` mean features float32 [M, d] of
+    its test photos. The logits are float32 [M, C], by the weights of the last epoch.
 
     Raises:
         TrainingError: the loss is not finite.
@@ -220,10 +211,7 @@ def finetuned_scores(
     """Train a copy of the encoder with a new linear head and return the logits of the test photos.
 
     Multi-label: binary cross-entropy, unknown cells masked. Single-label: softmax. Head and encoder share one learning
-    rate.
-
-    Returns:
-        float32 [M, C], by the weights of the last epoch.
+    rate. The logits are float32 [M, C], by the weights of the last epoch.
 
     Raises:
         ConfigError: the encoder does not accept crops of the policy's size.

@@ -42,13 +42,9 @@ class Trials:
     Attributes:
         make_encoder: returns the encoder of a seed.
         random_weights: whether the encoder's weights depend on the seed.
-        task: photos and labels.
-        context: device and views.
         seeds: one per run.
         share: share of the training photos that each run samples; None: all.
         per_class: photos per class that each run samples; None: all.
-        workers: processes that read photos.
-        tick: progress callback over photos.
 
     Raises:
         ConfigError: no seeds; or `share` and `per_class` at once.
@@ -90,13 +86,7 @@ class Trials:
 
 @final
 class ProbeResults(NamedTuple):
-    """Results of the runs of a probe.
-
-    Attributes:
-        runs: metrics of each run, 0..1, see `measure`.
-        photos: number of training photos of each run.
-        notes: remarks for the user.
-    """
+    """Metrics (0..1, see `measure`) and number of training photos of each run of a probe, and notes for the user."""
 
     runs: list[dict[str, float]]
     photos: list[int]

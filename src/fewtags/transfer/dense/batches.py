@@ -32,12 +32,7 @@ def batch_keys(photos: int, batch_size: int, iterations: int, seed: int) -> Iter
 
 
 def read_batches(read: Callable[..., T], keys: Iterable[Sequence[Key]], workers: int = 0) -> Iterator[list[T]]:
-    """Yield the results of `read(*key)` in batches.
-
-    Args:
-        read: called in this process or in the workers.
-        keys: keys of each batch.
-        workers: processes that read ahead; 0: this process. They do not change the results.
+    """Yield the results of `read(*key)` in batches. `workers` processes read ahead; they do not change the results.
 
     Raises:
         DataError: `read` raised an error.

@@ -57,7 +57,6 @@ class DetectSettings:
         anchor: side of the smallest anchors in pixels; four more sizes double it.
         rois: proposals per photo that train the box head.
         proposals: proposals per photo that the box head classifies in tests.
-        seed: seed of all random numbers.
         workers: processes that read photos; they do not change the result.
 
     Raises:

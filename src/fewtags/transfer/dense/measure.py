@@ -26,11 +26,9 @@ MASK_AT = 0.5
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Detections:
-    """Detected objects of a photo, in its pixels.
+    """Detected objects of a photo of this height and width, in its pixels.
 
     Attributes:
-        height: height of the photo.
-        width: width of the photo.
         boxes: float32 [k, 4], x0, y0, x1, y1.
         classes: int64 [k], 0..C - 1.
         scores: float32 [k].
@@ -49,14 +47,7 @@ class Detections:
 def detect_objects(
     net: nn.Module, data: Scenes, device: torch.device, *, workers: int = 0, tick: Tick | None = None
 ) -> list[Detections]:
-    """Detect objects in every photo.
-
-    Args:
-        net: from `make_detector`; put into eval mode.
-        data: the photos; their objects are not used.
-        device: device of the network.
-        workers: processes that read photos.
-        tick: progress callback.
+    """Detect objects in every photo. The network is put into eval mode; `workers` processes read the photos.
 
     Raises:
         DataError: a photo cannot be used.

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from fewtags.errors import ConfigError, DataError
-from fewtags.formats.common import text_of, xml_trouble
+from fewtags.formats.common import xml_trouble
 from fewtags.formats.masks import draw_mask, run_lengths
-from fewtags.formats.voc import read_page
+from fewtags.formats.voc import first_words, read_page
 from fewtags.photos.decode import read_image
 from fewtags.seeds import rng
 from fewtags.transfer.dense.batches import HOLD_OUT
@@ -38,9 +38,7 @@ class Scene:
     """A photo and its objects, in pixels of the size that the annotation states.
 
     Attributes:
-        image: the file; its size may differ from the stated one, its aspect may not.
-        width: stated width.
-        height: stated height.
+        image: the file; its size may differ from the stated one, its aspect ratio may not.
         boxes: float64 [m, 4], x0, y0, x1, y1, continuous.
         classes: int64 [m], 0..C - 1.
         ignored: bool [m], crowds (COCO) and difficult objects (VOC); evaluation does not count them.
@@ -98,13 +96,9 @@ class Scene:
 @final
 @dataclass(frozen=True, eq=False)
 class Scenes:
-    """Annotated photos.
+    """N annotated photos, names of their C classes, and notes about photos that were left out.
 
-    Attributes:
-        layout: rules for training objects and for AP.
-        scenes: N photos.
-        classes: names of the C classes.
-        notes: remarks about photos that were left out.
+    The layout determines the rules for training objects and for AP.
     """
 
     layout: Literal["coco", "voc"]
@@ -271,8 +265,7 @@ def voc_scenes(root: Path, year: Literal["2007", "2012"], split: Literal["train"
     names = base / "ImageSets" / "Main" / f"{split}.txt"
     if not names.is_file():
         raise DataError(f"{names} does not exist; give the VOCdevkit folder, with VOC{year} in it.")
-    words = [line.split()[0] for line in text_of(names).splitlines() if line.strip()]
-    scenes = tuple(_voc_scene(base, word) for word in words)
+    scenes = tuple(_voc_scene(base, word) for word in first_words(names))
     _refuse_missing(scenes, base / "JPEGImages")
     return Scenes("voc", scenes, VOC_CLASSES)
 

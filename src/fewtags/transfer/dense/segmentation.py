@@ -157,7 +157,6 @@ class SegmentSettings:
         weight_decay: L2 penalty, added to the gradient.
         head: torchvision's "deeplab" (ASPP) or "fcn".
         auxiliary: loss weight of an auxiliary FCN head on the stage before the last; 0: no such head.
-        seed: seed of all random numbers.
         workers: processes that read photos; they do not change the result.
 
     Raises:
@@ -211,12 +210,8 @@ def with_output_stride(encoder: Encoder, info: EncoderInfo, output_stride: int |
 class SegmentNet(nn.Module):
     """An encoder with a torchvision head on its last feature map; logits have the size of the images.
 
-    Args:
-        encoder: the published protocols use output stride 8 (`with_output_stride`).
-        classes: C.
-        head: "deeplab" or "fcn".
-        auxiliary: whether to add an FCN head on the features of the stage before the last.
-        seed: seed of the heads' weights.
+    The published protocols use output stride 8 (`with_output_stride`). `auxiliary` adds an FCN head on the features of
+    the stage before the last.
     """
 
     def __init__(
@@ -320,13 +315,8 @@ def evaluate_segmentation(
 ) -> SegmentationReport:
     """Evaluate whole photos at the size of their masks, all pixels in one confusion matrix.
 
-    Args:
-        net: put into eval mode.
-        data: test photos.
-        device: device of the network.
-        stride: photos are padded to multiples of it, on the right and below; padded pixels do not count.
-        workers: processes that read photos.
-        tick: progress callback.
+    The network is put into eval mode; `workers` processes read the photos. Photos are padded to multiples of `stride`,
+    on the right and below; padded pixels do not count.
 
     Raises:
         DataError: a photo or mask cannot be used.

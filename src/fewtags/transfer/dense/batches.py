@@ -1,7 +1,8 @@
-"""Batches of photos for dense tasks: the photos of every step, read in this process or in workers."""
+"""Steps of dense trainings: the photos of every step, read in this process or in workers, and the optimiser step."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast, final
@@ -9,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast, final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from fewtags.errors import DataError, FewtagsError
+from fewtags.errors import DataError, FewtagsError, TrainingError
 from fewtags.photos.dataset import Failure
 from fewtags.seeds import rng
 
@@ -62,3 +63,16 @@ class _Guarded(Dataset[Any], Generic[T]):
             return self.read(*key)
         except FewtagsError as error:
             return Failure(str(error))
+
+
+def take_step(optimizer: torch.optim.Optimizer, loss: torch.Tensor, step: int, lr: float) -> float:
+    """Take one optimiser step at a learning rate; return the loss, or raise `TrainingError` if it is not finite."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+    value = loss.item()
+    if not math.isfinite(value):
+        raise TrainingError(f"the loss of step {step + 1} is {value}; lower the learning rate.")
+    return value

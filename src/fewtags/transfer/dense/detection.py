@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from copy import deepcopy
@@ -23,10 +22,10 @@ from torchvision.models.detection.rpn import RPNHead
 
 from fewtags.engine.autocast import seeded
 from fewtags.engine.machine import keep_freed_memory
-from fewtags.errors import ConfigError, TrainingError
+from fewtags.errors import ConfigError
 from fewtags.nets.encoder import Encoder
 from fewtags.seeds import rng, seed_of
-from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches
+from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches, take_step
 from fewtags.transfer.dense.scenes import Scenes
 
 Sample = tuple[Tensor, dict[str, Tensor]]
@@ -165,16 +164,9 @@ def train_detection(net: nn.Module, data: Scenes, settings: DetectSettings, devi
     for step, samples in enumerate(read_batches(read, keys, settings.workers)):
         images = [image.to(device) for image, _ in samples]
         targets = [{name: value.to(device) for name, value in target.items()} for _, target in samples]
-        for group in optimizer.param_groups:
-            group["lr"] = settings.rate(step)
         with seeded(device, seed_of(settings.seed, step)):
             loss = sum(net(images, targets).values(), torch.zeros((), device=device))
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-        value = float(loss.item())
-        if not math.isfinite(value):
-            raise TrainingError(f"the loss of step {step + 1} is {value}; lower the learning rate.")
+            value = take_step(optimizer, loss, step, settings.rate(step))
         yield value
 
 

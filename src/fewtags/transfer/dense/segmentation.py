@@ -21,7 +21,7 @@ from torchvision.models.segmentation.fcn import FCNHead
 from fewtags.engine.autocast import repeatable, seeded
 from fewtags.engine.encoder_file import EncoderInfo
 from fewtags.engine.machine import keep_freed_memory
-from fewtags.errors import ConfigError, DataError, TrainingError
+from fewtags.errors import ConfigError, DataError
 from fewtags.metrics.segmentation import SegmentationReport, confusion, segmentation_report
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.nets.spatial import spatial_features
@@ -29,7 +29,7 @@ from fewtags.photos.decode import open_photo
 from fewtags.photos.loader import Collate
 from fewtags.photos.scan import Tick
 from fewtags.seeds import rng, seed_of
-from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches
+from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches, take_step
 
 PhotoMask = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 IGNORE = 255
@@ -130,13 +130,13 @@ def cityscapes_pairs(root: Path, split: Literal["train", "val"], size: tuple[int
     images = sorted((root / "leftImg8bit" / split).glob("*/*_leftImg8bit.png"))
     if not images:
         raise DataError(f"{root / 'leftImg8bit' / split} contains no CITY/*_leftImg8bit.png; unpack leftImg8bit there.")
-    masks = []
-    for image in images:
-        name = image.name.replace("_leftImg8bit.png", "_gtFine_labelIds.png")
-        mask = root / "gtFine" / split / image.parent.name / name
+    masks = [
+        root / "gtFine" / split / image.parent.name / image.name.replace("_leftImg8bit.png", "_gtFine_labelIds.png")
+        for image in images
+    ]
+    for image, mask in zip(images, masks, strict=True):
         if not mask.exists():
             raise DataError(f"{mask}, the mask of {image.name}, does not exist; unpack gtFine in {root}.")
-        masks.append(mask)
     lookup = np.full(256, IGNORE, np.uint8)
     lookup[list(CITYSCAPES)] = list(CITYSCAPES.values())
     return Pairs(tuple(images), tuple(masks), 19, lookup, size)
@@ -265,19 +265,12 @@ def train_segmentation(
     for step, crops in enumerate(read_batches(partial(_read_crop, data, settings), keys, settings.workers)):
         images = collate.pixels([pixels for pixels, _ in crops], device)
         truth = torch.from_numpy(np.stack([mask for _, mask in crops])).to(device).long()
-        for group in optimizer.param_groups:
-            group["lr"] = settings.rate(step)
         with repeatable(device), seeded(device, seed_of(settings.seed, step)):
             logits, extra = net(images)
             loss = _cross_entropy(logits, truth)
             if extra is not None:
                 loss = loss + settings.auxiliary * _cross_entropy(extra, truth)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-        value = loss.item()
-        if not math.isfinite(value):
-            raise TrainingError(f"the loss of step {step + 1} is {value}; lower the learning rate.")
+            value = take_step(optimizer, loss, step, settings.rate(step))
         yield value
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import ParseError
@@ -125,12 +126,14 @@ def finite_number(value: object) -> float:
     return number if math.isfinite(number) else math.nan
 
 
+def is_utf8(text: str) -> bool:
+    """Return whether UTF-8 can encode a text; names of files and texts of JSON can have other characters."""
+    return text.encode(errors="ignore").decode() == text
+
+
 def plain_text(value: object) -> str:
-    """Return a text, stripped; "" for other values and for texts that UTF-8 cannot encode (JSON can write them)."""
-    try:
-        return value.encode().decode().strip() if isinstance(value, str) else ""
-    except UnicodeEncodeError:
-        return ""
+    """Return a text of a JSON file, stripped; "" for other values and for texts that UTF-8 cannot encode."""
+    return value.strip() if isinstance(value, str) and is_utf8(value) else ""
 
 
 def bounds(points: Sequence[Point]) -> Corners:
@@ -173,24 +176,21 @@ def close_images(
         DataError: there are more sets than int16 can number.
     """
     closed = np.zeros(images, np.int16)
-    covers = [np.ones(classes, np.bool_)]
     open_image, open_class = np.divmod(distinct(np.asarray(image, np.int64) * classes + class_), classes)
-    starts = np.flatnonzero(np.diff(open_image, prepend=-1))
+    starts = np.flatnonzero(np.diff(open_image, prepend=-1)).tolist()
     rows: dict[bytes, int] = {}
-    ends = [*starts[1:], len(open_image)][: len(starts)]
-    for start, end in zip(starts, ends, strict=True):
-        classes_here = open_class[start:end]
-        row = rows.setdefault(classes_here.tobytes(), len(covers))
-        if row == len(covers):
-            if row > np.iinfo(np.int16).max:
-                raise DataError(
-                    f"complete annotation with more than {row - 1:,} different sets of uncertain classes cannot be "
-                    "stored; give uncertain cells a meaning, or read without complete."
-                )
-            covers.append(covers[0].copy())
-            covers[row][classes_here] = False
+    for start, end in pairwise([*starts, len(open_image)]):
+        row = rows.setdefault(open_class[start:end].tobytes(), len(rows) + 1)
+        if row > np.iinfo(np.int16).max:
+            raise DataError(
+                f"complete annotation with more than {row - 1:,} different sets of uncertain classes cannot be stored; "
+                "give uncertain cells a meaning, or read without complete."
+            )
         closed[open_image[start]] = row
-    return closed, np.stack(covers)
+    covers = np.ones((len(rows) + 1, classes), np.bool_)
+    for key, row in rows.items():
+        covers[row, np.frombuffer(key, np.int64)] = False
+    return closed, covers
 
 
 def distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -107,7 +107,6 @@ def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
         classes=ClassNames.of(sheet.header[j] for j in layout.labels),
         labels=Labels.of_images(cells[order, 0], cells[order, 1], state[order]),
         complete=np.full(len(sheet), absent),
-        empty=np.zeros(len(sheet), np.bool_),
         notes=Notes(
             words.readings(where, values, "negative" if absent else "unknown"),
             messages=(f"{sheet.path.name}: {sheet.columns[layout.image][0]!r} {shown}",) if len(sheet) else (),

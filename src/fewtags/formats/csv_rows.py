@@ -33,7 +33,7 @@ class Form:
         classes: the vocabulary.
         labels: the labels; `image` is a row.
         complete: bool [R], rows that annotate their image completely.
-        empty: bool [R], rows that state that their image shows none of the classes.
+        empty: bool [R], rows that state that their image shows none of the classes; None: no row.
         notes: how the values were read.
         unit: unit of the corners.
     """
@@ -41,8 +41,8 @@ class Form:
     classes: ClassNames
     labels: Labels
     complete: NDArray[np.bool_]
-    empty: NDArray[np.bool_]
     notes: Notes
+    empty: NDArray[np.bool_] | None = None
     unit: Literal["pixels", "displayed"] = "displayed"
 
 

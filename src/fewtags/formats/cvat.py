@@ -22,18 +22,9 @@ from fewtags.formats.stated import Source, Stated, count_messages, value_reading
 from fewtags.labels import ClassNames
 from fewtags.table.table import Excluded, LabelTable, Notes
 
-_HULL = ", with its bounding box"
-_SHAPES = {
-    "box": ", with its box",
-    "polygon": _HULL,
-    "polyline": _HULL,
-    "ellipse": _HULL,
-    "mask": _HULL,
-    "cuboid": _HULL,
-    "skeleton": _HULL,
-    "points": ", with each point",
-    "tag": "",
-}
+_SHAPES = {"box": ", with its box", "points": ", with each point", "tag": ""} | dict.fromkeys(
+    ("polygon", "polyline", "ellipse", "mask", "cuboid", "skeleton"), ", with its bounding box"
+)
 _MOST_VALUES = 20
 _CUBOID = [f"{row}{side}{face}" for row in "tb" for side in "lr" for face in "12"]
 

@@ -13,7 +13,7 @@ from typing import final
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import split_name
+from fewtags.formats.common import is_utf8, split_name
 from fewtags.formats.locate import extension, is_photo
 from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.stated import value_readings
@@ -139,7 +139,7 @@ def walk(root: Path, *, any_name: bool = False) -> Files:
             name = key.rpartition("/")[2]
             if name.startswith(".") or name == "__MACOSX":
                 others["(hidden)"] += 1
-            elif not any_name and not _is_text(name):
+            elif not any_name and not is_utf8(name):
                 excluded.append(Excluded(ascii(key), "the name is not valid UTF-8; rename it", str(root), "unreadable"))
             elif (status := _status(root, key, excluded)) is None:
                 continue
@@ -169,14 +169,6 @@ def _listing(root: Path, folder: str, excluded: list[Excluded]) -> list[str]:
         excluded.append(Excluded(folder, f"folder cannot be read: {error.strerror}", str(root), "unreadable"))
         return []
     return [f"{folder}/{name}" if folder else name for name in names]
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _status(root: Path, key: str, excluded: list[Excluded]) -> os.stat_result | None:

@@ -43,8 +43,7 @@ def unlabelled(
       extension is the only photo of that name. The first line is a header if the second is a photo and it is not.
     - Any file that `read` can read: the photos that it names. See there for the other arguments.
 
-    Returns:
-        a table without classes, with the folder of the photos. Its notes list what was left out.
+    The table has no classes. It has the folder of the photos, and its notes list what was left out.
 
     Raises:
         DataError: the path does not exist, has no photo or no known format, or photos are not where the file says.

@@ -114,12 +114,9 @@ def sample_photos(
 ) -> NDArray[np.int64]:
     """Sample training photos; return their positions in ascending order. The seed selects the subset.
 
-    Args:
-        table: all training photos.
-        share: share of all photos, at least one photo.
-        per_class: number of photos of each class, or all photos of a class that has fewer. In multi-label tables a
-            photo that is sampled for one class keeps all its labels, so frequent classes get more photos.
-        seed: seed of the sample.
+    `share` is the share of all photos, at least one photo. `per_class` is the number of photos of each class, or all
+    photos of a class that has fewer. In multi-label tables a photo that is sampled for one class keeps all its labels,
+    so frequent classes get more photos.
 
     Raises:
         ConfigError: both or neither of `share` and `per_class` are given, or the value is out of range.

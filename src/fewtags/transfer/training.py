@@ -128,9 +128,6 @@ class ProbeContext(NamedTuple):
         return device
 
 
-# --- a linear layer
-
-
 def view_features(
     encoder: Encoder,
     table: LabelTable,
@@ -202,9 +199,6 @@ def grid(settings: TrainSettings, lrs: Sequence[float], decays: Sequence[float])
     return [replace(settings, lr=lr, weight_decay=decay) for lr, decay in product(lrs, decays)]
 
 
-# --- the whole network
-
-
 def finetuned_scores(
     encoder: Encoder, task: Task, context: ProbeContext, settings: TrainSettings, consume: EventConsumer
 ) -> NDArray[np.float32]:
@@ -237,9 +231,6 @@ def finetuned_scores(
     data = EvalSet(photos_of(task.test), task.test.matrix, context.policy)
     loader = EvalLoader(data, BATCH, collate, workers, rank=shard.rank, world=shard.world, device=context.device)
     return predict_logits(net, loader, len(task.test), context.device, shard)
-
-
-# --- shared
 
 
 def _head(features: int, classes: int, seed: int) -> SpatialHead:

@@ -178,9 +178,6 @@ def run_finetune(trials: Trials, candidates: Sequence[TrainSettings], *, consume
     return results
 
 
-# --- shared
-
-
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunInputs:

@@ -104,9 +104,6 @@ def measure_detections(data: Scenes, found: Sequence[Detections]) -> dict[str, f
     return values
 
 
-# --- COCO
-
-
 def require_measure() -> None:
     """Raise `ConfigError` before training if faster-coco-eval, which computes AP afterwards, is not installed."""
     _library()

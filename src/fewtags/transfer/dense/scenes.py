@@ -153,9 +153,6 @@ class Scenes:
         return replace(self, scenes=train), replace(self, scenes=test)
 
 
-# --- COCO
-
-
 class _Image(BaseModel):
     id: int
     file_name: str
@@ -250,9 +247,6 @@ def _refuse_missing(scenes: Sequence[Scene], images: Path) -> None:
             f"{len(missing):,} of {len(scenes):,} photos are not in {images}, for example {missing[0].name}; give the "
             "folder of the photos."
         )
-
-
-# --- Pascal VOC
 
 
 def voc_scenes(root: Path, year: Literal["2007", "2012"], split: Literal["train", "val", "trainval", "test"]) -> Scenes:

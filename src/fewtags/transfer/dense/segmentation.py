@@ -72,15 +72,14 @@ class Pairs:
         """
         place = self.masks[n]
         with open_photo(self.images[n]) as photo:
-            wide, high = photo.info.width, photo.info.height
-            mask = _read_mask(place, wide, high)
+            mask = _read_mask(place, photo.info.width, photo.info.height)
             pixels = photo.read(size=self.size)
         truth = self.lookup[mask]
-        wrong = truth[(truth >= self.classes) & (truth != IGNORE)]
-        if len(wrong):
+        wrong = truth[(truth >= self.classes) & (truth != IGNORE)].tolist()
+        if wrong:
             raise DataError(
-                f"{place} contains the value {int(wrong[0])}, but the {self.classes} classes are 0 to "
-                f"{self.classes - 1}; change --classes, or pass --ignore {int(wrong[0])}."
+                f"{place} contains the value {wrong[0]}, but the {self.classes} classes are 0 to {self.classes - 1}; "
+                f"change --classes, or pass --ignore {wrong[0]}."
             )
         return pixels, truth
 

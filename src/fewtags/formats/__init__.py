@@ -34,7 +34,7 @@ class Format:
     """An annotation format.
 
     The module `fewtags.formats.NAME` has two functions: `read_NAME(path, images, options)` returns a `LabelTable`, and
-    `recognise(path)` returns why a path is of this format, or "" if it is not. It is asked about paths with one of the
+    `recognise(path)` returns why a path is of this format, or "" if it is not. It is called for paths with one of the
     `endings`. A folder that no format recognises is read as class folders.
 
     Attributes:

@@ -101,7 +101,7 @@ def label_rows(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
 
 
 def photo_sizes(sheet: Sheet, layout: Layout, photos: ImageKeys) -> NDArray[np.float64]:
-    """Return the width and height that the table declares for the photo of each row, float64 [R, 2]; NaN for none."""
+    """Return the width and height that the table declares for the photo of each row, float64 [R, 2]; NaN if unknown."""
     sizes = np.full((len(photos.keys), 2), np.nan)
     for axis, j in enumerate(layout.size or ()):
         for i in np.flatnonzero(photos.image >= 0).tolist():
@@ -131,7 +131,7 @@ def _states(sheet: Sheet, layout: Layout, names: list[str], words: Words) -> lis
 
 
 def _corners(sheet: Sheet) -> NDArray[np.float64]:
-    """Return the boxes [R, 4] of a sheet with one label a row, NaN for none."""
+    """Return the boxes [R, 4] of a sheet with one label a row; NaN without a box."""
     names = {fold(name): j for j, name in enumerate(sheet.header)}
     columns = [names[corner] for corner in _CORNERS if corner in names]
     if not columns:
@@ -152,7 +152,7 @@ def _corners(sheet: Sheet) -> NDArray[np.float64]:
 
 
 def _points(sheet: Sheet, layout: Layout) -> NDArray[np.float64] | None:
-    """Return the points [R, 2] in the unit of the layout, NaN for none."""
+    """Return the points [R, 2] in the unit of the layout; NaN without a point."""
     if layout.point is None:
         return None
     if corners := [name for name in sheet.header if fold(name) in _CORNERS]:

@@ -218,13 +218,13 @@ def _split_level(root: Path, keys: Sequence[str]) -> tuple[bool, tuple[Excluded,
 
 
 def _class_folder(key: str, split: bool) -> str:
-    """Return the class folder of a photo; "" for none."""
+    """Return the class folder of a photo, or ""."""
     parts = key.split("/")[int(split) :]
     return parts[0] if len(parts) > 1 else ""
 
 
 def _tags(folder: str, options: ReadOptions, root: Path) -> tuple[str, ...]:
-    """Return the classes that a folder name states; none for the `none` folder."""
+    """Return the classes that a folder name states; the `none` folder states no class."""
     tags = tuple(dict.fromkeys(tag.strip() for tag in folder.split(",") if tag.strip()))
     nothing = [tag for tag in tags if options.is_none(tag)]
     if not tags:

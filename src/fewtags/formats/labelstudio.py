@@ -47,7 +47,7 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
     - Classes are sorted by name. `image_column` is the key of the photo in `data`; `columns` are the controls to read,
       by their `from_name`.
     - An address ("/data/upload/...", "...?d=...", "https://...") is read as a path, as a file name, or as a file name
-      without the prefix of uploads, whichever finds the photos.
+      without the prefix of uploads: the first of them for which the photos exist is used.
 
     Raises:
         DataError: the file is of another kind, no key has the photos, or most photos are missing.
@@ -183,7 +183,7 @@ class _Tasks:
     excluded: list[Excluded] = field(default_factory=list)
 
     def task(self, name: str, task: _Record) -> None:
-        """Read one task; `name` is what to call it."""
+        """Read one task; messages call it `name`."""
         given = task.get("annotations") or []
         kept = [a for a in given if not a.get("was_cancelled")]
         truth = [a for a in kept if a.get("ground_truth")]

@@ -136,7 +136,7 @@ def is_photo(name: str) -> bool:
 
 
 def extension(name: str) -> str:
-    """Return the extension of a file name or path, in lower case with its dot; "" for none."""
+    """Return the extension of a file name or path, in lower case with its dot, or ""."""
     stem, dot, last = name.rpartition(".")
     return f".{last.lower()}" if dot and stem and "/" not in last else ""
 
@@ -174,7 +174,7 @@ class _Folder:
         self._listed: dict[str, tuple[set[str], dict[str, list[str]]]] = {}
 
     def find(self, key: str) -> str | None:
-        """Return the key of a photo that may have another Unicode form, another case or an extension; None for none."""
+        """Return the key of a photo that may have another Unicode form, another case or an extension, or None."""
         parent, slash, name = key.rpartition("/")
         if parent not in self._listed:
             self._listed[parent] = self._list(parent)

@@ -38,7 +38,7 @@ _KINDS: tuple[FileKind, ...] = ("labels", "boxes", "points")
 
 
 def recognise(path: Path) -> str:
-    """Return the columns by which a file, or the first file of a folder, is known; "" for none."""
+    """Return which columns show that a file, or a file of a folder, is of OpenImages; "" without such columns."""
     if not path.is_dir():
         return f"it has the columns {named_by(path)}" if is_openimages(path) else ""
     tables = [file for file in files_beside(path) if is_openimages(file)]

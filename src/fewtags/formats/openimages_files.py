@@ -102,7 +102,7 @@ def is_openimages(file: Path) -> bool:
 
 
 def named_by(file: Path) -> str:
-    """Return the columns by which a file of labels, boxes or points is known."""
+    """Return the columns that identify a file of labels, boxes or points."""
     return "ImageId and EstimatedYesNo" if kind_of(file) == "points" else "ImageID and LabelName"
 
 

@@ -28,7 +28,7 @@ def fold(word: str) -> str:
 
 
 def _split_words(given: Any) -> Any:
-    """Split text at commas: "a, b", as people write it on a command line, is ("a", "b")."""
+    """Split text at commas, as on a command line: "a, b" is ("a", "b")."""
     return tuple(word.strip() for word in given.split(",") if word.strip()) if isinstance(given, str) else given
 
 

@@ -26,7 +26,7 @@ class Stated:
     """A list of stated labels, 60 bytes each.
 
     A file can also state that a label is unknown: its cell stays unknown in an otherwise completely annotated image.
-    `origins` has what to call each label, if the reader gives it.
+    `origins` has the name of each label for messages, if the reader gives it.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Stated:
         """Append one label, see `Labels`.
 
         The region is a box x0, y0, x1, y1 (NaN if its numbers are broken) or a point x, y. `unread` is why a region
-        cannot be read, `origin` is what to call the label in the excluded list.
+        cannot be read, `origin` is the name of the label in the excluded list.
         """
         if unread:
             self._unread.append((len(self), unread))
@@ -130,7 +130,7 @@ class Source:
         photos: image keys of the R names.
         unit: unit of the corners: pixels or fractions of the photo in the frame that the file uses, or fractions of the
             displayed photo that the reader has checked.
-        origin: returns what to call a label in the excluded list, by its position.
+        origin: returns the name of a label in the excluded list, by its position.
         sizes: float64 [R, 2], declared width and height, NaN if unknown; None: unknown for all images.
         complete: bool [R], images that are completely annotated: other classes are absent; None: no image.
         empty: bool [R], images that are stated to show none of the classes; None: no image.

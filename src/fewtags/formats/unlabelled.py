@@ -25,7 +25,7 @@ from fewtags.table.table import Excluded, LabelTable, Notes, fact_table
 from fewtags.text import counted, some
 
 MOST_COMPARED = 50_000
-"""Largest number of photos among which copies are looked for: in larger sets too many agree in size by chance."""
+"""Copies are searched in sets of at most this many photos: in larger ones, too many files agree in size by chance."""
 
 _BLOCK = 16_384
 _LISTS = (".txt", ".csv", ".tsv")

@@ -115,7 +115,7 @@ class _Rows:
 
 
 def _origin(found: YoloFolder, image: int, line: int) -> str:
-    """Return what to call a row of a label file."""
+    """Return the name of a row of a label file for messages."""
     file = found.labels[image]
     assert file is not None
     shown = file.relative_to(found.root) if file.is_relative_to(found.root) else file

@@ -34,7 +34,7 @@ class YoloFolder:
         keypoints: number of keypoint values after a box.
         images: image names relative to `root`; without an extension if only the label file exists.
         labels: the label file of each image, or None.
-        splits: the split of each image, "" for none.
+        splits: the split of each image, or "".
         photos: whether any photo exists.
         messages: what else was found.
         repeated: images that are in several splits.
@@ -137,7 +137,7 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def _repeated_key(node: yaml.Node | None) -> str:
-    """Return a key that occurs twice, of which parsers would keep the last; "" for none."""
+    """Describe the first key that occurs twice, because parsers keep only the last one; return "" without such keys."""
     if isinstance(node, yaml.SequenceNode):
         return next(filter(None, map(_repeated_key, node.value)), "")
     if not isinstance(node, yaml.MappingNode):
@@ -314,6 +314,6 @@ def _files(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
 
 
 def _split_of(name: str) -> str:
-    """Return the split that the folders of an image name: images/train/a.jpg or train/images/a.jpg."""
+    """Return the split that is in the path of an image: images/train/a.jpg or train/images/a.jpg."""
     parts = [part for part in name.split("/")[:-1] if part not in ("images", "labels")]
     return split_name(parts[0]) if parts and fold(parts[0]) in SPLITS else ""

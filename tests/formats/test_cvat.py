@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from seen import facts, labels, readings
 
 from fewtags.errors import DataError
-from fewtags.formats.cvat import _rotated, _rotated_ellipse, read_cvat
+from fewtags.formats.common import ellipse_bounds
+from fewtags.formats.cvat import _rotated, read_cvat
 from fewtags.formats.options import ReadOptions
 from fewtags.labels import Label
 
@@ -138,7 +139,7 @@ def test_rotated_ellipses_agree_with_many_points_of_them(rx, ry, degrees):
     x = rx * np.cos(t) * math.cos(a) - ry * np.sin(t) * math.sin(a)
     y = rx * np.cos(t) * math.sin(a) + ry * np.sin(t) * math.cos(a)
     expected = [3 + x.min(), 5 + y.min(), 3 + x.max(), 5 + y.max()]
-    np.testing.assert_allclose(_rotated_ellipse(3, 5, rx, ry, degrees), expected, atol=2e-5)
+    np.testing.assert_allclose(ellipse_bounds(3, 5, rx, ry, degrees), expected, atol=2e-5)
 
 
 def test_sources_attributes_and_occlusion(write):

@@ -3,7 +3,8 @@ import re
 import pytest
 
 from fewtags.errors import DataError
-from fewtags.formats.yolo_layout import find_yolo, names_classes, text_of
+from fewtags.formats.common import text_of
+from fewtags.formats.yolo_layout import find_yolo, names_classes
 
 ROW = "0 .5 .5 .2 .2\n"
 

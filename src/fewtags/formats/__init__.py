@@ -24,29 +24,31 @@ if TYPE_CHECKING:
     Reader = Callable[[Path, Path | None, ReadOptions | None], LabelTable]
 
 
+FOLDER = "/"
+"""The ending of paths that are folders."""
+
+
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Format:
     """An annotation format.
 
     The module `fewtags.formats.NAME` has two functions: `read_NAME(path, images, options)` returns a `LabelTable`, and
-    `recognise(path)` returns why a path is of this format, or "" if it is not. It is asked about folders if `folder` is
-    true, and about files with one of the `endings`. A folder that no format recognises is read as class folders.
+    `recognise(path)` returns why a path is of this format, or "" if it is not. It is called for paths with one of the
+    `endings`. A folder that no format recognises is read as class folders.
 
     Attributes:
         name: value of the setting `data.format`.
-        title: what people call it, for help.
+        title: its usual name, for help.
         expected: what to pass, for error messages.
-        endings: extensions of a single file in lower case; empty: only folders are read.
-        folder: whether a folder can be read.
+        endings: extensions of a single file in lower case, and `FOLDER` if folders are read.
         options: names of the `ReadOptions` that have an effect.
     """
 
     name: str
     title: str
     expected: str
-    endings: tuple[str, ...] = ()
-    folder: bool = False
+    endings: tuple[str, ...]
     options: tuple[str, ...] = ()
 
     @property
@@ -62,72 +64,25 @@ class Format:
         return recognise
 
 
-_CSV = ("blank", "uncertain", "none_folder", "image_column", "columns", "delimiter", "tags_separator", "points")
-_CSV_WORDS = ("positive_words", "negative_words", "unknown_words")
+_CSV = (
+    *("complete", "blank", "uncertain", "none_folder", "image_column", "columns", "delimiter", "tags_separator"),
+    *("points", "positive_words", "negative_words", "unknown_words"),
+)
+_TASKS = ("complete", "none_folder", "image_column", "columns")
+_VOC = "a VOC folder (with Annotations/ or ImageSets/)"
 
 FORMATS = {
     f.name: f
     for f in (
-        Format(
-            name="folder",
-            title="class folders",
-            expected="a folder of class folders",
-            folder=True,
-            options=("complete", "none_folder"),
-        ),
-        Format(
-            name="csv",
-            title="CSV",
-            expected="a .csv, .tsv or .txt table",
-            endings=(".csv", ".tsv", ".txt"),
-            options=("complete", *_CSV, *_CSV_WORDS),
-        ),
-        Format(
-            name="coco",
-            title="COCO",
-            expected="a COCO .json",
-            endings=(".json",),
-            options=("complete", "crowd", "places", "point_seed"),
-        ),
-        Format(
-            name="voc",
-            title="VOC",
-            expected="a VOC folder (with Annotations/ or ImageSets/)",
-            folder=True,
-            options=("complete", "difficult"),
-        ),
-        Format(
-            name="yolo",
-            title="YOLO",
-            expected="a YOLO folder or data.yaml",
-            endings=(".yaml", ".yml"),
-            folder=True,
-            options=("complete",),
-        ),
-        Format(
-            name="openimages",
-            title="OpenImages",
-            expected="OpenImages .csv files",
-            endings=(".csv",),
-            folder=True,
-            options=("complete", "crowd"),
-        ),
-        Format(
-            name="labelstudio",
-            title="Label Studio",
-            expected="a Label Studio .json",
-            endings=(".json",),
-            options=("complete", "none_folder", "image_column", "columns"),
-        ),
-        Format(
-            name="cvat",
-            title="CVAT",
-            expected="a CVAT .xml",
-            endings=(".xml",),
-            folder=True,
-            options=("complete", "none_folder"),
-        ),
-        Format(name="parquet", title="a Parquet label table", expected="a .parquet label table", endings=(".parquet",)),
+        Format("folder", "class folders", "a folder of class folders", (FOLDER,), ("complete", "none_folder")),
+        Format("csv", "CSV", "a .csv, .tsv or .txt table", (".csv", ".tsv", ".txt"), _CSV),
+        Format("coco", "COCO", "a COCO .json", (".json",), ("complete", "crowd", "places", "point_seed")),
+        Format("voc", "VOC", _VOC, (FOLDER,), ("complete", "difficult")),
+        Format("yolo", "YOLO", "a YOLO folder or data.yaml", (".yaml", ".yml", FOLDER), ("complete",)),
+        Format("openimages", "OpenImages", "OpenImages .csv files", (".csv", FOLDER), ("complete", "crowd")),
+        Format("labelstudio", "Label Studio", "a Label Studio .json", (".json",), _TASKS),
+        Format("cvat", "CVAT", "a CVAT .xml", (".xml", FOLDER), ("complete", "none_folder")),
+        Format("parquet", "a Parquet label table", "a .parquet label table", (".parquet",)),
     )
 }
 """Every format that can be read, by name."""
@@ -136,22 +91,18 @@ if not TYPE_CHECKING:
     FormatName = Literal[tuple(FORMATS)]
 
 
-def list_formats(attribute: Literal["title", "expected"], last: str = "or") -> str:
+def list_formats(attribute: Literal["title", "expected"]) -> str:
     """Return the titles of all formats, or what to pass for them, as a list in words.
 
     >>> list_formats("title")
     'class folders, CSV, COCO, VOC, YOLO, OpenImages, Label Studio, CVAT or a Parquet label table'
     """
     words: list[str] = [getattr(format, attribute) for format in FORMATS.values()]
-    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def check_path(path: Path, given: str | None = None) -> None:
-    """Check what needs no reader, so that a command can report it before it imports anything heavy.
-
-    Args:
-        path: a file or folder with labels.
-        given: name of its format, if the user gave one.
+    """Check a path with labels and the format that the user gave, if any, without the import of a reader.
 
     Raises:
         DataError: the path does not exist, or is a folder although the format is read from files, or the reverse.
@@ -165,6 +116,7 @@ def check_path(path: Path, given: str | None = None) -> None:
         close = difflib.get_close_matches(path.name, names, n=1)
         hint = f" (did you mean {str(path.with_name(close[0]))!r}?)" if close else ""
         raise DataError(f"{str(path)!r} does not exist{hint}; expected {list_formats('expected')}.")
-    if given is not None and not (FORMATS[given].folder if path.is_dir() else FORMATS[given].endings):
-        needed = "a file, not a folder" if path.is_dir() else "a folder, not a file"
-        raise DataError(f"{path}: format {given!r} is read from {needed}.")
+    if given is not None and path.is_dir() and FOLDER not in FORMATS[given].endings:
+        raise DataError(f"{path}: format {given!r} is read from a file, not a folder.")
+    if given is not None and not path.is_dir() and FORMATS[given].endings == (FOLDER,):
+        raise DataError(f"{path}: format {given!r} is read from a folder, not a file.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -26,8 +25,12 @@ FAULTS = (
 )
 """What is wrong with a box; the position in this list is its code."""
 
-# Fractions are written with few digits, and sums of them can exceed 1 by a little.
+# Fractions are written with few digits, so their sums can exceed 1 slightly.
 _ROUNDING = 2e-3
+# Sizes of scaled photos are rounded, so their aspect ratios agree only approximately.
+_SAME_SHAPE = 0.05
+
+Frame = Literal["displayed", "stored", "unclear", "neither"]
 
 
 def fault_text(fault: int, point: bool) -> str:
@@ -42,9 +45,7 @@ class Regions:
 
     Attributes:
         locations: float64 [F, 4] x0, y0, x1, y1 in 0..1 of the displayed photo; NaN if the region cannot be used.
-        fault: int8 [F], see `fault_text`; 0 for none.
-        messages: what was done, with counts.
-        warnings: what may be wrong.
+        fault: int8 [F], see `fault_text`; 0 for usable regions.
     """
 
     locations: NDArray[np.float64]
@@ -53,109 +54,35 @@ class Regions:
     warnings: tuple[str, ...] = ()
 
 
-def regions_of_pixels(
-    pixels: NDArray[np.float64],
+def regions_of(
+    corners: NDArray[np.float64],
+    unit: Literal["pixels", "fractions"],
     points: NDArray[np.bool_],
     image: NDArray[np.int64],
     sizes: NDArray[np.float64],
     photos: ImageKeys,
 ) -> Regions:
-    """Convert regions in pixels of the photo size that the annotations declare.
+    """Convert regions in pixels of the photo size that the annotations declare, or in fractions of the photo.
 
-    The headers of the photos are read, if the photos exist. If EXIF turns a photo by a quarter, the declared width and
-    height show whether its regions are in the stored or in the displayed frame; regions in the stored frame are turned.
-    For a square photo, and for one that EXIF mirrors or turns by 180 degrees, the size does not show it: the displayed
-    frame is assumed, because annotation tools show that one.
+    The headers of existing photos are read. Regions in the stored frame of a photo that EXIF turns are turned as well,
+    see `declared_frame`.
 
     Args:
-        pixels: float [F, 4] x0, y0, x1, y1, with (0, 0) at the top-left corner of the top-left pixel.
+        corners: float [F, 4] x0, y0, x1, y1; for pixels, (0, 0) is the top-left corner of the top-left pixel.
+        unit: unit of the corners.
         points: bool [F], which regions are points (x0 = x1, y0 = y1).
         image: int [F], position of each region's photo in `photos.keys`.
         sizes: float [N, 2] declared width and height of each photo, NaN if unknown; then the displayed size is used.
         photos: the photos.
     """
     headers = _headers(photos, np.unique(image))
-    scale = sizes.copy()
+    scale = sizes.copy() if unit == "pixels" else np.ones_like(sizes)
     for i, header in headers.items():
         if not (scale[i] > 0).all():
             scale[i] = header.width, header.height
-    found = box_fractions(pixels, scale[image], points)
-    return _displayed(found, points, image, sizes, headers, photos)
-
-
-def regions_of_fractions(
-    fractions: NDArray[np.float64],
-    points: NDArray[np.bool_],
-    image: NDArray[np.int64],
-    sizes: NDArray[np.float64],
-    photos: ImageKeys,
-) -> Regions:
-    """Convert regions in fractions of the photo, as `regions_of_pixels`; `sizes` only determine the frame."""
-    headers = _headers(photos, np.unique(image))
-    found = box_fractions(fractions, np.ones((len(image), 2)), points, _ROUNDING)
-    return _displayed(found, points, image, sizes, headers, photos)
-
-
-def box_fractions(
-    pixels: NDArray[np.float64], sizes: NDArray[np.float64], points: NDArray[np.bool_], slack: float = 1.0
-) -> tuple[NDArray[np.float64], NDArray[np.int8], int]:
-    """Return boxes as fractions, clipped to the photo. A point is not clipped: it lies inside or outside.
-
-    Args:
-        pixels: float [F, 4] x0, y0, x1, y1.
-        sizes: float [F, 2] width and height of the photo of each box, NaN or not positive if unknown.
-        points: bool [F], which of them are points.
-        slack: how far a box or point may exceed its photo without being cut or outside: a pixel, because tools round.
-
-    Returns:
-        locations float64 [F, 4], NaN for boxes with a fault; int8 [F] the fault, see `FAULTS`; and the number of boxes
-        that exceed their photo by more than `slack`.
-    """
-    known: NDArray[np.bool_] = np.all((sizes > 0) & np.isfinite(sizes), 1)
-    scale = np.tile(np.where(known[:, None], sizes, 1.0), 2)
-    finite: NDArray[np.bool_] = np.all(np.isfinite(pixels), 1)
-    whole = np.where(finite[:, None], pixels, 0.0)
-    clipped = whole.clip(0.0, scale)
-    beyond = np.any(np.abs(whole - clipped) > slack, 1)
-    empty = ~points & np.any(whole[:, 2:] <= whole[:, :2], 1)
-    outside = (points & beyond) | (~points & np.any(clipped[:, 2:] <= clipped[:, :2], 1))
-    fault = np.select([~finite, empty, ~known, outside], [1, 2, 4, 3], 0).astype(np.int8)
-    return np.where((fault == 0)[:, None], clipped / scale, np.nan), fault, int((beyond & (fault == 0)).sum())
-
-
-Frame = Literal["displayed", "stored", "unclear", "neither"]
-# Sizes of scaled photos are rounded, so their aspect ratios agree only approximately.
-_SAME_SHAPE = 0.05
-
-
-def declared_frame(header: ImageInfo, width: float, height: float) -> Frame:
-    """Return the frame of regions whose file declares this width and height for a photo.
-
-    "unclear": the size does not show it, because the photo is square, mirrored, or turned by 180 degrees. "neither":
-    the photo has another aspect ratio. In both cases the displayed frame is assumed.
-    """
-    declared = np.log(width / height)
-    stored, displayed = np.log(header.stored[0] / header.stored[1]), np.log(header.aspect)
-    if min(abs(declared - stored), abs(declared - displayed)) > _SAME_SHAPE:
-        return "neither"
-    if header.orientation == 1:
-        return "displayed"
-    if not swaps_axes(header.orientation) or abs(declared - stored) == abs(declared - displayed):
-        return "unclear"
-    return "stored" if abs(declared - stored) < abs(declared - displayed) else "displayed"
-
-
-def _displayed(
-    found: tuple[NDArray[np.float64], NDArray[np.int8], int],
-    points: NDArray[np.bool_],
-    image: NDArray[np.int64],
-    sizes: NDArray[np.float64],
-    headers: Mapping[int, ImageInfo],
-    photos: ImageKeys,
-) -> Regions:
-    """Turn the regions of photos that EXIF turns, if they are in the stored frame, and describe what was done."""
-    locations, fault, cut = found
-    frames = {i: _frame(header, sizes[i]) for i, header in headers.items()}
+    slack = 1.0 if unit == "pixels" else _ROUNDING
+    locations, fault, cut = box_fractions(corners, scale[image], points, slack)
+    frames = {i: declared_frame(header, *sizes[i]) for i, header in headers.items()}
     rows = np.argsort(image, kind="stable")
     for i in (i for i, frame in frames.items() if frame == "stored"):
         own = rows[np.searchsorted(image, i, "left", rows) : np.searchsorted(image, i, "right", rows)]
@@ -181,18 +108,58 @@ def _displayed(
     return Regions(locations, fault, tuple(f"{count:,} {text}" for count, text in counts if count), warnings)
 
 
-def _frame(header: ImageInfo, size: NDArray[np.float64]) -> Frame:
-    if (size > 0).all():
-        return declared_frame(header, *size)
-    return "displayed" if header.orientation == 1 else "unclear"
+def box_fractions(
+    pixels: NDArray[np.float64], sizes: NDArray[np.float64], points: NDArray[np.bool_], slack: float = 1.0
+) -> tuple[NDArray[np.float64], NDArray[np.int8], int]:
+    """Return boxes as fractions, clipped to the photo. A point is not clipped: it lies inside or outside.
+
+    Args:
+        pixels: float [F, 4] x0, y0, x1, y1.
+        sizes: float [F, 2] width and height of the photo of each box, NaN or not positive if unknown.
+        points: bool [F], which of them are points.
+        slack: distance by which a region may exceed its photo uncounted; one pixel, because annotation tools round.
+
+    Returns:
+        locations float64 [F, 4], NaN for boxes with a fault; int8 [F], the fault, see `FAULTS`; and the number of boxes
+        that exceed their photo by more than `slack`.
+    """
+    known: NDArray[np.bool_] = np.all((sizes > 0) & np.isfinite(sizes), 1)
+    scale = np.tile(np.where(known[:, None], sizes, 1.0), 2)
+    finite: NDArray[np.bool_] = np.all(np.isfinite(pixels), 1)
+    whole = np.where(finite[:, None], pixels, 0.0)
+    clipped = whole.clip(0.0, scale)
+    beyond = np.any(np.abs(whole - clipped) > slack, 1)
+    empty = ~points & np.any(whole[:, 2:] <= whole[:, :2], 1)
+    outside = (points & beyond) | (~points & np.any(clipped[:, 2:] <= clipped[:, :2], 1))
+    fault = np.select([~finite, empty, ~known, outside], [1, 2, 4, 3], 0).astype(np.int8)
+    return np.where((fault == 0)[:, None], clipped / scale, np.nan), fault, int((beyond & (fault == 0)).sum())
+
+
+def declared_frame(header: ImageInfo, width: float, height: float) -> Frame:
+    """Return the frame of regions whose file declares this width and height (NaN if unknown) for a photo.
+
+    "unclear": EXIF changes the photo, but its size is unknown, or equal in both frames (a square photo, or one that is
+    mirrored or turned by 180 degrees). "neither": the photo has another aspect ratio. In both cases the displayed frame
+    is assumed, because annotation tools show it.
+    """
+    if not (width > 0 and height > 0):
+        return "displayed" if header.orientation == 1 else "unclear"
+    declared = np.log(width / height)
+    stored, displayed = np.log(header.stored[0] / header.stored[1]), np.log(header.aspect)
+    if min(abs(declared - stored), abs(declared - displayed)) > _SAME_SHAPE:
+        return "neither"
+    if header.orientation == 1:
+        return "displayed"
+    if not swaps_axes(header.orientation) or abs(declared - stored) == abs(declared - displayed):
+        return "unclear"
+    return "stored" if abs(declared - stored) < abs(declared - displayed) else "displayed"
 
 
 def _headers(photos: ImageKeys, wanted: NDArray[np.int64]) -> dict[int, ImageInfo]:
     """Return the headers of the photos that exist and can be read."""
-    root = photos.root
-    if root is None:
+    if photos.root is None:
         return {}
-    found = each(_header, [str(root / photos.keys[i]) for i in wanted])
+    found = each(_header, [str(photos.root / photos.keys[i]) for i in wanted])
     return {int(i): header for i, header in zip(wanted, found, strict=True) if header is not None}
 
 

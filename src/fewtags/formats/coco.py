@@ -22,9 +22,10 @@ from fewtags.formats.common import (
     plain_text,
     read_json,
     split_name,
+    without,
 )
 from fewtags.formats.locate import ImageKeys, folder_of, locate, spelling
-from fewtags.formats.masks import draws_of, outlines_to_points, point_in_box, without_outlines
+from fewtags.formats.masks import draws_of, outlines_to_points, point_in_box
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Labels, Source, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
@@ -50,7 +51,7 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
     - An annotation states that its class is present, and where: `bbox` is in pixels of the declared width and height,
       which may differ from those of the photo file. A box that cannot be used is left out; its label is kept.
     - `places="points"`: a random point replaces each box. It is drawn in the mask (`segmentation`: polygons, or run
-      lengths, compressed or not), or in the box if the mask has no pixel; sides below a pixel are widened to one. The
+      lengths, compressed or not), or in the box if no mask has a pixel; sides below a pixel are widened to one. The
       point depends on `point_seed` and the id of the annotation only. This takes about 0.2 ms per annotation.
       `places="none"`: labels only.
     - Images without annotations are kept. Classes without annotation are unknown, or absent if `complete`.
@@ -58,21 +59,16 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
     - Objects365: `isfake` and `isreflected` change nothing. Photos with names like
       images/v1/patch8/objects365_v1_00420917.jpg are also found in patch8/, as its archives unpack, or without folders.
     - The entry `split` of an image names its split.
-
-    Args:
-        path: the JSON file.
-        images: folder that `file_name` is relative to; None looks beside the file.
-        options: `complete`, `crowd`, `places` and `point_seed` have an effect.
-
-    Returns:
-        a table with the images in the order of the file.
+    - `file_name` is relative to `images`, or to a usual folder beside the file. Images are in the order of the file.
 
     Raises:
         DataError: the file is not a COCO file, ids contradict each other, most photos are missing, or no annotation can
             be used.
     """
     options = options or ReadOptions()
-    file = _load(path, outlines_to_points(options.point_seed) if options.places == "points" else without_outlines)
+    file = _load(
+        path, outlines_to_points(options.point_seed) if options.places == "points" else without("segmentation")
+    )
     classes, category = _classes(file)
     row, photos = _find_images(file, images)
     objects, unusable = _objects(file, row, category, options)
@@ -81,21 +77,18 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
     drawn: tuple[str, ...] = ()
     if options.places == "points":
         objects, drawn = _draw_points(file, objects, photos, sizes, options)
-    a = len(absent)
+    a, m = len(absent), len(objects.index)
     labels = Labels(
         image=np.concatenate([objects.image, absent[:, 0]]),
         class_=np.concatenate([objects.class_, absent[:, 1]]),
         state=np.concatenate([_states(objects, options), np.full(a, Label.NEGATIVE, np.int8)]),
         corners=np.concatenate([objects.corners, np.full((a, 4), np.nan)]),
         located=np.concatenate([objects.located, np.zeros(a, np.bool_)]),
-        point=np.concatenate([np.full(len(objects.index), options.places == "points"), np.zeros(a, np.bool_)]),
-        source=np.zeros(len(objects.index) + a, np.int64),
+        point=np.repeat([options.places == "points", False], [m, a]),
+        source=np.zeros(m + a, np.int64),
     )
-    notes = Notes(
-        _readings(file, objects, labels, photos, options),
-        (*unusable, *bad),
-        drawn + _messages(file, row, photos, len(unusable)),
-    )
+    messages = drawn + _messages(file, row, photos, len(unusable))
+    notes = Notes(_readings(file, objects, labels, photos, options), (*unusable, *bad), messages)
     splits = [split_name(plain_text(record.get("split"))) for record in file.images]
     return Source(
         path=path,
@@ -131,7 +124,7 @@ def _load(path: Path, hook: Callable[[_Record], _Record]) -> _File:
     for key in ("images", "annotations", "categories"):
         part = data.get(key) if isinstance(data, dict) else None
         if not isinstance(part, list):
-            found = some(list(data), 8) if isinstance(data, dict) else repr(data)[:40]
+            found = some([*data], 8) if isinstance(data, dict) else repr(data)[:40]
             raise DataError(f"{path}: expected a list {key!r} as in COCO instances files; the file has {found}.")
         if (wrong := next((i for i, record in enumerate(part) if not isinstance(record, dict)), None)) is not None:
             raise DataError(f"{path}: {key}[{wrong}] is {part[wrong]!r:.40}; expected an object.")
@@ -143,15 +136,12 @@ def _classes(file: _File) -> tuple[ClassNames, dict[Any, int]]:
     """Return the vocabulary, and the class of each category id."""
     names: dict[int | str, str] = {}
     for i, record in enumerate(file.categories):
-        key, name = record.get("id"), plain_text(record.get("name"))
+        key, name, path = record.get("id"), plain_text(record.get("name")), file.path
         if not isinstance(key, int | str) or not name:
-            raise DataError(
-                f"{file.path}: categories[{i}] has id {key!r} and name {record.get('name')!r}; both must be given."
-            )
+            given = f"id {key!r} and name {record.get('name')!r}"
+            raise DataError(f"{path}: categories[{i}] has {given}; both must be given.")
         if key in names:
-            raise DataError(
-                f"{file.path}: category id {key!r} is used for {names[key]!r} and for {name!r}; renumber one."
-            )
+            raise DataError(f"{path}: category id {key!r} is used for {names[key]!r} and for {name!r}; renumber one.")
         names[key] = name
     if not names:
         raise DataError(f"{file.path}: there are no categories, so there is nothing to learn.")
@@ -251,13 +241,13 @@ def _objects(
         hint = " (panoptic and caption files are not read)" if "category_id" not in records[0] else ""
         raise DataError(f"{file.path}: none of the {n:,} annotations is usable{hint}: {excluded[0].reason}.")
     index = np.flatnonzero((image >= 0) & (class_ >= 0))
-    crowd = np.fromiter((bool(r.get("iscrowd")) for r in records), np.bool_, n)
-    corners, boxed = _corners([records[i] for i in index.tolist()])
+    kept = [records[i] for i in index.tolist()]
+    corners, boxed = _corners(kept)
     found = _Objects(
         index=index,
         image=image[index],
         class_=class_[index],
-        crowd=crowd[index],
+        crowd=np.fromiter((bool(r.get("iscrowd")) for r in kept), np.bool_, len(kept)),
         boxed=boxed,
         corners=corners,
         located=boxed & (options.places != "none"),
@@ -339,25 +329,20 @@ def _readings(
     unboxed = int((used & ~objects.boxed & ~objects.crowd).sum())
     cells = photos.image[labels.image] * c + labels.class_
     named = distinct(cells[photos.image[labels.image] >= 0])
+    rest = "negative (complete)" if options.complete else "unknown"
     rows = (
         ("annotation with a box", "positive", int(used.sum()) - crowd - unboxed),
         ("annotation without a box", "positive", unboxed),
         ("annotation with iscrowd", options.crowd, crowd),
         ("class in neg_category_ids", "negative", absent),
-        (
-            "class without annotation in an image",
-            "negative (complete)" if options.complete else "unknown",
-            len(photos.keys) * c - len(named),
-        ),
+        ("class without annotation in an image", rest, len(photos.keys) * c - len(named)),
         ("image without annotation", "kept", len(photos.keys) - len(distinct(image[used]))),
         *(
-            (f"annotation with {flag}", meaning, sum(bool(record.get(flag)) for record in file.annotations))
-            for flag, meaning in _FLAGS.items()
+            (f"annotation with {flag}", _FLAGS[flag], sum(bool(r.get(flag)) for r in file.annotations))
+            for flag in _FLAGS
         ),
     )
-    splits = Counter(
-        plain_text(record.get("split")) for record, i in zip(file.images, photos.image, strict=True) if i >= 0
-    )
+    splits = Counter(plain_text(r.get("split")) for r, i in zip(file.images, photos.image, strict=True) if i >= 0)
     words = ((word, f"split {split_name(word)!r}", n) for word, n in sorted(splits.items()) if word)
     return value_readings(where, rows) + value_readings(f"{where}, split", words)
 
@@ -367,14 +352,10 @@ def _messages(file: _File, row: Mapping[Any, int], photos: ImageKeys, unusable: 
     repeated = [name for name, n in uses.items() if n > 1]
     lvis = sum(bool(record.get("not_exhaustive_category_ids")) for record in file.images)
     joined = int((photos.image[[*row.values()]] >= 0).sum()) - len(photos.keys) if row else 0
-    messages = count_messages(
-        file.path,
-        (
-            (joined, "image ids name a photo that another one names, and are joined with it"),
-            (unusable, "annotations left out, see the excluded list"),
-            (lvis, "images have not_exhaustive_category_ids, which are ignored: they say nothing about presence"),
-        ),
+    counts = (
+        (joined, "image ids name a photo that another one names, and are joined with it"),
+        (unusable, "annotations left out, see the excluded list"),
+        (lvis, "images have not_exhaustive_category_ids, which are ignored: they say nothing about presence"),
     )
-    if repeated:
-        messages += (f"{file.path.name}: several categories are called {some(repeated)}; they stay apart",)
-    return messages
+    apart = [f"{file.path.name}: several categories are called {some(repeated)}; they stay apart"] if repeated else []
+    return (*count_messages(file.path, counts), *apart)

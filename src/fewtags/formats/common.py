@@ -1,11 +1,12 @@
-"""What several readers share: names of splits and classes, numbers and texts of untrusted files, and closing images."""
+"""Helpers of several readers: names of splits and classes, values of untrusted files, bounding boxes, facts."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import ParseError
@@ -17,6 +18,10 @@ from numpy.typing import NDArray
 from fewtags.errors import DataError
 from fewtags.formats.options import fold
 from fewtags.labels import ClassNames
+
+Point = tuple[float, float]
+Corners = tuple[float, float, float, float]
+NO_CORNERS: Corners = (math.nan,) * 4
 
 
 def split_name(text: str) -> str:
@@ -33,9 +38,6 @@ def split_name(text: str) -> str:
 def named_classes(names: Mapping[int, str] | Mapping[int | str, str]) -> ClassNames:
     """Return the vocabulary of a file that numbers its classes; classes that share a name stay apart.
 
-    Args:
-        names: name of each number, in the order of the classes.
-
     >>> named_classes({0: "crane", 1: "cup", 5: "crane"}).ids
     ('crane#0', 'cup', 'crane#5')
     """
@@ -43,26 +45,47 @@ def named_classes(names: Mapping[int, str] | Mapping[int | str, str]) -> ClassNa
     return ClassNames.of((name if uses[name] == 1 else f"{name}#{key}" for key, name in names.items()), names.values())
 
 
-def read_json(path: Path, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the contents of a JSON file that is not trusted.
-
-    Args:
-        path: the file, UTF-8 with or without byte order mark.
-        hook: called with every object during parsing, to drop what is not needed and save memory.
+def text_of(file: Path, largest: int | None = None, what: str = "a label file") -> str:
+    """Return the contents of a text file, UTF-8 with or without byte order mark, with at most `largest` bytes.
 
     Raises:
-        DataError: the file is not JSON, or not UTF-8.
+        DataError: the file cannot be read, is larger (then the message asks whether it is `what`), or is not UTF-8.
     """
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"), object_hook=hook)
+        if largest is not None and file.stat().st_size > largest:
+            raise DataError(f"{file}: more than {largest >> 20} MiB; is this {what}?")
+        return file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror}); fix or remove it.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 text (byte {error.start:,}); save it as UTF-8.") from None
+
+
+def read_json(path: Path, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """Return the contents of a JSON file that is not trusted; `hook` can shorten each object during parsing.
+
+    Raises:
+        DataError: the file cannot be read, or is not JSON.
+    """
+    text = text_of(path)
+    try:
+        return json.loads(text, object_hook=hook)
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path} line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}); is the file complete?"
         ) from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start:,}); save it as UTF-8.") from None
     except (RecursionError, ValueError) as error:
         raise DataError(f"{path}: not a JSON file of annotations ({error}).") from None
+
+
+def without(key: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a hook for `read_json` that removes a key, such as long outlines that are not needed."""
+
+    def shortened(record: dict[str, Any]) -> dict[str, Any]:
+        record.pop(key, None)
+        return record
+
+    return shortened
 
 
 def first_character(file: Path) -> str:
@@ -77,7 +100,7 @@ def is_hidden(path: str) -> bool:
 
 
 def number_of(text: str) -> float:
-    """Return the number that a text states; NaN for other texts, and for forms that only Python reads.
+    """Return the number that a text states; NaN for other texts, and for spellings that only Python accepts.
 
     >>> number_of(" 2.5e1 "), number_of("1_000")
     (25.0, nan)
@@ -86,6 +109,12 @@ def number_of(text: str) -> float:
         return float(text) if text.isascii() and "_" not in text else math.nan
     except ValueError:
         return math.nan
+
+
+def xml_number(text: str | None) -> float:
+    """Return the number of an XML attribute or element as float; NaN for other texts, infinity and None."""
+    number = number_of(text or "")
+    return number if math.isfinite(number) else math.nan
 
 
 def finite_number(value: object) -> float:
@@ -97,16 +126,38 @@ def finite_number(value: object) -> float:
     return number if math.isfinite(number) else math.nan
 
 
+def is_utf8(text: str) -> bool:
+    """Return whether UTF-8 can encode a text; names of files and texts of JSON can have other characters."""
+    return text.encode(errors="ignore").decode() == text
+
+
 def plain_text(value: object) -> str:
-    """Return a text, stripped; "" for other values and for texts that UTF-8 cannot encode (JSON can write them)."""
-    try:
-        return value.encode().decode().strip() if isinstance(value, str) else ""
-    except UnicodeEncodeError:
-        return ""
+    """Return a text of a JSON file, stripped; "" for other values and for texts that UTF-8 cannot encode."""
+    return value.strip() if isinstance(value, str) and is_utf8(value) else ""
+
+
+def bounds(points: Sequence[Point]) -> Corners:
+    """Return the bounding box of points; NaN without points, or if a number is not finite."""
+    if not points or not all(math.isfinite(number) for point in points for number in point):
+        return NO_CORNERS
+    x, y = zip(*points, strict=True)
+    return min(x), min(y), max(x), max(y)
+
+
+def ellipse_bounds(cx: float, cy: float, rx: float, ry: float, degrees: float, ratio: float = 1.0) -> Corners:
+    """Return the bounding box of an ellipse that is rotated about its centre; NaN for a negative radius.
+
+    `ratio` is the width of the photo / its height in pixels, if the numbers are fractions of both.
+    """
+    if min(rx, ry) < 0:
+        return NO_CORNERS
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    x, y = math.hypot(rx * ratio * cos, ry * sin) / ratio, math.hypot(rx * ratio * sin, ry * cos)
+    return cx - x, cy - y, cx + x, cy + y
 
 
 def xml_trouble(error: Exception) -> str:
-    """Return what is wrong with an XML file, to be put after its name."""
+    """Return what is wrong with an XML file, for a message that begins with the name of the file."""
     if isinstance(error, DefusedXmlException):
         return "defines XML entities, which annotations do not need and attacks are made of"
     return f"is not valid XML ({error})" if isinstance(error, ParseError) else str(error)
@@ -115,13 +166,7 @@ def xml_trouble(error: Exception) -> str:
 def close_images(
     images: int, classes: int, image: NDArray[np.integer], class_: NDArray[np.integer]
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
-    """Mark all images as completely annotated, except for single cells that stay unknown.
-
-    Args:
-        images: number of images N.
-        classes: number of classes C.
-        image: int [K], images of the cells that stay unknown.
-        class_: int [K], their classes.
+    """Mark N images as completely annotated for C classes, except for K cells (image, class) that stay unknown.
 
     Returns:
         int16 [N], the set of classes that each image is completely annotated for, and bool [S, C], these sets; set 0
@@ -131,24 +176,21 @@ def close_images(
         DataError: there are more sets than int16 can number.
     """
     closed = np.zeros(images, np.int16)
-    covers = [np.ones(classes, np.bool_)]
     open_image, open_class = np.divmod(distinct(np.asarray(image, np.int64) * classes + class_), classes)
-    starts = np.flatnonzero(np.diff(open_image, prepend=-1))
+    starts = np.flatnonzero(np.diff(open_image, prepend=-1)).tolist()
     rows: dict[bytes, int] = {}
-    ends = [*starts[1:], len(open_image)][: len(starts)]
-    for start, end in zip(starts, ends, strict=True):
-        classes_here = open_class[start:end]
-        row = rows.setdefault(classes_here.tobytes(), len(covers))
-        if row == len(covers):
-            if row > np.iinfo(np.int16).max:
-                raise DataError(
-                    f"complete annotation with more than {row - 1:,} different sets of uncertain classes cannot be "
-                    "stored; give uncertain cells a meaning, or read without complete."
-                )
-            covers.append(covers[0].copy())
-            covers[row][classes_here] = False
+    for start, end in pairwise([*starts, len(open_image)]):
+        row = rows.setdefault(open_class[start:end].tobytes(), len(rows) + 1)
+        if row > np.iinfo(np.int16).max:
+            raise DataError(
+                f"complete annotation with more than {row - 1:,} different sets of uncertain classes cannot be stored; "
+                "give uncertain cells a meaning, or read without complete."
+            )
         closed[open_image[start]] = row
-    return closed, np.stack(covers)
+    covers = np.ones((len(rows) + 1, classes), np.bool_)
+    for key, row in rows.items():
+        covers[row, np.frombuffer(key, np.int64)] = False
+    return closed, covers
 
 
 def distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:

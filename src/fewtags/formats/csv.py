@@ -13,7 +13,7 @@ from fewtags.errors import DataError
 from fewtags.formats.common import distinct, split_name
 from fewtags.formats.csv_layout import Layout, find_layout
 from fewtags.formats.csv_rows import Form, label_rows, photo_sizes
-from fewtags.formats.locate import ImageKeys, folder_of, locate
+from fewtags.formats.locate import ImageKeys, locate, usual_folders
 from fewtags.formats.openimages_files import is_openimages
 from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.sheet import Meaning, Sheet, Words, check_words, read_sheet
@@ -42,15 +42,7 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
       Or image, class, and x, y of a point in the unit `points`; columns named x_px, y_px are in pixels.
 
     Rows of the same image are joined. If they contradict each other, both facts are kept, and the table takes the cell
-    as unknown. A column `split` (subset, partition) names the split.
-
-    Args:
-        path: the file, UTF-8.
-        images: folder that the image names are relative to; None looks beside the file and in `images`.
-        options: see `FORMATS`.
-
-    Returns:
-        a table with the images in order of appearance.
+    as unknown. A column `split` (subset, partition) names the split. Images are in order of appearance.
 
     Raises:
         DataError: broken quotes, no image column, a value without a meaning (its cell is named), or missing photos.
@@ -64,8 +56,7 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
     form = {"classes": _class_columns, "tags": _tags, "facts": label_rows}[layout.form](sheet, layout, options)
     if not len(form.classes):
         raise DataError(f"{path}: no row names a class, so there is nothing to learn.")
-    above = folder_of(path)
-    photos = locate(names, file=path, images=images, beside=[above, above / "images", above.parent / "images"])
+    photos = locate(names, file=path, images=images, beside=usual_folders(path))
     splits, split_readings = _splits(sheet, layout, photos)
     notes = Notes(
         form.notes.readings + split_readings,
@@ -106,26 +97,22 @@ def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     absent = options.complete or options.blank == "negative"
     where = f"{sheet.path.name}, class columns"
     values = [sheet.values[j] for j in layout.labels]
+    first = [
+        f"{text} {some([sheet.header[layout.labels[k]] for k in part[part[:, 0] == 0, 1]], 3)}"
+        for text, part in (("is", parts[0]), ("is not", parts[1]))
+        if (part[:, 0] == 0).any()
+    ]
+    shown = "; ".join(first) or "is unknown"
     return Form(
         classes=ClassNames.of(sheet.header[j] for j in layout.labels),
         labels=Labels.of_images(cells[order, 0], cells[order, 1], state[order]),
         complete=np.full(len(sheet), absent),
-        empty=np.zeros(len(sheet), np.bool_),
         notes=Notes(
             words.readings(where, values, "negative" if absent else "unknown"),
-            messages=(_first_row(sheet, layout, *parts[:2]),) if len(sheet) else (),
+            messages=(f"{sheet.path.name}: {sheet.columns[layout.image][0]!r} {shown}",) if len(sheet) else (),
             warnings=words.unsure(where, values),
         ),
     )
-
-
-def _first_row(sheet: Sheet, layout: Layout, positive: NDArray[np.int64], negative: NDArray[np.int64]) -> str:
-    labels = [
-        f"{text} {some([sheet.header[layout.labels[k]] for k in cells[cells[:, 0] == 0, 1]], 3)}"
-        for text, cells in (("is", positive), ("is not", negative))
-        if (cells[:, 0] == 0).any()
-    ]
-    return f"{sheet.path.name}: {sheet.columns[layout.image][0]!r} {'; '.join(labels) or 'is unknown'}"
 
 
 def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
@@ -134,16 +121,16 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     blank = {value for value in values if fold(value) in {"", "nan"}}
     separator = _separator(sheet, column, [value for value in values if value not in blank], options)
     cells = {value: () if value in blank else _cut(value, separator) for value in values}
-    none = fold(options.none_folder)
     uses: Counter[str] = Counter()
     says_none = set()
     for value, tags in cells.items():
         uses.update(dict.fromkeys(tags, values[value]))
-        if none and any(fold(tag) == none for tag in tags):
+        if any(map(options.is_none, tags)):
             says_none.add(value)
             if len(tags) > 1:
+                none = fold(options.none_folder)
                 raise DataError(f"{sheet.first(column, value)}: {value!r} has both {none!r} and a class; fix the cell.")
-    classes = ClassNames.of(sorted(tag for tag in uses if not none or fold(tag) != none))
+    classes = ClassNames.of(sorted(tag for tag in uses if not options.is_none(tag)))
     number = {
         value: () if value in says_none else [classes.index(tag) for tag in tags] for value, tags in cells.items()
     }
@@ -156,7 +143,7 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     where = f"{sheet.path.name}, column {sheet.header[column]!r}"
     absent = options.complete or options.blank == "negative"
     rows = (
-        *((tag, "none of the classes" if fold(tag) == none else "positive", n) for tag, n in sorted(uses.items())),
+        *((tag, "none of the classes" if options.is_none(tag) else "positive", n) for tag, n in sorted(uses.items())),
         ("(blank)", "none of the classes" if absent else "nothing known", int(empty.sum())),
     )
     cut = f"tags split at {separator!r}" if separator else "one tag a row"
@@ -226,23 +213,17 @@ def _splits(sheet: Sheet, layout: Layout, photos: ImageKeys) -> tuple[list[str] 
 
 
 def _row_messages(sheet: Sheet, layout: Layout, form: Form, photos: ImageKeys) -> tuple[str, ...]:
-    """Return what joining the rows of an image did; in the form with one label a row, that is what rows are for."""
+    """Describe how the rows of an image were joined; a table with one label a row joins rows without a message."""
     labels, image = form.labels, photos.image[form.labels.image]
     cell = image * np.int64(len(form.classes)) + labels.class_
     present, absent = (
         distinct(cell[(image >= 0) & (labels.state == state)]) for state in (Label.POSITIVE, Label.NEGATIVE)
     )
     kept = photos.image[photos.image >= 0]
-    return count_messages(
-        sheet.path,
-        (
-            (
-                len(kept) - len(distinct(kept)) if layout.form != "facts" else 0,
-                "rows name an image that has a row already, and are joined with it",
-            ),
-            (
-                int(np.isin(present, absent, assume_unique=True, kind="sort").sum()),
-                "labels are present in one row and absent in another: unknown",
-            ),
-        ),
+    joined = len(kept) - len(distinct(kept)) if layout.form != "facts" else 0
+    clashes = int(np.isin(present, absent, assume_unique=True, kind="sort").sum())
+    counts = (
+        (joined, "rows name an image that has a row already, and are joined with it"),
+        (clashes, "labels are present in one row and absent in another: unknown"),
     )
+    return count_messages(sheet.path, counts)

@@ -30,14 +30,12 @@ class Layout:
     """Positions of the columns of a sheet.
 
     Attributes:
-        form: "classes", one column per class; "tags", one column of tags; "facts", one label a row, as we write them.
-        image: column with image names.
+        form: "classes", one column per class; "tags", one column of tags; "facts", one label a row, as `write_csv`.
         labels: the class columns, the tags column, or the column of the class and that of the state if there is one.
-        split: column with split names, or None.
         messages: which columns were found, and which are ignored.
-        point: columns with x and y of a point, or None.
+        point: columns with x and y of a point.
         unit: unit of x and y.
-        size: columns with the width and height of the photo in pixels, or None.
+        size: columns with the width and height of the photo in pixels.
     """
 
     form: Form
@@ -53,8 +51,8 @@ class Layout:
 def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
     """Find image, label and split columns by the options, the header and the values.
 
-    A column is a class if at least half of its values are words for present and absent. So a single wrong value is an
-    error, and the column does not silently stop being a class.
+    A column is a class if at least half of its values are words for present and absent. So a few wrong values are
+    errors; they do not turn the column into an ignored one.
 
     Raises:
         DataError: the columns of images or labels are not clear; the option that names them is in the message.
@@ -62,19 +60,26 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
     words = Words(options)
     image = sheet.find(options.image_column) if options.image_column else _image_column(sheet)
     chosen = None if options.columns is None else tuple(sheet.find(name) for name in options.columns)
-    split = next((j for j in _others(sheet, image) if fold(sheet.header[j]) in _SPLIT), None)
+    others = [j for j in range(len(sheet.header)) if j != image]
+    split = next((j for j in others if fold(sheet.header[j]) in _SPLIT), None)
     if split is not None and (split in (chosen or ()) or _share(sheet, split, words) == 1.0):
         split = None
-    rest = [j for j in _others(sheet, image) if j != split]
+    rest = [j for j in others if j != split]
     names = {fold(sheet.header[j]): j for j in rest}
     point, unit = _point_columns(sheet, names, options)
     if chosen is not None:
-        form: Form = "tags" if len(chosen) == 1 and _holds_tags(sheet, chosen[0], words, options) else "classes"
+        form: Form = "tags" if len(chosen) == 1 and _are_tags(sheet, chosen[0], words, options) else "classes"
         labels = chosen
     elif {"class", "state"} <= names.keys():
         form, labels = "facts", (names["class"], names["state"])
     elif point:
-        form, labels = "facts", (_class_column(sheet, names),)
+        found = [names["class"]] if "class" in names else [j for name, j in names.items() if name in _TAGS]
+        if len(found) != 1:
+            what = (
+                f"{some([sheet.header[j] for j in found])} may all be" if found else "no column is called 'class' for"
+            )
+            raise DataError(f"{sheet.path}: {what} the class of each point; pass as columns the one that is.")
+        form, labels = "facts", (found[0],)
     else:
         form, labels = _label_columns(sheet, rest, words, options)
     if form == "tags" and point and chosen is not None:
@@ -85,22 +90,23 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
     size = (names["width"], names["height"]) if sized else None
     used = {*labels, *(point or ()), *(size or ())}
     used |= {names[corner] for corner in ("x0", "y0", "x1", "y1") if form == "facts" and corner in names}
-    ignored = [_ignored(sheet, j) for j in rest if j not in used]
-    head = (
-        f"{sheet.path.name}: {len(sheet):,} rows, cells separated by {sheet.delimiter!r}; images in \
-{sheet.header[image]!r}, {_label_text(sheet, form, labels)}"
+    label_names = [sheet.header[j] for j in labels]
+    labelled = f"{len(labels):,} class columns {some(label_names)}" if form == "classes" else "one label a row"
+    if form == "tags":
+        labelled = f"tags in {label_names[0]!r}"
+    messages = [
+        f"{sheet.path.name}: {len(sheet):,} rows, cells separated by {sheet.delimiter!r}; images in "
+        f"{sheet.header[image]!r}, {labelled}"
         + (f", points in {unit} in {' and '.join(repr(sheet.header[j]) for j in point)}" if point else "")
         + (f", split in {sheet.header[split]!r}" if split else "")
-    )
+    ]
+    for j in rest:
+        if j not in used:
+            name = sheet.header[j] or "(without a name)"
+            examples = some([value for value, _ in sheet.values[j].most_common()], 3)
+            messages.append(f"{sheet.path.name}: column {name!r} ignored, its values are {examples}")
     return Layout(
-        form=form,
-        image=image,
-        labels=labels,
-        split=split,
-        messages=(head, *ignored),
-        point=point,
-        unit=unit,
-        size=size,
+        form=form, image=image, labels=labels, split=split, messages=tuple(messages), point=point, unit=unit, size=size
     )
 
 
@@ -129,26 +135,10 @@ def _point_columns(
     return None, None
 
 
-def _class_column(sheet: Sheet, names: Mapping[str, int]) -> int:
-    """Return the column that names the class of each point."""
-    found = [names["class"]] if "class" in names else [j for name, j in names.items() if name in _TAGS]
-    if len(found) != 1:
-        what = f"{some([sheet.header[j] for j in found])} may all be" if found else "no column is called 'class' for"
-        raise DataError(f"{sheet.path}: {what} the class of each point; pass as columns the one that is.")
-    return found[0]
-
-
-def _others(sheet: Sheet, image: int) -> list[int]:
-    return [j for j in range(len(sheet.header)) if j != image]
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[\s\-]+", "_", fold(name))
-
-
 def _image_column(sheet: Sheet) -> int:
-    named = [j for alias in _IMAGE for j, name in enumerate(sheet.header) if _plain(name) == alias]
-    photos = [j for j in range(len(sheet.header)) if _holds_photos(sheet.columns[j])]
+    plain = [re.sub(r"[\s\-]+", "_", fold(name)) for name in sheet.header]
+    named = [j for alias in _IMAGE for j, name in enumerate(plain) if name == alias]
+    photos = [j for j, column in enumerate(sheet.columns) if _are_photos(column)]
     for candidates in ([j for j in named if j in photos], named, photos if len(photos) == 1 else []):
         if candidates:
             return candidates[0]
@@ -158,20 +148,16 @@ def _image_column(sheet: Sheet) -> int:
     )
 
 
-def _holds_photos(column: Sequence[str]) -> bool:
+def _are_photos(column: Sequence[str]) -> bool:
     sample = [value for value in column[:_SAMPLE] if value.strip()]
     return bool(sample) and sum(map(is_photo, map(str.strip, sample))) * 2 > len(sample)
 
 
 def _share(sheet: Sheet, column: int, words: Words) -> float:
     """Return the share of words for present, absent and uncertain among values that are not blank or unknown."""
-    labels = filled = 0
-    for value, count in sheet.values[column].items():
-        if words.is_label(value):
-            labels += count
-            filled += count
-        elif words.meaning(value) is None:
-            filled += count
+    counts = sheet.values[column].items()
+    labels = sum(n for value, n in counts if words.is_label(value))
+    filled = labels + sum(n for value, n in counts if words.meaning(value) is None)
     return labels / filled if filled else 0.0
 
 
@@ -179,7 +165,7 @@ def _blank(sheet: Sheet, column: int, words: Words) -> bool:
     return all(words.meaning(value) is not None and not words.is_label(value) for value in sheet.values[column])
 
 
-def _holds_tags(sheet: Sheet, column: int, words: Words, options: ReadOptions) -> bool:
+def _are_tags(sheet: Sheet, column: int, words: Words, options: ReadOptions) -> bool:
     return options.tags_separator is not None or (
         _share(sheet, column, words) < 0.5 and not _blank(sheet, column, words)
     )
@@ -193,7 +179,7 @@ def _label_columns(
     about = [j for j in named if _TAGS & set(re.split(r"[^a-z]+", fold(sheet.header[j])))]
     share = {j: _share(sheet, j, words) for j in named}
     certain = [j for j in named if share[j] == 1.0 and j not in exact]
-    tags = [j for j in (about if not exact and not certain else exact) if _holds_tags(sheet, j, words, options)]
+    tags = [j for j in (about if not exact and not certain else exact) if _are_tags(sheet, j, words, options)]
     if len(tags) > 1 or (tags and len(certain) > 1):
         names = some([sheet.header[j] for j in (*tags, *certain)])
         raise DataError(
@@ -217,17 +203,3 @@ def _label_columns(
         f"{sheet.path}: it is not clear which of {some([sheet.header[j] for j in named], 12)} has labels; pass as "
         "columns the one of tags, or one per class."
     )
-
-
-def _ignored(sheet: Sheet, column: int) -> str:
-    values = sheet.values[column]
-    name = sheet.header[column] or "(without a name)"
-    examples = some([value for value, _ in values.most_common()], 3)
-    return f"{sheet.path.name}: column {name!r} ignored, its values are {examples}"
-
-
-def _label_text(sheet: Sheet, form: Form, labels: Sequence[int]) -> str:
-    names = [sheet.header[j] for j in labels]
-    if form == "classes":
-        return f"{len(names):,} class columns {some(names)}"
-    return f"tags in {names[0]!r}" if form == "tags" else "one label a row"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -14,11 +15,11 @@ from fewtags.errors import DataError
 from fewtags.formats.common import number_of
 from fewtags.formats.csv_layout import Layout
 from fewtags.formats.locate import ImageKeys
-from fewtags.formats.options import ReadOptions, fold
+from fewtags.formats.options import Points, ReadOptions, fold
 from fewtags.formats.sheet import Meaning, Sheet, Words, check_words
 from fewtags.formats.stated import Labels, value_readings
 from fewtags.labels import ClassNames, Label
-from fewtags.table.table import Notes, ValueReading
+from fewtags.table.table import Notes
 
 _CORNERS = ("x0", "y0", "x1", "y1")
 
@@ -32,7 +33,7 @@ class Form:
         classes: the vocabulary.
         labels: the labels; `image` is a row.
         complete: bool [R], rows that annotate their image completely.
-        empty: bool [R], rows that state that their image shows none of the classes.
+        empty: bool [R], rows that state that their image shows none of the classes; None: no row.
         notes: how the values were read.
         unit: unit of the corners.
     """
@@ -40,15 +41,15 @@ class Form:
     classes: ClassNames
     labels: Labels
     complete: NDArray[np.bool_]
-    empty: NDArray[np.bool_]
     notes: Notes
+    empty: NDArray[np.bool_] | None = None
     unit: Literal["pixels", "displayed"] = "displayed"
 
 
 def label_rows(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     """Return what a table with one label a row states.
 
-    Without a column of states, a class that is named is present, and `none_folder` states that none is.
+    Without a column of states, a named class is present; `none_folder` states that no class is present.
 
     Raises:
         DataError: a row with half a statement or half a region, a point of an absent class, or coordinates that are not
@@ -64,14 +65,19 @@ def label_rows(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
         where, values = f"{sheet.path.name}, column {sheet.header[layout.labels[1]]!r}", sheet.values[layout.labels[1]]
         readings, warnings = words.readings(where, [values], "nothing known"), words.unsure(where, [values])
     else:
-        empty = np.array([bool(name) and fold(name) == fold(options.none_folder) for name in names], np.bool_)
-        named = [bool(name) and not none for name, none in zip(names, empty, strict=True)]
-        meanings = [Meaning.POSITIVE if name else Meaning.BLANK for name in named]
-        readings = _class_readings(sheet, layout, names, empty)
+        empty = np.array([bool(name) and options.is_none(name) for name in names], np.bool_)
+        meanings = [
+            Meaning.POSITIVE if name and not none else Meaning.BLANK for name, none in zip(names, empty, strict=True)
+        ]
+        named = ((name or "(blank)", _class_meaning(name, options), n) for name, n in sorted(Counter(names).items()))
+        readings = value_readings(f"{sheet.path.name}, column {sheet.header[layout.labels[0]]!r}", named)
     state = np.fromiter((meaning.label for meaning in meanings), np.int8, len(sheet))
-    if points is not None:
-        _check_points(sheet, layout, points, state)
-        readings += _point_readings(sheet, layout, points)
+    if points is not None and layout.point is not None:
+        axes = [sheet.header[j] for j in layout.point]
+        _check_points(sheet, axes, points, state)
+        given = int((~np.isnan(points[:, 0])).sum())
+        kinds = (("x, y", f"a point, in {layout.unit}", given), ("(blank)", "no region", len(points) - given))
+        readings += value_readings(f"{sheet.path.name}, columns {' and '.join(map(repr, axes))}", kinds)
         corners = np.tile(points, 2)
     rows = np.flatnonzero(np.fromiter((meaning is not Meaning.BLANK for meaning in meanings), np.bool_, len(sheet)))
     classes = ClassNames.of(sorted({name for name, none in zip(names, empty, strict=True) if name and not none}))
@@ -95,17 +101,15 @@ def label_rows(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
 
 
 def photo_sizes(sheet: Sheet, layout: Layout, photos: ImageKeys) -> NDArray[np.float64]:
-    """Return the width and height that the table declares for the photo of each row, float64 [R, 2]; NaN for none."""
+    """Return the width and height that the table declares for the photo of each row, float64 [R, 2]; NaN if unknown."""
     sizes = np.full((len(photos.keys), 2), np.nan)
     for axis, j in enumerate(layout.size or ()):
         for i in np.flatnonzero(photos.image >= 0).tolist():
             if not (text := sheet.columns[j][i]).strip():
                 continue
-            value, before = number_of(text), sizes[photos.image[i], axis]
-            if not (math.isfinite(value) and value > 0):
-                raise DataError(
-                    f"{sheet.at(i, j)}: {text!r} is not a number of pixels; fix the cell, or leave it blank."
-                )
+            value, before = _number(sheet, i, j, "pixels"), sizes[photos.image[i], axis]
+            if value <= 0:
+                raise DataError(_not_pixels(sheet, i, j))
             if value != before and not math.isnan(before):
                 raise DataError(f"{sheet.at(i, j)}: {text!r}, but an earlier row has {before:g}; fix one of them.")
             sizes[photos.image[i], axis] = value
@@ -127,7 +131,7 @@ def _states(sheet: Sheet, layout: Layout, names: list[str], words: Words) -> lis
 
 
 def _corners(sheet: Sheet) -> NDArray[np.float64]:
-    """Return the boxes [R, 4] of a sheet with one label a row, NaN for none."""
+    """Return the boxes [R, 4] of a sheet with one label a row; NaN without a box."""
     names = {fold(name): j for j, name in enumerate(sheet.header)}
     columns = [names[corner] for corner in _CORNERS if corner in names]
     if not columns:
@@ -135,11 +139,7 @@ def _corners(sheet: Sheet) -> NDArray[np.float64]:
     if len(columns) < 4:
         missing = [corner for corner in _CORNERS if corner not in names]
         raise DataError(f"{sheet.path}: a location needs the columns x0, y0, x1 and y1, but {missing[0]!r} is missing.")
-    found = np.full((len(sheet), 4), np.nan)
-    for k, j in enumerate(columns):
-        for i, text in enumerate(sheet.columns[j]):
-            if text.strip():
-                found[i, k] = _fraction(text, sheet, i, j)
+    found = _numbers(sheet, columns, "fractions")
     given = ~np.isnan(found)
     wrong = (given.any(1) & ~given.all(1)) | (found[:, 0] > found[:, 2]) | (found[:, 1] > found[:, 3])
     if wrong.any():
@@ -152,64 +152,54 @@ def _corners(sheet: Sheet) -> NDArray[np.float64]:
 
 
 def _points(sheet: Sheet, layout: Layout) -> NDArray[np.float64] | None:
-    """Return the points [R, 2] in the unit of the layout, NaN for none."""
+    """Return the points [R, 2] in the unit of the layout; NaN without a point."""
     if layout.point is None:
         return None
     if corners := [name for name in sheet.header if fold(name) in _CORNERS]:
         raise DataError(f"{sheet.path}: has columns of points and {corners[0]!r} of a box; keep one kind in the table.")
-    found = np.full((len(sheet), 2), np.nan)
-    for k, j in enumerate(layout.point):
+    return _numbers(sheet, layout.point, layout.unit)
+
+
+def _check_points(sheet: Sheet, names: Sequence[str], points: NDArray[np.float64], label: NDArray[np.int8]) -> None:
+    given = ~np.isnan(points)
+    half = given.any(1) & ~given.all(1)
+    if half.any():
+        where, (x, y) = sheet.at(int(np.argmax(half))), names
+        raise DataError(f"{where}: there is only one of {x!r} and {y!r}; give both, or neither.")
+    wrong = given.any(1) & (label != Label.POSITIVE)
+    if wrong.any():
+        where = sheet.at(int(np.argmax(wrong)))
+        raise DataError(f"{where}: a point locates a class, but the row states no class to be present.")
+
+
+def _class_meaning(name: str, options: ReadOptions) -> str:
+    if not name:
+        return "nothing known"
+    return "none of the classes" if options.is_none(name) else "positive"
+
+
+def _numbers(sheet: Sheet, columns: Sequence[int], unit: Points | None) -> NDArray[np.float64]:
+    """Return the numbers [R, k] of some columns, NaN for blank cells."""
+    found = np.full((len(sheet), len(columns)), np.nan)
+    for k, j in enumerate(columns):
         for i, text in enumerate(sheet.columns[j]):
             if text.strip():
-                found[i, k] = _fraction(text, sheet, i, j) if layout.unit == "fractions" else _pixel(text, sheet, i, j)
+                found[i, k] = _number(sheet, i, j, unit)
     return found
 
 
-def _check_points(sheet: Sheet, layout: Layout, points: NDArray[np.float64], label: NDArray[np.int8]) -> None:
-    given = ~np.isnan(points)
-    assert layout.point is not None
-    x, y = (sheet.header[j] for j in layout.point)
-    for wrong, trouble in (
-        (given.any(1) & ~given.all(1), f"there is only one of {x!r} and {y!r}; give both, or neither"),
-        (
-            given.any(1) & (label != Label.POSITIVE),
-            "a point locates a class, but the row states no class to be present",
-        ),
-    ):
-        if wrong.any():
-            raise DataError(f"{sheet.at(int(np.argmax(wrong)))}: {trouble}.")
-
-
-def _class_readings(
-    sheet: Sheet, layout: Layout, names: list[str], empty: NDArray[np.bool_]
-) -> tuple[ValueReading, ...]:
-    none = {name for name, is_none in zip(names, empty, strict=True) if is_none}
-    meanings = {"": "nothing known"} | dict.fromkeys(none, "none of the classes")
-    rows = ((name or "(blank)", meanings.get(name, "positive"), n) for name, n in sorted(Counter(names).items()))
-    return value_readings(f"{sheet.path.name}, column {sheet.header[layout.labels[0]]!r}", rows)
-
-
-def _point_readings(sheet: Sheet, layout: Layout, points: NDArray[np.float64]) -> tuple[ValueReading, ...]:
-    assert layout.point is not None
-    where = f"{sheet.path.name}, columns {' and '.join(repr(sheet.header[j]) for j in layout.point)}"
-    given = int((~np.isnan(points[:, 0])).sum())
-    rows = (("x, y", f"a point, in {layout.unit}", given), ("(blank)", "no region", len(points) - given))
-    return value_readings(where, rows)
-
-
-def _fraction(text: str, sheet: Sheet, row: int, column: int) -> float:
+def _number(sheet: Sheet, row: int, column: int, unit: Points | None) -> float:
+    text = sheet.columns[column][row]
     value = number_of(text)
-    if not 0.0 <= value <= 1.0:
+    if unit == "fractions" and not 0.0 <= value <= 1.0:
         raise DataError(
             f"{sheet.at(row, column)}: {text!r} is not in 0..1; divide pixels by the width or height of the photo."
         )
-    return value
-
-
-def _pixel(text: str, sheet: Sheet, row: int, column: int) -> float:
-    value = number_of(text)
     if not math.isfinite(value):
-        raise DataError(
-            f"{sheet.at(row, column)}: {text!r} is not a number of pixels; fix the cell, or leave it blank."
-        )
+        raise DataError(_not_pixels(sheet, row, column))
     return value
+
+
+def _not_pixels(sheet: Sheet, row: int, column: int) -> str:
+    text = sheet.columns[column][row]
+    return f"{sheet.at(row, column)}: {text!r} is not a number of pixels; fix the cell, or leave it blank."

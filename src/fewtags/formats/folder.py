@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import split_name
+from fewtags.formats.common import is_utf8, split_name
 from fewtags.formats.locate import extension, is_photo
 from fewtags.formats.options import ReadOptions, fold
+from fewtags.formats.stated import value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.content import same_content
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
@@ -34,20 +34,13 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
     - "cat,dog" is a folder of photos with both; `none_folder` has photos that show none of the classes.
     - Photos with the same bytes are one image with the labels of all their folders; its key is the first path in
       sorted order. Copies in different splits stay apart: the user decides which one to remove.
-    - Photos directly in the root (or split) are images with nothing known, even if `complete`.
-    - Symbolic links are followed. Hidden files are ignored.
-
-    Args:
-        path: the root.
-        images: None, or the root: class folders contain the photos.
-        options: `none_folder` and `complete` (a photo shows no other class than those of its folders) have an effect.
-
-    Returns:
-        a table with the classes sorted by name and the images by path.
+    - Photos directly in the root (or split) are images with nothing known. With `complete`, the other photos show no
+      other class than those of their folders.
+    - Symbolic links are followed. Hidden files are ignored. Classes are sorted by name, images by path.
 
     Raises:
-        DataError: the folder does not exist or has no class folders, folders may be splits or classes, or the name of a
-            folder contradicts itself.
+        DataError: the folder does not exist or has no class folders, folders may be splits or classes, the name of a
+            folder contradicts itself, or `images` is another folder.
     """
     options = options or ReadOptions()
     if images is not None and images.resolve() != path.resolve():
@@ -59,18 +52,33 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
     split, excluded = _split_level(path, files.photos)
     photos = [key for key in files.photos if key not in {e.item for e in excluded}] if excluded else files.photos
     folder = {key: _class_folder(key, split) for key in photos}
-    meaning = {name: _tags(name, options.none_folder, path) for name in sorted({*folder.values()} - {""})}
+    meaning = {name: _tags(name, options, path) for name in sorted({*folder.values()} - {""})}
     classes = ClassNames.of(sorted({tag for tags in meaning.values() for tag in tags}))
     if not len(classes):
         raise DataError(_no_classes(path, files, meaning))
-    if len(meaning) == 1 and not split and (trouble := _single_folder(path, files, *meaning)):
-        raise DataError(trouble)
+    if len(meaning) == 1 and not split:
+        _check_single_folder(path, files, *meaning)
     equal = same_content([str(path / key) for key in photos])
     copies = [[photos[i] for i in positions] for positions in equal]
-    first = _first_copies(photos, copies, split)
+    # The key of an image is the first path with its content in its split.
+    first = {key: key for key in photos}
+    for group in copies:
+        for same in _by_split(group, split):
+            first.update(dict.fromkeys(same, same[0]))
     keys = sorted({*first.values()})
-    facts, labelled, nothing = _facts(keys, first, folder, meaning, classes)
-    image, class_, state = facts.T
+    position = {key: i for i, key in enumerate(keys)}
+    labelled, nothing = np.zeros((2, len(keys)), np.bool_)
+    cells: set[tuple[int, int]] = set()
+    for key, name in folder.items():
+        if name:
+            i = position[first[key]]
+            labelled[i] = True
+            nothing[i] |= not meaning[name]
+            cells.update((i, classes.index(tag)) for tag in meaning[name])
+    facts = [(i, c, Label.POSITIVE) for i, c in sorted(cells)]
+    # For a photo in a class folder and in the `none` folder both facts are kept: the table takes the cell as unknown.
+    facts += [(i, c, Label.NEGATIVE) for i, c in sorted(cells) if nothing[i]]
+    image, class_, state = np.array(facts, np.int64).reshape(-1, 3).T
     messages = _messages(first, folder, split) + _copy_messages(copies, first, split)
     if contradictory := len(np.unique(image[state == Label.NEGATIVE])):
         messages += (f"{contradictory:,} photos are in a class folder and in {options.none_folder!r}: unknown",)
@@ -93,29 +101,6 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
     )
 
 
-def _facts(
-    keys: Sequence[str],
-    first: Mapping[str, str],
-    folder: Mapping[str, str],
-    meaning: Mapping[str, tuple[str, ...]],
-    classes: ClassNames,
-) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return facts [F, 3] (image, class, state), which images [N] are in any of these folders, and which in `none`."""
-    position = {key: i for i, key in enumerate(keys)}
-    labelled, nothing = np.zeros((2, len(keys)), np.bool_)
-    cells: set[tuple[int, int]] = set()
-    for key, name in folder.items():
-        if name:
-            image = position[first[key]]
-            labelled[image] = True
-            nothing[image] |= not meaning[name]
-            cells.update((image, classes.index(tag)) for tag in meaning[name])
-    facts = [(i, c, Label.POSITIVE) for i, c in sorted(cells)]
-    # For a photo in a class folder and in the `none` folder both facts are kept: the table takes the cell as unknown.
-    facts += [(i, c, Label.NEGATIVE) for i, c in sorted(cells) if nothing[i]]
-    return np.array(facts, np.int64).reshape(-1, 3), labelled, nothing
-
-
 @final
 @dataclass(frozen=True)
 class Files:
@@ -124,7 +109,7 @@ class Files:
     Attributes:
         photos: sorted paths of photos, relative to the root, with forward slashes.
         others: number of other files (and hidden folders) of each kind.
-        notes: the same in words; photos and folders that cannot be used are in its excluded list.
+        notes: readings of the other files; the excluded list has photos and folders that cannot be used.
     """
 
     photos: list[str]
@@ -135,9 +120,7 @@ class Files:
 def walk(root: Path, *, any_name: bool = False) -> Files:
     """Find all photos below a folder. Links are followed, except in circles; hidden files and folders are skipped.
 
-    Args:
-        root: the folder.
-        any_name: accept names that are not UTF-8. They cannot be keys of a table, and are excluded by default.
+    Names that are not UTF-8 cannot be keys of a table. They are excluded unless `any_name` is true.
 
     Raises:
         DataError: the path is not a folder.
@@ -147,37 +130,34 @@ def walk(root: Path, *, any_name: bool = False) -> Files:
     photos: list[str] = []
     others: Counter[str] = Counter()
     excluded: list[Excluded] = []
-    # Each folder has the identities of itself and of all folders above: a link back to one of them is a circle.
-    stack = [("", frozenset({_identity(root.stat())}))]
+    # Each folder has the (device, inode) of itself and of all folders above: a link back to one of them is a circle.
+    top = root.stat()
+    stack = [("", frozenset({(top.st_dev, top.st_ino)}))]
     while stack:
         folder, above = stack.pop()
         for key in _listing(root, folder, excluded):
             name = key.rpartition("/")[2]
             if name.startswith(".") or name == "__MACOSX":
                 others["(hidden)"] += 1
-            elif not any_name and not _is_text(name):
+            elif not any_name and not is_utf8(name):
                 excluded.append(Excluded(ascii(key), "the name is not valid UTF-8; rename it", str(root), "unreadable"))
             elif (status := _status(root, key, excluded)) is None:
                 continue
             elif stat.S_ISDIR(status.st_mode):
-                if _identity(status) in above:
+                if (identity := (status.st_dev, status.st_ino)) in above:
                     excluded.append(Excluded(key, "a link to a folder that contains it", str(root)))
                 else:
-                    stack.append((key, above | {_identity(status)}))
+                    stack.append((key, above | {identity}))
             elif not is_photo(name):
                 others[f"*{extension(name)}" if extension(name) else "(no extension)"] += 1
             elif status.st_size == 0:
                 excluded.append(Excluded(key, "empty file", str(root), "unreadable"))
             else:
                 photos.append(key)
-    left_out = sorted(excluded, key=lambda e: e.item)
-    readings = [ValueReading(str(root), kind, "ignored, not a photo", n) for kind, n in sorted(others.items())]
+    left_out = tuple(sorted(excluded, key=lambda e: e.item))
+    readings = value_readings(str(root), ((kind, "ignored, not a photo", n) for kind, n in sorted(others.items())))
     messages = (f"{len(excluded):,} files or folders left out, see the excluded list",) if excluded else ()
-    return Files(sorted(photos), others, Notes(tuple(readings), tuple(left_out), messages))
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+    return Files(sorted(photos), others, Notes(readings, left_out, messages))
 
 
 def _listing(root: Path, folder: str, excluded: list[Excluded]) -> list[str]:
@@ -191,14 +171,6 @@ def _listing(root: Path, folder: str, excluded: list[Excluded]) -> list[str]:
     return [f"{folder}/{name}" if folder else name for name in names]
 
 
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _status(root: Path, key: str, excluded: list[Excluded]) -> os.stat_result | None:
     try:
         return (root / key).stat()
@@ -208,13 +180,10 @@ def _status(root: Path, key: str, excluded: list[Excluded]) -> os.stat_result | 
 
 
 def _split_level(root: Path, keys: Sequence[str]) -> tuple[bool, tuple[Excluded, ...]]:
-    """Return whether the folders below the root are splits, and the photos that are then in none of them.
+    """Return whether the folders below the root are splits, and the photos outside of them.
 
-    A single folder with the name of a split may be a class, because trains are photographed, too. It is a split if its
-    photos are all in folders of their own.
-
-    Raises:
-        DataError: the folders have the names of splits, but other contents.
+    A single folder with the name of a split may be a class ("train" of photos of trains). It is a split if its photos
+    are all in folders of their own.
     """
     inside: dict[str, set[str]] = defaultdict(set)  # folders in each folder; "" where photos lie in it
     for parts in (key.split("/") for key in keys):
@@ -224,15 +193,18 @@ def _split_level(root: Path, keys: Sequence[str]) -> tuple[bool, tuple[Excluded,
     others = sorted({*inside} - {*splits})
     if not splits:
         return False, ()
-    if not others and not any({*inside[top]} - {""} for top in splits):
+    if not others and not any(inside[top] - {""} for top in splits):
         raise DataError(
             f"{root}: {some(splits)} {'has' if len(splits) == 1 else 'have'} photos but no class folders; expected "
             f"{root}/{splits[0]}/CLASS/PHOTO.jpg. If it is a class and not a split, rename it."
         )
-    if others and not _same_classes(inside, splits):
-        if len({*map(split_name, splits)}) == 1 and not any(
-            len(inside[top]) > 1 and "" not in inside[top] for top in splits
-        ):
+    train, rest = (
+        {name for top in splits if (split_name(top) == "train") == wanted for name in inside[top] if name}
+        for wanted in (True, False)
+    )
+    if others and not train & rest:
+        only_classes = any(len(inside[top]) > 1 and "" not in inside[top] for top in splits)
+        if len({*map(split_name, splits)}) == 1 and not only_classes:
             return False, ()
         raise DataError(
             f"{root}: looks like splits ({some(splits)}) plus {some(others)}. If they are splits, move the other "
@@ -245,25 +217,16 @@ def _split_level(root: Path, keys: Sequence[str]) -> tuple[bool, tuple[Excluded,
     )
 
 
-def _same_classes(inside: Mapping[str, set[str]], splits: Sequence[str]) -> bool:
-    """Return whether train and another split have folders of the same name."""
-    train, rest = (
-        {name for top in splits if (split_name(top) == "train") == wanted for name in inside[top] if name}
-        for wanted in (True, False)
-    )
-    return bool(train & rest)
-
-
 def _class_folder(key: str, split: bool) -> str:
-    """Return the class folder of a photo; "" for none."""
+    """Return the class folder of a photo, or ""."""
     parts = key.split("/")[int(split) :]
     return parts[0] if len(parts) > 1 else ""
 
 
-def _tags(folder: str, none_folder: str, root: Path) -> tuple[str, ...]:
-    """Return the classes that a folder name states; none for the `none` folder."""
+def _tags(folder: str, options: ReadOptions, root: Path) -> tuple[str, ...]:
+    """Return the classes that a folder name states; the `none` folder states no class."""
     tags = tuple(dict.fromkeys(tag.strip() for tag in folder.split(",") if tag.strip()))
-    nothing = [tag for tag in tags if none_folder and fold(tag) == fold(none_folder)]
+    nothing = [tag for tag in tags if options.is_none(tag)]
     if not tags:
         raise DataError(f"{root}: the folder {folder!r} names no class; rename it.")
     if nothing and len(tags) > 1:
@@ -287,28 +250,18 @@ def _label_files(root: Path) -> list[str]:
     return sorted(p.name for p in root.iterdir() if p.suffix.lower() in {".csv", ".tsv", ".json", ".parquet"})
 
 
-def _single_folder(root: Path, files: Files, name: str) -> str:
-    """Return what is wrong with a tree of one class folder; "" for nothing."""
+def _check_single_folder(root: Path, files: Files, name: str) -> None:
+    """Refuse a tree of one class folder that looks like something else."""
     if all(key.count("/") != 1 for key in files.photos):
-        return (
-            f"{root}: {name!r} is the only folder, and has folders but no photos; if these are the classes, pass "
-            f"{str(root / name)!r}."
+        trouble = (
+            f"is the only folder, and has folders but no photos; if these are the classes, pass {str(root / name)!r}"
         )
-    if tables := _label_files(root):
-        return (
-            f"{root}: {name!r} would be the only class, and there are label files; pass one of them instead of the "
-            f"folder: {some(tables)}."
-        )
-    return ""
-
-
-def _first_copies(keys: Iterable[str], copies: Iterable[Sequence[str]], split: bool) -> dict[str, str]:
-    """Return the key of each photo's image: the first path with the same content in the same split."""
-    first = {key: key for key in keys}
-    for group in copies:
-        for same in _by_split(group, split):
-            first.update(dict.fromkeys(same, same[0]))
-    return first
+    elif tables := _label_files(root):
+        trouble = "would be the only class, and there are label files; pass one of them instead of the folder: "
+        trouble += some(tables)
+    else:
+        return
+    raise DataError(f"{root}: {name!r} {trouble}.")
 
 
 def _by_split(keys: Iterable[str], split: bool) -> list[list[str]]:
@@ -323,10 +276,8 @@ def _readings(
 ) -> tuple[ValueReading, ...]:
     counts = Counter(folder.values())
     labels = {name: f"positive: {', '.join(tags)}" if tags else "none of the classes" for name, tags in meaning.items()}
-    readings = [ValueReading(str(root), f"{name}/", label, counts[name]) for name, label in labels.items()]
-    if counts[""]:
-        readings.append(ValueReading(str(root), "(in no class folder)", "nothing known", counts[""]))
-    return tuple(readings)
+    rows = [(f"{name}/", label, counts[name]) for name, label in labels.items()]
+    return value_readings(str(root), [*rows, ("(in no class folder)", "nothing known", counts[""])])
 
 
 def _messages(first: Mapping[str, str], folder: Mapping[str, str], split: bool) -> tuple[str, ...]:

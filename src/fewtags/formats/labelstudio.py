@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
@@ -14,10 +14,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import first_character, plain_text, read_json
-from fewtags.formats.labelstudio_regions import Region, region_of
-from fewtags.formats.locate import folder_of, is_photo, locate, spelling
-from fewtags.formats.options import ReadOptions, fold
+from fewtags.formats.common import first_character, plain_text, read_json, without
+from fewtags.formats.labelstudio_regions import region_of
+from fewtags.formats.locate import is_photo, locate, spelling, usual_folders
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Source, Stated, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes
@@ -44,17 +44,10 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
       predictions are not read.
     - Tasks without annotation are kept, with nothing known. Classes that are not named are unknown; with `complete`,
       they are absent in photos that have an annotation.
-
-    Args:
-        path: the JSON file.
-        images: folder of the photos; None looks beside the file and in `images`. Of an address ("/data/upload/...",
-            "...?d=...", "https://..."), the path, the file name, or the file name without the prefix of uploads is
-            used, whichever finds the photos.
-        options: `complete`, `none_folder`, `image_column` (the key of the photo in `data`) and `columns` (the controls
-            to read, by their `from_name`) have an effect.
-
-    Returns:
-        a table with the classes sorted by name and the images in the order of the tasks.
+    - Classes are sorted by name. `image_column` is the key of the photo in `data`; `columns` are the controls to read,
+      by their `from_name`.
+    - An address ("/data/upload/...", "...?d=...", "https://...") is read as a path, as a file name, or as a file name
+      without the prefix of uploads: the first of them for which the photos exist is used.
 
     Raises:
         DataError: the file is of another kind, no key has the photos, or most photos are missing.
@@ -62,24 +55,24 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
     options = options or ReadOptions()
     tasks = _load(path)
     key = _image_key(path, tasks, options.image_column)
-    read = _Tasks(options=options)
+    read = _Tasks(options=options, where=str(path))
     texts = []
     for number, task in enumerate(tasks, 1):
         name, text = f"task {task.get('id', number)}", plain_text(task["data"].get(key))
         if not text or text.startswith("data:"):
-            reason = f"has its photo embedded in {key!r}" if text else f"has no {key!r} in data"
-            read.excluded.append(Excluded(name, reason, str(path), "unusable"))
+            read.leave_out(name, f"has its photo embedded in {key!r}" if text else f"has no {key!r} in data")
             continue
         texts.append(text)
         read.task(name, task)
-    _check_controls(path, read.controls, options)
+    if wrong := [name for name in options.columns or () if name not in read.controls]:
+        hint, known = suggest(wrong[0], read.controls), some([*read.controls], 12)
+        raise DataError(f"{path}: no result is from {wrong[0]!r}{hint}; there are {known}.")
     if not read.classes:
         raise DataError(f"{path}: no annotation names a class, so there is nothing to learn.")
     classes = ClassNames.of(sorted(read.classes))
     order = np.array([classes.index(name) for name in read.classes], np.int64)
     labels = read.stated.labels()
-    above = folder_of(path)
-    beside = [above, above / "images", above.parent / "images"]
+    beside = usual_folders(path)
     names = spelling([*zip(*map(_spellings, texts), strict=True)], file=path, images=images, beside=beside)
     return Source(
         path=path,
@@ -90,16 +83,16 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
         sizes=np.array(read.sizes, np.float64).reshape(-1, 2),
         complete=np.array(read.annotated, np.bool_) & options.complete,
         empty=np.array(read.empty, np.bool_),
-        origin=read.origins.__getitem__,
+        origin=read.stated.origins.__getitem__,
         sources=(path.resolve().name, f"{path.resolve().name}: another annotator") if read.disputed else (),
         notes=_notes(path, read, names, options),
     ).table()
 
 
 def _load(path: Path) -> list[_Record]:
-    data = read_json(path, _without_masks)
+    data = read_json(path, without("rle"))  # brush masks
     if not isinstance(data, list):
-        what = some(list(data), 8) if isinstance(data, dict) else repr(data)[:40]
+        what = some([*data], 8) if isinstance(data, dict) else repr(data)[:40]
         raise DataError(f"{path}: expected a list of tasks as Label Studio exports it; the file has {what}.")
     for i, task in enumerate(data):
         if not isinstance(task, dict) or not isinstance(task.get("data"), dict):
@@ -118,12 +111,6 @@ def _load(path: Path) -> list[_Record]:
     return data
 
 
-def _without_masks(record: _Record) -> _Record:
-    """Remove brush masks while the file is parsed: long lists of numbers that are not needed."""
-    record.pop("rle", None)
-    return record
-
-
 def _image_key(path: Path, tasks: Sequence[_Record], given: str | None) -> str:
     """Return the key of `data` with the photo."""
     uses: Counter[str] = Counter(key for task in tasks for key in task["data"])
@@ -134,16 +121,13 @@ def _image_key(path: Path, tasks: Sequence[_Record], given: str | None) -> str:
             )
         return given
     texts = {key: [text for task in tasks if (text := plain_text(task["data"].get(key)))] for key in uses}
-    photos = [key for key, found in texts.items() if found and sum(map(_shows_photo, found)) * 2 > len(found)]
+    shown = {key: sum(is_photo(_spellings(text)[0]) for text in found) for key, found in texts.items()}
+    photos = [key for key, found in texts.items() if shown[key] * 2 > len(found)]
     named = photos or [key for key in uses if key in ("image", "img", "photo", "picture") and texts[key]]
     if len(named) != 1:
         what = f"{some(named)} may all be the photos" if named else f"none of {some([*uses], 12)} is a photo"
         raise DataError(f"{path}: in the data of the tasks, {what}; pass image_column.")
     return named[0]
-
-
-def _shows_photo(text: str) -> bool:
-    return is_photo(_spellings(text)[0])
 
 
 def _spellings(text: str) -> tuple[str, str, str]:
@@ -173,27 +157,22 @@ def _spellings(text: str) -> tuple[str, str, str]:
 @final
 @dataclass(kw_only=True)
 class _Tasks:
-    """The contents of the tasks; grows while they are read.
+    """The contents of the tasks; grows while they are read. Sizes, `annotated` and `empty` have one entry per task.
 
     Attributes:
-        options: the reading options.
-        classes: number of each class, in order of appearance.
-        stated: the labels.
-        origins: what to call each label.
+        where: the file, for the excluded list.
         sizes: width and height of each photo, NaN if no region gives it.
         annotated: whether each task has an annotation that is read.
-        empty: whether each task has a choice that states that the photo shows none of the classes.
         controls: number of results of each `from_name`.
         kinds: number of results of each kind, and how it was read.
         several: number of tasks with several annotations that are read.
         disputed: number of labels that only some annotators of a task name.
-        excluded: what was left out.
     """
 
     options: ReadOptions
+    where: str
     classes: dict[str, int] = field(default_factory=dict)
     stated: Stated = field(default_factory=Stated)
-    origins: list[str] = field(default_factory=list)
     sizes: list[tuple[float, float]] = field(default_factory=list)
     annotated: list[bool] = field(default_factory=list)
     empty: list[bool] = field(default_factory=list)
@@ -204,7 +183,7 @@ class _Tasks:
     excluded: list[Excluded] = field(default_factory=list)
 
     def task(self, name: str, task: _Record) -> None:
-        """Read one task; `name` is what to call it."""
+        """Read one task; messages call it `name`."""
         given = task.get("annotations") or []
         kept = [a for a in given if not a.get("was_cancelled")]
         truth = [a for a in kept if a.get("ground_truth")]
@@ -224,8 +203,7 @@ class _Tasks:
             disputed = {class_ for one in named for class_ in one if not all(class_ in other for other in named)}
             self.disputed += len(disputed)
             for class_ in sorted(disputed):
-                self.stated.add(image, class_, state=Label.NEGATIVE, source=1)
-                self.origins.append(name)
+                self.stated.add(image, class_, state=Label.NEGATIVE, source=1, origin=name)
 
     def _annotation(self, name: str, image: int, annotation: _Record) -> Iterator[int]:
         """Add the labels of an annotation, and yield their classes."""
@@ -237,7 +215,7 @@ class _Tasks:
             if isinstance(item, dict):
                 yield from self._result(f"{name}, region {item.get('id', '?')}", image, item)
             elif item is not None:
-                self._leave_out(name, f"has {item!r:.40} instead of a result")
+                self.leave_out(name, f"has {item!r:.40} instead of a result")
 
     def _result(self, name: str, image: int, item: _Record) -> Iterator[int]:
         kind, value = plain_text(item.get("type")), item.get("value")
@@ -245,7 +223,7 @@ class _Tasks:
             self.kinds[f"result of type {kind!r}", "ignored"] += 1
             return
         if not kind or not isinstance(value, dict):
-            self._leave_out(name, "has no value" if kind else "has no type")
+            self.leave_out(name, "has no value" if kind else "has no type")
             return
         control = plain_text(item.get("from_name"))
         self.controls[control] += 1
@@ -255,36 +233,27 @@ class _Tasks:
         stated = value.get(kind)
         names = [*filter(None, map(plain_text, stated))] if isinstance(stated, list) else []
         if not names:
-            self._leave_out(name, f"has no label in {kind!r}")
+            self.leave_out(name, f"has no label in {kind!r}")
         elif isinstance(stated, list) and len(names) < len(stated):
             wrong = next(label for label in stated if not plain_text(label))
-            self._leave_out(name, f"has {wrong!r:.40} among its {kind}, which is not a name")
+            self.leave_out(name, f"has {wrong!r:.40} among its {kind}, which is not a name")
         region = region_of(kind, item, value)
         if region.size is not None:
             self.sizes[image] = region.size
         for label in names:
-            if kind == "choices" and self.options.none_folder and fold(label) == fold(self.options.none_folder):
+            if kind == "choices" and self.options.is_none(label):
                 self.empty[image] = True
                 self.kinds[f"{kind} {label!r}", "none of the classes"] += 1
-            else:
-                yield self._label(f"{name} ({label})", image, f"{kind} {label!r}", label, region)
+                continue
+            class_ = self.classes.setdefault(label, len(self.classes))
+            origin, box, point = f"{name} ({label})", region.box, region.point
+            self.stated.add(image, class_, box=box, point=point, unread=region.unread, origin=origin)
+            self.kinds[f"{kind} {label!r}", f"positive{region.meaning}"] += 1
+            yield class_
 
-    def _leave_out(self, name: str, reason: str) -> None:
-        self.excluded.append(Excluded(name, reason, kind="unusable"))
-
-    def _label(self, name: str, image: int, kind: str, label: str, region: Region) -> int:
-        class_ = self.classes.setdefault(label, len(self.classes))
-        self.stated.add(image, class_, box=region.box, point=region.point, unread=region.unread)
-        self.origins.append(name)
-        self.kinds[kind, f"positive{region.meaning}"] += 1
-        return class_
-
-
-def _check_controls(path: Path, controls: Mapping[str, int], options: ReadOptions) -> None:
-    if wrong := [name for name in options.columns or () if name not in controls]:
-        raise DataError(
-            f"{path}: no result is from {wrong[0]!r}{suggest(wrong[0], controls)}; there are {some([*controls], 12)}."
-        )
+    def leave_out(self, name: str, reason: str) -> None:
+        """Add an item to the excluded list."""
+        self.excluded.append(Excluded(name, reason, self.where, "unusable"))
 
 
 def _notes(path: Path, read: _Tasks, names: Sequence[str], options: ReadOptions) -> Notes:
@@ -300,7 +269,6 @@ def _notes(path: Path, read: _Tasks, names: Sequence[str], options: ReadOptions)
         (read.disputed, "labels are named by one annotator of a task and not by another: unknown"),
         (len(read.excluded), "tasks or regions left out, see the excluded list"),
     )
-    excluded = tuple(e if e.where else replace(e, where=str(path)) for e in read.excluded)
     trees = read.kinds["result of type 'taxonomy'", "ignored"]
     warnings = (f"{path.name}: {trees:,} results are taxonomies, whose labels are not read",) if trees else ()
-    return Notes(value_readings(path.name, kinds), excluded, count_messages(path, counts), warnings)
+    return Notes(value_readings(path.name, kinds), tuple(read.excluded), count_messages(path, counts), warnings)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from fewtags.formats.common import finite_number
-from fewtags.formats.stated import NO_CORNERS, Corners
+from fewtags.formats.common import NO_CORNERS, Corners, Point, bounds, ellipse_bounds, finite_number
 
 
 @final
@@ -17,32 +16,24 @@ class Region:
     """A region in fractions of the photo; neither box nor point for a choice about the whole photo.
 
     Attributes:
-        box: x0, y0, x1, y1.
-        point: x, y.
         unread: why the region is not read.
         size: declared width and height of the photo in pixels, if given.
         meaning: what the region adds to the reading of a label, in words.
     """
 
     box: Corners | None = None
-    point: tuple[float, float] | None = None
+    point: Point | None = None
     unread: str = ""
-    size: tuple[float, float] | None = None
+    size: Point | None = None
     meaning: str = ""
 
 
 def region_of(kind: str, item: Mapping[str, Any], value: Mapping[str, Any]) -> Region:
-    """Return the region of a result.
-
-    Args:
-        kind: type of the result, such as "rectanglelabels".
-        item: the result.
-        value: value of the result.
-    """
+    """Return the region of a result `item` with its type, such as "rectanglelabels", and its value."""
     width, height = finite_number(item.get("original_width")), finite_number(item.get("original_height"))
     size = (width, height) if width > 0 and height > 0 else None
     turned = finite_number(item.get("image_rotation") or 0)
-    corners = _point(value) if kind.startswith("keypoint") else _corners(value, size)
+    corners = _corners(value, size, kind.startswith("keypoint"))
     if kind.startswith(("brush", "bitmask")) or value.get("format") == "rle":
         why = "its brush mask is not read: draw a rectangle, polygon or keypoint to locate it"
     elif corners is None:
@@ -59,22 +50,20 @@ def region_of(kind: str, item: Mapping[str, Any], value: Mapping[str, Any]) -> R
     return Region(unread=why, meaning=", its region is not read")
 
 
-def _point(value: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return a keypoint in fractions; its width and height, if any, are those of the dot on the screen."""
-    return (finite_number(value["x"]) / 100, finite_number(value["y"]) / 100) if "x" in value and "y" in value else None
-
-
-def _corners(value: Mapping[str, Any], size: tuple[float, float] | None) -> Corners | tuple[float, float] | str | None:
+def _corners(value: Mapping[str, Any], size: Point | None, keypoint: bool) -> Corners | Point | str | None:
     """Return a box or point in fractions (NaN if broken), the reason why it cannot be read, or None for no region."""
-    if "points" in value:
-        return _polygon(value["points"])
+    if "points" in value and not keypoint:
+        points = value["points"] if isinstance(value["points"], list) else []
+        pairs = [pair if isinstance(pair, list) and len(pair) == 2 else (None, None) for pair in points]
+        x0, y0, x1, y1 = bounds([(finite_number(x), finite_number(y)) for x, y in pairs])
+        return x0 / 100, y0 / 100, x1 / 100, y1 / 100
     if "x" not in value or "y" not in value:
         return None
     x, y = finite_number(value["x"]) / 100, finite_number(value["y"]) / 100
-    rotation = finite_number(value.get("rotation", 0))
     radii = "radiusX" in value
-    if not radii and "height" not in value:
+    if keypoint or (not radii and "height" not in value):  # the size of a keypoint is that of its dot on the screen
         return x, y
+    rotation = finite_number(value.get("rotation", 0))
     keys = ("radiusX", "radiusY") if radii else ("width", "height")
     w, h = (finite_number(value.get(key)) / 100 for key in keys)
     if not all(map(math.isfinite, (x, y, w, h, rotation))) or (radii and min(w, h) < 0):
@@ -82,7 +71,7 @@ def _corners(value: Mapping[str, Any], size: tuple[float, float] | None) -> Corn
     if rotation and size is None:
         return "it is rotated, and original_width and original_height are not given"
     ratio = 1.0 if size is None else size[0] / size[1]
-    return _ellipse(x, y, w, h, rotation, ratio) if radii else _rectangle(x, y, w, h, rotation, ratio)
+    return ellipse_bounds(x, y, w, h, rotation, ratio) if radii else _rectangle(x, y, w, h, rotation, ratio)
 
 
 def _rectangle(x: float, y: float, w: float, h: float, rotation: float, ratio: float) -> Corners:
@@ -97,25 +86,3 @@ def _rectangle(x: float, y: float, w: float, h: float, rotation: float, ratio: f
     across = [0.0, w * ratio * cos, -h * sin, w * ratio * cos - h * sin]
     down = [0.0, w * ratio * sin, h * cos, w * ratio * sin + h * cos]
     return x + min(across) / ratio, y + min(down), x + max(across) / ratio, y + max(down)
-
-
-def _ellipse(x: float, y: float, rx: float, ry: float, rotation: float, ratio: float) -> Corners:
-    """Return the bounding box of an ellipse rotated about its centre."""
-    cos, sin = math.cos(math.radians(rotation)), math.sin(math.radians(rotation))
-    across, down = math.hypot(rx * ratio * cos, ry * sin) / ratio, math.hypot(rx * ratio * sin, ry * cos)
-    return x - across, y - down, x + across, y + down
-
-
-def _polygon(points: object) -> Corners:
-    if not isinstance(points, list) or not points:
-        return NO_CORNERS
-    pairs: Sequence[tuple[float, float]] = [
-        (finite_number(pair[0]), finite_number(pair[1]))
-        if isinstance(pair, list) and len(pair) == 2
-        else (math.nan, math.nan)
-        for pair in points
-    ]
-    x, y = zip(*pairs, strict=True)
-    if not all(map(math.isfinite, (*x, *y))):
-        return NO_CORNERS
-    return min(x) / 100, min(y) / 100, max(x) / 100, max(y) / 100

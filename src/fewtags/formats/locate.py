@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -50,10 +50,9 @@ def locate(names: Sequence[str], *, file: Path, images: Path | None = None, besi
         beside: where photos usually are for this format.
 
     Raises:
-        DataError: `images` is not a folder, or has less than half of the photos; one path that was tried is shown.
+        DataError: `images` is not a folder, or has less than half of the photos.
     """
-    if images is not None and not images.is_dir():
-        raise DataError(f"{str(images)!r} is not a folder; pass as images the folder with the photos.")
+    check_images(images)
     distinct = list(dict.fromkeys(names))
     root = images or _guess_root(distinct, file, beside)
     folder = None if root is None else _Folder(root)
@@ -66,10 +65,9 @@ def locate(names: Sequence[str], *, file: Path, images: Path | None = None, besi
         if actual is not None:
             found[name] = actual
             respelt += actual != key
-        elif key is None:
-            excluded.append(Excluded(name, "is outside the images folder", str(file), "missing"))
         else:
-            excluded.append(Excluded(name, f"photo not found: {root}/{key}", str(file), "missing"))
+            reason = "is outside the images folder" if key is None else f"photo not found: {root}/{key}"
+            excluded.append(Excluded(name, reason, str(file), "missing"))
     if len(excluded) * 2 > len(distinct):
         raise DataError(_mostly_missing(excluded, len(distinct), file, root))
     messages = [] if images else [f"photos: {root or 'none found beside the file; give --images FOLDER to use them'}"]
@@ -104,15 +102,9 @@ def spelling(
 ) -> Sequence[str]:
     """Choose the spelling of image names whose photos exist, for tools that prefix or shorten the names.
 
-    Args:
-        variants: spellings of the same R names, the likeliest first. A variant with fewer distinct names than another
-            is not chosen: equal file names in different folders are different photos.
-        file: see `locate`.
-        images: see `locate`.
-        beside: see `locate`.
-
-    Returns:
-        the first variant with photos for most of a sample; the first of all if there is none.
+    `variants` are spellings of the same R names, the likeliest first. Returns the first variant with photos for most of
+    a sample, or else the first one. A variant with fewer distinct names than another is not chosen: equal file names in
+    different folders are different photos. For the other arguments, see `locate`.
     """
     apart = [list(dict.fromkeys(names)) for names in variants]
     whole = max(map(len, apart))
@@ -126,13 +118,25 @@ def folder_of(file: Path) -> Path:
     return Path(os.path.normpath(file.absolute())).parent
 
 
+def usual_folders(file: Path) -> list[Path]:
+    """Return where the photos of an annotation file usually are: beside it, or in a folder `images`."""
+    above = folder_of(file)
+    return [above, above / "images", above.parent / "images"]
+
+
+def check_images(images: Path | None) -> None:
+    """Raise `DataError` if the given folder of photos is not a folder."""
+    if images is not None and not images.is_dir():
+        raise DataError(f"{str(images)!r} is not a folder; pass as images the folder with the photos.")
+
+
 def is_photo(name: str) -> bool:
     """Return whether a file name has the extension of a photo, in any case."""
     return extension(name) in EXTENSIONS
 
 
 def extension(name: str) -> str:
-    """Return the extension of a file name or path, in lower case with its dot; "" for none."""
+    """Return the extension of a file name or path, in lower case with its dot, or ""."""
     stem, dot, last = name.rpartition(".")
     return f".{last.lower()}" if dot and stem and "/" not in last else ""
 
@@ -170,17 +174,13 @@ class _Folder:
         self._listed: dict[str, tuple[set[str], dict[str, list[str]]]] = {}
 
     def find(self, key: str) -> str | None:
-        """Return the key of a photo that may have another Unicode form, another case or an extension; None for none."""
+        """Return the key of a photo that may have another Unicode form, another case or an extension, or None."""
         parent, slash, name = key.rpartition("/")
         if parent not in self._listed:
             self._listed[parent] = self._list(parent)
         names, alike = self._listed[parent]
-        if name in names:
-            return key
-        others = alike.get(_loose(name), [])
-        if len(others) == 1:
-            return parent + slash + others[0]
-        return None
+        others = [name] if name in names else alike.get(_loose(name), [])
+        return parent + slash + others[0] if len(others) == 1 else None
 
     def _list(self, parent: str) -> tuple[set[str], dict[str, list[str]]]:
         try:
@@ -201,10 +201,11 @@ def _loose(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
 
 
-def _is_file(path: Path) -> bool:
+def path_is(what: Callable[[Path], bool], path: Path) -> bool:
+    """Return `what(path)`, such as `Path.is_file(path)`; False if the name is too long or has a null character."""
     try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name too long, or with a null byte
+        return what(path)
+    except (OSError, ValueError):
         return False
 
 
@@ -230,13 +231,12 @@ def _mostly_missing(excluded: Sequence[Excluded], total: int, file: Path, root: 
         return f"{start} Pass as images the folder with all of them."
     parts = first.item.replace("\\", "/").strip("/").split("/")
     for drop in range(1, len(parts)):
-        if _is_file(root.joinpath(*parts[drop:])):
-            extra = tuple(parts[:drop])
-            if root.absolute().parts[-drop:] == extra:
+        if path_is(Path.is_file, root.joinpath(*parts[drop:])):
+            if root.absolute().parts[-drop:] == tuple(parts[:drop]):
                 return f"{start} Pass {str(root.absolute().parents[drop - 1])!r} as images instead."
-            return f"{start} Remove {'/'.join(extra)!r} from the paths in the file: the photos are in {str(root)!r}."
-    below = sorted(entry for entry in root.iterdir() if entry.is_dir())
-    for folder in below[:100]:
-        if _is_file(folder / first.item):
+            extra = "/".join(parts[:drop])
+            return f"{start} Remove {extra!r} from the paths in the file: the photos are in {str(root)!r}."
+    for folder in sorted(entry for entry in root.iterdir() if entry.is_dir())[:100]:
+        if path_is(Path.is_file, folder / first.item):
             return f"{start} It is in {str(folder)!r}: pass that as images."
     return f"{start} Pass as images the folder that the paths in the file are relative to."

@@ -15,43 +15,31 @@ MOST_PIXELS = 2**27
 """A mask of more pixels is not drawn: files are not trusted, and no photo is that large."""
 _MOST_SIDE = 2**16
 
-_DRAWS = ("pixel", "across", "down")
-
 
 def draws(seed: int, key: object) -> tuple[float, float, float]:
     """Return three random numbers in [0, 1): for the pixel of an object, and for the place in it across and down.
 
-    Args:
-        seed: seed of the numbers.
-        key: what the object is called; the numbers depend on the seed and on this key only.
+    The numbers depend only on the seed and on the key, which names the object.
     """
-    pixel, across, down = uniform(content_hashes(f"{seed}/{key}/{word}" for word in _DRAWS)).tolist()
+    words = ("pixel", "across", "down")
+    pixel, across, down = uniform(content_hashes(f"{seed}/{key}/{word}" for word in words)).tolist()
     return pixel, across, down
 
 
 def run_lengths(counts: object) -> NDArray[np.int64]:
     """Return the lengths of the runs of a mask, int64 [R], column by column, first outside; empty for other values.
 
-    Compressed counts are text: each number is written in groups of five bits, lowest first, as characters from "0" on.
-    The sixth bit of a group is set if the number continues; the fifth bit of the last group is the sign. From the
-    fourth number on, the difference to the number two positions before is written.
-
-    Args:
-        counts: a list of numbers, or compressed text.
+    `counts` is a list of numbers, or compressed text: each number is written in groups of five bits, lowest first, as
+    characters from "0" on. The sixth bit of a group is set if the number continues; the fifth bit of the last group is
+    the sign. From the fourth number on, the difference to the number two positions before is written.
 
     >>> run_lengths([6, 2, 1]).tolist(), run_lengths("621").tolist(), run_lengths("52203O").tolist()
     ([6, 2, 1], [6, 2, 1], [5, 2, 2, 2, 5, 1])
     """
-    nothing = np.zeros(0, np.int64)
-    if isinstance(counts, str):
-        runs = _decompressed(counts)
-    elif isinstance(counts, list) and all(isinstance(n, int) for n in counts):
-        runs = counts
-    else:
-        return nothing
-    if not runs or min(runs) < 0 or sum(runs) > MOST_PIXELS:
-        return nothing
-    return np.array(runs, np.int64)
+    runs = _decompressed(counts) if isinstance(counts, str) else counts
+    if not isinstance(runs, list) or not runs or not all(isinstance(n, int) for n in runs):
+        return np.zeros(0, np.int64)
+    return np.array(runs if min(runs) >= 0 and sum(runs) <= MOST_PIXELS else [], np.int64)
 
 
 def _decompressed(text: str) -> list[int]:
@@ -76,15 +64,9 @@ def draw_mask(segmentation: object, height: int, width: int) -> NDArray[np.bool_
     """Return the pixels of an object; none if it is neither polygons nor run lengths of that size.
 
     A pixel belongs to a polygon if its centre lies inside, by the even-odd rule, and to an object with several polygons
-    if it belongs to one of them.
+    if it belongs to one of them. The mask is bool [height, width].
 
-    Args:
-        segmentation: a list of polygons x, y, x, y, ... in pixels, or `size` (height, width) and `counts`.
-        height: height of the image in pixels.
-        width: width of the image in pixels.
-
-    Returns:
-        bool [height, width].
+    `segmentation` is a list of polygons x, y, x, y, ... in pixels, or `size` (height, width) and `counts`.
     """
     if isinstance(segmentation, Mapping):
         runs = _runs_of(segmentation)
@@ -101,9 +83,7 @@ def draw_mask(segmentation: object, height: int, width: int) -> NDArray[np.bool_
 def point_of(segmentation: object, draw: tuple[float, float, float]) -> tuple[float, float] | None:
     """Return a random point of an object in pixels, uniform over its mask; None if the mask has no pixel.
 
-    Args:
-        segmentation: see `draw_mask`.
-        draw: see `draws`.
+    For the arguments, see `draw_mask` and `draws`.
     """
     pixel, across, down = draw
     if isinstance(segmentation, Mapping):
@@ -129,14 +109,9 @@ def point_of(segmentation: object, draw: tuple[float, float, float]) -> tuple[fl
 def point_in_box(
     box: Sequence[float], size: tuple[float, float], draw: tuple[float, float, float]
 ) -> tuple[float, float]:
-    """Return a random point of a box in pixels, uniform over its part inside the photo.
+    """Return a random point of a box (x0, y0, x1, y1 in pixels), uniform over its part inside the photo.
 
-    Sides shorter than a pixel are widened to one.
-
-    Args:
-        box: x0, y0, x1, y1.
-        size: width and height of the photo; NaN if unknown.
-        draw: see `draws`.
+    Sides shorter than a pixel are widened to one. `size` is the width and height of the photo, NaN if unknown.
     """
     found = []
     for low, high, most, part in zip(box[:2], box[2:], size, draw[1:], strict=True):
@@ -172,14 +147,9 @@ def _polygons(segmentation: object) -> list[NDArray[np.float64]]:
 def _spans(
     polygons: Sequence[NDArray[np.float64]], frame: tuple[int, int, int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where runs of pixels inside any polygon begin and end, ascending and without overlap.
+    """Return where runs of pixels inside any polygon begin and end, ascending and without overlap; ends are exclusive.
 
-    Args:
-        polygons: corners in pixels.
-        frame: x0, y0, x1, y1 of the pixels to look at.
-
-    Returns:
-        int64 [S] each: positions in the frame, row by row; ends are exclusive.
+    int64 [S] each: positions in a frame (x0, y0, x1, y1 in pixels), row by row.
     """
     x0, y0, x1, y1 = frame
     width = x1 - x0
@@ -211,12 +181,6 @@ def _nth(starts: NDArray[np.int64], ends: NDArray[np.int64], share: float) -> in
     return int(ends[run] - before[run] + number)
 
 
-def without_outlines(record: dict[str, Any]) -> dict[str, Any]:
-    """Remove the outline of an annotation while the file is parsed: outlines are most of a large file."""
-    record.pop("segmentation", None)
-    return record
-
-
 def outlines_to_points(seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return a function that replaces the outline of an annotation by a point x, y in it; None if it has no pixel."""
 
@@ -231,6 +195,6 @@ def outlines_to_points(seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def draws_of(record: Mapping[str, Any], seed: int) -> tuple[float, float, float]:
-    """Return the random numbers of an annotation, which depend on its id, or on its contents if it has none."""
+    """Return the random numbers of an annotation. They depend on its id, or else on its image, category and box."""
     own = [record.get(key) for key in ("image_id", "category_id", "bbox")]
     return draws(seed, record.get("id", own))

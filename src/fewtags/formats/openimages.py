@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.formats.common import distinct, split_name
-from fewtags.formats.locate import ImageKeys, folder_of, is_photo
+from fewtags.formats.locate import ImageKeys, check_images, folder_of, is_photo
 from fewtags.formats.openimages_files import (
     ANNOTATION_FOLDERS,
     FileKind,
@@ -38,7 +38,7 @@ _KINDS: tuple[FileKind, ...] = ("labels", "boxes", "points")
 
 
 def recognise(path: Path) -> str:
-    """Return the columns by which a file, or the first file of a folder, is known; "" for none."""
+    """Return which columns show that a file, or a file of a folder, is of OpenImages; "" without such columns."""
     if not path.is_dir():
         return f"it has the columns {named_by(path)}" if is_openimages(path) else ""
     tables = [file for file in files_beside(path) if is_openimages(file)]
@@ -60,15 +60,10 @@ def read_openimages(path: Path, images: Path | None = None, options: ReadOptions
     - Classes that are not named are unknown, or absent if `complete`.
     - The split is in the names of the files, or in the column Subset of an image list.
     - OpenImages is rarely downloaded as a whole: images without a photo are left out and counted.
-
-    Args:
-        path: one file, with the class descriptions beside it, or a folder, whose files are all read.
-        images: folder with the photos, at any depth; None looks in the folder of the files and two levels below, and if
-            that folder is called annotations, labels or metadata, also beside it.
-        options: `complete` and `crowd` have an effect.
-
-    Returns:
-        a table with the classes sorted by id, and the images in the order of the files.
+    - `path` is one file, with the class descriptions beside it, or a folder with several files. `images` contains the
+      photos, at any depth. By default they are in the folder of the files or at most two levels below, or beside that
+      folder if it is called annotations, labels or metadata.
+    - Classes are sorted by id, images are in the order of the files.
 
     Raises:
         DataError: there is no file of labels, boxes or points, a row is of another kind, or `images` has no photo.
@@ -84,16 +79,16 @@ def read_openimages(path: Path, images: Path | None = None, options: ReadOptions
     labels = _labels(parts, image, order[class_], options)
     photos = _photos(ids, path, images)
     splits, messages, several = _splits(ids, parts, image, files["images"])
+    sources = [f"{rows.file.name}: {word}" if word else rows.file.name for rows in parts for word in rows.sources]
     ends = np.cumsum([len(rows) for rows in parts])
 
     def origin(i: int) -> str:
         part = int(np.searchsorted(ends, i, "right"))
         return f"{parts[part].file.name} row {i - (ends[part - 1] if part else 0) + 2}"
 
-    readings = _readings(parts, options)
     rest = "negative (complete)" if options.complete else "unknown"
     unnamed = ("class that is not named in an image", rest, labels.count_unnamed(len(ids), len(classes)))
-    readings += value_readings(path.name, [unnamed])
+    readings = _readings(parts, options) + value_readings(path.name, [unnamed])
     nameless = sum(key == class_id for key, class_id in zip(keys, np.array(classes.ids)[order], strict=True))
     if nameless:
         messages += (f"{nameless:,} classes have no name in a file of class descriptions, and are called by their id",)
@@ -108,7 +103,7 @@ def read_openimages(path: Path, images: Path | None = None, options: ReadOptions
         complete=np.full(len(ids), options.complete),
         origin=origin,
         splits=splits,
-        sources=(path.resolve().name, *_source_names(parts)),
+        sources=(path.resolve().name, *sources),
         notes=Notes(readings, several, messages),
     ).table()
 
@@ -143,10 +138,6 @@ def _labels(parts: Sequence[Rows], image: NDArray[np.int64], class_: NDArray[np.
     return Labels(image=image, class_=class_, state=state, corners=corners, located=located, point=point, source=source)
 
 
-def _source_names(parts: Sequence[Rows]) -> list[str]:
-    return [f"{rows.file.name}: {source}" if source else rows.file.name for rows in parts for source in rows.sources]
-
-
 def _splits(
     ids: Sequence[str], parts: Sequence[Rows], image: NDArray[np.int64], lists: Sequence[Path]
 ) -> tuple[list[str] | None, tuple[str, ...], tuple[Excluded, ...]]:
@@ -154,7 +145,8 @@ def _splits(
     splits, start = [""] * len(ids), 0
     clashes: dict[int, Excluded] = {}
     for rows in parts:
-        split = _split_of(rows.file)
+        named = _SPLIT.findall(rows.file.name.lower())
+        split = split_name(named[0]) if named else ""
         for i in distinct(image[start : start + len(rows)]).tolist() if split else ():
             if splits[i] not in ("", split):
                 reason = f"is in {splits[i]} and in {split}; the first of them counts"
@@ -178,15 +170,9 @@ def _splits(
     return splits if any(splits) else None, tuple(messages), tuple(clashes.values())
 
 
-def _split_of(file: Path) -> str:
-    found = _SPLIT.findall(file.name.lower())
-    return split_name(found[0]) if found else ""
-
-
 def _photos(ids: Sequence[str], path: Path, images: Path | None) -> ImageKeys:
     """Find the photos anywhere in a folder by their id, which is their name without the extension."""
-    if images is not None and not images.is_dir():
-        raise DataError(f"{str(images)!r} is not a folder; pass as images the folder with the photos.")
+    check_images(images)
     above = Path(os.path.normpath(path.absolute())) if path.is_dir() else folder_of(path)
     likely = [above, above.parent] if above.name in ANNOTATION_FOLDERS else [above]
     wanted = {*ids}
@@ -248,20 +234,20 @@ _FLAGS = {
 
 
 def _readings(parts: Sequence[Rows], options: ReadOptions) -> tuple[ValueReading, ...]:
-    readings = []
+    readings: tuple[ValueReading, ...] = ()
     for rows in parts:
         counts = Counter(zip(rows.source.tolist(), rows.confidence[1].tolist(), strict=True))
+        what = "box" if rows.boxed else "point" if rows.pointed else "label"
+        column = "EstimatedYesNo" if rows.pointed else "Confidence"
+        positive = f"positive, with its {what}" if rows.boxed or rows.pointed else "positive"
+        unknown = "unknown (nothing about the rest of the photo)" if rows.pointed else "unknown (not verified)"
+        meaning = {Label.POSITIVE: positive, Label.NEGATIVE: "negative", Label.UNKNOWN: unknown}
+        kinds = []
         for (source, code), n in sorted(counts.items()):
-            value = rows.confidence[0][code]
-            what = "box" if rows.boxed else "point" if rows.pointed else "label"
-            column = "EstimatedYesNo" if rows.pointed else "Confidence"
-            where = f"Source {rows.sources[source] or '(none)'}, {column} {value}"
-            states = {1: "positive, with its " + what if rows.boxed or rows.pointed else "positive", -1: "negative"}
-            state = int(rows.state[(rows.source == source) & (rows.confidence[1] == code)][0])
-            unknown = "unknown (nothing about the rest of the photo)" if rows.pointed else "unknown (not verified)"
-            meaning = states.get(state, unknown)
-            readings.append(ValueReading(rows.file.name, f"{what}, {where}", meaning, n))
-        meanings = _FLAGS | {"IsGroupOf": f"{options.crowd} (a group of objects)"}
-        for flag, values in rows.flags.items():
-            readings.append(ValueReading(rows.file.name, f"box, {flag} = 1", meanings[flag], int(values.sum())))
-    return tuple(reading for reading in readings if reading.count)
+            state = Label(int(rows.state[(rows.source == source) & (rows.confidence[1] == code)][0]))
+            where = f"Source {rows.sources[source] or '(none)'}, {column} {rows.confidence[0][code]}"
+            kinds.append((f"{what}, {where}", meaning[state], n))
+        flags = _FLAGS | {"IsGroupOf": f"{options.crowd} (a group of objects)"}
+        kinds += [(f"box, {flag} = 1", flags[flag], int(values.sum())) for flag, values in rows.flags.items()]
+        readings += value_readings(rows.file.name, kinds)
+    return readings

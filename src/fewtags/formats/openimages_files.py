@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, final, get_args
@@ -16,6 +16,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
+from fewtags.formats.common import number_of, text_of
 from fewtags.formats.options import fold
 from fewtags.labels import Label
 
@@ -42,13 +43,10 @@ class Rows:
     """R rows of a file.
 
     Attributes:
-        file: the file.
-        image: image ids.
         class_: class ids; for an image list, the subsets.
         state: int8 [R], values of `Label`, about the whole photo.
         confidence: confidence as written; for points, the answers.
         source: int64 [R], position in `sources`.
-        sources: names of the sources.
         corners: float64 [R, 4] x0, y0, x1, y1 or, twice, x, y; NaN without a region.
         boxed: whether the file has boxes.
         pointed: whether the file has points.
@@ -104,7 +102,7 @@ def is_openimages(file: Path) -> bool:
 
 
 def named_by(file: Path) -> str:
-    """Return the columns by which a file of labels, boxes or points is known."""
+    """Return the columns that identify a file of labels, boxes or points."""
     return "ImageId and EstimatedYesNo" if kind_of(file) == "points" else "ImageID and LabelName"
 
 
@@ -172,7 +170,7 @@ def read_rows(file: Path) -> Rows:
         corners=corners,
         boxed=kind == "boxes",
         pointed=kind == "points",
-        flags={name: _ones(file, name, columns[name]) for name in _FLAGS if name in columns},
+        flags={name: _ones(file, name, _encoded(columns[name])) for name in _FLAGS if name in columns},
     )
 
 
@@ -184,11 +182,7 @@ def describe(files: Sequence[Path]) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     for file in files:
-        try:
-            text = file.read_bytes().decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{file}: not UTF-8 text (byte {error.start:,}); save it as UTF-8.") from None
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        reader = csv.reader(io.StringIO(text_of(file), newline=""), strict=True)
         try:
             rows = [row for row in reader if row]
         except csv.Error as error:
@@ -199,13 +193,11 @@ def describe(files: Sequence[Path]) -> dict[str, str]:
             rows = rows[1:]
         for row in rows:
             if len(row) <= max(key, name) or not row[key].strip() or not row[name].strip():
-                raise DataError(
-                    f"{file}: {','.join(row)[:60]!r} is not an id and a name, such as '/m/011k07,Tortoise'."
-                )
-            if (first := own.setdefault(row[key].strip(), row[name].strip())) != row[name].strip():
-                raise DataError(
-                    f"{file}: {row[key]!r} is called {first!r} and {row[name].strip()!r}; remove one of the rows."
-                )
+                text = ",".join(row)[:60]
+                raise DataError(f"{file}: {text!r} is not an id and a name, such as '/m/011k07,Tortoise'.")
+            called = row[name].strip()
+            if (first := own.setdefault(row[key].strip(), called)) != called:
+                raise DataError(f"{file}: {row[key]!r} is called {first!r} and {called!r}; remove one of the rows.")
         names = own | names
     return names
 
@@ -243,38 +235,33 @@ def _encoded(column: pa.ChunkedArray) -> Encoded:
     return values, one.indices.to_numpy().astype(np.int64)
 
 
-def _ones(file: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Return the rows in which a flag is 1; the other values are 0, -1 (unknown) and blank."""
-    values, code = _encoded(column)
+def _check_values(file: Path, name: str, column: Encoded, allowed: Callable[[str], bool], expected: str) -> None:
+    """Raise an error for the first row with a value that is not allowed."""
+    values, code = column
     for i, value in enumerate(values):
-        if value not in ("1", "0", "-1", ""):
+        if not allowed(value):
             row = int(np.argmax(code == i)) + 2
-            raise DataError(f"{file} row {row}: {name} is {value!r}; expected 1, 0 or -1.")
+            raise DataError(f"{file} row {row}: {name} is {value!r}; expected {expected}.")
+
+
+def _ones(file: Path, name: str, column: Encoded) -> NDArray[np.bool_]:
+    """Return the rows in which a flag is 1; the other values are 0, -1 (unknown) and blank."""
+    _check_values(file, name, column, {"1", "0", "-1", ""}.__contains__, "1, 0 or -1")
+    values, code = column
     return np.isin(code, [i for i, value in enumerate(values) if value == "1"])
 
 
 def _answers(file: Path, answers: Encoded) -> NDArray[np.int8]:
     """Return what answers about points state about the whole photo."""
+    _check_values(file, "EstimatedYesNo", answers, lambda word: fold(word) in _ANSWERS, "yes, no or unsure")
     values, code = answers
-    for i, value in enumerate(values):
-        if fold(value) not in _ANSWERS:
-            row = int(np.argmax(code == i)) + 2
-            raise DataError(f"{file} row {row}: EstimatedYesNo is {value!r}; expected yes, no or unsure.")
     return np.array([_ANSWERS[fold(value)] for value in values], np.int8)[code]
 
 
 def _states(file: Path, confidence: Encoded, boxed: bool) -> NDArray[np.int8]:
     """Return positive for 1, negative for 0 of labels, and unknown for other values."""
+    expected = "a number from 0 to 1"
+    _check_values(file, "the Confidence", confidence, lambda text: 0.0 <= number_of(text) <= 1.0, expected)
     values, code = confidence
     known = {1.0: Label.POSITIVE, 0.0: Label.UNKNOWN if boxed else Label.NEGATIVE}
-    states = np.full(len(values), Label.UNKNOWN, np.int8)
-    for i, value in enumerate(values):
-        try:
-            number = float(value)
-        except ValueError:
-            number = float("nan")
-        if not 0.0 <= number <= 1.0:
-            row = int(np.argmax(code == i)) + 2
-            raise DataError(f"{file} row {row}: the Confidence is {value!r}; expected a number from 0 to 1.")
-        states[i] = known.get(number, Label.UNKNOWN)
-    return states[code]
+    return np.array([known.get(number_of(value), Label.UNKNOWN) for value in values], np.int8)[code]

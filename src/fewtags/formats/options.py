@@ -28,7 +28,7 @@ def fold(word: str) -> str:
 
 
 def _split_words(given: Any) -> Any:
-    """Split text at commas: "a, b", as people write it on a command line, is ("a", "b")."""
+    """Split text at commas, as on a command line: "a, b" is ("a", "b")."""
     return tuple(word.strip() for word in given.split(",") if word.strip()) if isinstance(given, str) else given
 
 
@@ -76,6 +76,10 @@ class ReadOptions(BaseModel):
     positive_words: Words = Field((), description="more words for positive in class columns")
     negative_words: Words = Field((), description="more words for negative")
     unknown_words: Words = Field((), description="more words for unknown")
+
+    def is_none(self, name: str) -> bool:
+        """Return whether a folder or tag means "none of the classes"."""
+        return bool(self.none_folder) and fold(name) == fold(self.none_folder)
 
     def without_effect(self, used: Iterable[str]) -> list[str]:
         """Return the options that differ from their default but are not among those that a reader uses."""

@@ -15,12 +15,7 @@ def recognise(path: Path) -> str:
 
 
 def read_parquet(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:  # noqa: ARG001
-    """Load a label table.
-
-    Args:
-        path: the Parquet file.
-        images: folder of the photos; None for the one that the file names.
-        options: none has an effect.
+    """Load a label table. `images` replaces the folder of the photos that the file names; options have no effect.
 
     Raises:
         DataError: the file is not a label table.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fewtags.errors import DataError
-from fewtags.formats import FORMATS, check_path, list_formats
+from fewtags.formats import FOLDER, FORMATS, check_path, list_formats
 from fewtags.formats.locate import extension
 from fewtags.formats.options import ReadOptions
 from fewtags.table.table import LabelTable, Notes
@@ -15,11 +15,7 @@ __all__ = ["ReadOptions", "detect", "read"]
 
 
 def read(
-    path: Path | str,
-    *,
-    images: Path | str | None = None,
-    format: str | None = None,
-    options: ReadOptions | None = None,
+    path: Path | str, *, images: Path | str | None = None, format: str | None = None, options: ReadOptions | None = None
 ) -> LabelTable:
     """Read labels into a table. Blank cells are unknown, and nothing is left out without a note.
 
@@ -47,23 +43,18 @@ def read(
 
 
 def detect(path: Path, given: str | None = None) -> tuple[str, str]:
-    """Return the name of a path's format, and the reason.
-
-    Args:
-        path: a file or folder.
-        given: name of the format, which is then only checked.
+    """Return the name of a path's format, and the reason. A `given` format is only checked.
 
     Raises:
-        DataError: the path has the marks of no or of several formats, or see `fewtags.formats.check_path`.
+        DataError: the path has the marks of no or of several formats; or see `fewtags.formats.check_path`.
         ConfigError: `given` is not a known format.
     """
     check_path(path, given)
     if given is not None:
         return given, "as given"
-    folder, expected = path.is_dir(), f"expected {list_formats('expected')}"
-    ending = extension(path.name)
-    others = [f for name, f in FORMATS.items() if name != "folder"]
-    asked = [f for f in others if (f.folder if folder else ending in f.endings)]
+    expected = f"expected {list_formats('expected')}"
+    ending = FOLDER if path.is_dir() else extension(path.name)
+    asked = [f for name, f in FORMATS.items() if name != "folder" and ending in f.endings]
     if not asked:
         what = f"no known format has the ending {ending!r}" if ending else "the file name has no ending"
         raise DataError(f"{path}: {what}; {expected}, or pass format= (--set data.format=NAME).")
@@ -73,7 +64,7 @@ def detect(path: Path, given: str | None = None) -> tuple[str, str]:
         raise DataError(
             f"{path} could be {found}; pass the one to read, as in format={first} (--set data.format={first})."
         )
-    if not marks and not folder:
+    if not marks and ending != FOLDER:
         names = " or ".join(f.name for f in asked)
         raise DataError(f"{path}: not recognised as {names}; {expected}, or pass format= (--set data.format=NAME).")
     return next(iter(marks.items()), ("folder", "it has no mark of another format"))

@@ -25,23 +25,15 @@ from fewtags.table.table import ValueReading
 from fewtags.text import some, suggest
 
 DELIMITERS = (",", "\t", ";", "|")
-# Rows are turned into columns a few at a time: the short lists are freed before the garbage collector looks at them,
-# which makes a million rows six times faster.
+# Rows are turned into columns in small blocks: this makes a million rows six times faster, because the short lists are
+# freed before the garbage collector visits them.
 _BLOCK = 128
 
 
 @final
 @dataclass(frozen=True)
 class Sheet:
-    """A text table.
-
-    Attributes:
-        path: the file.
-        delimiter: character between its cells.
-        header: names of the columns, stripped.
-        columns: cells of each column.
-        lines: int64 [R], line of the file in which each row begins, from 1.
-    """
+    """A text table: stripped names and cells of the columns, and the line in which each row begins, counted from 1."""
 
     path: Path
     delimiter: str
@@ -82,18 +74,18 @@ class Sheet:
 
 
 def read_sheet(path: Path, delimiter: str | None = None) -> Sheet:
-    """Read a text table with a header.
+    """Read a text table with a header, UTF-8 with or without byte order mark.
 
-    Args:
-        path: the file, UTF-8 with or without byte order mark.
-        delimiter: one character, or "tab"; None: the one of , tab ; | that splits the header into most columns.
+    The delimiter is one character, or "tab"; None is the one of , tab ; | that splits the header into most columns.
 
     Raises:
         DataError: not UTF-8, broken quotes, no header, repeated column names, or rows of another length.
         ConfigError: the delimiter is not a single character.
     """
     text = _text(path)
-    found = {"tab": "\t", "\\t": "\t", None: _sniff(text)}.get(delimiter, delimiter) or ","
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    likely = max(DELIMITERS, key=lambda d: len(next(csv.reader([first], delimiter=d), [])))
+    found = {"tab": "\t", "\\t": "\t", None: likely}.get(delimiter, delimiter) or ","
     if len(found) != 1:
         raise ConfigError(f"delimiter {delimiter!r}: expected one character, or 'tab'.")
     reader = _records(text, found, path)
@@ -147,11 +139,6 @@ def _text(path: Path) -> str:
     return text
 
 
-def _sniff(text: str) -> str:
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    return max(DELIMITERS, key=lambda d: len(next(csv.reader([first], delimiter=d), [])))
-
-
 def _header(path: Path, first: tuple[int, Sequence[str]] | None, delimiter: str) -> tuple[str, ...]:
     if first is None:
         raise DataError(f"{path}: the file is empty; expected a header such as 'image,tags' and a row per photo.")
@@ -184,11 +171,13 @@ class Meaning(Enum):
         return {Meaning.POSITIVE: Label.POSITIVE, Meaning.NEGATIVE: Label.NEGATIVE}.get(self, Label.UNKNOWN)
 
 
-_POSITIVE = frozenset({"1", "true", "yes", "y", "positive", "present"})
-_NEGATIVE = frozenset({"0", "false", "no", "n", "negative", "absent"})
-_UNCERTAIN = frozenset({"-1", "u", "uncertain"})
-_OPEN = frozenset({"unknown", "?"})
-_BLANK = frozenset({"", "nan", "na", "n/a", "<na>", "null"})
+_KNOWN = {
+    Meaning.POSITIVE: {"1", "true", "yes", "y", "positive", "present"},
+    Meaning.NEGATIVE: {"0", "false", "no", "n", "negative", "absent"},
+    Meaning.OPEN: {"unknown", "?"},
+    Meaning.BLANK: {"", "nan", "na", "n/a", "<na>", "null"},
+}
+_UNCERTAIN = {"-1", "u", "uncertain"}
 _UNCERTAIN_MEANS = {"ignore": Meaning.OPEN, "ones": Meaning.POSITIVE, "zeros": Meaning.NEGATIVE}
 
 
@@ -207,23 +196,19 @@ class Words:
     def meaning(self, value: str) -> Meaning | None:
         """Return what a value means; None if it is not one of the words. Numbers may be written in any way ("1.0")."""
         word = fold(value)
-        own = (
-            (self.options.positive_words, Meaning.POSITIVE),
-            (self.options.negative_words, Meaning.NEGATIVE),
-            (self.options.unknown_words, Meaning.OPEN),
-        )
-        for words, meaning in own:
-            if any(word == fold(known) for known in words):
+        for meaning, words in self._own.items():
+            if word in map(fold, words):
                 return meaning
         word = _plain_number(word)
-        known = (
-            (_POSITIVE, Meaning.POSITIVE),
-            (_NEGATIVE, Meaning.NEGATIVE),
-            (_UNCERTAIN, _UNCERTAIN_MEANS[self.options.uncertain]),
-            (_OPEN, Meaning.OPEN),
-            (_BLANK, Meaning.BLANK),
-        )
-        return next((meaning for words, meaning in known if word in words), None)
+        if word in _UNCERTAIN:
+            return _UNCERTAIN_MEANS[self.options.uncertain]
+        return next((meaning for meaning, words in _KNOWN.items() if word in words), None)
+
+    @property
+    def _own(self) -> dict[Meaning, tuple[str, ...]]:
+        given = self.options
+        words = (given.positive_words, given.negative_words, given.unknown_words)
+        return dict(zip((Meaning.POSITIVE, Meaning.NEGATIVE, Meaning.OPEN), words, strict=True))
 
     def needed(self, value: str) -> Meaning:
         """Return the meaning of a value that is known to have one."""
@@ -262,8 +247,8 @@ class Words:
     def _text(self, value: str, blank: str) -> str:
         meaning = self.needed(value)
         text = blank if meaning is Meaning.BLANK else meaning.value
-        own = (*self.options.positive_words, *self.options.negative_words, *self.options.unknown_words)
-        uncertain = _plain_number(fold(value)) in _UNCERTAIN and fold(value) not in map(fold, own)
+        own = {fold(word) for words in self._own.values() for word in words}
+        uncertain = _plain_number(fold(value)) in _UNCERTAIN and fold(value) not in own
         return f"{text} (uncertain: {self.options.uncertain})" if uncertain else text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,15 +12,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fewtags.formats.boxes import Regions, fault_text, regions_of_fractions, regions_of_pixels
-from fewtags.formats.common import close_images, distinct, distinct_facts
+from fewtags.formats.boxes import Regions, fault_text, regions_of
+from fewtags.formats.common import NO_CORNERS, Corners, Point, close_images, distinct, distinct_facts
 from fewtags.formats.locate import ImageKeys
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import FACTS, Excluded, ExclusionKind, LabelTable, Notes, ValueReading
 
-Corners = tuple[float, float, float, float]
-
-NO_CORNERS: Corners = (math.nan,) * 4
 _NO_REGION, _BOX, _POINT = range(3)
 
 
@@ -29,11 +25,12 @@ _NO_REGION, _BOX, _POINT = range(3)
 class Stated:
     """A list of stated labels, 60 bytes each.
 
-    An unknown label is stated, too, if the file says so: its cell stays unknown in an image that is otherwise
-    completely annotated.
+    A file can also state that a label is unknown: its cell stays unknown in an otherwise completely annotated image.
+    `origins` has the name of each label for messages, if the reader gives it.
     """
 
     def __init__(self) -> None:
+        self.origins: list[str] = []
         self._image, self._class, self._state = array("q"), array("q"), array("b")
         self._region, self._corners, self._source = array("b"), array("d"), array("q")
         self._unread: list[tuple[int, str]] = []
@@ -48,20 +45,15 @@ class Stated:
         *,
         state: Label = Label.POSITIVE,
         box: Corners | None = None,
-        point: tuple[float, float] | None = None,
+        point: Point | None = None,
         source: int = 0,
         unread: str = "",
+        origin: str | None = None,
     ) -> None:
-        """Append one label.
+        """Append one label, see `Labels`.
 
-        Args:
-            image: position of the image in the file's list of image names.
-            class_: position of the class in the vocabulary.
-            state: what is stated.
-            box: x0, y0, x1, y1 of the object; NaN for a box with broken numbers.
-            point: x, y of the object.
-            source: position in `Source.sources`.
-            unread: why the region of the label cannot be read.
+        The region is a box x0, y0, x1, y1 (NaN if its numbers are broken) or a point x, y. `unread` is why a region
+        cannot be read, `origin` is the name of the label in the excluded list.
         """
         if unread:
             self._unread.append((len(self), unread))
@@ -71,6 +63,8 @@ class Stated:
         self._region.append(_POINT if point is not None else _NO_REGION if box is None else _BOX)
         self._corners.extend(point * 2 if point is not None else box or NO_CORNERS)
         self._source.append(source)
+        if origin is not None:
+            self.origins.append(origin)
 
     def labels(self) -> Labels:
         """Return the labels as arrays."""
@@ -115,18 +109,9 @@ class Labels:
     @classmethod
     def of_images(cls, image: NDArray[np.int64], class_: NDArray[np.int64], state: NDArray[np.int8]) -> Labels:
         """Return labels without regions. Their corners take no memory."""
-        f = len(image)
-        none = np.zeros(f, np.bool_)
-        corners = np.broadcast_to(np.float64(np.nan), (f, 4))
-        return cls(
-            image=image,
-            class_=class_,
-            state=state,
-            corners=corners,
-            located=none,
-            point=none,
-            source=np.zeros(f, np.int64),
-        )
+        corners = np.broadcast_to(np.float64(np.nan), (len(image), 4))
+        none, source = np.zeros(len(image), np.bool_), np.zeros(len(image), np.int64)
+        return cls(image=image, class_=class_, state=state, corners=corners, located=none, point=none, source=source)
 
     def count_unnamed(self, images: int, classes: int) -> int:
         """Return the number of cells of an image and a class about which nothing is stated."""
@@ -145,10 +130,10 @@ class Source:
         photos: image keys of the R names.
         unit: unit of the corners: pixels or fractions of the photo in the frame that the file uses, or fractions of the
             displayed photo that the reader has checked.
-        origin: returns what to call a label in the excluded list, by its position.
-        sizes: float64 [R, 2] width and height that the file declares, NaN where it does not; None: for no image.
-        complete: bool [R], images that are completely annotated: other classes are absent; None: none.
-        empty: bool [R], images that are stated to show none of the classes; None: none.
+        origin: returns the name of a label in the excluded list, by its position.
+        sizes: float64 [R, 2], declared width and height, NaN if unknown; None: unknown for all images.
+        complete: bool [R], images that are completely annotated: other classes are absent; None: no image.
+        empty: bool [R], images that are stated to show none of the classes; None: no image.
         splits: R names of splits, or None.
         sources: names of the sources of labels; the first is the file.
         notes: how the file was read.
@@ -179,7 +164,6 @@ class Source:
         image = photos.image[labels.image]
         known = image >= 0
         facts = np.flatnonzero(known & (labels.state != Label.UNKNOWN))
-        open_ = np.flatnonzero(known & (labels.state == Label.UNKNOWN))
         denied = facts[np.isin(image[facts], self._images_of(self.empty)) & (labels.state[facts] == Label.POSITIVE)]
         rows = np.concatenate([facts, denied])
         state = np.concatenate([labels.state[facts], np.full(len(denied), Label.NEGATIVE, np.int8)])
@@ -188,7 +172,13 @@ class Source:
         if not self.keep_repeats:
             kept = distinct_facts(image[rows], labels.class_[rows], state, ~np.isnan(locations[:, 0]))
             rows, state, locations = rows[kept], state[kept], locations[kept]
-        closed, sets = self._complete_sets(image, open_)
+        n, c = len(photos.keys), len(self.classes)
+        closed, sets = np.full(n, -1, np.int16), np.ones((1, c), np.bool_)
+        complete = np.concatenate([self._images_of(self.empty), self._images_of(self.complete)])
+        if complete.size:
+            open_ = np.flatnonzero(known & (labels.state == Label.UNKNOWN))
+            every, sets = close_images(n, c, image[open_], labels.class_[open_])
+            closed[complete] = every[complete]
         splits, clashes = self._splits()
         counts = (int((~known).sum()), len(denied))
         table = LabelTable.build(
@@ -212,18 +202,6 @@ class Source:
         found = distinct(self.photos.image[np.zeros(0, np.int64) if names is None else names])
         return found[found >= 0]
 
-    def _complete_sets(
-        self, image: NDArray[np.int64], open_: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
-        """Return the set of classes that each image is completely annotated for (-1: none), and the sets."""
-        n, c = len(self.photos.keys), len(self.classes)
-        closed, sets = np.full(n, -1, np.int16), np.ones((1, c), np.bool_)
-        complete = np.concatenate([self._images_of(self.empty), self._images_of(self.complete)])
-        if complete.size:
-            every, sets = close_images(n, c, image[open_], self.labels.class_[open_])
-            closed[complete] = every[complete]
-        return closed, sets
-
     def _regions(self, facts: NDArray[np.int64], image: NDArray[np.int64]) -> Regions:
         """Return the regions of facts; most labels of large sets have none."""
         labels, photos = self.labels, self.photos
@@ -236,8 +214,7 @@ class Source:
             if self.sizes is not None:
                 declared = (photos.image >= 0) & ~np.isnan(self.sizes).any(1)
                 sizes[photos.image[declared]] = self.sizes[declared]
-            convert = regions_of_pixels if self.unit == "pixels" else regions_of_fractions
-            found = convert(labels.corners[rows], labels.point[rows], image[rows], sizes, photos)
+            found = regions_of(labels.corners[rows], self.unit, labels.point[rows], image[rows], sizes, photos)
         locations, fault = np.full((len(facts), 4), np.nan), np.zeros(len(facts), np.int8)
         locations[located], fault[located] = found.locations, found.fault
         return Regions(locations, fault, found.messages, found.warnings)
@@ -265,23 +242,20 @@ class Source:
         }
         for k in np.flatnonzero(regions.fault).tolist():
             row = int(facts[k])
-            text = fault_text(int(regions.fault[k]), bool(self.labels.point[row]))
-            reasons.setdefault(row, (text, "bad-place"))
+            reasons.setdefault(row, (fault_text(int(regions.fault[k]), bool(self.labels.point[row])), "bad-place"))
         faults = [
             Excluded(self.origin(row), f"{reason}; its label is kept", str(self.path), kind)
             for row, (reason, kind) in sorted(reasons.items())
         ]
         orphans, denied = counts
-        messages = count_messages(
-            self.path,
-            (
-                (len(faults), "boxes or points cannot be used, see the excluded list; the labels are kept"),
-                (orphans, "labels belong to photos that are left out"),
-                (denied, "labels are in an image that is stated to show none of the classes: unknown"),
-                (len(clashes), "images are in several splits; the first of them counts"),
-            ),
+        rows = (
+            (len(faults), "boxes or points cannot be used, see the excluded list; the labels are kept"),
+            (orphans, "labels belong to photos that are left out"),
+            (denied, "labels are in an image that is stated to show none of the classes: unknown"),
+            (len(clashes), "images are in several splits; the first of them counts"),
         )
-        return Notes((), (*faults, *clashes), regions.messages + messages, regions.warnings)
+        messages = regions.messages + count_messages(self.path, rows)
+        return Notes((), (*faults, *clashes), messages, regions.warnings)
 
 
 def value_readings(where: str, rows: Iterable[tuple[str, str, int]]) -> tuple[ValueReading, ...]:

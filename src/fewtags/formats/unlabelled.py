@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ import numpy as np
 
 from fewtags.check.photo_findings import TINY
 from fewtags.errors import DataError
-from fewtags.formats.common import split_name
+from fewtags.formats.common import split_name, text_of
 from fewtags.formats.folder import Files, walk
 from fewtags.formats.locate import extension, folder_of, is_photo, locate
 from fewtags.formats.options import ReadOptions
@@ -24,7 +25,7 @@ from fewtags.table.table import Excluded, LabelTable, Notes, fact_table
 from fewtags.text import counted, some
 
 MOST_COMPARED = 50_000
-"""Largest number of photos among which copies are looked for: in larger sets too many agree in size by chance."""
+"""Copies are searched in sets of at most this many photos: in larger ones, too many files agree in size by chance."""
 
 _BLOCK = 16_384
 _LISTS = (".txt", ".csv", ".tsv")
@@ -32,11 +33,7 @@ _MASKS = frozenset({"segmentationclass", "segmentationobject", "annotations", "m
 
 
 def unlabelled(
-    path: Path | str,
-    images: Path | str | None = None,
-    *,
-    format: str | None = None,
-    options: ReadOptions | None = None,
+    path: Path | str, images: Path | str | None = None, *, format: str | None = None, options: ReadOptions | None = None
 ) -> LabelTable:
     """Find photos, and drop what is known about them.
 
@@ -44,29 +41,27 @@ def unlabelled(
       hidden files are skipped. (With `images` or a `format` other than "folder", it is read as annotations.)
     - A text file with one path a line (.txt, .csv or .tsv): these photos, in its order, each once. A line without an
       extension is the only photo of that name. The first line is a header if the second is a photo and it is not.
-    - Any file that `read` can read: the photos that it names.
+    - Any file that `read` can read: the photos that it names. See there for the other arguments.
 
-    Args:
-        path: one of these.
-        images: folder that the names in a file are relative to; None looks in the usual places beside the file.
-        format: format of the annotations, see `read`; None detects it.
-        options: how to read them.
-
-    Returns:
-        a table without classes, with the folder of the photos. Its notes list what was left out.
+    The table has no classes. It has the folder of the photos, and its notes list what was left out.
 
     Raises:
         DataError: the path does not exist, has no photo or no known format, or photos are not where the file says.
     """
     path, folder = Path(path), None if images is None else Path(images)
     if path.is_dir() and folder is None and format in (None, "folder"):
-        table = _below(path)
+        files = walk(path)
+        table = _table(files.photos, path, files.notes + _folder_notes(path, files))
     elif path.is_file() and format is None and (lines := _listed(path)):
         table = _from_list(path, folder, lines)
     else:
         table = _without_labels(path, read(path, images=folder, format=format, options=options))
     if not len(table):
-        raise DataError(_no_photos(path, table.notes))
+        seen = [f"{reading.value} {reading.count:,}" for reading in table.notes.readings]
+        seen += [f"{e.item}: {e.reason}" for e in table.notes.excluded[:3]]
+        found = f"; there are {', '.join(seen)}" if seen else ""
+        expected = "Expected a folder with photos in it, or a file that names them."
+        raise DataError(f"{path}: there is no photo{found}. {expected}")
     if table.root is None:
         raise DataError(
             f"{path}: its photos, such as {table.images[0].as_py()!r}, are not beside it; pass as images the folder "
@@ -75,18 +70,11 @@ def unlabelled(
     return table
 
 
-def check_photos(
-    table: LabelTable, *, decode: bool = True, threads: int | None = None, progress: Tick | None = None
-) -> LabelTable:
+def check_photos(table: LabelTable, *, decode: bool = True, progress: Tick | None = None) -> LabelTable:
     """Return the table without the photos that cannot be read; its notes list each of them with the reason.
 
-    A message counts photos with the same content, if they were decoded and are at most `MOST_COMPARED`.
-
-    Args:
-        table: a table with a folder of photos.
-        decode: decode every photo, which finds truncated ones; False reads headers only.
-        threads: number of photos to read at a time; None for one per core, at most 8.
-        progress: called from time to time with the number of photos read and to read.
+    Decoding finds truncated photos, and copies if there are at most `MOST_COMPARED` photos. Without `decode`, only
+    headers are read. `progress` is called from time to time with the number of photos read and to read.
 
     Raises:
         DataError: no photo is left, or the table has no folder.
@@ -98,8 +86,8 @@ def check_photos(
     tiny = 0
     for start in range(0, len(table), _BLOCK):
         keys = table.images.slice(start, _BLOCK).to_pylist()
-        from_start = _shifted(start, len(table), progress)
-        seen = scan([str(table.root / key) for key in keys], decode=decode, threads=threads, progress=from_start)
+        tick = None if progress is None else lambda done, _, start=start: progress(start + done, len(table))
+        seen = scan([str(table.root / key) for key in keys], decode=decode, progress=tick)
         tiny += int(((seen.width > 0) & (np.minimum(seen.width, seen.height) < TINY)).sum())
         for n in sorted(seen.unusable):
             usable[start + n] = False
@@ -111,7 +99,7 @@ def check_photos(
         raise DataError(f"no photo can be read{example}.")
     kept = table if usable.all() else table.subset(usable)
     messages = [f"{counted(len(excluded), 'photo')} left out: not readable, see the excluded list"] if excluded else []
-    if decode and len(kept) <= MOST_COMPARED and (copies := same_content(photo_paths(kept), threads=threads)):
+    if decode and len(kept) <= MOST_COMPARED and (copies := same_content(photo_paths(kept))):
         extra = sum(map(len, copies)) - len(copies)
         messages.append(f"{counted(extra, 'photo is a copy', 'photos are copies')} of others, byte for byte, and kept")
     side = f"a side shorter than {TINY} pixels; check that this is intended"
@@ -119,19 +107,9 @@ def check_photos(
     return replace(kept, notes=kept.notes + Notes((), tuple(excluded), tuple(messages), warnings))
 
 
-def _shifted(start: int, total: int, progress: Tick | None) -> Tick | None:
-    """Return the progress of a part that begins at photo `start`."""
-    return None if progress is None else lambda done, _: progress(start + done, total)
-
-
 def _table(keys: Sequence[str], root: Path | None, notes: Notes) -> LabelTable:
     none = np.zeros(0, np.int64)
     return LabelTable.build(keys, ClassNames.of(()), image=none, class_=none, state=none, root=root, notes=notes)
-
-
-def _below(root: Path) -> LabelTable:
-    files = walk(root)
-    return _table(files.photos, root, files.notes + _folder_notes(root, files))
 
 
 def _folder_notes(root: Path, files: Files) -> Notes:
@@ -161,13 +139,7 @@ def _listed(path: Path) -> list[str]:
     """Return the stripped lines of a text file that lists photos; none if it is of another kind."""
     if (ending := extension(path.name)) not in _LISTS:
         return []
-    try:
-        text = path.read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start:,}); save it as UTF-8.") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
-    lines = [stripped for line in text.split("\n") if (stripped := line.strip())]
+    lines = [stripped for line in io.StringIO(text_of(path), newline=None) if (stripped := line.strip())]
     if not lines:
         raise DataError(f"{path}: the file is empty; expected the path of a photo in each line.")
     cells = any(mark in lines[0] for mark in DELIMITERS)
@@ -206,10 +178,3 @@ def _without_labels(path: Path, table: LabelTable) -> LabelTable:
             messages=tuple(messages),
         ),
     )
-
-
-def _no_photos(path: Path, notes: Notes) -> str:
-    seen = [f"{reading.value} {reading.count:,}" for reading in notes.readings]
-    seen += [f"{e.item}: {e.reason}" for e in notes.excluded[:3]]
-    found = f"; there are {', '.join(seen)}" if seen else ""
-    return f"{path}: there is no photo{found}. Expected a folder with photos in it, or a file that names them."

@@ -16,14 +16,14 @@ import numpy as np
 from defusedxml.common import DefusedXmlException
 
 from fewtags.errors import DataError
-from fewtags.formats.common import distinct, is_hidden, xml_trouble
+from fewtags.formats.common import Corners, distinct, is_hidden, text_of, xml_number, xml_trouble
 from fewtags.formats.locate import ImageKeys, extension, is_photo, locate
 from fewtags.formats.options import ReadOptions
-from fewtags.formats.stated import Corners, Labels, Source, Stated, count_messages, value_readings
+from fewtags.formats.stated import Labels, Source, Stated, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes
 
-_DIFFICULT = {"unknown": Label.UNKNOWN, "positive": Label.POSITIVE, "negative": Label.NEGATIVE}
+_STATES = {"unknown": Label.UNKNOWN, "positive": Label.POSITIVE, "negative": Label.NEGATIVE}
 _SPLITS = {"train": "train", "val": "val", "test": "test", "trainval": "train"}
 _CLASS_LIST = re.compile(r"(.+)_(?:train|val|trainval|test)")
 _NO_SIZE = (math.nan, math.nan)
@@ -47,15 +47,8 @@ def read_voc(path: Path, images: Path | None = None, options: ReadOptions | None
     - Classes that are not named are unknown, or absent if `complete` and the photo has an XML file.
     - Photos that are only listed, and photos without XML file of a data set without lists, are images with nothing
       known. Hidden files are ignored.
-
-    Args:
-        path: the folder with `Annotations` or `ImageSets`, or one with XML files.
-        images: folder of the photos, which have the names of the XML files. None looks in `JPEGImages` and `images`,
-            and beside the XML files.
-        options: `complete` and `difficult` have an effect.
-
-    Returns:
-        a table with the classes sorted by name and the images by path.
+    - Photos have the names of the XML files. They are in `images`, or else in `JPEGImages`, a folder `images`, or
+      beside the XML files. Classes are sorted by name, images by path.
 
     Raises:
         DataError: no class is named, XML is broken or dangerous, a list has other lines, or most photos are missing.
@@ -67,14 +60,15 @@ def read_voc(path: Path, images: Path | None = None, options: ReadOptions | None
         raise DataError(f"{path}: no XML file or class list here names a class; is this a folder in VOC layout?")
     names = folder.names()
     photos = _photos(names, folder, images)
-    labels, origins = _labels(folder, dict(zip(names, photos.image.tolist(), strict=True)), classes, options)
+    stated = _state(folder, dict(zip(names, photos.image.tolist(), strict=True)), classes, options)
+    labels = stated.labels()
     return Source(
         path=path,
         classes=classes,
         labels=labels,
         photos=photos,
         unit="pixels",
-        origin=origins.__getitem__,
+        origin=stated.origins.__getitem__,
         sizes=np.array([folder.pages[n].size if n in folder.pages else _NO_SIZE for n in names]).reshape(-1, 2),
         complete=np.array([options.complete and name in folder.pages for name in names], np.bool_),
         splits=[folder.splits.get(name, "") for name in names] if folder.splits else None,
@@ -84,7 +78,9 @@ def read_voc(path: Path, images: Path | None = None, options: ReadOptions | None
 
 @final
 @dataclass(frozen=True)
-class _Object:
+class VocObject:
+    """An object: its corners are in continuous pixels from 0, NaN if they are broken, None without a box."""
+
     name: str
     difficult: bool
     corners: Corners | None
@@ -92,13 +88,13 @@ class _Object:
 
 @final
 @dataclass(frozen=True)
-class _Page:
-    """One XML file."""
+class VocPage:
+    """An XML file: file name and size (NaN if broken) of the photo, its objects, and how many others have no name."""
 
     file: Path
     filename: str
     size: tuple[float, float]
-    objects: tuple[_Object, ...]
+    objects: tuple[VocObject, ...]
     nameless: int
 
 
@@ -111,9 +107,7 @@ class _Folder:
         path: the folder as given.
         xml: the folder of the XML files.
         base: the folder in which `JPEGImages` is expected.
-        pages: XML file of each photo name.
         states: (photo, class, 1 or 0 or -1) of the class lists.
-        splits: split of each listed photo.
         lists: number of lines of each split list.
         several: photos in more than one split, sorted.
     """
@@ -121,7 +115,7 @@ class _Folder:
     path: Path
     xml: Path
     base: Path
-    pages: Mapping[str, _Page]
+    pages: Mapping[str, VocPage]
     states: Sequence[tuple[str, str, int]]
     splits: Mapping[str, str]
     lists: Mapping[str, int]
@@ -147,7 +141,7 @@ def _read(path: Path) -> _Folder:
         if is_hidden(name):
             continue
         try:
-            pages[name] = _page(file)
+            pages[name] = read_page(file)
         except (ParseError, DefusedXmlException, ValueError, LookupError) as error:
             broken.append(f"{file}: {xml_trouble(error)}")
     if broken:
@@ -159,7 +153,7 @@ def _read(path: Path) -> _Folder:
     states: dict[tuple[str, str, int], None] = {}
     main = base / "ImageSets" / "Main"
     for word, split in _SPLITS.items():
-        for name in _first_words(main / f"{word}.txt"):
+        for name in first_words(main / f"{word}.txt") if (main / f"{word}.txt").is_file() else ():
             lines[word] += 1
             if splits.setdefault(name, split) != split and word != "trainval":
                 several.add(name)
@@ -178,52 +172,42 @@ def _read(path: Path) -> _Folder:
     )
 
 
-def _page(file: Path) -> _Page:
+def read_page(file: Path) -> VocPage:
+    """Read the XML file of a photo. VOC counts pixels from 1 and includes the last one, so x0 and y0 become one less.
+
+    Raises:
+        ValueError: the file is not an annotation of VOC; or ParseError or DefusedXmlException, see `xml_trouble`.
+    """
     root = defusedxml.ElementTree.fromstring(file.read_bytes())
     if root.tag != "annotation":
         raise ValueError(f"begins with <{root.tag}> instead of <annotation>")
     found = [_object(element) for element in root.iterfind("object")]
     objects = tuple(o for o in found if o.name)
-    size = _number(root.findtext("size/width")), _number(root.findtext("size/height"))
-    return _Page(file, (root.findtext("filename") or "").strip(), size, objects, len(found) - len(objects))
+    size = xml_number(root.findtext("size/width")), xml_number(root.findtext("size/height"))
+    return VocPage(file, (root.findtext("filename") or "").strip(), size, objects, len(found) - len(objects))
 
 
-def _object(element: Element) -> _Object:
+def _object(element: Element) -> VocObject:
     box = element.find("bndbox")
     corners = None
     if box is not None:
-        # Infinite for a box that is given but cannot be used.
-        x0, y0, x1, y1 = (_number(box.findtext(key), math.inf) for key in ("xmin", "ymin", "xmax", "ymax"))
+        x0, y0, x1, y1 = (xml_number(box.findtext(key)) for key in ("xmin", "ymin", "xmax", "ymax"))
         corners = (x0 - 1, y0 - 1, x1, y1)
     difficult = (element.findtext("difficult") or "0").strip()
     if difficult not in {"0", "1"}:
         raise ValueError(f"has <difficult>{difficult}</difficult>, expected 0 or 1")
-    return _Object((element.findtext("name") or "").strip(), difficult == "1", corners)
+    return VocObject((element.findtext("name") or "").strip(), difficult == "1", corners)
 
 
-def _number(text: str | None, otherwise: float = math.nan) -> float:
-    try:
-        number = float(text or "nan")
-    except ValueError:
-        return otherwise
-    return number if math.isfinite(number) else otherwise
-
-
-def _text_lines(file: Path) -> list[str]:
-    try:
-        return file.read_text("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not UTF-8 text (byte {error.start:,}); save it as UTF-8.") from None
-
-
-def _first_words(file: Path) -> list[str]:
-    return [line.split()[0] for line in _text_lines(file) if line.strip()] if file.is_file() else []
+def first_words(file: Path) -> list[str]:
+    """Return the first word of each line that is not blank: the photos of a list."""
+    return [line.split()[0] for line in text_of(file).splitlines() if line.strip()]
 
 
 def _class_list(file: Path) -> list[tuple[str, int]]:
     states = {"1": 1, "+1": 1, "-1": -1, "0": 0}
     found = []
-    for number, line in enumerate(_text_lines(file), 1):
+    for number, line in enumerate(text_of(file).splitlines(), 1):
         words = line.split()
         if len(words) == 2 and words[1] in states:
             found.append((words[0], states[words[1]]))
@@ -251,39 +235,34 @@ def _photos(names: Sequence[str], folder: _Folder, images: Path | None) -> Image
     return replace(photos, keys=photos.keys + extra, notes=notes)
 
 
-def _labels(
-    folder: _Folder, image: Mapping[str, int], classes: ClassNames, options: ReadOptions
-) -> tuple[Labels, list[str]]:
-    """Return what objects and class lists state, and what to call each label.
+def _state(folder: _Folder, image: Mapping[str, int], classes: ClassNames, options: ReadOptions) -> Stated:
+    """Return what objects and class lists state.
 
     A difficult object that is read as absent is left out if its class has another object in the photo.
     """
-    hard = _DIFFICULT[options.difficult]
     rows = [
         (
             name,
             o.name,
-            hard if o.difficult else Label.POSITIVE,
-            o.difficult,
+            "difficult" if o.difficult else "positive",
             o.corners,
-            f"{origin}, object {i} ({o.name})",
+            f"{page.file.name}, object {i} ({o.name})",
         )
         for name, page in folder.pages.items()
         for i, o in enumerate(page.objects, 1)
-        for origin in (page.file.name,)
     ]
-    rows += [
-        (name, class_, hard if state == 0 else Label(state), state == 0, None, "")
-        for name, class_, state in folder.states
-    ]
-    positive = {(image[name], class_) for name, class_, state, *_ in rows if state == Label.POSITIVE}
+    words = {1: "positive", 0: "difficult", -1: "negative"}
+    rows += [(name, class_, words[state], None, "") for name, class_, state in folder.states]
+    meaning = _STATES | {"difficult": _STATES[options.difficult]}
+    positive = {(image[name], class_) for name, class_, word, *_ in rows if meaning[word] == Label.POSITIVE}
     position = {name: i for i, name in enumerate(image)}
-    stated, origins = Stated(), []
-    for name, class_, state, difficult, corners, origin in rows:
-        if not (difficult and state == Label.NEGATIVE and (image[name], class_) in positive):
-            stated.add(position[name], classes.index(class_), state=state, box=corners)
-            origins.append(origin)
-    return stated.labels(), origins
+    stated = Stated()
+    for name, class_, word, corners, origin in rows:
+        state = meaning[word]
+        if word == "difficult" and state == Label.NEGATIVE and (image[name], class_) in positive:
+            continue
+        stated.add(position[name], classes.index(class_), state=state, box=corners, origin=origin)
+    return stated
 
 
 def _notes(folder: _Folder, labels: Labels, photos: ImageKeys, classes: int, options: ReadOptions) -> Notes:
@@ -311,11 +290,8 @@ def _notes(folder: _Folder, labels: Labels, photos: ImageKeys, classes: int, opt
     ]
     reason = "is in several of the lists train, val and test; the first of them counts"
     several = [Excluded(name, reason, str(folder.base), "splits") for name in folder.several]
-    messages = count_messages(
-        folder.path,
-        (
-            (len(nameless), "XML files have objects without a name, which are left out"),
-            (len(several), "photos are in several of the lists train, val and test; the first of them counts"),
-        ),
+    counts = (
+        (len(nameless), "XML files have objects without a name, which are left out"),
+        (len(several), "photos are in several of the lists train, val and test; the first of them counts"),
     )
-    return Notes(value_readings(where, rows), (*nameless, *several), messages)
+    return Notes(value_readings(where, rows), (*nameless, *several), count_messages(folder.path, counts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
@@ -13,11 +13,11 @@ from typing import final
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import named_classes, number_of
+from fewtags.formats.common import Corners, bounds, named_classes, number_of, text_of
 from fewtags.formats.locate import ImageKeys, is_photo, locate, spelling
 from fewtags.formats.options import ReadOptions
-from fewtags.formats.stated import NO_CORNERS, Corners, Source, Stated, count_messages, value_readings
-from fewtags.formats.yolo_layout import CLASS_FILES, SPLITS, YoloFolder, find_yolo, names_classes, text_of
+from fewtags.formats.stated import Source, Stated, count_messages, value_readings
+from fewtags.formats.yolo_layout import CLASS_FILES, LARGEST_LABELS, SPLITS, YoloFolder, find_yolo, names_classes
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
 
 # Boxes can exceed their photo by a little; larger numbers are pixels.
@@ -54,14 +54,8 @@ def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | Non
     - Classes that are not named are unknown. With `complete`, they are absent in photos that have a label file; an
       empty label file then states that the photo shows none of the classes. Photos without a label file stay unknown.
     - Splits are those of `data.yaml`, or else the folders train, val (valid, validation) and test.
-
-    Args:
-        path: `data.yaml`, or a folder with that or with `classes.txt`.
-        images: folder of the photos, if they are elsewhere.
-        options: `complete` has an effect.
-
-    Returns:
-        a table with the classes in the order of their numbers.
+    - `path` is `data.yaml`, or a folder with that or with `classes.txt`; `images` contains the photos if they are
+      elsewhere. Classes are in the order of their numbers.
 
     Raises:
         DataError: class names are missing, a row is of another kind, or most photos are missing.
@@ -103,7 +97,6 @@ class _Rows:
     """The rows of all label files.
 
     Attributes:
-        stated: the labels.
         file: image of each label.
         line: line of each label in its file.
         unknown_class: image, line and class number of rows whose class has no name.
@@ -122,7 +115,7 @@ class _Rows:
 
 
 def _origin(found: YoloFolder, image: int, line: int) -> str:
-    """Return what to call a row of a label file."""
+    """Return the name of a row of a label file for messages."""
     file = found.labels[image]
     assert file is not None
     shown = file.relative_to(found.root) if file.is_relative_to(found.root) else file
@@ -136,7 +129,7 @@ def _read(found: YoloFolder) -> _Rows:
         if file is None:
             continue
         blank = True
-        for line, text in enumerate(text_of(file).splitlines(), 1):
+        for line, text in enumerate(text_of(file, LARGEST_LABELS).splitlines(), 1):
             if not (words := text.split()):
                 continue
             blank = False
@@ -145,8 +138,14 @@ def _read(found: YoloFolder) -> _Rows:
             except ValueError as error:
                 broken.append(f"{file} row {line}: {error}")
                 continue
-            _add(rows, image, line, position, number, corners)
-            rows.polygons += polygon and number in position
+            if number not in position:
+                rows.unknown_class.append((image, line, number))
+                continue
+            rows.file.append(image)
+            rows.line.append(line)
+            rows.uses[number] += 1
+            rows.polygons += polygon
+            rows.stated.add(image, position[number], box=corners)
         rows.empty += blank
     if broken:
         more = f" ({len(broken) - 1:,} more such rows)" if len(broken) > 1 else ""
@@ -154,22 +153,8 @@ def _read(found: YoloFolder) -> _Rows:
     return rows
 
 
-def _add(rows: _Rows, image: int, line: int, position: Mapping[int, int], number: int, corners: Corners) -> None:
-    if number not in position:
-        rows.unknown_class.append((image, line, number))
-        return
-    rows.file.append(image)
-    rows.line.append(line)
-    rows.uses[number] += 1
-    rows.stated.add(image, position[number], box=corners)
-
-
 def _object(words: Sequence[str], keypoints: int) -> tuple[int, Corners, bool]:
-    """Return the class number, the corners, and whether the row is a polygon.
-
-    Raises:
-        ValueError: the row is of another kind.
-    """
+    """Return the class number, the corners, and whether the row is a polygon; `ValueError` for other rows."""
     count = len(words)
     pose = keypoints and count == 5 + keypoints
     polygon = not pose and count >= 7 and count % 2 == 1
@@ -190,9 +175,7 @@ def _object(words: Sequence[str], keypoints: int) -> tuple[int, Corners, bool]:
         if abs(number) > _LARGEST:
             raise ValueError(f"{text!r} is not a fraction; divide pixels by the width or height of the photo")
     if polygon:
-        x, y = numbers[::2], numbers[1::2]
-        whole = all(map(math.isfinite, numbers))
-        return int(first), (min(x), min(y), max(x), max(y)) if whole else NO_CORNERS, True
+        return int(first), bounds([*zip(numbers[::2], numbers[1::2], strict=True)]), True
     cx, cy, w, h = numbers[:4]
     return int(first), (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), False
 
@@ -223,10 +206,10 @@ def _readings(found: YoloFolder, rows: _Rows, ids: Sequence[str], options: ReadO
         ("label file without rows", nothing, rows.empty),
         ("photo without a label file", "nothing known", unlabelled),
         ("class that is not named in a photo", rest, unnamed),
-        *(
-            (f"split {split or '(none)'}", f"split {split!r}" if split else "no split", n)
-            for split, n in sorted(Counter(found.splits).items())
-            if any(found.splits)
-        ),
     )
-    return value_readings(where, kinds)
+    splits = (
+        (f"split {split or '(none)'}", f"split {split!r}" if split else "no split", n)
+        for split, n in sorted(Counter(found.splits).items())
+        if any(found.splits)
+    )
+    return value_readings(where, (*kinds, *splits))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -12,15 +12,15 @@ from typing import Any, final
 import yaml
 
 from fewtags.errors import DataError
-from fewtags.formats.common import split_name
-from fewtags.formats.locate import extension, folder_of, is_photo
+from fewtags.formats.common import plain_text, split_name, text_of
+from fewtags.formats.locate import extension, folder_of, is_photo, path_is
 from fewtags.formats.options import fold
 from fewtags.table.table import Excluded
 from fewtags.text import some
 
 SPLITS = ("train", "val", "valid", "validation", "test")
 CLASS_FILES = ("classes.txt", "labels/classes.txt", "obj.names", "labels/obj.names")
-_LARGEST, _LARGEST_LABELS, _LARGEST_LIST = 1 << 20, 1 << 24, 1 << 30  # bytes
+_LARGEST, LARGEST_LABELS, _LARGEST_LIST = 1 << 20, 1 << 24, 1 << 30  # bytes
 _NAMES = re.compile(r"^[\"']?names[\"']?\s*:", re.MULTILINE)
 
 
@@ -30,13 +30,11 @@ class YoloFolder:
     """A YOLO data set.
 
     Attributes:
-        root: the folder that contains the data set.
-        names: name of each class number.
-        named_in: the file with the names.
+        named_in: the file with the class names.
         keypoints: number of keypoint values after a box.
         images: image names relative to `root`; without an extension if only the label file exists.
         labels: the label file of each image, or None.
-        splits: the split of each image, "" for none.
+        splits: the split of each image, or "".
         photos: whether any photo exists.
         messages: what else was found.
         repeated: images that are in several splits.
@@ -55,10 +53,7 @@ class YoloFolder:
 
 
 def find_yolo(path: Path) -> YoloFolder:
-    """Find all parts of a data set.
-
-    Args:
-        path: its `data.yaml`, or a folder with `labels` and with `data.yaml` or `classes.txt`.
+    """Find all parts of a data set: `path` is its `data.yaml`, or a folder with that or with `classes.txt`.
 
     Raises:
         DataError: there are no class names or no label files, or a folder that the YAML file names does not exist.
@@ -66,18 +61,21 @@ def find_yolo(path: Path) -> YoloFolder:
     home, file = _home(path)
     config = {} if file is None else _load(file)
     names, named_in = _class_names(home, file, config)
-    parts = [*_parts(config, home, file)]
+    given = config.get("path")
+    # Paths in a YAML file are relative to its key `path`, or to its own folder.
+    roots = [*([Path(os.path.normpath(home / given))] if isinstance(given, str) and given.strip() else []), home]
+    parts = [*_parts(config, roots, home, file)]
     found = _Images(home=home)
     for split, where in parts or [("", home)]:
         found.add(split, where)
     if not any(found.labels_of.values()):
         raise DataError(f"{path}: there is no label file of a photo; expected images/ and, beside it, labels/.")
-    root = _root(list(found.labels_of), [home, *_roots(config, home)])
+    within = (folder for folder in (home, *roots) if all(image.is_relative_to(folder) for image in found.labels_of))
+    root = next(within, None) or Path(os.path.commonpath([image.parent for image in found.labels_of]))
     names_of = [image.relative_to(root).as_posix() for image in found.labels_of]
     splits = [*found.splits.values()] if parts else [*map(_split_of, names_of)]
     counted = str(config.get("nc", len(names))).strip()
-    messages = [f"nc is {counted:.20}, but there are {len(names)} names; the names count"]
-    messages = [] if counted == str(len(names)) else messages
+    note = f"nc is {counted:.20}, but there are {len(names)} names; the names count"
     return YoloFolder(
         root=root,
         names=names,
@@ -87,7 +85,7 @@ def find_yolo(path: Path) -> YoloFolder:
         labels=list(found.labels_of.values()),
         splits=splits,
         photos=found.photos,
-        messages=(*messages, *found.messages()),
+        messages=(*([] if counted == str(len(names)) else [note]), *found.messages()),
         repeated=tuple(
             Excluded(image.relative_to(root).as_posix(), reason, str(home), "splits")
             for image, reason in found.repeated.items()
@@ -139,7 +137,7 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def _repeated_key(node: yaml.Node | None) -> str:
-    """Return a key that occurs twice, of which parsers would keep the last; "" for none."""
+    """Describe the first key that occurs twice, because parsers keep only the last one; return "" without such keys."""
     if isinstance(node, yaml.SequenceNode):
         return next(filter(None, map(_repeated_key, node.value)), "")
     if not isinstance(node, yaml.MappingNode):
@@ -176,27 +174,11 @@ def _class_names(home: Path, file: Path | None, config: Mapping[str, Any]) -> tu
                 f"{where}: no file names the class numbers; expected names in a data.yaml, or a "
                 "classes.txt with a name per line."
             )
-        names, named_in = dict(enumerate(line.strip() for line in text_of(listed).splitlines())), listed
+        names, named_in = dict(enumerate(line.strip() for line in text_of(listed, LARGEST_LABELS).splitlines())), listed
     names = {key: name for key, name in sorted(names.items()) if name}
     if not names:
         raise DataError(f"{named_in}: names no class, so there is nothing to learn.")
     return names, named_in
-
-
-def text_of(file: Path, largest: int = _LARGEST_LABELS, what: str = "a label file") -> str:
-    """Return the contents of a small text file.
-
-    Raises:
-        DataError: it cannot be read, is too large, or is not UTF-8.
-    """
-    try:
-        if file.stat().st_size > largest:
-            raise DataError(f"{file}: more than {largest >> 20} MiB; is this {what}?")
-        return file.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror}); fix or remove it.") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not UTF-8 text (byte {error.start:,}); save it as UTF-8.") from None
 
 
 def _is_count(text: object) -> bool:
@@ -213,43 +195,29 @@ def _keypoints(config: Mapping[str, Any], file: Path | None) -> int:
     return int(shape[0]) * int(shape[1])
 
 
-def _roots(config: Mapping[str, Any], home: Path) -> list[Path]:
-    """Return the folders that paths of a YAML file may be relative to: its key `path`, and its own folder."""
-    given = config.get("path")
-    root = [Path(os.path.normpath(home / given))] if isinstance(given, str) and given.strip() else []
-    return [*root, home]
+def _parts(
+    config: Mapping[str, Any], roots: Sequence[Path], home: Path, file: Path | None
+) -> Iterator[tuple[str, Path]]:
+    """Yield the folders and lists of photos of each split, if their photos or their labels exist.
 
-
-def _parts(config: Mapping[str, Any], home: Path, file: Path | None) -> Iterator[tuple[str, Path]]:
-    """Yield the folders and lists of photos of each split."""
+    Roboflow writes "../train/images" for a folder beside the YAML file.
+    """
     for key in SPLITS:
         value = config.get(key)
         if value is None or value in ("", "null", "~"):
             continue
-        for text in value if isinstance(value, list) else [value]:
-            if not isinstance(text, str) or not text.strip():
+        for text in map(plain_text, value if isinstance(value, list) else [value]):
+            if not text:
                 raise DataError(f"{file}: {key} must be a folder, a list of photos, or several of them.")
-            yield split_name(key), _existing(text.strip(), config, home, f"{file}: {key}")
-
-
-def _existing(text: str, config: Mapping[str, Any], home: Path, where: str) -> Path:
-    """Return a folder or list that a YAML file names, if its photos or its labels exist.
-
-    Roboflow writes "../train/images" for a folder beside the YAML file.
-    """
-    spelt = [text, text.removeprefix("../")]
-    tried = [Path(os.path.normpath(root / part)) for part in spelt for root in _roots(config, home)]
-    for candidate in tried:
-        if _is(Path.exists, candidate) or _is(Path.is_dir, _swapped(candidate, "images", "labels", home)):
-            return candidate
-    raise DataError(f"{where} is {text!r}, which does not exist; tried {some([*map(str, dict.fromkeys(tried))])}.")
-
-
-def _is(what: Callable[[Path], bool], path: Path) -> bool:
-    try:
-        return what(path)
-    except (OSError, ValueError):  # a name too long, or with a null character
-        return False
+            tried = [Path(os.path.normpath(root / part)) for part in (text, text.removeprefix("../")) for root in roots]
+            for candidate in tried:
+                labels = _swapped(candidate, "images", "labels", home)
+                if path_is(Path.exists, candidate) or path_is(Path.is_dir, labels):
+                    yield split_name(key), candidate
+                    break
+            else:
+                places = some([*map(str, dict.fromkeys(tried))])
+                raise DataError(f"{file}: {key} is {text!r}, which does not exist; tried {places}.")
 
 
 def _swapped(path: Path, old: str, new: str, home: Path) -> Path:
@@ -279,7 +247,7 @@ class _Images:
         """Add all images of a folder, or of a file that lists them."""
         if where.is_file():
             images = self._of_list(where)
-            self.photos = self.photos or any(_is(Path.is_file, image) for image in images[:20])
+            self.photos = self.photos or any(path_is(Path.is_file, image) for image in images[:20])
         else:
             images = _files(where, is_photo)
             self.photos = self.photos or bool(images)
@@ -302,12 +270,13 @@ class _Images:
     def _label_files(self, folder: Path) -> list[Path]:
         """Return label files of a folder of photos: in `labels` instead of `images`, or in `labels` below it."""
         beside = _swapped(folder, "images", "labels", self.home)
-        found = [file for file in _files(beside, _is_text) if file.name != "classes.txt"]
+        found = [file for file in _files(beside, lambda name: extension(name) == ".txt") if file.name != "classes.txt"]
         if beside != folder:
             return found
         inside = [file for file in found if "labels" in file.relative_to(folder).parts[:-1]]
-        stray = {*found} - {*inside}
-        self._stray += sum(file.with_suffix("").name not in _stems(self._listing(file.parent)) for file in stray)
+        for file in {*found} - {*inside}:
+            photos = {name.rpartition(".")[0] for name in self._listing(file.parent) if is_photo(name)}
+            self._stray += file.with_suffix("").name not in photos
         return inside
 
     def _label_of(self, image: Path) -> Path | None:
@@ -321,15 +290,16 @@ class _Images:
         lines = [line.strip() for line in text_of(file, _LARGEST_LIST).splitlines() if line.strip()]
         roots = (file.parent, *file.parent.parents[:2])
         sample = [Path(line) for line in lines[:: max(1, len(lines) // 20)]]
-        hits = [
-            sum(_is(Path.is_file, root / p) or self._label_of(root / p) is not None for p in sample) for root in roots
-        ]
-        root = roots[hits.index(max(hits))]
+
+        def hits(root: Path) -> int:
+            return sum(path_is(Path.is_file, root / p) or self._label_of(root / p) is not None for p in sample)
+
+        root = max(roots, key=hits)
         return [Path(os.path.normpath(root / line)) for line in lines]
 
     def _listing(self, folder: Path) -> frozenset[str]:
         if folder not in self._listed:
-            there = _is(Path.is_dir, folder)
+            there = path_is(Path.is_dir, folder)
             self._listed[folder] = frozenset(entry.name for entry in os.scandir(folder)) if there else frozenset()
         return self._listed[folder]
 
@@ -343,23 +313,7 @@ def _files(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
     return found
 
 
-def _is_text(name: str) -> bool:
-    return extension(name) == ".txt"
-
-
-def _stems(names: Iterable[str]) -> set[str]:
-    return {name.rpartition(".")[0] for name in names if is_photo(name)}
-
-
-def _root(images: Sequence[Path], likely: Sequence[Path]) -> Path:
-    """Return a folder that contains all images: one of the likely ones, or the deepest."""
-    for folder in likely:
-        if all(image.is_relative_to(folder) for image in images):
-            return folder
-    return Path(os.path.commonpath([image.parent for image in images]))
-
-
 def _split_of(name: str) -> str:
-    """Return the split that the folders of an image name: images/train/a.jpg or train/images/a.jpg."""
+    """Return the split that is in the path of an image: images/train/a.jpg or train/images/a.jpg."""
     parts = [part for part in name.split("/")[:-1] if part not in ("images", "labels")]
     return split_name(parts[0]) if parts and fold(parts[0]) in SPLITS else ""

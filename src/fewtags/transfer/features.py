@@ -29,19 +29,10 @@ def photo_features(
     shard: Shard = SINGLE_PROCESS,
     tick: Tick | None = None,
 ) -> NDArray[np.float32]:
-    """Compute the mean features of every photo in the policy's test view, in the order of the table.
+    """Compute the mean features float32 [N, d] of every photo in the policy's test view, in the order of the table.
 
-    Args:
-        encoder: put into eval mode and moved to `device`.
-        table: the photos; labels are not used.
-        policy: augmentation policy whose test view is used.
-        device: device of the encoder.
-        workers: processes that read photos; 0: this process.
-        shard: this process's share of the photos. Collective: every rank must call it and gets all features.
-        tick: progress callback over this process's photos.
-
-    Returns:
-        float32 [N, d].
+    The encoder is put into eval mode and moved to `device`. `workers` processes read the photos. With a `shard`, the
+    call is collective: every rank computes its share and gets all features; `tick` counts the photos of this process.
 
     Raises:
         DataError: photos are missing or unreadable; or features are not finite.
@@ -75,9 +66,5 @@ def photo_features(
 
 
 def photos_of(table: LabelTable) -> PhotoFolder:
-    """Return the files of a table.
-
-    Raises:
-        DataError: the folder of the photos is unknown.
-    """
+    """Return the files of a table; `DataError` if the folder of the photos is unknown."""
     return PhotoFolder(table.require_root(), table.images)

@@ -34,13 +34,7 @@ METRICS: Mapping[str, str] = {
 
 @final
 class Spread(NamedTuple):
-    """A metric over runs.
-
-    Attributes:
-        mean: mean over the runs.
-        sd: standard deviation with n - 1; nan for a single run.
-        runs: value of each run.
-    """
+    """Mean of a metric over runs, standard deviation with n - 1 (nan for a single run), and the value of each run."""
 
     mean: float
     sd: float
@@ -65,11 +59,11 @@ def measure(task: Task, scores: NDArray[np.floating]) -> dict[str, float]:
         per_class = [right[truth == c].mean() for c in np.unique(truth)]
         return {"top1": float(right.mean()), "class_accuracy": float(np.mean(per_class))}
     labels = task.test.matrix.dense()
-    names: dict[Definition, str] = dict(
-        zip(get_args(Definition), ("mAP", "mAP_all_point", "mAP_11_point"), strict=True)
-    )
-    values = scores.astype(np.float64)
-    return {name: mean_of_known(average_precision_by(d, values, labels)) for d, name in names.items()}
+    definitions: tuple[Definition, ...] = get_args(Definition)
+    names, values = ("mAP", "mAP_all_point", "mAP_11_point"), scores.astype(np.float64)
+    return {
+        name: mean_of_known(average_precision_by(d, values, labels)) for name, d in zip(names, definitions, strict=True)
+    }
 
 
 def over_runs(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:

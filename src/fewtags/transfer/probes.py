@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -74,12 +74,9 @@ def knn_scores(
 
 @final
 class SvmScores(NamedTuple):
-    """Scores of a linear SVM per class.
+    """Scores of a linear SVM per class: float64 [M, C], the decision function; 0 for a class without a classifier.
 
-    Attributes:
-        scores: float64 [M, C], decision function; 0 for a class without a classifier.
-        costs: float64 [C], the cost of each class; nan without a classifier.
-        unconverged: classes whose solver did not converge.
+    `costs` are float64 [C], nan without a classifier; `unconverged` are the classes whose solver did not converge.
     """
 
     scores: NDArray[np.float64]
@@ -118,44 +115,29 @@ def svm_scores(
     scores = np.zeros((len(test), labels.shape[1]))
     chosen = np.full(labels.shape[1], np.nan)
     unconverged = []
-    for c, rows, positive in _trainable(labels):
+    for c in range(labels.shape[1]):
+        rows = np.flatnonzero(labels[:, c] != Label.UNKNOWN)
+        positive = labels[rows, c] == Label.POSITIVE
+        if not positive.any() or positive.all():
+            continue
         x = known_features[rows]
         chosen[c] = costs[0] if len(costs) == 1 else _best_cost(x, positive, costs, seed)
-        svm, done = _fitted(_svm(float(chosen[c]), seed), x, positive)
+        svm, done = _fitted(float(chosen[c]), seed, x, positive)
         scores[:, c] = svm.decision_function(test_features)
         if not done:
             unconverged.append(c)
     return SvmScores(scores, chosen, tuple(unconverged))
 
 
-def _trainable(labels: NDArray[np.int8]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.bool_]]]:
-    """Yield each class with known positives and negatives, the photos in which it is known, and which are positive."""
-    for c in range(labels.shape[1]):
-        rows = np.flatnonzero(labels[:, c] != Label.UNKNOWN)
-        positive = labels[rows, c] == Label.POSITIVE
-        if positive.any() and not positive.all():
-            yield c, rows, positive
-
-
-def _svm(cost: float, seed: int) -> Any:
+def _fitted(cost: float, seed: int, x: NDArray[np.float32], positive: NDArray[np.bool_]) -> tuple[Any, bool]:
+    """Train an SVM; return it and whether its solver converged."""
     try:
+        from sklearn.exceptions import ConvergenceWarning
         from sklearn.svm import LinearSVC
     except ImportError:
         raise ConfigError("the SVM probe needs scikit-learn; `pip install fewtags[transfer]`.") from None
-    return LinearSVC(
-        C=cost,
-        class_weight={1: 2.0, -1: 1.0},
-        loss="squared_hinge",
-        dual="auto",
-        max_iter=SVM_ITERATIONS,
-        random_state=seed,
-    )
-
-
-def _fitted(svm: Any, x: NDArray[np.float32], positive: NDArray[np.bool_]) -> tuple[Any, bool]:
-    """Train the SVM; return it and whether its solver converged."""
-    from sklearn.exceptions import ConvergenceWarning
-
+    weights, steps = {1: 2.0, -1: 1.0}, SVM_ITERATIONS
+    svm = LinearSVC(C=cost, class_weight=weights, loss="squared_hinge", dual="auto", max_iter=steps, random_state=seed)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", ConvergenceWarning)
         svm.fit(x, np.where(positive, 1, -1))
@@ -171,6 +153,6 @@ def _best_cost(x: NDArray[np.float32], positive: NDArray[np.bool_], costs: Seque
     folds = list(StratifiedKFold(SVM_FOLDS).split(x, positive))
     means = []
     for cost in costs:
-        fitted = [(_fitted(_svm(cost, seed), x[train], positive[train])[0], held) for train, held in folds]
+        fitted = [(_fitted(cost, seed, x[train], positive[train])[0], held) for train, held in folds]
         means.append(np.mean([average_precision_score(positive[h], svm.decision_function(x[h])) for svm, h in fitted]))
     return costs[int(np.argmax(means))]

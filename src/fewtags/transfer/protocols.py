@@ -30,7 +30,7 @@ def svm_protocol(task: Task, costs: Sequence[float], info: EncoderInfo, policy: 
     differs = [
         *([] if task.name == "voc2007" else ["the data are not VOC2007"]),
         *([] if tuple(costs) == (SVM_COST,) else [f"C is {', '.join(f'{c:g}' for c in costs)}"]),
-        *([] if info.backbone.split(".")[0] == "resnet50" else [f"the backbone is {info.backbone}, not resnet50"]),
+        *other_backbone(info),
         *([] if isinstance(policy, ResizedCrop) and policy.size == 224 else ["the test view is not a 224 centre crop"]),
         *(["few training photos"] if subsampled else []),
     ]
@@ -61,7 +61,7 @@ def finetune_protocol(task: Task, settings: TrainSettings, info: EncoderInfo, su
     stated = 120 if task.kind == "single" else None
     differs = [
         *([] if task.name else ["other data"]),
-        *([] if info.backbone.split(".")[0] == "resnet50" else [f"the backbone is {info.backbone}, not resnet50"]),
+        *other_backbone(info),
         *([] if stated in (None, settings.epochs) else [f"{settings.epochs} epochs instead of {stated}"]),
         *(["few training photos"] if subsampled else []),
     ]
@@ -74,3 +74,8 @@ def finetune_protocol(task: Task, settings: TrainSettings, info: EncoderInfo, su
 
 def _differs(points: Sequence[str]) -> str:
     return f"; differs: {', '.join(points)}." if points else "."
+
+
+def other_backbone(info: EncoderInfo) -> list[str]:
+    """Return the difference from a resnet50, if there is one."""
+    return [] if info.backbone.split(".")[0] == "resnet50" else [f"the backbone is {info.backbone}, not resnet50"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -25,13 +26,9 @@ Listed = list[tuple[Path, str]]
 @final
 @dataclass(frozen=True)
 class TransferSet:
-    """A published data set.
+    """A published data set: the folder of its archive (or torchvision's name for it), and what that must contain.
 
-    Attributes:
-        folder: folder that its archive unpacks to, or torchvision's name for it.
-        kind: one class per photo, or several.
-        sizes: numbers of training photos (train and val together), test photos and classes.
-        content: files and folders that it must contain.
+    `sizes` are the numbers of training photos (train and val together), test photos and classes.
     """
 
     folder: str
@@ -71,16 +68,12 @@ SETS: Mapping[str, TransferSet] = {
 
 
 def read_set(name: str, place: Path, *, any_size: bool = False) -> Task:
-    """Read one of `SETS`.
+    """Read one of `SETS` from its folder, or from the parent of the folder with its usual name.
 
     - The training photos are the official train and val photos (flowers, aircraft, DTD partition 1, VOC2007).
     - In single-label sets, every other class is known to be absent.
     - VOC2007: a class is unknown in a photo if all of its objects there are difficult.
-
-    Args:
-        name: name of the set.
-        place: its folder, or the parent of the folder with its usual name.
-        any_size: accept numbers of photos or classes other than the published ones.
+    - `any_size` accepts numbers of photos or classes other than the published ones.
 
     Raises:
         ConfigError: the name is unknown.
@@ -109,9 +102,8 @@ def read_set(name: str, place: Path, *, any_size: bool = False) -> Task:
 
 
 def _sizes(train: int, test: int, classes: int) -> str:
-    return (
-        f"{counted(train, 'training photo')}, {counted(test, 'test photo')} and {counted(classes, 'class', 'classes')}"
-    )
+    photos = f"{counted(train, 'training photo')}, {counted(test, 'test photo')}"
+    return f"{photos} and {counted(classes, 'class', 'classes')}"
 
 
 def _voc2007(folder: Path) -> tuple[LabelTable, LabelTable]:
@@ -124,7 +116,7 @@ def _voc2007(folder: Path) -> tuple[LabelTable, LabelTable]:
 
 
 def _single(name: str, folder: Path) -> tuple[LabelTable, LabelTable]:
-    listed = _READERS[name](folder)
+    listed = _by_torchvision(name, folder) if name in _TORCHVISION else _READERS[name](folder)
     classes = ClassNames.of(sorted({c for photos in listed for _, c in photos}))
     missing = [path for photos in listed for path, _ in photos if not path.is_file()]
     if missing:
@@ -151,53 +143,28 @@ def _table(root: Path, photos: Listed, classes: ClassNames) -> LabelTable:
     )
 
 
-def _torchvision_root(name: str, folder: Path) -> Path:
-    """Return the folder in which torchvision looks for the set's folder, whose name is fixed.
+_TORCHVISION: Mapping[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "flowers": (datasets.Flowers102, ("train", "val")),
+    "cars": (datasets.StanfordCars, ("train",)),
+    "aircraft": (partial(datasets.FGVCAircraft, annotation_level="variant"), ("trainval",)),
+    "dtd": (partial(datasets.DTD, partition=1), ("train", "val")),
+}
+"""Sets that torchvision reads: its class, and its names of our training photos."""
 
-    Raises:
-        DataError: the set's folder has another name.
-    """
+
+def _by_torchvision(name: str, folder: Path) -> tuple[Listed, Listed]:
     wanted = SETS[name].folder
-    if folder.name != wanted:
+    if folder.name != wanted:  # torchvision looks for this name
         raise DataError(f"the folder of {name} must be named {wanted}, got {folder}; rename it.")
-    return folder.parent
+    make, training = _TORCHVISION[name]
 
+    def part(*splits: str) -> Listed:
+        # With `loader=Path`, a photo is its path, and is not decoded.
+        made = [make(folder.parent, split, loader=Path) for split in splits]
+        items = [(data, *data[i]) for data in made for i in range(len(data))]
+        return [(path, f"{c + 1:03d}" if name == "flowers" else data.classes[c]) for data, path, c in items]
 
-def _items(dataset: Any) -> list[tuple[Path, int]]:
-    """Return the path and class number of every photo of a torchvision data set made with `loader=Path`.
-
-    The loader returns the path itself, so no photo is decoded.
-    """
-    return [dataset[i] for i in range(len(dataset))]
-
-
-def _flowers(folder: Path) -> tuple[Listed, Listed]:
-    root = _torchvision_root("flowers", folder)
-
-    def part(split: str) -> Listed:
-        return [(path, f"{c + 1:03d}") for path, c in _items(datasets.Flowers102(root, split, loader=Path))]
-
-    return part("train") + part("val"), part("test")
-
-
-def _cars(folder: Path) -> tuple[Listed, Listed]:
-    root = _torchvision_root("cars", folder)
-
-    def part(split: str) -> Listed:
-        found = datasets.StanfordCars(root, split, loader=Path)
-        return [(path, found.classes[c]) for path, c in _items(found)]
-
-    return part("train"), part("test")
-
-
-def _aircraft(folder: Path) -> tuple[Listed, Listed]:
-    root = _torchvision_root("aircraft", folder)
-
-    def part(split: str) -> Listed:
-        found = datasets.FGVCAircraft(root, split, annotation_level="variant", loader=Path)
-        return [(path, found.classes[c]) for path, c in _items(found)]
-
-    return part("trainval"), part("test")
+    return part(*training), part("test")
 
 
 def _pets(folder: Path) -> tuple[Listed, Listed]:
@@ -208,15 +175,6 @@ def _pets(folder: Path) -> tuple[Listed, Listed]:
         return [(folder / "images" / f"{name}.jpg", name.rsplit("_", 1)[0]) for name in names]
 
     return part("trainval"), part("test")
-
-
-def _dtd(folder: Path) -> tuple[Listed, Listed]:
-    root = _torchvision_root("dtd", folder)
-
-    def part(split: str) -> Listed:
-        return [(path, path.parent.name) for path, _ in _items(datasets.DTD(root, split, partition=1, loader=Path))]
-
-    return part("train") + part("val"), part("test")
 
 
 def _cub200(folder: Path) -> tuple[Listed, Listed]:
@@ -242,11 +200,7 @@ def _indoor67(folder: Path) -> tuple[Listed, Listed]:
 
 
 def _pairs(file: Path) -> Sequence[tuple[str, str]]:
-    """Read the first word and the rest of every line.
-
-    Raises:
-        DataError: a line has only one word.
-    """
+    """Read the first word and the rest of every line."""
     pairs = []
     for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
         words = line.split(maxsplit=1)
@@ -259,10 +213,6 @@ def _pairs(file: Path) -> Sequence[tuple[str, str]]:
 
 _READERS: Mapping[str, Callable[[Path], tuple[Listed, Listed]]] = {
     "cub200": _cub200,
-    "flowers": _flowers,
-    "cars": _cars,
-    "aircraft": _aircraft,
     "indoor67": _indoor67,
     "pets": _pets,
-    "dtd": _dtd,
 }

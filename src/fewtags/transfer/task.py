@@ -27,9 +27,6 @@ class Task:
 
     Attributes:
         name: data set, see `sets.SETS`; "" for other labels.
-        kind: one class per photo, or any number.
-        train: training photos.
-        test: test photos.
         val: photos to choose settings on; None: a share of the training photos, on which the final run trains as well.
     """
 
@@ -40,10 +37,9 @@ class Task:
     val: LabelTable | None = None
 
     def __post_init__(self) -> None:
-        tables = {"training": self.train, "test": self.test}
         if self.kind == "single":
-            for words, table in tables.items():
-                targets(table, words)
+            targets(self.train, "training")
+            targets(self.test, "test")
 
     @property
     def classes(self) -> int:
@@ -67,21 +63,11 @@ class Task:
 
 
 def make_task(
-    train: LabelTable,
-    test: LabelTable,
-    val: LabelTable | None = None,
-    *,
-    name: str = "",
-    kind: TaskKind | None = None,
+    train: LabelTable, test: LabelTable, val: LabelTable | None = None, *, name: str = "", kind: TaskKind | None = None
 ) -> Task:
-    """Make a task from tables.
+    """Make a task from tables, see `Task`.
 
-    Args:
-        train: training photos.
-        test: test photos.
-        val: photos to choose settings on.
-        name: name of the data set.
-        kind: None: single if every training and test photo has exactly one known positive, else multi.
+    `kind` None is "single" if every training and test photo has exactly one known positive, else "multi".
 
     Raises:
         DataError: a table is empty, a photo of a single-label task has no class or several, or AP is undefined on the
@@ -107,11 +93,7 @@ def make_task(
 
 
 def targets(table: LabelTable, words: str) -> NDArray[np.int64]:
-    """Return the one class of each photo, int64 [N].
-
-    Args:
-        table: the labels.
-        words: name of the table in the error message.
+    """Return the one class of each photo, int64 [N]; `words` names the table in the error message.
 
     Raises:
         DataError: a photo has no class or several.
@@ -132,12 +114,9 @@ def sample_photos(
 ) -> NDArray[np.int64]:
     """Sample training photos; return their positions in ascending order. The seed selects the subset.
 
-    Args:
-        table: all training photos.
-        share: share of all photos, at least one photo.
-        per_class: number of photos of each class, or all photos of a class that has fewer. In multi-label tables a
-            photo that is sampled for one class keeps all its labels, so frequent classes get more photos.
-        seed: seed of the sample.
+    `share` is the share of all photos, at least one photo. `per_class` is the number of photos of each class, or all
+    photos of a class that has fewer. In multi-label tables a photo that is sampled for one class keeps all its labels,
+    so frequent classes get more photos.
 
     Raises:
         ConfigError: both or neither of `share` and `per_class` are given, or the value is out of range.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Literal, NamedTuple, final
 
@@ -59,7 +60,6 @@ class TrainSettings:
         batchnorm_eval: keep BatchNorm statistics fixed; used only if the whole network is trained.
         precision: "no" (float32), "bf16" or "fp16".
         seed: seed of the head, the order and the crops.
-        workers: processes that read photos.
 
     Raises:
         ConfigError: a number is out of range.
@@ -84,17 +84,14 @@ class TrainSettings:
 
     def stages(self, trainable: Literal["head", "all"]) -> tuple[StageConfig, ...]:
         """Return the training stages. Every step of "steps" is its own stage and starts without momentum."""
+        make = partial(StageConfig, trainable=trainable)
         if self.schedule != "steps":
-            return (
-                StageConfig(name="main", epochs=self.epochs, lr=self.lr, trainable=trainable, schedule=self.schedule),
-            )
-        cuts = [0, *(round(share * self.epochs) for share in DROPS), self.epochs]
-        lengths = np.diff(cuts).tolist()
+            return (make(name="main", epochs=self.epochs, lr=self.lr, schedule=self.schedule),)
+        lengths = np.diff([0, *(round(share * self.epochs) for share in DROPS), self.epochs]).tolist()
+        rates = [self.lr / 10**i for i in range(len(lengths))]
         return tuple(
-            StageConfig(
-                name=f"lr {self.lr / 10**i:g}", epochs=n, lr=self.lr / 10**i, trainable=trainable, schedule="constant"
-            )
-            for i, n in enumerate(lengths)
+            make(name=f"lr {lr:g}", epochs=n, lr=lr, schedule="constant")
+            for n, lr in zip(lengths, rates, strict=True)
             if n
         )
 
@@ -114,12 +111,7 @@ class _Pooled(nn.Module):
 
 @final
 class ProbeContext(NamedTuple):
-    """Device, processes and views of a probe.
-
-    Attributes:
-        accelerator: device, processes, precision.
-        policy: augmentation policy: training crops and test view.
-    """
+    """Device, processes and precision (`accelerator`), and training crops and test view (`policy`) of a probe."""
 
     accelerator: Accelerator
     policy: Policy
@@ -136,9 +128,6 @@ class ProbeContext(NamedTuple):
         return device
 
 
-# --- a linear layer
-
-
 def view_features(
     encoder: Encoder,
     table: LabelTable,
@@ -151,14 +140,7 @@ def view_features(
 ) -> ViewFeatures:
     """Compute mean features of `views` random crops of every photo with a frozen encoder; for one process.
 
-    Args:
-        encoder: frozen in context.
-        table: the photos.
-        context: device and crops.
-        views: crops per photo; epoch e of a probe uses crop e mod `views`.
-        seed: seed of the crops.
-        workers: processes that read photos.
-        tick: progress callback.
+    Epoch e of a probe uses crop e mod `views`. The seed determines the crops.
     """
     keep_freed_memory()
     net = SpatialNet(_Pooled(encoder), _head(encoder.features_dim, 1, seed))
@@ -184,16 +166,8 @@ def linear_scores(
 
     Multi-label: binary cross-entropy, unknown cells masked. Single-label: softmax.
 
-    Args:
-        filled: features of the task's training photos, see `view_features`.
-        test: mean features float32 [M, d] of its test photos.
-        task: the labels.
-        context: device and processes.
-        settings: training settings.
-        consume: receives the events.
-
-    Returns:
-        float32 [M, C], by the weights of the last epoch.
+    `filled` has features of the task's training photos (see `view_features`), `test` mean features float32 [M, d] of
+    its test photos. The logits are float32 [M, C], by the weights of the last epoch.
 
     Raises:
         TrainingError: the loss is not finite.
@@ -209,19 +183,11 @@ def linear_scores(
 
 
 def choose_settings(
-    candidates: Sequence[TrainSettings],
-    task: Task,
-    score: Callable[[TrainSettings], NDArray[np.floating]],
+    candidates: Sequence[TrainSettings], task: Task, score: Callable[[TrainSettings], NDArray[np.floating]]
 ) -> tuple[TrainSettings, list[float]]:
-    """Return the settings with the best mAP or top-1 on a validation task.
+    """Return the first settings with the best mAP or top-1 on a validation task, and the metric of each candidate.
 
-    Args:
-        candidates: the first of equally good ones is taken.
-        task: validation task, see `Task.for_choice`.
-        score: returns the scores of the task's test photos.
-
-    Returns:
-        the settings, and the metric of each candidate.
+    `score` returns the scores of the task's test photos.
     """
     metric = "top1" if task.kind == "single" else "mAP"
     values = [measure(task, score(candidate))[metric] for candidate in candidates]
@@ -233,26 +199,13 @@ def grid(settings: TrainSettings, lrs: Sequence[float], decays: Sequence[float])
     return [replace(settings, lr=lr, weight_decay=decay) for lr, decay in product(lrs, decays)]
 
 
-# --- the whole network
-
-
 def finetuned_scores(
     encoder: Encoder, task: Task, context: ProbeContext, settings: TrainSettings, consume: EventConsumer
 ) -> NDArray[np.float32]:
     """Train a copy of the encoder with a new linear head and return the logits of the test photos.
 
     Multi-label: binary cross-entropy, unknown cells masked. Single-label: softmax. Head and encoder share one learning
-    rate.
-
-    Args:
-        encoder: not changed.
-        task: photos and labels.
-        context: device, processes, crops.
-        settings: training settings.
-        consume: receives the events.
-
-    Returns:
-        float32 [M, C], by the weights of the last epoch.
+    rate. The logits are float32 [M, C], by the weights of the last epoch.
 
     Raises:
         ConfigError: the encoder does not accept crops of the policy's size.
@@ -271,21 +224,13 @@ def finetuned_scores(
     shard, collate = context.shard, Collate(pre.mean, pre.std)
     workers = Workers(settings.workers, pin_memory=context.device.type == "cuda")
     sampler = EpochSampler(len(table), settings.batch_size, settings.seed, shard.rank, shard.world)
-    source = TrainLoader(
-        TrainSet(photos=photos_of(table), labels=table.matrix, policy=context.policy, seed=settings.seed),
-        sampler,
-        collate,
-        workers,
-        context.device,
-    )
+    crops = TrainSet(photos=photos_of(table), labels=table.matrix, policy=context.policy, seed=settings.seed)
+    source = TrainLoader(crops, sampler, collate, workers, context.device)
     grid_ = net.grid((context.policy.size, context.policy.size))
     consume(_fit(net, source, task, context, settings, "all", grid_, net).run())
     data = EvalSet(photos_of(task.test), task.test.matrix, context.policy)
     loader = EvalLoader(data, BATCH, collate, workers, rank=shard.rank, world=shard.world, device=context.device)
     return predict_logits(net, loader, len(task.test), context.device, shard)
-
-
-# --- shared
 
 
 def _head(features: int, classes: int, seed: int) -> SpatialHead:

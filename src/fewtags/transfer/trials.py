@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, final
 
 import numpy as np
@@ -29,6 +30,8 @@ from fewtags.transfer.training import (
 )
 
 Rows = NDArray[np.int64]
+Scorer = Callable[[TrainSettings], NDArray[np.float32]]
+"""Trains with some settings and returns the scores of the test photos."""
 
 
 @final
@@ -39,13 +42,9 @@ class Trials:
     Attributes:
         make_encoder: returns the encoder of a seed.
         random_weights: whether the encoder's weights depend on the seed.
-        task: photos and labels.
-        context: device and views.
         seeds: one per run.
         share: share of the training photos that each run samples; None: all.
         per_class: photos per class that each run samples; None: all.
-        workers: processes that read photos.
-        tick: progress callback over photos.
 
     Raises:
         ConfigError: no seeds; or `share` and `per_class` at once.
@@ -87,13 +86,7 @@ class Trials:
 
 @final
 class ProbeResults(NamedTuple):
-    """Results of the runs of a probe.
-
-    Attributes:
-        runs: metrics of each run, 0..1, see `measure`.
-        photos: number of training photos of each run.
-        notes: remarks for the user.
-    """
+    """Metrics (0..1, see `measure`) and number of training photos of each run of a probe, and notes for the user."""
 
     runs: list[dict[str, float]]
     photos: list[int]
@@ -114,9 +107,8 @@ def run_knn(trials: Trials, *, k: int, temperature: float) -> ProbeResults:
     _refuse_equal_runs(trials)
     results = ProbeResults([], [], [])
     for run in _run_inputs(trials):
-        scores = knn_scores(
-            run.train, run.task.train.matrix.dense(), run.test, run.task.kind, k=k, temperature=temperature
-        )
+        labels = run.task.train.matrix.dense()
+        scores = knn_scores(run.train, labels, run.test, run.task.kind, k=k, temperature=temperature)
         results.add(run.task, scores)
     return results
 
@@ -133,12 +125,9 @@ def run_svm(trials: Trials, *, costs: Sequence[float]) -> ProbeResults:
         svm = svm_scores(run.train, run.task.train.matrix.dense(), run.test, costs=costs, seed=run.seed)
         results.add(run.task, svm.scores)
         names = run.task.train.classes.display
-        missing = [names[c] for c in np.flatnonzero(np.isnan(svm.costs))]
-        if missing:
-            results.notes.append(
-                f"seed {run.seed}: no classifier for classes without known positives or without known negatives: "
-                f"{', '.join(missing)}"
-            )
+        if missing := ", ".join(names[c] for c in np.flatnonzero(np.isnan(svm.costs))):
+            without = "no classifier for classes without known positives or without known negatives"
+            results.notes.append(f"seed {run.seed}: {without}: {missing}")
         if svm.unconverged:
             left = ", ".join(names[c] for c in svm.unconverged)
             results.notes.append(f"seed {run.seed}: the solver did not converge: {left}")
@@ -154,33 +143,20 @@ def run_linear(
 ) -> ProbeResults:
     """Run the linear layer on frozen features; see `training.linear_scores`.
 
-    All runs use the crops of the first seed, so each crop goes through the encoder once. Runs differ by the layer's
-    initial weights, the order of the photos, and the sampled photos.
-
-    Args:
-        trials: the runs; in one process.
-        candidates: each run chooses one of these settings on `Task.for_choice`; a single candidate is used directly.
-        views: random crops per photo.
-        consume: receives the events of every training.
+    All runs use the same crops, `views` per photo, which the first seed determines; so each crop goes through the
+    encoder once. Runs differ by the layer's initial weights, the order of the photos, and the sampled photos. Each run
+    chooses one of the candidates on `Task.for_choice`. For one process.
     """
     results = ProbeResults([], [], [])
     crops: ViewFeatures | None = None
     for run in _run_inputs(trials, choose=len(candidates) > 1):
         if crops is None or trials.random_weights:
+            table, seed = trials.task.train.subset(run.encoded), trials.seeds[0]
             crops = view_features(
-                run.encoder,
-                trials.task.train.subset(run.encoded),
-                trials.context,
-                views,
-                seed=trials.seeds[0],
-                workers=trials.workers,
-                tick=trials.tick,
+                run.encoder, table, trials.context, views, seed=seed, workers=trials.workers, tick=trials.tick
             )
         own = _rows_of(crops, np.searchsorted(run.encoded, run.rows))
-        seeded = [replace(settings, seed=run.seed) for settings in candidates]
-        chosen = seeded[0]
-        if len(seeded) > 1:
-            chosen = _choose_linear(run, own, seeded, trials, consume, results.notes)
+        chosen = _choose(candidates, run.seed, run.task, partial(_linear_scorer, run, own, trials, consume), results)
         results.add(run.task, linear_scores(own, run.test, run.task, trials.context, chosen, consume))
     return results
 
@@ -188,31 +164,18 @@ def run_linear(
 def run_finetune(trials: Trials, candidates: Sequence[TrainSettings], *, consume: EventConsumer) -> ProbeResults:
     """Train the whole network in every run; see `training.finetuned_scores`.
 
-    Args:
-        trials: the runs.
-        candidates: each run chooses one of these settings on `Task.for_choice`; a single candidate is used directly.
-        consume: receives the events of every training.
+    Each run chooses one of the candidates on `Task.for_choice`.
     """
     results = ProbeResults([], [], [])
     for seed in trials.seeds:
         encoder, task = trials.make_encoder(seed), trials.task.with_train(trials.sample(seed))
-        seeded = [replace(settings, seed=seed) for settings in candidates]
-        chosen = seeded[0]
-        if len(seeded) > 1:
-            choice = task.for_choice(seed)
 
-            def score(
-                settings: TrainSettings, encoder: Encoder = encoder, choice: Task = choice
-            ) -> NDArray[np.float32]:
-                return finetuned_scores(encoder, choice, trials.context, settings, consume)
+        def scorer(choice: Task, encoder: Encoder = encoder) -> Scorer:
+            return lambda settings: finetuned_scores(encoder, choice, trials.context, settings, consume)
 
-            chosen, values = choose_settings(seeded, choice, score)
-            results.notes.append(_choice_note(chosen, seeded, values))
+        chosen = _choose(candidates, seed, task, scorer, results)
         results.add(task, finetuned_scores(encoder, task, trials.context, chosen, consume))
     return results
-
-
-# --- shared
 
 
 @final
@@ -221,8 +184,6 @@ class RunInputs:
     """Inputs of one run on frozen features.
 
     Attributes:
-        seed: seed of the run.
-        encoder: encoder of the run.
         task: task with the run's training photos.
         rows: positions of these photos among all training photos.
         encoded: positions of the training photos of all runs that share the encoder.
@@ -266,36 +227,34 @@ def _run_inputs(trials: Trials, *, choose: bool = False) -> Iterator[RunInputs]:
         )
 
 
-def _choose_linear(
-    run: RunInputs,
-    own: ViewFeatures,
-    seeded: Sequence[TrainSettings],
-    trials: Trials,
-    consume: EventConsumer,
-    notes: list[str],
+def _choose(
+    candidates: Sequence[TrainSettings], seed: int, task: Task, scorer: Callable[[Task], Scorer], results: ProbeResults
 ) -> TrainSettings:
-    choice = run.task.for_choice(run.seed)
-    position = {key: i for i, key in enumerate(run.task.train.images.to_pylist())}
-    inner = np.array([position[key] for key in choice.train.images.to_pylist()])
-    test = run.val
-    if test is None:
-        test = run.train[np.array([position[key] for key in choice.test.images.to_pylist()])]
-    part = _rows_of(own, inner)
-    chosen, values = choose_settings(
-        seeded, choice, lambda settings: linear_scores(part, test, choice, trials.context, settings, consume)
-    )
-    notes.append(_choice_note(chosen, seeded, values))
-    return chosen
-
-
-def _choice_note(chosen: TrainSettings, seeded: Sequence[TrainSettings], values: Sequence[float]) -> str:
+    """Return the best candidate on `Task.for_choice` and add a note; a single candidate is used directly."""
+    seeded = [replace(settings, seed=seed) for settings in candidates]
+    if len(seeded) == 1:
+        return seeded[0]
+    choice = task.for_choice(seed)
+    best, values = choose_settings(seeded, choice, scorer(choice))
     tried = ", ".join(
         f"lr {s.lr:g} weight decay {s.weight_decay:g}: {100 * value:.1f}"
         for s, value in zip(seeded, values, strict=True)
     )
-    return (
-        f"seed {chosen.seed}: lr {chosen.lr:g} and weight decay {chosen.weight_decay:g} chosen on validation ({tried})"
+    results.notes.append(
+        f"seed {seed}: lr {best.lr:g} and weight decay {best.weight_decay:g} chosen on validation ({tried})"
     )
+    return best
+
+
+def _linear_scorer(run: RunInputs, own: ViewFeatures, trials: Trials, consume: EventConsumer, choice: Task) -> Scorer:
+    position = {key: i for i, key in enumerate(run.task.train.images.to_pylist())}
+
+    def rows(table: LabelTable) -> Rows:
+        return np.array([position[key] for key in table.images.to_pylist()])
+
+    part = _rows_of(own, rows(choice.train))
+    features = run.train[rows(choice.test)] if run.val is None else run.val
+    return lambda settings: linear_scores(part, features, choice, trials.context, settings, consume)
 
 
 def _rows_of(filled: ViewFeatures, rows: Rows) -> ViewFeatures:

@@ -1,21 +1,22 @@
-"""Batches of photos for dense tasks: the photos of every step, read in this process or in workers."""
+"""Steps of dense trainings: the photos of every step, read in this process or in workers, and the optimiser step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast, final
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from fewtags.errors import DataError, FewtagsError
+from fewtags.errors import DataError, FewtagsError, TrainingError
 from fewtags.photos.dataset import Failure
 from fewtags.seeds import rng
 
 T = TypeVar("T")
-Key = tuple[int, int]
-"""(epoch, photo)."""
+Key = tuple[int, ...]
+"""Arguments of a function that reads a photo: (epoch, photo) in training, (photo,) in tests."""
 ORDER, CHANGE, HOLD_OUT, HEAD = 0, 1, 104, 103
 """Random streams: order of the photos, augmentation, held-out photos, weights of the heads."""
 
@@ -31,13 +32,8 @@ def batch_keys(photos: int, batch_size: int, iterations: int, seed: int) -> Iter
         yield [next(endless) for _ in range(batch_size)]
 
 
-def read_batches(read: Callable[[int, int], T], keys: Iterable[list[Key]], workers: int = 0) -> Iterator[list[T]]:
-    """Yield the results of `read(epoch, photo)` in batches. The number of workers does not change them.
-
-    Args:
-        read: called in this process or in the workers.
-        keys: keys of each batch.
-        workers: processes that read ahead; 0: this process.
+def read_batches(read: Callable[..., T], keys: Iterable[Sequence[Key]], workers: int = 0) -> Iterator[list[T]]:
+    """Yield the results of `read(*key)` in batches. `workers` processes read ahead; they do not change the results.
 
     Raises:
         DataError: `read` raised an error.
@@ -60,10 +56,23 @@ def read_batches(read: Callable[[int, int], T], keys: Iterable[list[Key]], worke
 @final
 @dataclass(frozen=True)
 class _Guarded(Dataset[Any], Generic[T]):
-    read: Callable[[int, int], T]
+    read: Callable[..., T]
 
     def __getitem__(self, key: Key) -> T | Failure:
         try:
             return self.read(*key)
         except FewtagsError as error:
             return Failure(str(error))
+
+
+def take_step(optimizer: torch.optim.Optimizer, loss: torch.Tensor, step: int, lr: float) -> float:
+    """Take one optimiser step at a learning rate; return the loss, or raise `TrainingError` if it is not finite."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+    value = loss.item()
+    if not math.isfinite(value):
+        raise TrainingError(f"the loss of step {step + 1} is {value}; lower the learning rate.")
+    return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from copy import deepcopy
@@ -23,17 +22,19 @@ from torchvision.models.detection.rpn import RPNHead
 
 from fewtags.engine.autocast import seeded
 from fewtags.engine.machine import keep_freed_memory
-from fewtags.errors import ConfigError, TrainingError
+from fewtags.errors import ConfigError
 from fewtags.nets.encoder import Encoder
 from fewtags.seeds import rng, seed_of
-from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches
-from fewtags.transfer.dense.scenes import Scene, Scenes
+from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches, take_step
+from fewtags.transfer.dense.scenes import Scenes
 
 Sample = tuple[Tensor, dict[str, Tensor]]
 CHANNELS = 256
 """Channels of the feature pyramid and the heads, as in torchvision's models."""
 WARM_UP_START = 1e-3
 """Share of the learning rate at the first step of warm-up."""
+MIN_SIDE = 0.1
+"""Boxes with a side of fewer pixels inside the photo are not trained on."""
 
 
 @final
@@ -55,7 +56,6 @@ class DetectSettings:
         anchor: side of the smallest anchors in pixels; four more sizes double it.
         rois: proposals per photo that train the box head.
         proposals: proposals per photo that the box head classifies in tests.
-        seed: seed of all random numbers.
         workers: processes that read photos; they do not change the result.
 
     Raises:
@@ -98,12 +98,9 @@ VOC = DetectSettings(
 
 
 def make_detector(encoder: Encoder, classes: int, settings: DetectSettings) -> nn.Module:
-    """Make a detector with a copy of the encoder as its body; all parameters are trained, BatchNorm included.
+    """Make a detector with a copy of the encoder, one of timm's ResNets, as its body.
 
-    Args:
-        encoder: one of timm's ResNets.
-        classes: C, without the background.
-        settings: sizes, heads and seed.
+    All parameters are trained, BatchNorm included. `classes` is C, without the background.
 
     Raises:
         ConfigError: the encoder is not a ResNet.
@@ -126,10 +123,8 @@ def make_detector(encoder: Encoder, classes: int, settings: DetectSettings) -> n
             norm_layer=norm,
         )
         anchors = AnchorGenerator(tuple((settings.anchor * 2**n,) for n in range(5)), ((0.5, 1.0, 2.0),) * 5)
-        parts: dict[str, Any] = {
-            "rpn_anchor_generator": anchors,
-            "rpn_head": RPNHead(CHANNELS, anchors.num_anchors_per_location()[0], conv_depth=2 if modern else 1),
-        }
+        proposer = RPNHead(CHANNELS, anchors.num_anchors_per_location()[0], conv_depth=2 if modern else 1)
+        parts: dict[str, Any] = {"rpn_anchor_generator": anchors, "rpn_head": proposer}
         if modern:
             parts["box_head"] = FastRCNNConvFCHead((CHANNELS, 7, 7), [CHANNELS] * 4, [1024], norm_layer=norm)
         if settings.masks:
@@ -154,13 +149,7 @@ def train_detection(net: nn.Module, data: Scenes, settings: DetectSettings, devi
     """Train; yields the loss of every step. An interrupted training cannot be resumed.
 
     The same seed gives the same losses on a CPU. On a GPU the last bits may differ: torchvision's deterministic region
-    alignment takes too much memory there.
-
-    Args:
-        net: from `make_detector`, changed in place.
-        data: training photos; those without an object to train on are left out.
-        settings: training settings.
-        device: device of the network.
+    alignment takes too much memory there. Photos without an object to train on are left out.
 
     Raises:
         DataError: a photo cannot be used, or no photo has an object to train on.
@@ -175,28 +164,16 @@ def train_detection(net: nn.Module, data: Scenes, settings: DetectSettings, devi
     for step, samples in enumerate(read_batches(read, keys, settings.workers)):
         images = [image.to(device) for image, _ in samples]
         targets = [{name: value.to(device) for name, value in target.items()} for _, target in samples]
-        for group in optimizer.param_groups:
-            group["lr"] = settings.rate(step)
         with seeded(device, seed_of(settings.seed, step)):
             loss = sum(net(images, targets).values(), torch.zeros((), device=device))
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-        value = float(loss.item())
-        if not math.isfinite(value):
-            raise TrainingError(f"the loss of step {step + 1} is {value}; lower the learning rate.")
+            value = take_step(optimizer, loss, step, settings.rate(step))
         yield value
 
 
 def training_sample(data: Scenes, masks: bool, seed: int, epoch: int, n: int) -> Sample:
-    """Return a photo, mirrored at random, float32 [3, h, w] in 0..1, and torchvision's targets in its pixels.
+    """Return photo n, float32 [3, h, w] in 0..1, and torchvision's targets in its pixels, with masks if `masks`.
 
-    Args:
-        data: photos and objects.
-        masks: whether to return masks.
-        seed: together with `epoch` and `n`, determines whether the photo is mirrored.
-        epoch: number of the epoch.
-        n: number of the photo.
+    The seed, the epoch and n determine whether the photo is mirrored.
 
     Raises:
         DataError: the photo cannot be used.
@@ -204,8 +181,9 @@ def training_sample(data: Scenes, masks: bool, seed: int, epoch: int, n: int) ->
     scene = data.scenes[n]
     pixels = scene.pixels()
     height, width, _ = pixels.shape
-    index = np.flatnonzero(data.trainable(scene))
-    boxes, index = _in_photo(scene, index, height, width)
+    boxes = scene.boxes_in(height, width).clip(0, [width, height, width, height])
+    index = np.flatnonzero(data.trainable(scene) & (boxes[:, 2:] - boxes[:, :2] >= MIN_SIDE).all(1))
+    boxes = boxes[index]
     drawn = [scene.mask(i, height, width) for i in index.tolist()] if masks else []
     mask = np.stack(drawn) if drawn else np.zeros((0, height, width), np.bool_)
     if rng(seed, epoch, n, CHANGE).random() < 0.5:
@@ -220,13 +198,3 @@ def training_sample(data: Scenes, masks: bool, seed: int, epoch: int, n: int) ->
 def as_image(pixels: NDArray[np.uint8]) -> Tensor:
     """Convert uint8 [h, w, 3] to float32 [3, h, w] in 0..1; torchvision's detectors normalise it themselves."""
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).float() / 255
-
-
-def _in_photo(
-    scene: Scene, index: NDArray[np.int64], height: int, width: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the boxes clipped to the photo, in its pixels, and their objects; sides below 0.1 pixels are dropped."""
-    scale = np.array([width / scene.width, height / scene.height] * 2)
-    boxes = (scene.boxes[index] * scale).clip(0, [width, height, width, height])
-    kept = (boxes[:, 2:] - boxes[:, :2] >= 0.1).all(1)
-    return boxes[kept], index[kept]

@@ -26,11 +26,9 @@ MASK_AT = 0.5
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Detections:
-    """Detected objects of a photo, in its pixels.
+    """Detected objects of a photo of this height and width, in its pixels.
 
     Attributes:
-        height: height of the photo.
-        width: width of the photo.
         boxes: float32 [k, 4], x0, y0, x1, y1.
         classes: int64 [k], 0..C - 1.
         scores: float32 [k].
@@ -49,14 +47,7 @@ class Detections:
 def detect_objects(
     net: nn.Module, data: Scenes, device: torch.device, *, workers: int = 0, tick: Tick | None = None
 ) -> list[Detections]:
-    """Detect objects in every photo.
-
-    Args:
-        net: from `make_detector`; put into eval mode.
-        data: the photos; their objects are not used.
-        device: device of the network.
-        workers: processes that read photos.
-        tick: progress callback.
+    """Detect objects in every photo. The network is put into eval mode; `workers` processes read the photos.
 
     Raises:
         DataError: a photo cannot be used.
@@ -64,13 +55,11 @@ def detect_objects(
     keep_freed_memory()
     net.to(device).eval()
     found = []
-    keys = [[(0, n)] for n in range(len(data))]
-    for done, (pixels,) in enumerate(read_batches(_Photos(data), keys, workers), 1):
+    keys = [[(n,)] for n in range(len(data))]
+    for done, (pixels,) in enumerate(read_batches(data.pixels, keys, workers), 1):
         (out,) = net([as_image(pixels).to(device)])
         height, width, _ = pixels.shape
-        masks = None
-        if "masks" in out:
-            masks = tuple(_encoded(mask[0] > MASK_AT) for mask in out["masks"])
+        masks = tuple(_encoded(mask[0] > MASK_AT) for mask in out["masks"]) if "masks" in out else None
         boxes, labels, scores = (out[name].cpu().numpy() for name in ("boxes", "labels", "scores"))
         found.append(
             Detections(height=height, width=width, boxes=boxes, classes=labels - 1, scores=scores, masks=masks)
@@ -80,26 +69,13 @@ def detect_objects(
     return found
 
 
-@final
-@dataclass(frozen=True)
-class _Photos:
-    data: Scenes
-
-    def __call__(self, epoch: int, n: int) -> NDArray[np.uint8]:  # noqa: ARG002
-        return self.data.scenes[n].pixels()
-
-
 def measure_detections(data: Scenes, found: Sequence[Detections]) -> dict[str, float]:
-    """Compute AP by the rules of the data's layout, 0..1.
+    """Compute AP by the rules of the data's layout, 0..1. `found` has the detections of each photo, in the same order.
 
     COCO: "box_AP", "box_AP50", "box_AP75", and the same of masks ("mask_AP") if the detector predicts masks: IoU .50 to
     .95, 101 recall points, 100 detections per photo, crowds ignored.
     VOC: the same names for boxes, with 11 recall points (VOC2007), means over IoU .50 to .95 as detectron2 prints them,
     difficult objects ignored.
-
-    Args:
-        data: annotated photos.
-        found: detections of each photo, in the same order.
 
     Raises:
         ConfigError: faster-coco-eval is not installed.
@@ -109,45 +85,27 @@ def measure_detections(data: Scenes, found: Sequence[Detections]) -> dict[str, f
     if not any((~scene.ignored).any() for scene in data.scenes):
         raise DataError("no test photo has an object that counts; give photos with annotated objects.")
     if data.layout == "voc":
-        result = voc_average_precision(
-            [_voc_truth(scene, one) for scene, one in zip(data.scenes, found, strict=True)],
-            [
-                PredictedBoxes(_counted(one.boxes.astype(np.float64)), one.classes, one.scores.astype(np.float64))
-                for one in found
-            ],
-            len(data.classes),
-        )
+        # VOC numbers the first and the last pixel of a box from 1; our corners are continuous.
+        shift = np.array([1.0, 1.0, 0.0, 0.0])
+        truth = [
+            TrueBoxes(scene.boxes_in(one.height, one.width) + shift, scene.classes, scene.ignored)
+            for scene, one in zip(data.scenes, found, strict=True)
+        ]
+        predicted = [
+            PredictedBoxes(one.boxes.astype(np.float64) + shift, one.classes, one.scores.astype(np.float64))
+            for one in found
+        ]
+        result = voc_average_precision(truth, predicted, len(data.classes))
         return {"box_AP": result.mean, "box_AP50": result.at(0.5), "box_AP75": result.at(0.75)}
-    truth = _coco_truth(data, found)
-    values = _coco_ap(truth, _results(found, masks=False), "box", "bbox")
+    annotations = _coco_truth(data, found)
+    values = _coco_ap(annotations, _results(found, masks=False), "box", "bbox")
     if all(one.masks is not None for one in found):
-        values |= _coco_ap(truth, _results(found, masks=True), "mask", "segm")
+        values |= _coco_ap(annotations, _results(found, masks=True), "mask", "segm")
     return values
 
 
-# --- VOC
-
-
-def _counted(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Convert continuous corners to VOC's numbers of the first and last pixels, counted from 1."""
-    counted: NDArray[np.float64] = boxes + np.array([1.0, 1.0, 0.0, 0.0])
-    return counted
-
-
-def _voc_truth(scene: Scene, one: Detections) -> TrueBoxes:
-    scale = np.array([one.width / scene.width, one.height / scene.height] * 2)
-    return TrueBoxes(_counted(scene.boxes * scale), scene.classes, scene.ignored)
-
-
-# --- COCO
-
-
 def require_measure() -> None:
-    """Raise an error before training if AP cannot be computed afterwards.
-
-    Raises:
-        ConfigError: faster-coco-eval is not installed.
-    """
+    """Raise `ConfigError` before training if faster-coco-eval, which computes AP afterwards, is not installed."""
     _library()
 
 
@@ -174,7 +132,7 @@ def _coco_truth(data: Scenes, found: Sequence[Detections]) -> dict[str, Any]:
     for n, (scene, one) in enumerate(zip(data.scenes, found, strict=True), 1):
         images.append({"id": n, "width": one.width, "height": one.height})
         across, down = one.width / scene.width, one.height / scene.height
-        for i, (x0, y0, x1, y1) in enumerate((scene.boxes * np.array([across, down] * 2)).tolist()):
+        for i, (x0, y0, x1, y1) in enumerate(scene.boxes_in(one.height, one.width).tolist()):
             annotation = {
                 "id": len(annotations) + 1,
                 "image_id": n,
@@ -193,7 +151,7 @@ def _coco_truth(data: Scenes, found: Sequence[Detections]) -> dict[str, Any]:
 def _segmentation(scene: Scene, i: int, one: Detections) -> Any:
     outline = scene.outlines[i]
     if outline is None:  # a crowd without an outline counts as its box
-        x0, y0, x1, y1 = scene.boxes[i] * np.array([one.width / scene.width, one.height / scene.height] * 2)
+        x0, y0, x1, y1 = scene.boxes_in(one.height, one.width)[i]
         return [[x0, y0, x1, y0, x1, y1, x0, y1]]
     if isinstance(outline, list):
         return scene.scaled(i, one.height, one.width)
@@ -206,29 +164,19 @@ def _results(found: Sequence[Detections], *, masks: bool) -> list[dict[str, Any]
     results = []
     for n, one in enumerate(found, 1):
         for i, (x0, y0, x1, y1) in enumerate(one.boxes.tolist()):
-            result: dict[str, Any] = {
-                "image_id": n,
-                "category_id": int(one.classes[i]) + 1,
-                "score": float(one.scores[i]),
-            }
-            if masks:
-                assert one.masks is not None
-                result["segmentation"] = one.masks[i]
-            else:
-                result["bbox"] = [x0, y0, x1 - x0, y1 - y0]
-            results.append(result)
+            outline = one.masks[i] if masks and one.masks is not None else None
+            region = {"bbox": [x0, y0, x1 - x0, y1 - y0]} if outline is None else {"segmentation": outline}
+            class_, score = int(one.classes[i]) + 1, float(one.scores[i])
+            results.append({"image_id": n, "category_id": class_, "score": score, **region})
     return results
 
 
 def _coco_ap(truth: dict[str, Any], results: list[dict[str, Any]], name: str, kind: str) -> dict[str, float]:
     library = _library()
     own = library.COCO(truth)
-    measured = library.COCOeval_faster(own, own.loadRes(results), iouType=kind, print_function=_silent)
+    found = own.loadRes(results)
+    measured = library.COCOeval_faster(own, found, iouType=kind, print_function=lambda *_words: None)
     measured.evaluate()
     measured.accumulate()
     measured.summarize()
     return {f"{name}_AP{at}": float(value) for at, value in zip(("", "50", "75"), measured.stats[:3], strict=True)}
-
-
-def _silent(*_words: object) -> None:
-    """Print nothing."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from fewtags.engine.encoder_file import EncoderInfo
 from fewtags.transfer.dense.detection import VOC, DetectSettings
 from fewtags.transfer.dense.segmentation import SegmentSettings
+from fewtags.transfer.protocols import other_backbone
 
 
 def detect_protocol(settings: DetectSettings, info: EncoderInfo, *, voc: bool, published: bool) -> str:
-    """Compare a detection run with MLS (ICCV 2023), tables 1 and 4.
+    """Compare a detection run on Pascal VOC, or else on COCO, with MLS (ICCV 2023), tables 1 and 4.
 
-    Args:
-        settings: training settings.
-        info: description of the encoder.
-        voc: Pascal VOC and its AP; otherwise COCO.
-        published: whether the photos are those of the protocol (train2017 and val2017; VOC07+12 and test2007).
+    `published`: the photos are those of the protocol (train2017 and val2017; VOC07+12 and test2007).
     """
     usual = VOC if voc else DetectSettings()
     name = (
@@ -25,13 +21,14 @@ def detect_protocol(settings: DetectSettings, info: EncoderInfo, *, voc: bool, p
         if voc
         else "Mask R-CNN R50-FPN 1x of MLS (ICCV 2023, table 1: detectron2, 90k steps)"
     )
+    same = replace(settings, seed=0, workers=0, heads=usual.heads, masks=usual.masks) == usual
     differs = [
         f"torchvision's {'Mask' if settings.masks else 'Faster'} R-CNN, feature pyramid and {settings.heads} heads",
         "BatchNorm of one process",
         *([] if published else ["other photos"]),
-        *_backbone(info),
+        *other_backbone(info),
         *([] if settings.masks is usual.masks else ["boxes only"]),
-        *([] if _same(settings, usual) else ["other settings"]),
+        *([] if same else ["other settings"]),
     ]
     return f"protocol: resembles {name}; differs: {', '.join(differs)}."
 
@@ -39,11 +36,7 @@ def detect_protocol(settings: DetectSettings, info: EncoderInfo, *, voc: bool, p
 def segment_protocol(settings: SegmentSettings, info: EncoderInfo, *, cityscapes: bool, stride: int | None) -> str:
     """Compare a segmentation run with MLS (ICCV 2023), table 3.
 
-    Args:
-        settings: training settings.
-        info: description of the encoder.
-        cityscapes: whether the photos are those of the protocol, at their own size.
-        stride: output stride of the encoder; None: its own.
+    `cityscapes`: the photos are those of the protocol, at their own size. An output stride of None is the encoder's.
     """
     usual = SegmentSettings()
     head = "DeepLab" if settings.head == "deeplab" else "FCN"
@@ -52,7 +45,7 @@ def segment_protocol(settings: SegmentSettings, info: EncoderInfo, *, cityscapes
         "no colour augmentation",
         "BatchNorm of one process",
         *([] if cityscapes else ["the data are not Cityscapes at full size"]),
-        *_backbone(info),
+        *other_backbone(info),
         *([] if stride == 8 else ["output stride " + ("of the encoder" if stride is None else str(stride))]),
         *([] if replace(settings, seed=0, workers=0, head="deeplab") == usual else ["other settings"]),
     ]
@@ -60,11 +53,3 @@ def segment_protocol(settings: SegmentSettings, info: EncoderInfo, *, cityscapes
         "protocol: resembles mmsegmentation's Cityscapes 512x1024 40k with PSPNet or PSANet, which MLS (ICCV 2023, "
         f"table 3) used; differs: {', '.join(differs)}."
     )
-
-
-def _same(settings: DetectSettings, usual: DetectSettings) -> bool:
-    return replace(settings, seed=0, workers=0, heads=usual.heads, masks=usual.masks) == usual
-
-
-def _backbone(info: EncoderInfo) -> Sequence[str]:
-    return [] if info.backbone.split(".")[0] == "resnet50" else [f"the backbone is {info.backbone}, not resnet50"]

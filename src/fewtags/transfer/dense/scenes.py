@@ -1,25 +1,27 @@
 """Photos with boxes and, in COCO, outlines: readers of COCO's JSON and Pascal VOC's XML for detection benchmarks.
 
 `formats` reads the same files as labels for classification. Here boxes stay in pixels, crowds and difficult objects are
-kept apart, and a photo or object that cannot be used is an error, because a benchmark must not drop any.
+marked, and a photo or object that cannot be used is an error, because a benchmark must not drop any.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
-from xml.etree.ElementTree import Element, ParseError
+from xml.etree.ElementTree import ParseError
 
-import defusedxml.ElementTree
 import numpy as np
 from defusedxml.common import DefusedXmlException
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from fewtags.errors import ConfigError, DataError
+from fewtags.formats.common import xml_trouble
 from fewtags.formats.masks import draw_mask, run_lengths
+from fewtags.formats.voc import first_words, read_page
 from fewtags.photos.decode import read_image
 from fewtags.seeds import rng
 from fewtags.transfer.dense.batches import HOLD_OUT
@@ -36,9 +38,7 @@ class Scene:
     """A photo and its objects, in pixels of the size that the annotation states.
 
     Attributes:
-        image: the file; its size may differ from the stated one, its aspect may not.
-        width: stated width.
-        height: stated height.
+        image: the file; its size may differ from the stated one, its aspect ratio may not.
         boxes: float64 [m, 4], x0, y0, x1, y1, continuous.
         classes: int64 [m], 0..C - 1.
         ignored: bool [m], crowds (COCO) and difficult objects (VOC); evaluation does not count them.
@@ -71,6 +71,11 @@ class Scene:
             )
         return pixels
 
+    def boxes_in(self, height: int, width: int) -> NDArray[np.float64]:
+        """Return the boxes in pixels of a photo of that size."""
+        boxes: NDArray[np.float64] = self.boxes * np.array([width / self.width, height / self.height] * 2)
+        return boxes
+
     def mask(self, n: int, height: int, width: int) -> NDArray[np.bool_]:
         """Return the mask of an object, bool [height, width], in a photo of that size."""
         outline = self.outlines[n]
@@ -84,20 +89,16 @@ class Scene:
 
     def scaled(self, n: int, height: int, width: int) -> list[list[float]]:
         """Return the polygons of an object in a photo of that size."""
-        across, down = width / self.width, height / self.height
-        return [(np.reshape(polygon, (-1, 2)) * [across, down]).ravel().tolist() for polygon in self.outlines[n]]
+        scale = [width / self.width, height / self.height]
+        return [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in self.outlines[n]]
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Scenes:
-    """Annotated photos.
+    """N annotated photos, names of their C classes, and notes about photos that were left out.
 
-    Attributes:
-        layout: rules for training objects and for AP.
-        scenes: N photos.
-        classes: names of the C classes.
-        notes: remarks about photos that were left out.
+    The layout determines the rules for training objects and for AP.
     """
 
     layout: Literal["coco", "voc"]
@@ -108,31 +109,32 @@ class Scenes:
     def __len__(self) -> int:
         return len(self.scenes)
 
+    def pixels(self, n: int) -> NDArray[np.uint8]:
+        """Read photo n, see `Scene.pixels`."""
+        return self.scenes[n].pixels()
+
     def trainable(self, scene: Scene) -> NDArray[np.bool_]:
         """Return bool [m], the objects to train on, as in detectron2: those with an area, without crowds."""
         sides = scene.boxes[:, 2:] - scene.boxes[:, :2]
         return (sides > 0).all(1) & (~scene.ignored | (self.layout == "voc"))
 
     def with_objects(self) -> Scenes:
-        """Return the photos that have an object to train on.
-
-        Raises:
-            DataError: no photo has one.
-        """
+        """Return the photos that have an object to train on; `DataError` without such photos."""
         kept = tuple(scene for scene in self.scenes if self.trainable(scene).any())
         if not kept:
             raise DataError("no photo has a box to train on; give photos with annotated objects.")
         return replace(self, scenes=kept)
 
     def with_outlines(self) -> Scenes:
-        """Return the photos whose objects, except crowds, all have an outline.
+        """Return the photos whose objects, except crowds, all have an outline; `DataError` without such photos.
 
         An object without an outline would be trained as background.
-
-        Raises:
-            DataError: no photo is left.
         """
-        kept = tuple(scene for scene in self.scenes if _all_outlined(scene))
+        kept = tuple(
+            scene
+            for scene in self.scenes
+            if all(bool(outline) or crowd for outline, crowd in zip(scene.outlines, scene.ignored, strict=True))
+        )
         if not any(len(scene.boxes) for scene in kept):
             raise DataError("no photo has outlines (segmentation) of its objects; train on boxes only: --boxes-only.")
         dropped = len(self.scenes) - len(kept)
@@ -140,11 +142,7 @@ class Scenes:
         return replace(self, scenes=kept, notes=(*self.notes, note) if dropped else self.notes)
 
     def hold_out(self, share: float, seed: int) -> tuple[Scenes, Scenes]:
-        """Split into training photos and a random `share` of test photos.
-
-        Raises:
-            ConfigError: one part has no photo.
-        """
+        """Split into training photos and a random `share` of test photos; `ConfigError` if a part has no photo."""
         count = round(share * len(self.scenes))
         if not 0 < count < len(self.scenes):
             raise ConfigError(
@@ -153,13 +151,6 @@ class Scenes:
         order = rng(seed, 0, 0, HOLD_OUT).permutation(len(self.scenes))
         test, train = (tuple(self.scenes[n] for n in sorted(part.tolist())) for part in np.split(order, [count]))
         return replace(self, scenes=train), replace(self, scenes=test)
-
-
-def _all_outlined(scene: Scene) -> bool:
-    return all(bool(outline) or ignored for outline, ignored in zip(scene.outlines, scene.ignored, strict=True))
-
-
-# --- COCO
 
 
 class _Image(BaseModel):
@@ -192,9 +183,7 @@ class _File(BaseModel):
 def coco_scenes(file: Path, images: Path) -> Scenes:
     """Read a COCO instances file: classes in the order of category ids, photos in the order of the file.
 
-    Args:
-        file: JSON file.
-        images: folder that `file_name` is relative to.
+    `file_name` is relative to `images`.
 
     Raises:
         DataError: the file is not a COCO instances file, ids contradict each other, or photos are missing.
@@ -240,11 +229,7 @@ def _coco_scene(path: Path, image: _Image, objects: Sequence[_Annotation], numbe
 
 
 def _outline(segmentation: list[list[float]] | dict[str, Any] | None, image: _Image) -> Any:
-    """Return the outline to draw; polygons without an inside are dropped, as in detectron2.
-
-    Raises:
-        DataError: run lengths cannot be read, or do not have the size of the image.
-    """
+    """Return the outline to draw; polygons without an inside are dropped, as in detectron2."""
     if not isinstance(segmentation, list):
         if segmentation and run_lengths(segmentation.get("counts")).sum() != image.width * image.height:
             raise DataError(
@@ -264,13 +249,8 @@ def _refuse_missing(scenes: Sequence[Scene], images: Path) -> None:
         )
 
 
-# --- Pascal VOC
-
-
 def voc_scenes(root: Path, year: Literal["2007", "2012"], split: Literal["train", "val", "trainval", "test"]) -> Scenes:
     """Read a split of a VOCdevkit folder: VOC2007/ImageSets/Main/SPLIT.txt, Annotations, JPEGImages.
-
-    VOC counts pixels from 1 and includes the last one, so x0 and y0 are one less here.
 
     Raises:
         DataError: files are missing, XML is broken or dangerous, or VOC does not have a class.
@@ -279,8 +259,7 @@ def voc_scenes(root: Path, year: Literal["2007", "2012"], split: Literal["train"
     names = base / "ImageSets" / "Main" / f"{split}.txt"
     if not names.is_file():
         raise DataError(f"{names} does not exist; give the VOCdevkit folder, with VOC{year} in it.")
-    words = [line.split()[0] for line in names.read_text("utf-8-sig").splitlines() if line.strip()]
-    scenes = tuple(_voc_scene(base, word) for word in words)
+    scenes = tuple(_voc_scene(base, word) for word in first_words(names))
     _refuse_missing(scenes, base / "JPEGImages")
     return Scenes("voc", scenes, VOC_CLASSES)
 
@@ -290,35 +269,23 @@ def _voc_scene(base: Path, name: str) -> Scene:
     if not file.is_file():
         raise DataError(f"{file} does not exist, but the split lists its photo; unpack the annotations again.")
     try:
-        page = defusedxml.ElementTree.fromstring(file.read_bytes())
-        width, height = (int(_text(page, f"size/{side}")) for side in ("width", "height"))
-        objects = [_voc_object(element) for element in page.iterfind("object")]
+        page = read_page(file)
+        if not all(map(math.isfinite, page.size)):
+            raise ValueError("has no width and height of the photo (size)")
+        if wrong := next((o for o in page.objects if o.name not in VOC_CLASSES), None):
+            raise ValueError(f"{wrong.name!r} is not one of the 20 classes of VOC")
+        if page.nameless or any(o.corners is None or not all(map(math.isfinite, o.corners)) for o in page.objects):
+            raise ValueError("an object has no name, or no box (bndbox) of four numbers")
     except (ParseError, DefusedXmlException, ValueError) as error:
-        raise DataError(f"{file}: {str(error) or type(error).__name__}; fix or remove it.") from None
-    boxes = np.array([corners for _, corners, _ in objects], np.float64).reshape(-1, 4)
+        raise DataError(f"{file}: {xml_trouble(error)}; fix or remove it.") from None
+    boxes = np.array([o.corners for o in page.objects], np.float64).reshape(-1, 4)
     return Scene(
         image=base / "JPEGImages" / f"{name}.jpg",
-        width=width,
-        height=height,
+        width=int(page.size[0]),
+        height=int(page.size[1]),
         boxes=boxes,
-        classes=np.array([class_ for class_, _, _ in objects], np.int64),
-        ignored=np.array([difficult for _, _, difficult in objects], np.bool_),
-        outlines=(None,) * len(objects),
+        classes=np.array([VOC_CLASSES.index(o.name) for o in page.objects], np.int64),
+        ignored=np.array([o.difficult for o in page.objects], np.bool_),
+        outlines=(None,) * len(boxes),
         areas=(boxes[:, 2:] - boxes[:, :2]).prod(1),
     )
-
-
-def _voc_object(element: Element) -> tuple[int, list[float], bool]:
-    name = _text(element, "name")
-    if name not in VOC_CLASSES:
-        raise ValueError(f"{name!r} is not one of the 20 classes of VOC")
-    low = [float(_text(element, f"bndbox/{key}")) - 1 for key in ("xmin", "ymin")]
-    high = [float(_text(element, f"bndbox/{key}")) for key in ("xmax", "ymax")]
-    return VOC_CLASSES.index(name), low + high, (element.findtext("difficult") or "0").strip() == "1"
-
-
-def _text(element: Element, path: str) -> str:
-    text = element.findtext(path)
-    if text is None:
-        raise ValueError(f"<{element.tag}> has no {path}")
-    return text.strip()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -20,7 +21,7 @@ from torchvision.models.segmentation.fcn import FCNHead
 from fewtags.engine.autocast import repeatable, seeded
 from fewtags.engine.encoder_file import EncoderInfo
 from fewtags.engine.machine import keep_freed_memory
-from fewtags.errors import ConfigError, DataError, TrainingError
+from fewtags.errors import ConfigError, DataError
 from fewtags.metrics.segmentation import SegmentationReport, confusion, segmentation_report
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.nets.spatial import spatial_features
@@ -28,8 +29,9 @@ from fewtags.photos.decode import open_photo
 from fewtags.photos.loader import Collate
 from fewtags.photos.scan import Tick
 from fewtags.seeds import rng, seed_of
-from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches
+from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches, take_step
 
+PhotoMask = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 IGNORE = 255
 CITYSCAPES = {
     7: 0, 8: 1, 11: 2, 12: 3, 13: 4, 17: 5, 19: 6, 20: 7, 21: 8, 22: 9, 23: 10, 24: 11, 25: 12, 26: 13, 27: 14,
@@ -62,7 +64,7 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.images)
 
-    def read(self, n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    def read(self, n: int) -> PhotoMask:
         """Read pixels [h, w, 3], resized to `size`, and classes [H, W], in the mask's own size.
 
         Raises:
@@ -70,15 +72,14 @@ class Pairs:
         """
         place = self.masks[n]
         with open_photo(self.images[n]) as photo:
-            wide, high = photo.info.width, photo.info.height
-            mask = _read_mask(place, wide, high)
+            mask = _read_mask(place, photo.info.width, photo.info.height)
             pixels = photo.read(size=self.size)
         truth = self.lookup[mask]
-        wrong = truth[(truth >= self.classes) & (truth != IGNORE)]
-        if len(wrong):
+        wrong = truth[(truth >= self.classes) & (truth != IGNORE)].tolist()
+        if wrong:
             raise DataError(
-                f"{place} contains the value {int(wrong[0])}, but the {self.classes} classes are 0 to "
-                f"{self.classes - 1}; change --classes, or pass --ignore {int(wrong[0])}."
+                f"{place} contains the value {wrong[0]}, but the {self.classes} classes are 0 to {self.classes - 1}; "
+                f"change --classes, or pass --ignore {wrong[0]}."
             )
         return pixels, truth
 
@@ -101,14 +102,9 @@ def _read_mask(place: Path, width: int, height: int) -> NDArray[np.uint8]:
 def folder_pairs(
     images: Path, masks: Path, classes: int, ignore: Sequence[int] = (IGNORE,), size: tuple[int, int] | None = None
 ) -> Pairs:
-    """List the photos and masks of the same name, apart from the ending, in two folders.
+    """List the photos and masks (PNG files of class numbers) of the same name, apart from the ending, in two folders.
 
-    Args:
-        images: folder of photos.
-        masks: folder of PNG files whose values are class numbers.
-        classes: C.
-        ignore: mask values to ignore.
-        size: see `Pairs`.
+    Mask values in `ignore` are ignored. For `classes` and `size`, see `Pairs`.
 
     Raises:
         DataError: there is no photo, or a photo has no mask.
@@ -133,13 +129,13 @@ def cityscapes_pairs(root: Path, split: Literal["train", "val"], size: tuple[int
     images = sorted((root / "leftImg8bit" / split).glob("*/*_leftImg8bit.png"))
     if not images:
         raise DataError(f"{root / 'leftImg8bit' / split} contains no CITY/*_leftImg8bit.png; unpack leftImg8bit there.")
-    masks = []
-    for image in images:
-        name = image.name.replace("_leftImg8bit.png", "_gtFine_labelIds.png")
-        mask = root / "gtFine" / split / image.parent.name / name
+    masks = [
+        root / "gtFine" / split / image.parent.name / image.name.replace("_leftImg8bit.png", "_gtFine_labelIds.png")
+        for image in images
+    ]
+    for image, mask in zip(images, masks, strict=True):
         if not mask.exists():
             raise DataError(f"{mask}, the mask of {image.name}, does not exist; unpack gtFine in {root}.")
-        masks.append(mask)
     lookup = np.full(256, IGNORE, np.uint8)
     lookup[list(CITYSCAPES)] = list(CITYSCAPES.values())
     return Pairs(tuple(images), tuple(masks), 19, lookup, size)
@@ -160,7 +156,6 @@ class SegmentSettings:
         weight_decay: L2 penalty, added to the gradient.
         head: torchvision's "deeplab" (ASPP) or "fcn".
         auxiliary: loss weight of an auxiliary FCN head on the stage before the last; 0: no such head.
-        seed: seed of all random numbers.
         workers: processes that read photos; they do not change the result.
 
     Raises:
@@ -214,12 +209,8 @@ def with_output_stride(encoder: Encoder, info: EncoderInfo, output_stride: int |
 class SegmentNet(nn.Module):
     """An encoder with a torchvision head on its last feature map; logits have the size of the images.
 
-    Args:
-        encoder: the published protocols use output stride 8 (`with_output_stride`).
-        classes: C.
-        head: "deeplab" or "fcn".
-        auxiliary: whether to add an FCN head on the features of the stage before the last.
-        seed: seed of the heads' weights.
+    The published protocols use output stride 8 (`with_output_stride`). `auxiliary` adds an FCN head on the features of
+    the stage before the last.
     """
 
     def __init__(
@@ -260,12 +251,6 @@ def train_segmentation(
 ) -> Iterator[float]:
     """Train; yields the loss of every step. An interrupted training cannot be resumed.
 
-    Args:
-        net: changed in place.
-        data: training photos.
-        settings: training settings.
-        device: device of the network.
-
     Raises:
         DataError: a photo or mask cannot be used.
         TrainingError: the loss is not finite.
@@ -276,22 +261,15 @@ def train_segmentation(
     pre = net.encoder.preprocessing
     collate = Collate(pre.mean, pre.std)
     keys = batch_keys(len(data), settings.batch_size, settings.iterations, settings.seed)
-    for step, crops in enumerate(read_batches(_Crops(data, settings), keys, settings.workers)):
+    for step, crops in enumerate(read_batches(partial(_read_crop, data, settings), keys, settings.workers)):
         images = collate.pixels([pixels for pixels, _ in crops], device)
         truth = torch.from_numpy(np.stack([mask for _, mask in crops])).to(device).long()
-        for group in optimizer.param_groups:
-            group["lr"] = settings.rate(step)
         with repeatable(device), seeded(device, seed_of(settings.seed, step)):
             logits, extra = net(images)
             loss = _cross_entropy(logits, truth)
             if extra is not None:
                 loss = loss + settings.auxiliary * _cross_entropy(extra, truth)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-        value = loss.item()
-        if not math.isfinite(value):
-            raise TrainingError(f"the loss of step {step + 1} is {value}; lower the learning rate.")
+            value = take_step(optimizer, loss, step, settings.rate(step))
         yield value
 
 
@@ -301,21 +279,13 @@ def _cross_entropy(logits: Tensor, truth: Tensor) -> Tensor:
     return total / (truth != IGNORE).sum().clamp(min=1)
 
 
-@final
-@dataclass(frozen=True)
-class _Crops:
-    """Random crops, determined by the seed, the epoch and the number of the photo."""
-
-    data: Pairs
-    settings: SegmentSettings
-
-    def __call__(self, epoch: int, n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        return _crop(*self.data.read(n), self.settings, rng(self.settings.seed, epoch, n, CHANGE))
+def _read_crop(data: Pairs, settings: SegmentSettings, epoch: int, n: int) -> PhotoMask:
+    return _crop(*data.read(n), settings, rng(settings.seed, epoch, n, CHANGE))
 
 
 def _crop(
     pixels: NDArray[np.uint8], mask: NDArray[np.uint8], settings: SegmentSettings, random: np.random.Generator
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+) -> PhotoMask:
     """Resize, crop and flip at random; the crop is padded with grey, ignored pixels beyond the photo."""
     factor, (height, width) = random.uniform(*settings.scale), settings.crop
     size = (max(1, round(pixels.shape[1] * factor)), max(1, round(pixels.shape[0] * factor)))
@@ -331,28 +301,14 @@ def _crop(
     return (out[:, ::-1], labels[:, ::-1]) if random.random() < 0.5 else (out, labels)
 
 
-@final
-@dataclass(frozen=True)
-class _Whole:
-    data: Pairs
-
-    def __call__(self, epoch: int, n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:  # noqa: ARG002
-        return self.data.read(n)
-
-
 @torch.no_grad()
 def evaluate_segmentation(
     net: SegmentNet, data: Pairs, device: torch.device, *, stride: int = 32, workers: int = 0, tick: Tick | None = None
 ) -> SegmentationReport:
     """Evaluate whole photos at the size of their masks, all pixels in one confusion matrix.
 
-    Args:
-        net: put into eval mode.
-        data: test photos.
-        device: device of the network.
-        stride: photos are padded to multiples of it, on the right and below; padded pixels do not count.
-        workers: processes that read photos.
-        tick: progress callback.
+    The network is put into eval mode; `workers` processes read the photos. Photos are padded to multiples of `stride`,
+    on the right and below; padded pixels do not count.
 
     Raises:
         DataError: a photo or mask cannot be used.
@@ -361,8 +317,8 @@ def evaluate_segmentation(
     net.to(device).eval()
     pre = net.encoder.preprocessing
     collate, matrix = Collate(pre.mean, pre.std), np.zeros((data.classes, data.classes), np.int64)
-    keys = [[(0, n)] for n in range(len(data))]
-    for done, ((pixels, mask),) in enumerate(read_batches(_Whole(data), keys, workers), 1):
+    keys = [[(n,)] for n in range(len(data))]
+    for done, ((pixels, mask),) in enumerate(read_batches(data.read, keys, workers), 1):
         height, width, _ = pixels.shape
         padded = np.full((-(-height // stride) * stride, -(-width // stride) * stride, 3), GREY, np.uint8)
         padded[:height, :width] = pixels

@@ -39,11 +39,7 @@ class BCE(LogitObjective):
     """
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Check that at least one negative is known.
-
-        Raises:
-            ConfigError: no training image has a known negative.
-        """
+        """Check that at least one negative is known."""
         if not problem.labels.counts(Label.NEGATIVE).any():
             raise ConfigError(
                 "objective 'bce' needs known negatives, and no training image has one: it would learn to predict every "
@@ -69,9 +65,6 @@ class AssumeNegative(LogitObjective):
         smoothing: label smoothing e of AN-LS, in 0..0.5 (the paper searches 0.1 and 0.2); 0 for plain AN.
         negative_weight: weight of unknown cells; "weak" for 1 / (classes - 1), which is WAN; None for 1, plain AN.
             Known negatives keep the weight 1.
-
-    Raises:
-        ConfigError: a value out of range, or both options at once.
     """
 
     smoothing: float = 0.0

@@ -80,9 +80,6 @@ class ExpectedNegative(Objective):
         heatmap_rounding: "nearest" or "stochastic", of uint8.
         heatmap_storage: "memory" of the net's device, or "disk" (a memory map in the run's state folder).
         score_dtype: "float32", or "float16" where images x classes is large.
-
-    Raises:
-        ConfigError: a value that is out of range, or two that contradict each other.
     """
 
     positives_per_image: Annotated[float | None, Range(0, above=True)] = None
@@ -196,11 +193,7 @@ class ExpectedNegative(Objective):
         )
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Allocate scores, cuts and heatmaps.
-
-        Raises:
-            ConfigError: settings that do not fit the problem.
-        """
+        """Allocate scores, cuts and heatmaps."""
         self._problem = problem
         (samples, classes), shard, device = problem.labels.shape, problem.shard, problem.device
         self._counts = torch.from_numpy(self._expected_counts(problem.labels)).to(device)

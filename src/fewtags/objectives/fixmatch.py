@@ -66,9 +66,6 @@ class FixMatch(SupervisedObjective):
         uncertainty_views: number of views that UPS compares, at least 2; 0: FixMatch alone.
         uncertain_positive: kappa+ of UPS, the largest standard deviation of a pseudo-positive.
         uncertain_negative: kappa- of UPS, the largest standard deviation of a pseudo-negative.
-
-    Raises:
-        ConfigError: a value that is out of range, or two that contradict each other.
     """
 
     needs_second_view: ClassVar[bool] = True
@@ -96,11 +93,7 @@ class FixMatch(SupervisedObjective):
                 raise ConfigError(f"negative_to{where} must be below positive_from, got {negative} and {positive}.")
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Allocate pseudo-labels, and with UPS the scores of earlier views.
-
-        Raises:
-            ConfigError: pseudo-labels would never begin, no image to fill, or thresholds for another number of classes.
-        """
+        """Allocate pseudo-labels, and with UPS the scores of earlier views."""
         self._problem = problem
         first = max(self.pseudo_from, self.uncertainty_views - 1)
         refuse_too_late(first, problem.epochs, "objective.pseudo_from or objective.uncertainty_views")
@@ -140,11 +133,7 @@ class FixMatch(SupervisedObjective):
         return pseudo_diagnostics(self._pseudo.judge(self._problem.truth), self._problem.labels.shape[0])
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """Both views through the net; the weak one teaches. Everything is read as it was before this batch.
-
-        Raises:
-            ConfigError: a batch without strong views.
-        """
+        """Both views through the net; the weak one teaches. Everything is read as it was before this batch."""
         if batch.second_view is None:
             raise ConfigError(
                 "FixMatch needs batches with a second view; load them from a TrainSet that has a `second_view`."

@@ -60,9 +60,6 @@ class PatchML(SupervisedObjective):
         negative_below: largest probability of a pseudo-negative; 1: no limit.
         min_count: number of annotated patches that a prototype needs.
         prototype_momentum: weight of the old prototype, from 0 (new each epoch) to 1 (the first one stays).
-
-    Raises:
-        ConfigError: a value that is out of range, or two that contradict each other.
     """
 
     prototypes_of: Examples = "patches"
@@ -87,11 +84,7 @@ class PatchML(SupervisedObjective):
         return self.pseudo_weight == 0 and "selective" not in (self.image_unknown, self.patch_unknown)
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Allocate prototypes and pseudo-labels if `pseudo_weight` is above 0.
-
-        Raises:
-            ConfigError: pseudo-labels would never begin.
-        """
+        """Allocate prototypes and pseudo-labels if `pseudo_weight` is above 0."""
         self._problem = problem
         samples, classes = problem.labels.shape
         self._prior = class_shares(problem.labels).to(problem.device)

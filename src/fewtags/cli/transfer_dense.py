@@ -28,7 +28,7 @@ LOSS_LINES = 20
 @final
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
-    """Options of both trainings; None: the default of the published protocol."""
+    """Options of both trainings; None means the published protocol's value."""
 
     iterations: Annotated[int | None, typer.Option(min=1, help="Optimiser steps; default: the protocol's.")] = None
     batch_size: Annotated[
@@ -213,9 +213,6 @@ def segment(
     print_result("segment", options, info, _facts(data, settings, (len(train), len(tested))), results, protocol)
 
 
-# --- data
-
-
 def _coco_sets(
     data: Path, files: Mapping[str, Path | None], only_2007: bool, masks: bool
 ) -> tuple[Scenes, Scenes] | Scenes:
@@ -269,11 +266,8 @@ def _pairs(
     return train, tested
 
 
-# --- shared
-
-
 def _read_all(readers: Sequence[Callable[[], Any]]) -> None:
-    """Read every photo once, so that one that cannot be used is reported before training."""
+    """Read every photo once, so that unusable photos are reported before training."""
     with counting("reading photos") as tick:
         for n, read in enumerate(readers, 1):
             read()
@@ -289,9 +283,7 @@ def _encoders(options: EncoderOptions) -> Iterator[tuple[int, Encoder, EncoderIn
 
 
 def _say_sizes(info: EncoderInfo, train: int, test: int, classes: int, notes: Sequence[str] = ()) -> None:
-    for note in notes:
-        say(note)
-    say(f"{info.backbone}, {train:,} training photos, {test:,} test photos, {classes} classes")
+    say(*notes, f"{info.backbone}, {train:,} training photos, {test:,} test photos, {classes} classes")
 
 
 def _train(losses: Iterator[float], iterations: int) -> None:
@@ -306,9 +298,5 @@ def _train(losses: Iterator[float], iterations: int) -> None:
 
 def _facts(data: Path, settings: Any, counts: tuple[int, int]) -> dict[str, Any]:
     """Return the entries of the JSON result that only these commands have."""
-    return {
-        "data": str(data),
-        "train_photos": counts[0],
-        "test_photos": counts[1],
-        "settings": {name: value for name, value in asdict(settings).items() if name not in ("seed", "workers")},
-    }
+    chosen = {name: value for name, value in asdict(settings).items() if name not in ("seed", "workers")}
+    return {"data": str(data), "train_photos": counts[0], "test_photos": counts[1], "settings": chosen}

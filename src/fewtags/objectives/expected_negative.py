@@ -24,11 +24,6 @@ from fewtags.stores.rows import ScoreStore, score_bytes
 from fewtags.stores.topk import BLOCK_CELLS, ExpectedPositives, Reading, class_blocks, expected_counts
 
 SCL_WEIGHT = 0.1
-Distance = Literal["l1", "l2", "jsd"]
-Treatment = Literal["ignore", "positive"]
-WarmupLoss = Literal["assume_negative", "expected_negative"]
-Storage = Literal["memory", "disk"]
-ScorePrecision = Literal["float32", "float16"]
 
 
 class Predictions(NamedTuple):
@@ -86,18 +81,18 @@ class ExpectedNegative(Objective):
     class_prior: Annotated[tuple[float, ...] | None, Range(0, 1)] = None
     cl_weight: Annotated[float, Range()] = 0.0
     scl_weight: Annotated[float | None, Range()] = None
-    distance: Distance = "l1"
+    distance: Literal["l1", "l2", "jsd"] = "l1"
     momentum: Annotated[float, Range(0, 1)] = 0.8
-    expected_positives: Treatment = "ignore"
+    expected_positives: Literal["ignore", "positive"] = "ignore"
     reading: Reading = "all_then_or"
-    warmup_loss: WarmupLoss | None = None
+    warmup_loss: Literal["assume_negative", "expected_negative"] | None = None
     corrected_averages: bool = False
     ramp_epochs: Annotated[int, Range()] = 0
     heatmap_top_k: Annotated[int | None, Range(1)] = None
     heatmap_dtype: Precision = "uint8"
     heatmap_rounding: Rounding = "nearest"
-    heatmap_storage: Storage = "memory"
-    score_dtype: ScorePrecision = "float32"
+    heatmap_storage: Literal["memory", "disk"] = "memory"
+    score_dtype: Literal["float32", "float16"] = "float32"
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -122,7 +117,7 @@ class ExpectedNegative(Objective):
 
     @property
     def solvable(self) -> bool:
-        """Without consistency between views: EN is convex in the logits while the expected positives stay."""
+        """Whether CL and SCL are off: EN is convex in the logits while the expected positives stay the same."""
         return not self.cl_weight and not self.scl_weight
 
     @property
@@ -131,7 +126,7 @@ class ExpectedNegative(Objective):
         return True
 
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
-        """K from the labels; no consistency if the head is solved on one view, as there is no second view to match."""
+        """Derive K from the labels; and no SCL if the head is solved, because each image then has only one view."""
         note = facts.positives_source if self.class_prior is None else ""
         return {
             "positives_per_image": Derived(facts.positives_per_image, note),
@@ -141,11 +136,11 @@ class ExpectedNegative(Objective):
 
     @property
     def assumed_positives(self) -> float | tuple[float, ...] | None:
-        """The class prior, or K."""
+        """Return the class prior, or K."""
         return self.class_prior if self.class_prior is not None else self.positives_per_image
 
     def memory(self, facts: RunFacts) -> Sequence[StoreMemory]:
-        """Running scores, and heatmaps if SCL is on."""
+        """Return the memory of running scores, and of heatmaps if SCL is on."""
         classes, grid, plan = facts.classes, facts.grid, self.heatmap_plan()
         on_disk = self.heatmap_storage == "disk"
 
@@ -182,7 +177,7 @@ class ExpectedNegative(Objective):
         return (scores, heatmaps) if self.gamma > 0 else (scores,)
 
     def heatmap_plan(self, seed: int = 0) -> HeatmapPlan:
-        """How heatmaps are kept, for `heatmap_bytes`."""
+        """Return how heatmaps are kept, for `heatmap_bytes`."""
         return HeatmapPlan(
             momentum=self.momentum,
             top_k=self.heatmap_top_k,
@@ -218,9 +213,7 @@ class ExpectedNegative(Objective):
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
         """Rank the images of every class (z-hat), choose the classes that have heatmaps, and count expected positives.
 
-        Returns:
-            `predicted_positives_per_image`, the sum of s; once images are ranked, `expected_positives_per_image`; and
-            where the complete labels are known, `expected_positives_precision` and `_recall` among unannotated cells.
+        Precision and recall of expected positives are those among unannotated cells, if the complete labels are known.
         """
         problem = self._problem
         if self._heatmaps is not None and epoch == self._first_scl_epoch:
@@ -244,7 +237,7 @@ class ExpectedNegative(Objective):
         return _diagnostics(tally, samples, ranked, problem.truth is not None)
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """Eq. (8). Everything is read as it was before this batch."""
+        """Compute eq. (8), with the state before this batch."""
         out: Output = net(batch.images)
         logits, labels = out.logits.float(), batch.labels
         scores = self._scores.read(batch.index, labels)
@@ -272,16 +265,16 @@ class ExpectedNegative(Objective):
 
     @torch.no_grad()
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
-        """Average f into s (eq. 4), and F into H where the crop shows it."""
+        """Update s with f (eq. 4), and H with the score maps in the region that the crop shows."""
         seen: Predictions = out.payload
         self._scores.update(batch.index, seen.prob, batch.labels)
         if self._heatmaps is not None and seen.prob_maps is not None:
             self._heatmaps.update(batch.index, batch.labels, batch.views, seen.prob_maps)
 
     def _own_blocks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Tensor]]:
-        """This rank's blocks of classes: number, and the scores of all images. Collective.
+        """Yield the number and the scores (all images) of this rank's blocks of classes. Collective.
 
-        Blocks are dealt out to the ranks in turn, so that all ranks work at the same time, on different classes.
+        Ranks take turns, so that all work at the same time on different classes.
         """
         shard = self._problem.shard
         for turn in range(0, len(blocks), shard.world):
@@ -292,7 +285,7 @@ class ExpectedNegative(Objective):
                 yield turn + shard.rank, scores
 
     def _take_stock(self, first: int, last: int, scores: Tensor, ranked: bool) -> Tensor:
-        """Rank the classes of a block if the epoch has a ranking; return their `Tally`, float64 [5]."""
+        """Rank the images of a block of classes if the epoch has a ranking; return a `Tally`, float64 [5]."""
         predicted = float(scores.sum(0).cpu().double().sum())  # not every accelerator has float64
         if not ranked:
             return torch.tensor(Tally(predicted), dtype=torch.float64)
@@ -347,7 +340,7 @@ class ExpectedNegative(Objective):
 
 
 class Tally(NamedTuple):
-    """Sums over cells: scores and expected positives; among unannotated cells expected, rightly expected, positive."""
+    """Sums over cells: scores, expected positives; of unannotated cells the expected, correctly expected, positive."""
 
     scores: float
     expected: float = 0.0
@@ -361,17 +354,15 @@ def _columns(labels: LabelMatrix, first: int, last: int, device: torch.device) -
 
 
 def _judge(expected: Tensor, labels: Tensor, truth: Tensor) -> tuple[int, int, int]:
-    """Among unannotated cells whose truth is known: expected positives, those that are right, and positives."""
+    """Count unannotated cells whose truth is known: expected positives, correct ones of these, and positives."""
     hidden = (labels == Label.UNKNOWN) & (truth != Label.UNKNOWN)
     positive = hidden & (truth == Label.POSITIVE)
-    judged, correct, positives = (
-        int(torch.count_nonzero(cells)) for cells in (expected & hidden, expected & positive, positive)
-    )
-    return judged, correct, positives
+    found = torch.stack([expected & hidden, expected & positive, positive]).sum((1, 2)).tolist()
+    return found[0], found[1], found[2]
 
 
 def _diagnostics(tally: Tally, samples: int, ranked: bool, judged: bool) -> dict[str, float]:
-    """Diagnostics to log, without ratios whose denominator is 0."""
+    """Return diagnostics to log, without ratios whose denominator is 0."""
     found = {"predicted_positives_per_image": tally.scores / samples}
     if ranked:
         found["expected_positives_per_image"] = tally.expected / samples

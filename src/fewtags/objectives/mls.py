@@ -18,8 +18,6 @@ from fewtags.objectives.checks import INFINITY, Range
 from fewtags.objectives.momentum import Keys, QueueObjective, default_queue_size, key_logs, make_queues, second_view
 from fewtags.stores.neighbours import NO_NEIGHBOUR, Neighbours, agreement
 
-NeighbourLoss = Literal["bce", "bce_pos", "knn_eq10", "knn_eq2", "knn_eq11"]
-
 
 class KeysAndNeighbours(NamedTuple):
     """Payload of a step: the keys to enqueue, and the numbers of each image's neighbours, nearest first."""
@@ -29,14 +27,7 @@ class KeysAndNeighbours(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """The two queues as a step sees them, and which slots count for which image.
-
-    Attributes:
-        features: Q_g, unit rows [D, d].
-        projections: Q_z, unit rows [D, p].
-        ids: image numbers, int64 [D].
-        counted: bool [b, D].
-    """
+    """Queues Q_g [D, d] and Q_z [D, p], image numbers [D], and bool [b, D]: slots that count for each image."""
 
     features: Tensor
     projections: Tensor
@@ -84,7 +75,7 @@ class MLS(QueueObjective):
 
     k: Annotated[int, Range(1)] = 20
     weight: Annotated[float, Range(1e-9)] = 0.5
-    neighbour_loss: NeighbourLoss = "bce"
+    neighbour_loss: Literal["bce", "bce_pos", "knn_eq10", "knn_eq2", "knn_eq11"] = "bce"
     reduction: Literal["mean", "per_positive", "balanced"] = "mean"
     logit_bias: Annotated[float, Range(-INFINITY)] = 0.0
     neighbour_from: Annotated[int, Range()] = 0
@@ -126,7 +117,7 @@ class MLS(QueueObjective):
             )
 
     def collapsed_losses(self) -> Mapping[str, float]:
-        """For eq. (9): softplus(1 / tau) - (k / D) / tau."""
+        """Return softplus(1 / tau) - (k / D) / tau for eq. (9)."""
         plain = self.neighbour_loss == "bce" and self.reduction == "mean" and not self.logit_bias
         if not plain or not self.queue_size:
             return {}
@@ -134,7 +125,7 @@ class MLS(QueueObjective):
 
     @property
     def collapse_remedy(self) -> str:
-        """The literal mean of eq. (9) has remedies of its own."""
+        """Return the remedies of eq. (9), whose mean over all slots can collapse."""
         if self.neighbour_loss != "bce":
             return super().collapse_remedy
         return (
@@ -197,13 +188,11 @@ class MLS(QueueObjective):
             projections = torch.cat([projections, keys.projections.to(projections)])
             ids = torch.cat([ids, keys.ids.to(ids)])
             counted = torch.cat([counted, counted.new_ones(len(index), len(keys.ids))], 1)
-        # Tests run in double precision throughout.
-        dtype = like.dtype
-        return Slots(features.to(dtype), projections.to(dtype), ids, counted)
+        return Slots(features.to(like.dtype), projections.to(like.dtype), ids, counted)
 
     @torch.no_grad()
     def _labels(self, features: Tensor, query: Tensor, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Label slots of each image, bool [b, D], and their image numbers, int64 [b, k], -1 if fewer than k exist."""
+        """Return positive slots, bool [b, D], and their image numbers, int64 [b, k], -1 if fewer than k exist."""
         if self.source == "projections":
             near = similarity(query, slots.projections)
         else:

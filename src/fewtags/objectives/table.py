@@ -13,7 +13,7 @@ class Method:
     """A built-in method.
 
     Attributes:
-        path: where its class is, "module:Class", as for a method of your own.
+        path: "module:Class", as for a method of your own.
         summary: one line of help.
     """
 
@@ -62,17 +62,6 @@ OWN_METHOD = "my_package.my_module:MyObjective"
 """How to name a method of your own."""
 
 
-def train_method_help() -> str:
-    """Help of `fewtags train --method`."""
-    return (
-        f"{', '.join(METHODS)}, or a class of your own ({OWN_METHOD}); see `fewtags methods`. Default: "
-        f"{LOCATED_METHOD} if points or boxes are known, else {DEFAULT_METHOD}."
-    )
-
-
-def pretrain_method_help() -> str:
-    """Help of `fewtags pretrain --method`."""
-    return (
-        f"{', '.join(PRETRAIN_METHODS)}, or a class of your own ({OWN_METHOD}); see `fewtags methods`. Default: "
-        f"{DEFAULT_PRETRAIN_METHOD}."
-    )
+def method_help(methods: Mapping[str, Method], default: str) -> str:
+    """Return the help of `--method`."""
+    return f"{', '.join(methods)}, or a class of your own ({OWN_METHOD}); see `fewtags methods`. Default: {default}."

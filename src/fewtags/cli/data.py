@@ -144,6 +144,8 @@ def simulate(
       fewtags simulate full.csv --images photos/ --protocol keep --positives 0.4 --negatives 0.1 --out part.parquet
       fewtags simulate instances.json --complete --budget 1% --type one-point --out points.parquet
     """  # noqa: D301
+    from fewtags.budget.costs import find_cost
+    from fewtags.budget.purchase import simulate_budget
     from fewtags.table.storage import save, unwritten_classes, write_csv
 
     purchase = {"type": type_, "cost": cost, "mode": mode, "points": points}
@@ -155,7 +157,8 @@ def simulate(
     def thin(labels: LabelTable) -> LabelTable:
         if budget is None:
             return _thinned(labels, protocol or "single", seed, positives, negatives)
-        return _bought(labels, budget, seed or 0, purchase)
+        mode_, rule = cast("Mode", mode or "flat"), cast("PointRule", points or "uniform")  # checked by the call
+        return simulate_budget(labels, budget, type_ or "", seed or 0, find_cost(cost, labels), mode_, rule)
 
     whole = read_labels(data, images, complete, set_)
     table = _training_thinned(whole, thin)
@@ -256,18 +259,3 @@ def _thinned(
         return make.single_positive(table, seed=make.COLE_SEED if seed is None else seed, protocol="cole")
     kept = 1.0 if positives is None else positives
     return make.keep(table, positives=kept, negatives=negatives or 0.0, seed=seed or 0)
-
-
-def _bought(table: LabelTable, budget: str, seed: int, purchase: Mapping[str, str | None]) -> LabelTable:
-    from fewtags.budget.costs import find_cost
-    from fewtags.budget.purchase import simulate_budget
-
-    return simulate_budget(
-        table,
-        budget,
-        purchase["type"] or "",
-        seed,
-        find_cost(purchase["cost"], table),
-        cast("Mode", purchase["mode"] or "flat"),  # simulate_budget checks the words.
-        cast("PointRule", purchase["points"] or "uniform"),
-    )

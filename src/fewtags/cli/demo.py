@@ -52,7 +52,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for photos, runs and the report.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the scenes and the training.")] = 0,
 ) -> None:
-    """Train two methods on scenes of handwritten digits, and write a report.
+    """Train two methods on handwritten digits and compare them.
 
     Scenes of several digits, with one digit labelled per scene; compares assume-negative with EN + SCL in about two
     minutes. Nothing is downloaded.

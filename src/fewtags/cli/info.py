@@ -9,13 +9,7 @@ import typer
 
 from fewtags.cli.options import Json
 from fewtags.objectives.checks import literal_choices
-from fewtags.objectives.table import (
-    DEFAULT_METHOD,
-    DEFAULT_PRETRAIN_METHOD,
-    LOCATED_METHOD,
-    METHODS,
-    PRETRAIN_METHODS,
-)
+from fewtags.objectives.table import DEFAULT_METHOD, DEFAULT_PRETRAIN_METHOD, LOCATED_METHOD, METHODS, PRETRAIN_METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

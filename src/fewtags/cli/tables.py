@@ -58,12 +58,7 @@ class PredictionWriter:
     Long form (default): image, class, name, probability, threshold; one row per tag, best first. A photo without a tag
     has no row and is counted. Wide form: image, then one column per class with its probability.
 
-    Args:
-        out: the file; None writes CSV to stdout.
-        info: description of the model.
-        wide: write the wide form.
-        threshold: used instead of the stored thresholds.
-        max_tags: maximum number of tags per photo.
+    Without a file, CSV is written to stdout. `threshold` replaces the stored thresholds.
 
     Attributes:
         failed: photos that could not be read.

@@ -105,10 +105,7 @@ def train(
     follow(RunFolder(out, TRAINING), lambda tick: TrainRun(plan, out, cpu=cpu, tick=tick, clock=clock).start(), cpu)
 
 
-def resume(
-    run: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
-    cpu: Cpu = False,
-) -> None:
+def resume(run: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")], cpu: Cpu = False) -> None:
     """Resume an interrupted run.
 
     The result is the same, bit for bit, as without the interruption. All settings are those of the run. If only the
@@ -167,15 +164,10 @@ def report(
 def read_settings(
     config: Path | None, flags: dict[str, Any], assignments: list[str], *, init: Path | None = None
 ) -> Config:
-    """Make the settings from a TOML file, flags and `--set`; later ones override earlier ones.
+    """Make the settings from a TOML file, flags by dotted key, and `--set`; later ones override earlier ones.
 
-    Wrong paths and most wrong settings are reported before torch is imported, which takes seconds.
-
-    Args:
-        config: the TOML file.
-        flags: values by dotted key; None is left out.
-        assignments: the values of `--set`.
-        init: a pretraining run, or its encoder file, to start from.
+    Wrong paths and most wrong settings are reported before torch is imported, which takes seconds. `init` is a
+    pretraining run, or its encoder file, whose backbone training starts from.
     """
     from fewtags.config.parse import apply_overrides, check_sections, parse
     from fewtags.config.sections import Config

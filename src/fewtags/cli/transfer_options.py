@@ -57,7 +57,7 @@ class EncoderOptions:
         int, typer.Option(min=1, help="Runs with consecutive seeds; mean and standard deviation are printed.")
     ] = 1
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first run.")] = 0
-    workers: Annotated[int, typer.Option("--workers", min=0, help="Processes that read photos; 0: none.")] = 0
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read photos; 0: none.")] = 0
     cpu: Cpu = False
     as_json: Json = False
 
@@ -78,16 +78,11 @@ class TaskOptions:
             "downloaded.",
         ),
     ] = None
-    test: Annotated[
-        str | None, typer.Option("--test", help="Labels to test on; default: the split test of the labels.")
-    ] = None
-    val: Annotated[str | None, typer.Option("--val", help="Labels to choose settings on; default: the split val.")] = (
-        None
-    )
+    test: Annotated[str | None, typer.Option(help="Labels to test on; default: the split test of the labels.")] = None
+    val: Annotated[str | None, typer.Option(help="Labels to choose settings on; default: the split val.")] = None
     images: Images = None
     kind: Annotated[
-        str | None,
-        typer.Option("--kind", help="single or multi (classes per photo); default: single if each photo has one."),
+        str | None, typer.Option(help="single or multi (classes per photo); default: single if each photo has one.")
     ] = None
     complete: Complete = False
     any_size: Annotated[
@@ -95,11 +90,11 @@ class TaskOptions:
     ] = False
     size: Size = None
     policy: Annotated[
-        str | None, typer.Option("--policy", help="imagenet (tests on a centre crop), coco or none (whole photo).")
+        str | None, typer.Option(help="imagenet (tests on a centre crop), coco or none (whole photo).")
     ] = None
     share: Annotated[float | None, typer.Option(help="Share of the training photos that each run samples.")] = None
     per_class: Annotated[
-        int | None, typer.Option("--per-class", min=1, help="Training photos of each class that each run samples.")
+        int | None, typer.Option(min=1, help="Training photos of each class that each run samples.")
     ] = None
     set_: ReadingSettings = None
 
@@ -118,8 +113,7 @@ class SearchOptions:
         typer.Option("--weight-decay", help="L2 penalty; repeat it to choose the best on validation photos."),
     ] = None
     min_area: Annotated[
-        float | None,
-        typer.Option("--min-area", help="Smallest share of a photo in a crop; default: 0.08, multi-label 0.25."),
+        float | None, typer.Option(help="Smallest share of a photo in a crop; default: 0.08, multi-label 0.25.")
     ] = None
 
 

@@ -80,8 +80,12 @@ def evaluate(
             found = localise_table(net, info, table, scored, cpu=cpu, options=options, tick=tick)
         content, text = {**content, "localisation": found.to_dict()}, f"{text}\n\n{found}"
     typer.echo(json.dumps(content) if as_json else text)
-    if result.unreadable:
-        say(f"{result.unreadable:,} of {len(table):,} photos could not be read and were skipped.")
+    _exit_if_unreadable(result.unreadable, len(table))
+
+
+def _exit_if_unreadable(unreadable: int, photos: int) -> None:
+    if unreadable:
+        say(f"{unreadable:,} of {photos:,} photos could not be read and were skipped.")
         raise typer.Exit(1)
 
 
@@ -161,9 +165,7 @@ def predict(
     say(*(f"error: {failed.error}" for failed in writer.failed))
     if out is not None:
         typer.echo(out)
-    if writer.failed:
-        say(f"{len(writer.failed):,} of {len(paths):,} photos could not be read and were skipped.")
-        raise typer.Exit(1)
+    _exit_if_unreadable(len(writer.failed), len(paths))
 
 
 def heatmap(
@@ -230,6 +232,4 @@ def heatmap(
         say(changed)
     say(*(f"error: {message}" for message in errors))
     typer.echo(out)
-    if errors:
-        say(f"{len(errors):,} of {len(names):,} photos could not be read and were skipped.")
-        raise typer.Exit(1)
+    _exit_if_unreadable(len(errors), len(names))

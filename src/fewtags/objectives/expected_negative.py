@@ -147,26 +147,24 @@ class ExpectedNegative(Objective):
         def smaller_scores(images: int, free: int) -> str:
             if self.score_dtype == "float32" and score_bytes(images, classes, "float16") <= free:
                 return 'objective.score_dtype = "float16" fits.'
-            return (
-                "train where there is more memory, on fewer images, or with --method assume_negative, which has none."
-            )
+            return "train with more memory, on fewer images, or with --method assume_negative, which has no scores."
 
         def smaller_heatmaps(images: int, free: int) -> str:
             counts = range(max(1, facts.most_positives), plan.kept(classes))
             fitting = [k for k in counts if heatmap_bytes(images, classes, grid, replace(plan, top_k=k)) <= free]
             most = facts.most_positives
             least = "one heatmap" if most <= 1 else f"the {most} heatmaps of annotated classes"
-            top = (
-                f"objective.heatmap_top_k = {fitting[-1]} fits" if fitting else f"not even {least} per image would fit"
-            )
+            top_k = f"objective.heatmap_top_k = {fitting[-1]} fits" if fitting else ""
             disk = "" if on_disk else '; objective.heatmap_storage = "disk" needs no more memory'
-            return f"{top}{disk}; objective.scl_weight = 0 does without heatmaps."
+            none = f"not even {least} per image would fit"
+            return f"{top_k or none}{disk}; objective.scl_weight = 0 does without heatmaps."
 
-        scores = StoreMemory(
-            name="running scores",
-            size=lambda images: score_bytes(images, classes, self.score_dtype),
-            remedy=smaller_scores,
-        )
+        def size_of_scores(images: int) -> int:
+            return score_bytes(images, classes, self.score_dtype)
+
+        scores = StoreMemory(name="running scores", size=size_of_scores, remedy=smaller_scores)
+        if not self.gamma:
+            return (scores,)
         heatmaps = StoreMemory(
             name="heatmaps",
             size=lambda images: heatmap_bytes(images, classes, grid, plan),
@@ -174,7 +172,7 @@ class ExpectedNegative(Objective):
             on_disk=on_disk,
             detail=f"{2 * grid[0]} x {2 * grid[1]} per image and class",
         )
-        return (scores, heatmaps) if self.gamma > 0 else (scores,)
+        return scores, heatmaps
 
     def heatmap_plan(self, seed: int = 0) -> HeatmapPlan:
         """Return how heatmaps are kept, for `heatmap_bytes`."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Batch
-from fewtags.losses.contrastive import bce_pos, fingerprint, infonce, knn_softmax, mls_bce, similarity, top_k
+from fewtags.losses.contrastive import Reading, bce_pos, fingerprint, infonce, knn_softmax, mls_bce, similarity, top_k
 from fewtags.nets.projection import unit
 from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts, Step
 from fewtags.objectives.checks import INFINITY, Range
@@ -207,14 +207,9 @@ class MLS(QueueObjective):
         return query @ slots.projections.T / self.temperature
 
     def _loss(self, logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
-        match self.neighbour_loss:
-            case "bce":
-                return mls_bce(logits, labels, counted=counted, reduction=self.reduction, bias=self.logit_bias)
-            case "bce_pos":
-                return bce_pos(logits, labels, counted=counted, reduction=self.reduction)
-            case "knn_eq10":
-                return knn_softmax(logits, labels, counted=counted, reading="eq10")
-            case "knn_eq2":
-                return knn_softmax(logits, labels, counted=counted, reading="eq2")
-            case "knn_eq11":
-                return knn_softmax(logits, labels, counted=counted, reading="eq11")
+        if self.neighbour_loss == "bce":
+            return mls_bce(logits, labels, counted=counted, reduction=self.reduction, bias=self.logit_bias)
+        if self.neighbour_loss == "bce_pos":
+            return bce_pos(logits, labels, counted=counted, reduction=self.reduction)
+        readings: dict[str, Reading] = {"knn_eq10": "eq10", "knn_eq2": "eq2", "knn_eq11": "eq11"}
+        return knn_softmax(logits, labels, counted=counted, reading=readings[self.neighbour_loss])

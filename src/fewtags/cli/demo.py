@@ -54,8 +54,8 @@ def demo(
 ) -> None:
     """Train two methods on handwritten digits and compare them.
 
-    Scenes of several digits, with one digit labelled per scene; compares assume-negative with EN + SCL in about two
-    minutes. Nothing is downloaded.
+    Each scene contains several digits, and one of them is labelled. The demo compares assume-negative with EN + SCL in
+    about two minutes and downloads nothing.
     """
     run_demo(out, seed)
 

@@ -180,7 +180,7 @@ def read_task(options: TaskOptions) -> Task:
             "--set": options.set_,
         }
         if unused := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{', '.join(unused)}: --as {options.as_set} sets this by itself; leave it out.")
+            raise ConfigError(f"{', '.join(unused)}: --as {options.as_set} defines this; leave it out.")
         return read_set(options.as_set, Path(options.data), any_size=options.any_size)
     if options.any_size:
         raise ConfigError("--any-size is for published sets; give --as NAME as well, or leave it out.")

@@ -317,7 +317,7 @@ class ExpectedNegative(Objective):
         if self.positives_per_image is not None and self.positives_per_image > classes:
             raise ConfigError(f"positives_per_image is {self.positives_per_image}, but there are {classes} classes.")
         if self.class_prior is not None and len(self.class_prior) != classes:
-            raise ConfigError(f"class_prior holds {len(self.class_prior)} shares, but there are {classes} classes.")
+            raise ConfigError(f"class_prior has {len(self.class_prior)} shares, but there are {classes} classes.")
         return expected_counts(labels, self.positives_per_image, self.class_prior)
 
     def _make_heatmaps(self, problem: Problem) -> HeatmapStore:

@@ -45,9 +45,7 @@ PRETRAIN_METHODS: Mapping[str, Method] = {
     "mls": Method("fewtags.objectives.mls:MLS", "the nearest images are an image's labels, several at once"),
     "moco": Method("fewtags.objectives.moco:MoCo", "MoCo-v2: match two views of an image against a queue of others"),
     "simsiam": Method("fewtags.objectives.simsiam:SimSiam", "each view predicts the other view's projection"),
-    "byol": Method(
-        "fewtags.objectives.byol:BYOL", "each view predicts what a moving average of the net makes of the other"
-    ),
+    "byol": Method("fewtags.objectives.byol:BYOL", "each view predicts a moving average of the net on the other view"),
     "nnclr": Method(
         "fewtags.objectives.nnclr:NNCLR", "the positive of a view is its nearest neighbour among earlier images"
     ),

@@ -194,7 +194,7 @@ def test_a_report_is_no_folder(run: Run, trained: tuple[Path, Result], tmp_path:
     ("words", "message"),
     [
         (("--set", "objective.positives_per_image=4"), "positives_per_image is 4.0, but there are 3 classes."),
-        (("--set", "objective.class_prior=[0.1, 0.2]"), "class_prior holds 2 shares, but there are 3 classes."),
+        (("--set", "objective.class_prior=[0.1, 0.2]"), "class_prior has 2 shares, but there are 3 classes."),
         (("--set", "train.lr=inf"), "train.lr = inf: input should be a finite number"),
         (("--seed", "4294967296"), "train.seed = 4294967296: input should be less than or equal to 4294967295"),
         (("--set", "augment.policy=none", "--set", "augment.min_area=0.5"), "augment.min_area = 0.5 would do nothing"),

@@ -117,7 +117,7 @@ def test_an_encoder_of_a_training_run(run, folders, trained):
         (("knn", "none", "labels.csv", "--any-size"), "--any-size is for published sets; give --as NAME as well"),
         (
             ("knn", "none", "labels.csv", "--as", "dtd", "--complete", "--test", "x"),
-            "--test, --complete: --as dtd sets this by itself; leave it out.",
+            "--test, --complete: --as dtd defines this; leave it out.",
         ),
         (("knn", "none", "labels.csv", "--kind", "multiple"), "--kind multiple: expected one of single, multi"),
         (("knn", "none", "labels.csv", "--policy", "center"), "--policy center: expected one of imagenet, coco, none"),

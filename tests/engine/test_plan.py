@@ -445,7 +445,7 @@ def test_the_best_epoch_needs_something_to_rank_before_training(tables, make_con
     ("objective", "message"),
     [
         ({"positives_per_image": 20.0}, "positives_per_image is 20.0, but there are 10 classes."),
-        ({"class_prior": [0.5]}, "class_prior holds 1 shares, but there are 10 classes."),
+        ({"class_prior": [0.5]}, "class_prior has 1 shares, but there are 10 classes."),
         ({"name": "bce"}, "objective 'bce' needs known negatives, and no training image has one"),
         ({"scl_weight": -1.0}, "scl_weight must be at least 0, got -1.0."),
     ],

@@ -3,7 +3,6 @@
 from two_processes import main
 from two_views import Cells, batch_of, in_double, problem
 
-from fewtags.nets.encoder import pooled
 from fewtags.objectives.base import Progress
 from fewtags.objectives.momentum import MomentumPair
 
@@ -13,7 +12,7 @@ AT, IDS = Progress(2, 5, 9), ([8, 0, 6, 4], [3, 9, 1])
 def keys(shard, groups, batch):
     """Of the batch, and the copy's BatchNorm statistics after it."""
     net = Cells(batchnorm=True)
-    pair = MomentumPair(net, problem(shard=shard), (7, 6), 0.9, groups, pooled)
+    pair = MomentumPair(net, problem(shard=shard), (7, 6), 0.9, groups)
     in_double(pair.parts())
     found = pair.keys(net, batch.second_view.images, batch.index, AT)
     norm = pair.follower.get_submodule("encoder.layers.1")

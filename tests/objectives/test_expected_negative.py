@@ -450,7 +450,7 @@ MISFITS = [
         "1.5 on VOC). Count the classes in twenty photos, or give a validation set with complete labels.",
     ),
     ({"positives_per_image": 4.0}, "positives_per_image is 4.0, but there are 3 classes."),
-    ({"class_prior": (0.1, 0.2)}, "class_prior holds 2 shares, but there are 3 classes."),
+    ({"class_prior": (0.1, 0.2)}, "class_prior has 2 shares, but there are 3 classes."),
     (
         {"positives_per_image": 2.0, "scl_weight": 1.0, "heatmap_top_k": 1},
         "heatmap_top_k=1 is less than the 2 annotated positives of training image 1, which all need a heatmap; "

@@ -9,7 +9,7 @@ from torch import nn
 from two_processes import both, load
 from two_views import Cells, batch_of, in_double, layer_by_layer, lengths_one, problem
 
-from fewtags.nets.encoder import Encoder, pooled
+from fewtags.nets.encoder import Encoder
 from fewtags.objectives.base import Progress
 from fewtags.objectives.momentum import (
     SHUFFLE,
@@ -42,7 +42,7 @@ def by_hand(images, parts):
     """Unit features and projections [n, ...] of images whose BatchNorm statistics are those of the parts."""
     net = Cells(batchnorm=True)
     conv, norm = net.layers[0], net.layers[1]
-    projector = MomentumPair(net, problem(), (7, 6), 0.9, 1, pooled).projector.double()
+    projector = MomentumPair(net, problem(), (7, 6), 0.9, 1).projector.double()
     features = torch.full((len(images), 5), float("nan"), dtype=torch.float64)
     with torch.no_grad():
         for part in parts:
@@ -87,7 +87,7 @@ def test_two_processes_deal_out_and_put_back(two, groups):
 
 def test_every_output_is_put_back_alike():
     net = Cells(batchnorm=True)
-    pair = MomentumPair(net, problem(), (7, 6), 0.9, 3, pooled)
+    pair = MomentumPair(net, problem(), (7, 6), 0.9, 3)
     in_double(pair.parts())
     net.eval()
     batch = batch_of([8, 0, 6, 4, 3, 9, 1], 0)
@@ -107,7 +107,7 @@ def test_own_rows():
 
 
 def test_another_step_is_dealt_out_otherwise():
-    pair = MomentumPair(Cells(), problem(), (7, 6), 0.9, 4, pooled)
+    pair = MomentumPair(Cells(), problem(), (7, 6), 0.9, 4)
     in_double(pair.parts())
     seen = []
     pair.follower.get_submodule("encoder").register_forward_hook(lambda _, views, __: seen.append(torch.cat(views)))
@@ -124,7 +124,7 @@ def test_another_step_is_dealt_out_otherwise():
 def test_an_encoders_copy_normalises_by_the_batch_as_the_encoder_does():
     """Frozen as it is, it is not held in eval mode; where the encoder's BatchNorm is, so is the copy's."""
     encoder = Encoder(Backbone(), 5).double()
-    pair = MomentumPair(encoder, problem(), (7, 6), 0.9, 1, pooled)
+    pair = MomentumPair(encoder, problem(), (7, 6), 0.9, 1)
     in_double(pair.parts())
     batch = batch_of([8, 0, 6, 4], 0)
     for held in (False, True):
@@ -150,7 +150,7 @@ def test_following_is_the_golden_average():
     """Encoder and projector follow, also through whatever the loop has wrapped the encoder in."""
     golden = GOLDEN["ema"]
     net = nn.Linear(2, 3, bias=False).double()
-    pair = MomentumPair(net, problem(), (7, 6), golden["m"], 1, pooled)
+    pair = MomentumPair(net, problem(), (7, 6), golden["m"], 1)
     in_double(pair.parts())
     copy, heads = pair.follower.get_submodule("encoder"), pair.follower.get_submodule("projector")
     start, *expected = (torch.tensor(row, dtype=torch.float64).view(3, 2) for row in golden["theta_k"])

@@ -29,10 +29,7 @@ PROTOCOLS = ("single", "cole", "keep")
 
 
 def check(
-    data: Annotated[
-        str,
-        typer.Argument(help=f"Labels: {list_formats('title')}."),
-    ],
+    data: Annotated[str, typer.Argument(help=f"Labels: {list_formats('title')}.")],
     images: Images = None,
     val: Annotated[str | None, typer.Option(help="Validation labels to compare with.")] = None,
     test: Annotated[str | None, typer.Option(help="Test labels to compare with.")] = None,
@@ -75,11 +72,7 @@ def check(
             heatmaps=heatmap_need((max(1, size // stride), max(1, size // stride))),
             progress=tick,
         )
-    if as_json:
-        typer.echo(found.to_json())
-    else:
-        for line in found.lines():
-            typer.echo(line)
+    typer.echo(found.to_json() if as_json else "\n".join(found.lines()))
     if excluded is not None:
         excluded.parent.mkdir(parents=True, exist_ok=True)
         found.write_excluded_csv(excluded)
@@ -119,8 +112,7 @@ def simulate(
     type_: Annotated[
         str | None,
         typer.Option(
-            "--type",
-            help="With --budget: tags (I), one-point (SP), one-box (SB), all-points (AP) or all-boxes (AB).",
+            "--type", help="With --budget: tags (I), one-point (SP), one-box (SB), all-points (AP) or all-boxes (AB)."
         ),
     ] = None,
     cost: Annotated[
@@ -152,19 +144,21 @@ def simulate(
       fewtags simulate full.csv --images photos/ --protocol keep --positives 0.4 --negatives 0.1 --out part.parquet
       fewtags simulate instances.json --complete --budget 1% --type one-point --out points.parquet
     """  # noqa: D301
+    from fewtags.budget.costs import find_cost
+    from fewtags.budget.purchase import simulate_budget
     from fewtags.table.storage import save, unwritten_classes, write_csv
 
-    shares = {"positives": positives, "negatives": negatives}
     purchase = {"type": type_, "cost": cost, "mode": mode, "points": points}
-    _refuse_mixed(protocol, shares, budget, purchase)
+    _refuse_mixed(protocol, positives is not None or negatives is not None, budget, purchase)
     if out.suffix.lower() not in (".parquet", ".csv"):
         raise ConfigError(f"--out {out}: expected a file that ends in .parquet or .csv.")
     refuse_file(out, inputs=[data, cost])
 
-    def thin(table: LabelTable) -> LabelTable:
+    def thin(labels: LabelTable) -> LabelTable:
         if budget is None:
-            return _thinned(table, protocol or "single", seed, shares)
-        return _bought(table, budget, seed or 0, purchase)
+            return _thinned(labels, protocol or "single", seed, positives, negatives)
+        mode_, rule = cast("Mode", mode or "flat"), cast("PointRule", points or "uniform")  # checked by the call
+        return simulate_budget(labels, budget, type_ or "", seed or 0, find_cost(cost, labels), mode_, rule)
 
     whole = read_labels(data, images, complete, set_)
     table = _training_thinned(whole, thin)
@@ -173,8 +167,7 @@ def simulate(
         save(table, out, keep_root=True)
     else:
         write_csv(table, out)
-    for message in table.notes.messages[len(whole.notes.messages) :]:
-        say(message)
+    say(*table.notes.messages[len(whole.notes.messages) :])
     if out.suffix.lower() == ".csv" and (silent := unwritten_classes(table)):
         say(
             f"warning: {len(silent):,} of {len(table.classes):,} classes have no label left and are not in {out.name}: "
@@ -184,11 +177,7 @@ def simulate(
 
 
 def _training_thinned(whole: LabelTable, thin: Callable[[LabelTable], LabelTable]) -> LabelTable:
-    """Thin the labels of the training images; images of other splits are not changed.
-
-    Raises:
-        DataError: the labels have splits, but no training images.
-    """
+    """Thin the labels of the training images; images of other splits are not changed."""
     import numpy as np
 
     from fewtags.table.merge import merge
@@ -199,17 +188,15 @@ def _training_thinned(whole: LabelTable, thin: Callable[[LabelTable], LabelTable
     thinned = thin(train)
     if len(rest):
         order = np.argsort(np.concatenate([np.flatnonzero(training), np.flatnonzero(~training)]))
-        messages = [
-            f"thinned: {split_sizes(train.named_splits())}; not changed: {split_sizes(rest.named_splits())}",
-            *messages,
-        ]
+        sizes = f"thinned: {split_sizes(train.named_splits())}; not changed: {split_sizes(rest.named_splits())}"
+        messages = [sizes, *messages]
         # Both parts have the notes of the whole table, which must not be repeated.
         thinned = replace(merge([thinned, rest]).subset(order), notes=thinned.notes)
     return thinned.noting(*messages)
 
 
 def _training_images(table: LabelTable) -> NDArray[np.bool_]:
-    """Return bool [N], the images of split "train"; without it all but those of val and test, as in `train`."""
+    """Return bool [N]: the images of split "train"; if there are none, all except those of val and test."""
     import numpy as np
 
     if table.split_names is None:
@@ -237,9 +224,7 @@ def _incomplete(table: LabelTable) -> list[str]:
     ]
 
 
-def _refuse_mixed(
-    protocol: str | None, shares: Mapping[str, object], budget: str | None, purchase: Mapping[str, str | None]
-) -> None:
+def _refuse_mixed(protocol: str | None, shares: bool, budget: str | None, purchase: Mapping[str, str | None]) -> None:
     """Raise a `ConfigError` for options that are unknown or contradict each other."""
     from fewtags.budget.costs import Annotation
 
@@ -249,7 +234,7 @@ def _refuse_mixed(
         )
     if budget is not None and protocol is not None:
         raise ConfigError(f"--budget {budget} and --protocol {protocol} are two ways to thin labels; give only one.")
-    if protocol != "keep" and any(share is not None for share in shares.values()):
+    if protocol != "keep" and shares:
         instead = protocol or "single" if budget is None else f"--budget {budget}"
         raise ConfigError(f"--positives and --negatives are for --protocol keep, not {instead}.")
     if budget is None and (given := [name for name, value in purchase.items() if value is not None]):
@@ -263,32 +248,14 @@ def _refuse_mixed(
         raise ConfigError(f"--points is for --type one-point or all-points, not {kind.described()}.")
 
 
-def _thinned(table: LabelTable, protocol: str, seed: int | None, shares: Mapping[str, float | None]) -> LabelTable:
+def _thinned(
+    table: LabelTable, protocol: str, seed: int | None, positives: float | None, negatives: float | None
+) -> LabelTable:
     from fewtags.budget import simulate as make
 
     if protocol == "single":
         return make.single_positive(table, seed=seed or 0, protocol="plain")
     if protocol == "cole":
         return make.single_positive(table, seed=make.COLE_SEED if seed is None else seed, protocol="cole")
-    positives, negatives = shares["positives"], shares["negatives"]
-    return make.keep(
-        table,
-        positives=1.0 if positives is None else positives,
-        negatives=0.0 if negatives is None else negatives,
-        seed=seed or 0,
-    )
-
-
-def _bought(table: LabelTable, budget: str, seed: int, purchase: Mapping[str, str | None]) -> LabelTable:
-    from fewtags.budget.costs import find_cost
-    from fewtags.budget.purchase import simulate_budget
-
-    return simulate_budget(
-        table,
-        budget,
-        purchase["type"] or "",
-        seed,
-        find_cost(purchase["cost"], table),
-        cast("Mode", purchase["mode"] or "flat"),  # simulate_budget checks the words.
-        cast("PointRule", purchase["points"] or "uniform"),
-    )
+    kept = 1.0 if positives is None else positives
+    return make.keep(table, positives=kept, negatives=negatives or 0.0, seed=seed or 0)

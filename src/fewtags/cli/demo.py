@@ -32,10 +32,10 @@ RECIPE: dict[str, Any] = {
             {
                 "name": "assume negative",
                 "epochs": 14,
+                "warmup": True,
+                "schedule": "constant",
                 "lr": 5e-3,
                 "trainable": "all",
-                "schedule": "constant",
-                "warmup": True,
             },
             {"name": "main", "epochs": 12, "lr": 5e-3, "trainable": "all"},
         ],
@@ -52,10 +52,10 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for photos, runs and the report.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the scenes and the training.")] = 0,
 ) -> None:
-    """See it work: handwritten digits, two methods, a report.
+    """Train two methods on handwritten digits and compare them.
 
-    Scenes of several digits, with one digit labelled per scene; compares assume-negative with EN + SCL in about two
-    minutes. Nothing is downloaded.
+    Each scene contains several digits, and one of them is labelled. The demo compares assume-negative with EN + SCL in
+    about two minutes and downloads nothing.
     """
     run_demo(out, seed)
 
@@ -72,20 +72,16 @@ def run_demo(out: Path, seed: int) -> None:
     began = time.perf_counter()
     say("Scenes of 2 to 4 handwritten digits; in the training set, one digit of each scene is labelled.")
     scenes = make_scenes(out / "scenes", **SCENES, seed=seed)
-    say(
-        f"{len(scenes.train):,} training, {len(scenes.val):,} validation, {len(scenes.test):,} test scenes "
-        f"in {out / 'scenes'}"
-    )
+    sizes = f"{len(scenes.train):,} training, {len(scenes.val):,} validation, {len(scenes.test):,} test scenes"
+    say(f"{sizes} in {out / 'scenes'}")
     for run in runs:
         shutil.rmtree(run, ignore_errors=True)
     # One process and one thread per method: a network this small gains nothing from more threads.
     with ProcessPoolExecutor(len(METHODS), multiprocessing.get_context("spawn")) as pool:
-        jobs = [
-            pool.submit(
-                train_one, name, apply_overrides(RECIPE, {"objective": objective, "train.seed": seed}), SCENES, out
-            )
-            for name, objective in METHODS.items()
-        ]
+        jobs = []
+        for name, objective in METHODS.items():
+            settings = apply_overrides(RECIPE, {"objective": objective, "train.seed": seed})
+            jobs.append(pool.submit(train_one, name, settings, SCENES, out))
         for job in jobs:
             job.result()
     for run in runs:

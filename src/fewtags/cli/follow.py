@@ -1,4 +1,4 @@
-"""Show a run to its end, and what to do with its result or after an interruption."""
+"""Show a run until it ends, and print its results and the next steps."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
 
 def follow(folder: RunFolder, start: Callable[[Tick], Iterator[Event]], cpu: bool) -> None:
-    """Show a run to its end, then its report and results. A pretraining run that collapses gets its report, too.
+    """Show a run until it ends, then write its report and print its results.
 
-    Args:
-        folder: of the run.
-        start: starts or resumes the run; is given the function to call with the photos done and to do before training.
-        cpu: ignore GPUs.
+    `start` starts or resumes the run; its argument shows progress before training. A pretraining run that collapses
+    also gets its report.
     """
     try:
         with counting("computing features of the frozen trunk", quiet=is_pretraining(folder)) as tick:
@@ -44,12 +42,12 @@ def follow(folder: RunFolder, start: Callable[[Tick], Iterator[Event]], cpu: boo
 
 
 def is_pretraining(folder: RunFolder) -> bool:
-    """Whether the folder is one of a pretraining run."""
+    """Whether a folder belongs to a pretraining run."""
     return folder.kind.settings == "pretrain.toml"
 
 
 def write_report(folder: RunFolder, cpu: bool) -> Path:
-    """Write the report of a run into its folder; return its path."""
+    """Write the report of a run; return its path."""
     if not is_pretraining(folder):
         from fewtags.report.build import build_report
 
@@ -62,7 +60,7 @@ def write_report(folder: RunFolder, cpu: bool) -> Path:
 
 
 def finish(folder: RunFolder, cpu: bool) -> None:
-    """Write the report of a finished run; print results on stdout, and what to do next on stderr."""
+    """Write the report of a finished run; print results on stdout, and the next steps on stderr."""
     run = folder.path
     if is_pretraining(folder):
         typer.echo(f"encoder: {run / folder.kind.result}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import final
 
@@ -30,10 +31,7 @@ _MOST_LETTERS = 100
 
 
 def class_position(classes: ClassNames, word: str) -> int:
-    """Return the position of a class, given its id or display name.
-
-    Raises:
-        DataError: the class is unknown; the closest is suggested.
+    """Return the position of a class, given its id or display name; suggest the closest if it is unknown.
 
     >>> class_position(ClassNames.of(["n02085936", "n02123045"], ["Maltese", "tabby"]), "tabby")
     1
@@ -47,17 +45,10 @@ def class_position(classes: ClassNames, word: str) -> int:
 
 
 def output_names(places: Sequence[Path], photos: Sequence[Path]) -> tuple[dict[Path, Path], list[str]]:
-    """Return a unique name without ending for every photo; names differ by more than case.
+    """Return a unique name without ending for every photo, and remarks about changed names.
 
-    Photos in a given folder keep their path below it; photos given one by one keep their name. If two names are equal,
-    the later photo is numbered; a name that is not UTF-8 is written as by `text_name`.
-
-    Args:
-        places: files and folders, as given.
-        photos: the photos in them.
-
-    Returns:
-        photo -> name, and remarks about changed names.
+    Photos in a folder of `places` keep their path below it; other photos keep their name. Of names that differ in case
+    at most, the later ones are numbered; names that are not UTF-8 are written as by `text_name`.
     """
     folders = [place for place in places if place.is_dir()]
     names: dict[Path, Path] = {}
@@ -67,17 +58,12 @@ def output_names(places: Sequence[Path], photos: Sequence[Path]) -> tuple[dict[P
     for photo in photos:
         folder = next((f for f in folders if photo.is_relative_to(f)), photo.parent)
         relative = photo.relative_to(folder).with_suffix("")
-        plain = name = Path(text_name(relative))
+        plain = Path(text_name(relative))
         if plain != relative:
             escaped.append(str(plain))
-        number = 1
-        while str(name).casefold() in taken:
-            number += 1
-            name = plain.with_name(f"{plain.name}-{number}")
-        if number > 1:
+        names[photo] = name = Path(_unique(str(plain), taken))
+        if name != plain:
             notes.append(f"{text_name(photo)} is written as {name}, because {plain} is taken")
-        taken.add(str(name).casefold())
-        names[photo] = name
     return names, [*notes, *([escaped_names(escaped)] if escaped else [])]
 
 
@@ -87,30 +73,24 @@ def file_names(ids: Sequence[str]) -> list[str]:
     >>> file_names(["traffic light", "cat/dog", "cat_dog"])
     ['traffic_light', 'cat_dog', 'cat_dog-2']
     """
-    names: list[str] = []
     taken: set[str] = set()
-    for class_id in ids:
-        plain = name = "".join(ch if ch.isalnum() or ch in "-_" else "_" for ch in class_id)[:_MOST_LETTERS]
-        number = 1
-        while name.casefold() in taken:
-            number += 1
-            name = f"{plain}-{number}"
-        taken.add(name.casefold())
-        names.append(name)
-    return names
+    plain = ["".join(ch if ch.isalnum() or ch in "-_" else "_" for ch in class_id)[:_MOST_LETTERS] for class_id in ids]
+    return [_unique(name, taken) for name in plain]
+
+
+def _unique(plain: str, taken: set[str]) -> str:
+    """Return a name, with a number if it is taken (without regard to case), and add it to the taken names."""
+    candidates = chain([plain], (f"{plain}-{number}" for number in count(2)))
+    name = next(name for name in candidates if name.casefold() not in taken)
+    taken.add(name.casefold())
+    return name
 
 
 @final
 class NameKey:
     """Table `names.csv` of a heatmap folder: photo and class of every file whose name does not spell them.
 
-    Rows of earlier calls are kept, like their files.
-
-    Args:
-        folder: folder of the heatmaps.
-
-    Raises:
-        ConfigError: `names.csv` exists and is another kind of file.
+    Rows of earlier calls are kept, like their files. Another kind of file named `names.csv` is refused.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -162,8 +142,7 @@ class HeatmapOptions:
         classes: numbers of the classes to draw; empty: those at or above their threshold.
         arrays: whether to write the maps of all classes as well.
         coupled: draw TS-CAM's maps, attention times class logits, instead of probability maps. They have no common
-            scale: as in TS-CAM, each is drawn from its own lowest (no heat) to its own highest value (full heat). Heat
-            then shows where in a photo, not how sure. Arrays contain the unscaled products.
+            scale, so each is drawn from its lowest to its highest value, as in TS-CAM. Arrays are not scaled.
     """
 
     classes: Sequence[int] = ()
@@ -174,22 +153,10 @@ class HeatmapOptions:
 def write_heatmaps(
     net: SpatialNet, info: ModelInfo, path: Path, name: Path, options: HeatmapOptions, device: torch.device
 ) -> dict[Path, str | None]:
-    """Write overlays of one photo as `<name>.<class>.png`, and the maps of all classes as `<name>.npy`.
-
-    Args:
-        net: the model.
-        info: description of the model.
-        path: the photo.
-        name: path of the files, without ending.
-        options: files and kind of maps.
-        device: device of the model.
+    """Write overlays of a photo as `<name>.<class>.png`, and the maps of all classes as `<name>.npy`.
 
     Returns:
         the files, each with the id of its class; None for the array.
-
-    Raises:
-        ConfigError: coupled maps need a ViT with a class token.
-        DataError: the photo cannot be read.
     """
     prob, maps = heatmaps(net, info, path, device, coupled=options.coupled)
     photo = read_image(path)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from fewtags.cli.options import Json
-from fewtags.objectives.table import DEFAULT_METHOD, DEFAULT_PRETRAIN_METHOD, LOCATED_METHOD
+from fewtags.objectives.checks import literal_choices
+from fewtags.objectives.table import DEFAULT_METHOD, DEFAULT_PRETRAIN_METHOD, LOCATED_METHOD, METHODS, PRETRAIN_METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from pydantic.fields import FieldInfo
+    from pydantic import BaseModel
 
-    from fewtags.config.sections import Settings, StageConfig
+    from fewtags.config.sections import StageConfig
 
 
 def methods(
@@ -32,7 +33,6 @@ def methods(
       fewtags methods expected_negative
     """  # noqa: D301
     from fewtags.engine.methods import EVERY_METHOD, method_class, method_doc, settings_model
-    from fewtags.objectives.table import METHODS, PRETRAIN_METHODS
 
     chosen = {key: method_class(key) for key in ([name] if name else EVERY_METHOD)}
     if as_json:
@@ -47,9 +47,8 @@ def methods(
             typer.echo(headings[key])
         typer.echo(f"{key}: {method_doc(method) if name else EVERY_METHOD[key].summary}")
         if name:
-            typer.echo("\nDefaults, as TOML:\n\n[objective]")
-            typer.echo(f'name = "{key}"')
-        for line in _lines({k: v for k, v in settings_model(method).model_fields.items() if k != "name"}):
+            typer.echo(f'\nDefaults, as TOML:\n\n[objective]\nname = "{key}"')
+        for line in _lines(settings_model(method)):
             typer.echo(line if name else f"  {line}")
         typer.echo("")
     if not name:
@@ -69,81 +68,51 @@ def config(
       fewtags config > run.toml, then edit it, then: fewtags train --config run.toml
       fewtags config --pretrain > pretrain.toml
     """  # noqa: D301
-    from fewtags.config.pretrain import PretrainConfig
+    from fewtags.config import presets as train_presets
+    from fewtags.config import pretrain as pretraining
     from fewtags.config.sections import Config
     from fewtags.engine.methods import pretrain_settings_models, settings_models
 
-    model, command = (PretrainConfig, "pretrain") if pretrain else (Config, "train")
+    model, command = (pretraining.PretrainConfig, "pretrain") if pretrain else (Config, "train")
     if as_json:
         typer.echo(json.dumps(model.model_json_schema()))
         return
     typer.echo("# All settings with their defaults. A setting that is commented out is derived from data, machine and")
     typer.echo(f"# preset; resolved.toml of the run folder has its value. Use: fewtags {command} --config FILE")
     for section, field in model.model_fields.items():
-        if section == "objective":
-            continue
-        typer.echo(f"\n[{section}]")
-        for line in _lines(_settings(field.annotation).model_fields):
-            typer.echo(line)
+        if section != "objective":
+            typer.echo("\n".join([f"\n[{section}]", *_lines(cast("type[BaseModel]", field.annotation))]))
     if pretrain:
         typer.echo(
             f'\n[objective]  # settings of the other methods: fewtags methods\nname = "{DEFAULT_PRETRAIN_METHOD}"'
         )
-        for line in _lines(
-            {k: v for k, v in pretrain_settings_models()[DEFAULT_PRETRAIN_METHOD].model_fields.items() if k != "name"}
-        ):
-            typer.echo(line)
+        typer.echo("\n".join(_lines(pretrain_settings_models()[DEFAULT_PRETRAIN_METHOD])))
     else:
-        typer.echo(
-            f"\n[objective]  # default: {LOCATED_METHOD} if points or boxes are known, else this (fewtags methods)"
-        )
-        typer.echo(f'# name = "{DEFAULT_METHOD}"')
-        fields = settings_models()[DEFAULT_METHOD].model_fields
-        for line in _lines({k: v for k, v in fields.items() if k != "name"}):
+        default = f"{LOCATED_METHOD} if points or boxes are known, else this (fewtags methods)"
+        typer.echo(f'\n[objective]  # default: {default}\n# name = "{DEFAULT_METHOD}"')
+        for line in _lines(settings_models()[DEFAULT_METHOD]):
             typer.echo(line if line.startswith("#") else f"# {line}")
     typer.echo("\n# Presets (train.preset):")
-    for line in _pretrain_presets() if pretrain else _presets():
-        typer.echo(f"#   {line}")
-
-
-def _presets() -> Iterator[str]:
-    from fewtags.config.presets import PRESETS
-
-    for name, preset in PRESETS.items():
-        stages = ", then ".join(_stage(stage) for stage in preset.stages)
-        yield f"{name}: {preset.backbone} at {preset.size} px, batch {preset.batch_size}; {stages}"
+    presets: Mapping[str, Any] = pretraining.PRESETS if pretrain else train_presets.PRESETS
+    for name, preset in presets.items():
+        steps = f"{preset.epochs} epochs" if pretrain else ", then ".join(map(_stage, preset.stages))
+        typer.echo(f"#   {name}: {preset.backbone} at {preset.size} px, batch {preset.batch_size}; {steps}")
 
 
 def _stage(stage: StageConfig) -> str:
     if stage.solved:
         return f"the head is solved for {len(stage.logit_variances)} regularisation strengths"
-    return f"{stage.epochs} epochs of {_trained(stage.trainable)} at lr {stage.lr:g}"
+    layers = {"head": "the head", "all": "all layers"}.get(str(stage.trainable), f"the last {stage.trainable} blocks")
+    return f"{stage.epochs} epochs of {layers} at lr {stage.lr:g}"
 
 
-def _pretrain_presets() -> Iterator[str]:
-    from fewtags.config.pretrain import PRESETS
-
-    for name, preset in PRESETS.items():
-        yield f"{name}: {preset.backbone} at {preset.size} px, batch {preset.batch_size}; {preset.epochs} epochs"
-
-
-def _settings(annotation: Any) -> type[Settings]:
-    from fewtags.config.sections import Settings
-
-    assert isinstance(annotation, type)
-    assert issubclass(annotation, Settings)
-    return annotation
-
-
-def _trained(part: str | int) -> str:
-    return {"head": "the head", "all": "all layers"}.get(str(part), f"the last {part} blocks")
-
-
-def _lines(fields: dict[str, FieldInfo]) -> Iterator[str]:
+def _lines(model: type[BaseModel]) -> Iterator[str]:
     """Yield one line per setting: `key = default`, commented out without a default; then choices and description."""
     import tomli_w
 
-    for key, field in fields.items():
+    for key, field in model.model_fields.items():
+        if key == "name":
+            continue
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         if field.is_required():
             word, assignment = "required", f'{key} = "photos/"' if field.annotation is str else f"# {key} ="
@@ -151,17 +120,9 @@ def _lines(fields: dict[str, FieldInfo]) -> Iterator[str]:
             word, assignment = "", f"# {key} ="
         else:
             word, assignment = "", tomli_w.dumps({key: default}).strip()
-        choices = " | ".join(f'"{c}"' if isinstance(c, str) else str(c) for c in _choices(field.annotation))
+        choices = " | ".join(f'"{c}"' if isinstance(c, str) else str(c) for c in literal_choices(field.annotation))
         note = "; ".join(part for part in (word, choices, field.description or "") if part)
         yield f"{assignment:<36}# {note}" if note else assignment
-
-
-def _choices(annotation: Any) -> tuple[Any, ...]:
-    """Return the values that a type lists; empty if it accepts other values as well."""
-    if get_origin(annotation) is Literal:
-        return get_args(annotation)
-    parts = [part for part in get_args(annotation) if part is not type(None)]
-    return _choices(parts[0]) if len(parts) == 1 and get_origin(parts[0]) is Literal else ()
 
 
 def doctor(as_json: Json = False) -> None:

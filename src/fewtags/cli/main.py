@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Callable
 from typing import Any, final
 
 import typer
@@ -58,24 +59,18 @@ app = typer.Typer(
     rich_markup_mode="rich" if sys.stdout.isatty() else None,
     epilog="Start with `fewtags demo`, then `fewtags check photos/` and `fewtags train photos/`.",
 )
-app.command(rich_help_panel="Data")(data.check)
-app.command(rich_help_panel="Data")(data.simulate)
-app.command(rich_help_panel="Data")(plan.plan)
-app.command(name="train", rich_help_panel="Training")(train.train)
-app.command(rich_help_panel="Training")(train.resume)
-app.command(rich_help_panel="Training")(pretrain.pretrain)
-app.command(rich_help_panel="Training")(train.report)
-transfer_app.command()(transfer_dense.detect)
-transfer_app.command()(transfer_dense.segment)
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Data": (data.check, data.simulate, plan.plan),
+    "Training": (train.train, train.resume, pretrain.pretrain, train.report),
+    "Use": (use.evaluate, use.predict, use.heatmap, export.export_backbone),
+    "About": (demo.demo, info.methods, info.config, info.doctor),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+for command in (transfer_dense.detect, transfer_dense.segment):
+    transfer_app.command()(command)
 app.add_typer(transfer_app, name="transfer", rich_help_panel="Training")
-app.command(rich_help_panel="Use")(use.evaluate)
-app.command(rich_help_panel="Use")(use.predict)
-app.command(rich_help_panel="Use")(use.heatmap)
-app.command(rich_help_panel="Use")(export.export_backbone)
-app.command(rich_help_panel="About")(demo.demo)
-app.command(rich_help_panel="About")(info.methods)
-app.command(rich_help_panel="About")(info.config)
-app.command(rich_help_panel="About")(info.doctor)
 
 
 def _version(show: bool) -> None:

@@ -15,6 +15,8 @@ Complete = Annotated[bool, typer.Option("--complete", help="Classes not listed f
 ReadingSettings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")
 ]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random; default 0.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Read and check the data and print the plan; write nothing.")]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Do not use a GPU.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -61,5 +63,5 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that were given."""
+    """Return the options whose value is not None."""
     return {name: value for name, value in values.items() if value is not None}

@@ -29,8 +29,7 @@ MEASURE_ON = 0.3
 
 def plan(
     data: Annotated[
-        str | None,
-        typer.Argument(help="Complete labels of a few hundred photos, for averages and for --run-pilot."),
+        str | None, typer.Argument(help="Complete labels of a few hundred photos, for averages and for --run-pilot.")
     ] = None,
     hours: Annotated[float | None, typer.Option(help="Budget in hours.")] = None,
     budget: Annotated[
@@ -99,13 +98,14 @@ def plan(
       fewtags plan --hours 40 --photos 5000 --classes 12 --positives 2 --point 3.1 --pilot results.jsonl --plot plan.png
       fewtags plan boxes.json --images photos/ --complete --hours 40 --photos 5000 --run-pilot --out pilot/
     """  # noqa: D301
-    from fewtags.budget.costs import budget_seconds, find_cost
+    from fewtags.budget.costs import Annotation, budget_seconds, find_cost
     from fewtags.budget.planner import paper_guide, pilot_guide, plan_budget
     from fewtags.budget.results import read_results
 
     if photos is None:
         raise ConfigError("--photos is missing: give the number of photos to label.")
-    amount = _amount(hours, budget)
+    if (hours is None) == (budget is None):
+        raise ConfigError("give the budget once: --hours 40, or --budget 40h (30min, 900s, or 1%).")
     _refuse_mixed(data, pilot, run_pilot, out)
     if data is None:
         of_reading = {"--images": images, "--complete": complete or None, "--set": set_ or None}
@@ -123,19 +123,26 @@ def plan(
         if plot.suffix.lower() != ".png":
             raise ConfigError(f"--plot {plot}: expected a file that ends in .png.")
         refuse_file(plot, "--plot", "plan.png")
-    kinds = _kinds(types)
+    kinds = tuple(dict.fromkeys(Annotation.of(word) for word in (types or "").split(",") if word.strip()))
     averages = {"classes": classes, "positives_per_image": positives, "instances_per_image": instances}
     seconds = {"tag": tag, "point": point, "extra_point": extra_point, "box": box}
     table = None if data is None else read_labels(data, images, complete, set_, trains=True)
     found = find_cost(cost, table, without_none(averages | seconds))
-    budget_s = budget_seconds(amount, photos * found.classes * found.tag)
+    budget_s = budget_seconds(f"{hours}h" if budget is None else budget, photos * found.classes * found.tag)
     guide: Guide
     if run_pilot:
         assert table is not None
         assert data is not None
         assert out is not None
-        _refuse_other_classes(table, found)
-        config, design = _pilot_config(data, images, complete, set_), _design(kinds, pilot_budgets, pilot_seeds)
+        if found.classes != len(table.classes):
+            raise ConfigError(
+                f"the costs are for {found.classes:,} classes, but the labels have {len(table.classes):,}; leave "
+                "--classes out, or give labels of the classes you plan for."
+            )
+        from fewtags.engine.pilot import SETTINGS as PILOT_SETTINGS
+
+        config = read_settings(None, {**reading_flags(data, images, complete), **PILOT_SETTINGS}, set_ or [])
+        design = _design(kinds, pilot_budgets, pilot_seeds)
         results = _piloted(table, config, design, measure_on, found, out, cpu)
         guide = pilot_guide(read_results(results, found), f"the pilot in {out}")
     elif pilot is not None:
@@ -144,8 +151,8 @@ def plan(
         guide = paper_guide(found.classes)
     made = plan_budget(budget_s, photos, found, guide, kinds or tuple(guide.guesses))
     typer.echo(json.dumps(made.to_dict()) if as_json else "\n".join([*made.lines(), "", made.advice()]))
-    for note in () if as_json else (f"expectations are from {guide.source}", *guide.notes, *made.notes):
-        say(note)
+    if not as_json:
+        say(f"expectations are from {guide.source}", *guide.notes, *made.notes)
     if plot is not None:
         from fewtags.report.planning import save_plan_figure
 
@@ -153,14 +160,8 @@ def plan(
         say(f"plot: {plot}")
 
 
-def _amount(hours: float | None, budget: str | None) -> str:
-    if (hours is None) == (budget is None):
-        raise ConfigError("give the budget once: --hours 40, or --budget 40h (30min, 900s, or 1%).")
-    return f"{hours}h" if budget is None else budget
-
-
 def _refuse_mixed(data: str | None, pilot: Path | None, run_pilot: bool, out: Path | None) -> None:
-    """Raise an error for options that contradict each other."""
+    """Raise a `ConfigError` for options that contradict each other."""
     if run_pilot and pilot is not None:
         raise ConfigError("--pilot reads the results of runs, and --run-pilot runs them; give only one.")
     if run_pilot and data is None:
@@ -172,23 +173,9 @@ def _refuse_mixed(data: str | None, pilot: Path | None, run_pilot: bool, out: Pa
 
 
 def _refuse_given(options: Mapping[str, object], why: str) -> None:
-    """Raise an error for options that would have no effect."""
+    """Raise a `ConfigError` for options that would have no effect."""
     for name in without_none(options):
         raise ConfigError(f"{name} {why}.")
-
-
-def _kinds(types: str | None) -> tuple[Annotation, ...]:
-    from fewtags.budget.costs import Annotation
-
-    return tuple(dict.fromkeys(Annotation.of(word) for word in (types or "").split(",") if word.strip()))
-
-
-def _refuse_other_classes(table: LabelTable, cost: CostModel) -> None:
-    if cost.classes != len(table.classes):
-        raise ConfigError(
-            f"the costs are for {cost.classes:,} classes, but the labels have {len(table.classes):,}; leave --classes "
-            "out, or give labels of the classes you plan for."
-        )
 
 
 def _design(kinds: tuple[Annotation, ...], budgets: str | None, seeds: int | None) -> Design:
@@ -204,13 +191,6 @@ def _design(kinds: tuple[Annotation, ...], budgets: str | None, seeds: int | Non
             f"{len(made.budgets)} and {made.seeds}; leave them out for {len(usual.budgets)} and {usual.seeds}."
         )
     return made
-
-
-def _pilot_config(data: str, images: Path | None, complete: bool, assignments: list[str] | None) -> Config:
-    """Return the settings of each training of a pilot."""
-    from fewtags.engine.pilot import SETTINGS
-
-    return read_settings(None, {**reading_flags(data, images, complete), **SETTINGS}, assignments or [])
 
 
 def _piloted(

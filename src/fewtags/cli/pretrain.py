@@ -1,4 +1,4 @@
-"""pretrain: a backbone from photos without labels; export-backbone."""
+"""`fewtags pretrain`: train a backbone on photos without labels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from fewtags.cli.follow import follow
+from fewtags.cli.options import Cpu, DryRun, Seed
 from fewtags.cli.progress import counting, is_main_process, say
 from fewtags.cli.train import FASTER_CHECK, Set, merged_tree, refuse_missing_inputs
-from fewtags.objectives.table import pretrain_method_help
+from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD, PRETRAIN_METHODS, method_help
 
 
 def pretrain(
@@ -21,10 +22,7 @@ def pretrain(
     ] = None,
     images: Annotated[Path | None, typer.Option(help="Folder that image names in a file are relative to.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/pretrained"),
-    method: Annotated[
-        str | None,
-        typer.Option(help=pretrain_method_help()),
-    ] = None,
+    method: Annotated[str | None, typer.Option(help=method_help(PRETRAIN_METHODS, DEFAULT_PRETRAIN_METHOD))] = None,
     preset: Annotated[
         str | None, typer.Option(help="paper or small; default: paper with a GPU and 50,000 photos, else small.")
     ] = None,
@@ -37,11 +35,9 @@ def pretrain(
         typer.Option(help="TOML file with settings (see `fewtags config --pretrain`); flags and --set override it."),
     ] = None,
     set_: Set = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random; default 0.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the photos and print the plan; write nothing.")
-    ] = False,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")] = False,
+    seed: Seed = None,
+    dry_run: DryRun = False,
+    cpu: Cpu = False,
 ) -> None:
     """Pretrain a backbone on photos without labels.
 
@@ -82,8 +78,7 @@ def pretrain(
     with counting("checking photos", faster=FASTER_CHECK if settings.data.decode else "") as tick:
         processes = int(os.environ.get("WORLD_SIZE", "1"))
         plan = make_pretrain_plan(settings, cpu=cpu, processes=processes, progress=tick)
-    for line in plan.lines():
-        say(line)
+    say(*plan.lines())
     if dry_run:
         say("dry run: nothing was written.")
         return

@@ -27,13 +27,14 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def say(text: str) -> None:
-    """Print a plain line on stderr, from the main process only."""
-    if is_main_process():
-        print(text, file=sys.stderr, flush=True)
+def say(*lines: str) -> None:
+    """Print plain lines on stderr, from the main process only."""
+    for line in lines if is_main_process() else ():
+        print(line, file=sys.stderr, flush=True)
 
 
-def _bar(*columns: TextColumn | BarColumn | MofNCompleteColumn | TimeRemainingColumn, live: bool) -> Progress:
+def _bar(live: bool) -> Progress:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     return Progress(*columns, console=console, disable=not live, transient=True)
 
@@ -46,9 +47,8 @@ def show(events: Iterable[Event], label: str = "") -> None:
     """Consume the events of a run and show them; each line starts with `label`."""
     from fewtags.engine.events import EpochEnded, EpochStarted, Noted, Started, StepEnded
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     epochs = 0
-    with _bar(*columns, live=_live()) as bar:
+    with _bar(_live()) as bar:
         # With a live bar, lines must be printed through its console.
         line = bar.console.print if _live() else say
         task = bar.add_task(label, total=None)
@@ -99,15 +99,11 @@ def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool)
 def counting(label: str, quiet: bool = False, faster: str = "") -> Iterator[Callable[[int, int], None]]:
     """Yield a function to call with items done and to do; show a bar, or a plain line every 30 s without a terminal.
 
-    Args:
-        label: the activity, for example "checking photos".
-        quiet: show nothing, if results are printed on the same terminal.
-        faster: a hint how to make it faster; shown with the estimated time if there are very many items.
+    If there are very many items, the estimated time is printed with the hint `faster`.
     """
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     live, began = _live() and not quiet, time.perf_counter()
     last_line, estimated = began, False
-    with _bar(*columns, live=live) as bar:
+    with _bar(live) as bar:
         task = bar.add_task(label, total=None)
 
         def tick(done: int, total: int) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def reading_flags(
     data: str, images: Path | None, complete: bool, *, val: str | None = None, test: str | None = None
 ) -> dict[str, Any]:
-    """Return the settings of the options that say what to read."""
+    """Return the settings for the options that name the labels and images."""
     return without_none(
         {
             "data.train": data,
@@ -34,18 +34,9 @@ def reading_flags(
 def read_labels(
     data: str, images: Path | None, complete: bool, assignments: list[str] | None, *, trains: bool = False
 ) -> LabelTable:
-    """Read one source of labels; report on stderr how each value was read and how much was left out.
+    """Read labels; report on stderr how each value was read and how much was left out.
 
-    Args:
-        data: file or folder of the labels.
-        images: folder that image names are relative to.
-        complete: classes not listed for a photo are absent.
-        assignments: values of `--set`.
-        trains: whether the command also uses settings other than those of data.
-
-    Raises:
-        ConfigError: a setting is unknown or would have no effect.
-        DataError: the labels cannot be read.
+    `trains` allows `assignments` (`--set`) other than those of data.
     """
     from fewtags.engine.plan import read_one
 
@@ -53,18 +44,12 @@ def read_labels(
         if not trains and not assignment.strip().startswith("data."):
             raise ConfigError(f"--set {assignment}: this command only has settings of data, such as data.uncertain.")
     table = read_one(read_settings(None, reading_flags(data, images, complete), assignments or []).data)
-    for line in reading_lines(table, data if images is None else f"{data} --images {images}"):
-        say(line)
+    say(*reading_lines(table, data if images is None else f"{data} --images {images}"))
     return table
 
 
 def reading_lines(table: LabelTable, source: str) -> Iterator[str]:
-    """Yield the reader's messages in the words of `fewtags check`.
-
-    Args:
-        table: the labels.
-        source: arguments with which `fewtags check` reads the same labels and lists what was left out.
-    """
+    """Yield the reader's messages as `fewtags check SOURCE` prints them."""
     from fewtags.check.label_findings import reader_findings
 
     yield from (f"read: {reading}" for reading in table.notes.readings)
@@ -77,7 +62,7 @@ def reading_lines(table: LabelTable, source: str) -> Iterator[str]:
 
 
 def split_sizes(named: Mapping[str, LabelTable]) -> str:
-    """Say how many images each split has; the key of images without a split is ""."""
+    """Describe the number of images of each split; images without a split have the key ""."""
     return ", ".join(
         f"{counted(len(table), 'image')} of " + (f"split {name!r}" if name else "no split")
         for name, table in named.items()

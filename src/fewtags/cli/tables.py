@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO, final
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 from fewtags.engine.model import ModelInfo
 from fewtags.engine.predict import Prediction, decide
 from fewtags.errors import ConfigError
+from fewtags.files import replacing
 from fewtags.text import counted
 
 FORMATS = (".csv", ".parquet", ".jsonl")
@@ -56,21 +58,12 @@ class PredictionWriter:
     Long form (default): image, class, name, probability, threshold; one row per tag, best first. A photo without a tag
     has no row and is counted. Wide form: image, then one column per class with its probability.
 
-    Args:
-        out: the file; None writes CSV to stdout.
-        info: description of the model.
-        wide: write the wide form.
-        threshold: used instead of the stored thresholds.
-        max_tags: maximum number of tags per photo.
+    Without a file, CSV is written to stdout. `threshold` replaces the stored thresholds.
 
     Attributes:
         failed: photos that could not be read.
         untagged: number of photos without a row in the long form.
         escaped: written names of photos whose names are not UTF-8, see `text_name`.
-
-    Raises:
-        ConfigError: the ending is unknown; or the wide form, which has all probabilities, is combined with a threshold,
-            with `max_tags`, or with a class named "image".
     """
 
     def __init__(
@@ -87,38 +80,34 @@ class PredictionWriter:
         if wide and "image" in info.class_ids:
             raise ConfigError("a class is named 'image', like the column of the photos; leave out --wide.")
         self.out, self.info, self.wide, self.max_tags = out, info, wide, max_tags
-        values = np.array(info.thresholds) if threshold is None else np.full(len(info.class_ids), threshold)
-        self.thresholds = values
+        self.thresholds = np.array(info.thresholds) if threshold is None else np.full(len(info.class_ids), threshold)
         self.failed: list[Prediction] = []
         self.untagged = 0
         self.escaped: list[str] = []
-        fields = [("image", pa.string())]
-        if wide:
-            fields += [(class_id, pa.float64()) for class_id in info.class_ids]
-        else:
-            fields += [
-                ("class", pa.string()),
-                ("name", pa.string()),
-                ("probability", pa.float64()),
-                ("threshold", pa.float64()),
-            ]
-        self.schema = pa.schema(fields)
+        words, numbers = (
+            (("image",), info.class_ids) if wide else (("image", "class", "name"), ("probability", "threshold"))
+        )
+        self.schema = pa.schema([(w, pa.string()) for w in words] + [(number, pa.float64()) for number in numbers])
         self._rows: list[dict[str, Any]] = []
         self._file: TextIO | None = None
         self._csv: csv.DictWriter[str] | None = None
         self._parquet: pq.ParquetWriter | None = None
+        self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        if self.out is not None:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            self._temporary = self.out.with_name(f".{self.out.name}.tmp")
-        if self._format == ".parquet":
-            self._parquet = pq.ParquetWriter(self._temporary, self.schema)
+        if self.out is None:
+            self._file = sys.stdout
         else:
-            self._file = sys.stdout if self.out is None else self._temporary.open("w", encoding="utf-8", newline="")
-            if self._format == ".csv":
-                self._csv = csv.DictWriter(self._file, self.schema.names, lineterminator="\n")
-                self._csv.writeheader()
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._open.enter_context(replacing(self.out))
+            if self._format == ".parquet":
+                self._parquet = self._open.enter_context(pq.ParquetWriter(temporary, self.schema))
+            else:
+                self._file = self._open.enter_context(temporary.open("w", encoding="utf-8", newline=""))
+        if self._format == ".csv":
+            assert self._file is not None
+            self._csv = csv.DictWriter(self._file, self.schema.names, lineterminator="\n")
+            self._csv.writeheader()
         return self
 
     def add(self, found: Prediction) -> None:
@@ -162,14 +151,6 @@ class PredictionWriter:
     ) -> None:
         if kind is None:
             self._flush()
-        if self._parquet is not None:
-            self._parquet.close()
-        if self.out is not None:
             if self._file is not None:
-                self._file.close()
-            if kind is None:
-                self._temporary.replace(self.out)
-            else:
-                self._temporary.unlink(missing_ok=True)
-        elif kind is None and self._file is not None:
-            self._file.flush()  # a closed pipe must raise here, not when the interpreter ends
+                self._file.flush()  # a closed pipe must raise here, not when the interpreter ends
+        self._open.__exit__(kind, error, trace)

@@ -1,4 +1,4 @@
-"""train, resume, report."""
+"""`fewtags train`, `resume` and `report`; and the settings of commands that read labels."""
 
 from __future__ import annotations
 
@@ -9,42 +9,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fewtags.cli.follow import finish, follow, is_pretraining, write_report
+from fewtags.cli.options import Complete, Cpu, DryRun, Images, Seed, without_none
 from fewtags.cli.progress import counting, is_main_process, say
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats import check_path, list_formats
-from fewtags.objectives.table import train_method_help
+from fewtags.objectives.table import DEFAULT_METHOD, LOCATED_METHOD, METHODS, method_help
 
 if TYPE_CHECKING:
     from fewtags.config.sections import Config
     from fewtags.engine.events import Event
     from fewtags.photos.scan import Tick
 
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Any setting of `fewtags config`, for example train.lr=1e-4. May be repeated.",
-    ),
-]
+SET_HELP = "Any setting of `fewtags config`, for example train.lr=1e-4. May be repeated."
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=SET_HELP)]
+METHOD_HELP = method_help(METHODS, f"{LOCATED_METHOD} if points or boxes are known, else {DEFAULT_METHOD}")
 FASTER_CHECK = "--set data.decode=false reads headers only, and a broken photo then stops training"
 
 
 def train(
-    data: Annotated[
-        str | None,
-        typer.Argument(help=f"Labels: {list_formats('title')}."),
-    ] = None,
-    images: Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")] = None,
+    data: Annotated[str | None, typer.Argument(help=f"Labels: {list_formats('title')}.")] = None,
+    images: Images = None,
     val: Annotated[
         str | None, typer.Option(help="Labels to validate on; default: a tenth of the images is held out.")
     ] = None,
     test: Annotated[str | None, typer.Option(help="Labels to test on once, after training.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/first"),
-    method: Annotated[
-        str | None,
-        typer.Option(help=train_method_help()),
-    ] = None,
+    method: Annotated[str | None, typer.Option(help=METHOD_HELP)] = None,
     preset: Annotated[
         str | None,
         typer.Option(
@@ -66,14 +56,12 @@ def train(
         Path | None, typer.Option(help="TOML file with settings (see `fewtags config`); flags and --set override it.")
     ] = None,
     set_: Set = None,
-    complete: Annotated[bool, typer.Option("--complete", help="Classes that are not named are absent.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random; default 0.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Read and check the data and print the plan; write nothing.")
-    ] = False,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")] = False,
+    complete: Complete = False,
+    seed: Seed = None,
+    dry_run: DryRun = False,
+    cpu: Cpu = False,
 ) -> None:
-    """Train a model from whatever labels there are.
+    """Train a model with the labels you have.
 
     The run folder gets the model, its thresholds, an evaluation and report.html. Blank labels are unknown, not absent,
     unless --complete is given.
@@ -110,18 +98,14 @@ def train(
     with counting("checking photos", faster=FASTER_CHECK if settings.data.decode else "") as tick:
         plan = make_plan(settings, out=out, cpu=cpu, progress=tick)
     clock.lap("reading and checking")
-    for line in plan.lines():
-        say(line)
+    say(*plan.lines())
     if dry_run:
         say("dry run: nothing was written.")
         return
     follow(RunFolder(out, TRAINING), lambda tick: TrainRun(plan, out, cpu=cpu, tick=tick, clock=clock).start(), cpu)
 
 
-def resume(
-    run: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
-    cpu: Annotated[bool, typer.Option("--cpu", help="Ignore GPUs.")] = False,
-) -> None:
+def resume(run: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")], cpu: Cpu = False) -> None:
     """Resume an interrupted run.
 
     The result is the same, bit for bit, as without the interruption. All settings are those of the run. If only the
@@ -139,18 +123,12 @@ def resume(
         return
 
     def begin(tick: Tick) -> Iterator[Event]:
-        if is_pretraining(folder):
-            from fewtags.engine.pretrain_run import open_pretrain_run
+        from fewtags.engine.pretrain_run import open_pretrain_run
+        from fewtags.engine.train_run import open_run
 
-            pretraining = open_pretrain_run(run, cpu=cpu)
-            notes, events = pretraining.notes, pretraining.resume()
-        else:
-            from fewtags.engine.train_run import open_run
-
-            training = open_run(run, cpu=cpu, tick=tick)
-            notes, events = training.notes, training.resume()
-        for note in notes:
-            say(note)
+        opened = open_pretrain_run(run, cpu=cpu) if is_pretraining(folder) else open_run(run, cpu=cpu, tick=tick)
+        events = opened.resume()
+        say(*opened.notes)
         return events
 
     follow(folder, begin, cpu)
@@ -186,19 +164,10 @@ def report(
 def read_settings(
     config: Path | None, flags: dict[str, Any], assignments: list[str], *, init: Path | None = None
 ) -> Config:
-    """Make the settings from a TOML file, flags and `--set`; later ones override earlier ones.
+    """Make the settings from a TOML file, flags by dotted key, and `--set`; later ones override earlier ones.
 
-    Wrong paths and most wrong settings are reported before torch is imported, which takes seconds.
-
-    Args:
-        config: the TOML file.
-        flags: values by dotted key; None is left out.
-        assignments: the values of `--set`.
-        init: a pretraining run, or its encoder file, to start from.
-
-    Raises:
-        ConfigError: see `config.parse`; or there is nothing to train on.
-        DataError: labels or photos do not exist.
+    Wrong paths and most wrong settings are reported before torch is imported, which takes seconds. `init` is a
+    pretraining run, or its encoder file, whose backbone training starts from.
     """
     from fewtags.config.parse import apply_overrides, check_sections, parse
     from fewtags.config.sections import Config
@@ -218,33 +187,18 @@ def read_settings(
 
 
 def merged_tree(config: Path | None, flags: dict[str, Any], assignments: list[str], example: str) -> dict[str, Any]:
-    """Merge a TOML file, flags (None is left out) and `--set` into one tree of settings.
-
-    Raises:
-        ConfigError: there is nothing to train on; the message gives the `example`.
-    """
+    """Merge a TOML file, flags (None is left out) and `--set` into one tree; `example` is for the error message."""
     from fewtags.config.parse import apply_overrides, load_toml
 
     tree = load_toml(config) if config is not None else {}
-    tree = apply_overrides(tree, {key: value for key, value in flags.items() if value is not None})
-    tree = apply_overrides(tree, assignments)
+    tree = apply_overrides(apply_overrides(tree, without_none(flags)), assignments)
     if "train" not in tree.get("data", {}):
         raise ConfigError(f"nothing to train on: give {example}.")
     return tree
 
 
 def refuse_missing_inputs(paths: list[str | None], images: str | None, format: str | None = None) -> None:
-    """Check that labels and photos exist before anything heavy is imported.
-
-    Args:
-        paths: label files or folders.
-        images: the folder of the photos.
-        format: of the labels; None if it is detected later.
-
-    Raises:
-        DataError: one does not exist.
-        ConfigError: the format is not known.
-    """
+    """Check that labels and photos exist, and that the format of the labels is known if it is given."""
     for path in paths:
         if path is not None:
             check_path(Path(path), format)

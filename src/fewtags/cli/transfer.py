@@ -1,9 +1,9 @@
-"""`fewtags transfer`: evaluate an encoder on other tasks. Commands import torch only when they run."""
+"""`fewtags transfer`: evaluate an encoder on other tasks."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,13 +20,12 @@ from fewtags.cli.transfer_options import (
     Size,
     TaskOptions,
     check_choice,
+    check_schedule,
     consume,
     prepare,
     print_probe_result,
     refuse_processes,
-    schedule_of,
     settings_of,
-    with_progress,
 )
 from fewtags.files import refuse_file
 
@@ -61,8 +60,8 @@ def knn(
 
     refuse_processes("knn")
     info, trials = prepare(options, task)
-    with with_progress(trials) as trials:
-        results = run_knn(trials, k=k, temperature=temperature)
+    with counting("encoding photos") as tick:
+        results = run_knn(replace(trials, tick=tick), k=k, temperature=temperature)
     settings = {"k": k, "temperature": temperature}
     protocol = knn_protocol(trials.task, k, temperature)
     print_probe_result("knn", options, task.data, info, trials, results, settings, protocol)
@@ -97,8 +96,8 @@ def svm(
     refuse_processes("svm")
     tried = costs or [SVM_COST]
     info, trials = prepare(options, task)
-    with with_progress(trials) as trials:
-        results = run_svm(trials, costs=tried)
+    with counting("encoding photos") as tick:
+        results = run_svm(replace(trials, tick=tick), costs=tried)
     protocol = svm_protocol(trials.task, tried, info, trials.context.policy, trials.subsampled)
     print_probe_result("svm", options, task.data, info, trials, results, {"costs": tried}, protocol)
 
@@ -138,13 +137,13 @@ def linear(
         lr=rates[0],
         weight_decay=decays[0],
         batch_size=batch_size,
-        schedule=schedule_of(schedule),
+        schedule=check_schedule(schedule),
         workers=options.workers,
     )
     candidates = grid(base, rates, decays)
     info, trials = prepare(options, task, min_area=search.min_area)
-    with with_progress(trials) as trials:
-        results = run_linear(trials, candidates, views=views, consume=consume)
+    with counting("encoding photos") as tick:
+        results = run_linear(replace(trials, tick=tick), candidates, views=views, consume=consume)
     settings = {**settings_of(candidates), "views": views}
     protocol = linear_protocol(trials.task, candidates, views, trials.subsampled)
     print_probe_result("linear", options, task.data, info, trials, results, settings, protocol)
@@ -193,7 +192,7 @@ def finetune(
         lr=rates[0],
         weight_decay=decays[0],
         batch_size=batch_size or (64 if single else 16),
-        schedule=schedule_of(schedule),
+        schedule=check_schedule(schedule),
         batchnorm_eval=batchnorm_eval,
         precision=precision,
         workers=options.workers,
@@ -249,8 +248,7 @@ def neighbours(
     net, info = find_encoder(encoder, backbone=backbone, size=size)
     table = read_unlabelled(data, images) if unlabelled else read_labels(data, images, complete, None)
     table = check_photos(table, decode=False)
-    for line in (*table.notes.messages, *excluded_lines(table)):
-        say(line)
+    say(*table.notes.messages, *excluded_lines(table))
     view = WholeImage(size or info.size)
     with counting("encoding photos") as tick:
         found = neighbour_rows(net, table, view, torch_device(cpu), queries=rows, k=k, most=most, seed=seed, tick=tick)
@@ -261,12 +259,11 @@ def neighbours(
         known = {key: None if value != value else value for key, value in values.items()}
         typer.echo(json.dumps({**known, "photos": found.photos, "page": str(out)}))
         return
-    if report is not None:
-        if report.images:
-            typer.echo(
-                f"{100 * report.precision:.1f} % of the {report.k} nearest photos share a class "
-                f"(chance {100 * report.chance:.1f} %), {report.images:,} photos"
-            )
-        else:
-            say("no photo has a known class and neighbours with known labels.")
+    if report is not None and report.images:
+        typer.echo(
+            f"{100 * report.precision:.1f} % of the {report.k} nearest photos share a class "
+            f"(chance {100 * report.chance:.1f} %), {report.images:,} photos"
+        )
+    elif report is not None:
+        say("no photo has a known class and neighbours with known labels.")
     typer.echo(out)

@@ -28,16 +28,12 @@ LOSS_LINES = 20
 @final
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
-    """Options of both trainings; None: the default of the published protocol."""
+    """Options of both trainings; None means the published protocol's value."""
 
     iterations: Annotated[int | None, typer.Option(min=1, help="Optimiser steps; default: the protocol's.")] = None
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Photos per step; default: the protocol's.")
-    ] = None
-    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate; default: the protocol's.")] = None
-    weight_decay: Annotated[
-        float | None, typer.Option("--weight-decay", min=0.0, help="L2 penalty; default: the protocol's.")
-    ] = None
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Photos per step; default: the protocol's.")] = None
+    lr: Annotated[float | None, typer.Option(help="Learning rate; default: the protocol's.")] = None
+    weight_decay: Annotated[float | None, typer.Option(min=0.0, help="L2 penalty; default: the protocol's.")] = None
 
 
 @expand_groups
@@ -54,22 +50,17 @@ def detect(
     layout: Annotated[str, typer.Option(help="coco or voc.")] = "coco",
     images: Annotated[Path | None, typer.Option(help="Folder of the photos of an instances file.")] = None,
     test: Annotated[Path | None, typer.Option(help="Instances file to test on.")] = None,
-    test_images: Annotated[
-        Path | None, typer.Option("--test-images", help="Folder of the photos of --test; default: --images.")
-    ] = None,
+    test_images: Annotated[Path | None, typer.Option(help="Folder of the photos of --test; default: --images.")] = None,
     hold_out: Annotated[
-        float, typer.Option("--hold-out", min=0.0, max=1.0, help="Without --test: share of random test photos.")
+        float, typer.Option(min=0.0, max=1.0, help="Without --test: share of random test photos.")
     ] = 0.2,
     only_2007: Annotated[bool, typer.Option("--only-2007", help="VOC: train without VOC2012.")] = False,
     boxes_only: Annotated[bool, typer.Option("--boxes-only", help="COCO: Faster R-CNN, no masks.")] = False,
-    warm_up: Annotated[
-        int | None, typer.Option("--warm-up", min=0, help="Warm-up steps; default: the protocol's.")
-    ] = None,
+    warm_up: Annotated[int | None, typer.Option(min=0, help="Warm-up steps; default: the protocol's.")] = None,
     min_size: Annotated[
-        list[int] | None,
-        typer.Option("--min-size", min=32, help="Shorter side in pixels; repeat it to train at several sizes."),
+        list[int] | None, typer.Option(min=32, help="Shorter side in pixels; repeat it to train at several sizes.")
     ] = None,
-    max_size: Annotated[int, typer.Option("--max-size", min=32, help="Maximum of the longer side in pixels.")] = 1333,
+    max_size: Annotated[int, typer.Option(min=32, help="Maximum of the longer side in pixels.")] = 1333,
     heads: Annotated[str, typer.Option(help="torchvision's v2, or the cheaper v1.")] = "v2",
     anchor: Annotated[int, typer.Option(min=1, help="Side of the smallest anchors in pixels.")] = 32,
     rois: Annotated[int, typer.Option(min=1, help="Proposals per photo that train the box head.")] = 512,
@@ -161,7 +152,7 @@ def segment(
         float, typer.Option(min=0.0, help="Loss weight of an auxiliary head on the stage before the last.")
     ] = 0.4,
     output_stride: Annotated[
-        int, typer.Option("--output-stride", help="Pixels per cell, by dilation: 8 or 16; 0 keeps the encoder's.")
+        int, typer.Option(help="Pixels per cell, by dilation: 8 or 16; 0 keeps the encoder's.")
     ] = 8,
 ) -> None:
     """Train semantic segmentation on an encoder.
@@ -211,9 +202,6 @@ def segment(
         results.append({"mIoU": report.mean_iou, "mAcc": report.mean_accuracy, "aAcc": report.pixel_accuracy})
     protocol = segment_protocol(settings, info, cityscapes=city and resize is None, stride=stride)
     print_result("segment", options, info, _facts(data, settings, (len(train), len(tested))), results, protocol)
-
-
-# --- data
 
 
 def _coco_sets(
@@ -269,11 +257,8 @@ def _pairs(
     return train, tested
 
 
-# --- shared
-
-
 def _read_all(readers: Sequence[Callable[[], Any]]) -> None:
-    """Read every photo once, so that one that cannot be used is reported before training."""
+    """Read every photo once, so that unusable photos are reported before training."""
     with counting("reading photos") as tick:
         for n, read in enumerate(readers, 1):
             read()
@@ -289,9 +274,7 @@ def _encoders(options: EncoderOptions) -> Iterator[tuple[int, Encoder, EncoderIn
 
 
 def _say_sizes(info: EncoderInfo, train: int, test: int, classes: int, notes: Sequence[str] = ()) -> None:
-    for note in notes:
-        say(note)
-    say(f"{info.backbone}, {train:,} training photos, {test:,} test photos, {classes} classes")
+    say(*notes, f"{info.backbone}, {train:,} training photos, {test:,} test photos, {classes} classes")
 
 
 def _train(losses: Iterator[float], iterations: int) -> None:
@@ -306,9 +289,5 @@ def _train(losses: Iterator[float], iterations: int) -> None:
 
 def _facts(data: Path, settings: Any, counts: tuple[int, int]) -> dict[str, Any]:
     """Return the entries of the JSON result that only these commands have."""
-    return {
-        "data": str(data),
-        "train_photos": counts[0],
-        "test_photos": counts[1],
-        "settings": {name: value for name, value in asdict(settings).items() if name not in ("seed", "workers")},
-    }
+    chosen = {name: value for name, value in asdict(settings).items() if name not in ("seed", "workers")}
+    return {"data": str(data), "train_photos": counts[0], "test_photos": counts[1], "settings": chosen}

@@ -6,16 +6,15 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, final
 
 import typer
 
 from fewtags.cli.options import Complete, Cpu, Images, Json, ReadingSettings
-from fewtags.cli.progress import counting, is_main_process, say
+from fewtags.cli.progress import is_main_process, say
 from fewtags.cli.reading import reading_flags, reading_lines
 from fewtags.cli.train import read_settings
 from fewtags.errors import ConfigError
@@ -23,7 +22,6 @@ from fewtags.text import suggest
 
 if TYPE_CHECKING:
     from fewtags.engine.encoder_file import EncoderInfo
-    from fewtags.engine.events import Event
     from fewtags.nets.encoder import Encoder
     from fewtags.transfer.task import Task, TaskKind
     from fewtags.transfer.training import TrainSettings
@@ -59,7 +57,7 @@ class EncoderOptions:
         int, typer.Option(min=1, help="Runs with consecutive seeds; mean and standard deviation are printed.")
     ] = 1
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first run.")] = 0
-    workers: Annotated[int, typer.Option("--workers", min=0, help="Processes that read photos; 0: none.")] = 0
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read photos; 0: none.")] = 0
     cpu: Cpu = False
     as_json: Json = False
 
@@ -80,16 +78,11 @@ class TaskOptions:
             "downloaded.",
         ),
     ] = None
-    test: Annotated[
-        str | None, typer.Option("--test", help="Labels to test on; default: the split test of the labels.")
-    ] = None
-    val: Annotated[str | None, typer.Option("--val", help="Labels to choose settings on; default: the split val.")] = (
-        None
-    )
+    test: Annotated[str | None, typer.Option(help="Labels to test on; default: the split test of the labels.")] = None
+    val: Annotated[str | None, typer.Option(help="Labels to choose settings on; default: the split val.")] = None
     images: Images = None
     kind: Annotated[
-        str | None,
-        typer.Option("--kind", help="single or multi (classes per photo); default: single if each photo has one."),
+        str | None, typer.Option(help="single or multi (classes per photo); default: single if each photo has one.")
     ] = None
     complete: Complete = False
     any_size: Annotated[
@@ -97,11 +90,11 @@ class TaskOptions:
     ] = False
     size: Size = None
     policy: Annotated[
-        str | None, typer.Option("--policy", help="imagenet (tests on a centre crop), coco or none (whole photo).")
+        str | None, typer.Option(help="imagenet (tests on a centre crop), coco or none (whole photo).")
     ] = None
     share: Annotated[float | None, typer.Option(help="Share of the training photos that each run samples.")] = None
     per_class: Annotated[
-        int | None, typer.Option("--per-class", min=1, help="Training photos of each class that each run samples.")
+        int | None, typer.Option(min=1, help="Training photos of each class that each run samples.")
     ] = None
     set_: ReadingSettings = None
 
@@ -120,8 +113,7 @@ class SearchOptions:
         typer.Option("--weight-decay", help="L2 penalty; repeat it to choose the best on validation photos."),
     ] = None
     min_area: Annotated[
-        float | None,
-        typer.Option("--min-area", help="Smallest share of a photo in a crop; default: 0.08, multi-label 0.25."),
+        float | None, typer.Option(help="Smallest share of a photo in a crop; default: 0.08, multi-label 0.25.")
     ] = None
 
 
@@ -135,17 +127,7 @@ def prepare(
 ) -> tuple[EncoderInfo, Trials]:
     """Find the encoder and read the task; return the encoder's description and the runs.
 
-    Args:
-        options: encoder, runs and device.
-        task_options: labels, training photos and views.
-        finetune: use the defaults of fine-tuning for views and sizes.
-        min_area: smallest share of a photo in a training crop.
-        precision: "no", "bf16" or "fp16".
-
-    Raises:
-        ConfigError: options contradict each other.
-        CheckpointError: the encoder cannot be read.
-        DataError: the labels cannot be used.
+    `finetune` selects the views and sizes of fine-tuning. `min_area` is the smallest share of a photo in a crop.
     """
     from fewtags.engine.distributed import make_accelerator
     from fewtags.engine.encoder_file import find_encoder
@@ -182,12 +164,7 @@ def prepare(
 
 
 def read_task(options: TaskOptions) -> Task:
-    """Read the photos and labels: one of the published sets, or any labels.
-
-    Raises:
-        ConfigError: there is nothing to test on, or options for a published set and for other labels are mixed.
-        DataError: see `read_set`, `read_named` and `make_task`.
-    """
+    """Read the photos and labels: a published set, or any labels."""
     from fewtags.engine.plan import read_named
     from fewtags.transfer.sets import read_set
     from fewtags.transfer.task import make_task
@@ -203,15 +180,13 @@ def read_task(options: TaskOptions) -> Task:
             "--set": options.set_,
         }
         if unused := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{', '.join(unused)}: --as {options.as_set} sets this by itself; leave it out.")
+            raise ConfigError(f"{', '.join(unused)}: --as {options.as_set} defines this; leave it out.")
         return read_set(options.as_set, Path(options.data), any_size=options.any_size)
     if options.any_size:
         raise ConfigError("--any-size is for published sets; give --as NAME as well, or leave it out.")
     flags = reading_flags(options.data, options.images, options.complete, val=options.val, test=options.test)
     tables = read_named(read_settings(None, flags, options.set_ or []).data)
-    lines = (line for table in tables.values() for line in reading_lines(table, options.data))
-    for line in dict.fromkeys(lines):
-        say(line)
+    say(*dict.fromkeys(line for table in tables.values() for line in reading_lines(table, options.data)))
     if "test" not in tables:
         raise ConfigError(
             f"{options.data} has no split test; give --test LABELS, or --as NAME if it is a published set."
@@ -219,46 +194,31 @@ def read_task(options: TaskOptions) -> Task:
     return make_task(tables["train"], tables["test"], tables.get("val"), kind=kind)
 
 
-@contextmanager
-def with_progress(trials: Trials) -> Iterator[Trials]:
-    """Yield the trials with a progress bar."""
-    with counting("encoding photos") as tick:
-        yield replace(trials, tick=tick)
-
-
-def consume(events: Iterable[Event]) -> None:
+def consume(events: Iterable[object]) -> None:
     """Run a short training to its end without showing it."""
     deque(events, 0)
 
 
 def refuse_processes(command: str) -> None:
-    """Refuse to run the same work in several processes.
-
-    Raises:
-        ConfigError: `torchrun` or `accelerate launch` started several processes.
-    """
+    """Raise a `ConfigError` if `torchrun` or `accelerate launch` started several processes."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(f"transfer {command} runs in one process; start it without torchrun or accelerate launch.")
 
 
-def schedule_of(word: str) -> Literal["cosine", "steps", "constant"]:
-    """Return a schedule by name."""
+def check_schedule(word: str) -> Literal["cosine", "steps", "constant"]:
+    """Return the value of --schedule if it is known."""
     return cast('Literal["cosine", "steps", "constant"]', check_choice("--schedule", word, SCHEDULES))
 
 
 def check_choice(option: str, word: str, known: Sequence[str]) -> str:
-    """Return the word if it is one of the known ones.
-
-    Raises:
-        ConfigError: it is unknown; the closest known word is suggested.
-    """
+    """Return the value of an option if it is known; otherwise raise a `ConfigError` that suggests the closest."""
     if word not in known:
         raise ConfigError(f"{option} {word}: expected one of {', '.join(known)}{suggest(word, known)}.")
     return word
 
 
 def settings_of(candidates: Sequence[TrainSettings]) -> dict[str, Any]:
-    """Return the settings for the record; values that are tried are lists."""
+    """Return the settings for the JSON result; settings with several candidates are lists."""
     one = {key: value for key, value in asdict(candidates[0]).items() if key not in ("seed", "workers")}
     for key in ("lr", "weight_decay"):
         tried = list(dict.fromkeys(getattr(candidate, key) for candidate in candidates))
@@ -267,7 +227,7 @@ def settings_of(candidates: Sequence[TrainSettings]) -> dict[str, Any]:
 
 
 def _counted_classes(task: Task) -> str:
-    """Say how many classes AP averages over and which it leaves out; "" for single-label tasks."""
+    """Describe how many classes AP averages over and which it leaves out; "" for single-label tasks."""
     from fewtags.labels import Label
 
     if task.kind == "single":
@@ -290,8 +250,7 @@ def print_probe_result(
     protocol: str,
 ) -> None:
     """Print the result of a probe on stdout and its notes on stderr."""
-    for note in results.notes:
-        say(note)
+    say(*results.notes)
     if not is_main_process():
         return
     task, counted = trials.task, _counted_classes(trials.task)
@@ -320,15 +279,9 @@ def print_result(
     runs: Sequence[Mapping[str, float]],
     protocol: str,
 ) -> None:
-    """Print mean and standard deviation of every metric and the protocol on stdout, or all of it as JSON.
+    """Print the mean and standard deviation of every metric, and the comparison with the published protocol.
 
-    Args:
-        command: name of the command.
-        options: encoder and seeds.
-        info: description of the encoder.
-        facts: further entries of the JSON object.
-        runs: metrics of each run.
-        protocol: comparison with the published protocol.
+    With --json, print one object that contains also the metrics of each run and the `facts`.
     """
     from fewtags.transfer.measure import METRICS, over_runs
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Model = Annotated[Path, typer.Argument(help="Run folder, or its model.safetensors.")]
 
 LOC_CUTS = 20
-"""Default number of map thresholds for MaxBoxAccV2."""
+"""Default number of map thresholds of MaxBoxAccV2."""
 
 
 def evaluate(
@@ -71,8 +71,7 @@ def evaluate(
     if localise:
         refuse_without_boxes(info, table)
     scored = score_table(net, info, table, cpu=cpu)
-    for note in scored.notes:
-        say(note)
+    say(*scored.notes)
     result = scored.evaluate(info)
     content, text = result.to_dict(), str(result)
     if localise:
@@ -81,20 +80,19 @@ def evaluate(
             found = localise_table(net, info, table, scored, cpu=cpu, options=options, tick=tick)
         content, text = {**content, "localisation": found.to_dict()}, f"{text}\n\n{found}"
     typer.echo(json.dumps(content) if as_json else text)
-    if result.unreadable:
-        say(f"{result.unreadable:,} of {len(table):,} photos could not be read and were skipped.")
+    _exit_if_unreadable(result.unreadable, len(table))
+
+
+def _exit_if_unreadable(unreadable: int, photos: int) -> None:
+    if unreadable:
+        say(f"{unreadable:,} of {photos:,} photos could not be read and were skipped.")
         raise typer.Exit(1)
 
 
 def choose_split(whole: LabelTable, asked: str | None) -> tuple[LabelTable, str]:
-    """Return the images to evaluate on, and a sentence that says which they are.
+    """Return the images to evaluate on, and a line that describes them.
 
-    Args:
-        whole: the labels.
-        asked: name of a split, in any common spelling; None: test, or else val, or else all images.
-
-    Raises:
-        ConfigError: there is no split of that name.
+    `asked` is a split in any common spelling; None: test, or else val, or else all images.
     """
     from fewtags.formats.common import split_name
 
@@ -153,8 +151,7 @@ def predict(
     if out is not None:
         refuse_file(out)
     paths, notes = find_photos(photos)
-    for note in notes:
-        say(note)
+    say(*notes)
     with counting("tagging photos", quiet=out is None) as tick, writer:
         for done, found in enumerate(
             predict_photos(net, info, paths, torch_device(cpu), batch_size=batch_size, workers=workers), 1
@@ -165,13 +162,10 @@ def predict(
         say(f"{writer.untagged:,} of {len(paths):,} photos have no tag and no row; --wide writes all photos.")
     if writer.escaped:
         say(escaped_names(writer.escaped))
-    for failed in writer.failed:
-        say(f"error: {failed.error}")
+    say(*(f"error: {failed.error}" for failed in writer.failed))
     if out is not None:
         typer.echo(out)
-    if writer.failed:
-        say(f"{len(writer.failed):,} of {len(paths):,} photos could not be read and were skipped.")
-        raise typer.Exit(1)
+    _exit_if_unreadable(len(writer.failed), len(paths))
 
 
 def heatmap(
@@ -220,8 +214,7 @@ def heatmap(
     options = HeatmapOptions([class_position(info.classes, name) for name in classes or []], arrays, coupled)
     if coupled:
         attention_layers(net)  # raises now if the model has none
-    for note in [*skipped, *notes]:
-        say(note)
+    say(*skipped, *notes)
     device, written = torch_device(cpu), 0
     errors: list[str] = []
     with counting("drawing heatmaps") as tick:
@@ -237,9 +230,6 @@ def heatmap(
     say(f"{written:,} overlays of {len(names) - len(errors):,} photos")
     if changed := key.write():
         say(changed)
-    for message in errors:
-        say(f"error: {message}")
+    say(*(f"error: {message}" for message in errors))
     typer.echo(out)
-    if errors:
-        say(f"{len(errors):,} of {len(names):,} photos could not be read and were skipped.")
-        raise typer.Exit(1)
+    _exit_if_unreadable(len(errors), len(names))

@@ -34,16 +34,12 @@ class LogitObjective(Objective):
 class BCE(LogitObjective):
     """Binary cross-entropy of the known cells; unknown cells are ignored (SCL paper, eq. 1).
 
-    The right choice if labels are complete, or if enough negatives are known. Without any known negative, the net would
-    learn to predict every class everywhere (section 3.1); this is an error.
+    Use it if labels are complete, or if enough negatives are known. Labels without any negative are refused: the net
+    would learn to predict every class everywhere (section 3.1).
     """
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Check that at least one negative is known.
-
-        Raises:
-            ConfigError: no training image has a known negative.
-        """
+        """Check that at least one negative is known."""
         if not problem.labels.counts(Label.NEGATIVE).any():
             raise ConfigError(
                 "objective 'bce' needs known negatives, and no training image has one: it would learn to predict every "
@@ -53,7 +49,7 @@ class BCE(LogitObjective):
         return {}
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """Eq. (1) on the pooled logits."""
+        """Compute eq. (1) on the pooled logits."""
         out: Output = net(batch.images)
         logits = out.logits.float()
         loss = bce(logits, batch.labels)
@@ -69,9 +65,6 @@ class AssumeNegative(LogitObjective):
         smoothing: label smoothing e of AN-LS, in 0..0.5 (the paper searches 0.1 and 0.2); 0 for plain AN.
         negative_weight: weight of unknown cells; "weak" for 1 / (classes - 1), which is WAN; None for 1, plain AN.
             Known negatives keep the weight 1.
-
-    Raises:
-        ConfigError: a value out of range, or both options at once.
     """
 
     smoothing: float = 0.0
@@ -83,10 +76,8 @@ class AssumeNegative(LogitObjective):
                 f"smoothing must be in 0..0.5 (0.5 excluded: labels would say nothing), got {self.smoothing}."
             )
         weight = self.negative_weight
-        if isinstance(weight, str) and weight != "weak":
+        if weight not in (None, "weak") and (isinstance(weight, str) or not weight > 0):
             raise ConfigError(f"negative_weight must be a number above 0, or 'weak', got {weight!r}.")
-        if not isinstance(weight, str) and weight is not None and not weight > 0:
-            raise ConfigError(f"negative_weight must be a number above 0, or 'weak', got {weight}.")
         if self.smoothing and weight is not None:
             raise ConfigError(
                 f"smoothing={self.smoothing} and negative_weight={weight!r} are two different baselines (AN-LS and "
@@ -94,11 +85,7 @@ class AssumeNegative(LogitObjective):
             )
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Check the weight; this method has no state.
-
-        Raises:
-            ConfigError: "weak" with one class only.
-        """
+        """Check the weight; this method has no state."""
         if self.negative_weight == "weak" and problem.labels.shape[1] < 2:
             raise ConfigError(
                 "negative_weight='weak' is 1 / (classes - 1) and needs at least 2 classes; give a number."
@@ -106,7 +93,7 @@ class AssumeNegative(LogitObjective):
         return {}
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """AN, AN-LS or WAN on the pooled logits."""
+        """Compute AN, AN-LS or WAN on the pooled logits."""
         out: Output = net(batch.images)
         logits = out.logits.float()
         if self.negative_weight is None:

@@ -23,7 +23,7 @@ from fewtags.stores.shard import Shard
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Plain facts about a run, from which an objective derives settings that the user left open.
+    """Facts about a run, from which an objective derives settings that the user left open.
 
     Attributes:
         samples: number of training images.
@@ -37,7 +37,7 @@ class RunFacts:
         points: number of points.
         boxes: number of boxes.
         positives_per_image: mean number of classes that an image contains, measured or guessed.
-        positives_source: a sentence that says where `positives_per_image` comes from.
+        positives_source: a sentence about the origin of `positives_per_image`.
         head_solved: a stage after the warm-up solves the head on one view of each image.
         warmup_solved: the first stage solves the head.
         few_images: pretraining uses the preset for few images.
@@ -75,11 +75,11 @@ class StoreMemory:
     """The memory of a store that grows with the number of images.
 
     Attributes:
-        name: what messages call it.
-        size: bytes for a number of images.
-        remedy: from a number of images and the bytes that are free to a sentence: which setting makes the store fit.
+        name: name in messages.
+        size: function from the number of images to bytes.
+        remedy: function from the number of images and the free bytes to a sentence that names the setting to change.
         on_disk: whether the store is a file in the run folder.
-        detail: what it keeps for an image; a store with a detail is listed when training starts.
+        detail: content per image; a store with a detail is listed when training starts.
     """
 
     name: str
@@ -98,16 +98,14 @@ class Problem:
         labels: the training labels, N images by C classes.
         grid: (height, width) of the net's maps.
         warmup_epochs: number of first epochs that train the head alone.
-        epochs: number of all epochs, warm-up included; for schedules over a whole run. `Fit` refuses a number that
-            differs from its own.
+        epochs: number of all epochs, warm-up included; must equal that of `Fit`.
         seed: the run's seed.
         shard: the rows that this process owns.
-        device: the device of the net. On the device "meta" `setup` is a rehearsal: it must allocate and write nothing.
+        device: the device of the net. On the device "meta", `setup` must allocate and write nothing.
         state_dir: folder for memory-mapped state; None keeps everything in memory.
-        truth: complete labels, if they are known. For diagnostics only: no loss depends on them.
+        truth: complete labels, if they are known; for diagnostics only.
         features_dim: d, channels of the net's features; 0 if unknown.
-        precision: of the net's arithmetic, "no" (float32), "bf16" or "fp16"; for forward passes that the objective
-            runs itself.
+        precision: arithmetic of forward passes that the objective runs itself: "no" (float32), "bf16" or "fp16".
     """
 
     labels: LabelMatrix
@@ -131,8 +129,7 @@ class Progress:
 
     Attributes:
         epoch: counted over all stages, from 0.
-        step: in `Objective.step`, the number of its batch within the epoch, from 0; in the event `StepEnded`, the
-            number of batches done, up to `steps_per_epoch`.
+        step: in `Objective.step`, the number of the batch within the epoch, from 0; in `StepEnded`, batches done.
         steps_per_epoch: batches in an epoch.
     """
 
@@ -142,7 +139,7 @@ class Progress:
 
     @property
     def exact_epoch(self) -> float:
-        """Epochs done, with the fraction of the current one.
+        """Return the number of epochs done, with the fraction of the current one.
 
         >>> Progress(epoch=2, step=3, steps_per_epoch=6).exact_epoch
         2.5
@@ -177,6 +174,7 @@ class Objective(ABC):
     """Turns a batch into a loss.
 
     Subclasses are dataclasses. Their fields are the settings, their parts are the state, and nothing else changes.
+    A `ConfigError` reports settings that are out of range or contradict each other, when the object is made.
 
     Attributes:
         needs_second_view: whether every batch needs a second view of each image.
@@ -188,8 +186,6 @@ class Objective(ABC):
     uses_locations: ClassVar[bool] = False
     base_lr: ClassVar[float] = 0.3
 
-    # --- what training does with it
-
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Create stores and heads. The loop checkpoints the returned parts and optimises the modules among them.
 
@@ -199,17 +195,19 @@ class Objective(ABC):
         return {}
 
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
-        """Update parts once per epoch; not called again for an epoch that is resumed. Returns diagnostics to log."""
+        """Update parts at the start of an epoch, but not when it is resumed; return diagnostics to log."""
         return {}
 
     @abstractmethod
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """Compute the loss of a batch. Changes no part, except BatchNorm statistics."""
+        """Compute the loss of a batch without changing a part, except BatchNorm statistics.
+
+        Raises:
+            ConfigError: the batch has no second view, but the objective needs one.
+        """
 
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
         """Write to the parts; called after an optimiser step that was applied."""
-
-    # --- what it needs
 
     @property
     def needs_maps(self) -> bool:
@@ -220,24 +218,21 @@ class Objective(ABC):
     def solvable(self) -> bool:
         """Whether the loss needs only one fixed view of each image and is smooth while the parts do not change.
 
-        A head on a frozen trunk can then be solved (`engine.solve`): the solver calls `step` many times with different
-        weights before one `commit`.
+        `engine.solve` can then solve a head on a frozen trunk: it calls `step` many times before one `commit`.
         """
         return False
 
     @property
     def solvable_warmup(self) -> bool:
-        """Whether a warm-up stage can solve the head on pooled features: it is solvable there and needs no maps."""
+        """Whether a warm-up stage can solve the head on pooled features."""
         return self.solvable and not self.needs_maps
 
-    # --- what depends on it
-
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
-        """Return values for settings that follow from the data or the machine; used if the user left them open."""
+        """Return values, derived from the data or the machine, for settings that the user left open."""
         return {}
 
     def memory(self, facts: RunFacts) -> Sequence[StoreMemory]:
-        """List the stores that grow with the number of images, so that a run that cannot fit is refused early."""
+        """Return the stores that grow with the number of images, so that a run that cannot fit is refused early."""
         return ()
 
     def notes(self, facts: RunFacts) -> Iterator[str]:
@@ -253,10 +248,10 @@ class Objective(ABC):
         return None
 
     def collapsed_losses(self) -> Mapping[str, float]:
-        """Return values that logged losses take if all images get the same vector (pretraining), by name in `logs`."""
+        """Return the values of logged losses if all images get the same vector (pretraining), by name in `logs`."""
         return {}
 
     @property
     def collapse_remedy(self) -> str:
-        """A sentence: what to change if all images get the same vector (pretraining)."""
+        """Return a sentence: which settings to change if all images get the same vector (pretraining)."""
         return "Start again with a lower train.lr, a larger train.batch_size, or objective.momentum nearer to 1."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,14 @@ from fewtags.losses.contrastive import byol_loss, collapse
 from fewtags.nets.encoder import pooled
 from fewtags.nets.precision import mixed_precision
 from fewtags.nets.projection import Follower, parameters_of
-from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step
-from fewtags.objectives.checks import Range, check_settings
-from fewtags.objectives.momentum import derived_momentum, predicting_heads, second_view
+from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts, Step
+from fewtags.objectives.checks import Range
+from fewtags.objectives.momentum import TwoViewObjective, derived_momentum, predicting_heads, second_view
 
 
 @final
 @dataclass(eq=False)
-class BYOL(Objective):
+class BYOL(TwoViewObjective):
     """BYOL (Grill et al., NeurIPS 2020): L = |q(z1) - z2'|^2 + |q(z2) - z1'|^2, of unit vectors (eq. 2, both ways).
 
     z = f(net(view)) is the online projection, q the predictor, z' the projection by the target: a copy of net and f
@@ -38,12 +38,7 @@ class BYOL(Objective):
         projection_dim: of z and q.
         hidden_dim: width of the projector's hidden layer.
         predictor_dim: width of the predictor's hidden layer.
-
-    Raises:
-        ConfigError: a value that is out of range.
     """
-
-    needs_second_view: ClassVar[bool] = True
 
     momentum: Annotated[float, Range(0, 1)] = 0.996
     momentum_schedule: Literal["cosine", "constant"] = "cosine"
@@ -51,19 +46,12 @@ class BYOL(Objective):
     hidden_dim: Annotated[int, Range(1)] = 4096
     predictor_dim: Annotated[int, Range(1)] = 4096
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
-        """With few images, the momentum."""
+        """Derive the momentum if there are few images."""
         return derived_momentum(facts)
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Make the projector, the predictor and the target.
-
-        Raises:
-            ConfigError: the problem does not say how many channels the features have.
-        """
+        """Create the projector, the predictor and the target."""
         self._problem = problem
         self._projector, self._predictor = predicting_heads(
             problem, [self.hidden_dim], self.projection_dim, self.predictor_dim
@@ -72,11 +60,7 @@ class BYOL(Objective):
         return {"projector": self._projector, "predictor": self._predictor, "follower": self._follower}
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """The symmetrised distance to the target's projections.
-
-        Raises:
-            ConfigError: a batch without second views.
-        """
+        """Compute the symmetrised distance to the target's projections."""
         images = batch.images, second_view(batch, "BYOL")
         projector, predictor = self._projector.train(net.training), self._predictor.train(net.training)
         z1, z2 = (projector(pooled(features)) for features in net(*images))
@@ -92,11 +76,10 @@ class BYOL(Objective):
 
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
         """Move the target."""
-        momentum: float = out.payload
-        self._follower.follow(parameters_of(net, self._projector), momentum)
+        self._follower.follow(parameters_of(net, self._projector), out.payload)
 
     def momentum_at(self, at: Progress) -> float:
-        """The target's tau at a step, a function of the share of the run that came before it."""
+        """Return the target's tau at a step."""
         if self.momentum_schedule == "constant":
             return self.momentum
         done = at.exact_epoch / self._problem.epochs

@@ -43,8 +43,7 @@ class Range:
 def check_settings(objective: DataclassInstance) -> None:
     """Check every field that is annotated with a `Range` or a `Literal`. None is allowed where the type allows it.
 
-    Args:
-        objective: call this from its `__post_init__`.
+    Call it from `__post_init__`.
 
     Raises:
         ConfigError: the first value that is not allowed.
@@ -59,7 +58,7 @@ def check_settings(objective: DataclassInstance) -> None:
 
 
 def _check(name: str, value: Any, hint: Any) -> None:
-    choices = _choices(hint)
+    choices = literal_choices(hint)
     if choices and value not in choices:
         words = ", ".join(str(choice) for choice in choices)
         raise ConfigError(f"{name} must be one of {words}, got {value!r}{suggest(str(value), choices)}.")
@@ -71,24 +70,21 @@ def _check(name: str, value: Any, hint: Any) -> None:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, without annotations."""
+    """Return the types of a union, without annotations."""
     if get_origin(hint) is Annotated:
         return _members(get_args(hint)[0])
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _choices(hint: Any) -> tuple[Any, ...]:
-    """The words of a `Literal`, with or without None; none if other types are allowed as well."""
+def literal_choices(hint: Any) -> tuple[Any, ...]:
+    """Return the values of a `Literal`, with or without None; empty if other types are allowed as well."""
     others = [member for member in _members(hint) if member is not type(None)]
     return get_args(others[0]) if len(others) == 1 and get_origin(others[0]) is Literal else ()
 
 
 def _ranges(hint: Any) -> list[Range]:
-    """The ranges that annotate a type or a member of a union."""
+    """Return the ranges that annotate a type or a member of a union."""
     if get_origin(hint) is Annotated:
         return [extra for extra in get_args(hint)[1:] if isinstance(extra, Range)] + _ranges(get_args(hint)[0])
-    return (
-        [found for member in get_args(hint) for found in _ranges(member)]
-        if get_origin(hint) in (Union, UnionType)
-        else []
-    )
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+    return [found for member in members for found in _ranges(member)]

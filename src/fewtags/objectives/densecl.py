@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple, final
+from typing import Annotated, final
 
-import torch
 from torch import Tensor, nn
 
 from fewtags.labels import Batch
-from fewtags.losses.contrastive import collapse, dense_infonce, infonce
+from fewtags.losses.contrastive import dense_infonce, infonce
 from fewtags.nets.encoder import pooled
 from fewtags.nets.projection import MLP, unit
-from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step
-from fewtags.objectives.checks import Range, check_settings
-from fewtags.objectives.momentum import (
-    DENSE,
-    MomentumPair,
-    channels_of,
-    default_queue_size,
-    derived_momentum,
-    derived_queue,
-    mean_norm,
-    queue_notes,
-    run,
-    second_view,
-)
+from fewtags.objectives.base import Part, Problem, Progress, Step
+from fewtags.objectives.checks import Range
+from fewtags.objectives.momentum import DENSE, QueueObjective, channels_of, key_logs, make_queues, run, second_view
 from fewtags.seeds import seed_of
-from fewtags.stores.queue import AlignedQueues
-
-
-class DenseKeys(NamedTuple):
-    """Payload of a step: numbers and unit rows for both queues, for the images of all processes."""
-
-    ids: Tensor
-    projections: Tensor
-    cells: Tensor
 
 
 @final
 @dataclass(eq=False, kw_only=True)
-class DenseCL(Objective):
+class DenseCL(QueueObjective):
     """DenseCL (Wang et al., CVPR 2021): L = (1 - lambda) L_image + lambda L_cells (eq. 3).
 
     L_image is MoCo-v2's InfoNCE. L_cells is InfoNCE of every cell of view 1's grid: a dense projector (two 1x1
@@ -62,12 +41,7 @@ class DenseCL(Objective):
         projection_dim: of both projectors.
         hidden_dim: width of the hidden layer of both; default: that of the features.
         batchnorm_groups: see `MoCo`.
-
-    Raises:
-        ConfigError: a value that is out of range.
     """
-
-    needs_second_view: ClassVar[bool] = True
 
     weight: Annotated[float, Range(0, 1)] = 0.5
     temperature: Annotated[float, Range(1e-3)] = 0.2
@@ -77,37 +51,16 @@ class DenseCL(Objective):
     hidden_dim: Annotated[int | None, Range(1)] = None
     batchnorm_groups: Annotated[int, Range(1)] = 1
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-    def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
-        """Queue size and, with few images, the momentum."""
-        return derived_queue(facts) | derived_momentum(facts)
-
-    def notes(self, facts: RunFacts) -> Iterator[str]:
-        """Warn of a queue that is too long for the images."""
-        return queue_notes(self.queue_size, facts)
-
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Make both projectors, the momentum encoder and the queues.
-
-        Raises:
-            ConfigError: the problem does not say how many channels the features have.
-        """
-        channels = channels_of(problem)
-        widths = (self.hidden_dim or channels, self.projection_dim)
-        self._dense = MLP((channels, *widths), seed=seed_of(problem.seed, DENSE))
-        self._pair = MomentumPair(net, problem, widths, self.momentum, self.batchnorm_groups, pooled, dense=self._dense)
-        size, dim = self.queue_size or default_queue_size(problem.labels.shape[0]), self.projection_dim
-        self._queues = AlignedQueues(size, {"projections": dim, "cells": dim}, device=problem.device)
+        """Create both projectors, the momentum encoder and the queues."""
+        channels, dim = channels_of(problem), self.projection_dim
+        self._dense = MLP((channels, self.hidden_dim or channels, dim), seed=seed_of(problem.seed, DENSE))
+        self._pair = self.make_pair(net, problem, dense=self._dense)
+        self._queues = make_queues(self.queue_size, problem, {"projections": dim, "cells": dim})
         return {**self._pair.parts(), "queues": self._queues}
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """Both losses, against the queues as they are.
-
-        Raises:
-            ConfigError: a batch without second views.
-        """
+        """Compute both losses against the queues before this batch is enqueued."""
         grid = run(net, batch.images, self.batchnorm_groups)
         query, cells = unit(self._pair.projector(pooled(grid))), unit(_per_cell(self._dense, grid), 1)
         shard = self._pair.problem.shard
@@ -122,33 +75,21 @@ class DenseCL(Objective):
         dense = dense_infonce(
             cells, key_cells[own], grid.flatten(2), key_grid[own], cell_queue, self.temperature, counted=filled[None]
         )
-        logs = {
-            "infonce": contrast.detach(),
-            "dense_infonce": dense.detach(),
-            "spread": collapse(query.detach()),
-            "positive": (query.detach() * key[own]).sum(1).mean(),
-            "mean_key": mean_norm(queue, filled),
-        }
+        logs = {"infonce": contrast.detach(), "dense_infonce": dense.detach()}
         ids = shard.concatenate(batch.index, sizes)[0]
         loss = (1 - self.weight) * contrast + self.weight * dense
-        return Step(loss, logs, DenseKeys(ids, key, means))
-
-    @torch.no_grad()
-    def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
-        """Enqueue the keys of all processes, and move the momentum encoder."""
-        keys: DenseKeys = out.payload
-        self._queues.enqueue(keys.ids, {"projections": keys.projections, "cells": keys.cells})
-        self._pair.follow(net)
+        logs |= key_logs(query, key[own], queue, filled)
+        return Step(loss, logs, (ids, {"projections": key, "cells": means}))
 
     def _outputs(self, grid: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Keys of images [b, p] and of cells [b, p, s], features by cell [b, d, s], keys for the queue of cells."""
+        """Return keys of images [b, p] and cells [b, p, s], features by cell [b, d, s], and mean cell keys [b, p]."""
         projector, dense = (self._pair.follower.get_submodule(name) for name in ("projector", "dense"))
         cells = _per_cell(dense, grid)
         return unit(projector(pooled(grid))), unit(cells, 1), grid.flatten(2), unit(cells.mean(2))
 
 
 def _per_cell(head: nn.Module, grid: Tensor) -> Tensor:
-    """A head on every cell of a grid [b, d, h, w], as 1x1 convolutions would: [b, p, h w]."""
+    """Apply a head to every cell of a grid [b, d, h, w], like 1x1 convolutions; return [b, p, h w]."""
     cells = grid.flatten(2).transpose(1, 2)
     rows: Tensor = head(cells.flatten(0, 1))
     return rows.reshape(*cells.shape[:2], -1).transpose(1, 2)

@@ -24,11 +24,6 @@ from fewtags.stores.rows import ScoreStore, score_bytes
 from fewtags.stores.topk import BLOCK_CELLS, ExpectedPositives, Reading, class_blocks, expected_counts
 
 SCL_WEIGHT = 0.1
-Distance = Literal["l1", "l2", "jsd"]
-Treatment = Literal["ignore", "positive"]
-WarmupLoss = Literal["assume_negative", "expected_negative"]
-Storage = Literal["memory", "disk"]
-ScorePrecision = Literal["float32", "float16"]
 
 
 class Predictions(NamedTuple):
@@ -80,27 +75,24 @@ class ExpectedNegative(Objective):
         heatmap_rounding: "nearest" or "stochastic", of uint8.
         heatmap_storage: "memory" of the net's device, or "disk" (a memory map in the run's state folder).
         score_dtype: "float32", or "float16" where images x classes is large.
-
-    Raises:
-        ConfigError: a value that is out of range, or two that contradict each other.
     """
 
     positives_per_image: Annotated[float | None, Range(0, above=True)] = None
     class_prior: Annotated[tuple[float, ...] | None, Range(0, 1)] = None
     cl_weight: Annotated[float, Range()] = 0.0
     scl_weight: Annotated[float | None, Range()] = None
-    distance: Distance = "l1"
+    distance: Literal["l1", "l2", "jsd"] = "l1"
     momentum: Annotated[float, Range(0, 1)] = 0.8
-    expected_positives: Treatment = "ignore"
+    expected_positives: Literal["ignore", "positive"] = "ignore"
     reading: Reading = "all_then_or"
-    warmup_loss: WarmupLoss | None = None
+    warmup_loss: Literal["assume_negative", "expected_negative"] | None = None
     corrected_averages: bool = False
     ramp_epochs: Annotated[int, Range()] = 0
     heatmap_top_k: Annotated[int | None, Range(1)] = None
     heatmap_dtype: Precision = "uint8"
     heatmap_rounding: Rounding = "nearest"
-    heatmap_storage: Storage = "memory"
-    score_dtype: ScorePrecision = "float32"
+    heatmap_storage: Literal["memory", "disk"] = "memory"
+    score_dtype: Literal["float32", "float16"] = "float32"
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -125,7 +117,7 @@ class ExpectedNegative(Objective):
 
     @property
     def solvable(self) -> bool:
-        """Without consistency between views: EN is convex in the logits while the expected positives stay."""
+        """Whether CL and SCL are off: EN is convex in the logits while the expected positives stay the same."""
         return not self.cl_weight and not self.scl_weight
 
     @property
@@ -134,7 +126,7 @@ class ExpectedNegative(Objective):
         return True
 
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
-        """K from the labels; no consistency if the head is solved on one view, as there is no second view to match."""
+        """Derive K from the labels; and no SCL if the head is solved, because each image then has only one view."""
         note = facts.positives_source if self.class_prior is None else ""
         return {
             "positives_per_image": Derived(facts.positives_per_image, note),
@@ -144,37 +136,35 @@ class ExpectedNegative(Objective):
 
     @property
     def assumed_positives(self) -> float | tuple[float, ...] | None:
-        """The class prior, or K."""
+        """Return the class prior, or K."""
         return self.class_prior if self.class_prior is not None else self.positives_per_image
 
     def memory(self, facts: RunFacts) -> Sequence[StoreMemory]:
-        """Running scores, and heatmaps if SCL is on."""
+        """Return the memory of running scores, and of heatmaps if SCL is on."""
         classes, grid, plan = facts.classes, facts.grid, self.heatmap_plan()
         on_disk = self.heatmap_storage == "disk"
 
         def smaller_scores(images: int, free: int) -> str:
             if self.score_dtype == "float32" and score_bytes(images, classes, "float16") <= free:
                 return 'objective.score_dtype = "float16" fits.'
-            return (
-                "train where there is more memory, on fewer images, or with --method assume_negative, which has none."
-            )
+            return "train with more memory, on fewer images, or with --method assume_negative, which has no scores."
 
         def smaller_heatmaps(images: int, free: int) -> str:
             counts = range(max(1, facts.most_positives), plan.kept(classes))
             fitting = [k for k in counts if heatmap_bytes(images, classes, grid, replace(plan, top_k=k)) <= free]
             most = facts.most_positives
             least = "one heatmap" if most <= 1 else f"the {most} heatmaps of annotated classes"
-            top = (
-                f"objective.heatmap_top_k = {fitting[-1]} fits" if fitting else f"not even {least} per image would fit"
-            )
+            top_k = f"objective.heatmap_top_k = {fitting[-1]} fits" if fitting else ""
             disk = "" if on_disk else '; objective.heatmap_storage = "disk" needs no more memory'
-            return f"{top}{disk}; objective.scl_weight = 0 does without heatmaps."
+            none = f"not even {least} per image would fit"
+            return f"{top_k or none}{disk}; objective.scl_weight = 0 does without heatmaps."
 
-        scores = StoreMemory(
-            name="running scores",
-            size=lambda images: score_bytes(images, classes, self.score_dtype),
-            remedy=smaller_scores,
-        )
+        def size_of_scores(images: int) -> int:
+            return score_bytes(images, classes, self.score_dtype)
+
+        scores = StoreMemory(name="running scores", size=size_of_scores, remedy=smaller_scores)
+        if not self.gamma:
+            return (scores,)
         heatmaps = StoreMemory(
             name="heatmaps",
             size=lambda images: heatmap_bytes(images, classes, grid, plan),
@@ -182,10 +172,10 @@ class ExpectedNegative(Objective):
             on_disk=on_disk,
             detail=f"{2 * grid[0]} x {2 * grid[1]} per image and class",
         )
-        return (scores, heatmaps) if self.gamma > 0 else (scores,)
+        return scores, heatmaps
 
     def heatmap_plan(self, seed: int = 0) -> HeatmapPlan:
-        """How heatmaps are kept, for `heatmap_bytes`."""
+        """Return how heatmaps are kept, for `heatmap_bytes`."""
         return HeatmapPlan(
             momentum=self.momentum,
             top_k=self.heatmap_top_k,
@@ -196,11 +186,7 @@ class ExpectedNegative(Objective):
         )
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Allocate scores, cuts and heatmaps.
-
-        Raises:
-            ConfigError: settings that do not fit the problem.
-        """
+        """Allocate scores, cuts and heatmaps."""
         self._problem = problem
         (samples, classes), shard, device = problem.labels.shape, problem.shard, problem.device
         self._counts = torch.from_numpy(self._expected_counts(problem.labels)).to(device)
@@ -225,9 +211,7 @@ class ExpectedNegative(Objective):
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
         """Rank the images of every class (z-hat), choose the classes that have heatmaps, and count expected positives.
 
-        Returns:
-            `predicted_positives_per_image`, the sum of s; once images are ranked, `expected_positives_per_image`; and
-            where the complete labels are known, `expected_positives_precision` and `_recall` among unannotated cells.
+        Precision and recall of expected positives are those among unannotated cells, if the complete labels are known.
         """
         problem = self._problem
         if self._heatmaps is not None and epoch == self._first_scl_epoch:
@@ -251,7 +235,7 @@ class ExpectedNegative(Objective):
         return _diagnostics(tally, samples, ranked, problem.truth is not None)
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """Eq. (8). Everything is read as it was before this batch."""
+        """Compute eq. (8), with the state before this batch."""
         out: Output = net(batch.images)
         logits, labels = out.logits.float(), batch.labels
         scores = self._scores.read(batch.index, labels)
@@ -279,16 +263,16 @@ class ExpectedNegative(Objective):
 
     @torch.no_grad()
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
-        """Average f into s (eq. 4), and F into H where the crop shows it."""
+        """Update s with f (eq. 4), and H with the score maps in the region that the crop shows."""
         seen: Predictions = out.payload
         self._scores.update(batch.index, seen.prob, batch.labels)
         if self._heatmaps is not None and seen.prob_maps is not None:
             self._heatmaps.update(batch.index, batch.labels, batch.views, seen.prob_maps)
 
     def _own_blocks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Tensor]]:
-        """This rank's blocks of classes: number, and the scores of all images. Collective.
+        """Yield the number and the scores (all images) of this rank's blocks of classes. Collective.
 
-        Blocks are dealt out to the ranks in turn, so that all ranks work at the same time, on different classes.
+        Ranks take turns, so that all work at the same time on different classes.
         """
         shard = self._problem.shard
         for turn in range(0, len(blocks), shard.world):
@@ -299,7 +283,7 @@ class ExpectedNegative(Objective):
                 yield turn + shard.rank, scores
 
     def _take_stock(self, first: int, last: int, scores: Tensor, ranked: bool) -> Tensor:
-        """Rank the classes of a block if the epoch has a ranking; return their `Tally`, float64 [5]."""
+        """Rank the images of a block of classes if the epoch has a ranking; return a `Tally`, float64 [5]."""
         predicted = float(scores.sum(0).cpu().double().sum())  # not every accelerator has float64
         if not ranked:
             return torch.tensor(Tally(predicted), dtype=torch.float64)
@@ -333,7 +317,7 @@ class ExpectedNegative(Objective):
         if self.positives_per_image is not None and self.positives_per_image > classes:
             raise ConfigError(f"positives_per_image is {self.positives_per_image}, but there are {classes} classes.")
         if self.class_prior is not None and len(self.class_prior) != classes:
-            raise ConfigError(f"class_prior holds {len(self.class_prior)} shares, but there are {classes} classes.")
+            raise ConfigError(f"class_prior has {len(self.class_prior)} shares, but there are {classes} classes.")
         return expected_counts(labels, self.positives_per_image, self.class_prior)
 
     def _make_heatmaps(self, problem: Problem) -> HeatmapStore:
@@ -354,7 +338,7 @@ class ExpectedNegative(Objective):
 
 
 class Tally(NamedTuple):
-    """Sums over cells: scores and expected positives; among unannotated cells expected, rightly expected, positive."""
+    """Sums over cells: scores, expected positives; of unannotated cells the expected, correctly expected, positive."""
 
     scores: float
     expected: float = 0.0
@@ -368,17 +352,15 @@ def _columns(labels: LabelMatrix, first: int, last: int, device: torch.device) -
 
 
 def _judge(expected: Tensor, labels: Tensor, truth: Tensor) -> tuple[int, int, int]:
-    """Among unannotated cells whose truth is known: expected positives, those that are right, and positives."""
+    """Count unannotated cells whose truth is known: expected positives, correct ones of these, and positives."""
     hidden = (labels == Label.UNKNOWN) & (truth != Label.UNKNOWN)
     positive = hidden & (truth == Label.POSITIVE)
-    judged, correct, positives = (
-        int(torch.count_nonzero(cells)) for cells in (expected & hidden, expected & positive, positive)
-    )
-    return judged, correct, positives
+    found = torch.stack([expected & hidden, expected & positive, positive]).sum((1, 2)).tolist()
+    return found[0], found[1], found[2]
 
 
 def _diagnostics(tally: Tally, samples: int, ranked: bool, judged: bool) -> dict[str, float]:
-    """Diagnostics to log, without ratios whose denominator is 0."""
+    """Return diagnostics to log, without ratios whose denominator is 0."""
     found = {"predicted_positives_per_image": tally.scores / samples}
     if ranked:
         found["expected_positives_per_image"] = tally.expected / samples

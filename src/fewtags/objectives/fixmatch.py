@@ -49,13 +49,11 @@ class FixMatch(SupervisedObjective):
     UPS (Rizve et al., 2021; `uncertainty_views` above 0): the mean over the last `uncertainty_views` weak views of an
     image, including this one, replaces f, and their standard deviation must not exceed kappa. A cell with fewer views
     gets no pseudo-label. Deviation: UPS predicts one image several times with dropout. The heads here have no dropout,
-    and a frozen trunk stays in eval mode, so such passes would agree exactly; views of earlier epochs differ, and cost
-    no extra pass. They also differ because the net has changed since, which counts as uncertainty.
+    so the predictions for views of earlier epochs are used; they also differ because the net has changed since.
 
     Deviations from FixMatch: sigmoid and two thresholds per class instead of the highest class of a softmax; batches
-    mix labelled and unlabelled images at random, while FixMatch uses a fixed ratio; the strong view is a crop of its
-    own, so it may not show what the weak view shows. PercentMatch's moving thresholds (percentiles of the
-    scores of each class) are not offered: no code of it is public and its formula could not be confirmed.
+    mix labelled and unlabelled images at random instead of at a fixed ratio; the strong view is a separate crop, which
+    may show another part of the image. PercentMatch's moving thresholds are not offered, because no code is public.
 
     `pseudo_weight` is FixMatch's lambda_u. The settings that are not listed here are those of `SupervisedObjective`.
 
@@ -66,9 +64,6 @@ class FixMatch(SupervisedObjective):
         uncertainty_views: number of views that UPS compares, at least 2; 0: FixMatch alone.
         uncertain_positive: kappa+ of UPS, the largest standard deviation of a pseudo-positive.
         uncertain_negative: kappa- of UPS, the largest standard deviation of a pseudo-negative.
-
-    Raises:
-        ConfigError: a value that is out of range, or two that contradict each other.
     """
 
     needs_second_view: ClassVar[bool] = True
@@ -96,11 +91,7 @@ class FixMatch(SupervisedObjective):
                 raise ConfigError(f"negative_to{where} must be below positive_from, got {negative} and {positive}.")
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Allocate pseudo-labels, and with UPS the scores of earlier views.
-
-        Raises:
-            ConfigError: pseudo-labels would never begin, no image to fill, or thresholds for another number of classes.
-        """
+        """Allocate pseudo-labels, and with UPS the scores of earlier views."""
         self._problem = problem
         first = max(self.pseudo_from, self.uncertainty_views - 1)
         refuse_too_late(first, problem.epochs, "objective.pseudo_from or objective.uncertainty_views")
@@ -129,22 +120,13 @@ class FixMatch(SupervisedObjective):
         return parts
 
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
-        """Count the pseudo-labels of the previous epoch.
-
-        Returns:
-            From `pseudo_from` + 1 on, pseudo-positives and -negatives per image, and, where the complete labels are
-            known, the precision of both.
-        """
+        """Count the pseudo-labels of the previous epoch."""
         if epoch <= self.pseudo_from:
             return {}
         return pseudo_diagnostics(self._pseudo.judge(self._problem.truth), self._problem.labels.shape[0])
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """Both views through the net; the weak one teaches. Everything is read as it was before this batch.
-
-        Raises:
-            ConfigError: a batch without strong views.
-        """
+        """Compute the loss of both views, with the state before this batch."""
         if batch.second_view is None:
             raise ConfigError(
                 "FixMatch needs batches with a second view; load them from a TrainSet that has a `second_view`."
@@ -173,7 +155,7 @@ class FixMatch(SupervisedObjective):
             self._pseudo.write(batch.index, chosen.pseudo)
 
     def _choose(self, batch: Batch, prob: Tensor) -> Tensor:
-        """Pseudo-labels of the confident cells, int8 [b, C]."""
+        """Return the pseudo-labels of the confident cells, int8 [b, C]."""
         if self._recent is None:
             return confident(prob, self._positive_from, self._negative_to)
         earlier, complete = self._recent.read(batch.index)

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple, final
+from typing import Annotated, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Batch
-from fewtags.losses.contrastive import bce_pos, collapse, fingerprint, infonce, knn_softmax, mls_bce, similarity, top_k
-from fewtags.nets.encoder import pooled
+from fewtags.losses.contrastive import Reading, bce_pos, fingerprint, infonce, knn_softmax, mls_bce, similarity, top_k
 from fewtags.nets.projection import unit
-from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step
-from fewtags.objectives.checks import INFINITY, Range, check_settings
-from fewtags.objectives.momentum import (
-    Keys,
-    MomentumPair,
-    default_queue_size,
-    derived_momentum,
-    derived_queue,
-    mean_norm,
-    queue_notes,
-    second_view,
-)
+from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts, Step
+from fewtags.objectives.checks import INFINITY, Range
+from fewtags.objectives.momentum import Keys, QueueObjective, default_queue_size, key_logs, make_queues, second_view
 from fewtags.stores.neighbours import NO_NEIGHBOUR, Neighbours, agreement
-from fewtags.stores.queue import AlignedQueues
-
-NeighbourLoss = Literal["bce", "bce_pos", "knn_eq10", "knn_eq2", "knn_eq11"]
 
 
 class KeysAndNeighbours(NamedTuple):
@@ -40,14 +27,7 @@ class KeysAndNeighbours(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """The two queues as a step sees them, and which slots count for which image.
-
-    Attributes:
-        features: Q_g, unit rows [D, d].
-        projections: Q_z, unit rows [D, p].
-        ids: image numbers, int64 [D].
-        counted: bool [b, D].
-    """
+    """Queues Q_g [D, d] and Q_z [D, p], image numbers [D], and bool [b, D]: slots that count for each image."""
 
     features: Tensor
     projections: Tensor
@@ -57,7 +37,7 @@ class Slots(NamedTuple):
 
 @final
 @dataclass(eq=False, kw_only=True)
-class MLS(Objective):
+class MLS(QueueObjective):
     """Multi-label self-supervised learning (Zhu, Fu, Wu, ICCV 2023): L = InfoNCE + lambda L_ml (main paper, eq. 10).
 
     InfoNCE is that of MoCo-v2. In addition to its queue Q_z of projections, a queue Q_g contains backbone features of
@@ -91,16 +71,11 @@ class MLS(Objective):
         projection_dim: d_z.
         hidden_dim: width of the projector's hidden layer; default: that of the features.
         batchnorm_groups: see `MoCo`.
-
-    Raises:
-        ConfigError: a value that is out of range.
     """
-
-    needs_second_view: ClassVar[bool] = True
 
     k: Annotated[int, Range(1)] = 20
     weight: Annotated[float, Range(1e-9)] = 0.5
-    neighbour_loss: NeighbourLoss = "bce"
+    neighbour_loss: Literal["bce", "bce_pos", "knn_eq10", "knn_eq2", "knn_eq11"] = "bce"
     reduction: Literal["mean", "per_positive", "balanced"] = "mean"
     logit_bias: Annotated[float, Range(-INFINITY)] = 0.0
     neighbour_from: Annotated[int, Range()] = 0
@@ -115,7 +90,7 @@ class MLS(Objective):
     batchnorm_groups: Annotated[int, Range(1)] = 1
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         idle = ["logit_bias"] if self.logit_bias and self.neighbour_loss != "bce" else []
         idle += ["reduction"] if self.reduction != "mean" and self.neighbour_loss.startswith("knn") else []
         if idle:
@@ -124,17 +99,17 @@ class MLS(Objective):
             )
 
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
-        """Queue size; with few images also `k` (1 % of the queue), the momentum and a later `neighbour_from`."""
-        queue = derived_queue(facts)
-        if not facts.few_images:
-            return queue
-        size = self.queue_size or queue["queue_size"].value
-        labels, first = max(1, min(20, round(size / 100))), facts.epochs // 10
-        return queue | derived_momentum(facts) | {"k": Derived(labels), "neighbour_from": Derived(first)}
+        """Derive also `k` (1 % of the queue) and a later `neighbour_from` if there are few images."""
+        derived = dict(super().derived(facts))
+        if facts.few_images:
+            size = self.queue_size or derived["queue_size"].value
+            derived["k"] = Derived(max(1, min(20, round(size / 100))))
+            derived["neighbour_from"] = Derived(facts.epochs // 10)
+        return derived
 
     def notes(self, facts: RunFacts) -> Iterator[str]:
-        """Warn of a queue that is too long for the images, and of more labels than a twentieth of the queue."""
-        yield from queue_notes(self.queue_size, facts)
+        """Warn also of more labels than a twentieth of the queue."""
+        yield from super().notes(facts)
         if self.queue_size and self.k > max(1, self.queue_size / 20):
             yield (
                 f"warning: k = {self.k} of a queue of {self.queue_size:,}: more than a twentieth are positives; lower "
@@ -142,7 +117,7 @@ class MLS(Objective):
             )
 
     def collapsed_losses(self) -> Mapping[str, float]:
-        """For eq. (9): softplus(1 / tau) - (k / D) / tau."""
+        """Return softplus(1 / tau) - (k / D) / tau for eq. (9)."""
         plain = self.neighbour_loss == "bce" and self.reduction == "mean" and not self.logit_bias
         if not plain or not self.queue_size:
             return {}
@@ -150,7 +125,7 @@ class MLS(Objective):
 
     @property
     def collapse_remedy(self) -> str:
-        """The literal mean of eq. (9) has remedies of its own."""
+        """Return the remedies of eq. (9), whose mean over all slots can collapse."""
         if self.neighbour_loss != "bce":
             return super().collapse_remedy
         return (
@@ -159,14 +134,9 @@ class MLS(Objective):
         )
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Make the projector, the momentum encoder, the queues, and the list of neighbours.
-
-        Raises:
-            ConfigError: as many labels as slots, or labels that would never begin.
-        """
+        """Create the projector, the momentum encoder, the queues, and the list of neighbours."""
         samples = problem.labels.shape[0]
-        widths = (self.hidden_dim or problem.features_dim, self.projection_dim)
-        self._pair = MomentumPair(net, problem, widths, self.momentum, self.batchnorm_groups, pooled)
+        self._pair = self.make_pair(net, problem)
         size = self.queue_size or default_queue_size(samples)
         if self.k >= size:
             raise ConfigError(f"k = {self.k} labels of a queue of {size} leave no negative; lower k.")
@@ -174,42 +144,30 @@ class MLS(Objective):
             raise ConfigError(
                 f"neighbour_from = {self.neighbour_from} with {problem.epochs} epochs: the labels would never begin."
             )
-        self._queues = AlignedQueues(
-            size, {"features": problem.features_dim, "projections": self.projection_dim}, device=problem.device
-        )
+        dims = {"features": problem.features_dim, "projections": self.projection_dim}
+        self._queues = make_queues(size, problem, dims)
         self._neighbours = Neighbours(samples, self.k, shard=problem.shard, device=problem.device)
         return {**self._pair.parts(), "queues": self._queues, "neighbours": self._neighbours}
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """InfoNCE, and from `neighbour_from` on the loss on neighbours, on the queues as they are.
-
-        Raises:
-            ConfigError: a batch without second views.
-        """
+        """Compute InfoNCE and, from `neighbour_from` on, the loss of neighbours; both before keys are enqueued."""
         features, query = self._pair.query(net, batch.images)
         keys = self._pair.keys(net, second_view(batch, "MLS"), batch.index, at)
         slots = self._slots(batch.index, query, keys, include=False)
         own = keys.own(len(query)).projections.to(query)
-        # As negatives of InfoNCE an image's own older keys stay, as in MoCo.
-        filled = self._queues.counted()[None]
-        contrast = infonce(query, own, slots.projections, self.temperature, counted=filled)
+        filled = self._queues.counted()  # an image's own older keys are negatives of InfoNCE, as in MoCo
+        contrast = infonce(query, own, slots.projections, self.temperature, counted=filled[None])
         if self.include_self:
             slots = self._slots(batch.index, query, keys, include=True)
         labels, nearest = self._labels(features, query, slots)
-        logs = {
-            "infonce": contrast.detach(),
-            "spread": collapse(query.detach()),
-            "positive": (query.detach() * own).sum(1).mean(),
-            "mean_key": mean_norm(self._queues.read("projections"), self._queues.counted()),
-        }
+        logs = {"infonce": contrast.detach(), **key_logs(query, own, self._queues.read("projections"), filled)}
         met, kept = agreement(self._neighbours.read(batch.index), nearest, slots.ids)
         logs |= {"neighbours_met": met, "neighbours_kept": kept}
-        if at.epoch < self.neighbour_from:
-            return Step(contrast, logs, KeysAndNeighbours(keys, nearest))
-        extra = self._loss(self._logits(features, query, slots), labels, slots.counted)
-        return Step(
-            contrast + self.weight * extra, logs | {"neighbour_loss": extra.detach()}, KeysAndNeighbours(keys, nearest)
-        )
+        loss = contrast
+        if at.epoch >= self.neighbour_from:
+            extra = self._loss(self._logits(features, query, slots), labels, slots.counted)
+            loss, logs["neighbour_loss"] = contrast + self.weight * extra, extra.detach()
+        return Step(loss, logs, KeysAndNeighbours(keys, nearest))
 
     @torch.no_grad()
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
@@ -230,13 +188,11 @@ class MLS(Objective):
             projections = torch.cat([projections, keys.projections.to(projections)])
             ids = torch.cat([ids, keys.ids.to(ids)])
             counted = torch.cat([counted, counted.new_ones(len(index), len(keys.ids))], 1)
-        # Tests run in double precision throughout.
-        dtype = like.dtype
-        return Slots(features.to(dtype), projections.to(dtype), ids, counted)
+        return Slots(features.to(like.dtype), projections.to(like.dtype), ids, counted)
 
     @torch.no_grad()
     def _labels(self, features: Tensor, query: Tensor, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Label slots of each image, bool [b, D], and their image numbers, int64 [b, k], -1 if fewer than k exist."""
+        """Return positive slots, bool [b, D], and their image numbers, int64 [b, k], -1 if fewer than k exist."""
         if self.source == "projections":
             near = similarity(query, slots.projections)
         else:
@@ -251,14 +207,9 @@ class MLS(Objective):
         return query @ slots.projections.T / self.temperature
 
     def _loss(self, logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
-        match self.neighbour_loss:
-            case "bce":
-                return mls_bce(logits, labels, counted=counted, reduction=self.reduction, bias=self.logit_bias)
-            case "bce_pos":
-                return bce_pos(logits, labels, counted=counted, reduction=self.reduction)
-            case "knn_eq10":
-                return knn_softmax(logits, labels, counted=counted, reading="eq10")
-            case "knn_eq2":
-                return knn_softmax(logits, labels, counted=counted, reading="eq2")
-            case "knn_eq11":
-                return knn_softmax(logits, labels, counted=counted, reading="eq11")
+        if self.neighbour_loss == "bce":
+            return mls_bce(logits, labels, counted=counted, reduction=self.reduction, bias=self.logit_bias)
+        if self.neighbour_loss == "bce_pos":
+            return bce_pos(logits, labels, counted=counted, reduction=self.reduction)
+        readings: dict[str, Reading] = {"knn_eq10": "eq10", "knn_eq2": "eq2", "knn_eq11": "eq11"}
+        return knn_softmax(logits, labels, counted=counted, reading=readings[self.neighbour_loss])

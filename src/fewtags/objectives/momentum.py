@@ -1,19 +1,23 @@
-"""Shared parts of self-supervised methods: heads, queries, and a momentum encoder whose BatchNorm leaks nothing."""
+"""Shared code of self-supervised methods: base classes, heads, and a momentum encoder with shuffled BatchNorm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Batch
+from fewtags.losses.contrastive import collapse
+from fewtags.nets.encoder import pooled
 from fewtags.nets.precision import mixed_precision
 from fewtags.nets.projection import MLP, Follower, parameters_of, unit
-from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts
+from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step
+from fewtags.objectives.checks import check_settings
 from fewtags.seeds import seed_of
+from fewtags.stores.queue import AlignedQueues
 
 # Streams of the random numbers that belong to a step or a run, apart from those of the loader.
 SHUFFLE, PROJECTION, PREDICTION, DENSE = 101, 102, 103, 104
@@ -23,13 +27,13 @@ PAPER_QUEUE = 4096
 
 
 class Keys(NamedTuple):
-    """The momentum encoder's view of a global batch, every process's rows in the order of ranks.
+    """Outputs of the momentum encoder for the batches of all processes, in the order of ranks.
 
     Attributes:
         features: g, unit rows [B, d].
         projections: z, unit rows [B, p].
-        ids: global sample numbers, int64 [B].
-        first: where this process's own rows begin.
+        ids: image numbers, int64 [B].
+        first: position of this process's first row.
     """
 
     features: Tensor
@@ -38,60 +42,45 @@ class Keys(NamedTuple):
     first: int
 
     def own(self, rows: int) -> Keys:
-        """This process's rows only."""
+        """Return the rows of this process."""
         here = slice(self.first, self.first + rows)
         return Keys(self.features[here], self.projections[here], self.ids[here], 0)
 
 
 @final
 class MomentumPair:
-    """A query encoder with its projector, and the slowly following copy of both that makes the keys (MoCo).
+    """A query encoder with its projector, and the momentum encoder: a slowly following copy of both (MoCo).
 
     Args:
         net: the encoder.
         problem: of `Objective.setup`.
-        widths: of the projector's hidden layers and output.
-        momentum: m; the copy moves after every optimiser step, which is before every key pass but the first, where
-            both are still the same.
-        groups: number of parts in which BatchNorm sees the batch of a process. Keys are dealt out to other parts (and
-            other processes) than their queries: MoCo's shuffled BatchNorm, on several GPUs or on one.
-        pool: from features [b, d, h, w] to what the projector sees and the labels are made of [b, d].
-        heads: further heads on the features, which are followed as well.
-
-    Raises:
-        ConfigError: the problem does not say how many channels the features have.
+        widths: widths of the projector's hidden layers and output.
+        momentum: m of the copy, which moves after every optimiser step.
+        groups: number of parts in which BatchNorm sees the batch of a process. Keys are in other parts (and on other
+            processes) than their queries: MoCo's shuffled BatchNorm, on several GPUs or on one.
+        heads: further heads on the features; the copy follows them as well.
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        problem: Problem,
-        widths: Sequence[int],
-        momentum: float,
-        groups: int,
-        pool: Callable[[Tensor], Tensor],
-        **heads: nn.Module,
+        self, net: nn.Module, problem: Problem, widths: Sequence[int], momentum: float, groups: int, **heads: nn.Module
     ) -> None:
-        self.problem, self.momentum, self.groups, self.pool = problem, momentum, groups, pool
+        self.problem, self.momentum, self.groups = problem, momentum, groups
         projector = MLP((channels_of(problem), *widths), seed=seed_of(problem.seed, PROJECTION))
         self.heads = {name: head.to(problem.device) for name, head in {"projector": projector, **heads}.items()}
         self.projector = self.heads["projector"]
         self.follower = Follower(encoder=net, **self.heads).to(problem.device)
 
     def parts(self) -> dict[str, Part]:
-        """The projector and further heads, and the copy of all of it."""
+        """Return the projector, the further heads, and the copy of all of them."""
         return {**self.heads, "follower": self.follower}
 
     def query(self, net: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(g [b, d], z [b, p] of unit length) of a view, with gradients."""
-        features = self.pool(run(net, images, self.groups))
+        """Return (g [b, d], z [b, p] of unit length) of a view, with gradients."""
+        features = pooled(run(net, images, self.groups))
         return features, unit(self.projector(features))
 
     def keys(self, net: nn.Module, images: Tensor, index: Tensor, at: Progress) -> Keys:
-        """The copy's features and projections of a view, of the batches of all processes.
-
-        BatchNorm follows the modes of `net`.
-        """
+        """Return the copy's features and projections of a view for the batches of all processes."""
         sizes = self.problem.shard.sizes(images)
         (features, projections), first = self.encode(net, images, at, self._outputs, sizes)
         return Keys(features, projections, self.problem.shard.concatenate(index, sizes)[0], first)
@@ -105,19 +94,17 @@ class MomentumPair:
         outputs: Callable[[Tensor], Sequence[Tensor]],
         sizes: list[int] | None = None,
     ) -> tuple[list[Tensor], int]:
-        """Return outputs of the copy for a view, for the batches of all processes.
-
-        All tensors that `outputs` returns are put back into the order of the images.
+        """Return outputs of the copy for a view, for the batches of all processes, in the order of the images.
 
         Args:
-            net: the original.
+            net: the original; the copy's BatchNorm takes over its modes.
             images: this process's batch [b, 3, H, W].
-            at: decides how images are dealt out.
-            outputs: from the copy's features [b, d, h, w] of some images to tensors with a row for each [b, ...].
-            sizes: batch of each process, see `Shard.sizes`; None asks for them.
+            at: the position in training, from which the shuffled order is drawn.
+            outputs: a function from the copy's features [b, d, h, w] to tensors with one row per image [b, ...].
+            sizes: batch size of each process (`Shard.sizes`); None: they are exchanged here.
 
         Returns:
-            The tensors [B, ...], processes in the order of ranks, and where this process's own rows begin.
+            The tensors [B, ...], and the position of this process's first row.
         """
         shard = self.problem.shard
         self.follower.take_modes(net, *self.heads.values())
@@ -134,15 +121,15 @@ class MomentumPair:
         return found, first
 
     def _outputs(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.pool(encoded.float() if encoded.element_size() < 4 else encoded)
+        features = pooled(encoded.float() if encoded.element_size() < 4 else encoded)
         return unit(features), unit(self.follower.get_submodule("projector")(features))
 
     def follow(self, net: nn.Module) -> None:
-        """Move the copy; called after an optimiser step."""
+        """Update the copy after an optimiser step."""
         self.follower.follow(parameters_of(net, *self.heads.values()), self.momentum)
 
     def _order(self, total: int, at: Progress) -> Tensor | None:
-        """Order in which the global batch is dealt out, equal on all processes; None if there is only one part."""
+        """Return the shuffled order of the global batch, equal on all processes; None if there is only one part."""
         if self.problem.shard.world * self.groups == 1:
             return None
         generator = torch.Generator().manual_seed(seed_of(self.problem.seed, SHUFFLE, at.epoch, at.step))
@@ -152,12 +139,65 @@ class MomentumPair:
         return order.to(self.problem.device, non_blocking=True)
 
 
-def channels_of(problem: Problem) -> int:
-    """d, the channels of the net's features.
+class TwoViewObjective(Objective):
+    """Base of the pretraining methods: two views of every image, and settings that are checked."""
 
-    Raises:
-        ConfigError: the problem does not say.
+    needs_second_view: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_settings(cast("Any", self))
+
+
+class QueueObjective(TwoViewObjective):
+    """Base of MoCo-v2 and the methods built on it: a momentum encoder and queues of its outputs.
+
+    Subclasses set `_pair` and `_queues` in `setup`, and return the arguments of `AlignedQueues.enqueue` as payload.
     """
+
+    queue_size: int | None
+    projection_dim: int
+    hidden_dim: int | None
+    momentum: float
+    batchnorm_groups: int
+    _pair: MomentumPair
+    _queues: AlignedQueues
+
+    def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
+        """Derive the queue size and, with few images, the momentum."""
+        return derived_queue(facts) | derived_momentum(facts)
+
+    def notes(self, facts: RunFacts) -> Iterator[str]:
+        """Warn of a queue that is too long for the number of images."""
+        return queue_notes(self.queue_size, facts)
+
+    @torch.no_grad()
+    def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
+        """Enqueue the keys of all processes, and move the momentum encoder."""
+        self._queues.enqueue(*out.payload)
+        self._pair.follow(net)
+
+    def make_pair(self, net: nn.Module, problem: Problem, **heads: nn.Module) -> MomentumPair:
+        """Return the encoder and its momentum encoder, with further heads."""
+        widths = (self.hidden_dim or channels_of(problem), self.projection_dim)
+        return MomentumPair(net, problem, widths, self.momentum, self.batchnorm_groups, **heads)
+
+
+def make_queues(size: int | None, problem: Problem, dims: Mapping[str, int]) -> AlignedQueues:
+    """Return queues of a size, or of the default size."""
+    return AlignedQueues(size or default_queue_size(problem.labels.shape[0]), dims, device=problem.device)
+
+
+def key_logs(query: Tensor, own: Tensor, queue: Tensor, filled: Tensor) -> dict[str, Tensor]:
+    """Return diagnostics of queries [b, p], their keys [b, p], and the filled slots of a queue [D, p]."""
+    return {
+        "spread": collapse(query.detach()),
+        "positive": (query.detach() * own).sum(1).mean(),
+        "mean_key": mean_norm(queue, filled),
+    }
+
+
+def channels_of(problem: Problem) -> int:
+    """Return d, the channels of the net's features; raise a `ConfigError` if the problem does not state them."""
     if problem.features_dim < 1:
         raise ConfigError("self-supervised methods need Problem.features_dim, the channels of the net's features.")
     return problem.features_dim
@@ -166,17 +206,14 @@ def channels_of(problem: Problem) -> int:
 def predicting_heads(
     problem: Problem, hidden: Sequence[int], out: int, narrow: int, *, normalised_output: bool = False
 ) -> tuple[MLP, MLP]:
-    """A projector and a predictor, with BatchNorm on hidden layers (SimSiam, BYOL, NNCLR).
+    """Return a projector and a predictor, with BatchNorm on hidden layers (SimSiam, BYOL, NNCLR).
 
     Args:
         problem: of `Objective.setup`.
         hidden: widths of the projector's hidden layers.
-        out: width of what both return.
+        out: output width of both.
         narrow: width of the predictor's hidden layer.
-        normalised_output: BatchNorm after the projector's last layer, too.
-
-    Raises:
-        ConfigError: the problem does not say how many channels the features have.
+        normalised_output: also add BatchNorm after the projector's last layer.
     """
     projector = MLP(
         (channels_of(problem), *hidden, out),
@@ -189,7 +226,7 @@ def predicting_heads(
 
 
 def run(net: nn.Module, images: Tensor, groups: int = 1) -> Tensor:
-    """Features [b, d, h, w] of images that go through the net in `groups` parts."""
+    """Return the features [b, d, h, w] of images that pass through the net in `groups` parts."""
     if groups == 1:
         features: tuple[Tensor, ...] = net(images)
         return features[0]
@@ -198,11 +235,7 @@ def run(net: nn.Module, images: Tensor, groups: int = 1) -> Tensor:
 
 
 def second_view(batch: Batch, method: str) -> Tensor:
-    """The batch's second view.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Return the batch's second view; raise a `ConfigError` if it has none."""
     if batch.second_view is None:
         raise ConfigError(
             f"{method} needs two views of every image; load them from a TrainSet that has a `second_view`."
@@ -211,7 +244,7 @@ def second_view(batch: Batch, method: str) -> Tensor:
 
 
 def default_queue_size(samples: int) -> int:
-    """About a sixteenth of the images, so that an image rarely meets its own older key: a power of two, 16 to 65536.
+    """Return a power of two (16 to 65536) near a sixteenth of the images, so that images rarely meet their older keys.
 
     >>> default_queue_size(118_287), default_queue_size(5_000), default_queue_size(200)
     (4096, 256, 16)
@@ -223,23 +256,17 @@ def default_queue_size(samples: int) -> int:
 
 
 def derived_queue(facts: RunFacts) -> dict[str, Derived]:
-    """Return the queue size for `Objective.derived`."""
+    """Derive the queue size, for `Objective.derived`."""
     return {"queue_size": Derived(default_queue_size(facts.samples) if facts.few_images else PAPER_QUEUE)}
 
 
 def derived_momentum(facts: RunFacts) -> dict[str, Derived]:
-    """Return the momentum for `Objective.derived`: with few images, a run has few steps, and the copy must keep up."""
+    """Derive the momentum: with few images, a run has few steps, and the copy must follow faster."""
     return {"momentum": Derived(0.99)} if facts.few_images else {}
 
 
 def queue_notes(queue_size: int | None, facts: RunFacts, role: str = "negative") -> Iterator[str]:
-    """Yield warnings about a queue that is too long for the number of images, for `Objective.notes`.
-
-    Args:
-        queue_size: D.
-        facts: of the run.
-        role: what an image's own older key becomes when the queue still contains it.
-    """
+    """Warn of a queue that is too long for the number of images; `role` is the role of an image's own older key."""
     if not queue_size:
         return
     if queue_size > facts.samples / 4:
@@ -254,8 +281,7 @@ def queue_notes(queue_size: int | None, facts: RunFacts, role: str = "negative")
 
 
 def mean_norm(rows: Tensor, counted: Tensor) -> Tensor:
-    """Length of the mean of the counted rows: near 0 if they point in all directions, 1 if they are equal."""
+    """Return the length of the mean of the counted rows: near 0 for all directions, 1 for equal rows."""
     weight = counted.to(rows.dtype)
-    mean = (rows * weight[:, None]).sum(0) / weight.sum().clamp(min=1)
-    length: Tensor = mean.norm()
+    length: Tensor = ((rows * weight[:, None]).sum(0) / weight.sum().clamp(min=1)).norm()
     return length

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple, final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor, nn
@@ -13,29 +13,22 @@ from fewtags.labels import Batch
 from fewtags.losses.contrastive import collapse, ntxent, similarity
 from fewtags.nets.encoder import pooled
 from fewtags.nets.projection import unit
-from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step
-from fewtags.objectives.checks import INFINITY, Range, check_settings
+from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts, Step
+from fewtags.objectives.checks import INFINITY, Range
 from fewtags.objectives.momentum import (
+    TwoViewObjective,
     channels_of,
-    default_queue_size,
     derived_queue,
+    make_queues,
     predicting_heads,
     queue_notes,
     second_view,
 )
-from fewtags.stores.queue import AlignedQueues
-
-
-class Projected(NamedTuple):
-    """Payload of a step: numbers and projections of the images of all processes."""
-
-    ids: Tensor
-    projections: Tensor
 
 
 @final
 @dataclass(eq=False)
-class NNCLR(Objective):
+class NNCLR(TwoViewObjective):
     """NNCLR (Dwibedi et al., ICCV 2021): NT-Xent of NN(z1) against the predictions of view 2, both ways.
 
     z is the projection of a view, p the prediction made from it, NN(z) the vector of the queue that is most similar to
@@ -54,12 +47,7 @@ class NNCLR(Objective):
         projection_dim: of z and p.
         hidden_dim: width of the projector's two hidden layers; default: that of the features.
         predictor_dim: width of the predictor's hidden layer.
-
-    Raises:
-        ConfigError: a value that is out of range.
     """
-
-    needs_second_view: ClassVar[bool] = True
 
     temperature: Annotated[float, Range(1e-3)] = 0.1
     queue_size: Annotated[int | None, Range(1)] = None
@@ -67,38 +55,26 @@ class NNCLR(Objective):
     hidden_dim: Annotated[int | None, Range(1)] = None
     predictor_dim: Annotated[int, Range(1)] = 4096
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
-        """Queue size."""
+        """Derive the queue size."""
         return derived_queue(facts)
 
     def notes(self, facts: RunFacts) -> Iterator[str]:
-        """Warn of a queue that is too long for the images."""
+        """Warn of a queue that is too long for the number of images."""
         return queue_notes(self.queue_size, facts, role="neighbour")
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Make the projector, the predictor and the queue.
-
-        Raises:
-            ConfigError: the problem does not say how many channels the features have.
-        """
+        """Create the projector, the predictor and the queue."""
         hidden, out = 2 * [self.hidden_dim or channels_of(problem)], self.projection_dim
         self._shard = problem.shard
         self._projector, self._predictor = predicting_heads(
             problem, hidden, out, self.predictor_dim, normalised_output=True
         )
-        size = self.queue_size or default_queue_size(problem.labels.shape[0])
-        self._queue = AlignedQueues(size, {"projections": out}, device=problem.device)
+        self._queue = make_queues(self.queue_size, problem, {"projections": out})
         return {"projector": self._projector, "predictor": self._predictor, "queue": self._queue}
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """The symmetrised loss of neighbours, against the queue as it is.
-
-        Raises:
-            ConfigError: a batch without second views.
-        """
+        """Compute the symmetrised loss of neighbours against the queue before this batch is enqueued."""
         views = net(batch.images, second_view(batch, "NNCLR"))
         projector, predictor = self._projector.train(net.training), self._predictor.train(net.training)
         z1, z2 = (projector(pooled(features)) for features in views)
@@ -107,27 +83,25 @@ class NNCLR(Objective):
         loss = (self._contrast(near1, p2) + self._contrast(near2, p1)) / 2
         logs = {"spread": collapse(z1.detach()), "positive": (near1 * p2.detach()).sum(1).mean()}
         ids, projections = (self._shard.concatenate(rows)[0] for rows in (batch.index, unit(z1.detach())))
-        return Step(loss, logs, Projected(ids, projections))
+        return Step(loss, logs, (ids, {"projections": projections}))
 
     @torch.no_grad()
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
         """Enqueue the projections of view 1, of all processes."""
-        found: Projected = out.payload
-        self._queue.enqueue(found.ids, {"projections": found.projections})
+        self._queue.enqueue(*out.payload)
 
     @torch.no_grad()
     def _nearest(self, rows: Tensor) -> Tensor:
-        """NN(z) of unit rows [b, p]; the rows themselves if the queue is empty."""
+        """Return NN(z) of unit rows [b, p]; the rows themselves if the queue is empty."""
         queue, counted = self._queue.read("projections").to(rows), self._queue.counted()
         best = similarity(rows, queue).masked_fill(~counted, -INFINITY).argmax(1)
         return torch.where(counted.any(), queue[best], rows)
 
     def _contrast(self, neighbours: Tensor, predictions: Tensor) -> Tensor:
-        """NT-Xent over the global batch, whose gradient reaches this process's predictions.
+        """Compute NT-Xent over the global batch, with a gradient for this process's predictions.
 
-        Every process computes the loss of all images: a prediction is a candidate for the neighbours of other
-        processes, too. The loop takes a process's gradient by its share of the images, so that it must be that of the
-        sum over all of them divided by this process's; then the mean over processes is what one process would find.
+        Every process computes the loss of all images, because its predictions are candidates for all neighbours. The
+        loop weights a process's gradient by its share of the images; the last line cancels that weight.
         """
         neighbours, first = self._shard.concatenate(neighbours)
         everything = self._shard.concatenate(predictions.detach())[0]

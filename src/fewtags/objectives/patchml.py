@@ -26,11 +26,9 @@ from fewtags.objectives.supervised import (
 from fewtags.stores.prototypes import PatchSum, Prototypes, sum_patches
 from fewtags.stores.pseudo import PseudoLabels
 
-Examples = Literal["patches", "images"]
-
 
 class Seen(NamedTuple):
-    """Payload of a step: annotated patches, and pseudo-labels from `pseudo_from` on."""
+    """Payload of a step: features of annotated patches (or images), and pseudo-labels from `pseudo_from` on."""
 
     patches: PatchSum
     pseudo: Tensor | None
@@ -60,12 +58,9 @@ class PatchML(SupervisedObjective):
         negative_below: largest probability of a pseudo-negative; 1: no limit.
         min_count: number of annotated patches that a prototype needs.
         prototype_momentum: weight of the old prototype, from 0 (new each epoch) to 1 (the first one stays).
-
-    Raises:
-        ConfigError: a value that is out of range, or two that contradict each other.
     """
 
-    prototypes_of: Examples = "patches"
+    prototypes_of: Literal["patches", "images"] = "patches"
     near: Annotated[float, Range(0, 2)] = 0.3
     far: Annotated[float, Range(0, 2)] = 0.9
     negative_below: Annotated[float, Range(0, 1)] = 1.0
@@ -87,11 +82,7 @@ class PatchML(SupervisedObjective):
         return self.pseudo_weight == 0 and "selective" not in (self.image_unknown, self.patch_unknown)
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Allocate prototypes and pseudo-labels if `pseudo_weight` is above 0.
-
-        Raises:
-            ConfigError: pseudo-labels would never begin.
-        """
+        """Allocate prototypes and pseudo-labels if `pseudo_weight` is above 0."""
         self._problem = problem
         samples, classes = problem.labels.shape
         self._prior = class_shares(problem.labels).to(problem.device)
@@ -111,12 +102,7 @@ class PatchML(SupervisedObjective):
         return {"prototypes": self._prototypes, "pseudo_labels": self._pseudo}
 
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
-        """Update the prototypes, and count the pseudo-labels of the previous epoch.
-
-        Returns:
-            `classes_with_prototype`; from `pseudo_from` + 1 on, pseudo-positives and -negatives per image, and, where
-            the complete labels are known, the precision of both.
-        """
+        """Update the prototypes; return their number, and counts of the previous epoch's pseudo-labels."""
         if self._prototypes is None or epoch == 0:
             return {}
         self._prototypes.refresh()
@@ -126,7 +112,7 @@ class PatchML(SupervisedObjective):
         return found
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """Eq. (3), and eq. (4) from `pseudo_from` on. Everything is read as it was before this batch."""
+        """Compute eq. (3), and eq. (4) from `pseudo_from` on, with the state before this batch."""
         out: Output = net(batch.images)
         known = supervised_loss(self, out, batch, self._prior)
         loss, logs = known.loss, known.logs
@@ -138,7 +124,11 @@ class PatchML(SupervisedObjective):
             nothing = torch.zeros_like(pseudo, dtype=torch.bool)
             extra = selective_loss(out.logits.float(), pseudo, nothing, gammas=PerLabel(*self.image_gammas))
             loss, logs["pseudo"] = loss + self.pseudo_weight * extra, extra.detach()
-        return Step(loss, logs, Seen(self._examples(out, known.patches, known.labels), pseudo))
+        if self.prototypes_of == "patches":
+            patches = sum_patches(out.features.detach(), known.patches == Label.POSITIVE)
+        else:
+            patches = sum_patches(_whole(out.features.detach()), (known.labels == Label.POSITIVE)[:, :, None, None])
+        return Step(loss, logs, Seen(patches, pseudo))
 
     @torch.no_grad()
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
@@ -150,15 +140,9 @@ class PatchML(SupervisedObjective):
         if seen.pseudo is not None:
             self._pseudo.write(batch.index, seen.pseudo)
 
-    def _examples(self, out: Output, patches: Tensor, labels: Tensor) -> PatchSum:
-        """Annotated patches, or with I + PC the mean features of images that contain a class, summed by class."""
-        if self.prototypes_of == "patches":
-            return sum_patches(out.features.detach(), patches == Label.POSITIVE)
-        return sum_patches(_whole(out.features.detach()), (labels == Label.POSITIVE)[:, :, None, None])
-
     @torch.no_grad()
     def _pseudo_labels(self, out: Output, labels: Tensor) -> Tensor:
-        """PatchCluster's pseudo-labels of the cells that it may fill, int8 [b, C]."""
+        """Return PatchCluster's pseudo-labels of the cells that it may fill, int8 [b, C]."""
         assert self._prototypes is not None
         features = out.features if self.prototypes_of == "patches" else _whole(out.features)
         pseudo = self._prototypes.pseudo_labels(features, self.near, self.far)
@@ -169,5 +153,5 @@ class PatchML(SupervisedObjective):
 
 
 def _whole(features: Tensor) -> Tensor:
-    """Mean features of each image, as a grid of one cell."""
+    """Return the mean features of each image, as a grid of one cell."""
     return features.mean((2, 3), keepdim=True)

@@ -11,14 +11,14 @@ from torch import nn
 from fewtags.labels import Batch
 from fewtags.losses.contrastive import collapse, negative_cosine
 from fewtags.nets.encoder import pooled
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
-from fewtags.objectives.checks import Range, check_settings
-from fewtags.objectives.momentum import channels_of, predicting_heads, second_view
+from fewtags.objectives.base import Part, Problem, Progress, Step
+from fewtags.objectives.checks import Range
+from fewtags.objectives.momentum import TwoViewObjective, channels_of, predicting_heads, second_view
 
 
 @final
 @dataclass(eq=False)
-class SimSiam(Objective):
+class SimSiam(TwoViewObjective):
     """SimSiam (Chen and He, CVPR 2021): L = D(p1, stop(z2)) / 2 + D(p2, stop(z1)) / 2, D = -cos (eq. 4).
 
     z is the projection of a view's features (three layers, BatchNorm after each, the last without ReLU), p the
@@ -32,27 +32,16 @@ class SimSiam(Objective):
         projection_dim: d, of z and p.
         hidden_dim: width of the projector's hidden layers; default: that of the features.
         predictor_dim: width of the predictor's hidden layer, a quarter of d in the paper.
-
-    Raises:
-        ConfigError: a value that is out of range.
     """
 
-    needs_second_view: ClassVar[bool] = True
     base_lr: ClassVar[float] = 0.05
 
     projection_dim: Annotated[int, Range(1)] = 2048
     hidden_dim: Annotated[int | None, Range(1)] = None
     predictor_dim: Annotated[int, Range(1)] = 512
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Make the projector and the predictor.
-
-        Raises:
-            ConfigError: the problem does not say how many channels the features have.
-        """
+        """Create the projector and the predictor."""
         hidden = 2 * [self.hidden_dim or channels_of(problem)]
         self._projector, self._predictor = predicting_heads(
             problem, hidden, self.projection_dim, self.predictor_dim, normalised_output=True
@@ -60,11 +49,7 @@ class SimSiam(Objective):
         return {"projector": self._projector, "predictor": self._predictor}
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """The symmetrised negative cosine.
-
-        Raises:
-            ConfigError: a batch without second views.
-        """
+        """Compute the symmetrised negative cosine."""
         views = net(batch.images, second_view(batch, "SimSiam"))
         projector, predictor = self._projector.train(net.training), self._predictor.train(net.training)
         z1, z2 = (projector(pooled(features)) for features in views)

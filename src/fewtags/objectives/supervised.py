@@ -19,12 +19,8 @@ from fewtags.patches import patch_labels
 from fewtags.stores.pseudo import PseudoCount
 
 Unknown = Literal["ignore", "negative", "selective"]
-Cropped = Literal["unknown", "keep"]
 Fill = Literal["unlabelled", "unknown"]
 Triple = tuple[float, float, float]
-
-
-TRIPLES = ("image_gammas", "patch_gammas", "patch_weights")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -54,9 +50,6 @@ class SupervisedObjective(Objective):
         pseudo_weight: w_pseudo, the weight of pseudo-labels.
         pseudo_from: first epoch with pseudo-labels, warm-up included.
         pseudo_fill: pseudo-labels for images without any label ("unlabelled"), or for all "unknown" classes.
-
-    Raises:
-        ConfigError: a value that is out of range, or two that contradict each other.
     """
 
     uses_locations: ClassVar[bool] = True
@@ -74,22 +67,24 @@ class SupervisedObjective(Objective):
     patch_weights: Triple | None = None
     coverage: Annotated[float, Range(1e-6, 1)] = 0.5
     min_visible: Annotated[float, Range(0, 1)] = 0.1
-    cropped: Cropped = "unknown"
+    cropped: Literal["unknown", "keep"] = "unknown"
     pseudo_weight: Annotated[float, Range()] = 0.0
     pseudo_from: Annotated[int, Range(1)] = 5
     pseudo_fill: Fill = "unlabelled"
 
     def __post_init__(self) -> None:
-        for name in [name for name in TRIPLES if getattr(self, name) is not None]:
-            setattr(self, name, tuple(float(v) for v in getattr(self, name)))
-            if len(triple := getattr(self, name)) != 3 or not all(v >= 0 for v in triple):
+        for name in ("image_gammas", "patch_gammas", "patch_weights"):
+            if (given := getattr(self, name)) is None:
+                continue
+            setattr(self, name, triple := tuple(float(v) for v in given))
+            if len(triple) != 3 or not all(v >= 0 for v in triple):
                 raise ConfigError(
                     f"{name} must be three numbers of at least 0, for positive, negative and unknown; got {triple}."
                 )
         check_settings(self)
 
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
-        """How unknown classes count, and how much a located patch weighs."""
+        """Derive how unknown classes count, and the weights of patches."""
         unknown, weights = unknown_classes(facts.positives, facts.negatives), even_patches(facts.grid)
         how = {"ignore": "ignored", "negative": "taken as negative"}[unknown]
         known = f"{facts.positives:,} positives and {facts.negatives:,} negatives are known"
@@ -110,27 +105,16 @@ class Supervised(NamedTuple):
         logs: its two terms, detached.
         patches: labels of the patches, int8 [b, C, h, w].
         labels: image labels that fit what the crops show, int8 [b, C].
-        labelled: bool [b], images with at least one label.
     """
 
     loss: Tensor
     logs: dict[str, Tensor]
     patches: Tensor
     labels: Tensor
-    labelled: Tensor
 
 
 def refuse_too_late(first: int, epochs: int, settings: str) -> None:
-    """Check that pseudo-labels begin before the training ends.
-
-    Args:
-        first: the first epoch with pseudo-labels, from 0.
-        epochs: number of epochs.
-        settings: the settings to lower.
-
-    Raises:
-        ConfigError: they would never begin.
-    """
+    """Raise a `ConfigError`, which names `settings`, if the first epoch with pseudo-labels is after the training."""
     if first >= epochs:
         raise ConfigError(
             f"pseudo-labels would begin with epoch {first + 1}, but training has {epochs}; lower {settings}, or train "
@@ -139,11 +123,11 @@ def refuse_too_late(first: int, epochs: int, settings: str) -> None:
 
 
 def supervised_loss(settings: SupervisedObjective, out: Output, batch: Batch, prior: Tensor) -> Supervised:
-    """PatchML eq. (3): w_image L_image + w_patch L_patch of tags, points and boxes.
+    """Compute PatchML eq. (3): w_image L_image + w_patch L_patch of tags, points and boxes.
 
     Args:
         settings: the weights, and how unknown cells count.
-        out: of `batch.images`.
+        out: output of the net for `batch.images`.
         batch: labels, locations and views.
         prior: float [C], see `class_shares`.
     """
@@ -159,13 +143,20 @@ def supervised_loss(settings: SupervisedObjective, out: Output, batch: Batch, pr
     )
     labelled = (batch.labels != Label.UNKNOWN).any(1)
     image = _image_loss(settings, logits, labels, batch.labels, prior)
-    patch = _patch_loss(settings, maps, patches, labelled)
+    selected = patch_selectivity(maps, patches, settings.patch_unknown, top_k=settings.patch_top_k)
+    patch = patch_loss(
+        maps,
+        patches,
+        selected & labelled[:, None, None, None],
+        gammas=PerLabel(*settings.patch_gammas),
+        weights=EVEN if settings.patch_weights is None else PerLabel(*settings.patch_weights),
+    )
     loss = settings.image_weight * image + settings.patch_weight * patch
-    return Supervised(loss, {"image": image.detach(), "patch": patch.detach()}, patches, labels, labelled)
+    return Supervised(loss, {"image": image.detach(), "patch": patch.detach()}, patches, labels)
 
 
 def class_shares(labels: LabelMatrix) -> Tensor:
-    """float32 [C]: positives / (positives + negatives) of each class; 0 for classes without known labels.
+    """Return positives / (positives + negatives) of each class, float32 [C]; 0 for classes without known labels.
 
     It is unbiased if the annotated cells were chosen at random; the public code of CSL trains a net to estimate it.
     """
@@ -176,32 +167,21 @@ def class_shares(labels: LabelMatrix) -> Tensor:
 def unknown_classes(positives: int, negatives: int) -> Literal["ignore", "negative"]:
     """Return the default of `image_unknown`, from the numbers of known positive and negative labels.
 
-    Unknown classes are ignored if at least as many negatives as positives are known. Otherwise ignoring them would
-    teach that every class is always present: annotation tools, for example, export only what is present.
+    With fewer negatives than positives, ignoring unknown classes would teach that every class is always present.
     """
     return "ignore" if negatives >= positives else "negative"
 
 
 def even_patches(grid: tuple[int, int]) -> Triple:
-    """Return the default of `patch_weights`: a located patch weighs as much as all patches of a map.
+    """Return the default of `patch_weights`: a located patch weighs as much as all patches of a map [h, w].
 
-    A positive class with a point then pulls as hard as a negative class, all of whose patches are labelled; see
-    `patch_loss` on the scale.
-
-    Args:
-        grid: (h, w) of the net's maps.
+    A positive class with one point then weighs as much as a negative class, all of whose patches are labelled.
     """
     return float(grid[0] * grid[1]), 1.0, 1.0
 
 
 def only_fillable(pseudo: Tensor, labels: Tensor, fill: Fill) -> Tensor:
-    """Return pseudo-labels int8 [b, C], UNKNOWN in cells that must not be filled.
-
-    Args:
-        pseudo: values of `Label`.
-        labels: annotations, int8 [b, C].
-        fill: fill images without any label ("unlabelled"), or all cells that are "unknown".
-    """
+    """Return pseudo-labels int8 [b, C], UNKNOWN in the cells that `fill` and the annotations [b, C] exclude."""
     known = labels != Label.UNKNOWN
     return pseudo.masked_fill(known if fill == "unknown" else known.any(1, keepdim=True), Label.UNKNOWN)
 
@@ -222,10 +202,9 @@ def pseudo_diagnostics(count: PseudoCount, samples: int) -> dict[str, float]:
 def _image_loss(
     settings: SupervisedObjective, logits: Tensor, labels: Tensor, annotated: Tensor, prior: Tensor
 ) -> Tensor:
-    """Eq. (1), of labelled images.
+    """Compute eq. (1) of labelled images.
 
-    "negative" is about classes that nobody named in the whole image (`annotated`): one that is positive there, and
-    unknown in this view, is ignored. "selective" leaves that to the likely ones that it spares, as CSL has it.
+    "negative" ignores a class that is annotated in the whole image and unknown in this view (`labels`).
     """
     unknown = settings.image_unknown or "ignore"
     omega = selectivity(
@@ -240,15 +219,3 @@ def _image_loss(
     if unknown == "negative":
         omega = omega & (annotated == Label.UNKNOWN)
     return selective_loss(logits, labels, omega, gammas=PerLabel(*settings.image_gammas), clip=settings.image_clip)
-
-
-def _patch_loss(settings: SupervisedObjective, maps: Tensor, patches: Tensor, labelled: Tensor) -> Tensor:
-    """Eq. (2), of labelled images."""
-    omega = patch_selectivity(maps, patches, settings.patch_unknown, top_k=settings.patch_top_k)
-    return patch_loss(
-        maps,
-        patches,
-        omega & labelled[:, None, None, None],
-        gammas=PerLabel(*settings.patch_gammas),
-        weights=EVEN if settings.patch_weights is None else PerLabel(*settings.patch_weights),
-    )

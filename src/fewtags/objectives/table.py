@@ -13,7 +13,7 @@ class Method:
     """A built-in method.
 
     Attributes:
-        path: where its class is, "module:Class", as for a method of your own.
+        path: "module:Class", as for a method of your own.
         summary: one line of help.
     """
 
@@ -45,9 +45,7 @@ PRETRAIN_METHODS: Mapping[str, Method] = {
     "mls": Method("fewtags.objectives.mls:MLS", "the nearest images are an image's labels, several at once"),
     "moco": Method("fewtags.objectives.moco:MoCo", "MoCo-v2: match two views of an image against a queue of others"),
     "simsiam": Method("fewtags.objectives.simsiam:SimSiam", "each view predicts the other view's projection"),
-    "byol": Method(
-        "fewtags.objectives.byol:BYOL", "each view predicts what a moving average of the net makes of the other"
-    ),
+    "byol": Method("fewtags.objectives.byol:BYOL", "each view predicts a moving average of the net on the other view"),
     "nnclr": Method(
         "fewtags.objectives.nnclr:NNCLR", "the positive of a view is its nearest neighbour among earlier images"
     ),
@@ -62,17 +60,6 @@ OWN_METHOD = "my_package.my_module:MyObjective"
 """How to name a method of your own."""
 
 
-def train_method_help() -> str:
-    """Help of `fewtags train --method`."""
-    return (
-        f"{', '.join(METHODS)}, or a class of your own ({OWN_METHOD}); see `fewtags methods`. Default: "
-        f"{LOCATED_METHOD} if points or boxes are known, else {DEFAULT_METHOD}."
-    )
-
-
-def pretrain_method_help() -> str:
-    """Help of `fewtags pretrain --method`."""
-    return (
-        f"{', '.join(PRETRAIN_METHODS)}, or a class of your own ({OWN_METHOD}); see `fewtags methods`. Default: "
-        f"{DEFAULT_PRETRAIN_METHOD}."
-    )
+def method_help(methods: Mapping[str, Method], default: str) -> str:
+    """Return the help of `--method`."""
+    return f"{', '.join(methods)}, or a class of your own ({OWN_METHOD}); see `fewtags methods`. Default: {default}."

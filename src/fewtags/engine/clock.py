@@ -8,11 +8,7 @@ from typing import final
 
 @final
 class Clock:
-    """Measures the wall seconds of each phase; a phase may occur more than once.
-
-    Attributes:
-        seconds: by phase, in the order in which the phases first ended.
-    """
+    """Measures the wall `seconds` of each phase; a phase may occur more than once."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -33,9 +29,8 @@ class Clock:
 
     def lap(self, phase: str) -> None:
         """End a phase, and start the next one."""
-        now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._began
-        self._began = now
+        self.seconds = self.so_far(phase)
+        self.start()
 
 
 def clock_line(seconds: dict[str, float]) -> str:

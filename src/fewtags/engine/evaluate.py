@@ -138,11 +138,7 @@ class Evaluation:
 
 
 def headline(evaluation: Mapping[str, Any]) -> list[str]:
-    """`Evaluation.headline` of an evaluation that was written as JSON.
-
-    Args:
-        evaluation: `Evaluation.to_dict`.
-    """
+    """Return `Evaluation.headline` of an evaluation in the form of `Evaluation.to_dict`, read from JSON."""
     metrics = [Metric.from_dict(fields) for fields in evaluation["metrics"]]
     counts = (
         f"{evaluation['classes_counted']} of {len(evaluation['per_class'])} classes counted, "

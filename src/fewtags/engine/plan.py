@@ -49,7 +49,7 @@ class Tables:
     Attributes:
         train: labels for training.
         val: labels on which the epoch and the thresholds are chosen.
-        test: labels for one final evaluation; None if there are none.
+        test: labels for one final evaluation.
         truth: complete labels of the training images, for diagnostics.
     """
 
@@ -77,7 +77,7 @@ class RunPlan:
         objective: the method.
         net: the net, with its initial weights.
         grid: (height, width) of its maps.
-        heatmap_bytes: size of the objective's large stores (`Objective.memory`), such as heatmaps; 0 without any.
+        heatmap_bytes: size of the objective's large stores (`Objective.memory`), such as heatmaps.
         cache: how views of the frozen trunk are cached; None without a cache.
         fixed: how the view is cached on which a head is solved; None if no stage solves the head.
         notes: sentences about what was derived.
@@ -191,11 +191,7 @@ def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelT
 
 
 def _part_of(table: LabelTable, split: str, path: str) -> LabelTable:
-    """Return the images of a file that was given for `split`: all, or its split of this name if the file names splits.
-
-    Raises:
-        DataError: the file names splits, but not this one.
-    """
+    """Return the images of a file that was given for `split`: all, or its split of this name if it names splits."""
     named = {} if table.split_names is None else table.named_splits()
     if not any(named):
         return table
@@ -244,12 +240,7 @@ def hold_out(
 ) -> tuple[LabelTable, LabelTable]:
     """Split a share of the images off for validation; photos with the same content stay together.
 
-    Args:
-        whole: the labels.
-        share: of the images, for validation.
-        seed: of the split.
-        group_by: regular expression; images whose first group agrees stay together, instead of those with the same
-            content.
+    With `group_by`, a regular expression, images whose first group agrees stay together instead.
 
     Raises:
         DataError: the table has no folder of photos, or too few images.
@@ -273,7 +264,7 @@ def make_plan(
     Args:
         config: the settings.
         tables: label tables in memory (Python interface); None reads them.
-        out: the run folder; its disk needs room for stores on disk. None: the working directory.
+        out: the run folder; its disk needs room for stores. None: the working directory.
         cpu: ignore GPUs.
         progress: called with the number of checked photos.
 
@@ -284,11 +275,13 @@ def make_plan(
     if config.objective.name is not None:
         make_objective(config.objective)  # so that a value out of range is refused before anything is read
     tables = tables or read_tables(config.data, config.train.seed)
-    _resolve(config, tables.train, cpu)  # likewise, before photos are looked at
+    resolve(config, _facts(config, tables.train, cpu))  # likewise, before photos are looked at
     for split, table in tables.splits().items():
         table.require_root(f"the {split} labels")
     found = check(tables.splits(), decode=config.data.decode, progress=progress)
-    cleaned = _clean(tables, found)
+    kept: Mapping[str, LabelTable] = found.clean(tables.splits())
+    truth = None if tables.truth is None else match_images(tables.truth, kept["train"])
+    cleaned = Tables(kept["train"], kept["val"], kept.get("test"), truth)
     return derive(config, cleaned, found, out=out, cpu=cpu)
 
 
@@ -301,7 +294,7 @@ def derive(
     cpu: bool = False,
     resolved: Resolved | None = None,
 ) -> RunPlan:
-    """The part of `make_plan` that follows from the tables.
+    """Derive a plan from checked tables.
 
     A resumed run passes its own `resolved`, because another machine must not change it. Its stores fitted when it
     began, so their size is not checked again.
@@ -314,7 +307,7 @@ def derive(
         raise ConfigError(
             "no training image has a positive label, so there is nothing to learn; look at `fewtags check`."
         )
-    resolved = resolved or _resolve(config, train, cpu)
+    resolved = resolved or resolve(config, _facts(config, train, cpu))
     if resolved.select == "best" and not can_rank(tables.val):
         raise ConfigError(
             'train.select = "best" needs a class with known positives and known negatives in the validation images, '
@@ -376,12 +369,8 @@ def derive(
     )
 
 
-def _resolve(config: Config, train: LabelTable, cpu: bool) -> Resolved:
-    return resolve(config, _facts(config, train, cpu))
-
-
 def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
-    """Data, machine and method, as `resolve` wants to know them."""
+    """Collect what `resolve` needs to know about data, machine and method."""
     located = len(train.locations) > 0
     method = settled(config.objective, config.objective.name or UNNAMED_METHODS[located])
     # The question is whether a head can be solved, so settings that are open are those of a run that solves it.
@@ -389,11 +378,7 @@ def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     objective, _ = derive_objective(method, solved)
     found = facts(len(train), len(train.classes), cpu, located)
     return found.model_copy(
-        update={
-            "solvable": objective.solvable,
-            "solvable_warmup": objective.solvable_warmup,
-            "needs_maps": objective.needs_maps,
-        }
+        update={key: getattr(objective, key) for key in ("solvable", "solvable_warmup", "needs_maps")}
     )
 
 
@@ -418,7 +403,7 @@ def _run_facts(tables: Tables, resolved: Resolved, grid: tuple[int, int]) -> Run
 
 
 def _location_notes(objective: Objective, settings: ObjectiveConfig, facts: RunFacts, *, named: bool) -> list[str]:
-    """Whether points and boxes are used, and why a method was chosen that the user did not name."""
+    """Return whether points and boxes are used, and why a method was chosen that the user did not name."""
     if not (facts.points or facts.boxes):
         return []
     tags_only, located = UNNAMED_METHODS
@@ -429,11 +414,7 @@ def _location_notes(objective: Objective, settings: ObjectiveConfig, facts: RunF
 
 
 def _rehearse(objective: Objective, net: SpatialNet, tables: Tables, grid: tuple[int, int], resolved: Resolved) -> None:
-    """Set up a copy of the method on a device without memory, so that settings that do not fit are refused early.
-
-    Raises:
-        ConfigError: settings of the method that do not fit the labels.
-    """
+    """Set up a copy of the method on a device without memory, so that settings that do not fit the labels raise now."""
     problem = Problem(
         labels=tables.train.matrix,
         grid=grid,
@@ -473,10 +454,8 @@ def positives_per_image(tables: Tables) -> tuple[float, str]:
         if len(complete) >= COMPLETE_IMAGES:
             mean = float(table.matrix.subset(complete).image_counts(Label.POSITIVE).mean())
             if mean > 0:
-                return (
-                    mean,
-                    f"positives per image: {mean:.2f}, the mean of {len(complete):,} completely labelled {name} images",
-                )
+                source = f"the mean of {len(complete):,} completely labelled {name} images"
+                return mean, f"positives per image: {mean:.2f}, {source}"
     if (mean := _positives_among_known(tables.train.matrix)) > 0:
         return mean, (
             f"positives per image: {mean:.2f}, the sum over classes of positives / known training cells, taking cells "
@@ -506,9 +485,3 @@ def _positives_among_known(labels: LabelMatrix) -> float:
     if known.sum() < KNOWN_SHARE * labels.shape[0] * labels.shape[1] or covered < 0.9:
         return 0.0
     return min(float((positives[judged] / known[judged]).sum() / covered), float(labels.shape[1]))
-
-
-def _clean(tables: Tables, report: CheckReport) -> Tables:
-    cleaned: Mapping[str, LabelTable] = report.clean(tables.splits())
-    truth = None if tables.truth is None else match_images(tables.truth, cleaned["train"])
-    return Tables(cleaned["train"], cleaned["val"], cleaned.get("test"), truth)

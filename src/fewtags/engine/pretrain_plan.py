@@ -75,12 +75,7 @@ def excluded_lines(photos: LabelTable, most: int = 5) -> Iterator[str]:
 
 
 def read_settings(tree: Mapping[str, Any], where: str, run: Path | None = None) -> PretrainConfig:
-    """Make the settings of a pretraining run from plain values.
-
-    Args:
-        tree: the values.
-        where: the file, for messages.
-        run: as in `methods.settings_models`.
+    """Make the settings of a pretraining run from plain values; `where` is the file, `run` as in `settings_models`.
 
     Raises:
         ConfigError: one line for each problem.
@@ -96,14 +91,7 @@ def make_pretrain_plan(
     processes: int = 1,
     progress: Tick | None = None,
 ) -> PretrainPlan:
-    """Find the photos, check them, and resolve the settings.
-
-    Args:
-        config: the settings.
-        photos: a table in memory, whose labels are ignored; None reads the photos.
-        cpu: ignore GPUs.
-        processes: number of training processes.
-        progress: called with the number of photos checked.
+    """Find the photos, check them, and resolve the settings; the labels of a table `photos` are ignored.
 
     Raises:
         DataError: no photo can be read.
@@ -159,11 +147,7 @@ def derive_pretrain(
 
 
 def _refuse_small_batches(resolved: PretrainResolved, photos: int, processes: int) -> None:
-    """Check that BatchNorm and the measured spread get at least two images in every batch and group.
-
-    Raises:
-        ConfigError: a batch of a process has fewer.
-    """
+    """Check that BatchNorm and the measured spread get at least two images in every batch and group."""
     groups = int(resolved.objective.get("batchnorm_groups") or 1)
     if photos < processes:
         raise ConfigError(f"{photos} photo(s) cannot be shared by {processes} processes; add photos.")

@@ -38,14 +38,7 @@ from fewtags.table.table import LabelTable
 
 @final
 class PretrainRun:
-    """Executes a plan in a run folder.
-
-    Args:
-        plan: from `make_pretrain_plan`, or from the folder itself on resume.
-        out: the run folder; made if it does not exist.
-        cpu: ignore GPUs.
-        notes: what the user should know before the run is resumed.
-    """
+    """Executes a plan in a run folder; `notes` are what the user should know before the run is resumed."""
 
     def __init__(self, plan: PretrainPlan, out: Path, *, cpu: bool = False, notes: tuple[str, ...] = ()) -> None:
         self.plan, self.out, self.notes = plan, out, notes
@@ -67,11 +60,7 @@ class PretrainRun:
         return self.folder.resume(self._train, {"train": self.plan.photos}, self.accelerator)
 
     def _refuse_different_photos(self) -> None:
-        """Compare the photos that the processes found, each by itself.
-
-        Raises:
-            ConfigError: they differ.
-        """
+        """Raise ConfigError if the processes, which look for photos each by itself, found different ones."""
         if self.shard.world > 1:
             found: list[str] = [""] * self.shard.world
             dist.all_gather_object(found, self.plan.photos.fingerprint)

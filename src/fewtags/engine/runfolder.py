@@ -81,14 +81,7 @@ PRETRAINING = RunKind("pretrain.toml", ENCODER_FILE, "encoder", "fewtags pretrai
 @final
 @dataclass(frozen=True)
 class Record(Generic[SettingsT, ResolvedT]):
-    """What a run recorded when it began.
-
-    Attributes:
-        settings: the settings that the user gave.
-        resolved: the settings with nothing left to derive.
-        tables: the label tables by name.
-        environment: versions, fingerprints, weights, method, notes.
-    """
+    """What a run recorded when it began; `environment` has versions, fingerprints, weights, method and notes."""
 
     settings: SettingsT
     resolved: ResolvedT
@@ -108,12 +101,7 @@ class Record(Generic[SettingsT, ResolvedT]):
 @final
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run.
-
-    Attributes:
-        path: the folder.
-        kind: `TRAINING` or `PRETRAINING`.
-    """
+    """The folder of one run, of the kind `TRAINING` or `PRETRAINING`."""
 
     path: Path
     kind: RunKind
@@ -223,11 +211,7 @@ class RunFolder:
     ) -> None:
         """Write what is known before training; the settings file, which makes the folder a run, comes last.
 
-        Args:
-            settings: what the user gave.
-            resolved: the same with nothing left to derive.
-            tables: the label tables by name.
-            environment: further facts for `environment.json`, from the caller's machine and plan.
+        `environment` has further facts for `environment.json`.
         """
         (self.path / "tables").mkdir(parents=True)
         for name, table in tables.items():
@@ -259,8 +243,8 @@ class RunFolder:
             editable: dotted keys of settings that may be changed between start and resume.
 
         Raises:
-            CheckpointError: the run is finished; the folder is not a run; a file is damaged; settings or tables have
-                changed.
+            CheckpointError: the run is finished; the folder is not a run; a file is damaged; settings or tables
+                have changed.
             ConfigError: the settings file is not valid.
         """
         if self.is_finished:
@@ -292,12 +276,7 @@ class RunFolder:
         return record
 
     def refuse_other_weights(self, weights: str, origin: Origin | None, began: Mapping[str, Any] | None) -> None:
-        """Compare the initial weights with those that the run began with.
-
-        Args:
-            weights: the setting.
-            origin: of the weights that were loaded now.
-            began: the recorded origin; None if there was none.
+        """Compare the initial weights with those that the run began with; None if there were none.
 
         Raises:
             CheckpointError: they differ.
@@ -341,9 +320,6 @@ class RunFolder:
     def refuse_changed_photos(self, tables: Tables) -> None:
         """Compare the sizes of photos with those that the run began with.
 
-        Args:
-            tables: by split.
-
         Raises:
             CheckpointError: a photo is missing or has another size.
         """
@@ -365,13 +341,9 @@ class RunFolder:
                 raise CheckpointError(f"{photo_paths(table)[first]} {change}{more}; restore it, or start a new run.")
 
     def accept_replacement(self, tables: Tables, failure: str) -> None:
-        """Allow a file of any size in place of a photo that could not be read.
+        """Allow a file of any size in place of a photo that could not be read, whose path begins the text `failure`.
 
         Only for runs that have trained no epoch: later, the result depends on the photo.
-
-        Args:
-            tables: by split.
-            failure: text of the reading error, which begins with the path of the photo.
         """
         for name, table in tables.items():
             # Errors show file names that are not UTF-8 with escapes.

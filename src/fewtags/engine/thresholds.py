@@ -13,12 +13,9 @@ from fewtags.objectives.base import Objective
 
 
 def choose_thresholds(logits: Logits, tables: Tables, objective: Objective | None = None) -> Thresholds:
-    """Fit a threshold per class on validation; without known negatives, by the expected number of positives.
+    """Fit a threshold per class to the logits [N, C] of the validation images.
 
-    Args:
-        logits: float32 [N, C], of the validation images.
-        tables: the labels of the run.
-        objective: the method, see `expected_share`.
+    Without known negatives, the expected number of positives decides, see `expected_share`.
     """
     share = expected_share(tables, objective)
     return fit_thresholds(sigmoid(logits), tables.val.matrix.dense(), expected_count=len(logits) * share)

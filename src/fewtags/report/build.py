@@ -136,7 +136,7 @@ def class_rows(runs: Sequence[RunData], split: str) -> list[dict[str, Any]]:
 
 
 def difference(runs: Sequence[RunData], split: str) -> dict[str, Any]:
-    """Mean AP of the second run minus that of the first, over the classes that both know.
+    """Compute the mean AP of the second run minus that of the first, over the classes that both know.
 
     The interval comes from paired resamples of the images.
 

@@ -32,21 +32,21 @@ def save_png(figure: Figure, file: Path | io.BytesIO) -> None:
 
 
 def png(figure: Figure) -> str:
-    """A figure as a data URI."""
+    """Return a figure as a data URI."""
     buffer = io.BytesIO()
     save_png(figure, buffer)
     return _uri(buffer.getvalue(), "png")
 
 
 def png_pixels(pixels: NDArray[np.uint8]) -> str:
-    """A small drawing as a data URI, without loss."""
+    """Return a small drawing as a data URI, without loss."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG")
     return _uri(buffer.getvalue(), "png")
 
 
 def jpeg(pixels: NDArray[np.uint8]) -> str:
-    """A picture as a data URI."""
+    """Return a picture as a data URI."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="JPEG", quality=85, optimize=True)
     return _uri(buffer.getvalue(), "jpeg")

@@ -18,7 +18,7 @@ POINTS = 60
 
 
 def plan_figure(plan: BudgetPlan) -> Figure:
-    """MAP against hours, a line per type, with its interval; measured runs as dots, the budget as a vertical line."""
+    """Plot mAP against hours, a line per type, with its interval; measured runs as dots, the budget as a line."""
     figure = Figure(figsize=(8.0, 4.6), layout="constrained")
     axes = figure.add_subplot()
     for purchase, colour in zip(plan.purchases, COLOURS, strict=False):

@@ -88,16 +88,7 @@ def build_pretraining_report(
 def build_neighbours_page(
     encoder: Encoder, info: EncoderInfo, table: LabelTable, rows: NeighbourRows, out: Path, source: str
 ) -> None:
-    """Write the page of nearest photos.
-
-    Args:
-        encoder: gives the features.
-        info: describes the encoder.
-        table: the photos.
-        rows: from `neighbour_rows`.
-        out: the HTML file.
-        source: describes where the encoder came from.
-    """
+    """Write the page of nearest photos; `source` describes where the encoder came from."""
     page = (
         _environment()
         .from_string(template_text("neighbours.html.j2"))
@@ -119,7 +110,7 @@ def _environment() -> Environment:
 
 
 def churn(record: Record) -> float | None:
-    """Share of earlier neighbours that were in the queue again but not chosen again; None if there were none."""
+    """Return the share of earlier neighbours that were in the queue again but not chosen again; None without any."""
     met, kept = record.get("train/neighbours_met"), record.get("train/neighbours_kept")
     return None if not met or kept is None else 1 - kept / met
 

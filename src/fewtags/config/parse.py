@@ -110,12 +110,8 @@ def parse_as(
 ) -> Section:
     """Validate a tree of settings against all models; every problem is reported at once.
 
-    Args:
-        model: the settings of a whole run; `objective` is one of its sections.
-        tree: nested settings.
-        objectives: the model of each method's settings, by name.
-        where: the file, for error messages.
-        default: the method if none is named.
+    `model` describes a whole run; `objective` is one of its sections, with a model for each method in `objectives`.
+    `default` is the method if none is named. `where` is the file, for error messages.
 
     Raises:
         ConfigError: one line for each problem; unknown keys with the closest known one.
@@ -181,14 +177,12 @@ def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[
         if problem["type"] == "missing":
             lines[key] = f"missing key {key!r}"
         elif problem["type"] == "extra_forbidden":
-            known = _fields_at(model, path[:-1])
+            section = _model_at(model, path[:-1])
+            known = [] if section is None else list(section.model_fields)
             close = difflib.get_close_matches(path[-1], known, n=1)
-            hint = (
-                f"; did you mean {prefix + '.'.join([*path[:-1], close[0]])!r}?"
-                if close
-                else f"; known here: {', '.join(known)}"
-            )
-            lines[key] = f"unknown key {key!r}{hint}"
+            near = prefix + ".".join([*path[:-1], *close])
+            hint = f"did you mean {near!r}?" if close else f"known here: {', '.join(known)}"
+            lines[key] = f"unknown key {key!r}; {hint}"
         elif problem["type"] == "value_error":
             lines[key] = f"{key}: {problem['ctx']['error']}"
         else:
@@ -247,11 +241,6 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for inner in get_args(annotation) if (found := _section(inner))), None)
-
-
-def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    found = _model_at(model, path)
-    return [] if found is None else list(found.model_fields)
 
 
 def dump_toml(model: BaseModel) -> str:

@@ -29,8 +29,9 @@ class Clock:
 
     def lap(self, phase: str) -> None:
         """End a phase, and start the next one."""
-        self.seconds = self.so_far(phase)
-        self.start()
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._began
+        self._began = now
 
 
 def clock_line(seconds: dict[str, float]) -> str:

@@ -133,6 +133,6 @@ def _load_weights(module: nn.Module, path: Path) -> None:
 
 
 def _json_line(record: Mapping[str, float | int | str]) -> str:
-    """A record as a line of JSON, in which a number that is not finite is null."""
+    """Return a record as a line of JSON, in which a number that is not finite is null."""
     values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
     return json.dumps(values) + "\n"

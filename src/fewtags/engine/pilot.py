@@ -70,13 +70,9 @@ class Design:
 @final
 @dataclass(frozen=True)
 class PilotRun:
-    """A finished run of a pilot.
+    """A finished run of a pilot, the `done`-th of `total`, and its line of results.jsonl.
 
-    Attributes:
-        row: its line of results.jsonl.
-        done: number of finished runs, this one included.
-        total: number of all runs.
-        fresh: whether it ran just now; false for a run of an earlier call.
+    `fresh` is false for a run of an earlier call.
     """
 
     row: Mapping[str, Any]
@@ -181,14 +177,8 @@ def run_pilot(
     `simulate_budget` (flat costs). Each net is measured after its last epoch, so nothing is chosen on the measured
     images. It is measured by mAP, and also by mAP-loc if these images have boxes. Finished runs are not repeated.
 
-    Args:
-        pool: complete labels of the images to buy labels for.
-        measured: complete labels of the images to measure on.
-        config: settings of each training, except for its seed.
-        design: the runs.
-        cost: seconds that answers take.
-        out: folder of the pilot; made if it does not exist.
-        cpu: ignore GPUs.
+    `pool` and `measured` have the complete labels of the images to buy labels for and to measure on. `config` has the
+    settings of each training, except for its seed. `cost` has the seconds that answers take.
 
     Raises:
         ConfigError: before any training: `out` has a pilot with other labels or settings, an epoch would be chosen

@@ -261,12 +261,8 @@ def make_plan(
 ) -> RunPlan:
     """Read, check and resolve.
 
-    Args:
-        config: the settings.
-        tables: label tables in memory (Python interface); None reads them.
-        out: the run folder; its disk needs room for stores. None: the working directory.
-        cpu: ignore GPUs.
-        progress: called with the number of checked photos.
+    `tables` are label tables in memory (Python interface); None reads them. The disk of the run folder `out`, by
+    default the working directory, needs room for stores. `progress` is called with the number of checked photos.
 
     Raises:
         DataError: labels or photos that cannot be used.
@@ -331,7 +327,8 @@ def derive(
     for stage in resolved.stages:  # so that a stage that cannot begin is refused before the first one is trained
         freeze(net, stage.trainable)
     freeze(net, "all")
-    _rehearse(objective, net, tables, grid, resolved)
+    # A copy is set up on a device without memory: settings that do not fit the labels raise their error now.
+    copy(objective).setup(net, make_problem(tables, net, grid, resolved, torch.device("meta")))
     cache, fixed, limit = None, None, int(config.train.cache_gib * 2**30)
     features = (net.head.features_dim, *grid)
     if resolved.cached_views:
@@ -413,19 +410,20 @@ def _location_notes(objective: Objective, settings: ObjectiveConfig, facts: RunF
     return [] if named else [f"{located} was chosen because of {labels}; without them: --method {tags_only}"]
 
 
-def _rehearse(objective: Objective, net: SpatialNet, tables: Tables, grid: tuple[int, int], resolved: Resolved) -> None:
-    """Set up a copy of the method on a device without memory, so that settings that do not fit the labels raise now."""
-    problem = Problem(
+def make_problem(
+    tables: Tables, net: SpatialNet, grid: tuple[int, int], resolved: Resolved, device: torch.device
+) -> Problem:
+    """Describe the training problem to the objective."""
+    return Problem(
         labels=tables.train.matrix,
         grid=grid,
         warmup_epochs=sum(stage.epochs for stage in resolved.stages if stage.warmup),
         epochs=sum(stage.epochs for stage in resolved.stages),
         seed=resolved.seed,
-        device=torch.device("meta"),
+        device=device,
         features_dim=net.head.features_dim,
         precision=resolved.precision,
     )
-    copy(objective).setup(net, problem)
 
 
 def _cache_note(plan: CachePlan, wanted: int, gib: float) -> list[str]:

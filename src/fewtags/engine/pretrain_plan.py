@@ -27,16 +27,9 @@ from fewtags.table.table import LabelTable
 @final
 @dataclass(frozen=True, kw_only=True)
 class PretrainPlan:
-    """A pretraining run, ready to start.
+    """A pretraining run, ready to start; attributes as those of `RunPlan`.
 
-    Attributes:
-        config: the settings that the user gave.
-        resolved: the settings with nothing left to derive.
-        photos: a table without classes, of the photos that can be read.
-        objective: the method.
-        encoder: the net, with its initial weights.
-        grid: (height, width) of its features.
-        notes: messages about what was found and derived.
+    `photos` is a table without classes, of the photos that can be read.
     """
 
     config: PretrainConfig

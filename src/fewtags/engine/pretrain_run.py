@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
@@ -74,16 +75,10 @@ class PretrainRun:
         plan, r, device = self.plan, self.plan.resolved, self.accelerator.device
         encoder = plan.encoder.to(device)
         if r.sync_batchnorm and self.accelerator.num_processes > 1:
-            encoder = _with_synchronised_batchnorm(encoder)
-        config = FitConfig(
-            stages=r.stages,
-            seed=r.seed,
-            weight_decay=r.weight_decay,
-            clip_norm=r.clip_norm,
-            precision=r.precision,
-            checkpoint_every_steps=r.checkpoint_every_steps,
-            optimizer="sgd",
-        )
+            converted: Any = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.backbone)
+            encoder.backbone = converted
+        settings = {f.name: getattr(r, f.name) for f in fields(FitConfig) if f.name in PretrainResolved.model_fields}
+        config = FitConfig(**settings, optimizer="sgd")
         problem = pretrain_problem(plan.photos, r, encoder, plan.grid, device, self.shard)
         fit = Fit(encoder, plan.objective, self._source(), config, problem, accelerator=self.accelerator, out=self.out)
         if not resume:
@@ -105,15 +100,7 @@ class PretrainRun:
     def _source(self) -> TrainLoader:
         plan, r = self.plan, self.plan.resolved
         a, pre = r.augment, plan.encoder.preprocessing
-        pixels = AugPlus(
-            brightness=a.brightness,
-            contrast=a.contrast,
-            saturation=a.saturation,
-            hue=a.hue,
-            jitter_share=a.jitter_share,
-            grey_share=a.grey_share,
-            blur_share=a.blur_share,
-        )
+        pixels = AugPlus(**{f.name: getattr(a, f.name) for f in fields(AugPlus)})
         root = plan.photos.root
         assert root is not None
         data = TrainSet(
@@ -150,12 +137,6 @@ class PretrainRun:
             )
             save_encoder(self.out / self.folder.kind.result, encoder, info)
         self.accelerator.wait_for_everyone()
-
-
-def _with_synchronised_batchnorm(encoder: Encoder) -> Encoder:
-    converted: Any = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.backbone)
-    encoder.backbone = converted
-    return encoder
 
 
 def write_pretrain_record(plan: PretrainPlan, out: Path) -> None:

@@ -61,8 +61,7 @@ class RunKind:
 
     Attributes:
         settings: name of the settings file.
-        result: name of the file that a finished run has.
-        noun: what the result is called in messages.
+        result: name of the file that a finished run has; messages call it `noun`.
         start: the command that starts such a run.
         tables: names of the label tables that every run has.
     """
@@ -141,10 +140,8 @@ class RunFolder:
     ) -> Iterator[Event]:
         """Train in a new folder; if the record does not get complete, leave the folder as it was.
 
-        Args:
-            train: yields the events of training; its argument is whether to resume.
-            tables: those with photos, by split.
-            accelerator: of this process.
+        `train` yields the events of training; its argument is whether to resume. `tables` are those with photos, by
+        split.
 
         Raises:
             ConfigError: the folder is not empty, or cannot be made.
@@ -237,10 +234,8 @@ class RunFolder:
     ) -> Record[SettingsT, ResolvedT]:
         """Read what `write_record` wrote, and check that it has not changed since.
 
-        Args:
-            read_settings: makes the settings from the content of a TOML file and its name.
-            resolved_model: type of the resolved settings.
-            editable: dotted keys of settings that may be changed between start and resume.
+        `read_settings` makes the settings from the content of a TOML file and its name. `editable` are dotted keys of
+        settings that may be changed between start and resume.
 
         Raises:
             CheckpointError: the run is finished; the folder is not a run; a file is damaged; settings or tables
@@ -362,11 +357,7 @@ def run_folder(path: Path) -> RunFolder:
 
 
 def refuse_used_folder(path: Path) -> None:
-    """Check that a run can begin in a folder: it is new or empty, and can be written.
-
-    Raises:
-        ConfigError: it is not empty, is a file, or cannot be made or written.
-    """
+    """Raise ConfigError if a run cannot begin in a folder: it is not empty, is a file, or cannot be made or written."""
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file; --out takes a folder for the run.")
     if path.exists() and (content := {item.name for item in path.iterdir()}):

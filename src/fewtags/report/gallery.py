@@ -61,15 +61,8 @@ def cards(runs: Sequence[RunData]) -> list[dict[str, Any]]:
             same = next((s for s in run.gallery if (s.split, s.key) == (shown.split, shown.key)), None)
             if same is not None:
                 rows.append({"run": run.name, "panels": [_panel(run, picture, p) for p in same.panels]})
-        found.append(
-            {
-                "split": shown.split,
-                "key": shown.key,
-                "picture": jpeg(picture.pixels),
-                "missing": picture.missing,
-                "rows": rows,
-            }
-        )
+        small = {"picture": jpeg(picture.pixels), "missing": picture.missing}
+        found.append({"split": shown.split, "key": shown.key, **small, "rows": rows})
     return found
 
 

@@ -43,7 +43,7 @@ class _Preset(Settings):
 
 
 def _warmup(epochs: int, lr: float) -> StageConfig:
-    """A warm-up that trains the head in steps."""
+    """Return a warm-up that trains the head in steps."""
     return StageConfig(name="warmup", epochs=epochs, lr=lr, trainable="head", schedule="constant", warmup=True)
 
 
@@ -52,10 +52,9 @@ def _main(epochs: int, lr: float, trainable: Literal["head", "all"] | int = "all
 
 
 def _solve(*, warmup: bool = False) -> StageConfig:
-    """A stage that solves the head once for each of `LOGIT_VARIANCES`."""
-    return StageConfig(
-        name="solve", epochs=len(LOGIT_VARIANCES), logit_variances=LOGIT_VARIANCES, trainable="head", warmup=warmup
-    )
+    """Return a stage that solves the head once for each of `LOGIT_VARIANCES`."""
+    epochs = len(LOGIT_VARIANCES)
+    return StageConfig(name="solve", epochs=epochs, logit_variances=LOGIT_VARIANCES, trainable="head", warmup=warmup)
 
 
 LOGIT_VARIANCES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

@@ -66,7 +66,7 @@ class Watch:
         return mean is not None and mean > ONE_KEY and bool(self._losses_of_collapse(record))
 
     def _losses_of_collapse(self, record: Record) -> list[str]:
-        """The logged losses that equal those of a collapsed net."""
+        """Return the names of the logged losses that equal those of a collapsed net."""
         return [
             name
             for name, level in self.objective.collapsed_losses().items()

@@ -158,11 +158,5 @@ def _trunk(place: Path) -> tuple[Encoder, EncoderInfo]:
         prefix_tokens=net.prefix_tokens,
         preprocessing=net.preprocessing,
     )
-    return encoder.eval(), EncoderInfo(
-        backbone=model.backbone,
-        size=model.size,
-        mean=model.mean,
-        std=model.std,
-        method=model.method,
-        version=model.version,
-    )
+    shared = {key: getattr(model, key) for key in ("backbone", "size", "mean", "std", "method", "version")}
+    return encoder.eval(), EncoderInfo(**shared)

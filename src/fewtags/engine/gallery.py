@@ -81,14 +81,8 @@ class Gallery:
             # Photos with two to four classes are the most informative; photos without any come last.
             rank = np.where(positives >= 2, 0, np.where(positives == 1, 1, 2))[order]
             chosen += [(name, int(i)) for i in order[np.argsort(rank, kind="stable")][:each]]
-        return cls(
-            split=tuple(n for n, _ in chosen),
-            index=tuple(i for _, i in chosen),
-            tables=tables,
-            truth=truth,
-            policy=policy,
-            collate=collate,
-        )
+        split, index = zip(*chosen, strict=True)
+        return cls(split=split, index=index, tables=tables, truth=truth, policy=policy, collate=collate)
 
     def compute_maps(self, net: SpatialNet, device: torch.device) -> tuple[GalleryPhoto, ...]:
         """Compute the maps of all photos through the test view; the net keeps its train or eval mode."""

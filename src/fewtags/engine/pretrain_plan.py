@@ -13,14 +13,14 @@ from fewtags.config.parse import parse_as
 from fewtags.config.pretrain import PretrainConfig, PretrainResolved, resolve_pretrain
 from fewtags.engine.machine import facts
 from fewtags.engine.methods import make_objective, pretrain_settings_models
+from fewtags.engine.plan import make_problem
 from fewtags.errors import ConfigError
 from fewtags.formats.unlabelled import check_photos, unlabelled
 from fewtags.nets.encoder import Encoder, create_encoder
-from fewtags.objectives.base import Objective, Problem, RunFacts
+from fewtags.objectives.base import Objective, RunFacts
 from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD
 from fewtags.photos.loader import EpochSampler
 from fewtags.photos.scan import Tick
-from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
 
 
@@ -126,7 +126,7 @@ def derive_pretrain(
     objective = objective_of(resolved)
     grid = encoder.grid((resolved.size, resolved.size))
     # A copy is set up on a device without memory: settings that do not fit raise their error now.
-    problem = pretrain_problem(photos, resolved, encoder, grid, torch.device("meta"), Shard())
+    problem = make_problem(resolved, photos.matrix, encoder.features_dim, grid, torch.device("meta"))
     objective_of(resolved).setup(encoder, problem)
     return PretrainPlan(
         config=config,
@@ -159,28 +159,6 @@ def objective_of(resolved: PretrainResolved) -> Objective:
     """Make the objective that the resolved settings describe."""
     name = resolved.objective["name"]
     return make_objective(pretrain_settings_models()[name].model_validate(resolved.objective))
-
-
-def pretrain_problem(
-    photos: LabelTable,
-    resolved: PretrainResolved,
-    encoder: Encoder,
-    grid: tuple[int, int],
-    device: torch.device,
-    shard: Shard,
-) -> Problem:
-    """Describe the training problem to the objective."""
-    return Problem(
-        labels=photos.matrix,
-        grid=grid,
-        warmup_epochs=0,
-        epochs=sum(stage.epochs for stage in resolved.stages),
-        seed=resolved.seed,
-        shard=shard,
-        device=device,
-        features_dim=encoder.features_dim,
-        precision=resolved.precision,
-    )
 
 
 def _notes(resolved: PretrainResolved, objective: Objective, photos: int, processes: int) -> Iterator[str]:

@@ -25,7 +25,8 @@ from fewtags.engine.events import Ended, EpochEnded, Event, Noted
 from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.machine import environment, keep_freed_memory
 from fewtags.engine.methods import changed_source, method_source
-from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, pretrain_problem, read_settings
+from fewtags.engine.plan import make_problem
+from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, read_settings
 from fewtags.engine.runfolder import PRETRAINING, RunFolder
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import Encoder
@@ -77,9 +78,9 @@ class PretrainRun:
         if r.sync_batchnorm and self.accelerator.num_processes > 1:
             converted: Any = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.backbone)
             encoder.backbone = converted
-        settings = {f.name: getattr(r, f.name) for f in fields(FitConfig) if f.name in PretrainResolved.model_fields}
-        config = FitConfig(**settings, optimizer="sgd")
-        problem = pretrain_problem(plan.photos, r, encoder, plan.grid, device, self.shard)
+        given = {f.name: getattr(r, f.name) for f in fields(FitConfig) if f.name in PretrainResolved.model_fields}
+        config = FitConfig(**given, optimizer="sgd")
+        problem = make_problem(r, plan.photos.matrix, encoder.features_dim, plan.grid, device, self.shard)
         fit = Fit(encoder, plan.objective, self._source(), config, problem, accelerator=self.accelerator, out=self.out)
         if not resume:
             if self.accelerator.is_main_process:
@@ -100,7 +101,8 @@ class PretrainRun:
     def _source(self) -> TrainLoader:
         plan, r = self.plan, self.plan.resolved
         a, pre = r.augment, plan.encoder.preprocessing
-        pixels = AugPlus(**{f.name: getattr(a, f.name) for f in fields(AugPlus)})
+        # The sigma of the blur is not a setting.
+        pixels = AugPlus(**{f.name: getattr(a, f.name) for f in fields(AugPlus) if f.name in type(a).model_fields})
         root = plan.photos.root
         assert root is not None
         data = TrainSet(

@@ -22,7 +22,7 @@ def choose_thresholds(logits: Logits, tables: Tables, objective: Objective | Non
 
 
 def expected_share(tables: Tables, objective: Objective | None = None) -> NDArray[np.float64]:
-    """float64 [C]: the expected share of images that contain each class, 0..1.
+    """Return the expected share of images that contain each class, float64 [C] in 0..1.
 
     This is the class prior of the objective if it has one. Otherwise it is the number of positives per image (from the
     objective, or from `positives_per_image`) times the share of each class among the annotated positives.

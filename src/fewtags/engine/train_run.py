@@ -112,8 +112,8 @@ class TrainRun:
         self.clock.lap("features")
         config = FitConfig(**{f.name: getattr(r, f.name) for f in fields(FitConfig) if f.name in Resolved.model_fields})
         truth, state = None if tables.truth is None else tables.truth.matrix, self.out / "state"
-        problem = make_problem(tables, net, plan.grid, r, device)
-        problem = replace(problem, shard=self.shard, state_dir=state, truth=truth)
+        problem = make_problem(r, tables.train.matrix, net.head.features_dim, plan.grid, device, self.shard)
+        problem = replace(problem, state_dir=state, truth=truth)
         fit = Fit(
             net,
             plan.objective,
@@ -194,12 +194,12 @@ class TrainRun:
     def _source(self) -> BatchSource:
         """Return training batches: photos, or cached features of a frozen trunk."""
         plan, train, sampler = self.plan, self.plan.tables.train, self.sampler
-        device = self.accelerator.device
-        if plan.cache is None:
-            return TrainLoader(self._train_set(None), sampler, self.collate, self.workers, device)
-        cache = plan.cache
+        device, cache = self.accelerator.device, plan.cache
+        photos = self._train_set(None if cache is None else cache.views)
+        loader = TrainLoader(photos, sampler, self.collate, self.workers, device)
+        if cache is None:
+            return loader
         freeze(plan.net, "head")
-        loader = TrainLoader(self._train_set(cache.views), sampler, self.collate, self.workers, device)
         with repeatable(device):
             filled = self._with_progress(
                 lambda tick: fill_views(plan.net, loader, cache, shard=self.shard, device=device, tick=tick)
@@ -227,16 +227,16 @@ class TrainRun:
         return logistic_regression(pooled["train"], tables.train.matrix, others)
 
     def _train_set(self, views_cycle: int | None) -> TrainSet:
-        train = self.plan.tables.train
+        plan, train = self.plan, self.plan.tables.train
         return TrainSet(
             photos=_photos(train),
             labels=train.matrix,
             policy=self.policy,
-            seed=self.plan.resolved.seed,
-            jitter=Jitter(*[self.plan.resolved.jitter] * 3),
+            seed=plan.resolved.seed,
+            jitter=Jitter(*[plan.resolved.jitter] * 3),
             views_cycle=views_cycle,
             locations=_locations(train),
-            second_view=Strong() if self.plan.objective.needs_second_view else None,
+            second_view=Strong() if plan.objective.needs_second_view else None,
         )
 
     def eval_loader(self, table: LabelTable) -> EvalLoader:

@@ -25,14 +25,11 @@ RESAMPLES = 500
 
 
 def build_report(runs: Sequence[Path], out: Path | None) -> Path:
-    """Write the report of one run or of several runs side by side, and `curves.png` of each.
+    """Write the report of one run or of several runs side by side, and `curves.png` of each; return the file.
 
     Args:
         runs: finished run folders. Classes are matched by id; classes that some runs lack are listed.
         out: the HTML file; None: `report.html` in the first folder, `compare.html` there for several.
-
-    Returns:
-        the file.
 
     Raises:
         CheckpointError: a run is not finished.
@@ -90,12 +87,12 @@ def render(runs: Sequence[RunData]) -> str:
 
 
 def common_classes(runs: Sequence[RunData]) -> list[str]:
-    """Ids of the classes that all runs know, in the order of the first."""
+    """Return the ids of the classes that all runs know, in the order of the first."""
     return [i for i in runs[0].info.class_ids if all(i in run.info.classes for run in runs)]
 
 
 def alone(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """Name of each run with classes that another run lacks, and the display names of these classes."""
+    """Return the runs with classes that another run lacks: name, and display names of these classes."""
     common = set(common_classes(runs))
     found = []
     for run in runs:
@@ -106,12 +103,12 @@ def alone(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
 
 
 def _columns(run: RunData, classes: Sequence[str]) -> list[int]:
-    """Column numbers of these classes in a run."""
+    """Return the column numbers of these classes in a run."""
     return [run.info.classes.index(i) for i in classes]
 
 
 def class_rows(runs: Sequence[RunData], split: str) -> list[dict[str, Any]]:
-    """Metrics and thresholds of each class that all runs know, sorted by the AP of the first run.
+    """Return metrics and thresholds of each class that all runs know, sorted by the AP of the first run.
 
     Classes without an AP come last, in the order of the first run's vocabulary.
     """

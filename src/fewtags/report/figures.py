@@ -142,7 +142,7 @@ def _expected_line(axes: Axes, runs: Sequence[RunData]) -> None:
 
 
 def score_distributions(runs: Sequence[RunData], split: str) -> Figure:
-    """Distribution of the highest to fourth highest probability over all images (SCL paper, fig. F.1)."""
+    """Plot the distribution of the highest to fourth highest probability over all images (SCL paper, fig. F.1)."""
     most = min(4, min(run.logits[split].shape[1] for run in runs))
     figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
     bins = np.linspace(0, 1, 26).tolist()

@@ -80,10 +80,10 @@ def validated(model: type[Section], values: Mapping[str, Any], where: str) -> Se
     Raises:
         ConfigError: one line for each problem, as in `parse`.
     """
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise _refusal(_lines(error, model, ""), where) from None
+    section, problems = _validate(model, values)
+    if section is None:
+        raise _refusal(problems, where)
+    return section
 
 
 def parse(
@@ -142,10 +142,14 @@ def check_sections(model: type[Section], tree: Mapping[str, Any], where: str) ->
 
 def _validate_sections(model: type[Section], tree: Mapping[str, Any]) -> tuple[Section | None, list[str]]:
     """Validate all sections but `objective`; return the settings, or None and the problems."""
+    return _validate(model, {**tree, "objective": {"name": "placeholder"}})
+
+
+def _validate(model: type[Section], values: Any, prefix: str = "") -> tuple[Section | None, list[str]]:
     try:
-        return model.model_validate({**tree, "objective": {"name": "placeholder"}}), []
+        return model.model_validate(values), []
     except ValidationError as error:
-        return None, _lines(error, model, "")
+        return None, _lines(error, model, prefix)
 
 
 def _refusal(problems: list[str], where: str) -> ConfigError:
@@ -162,10 +166,7 @@ def _parse_objective(
     if not isinstance(name, str) or name not in objectives:
         hint = suggest(str(name), objectives)
         return None, [f"objective.name = {name!r} is not a method{hint}; known: {', '.join(sorted(objectives))}"]
-    try:
-        return objectives[name].model_validate({**given, "name": name}), []
-    except ValidationError as error:
-        return None, _lines(error, objectives[name], "objective.")
+    return _validate(objectives[name], {**given, "name": name}, "objective.")
 
 
 def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[str]:

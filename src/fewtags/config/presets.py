@@ -12,7 +12,10 @@ from fewtags.errors import ConfigError
 
 @final
 class Facts(Settings):
-    """What `resolve` knows about data, machine and method."""
+    """What `resolve` knows about data, machine and method (the last three, see `Objective`).
+
+    `located`: whether a training label has a point or a box.
+    """
 
     samples: int
     classes: int
@@ -21,13 +24,9 @@ class Facts(Settings):
     offline_backbone: str | None = None
     bf16: bool = False
     located: bool = False
-    """Whether a training label has a point or a box."""
     solvable: bool = True
-    """See `Objective.solvable`."""
     needs_maps: bool = False
-    """See `Objective.needs_maps`."""
     solvable_warmup: bool = True
-    """See `Objective.solvable_warmup`."""
 
 
 class _Preset(Settings):

@@ -28,7 +28,7 @@ Section = TypeVar("Section", bound=Settings)
 UNNAMED_METHODS = (DEFAULT_METHOD, LOCATED_METHOD)
 """Default method for tag-only labels, and for labels with points or boxes."""
 MOST_SEED = 2**32 - 1
-"""The largest seed that every generator takes; `numpy.random.RandomState` takes the fewest."""
+"""Largest accepted seed, limited by `numpy.random.RandomState`."""
 
 
 class DataFiles(Settings):

@@ -10,7 +10,7 @@ from typing import final
 from fewtags.objectives.base import Objective
 
 COLLAPSED = 0.05
-"""Spread (`losses.contrastive.collapse`) below which vectors count as one; it is 0.3 to 1 while a net learns."""
+"""Spread (`losses.contrastive.collapse`) below which all vectors count as equal; it is 0.3 to 1 while a net learns."""
 EPOCHS = 2
 """Collapsed epochs in a row before a warning; the first epoch never counts, as vectors of a random net are close."""
 RELATIVE_TOLERANCE = 0.02

@@ -1,4 +1,4 @@
-"""One process or many: the Accelerator, and what processes exchange beside DistributedDataParallel."""
+"""The Accelerator, and what processes exchange in addition to DistributedDataParallel."""
 
 from __future__ import annotations
 

@@ -26,10 +26,9 @@ class EncoderInfo:
     Attributes:
         backbone: timm's name.
         size: side of the training images in pixels.
-        mean: of the input, per channel; `std` likewise.
+        mean: of the input, per channel, as is `std`.
         method: name and settings of the objective; {"name": source} if this library did not train it.
-        images: number of training photos; 0 if this library did not train it.
-        epochs: number of training epochs.
+        images: number of training photos, and `epochs` of training; 0 if this library did not train it.
         version: of fewtags that trained it.
     """
 

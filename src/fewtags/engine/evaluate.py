@@ -153,7 +153,6 @@ def evaluate_logits(
     classes: ClassNames,
     thresholds: NDArray[np.float64],
     *,
-    seed: int = 0,
     resamples: int = 200,
 ) -> Evaluation:
     """Evaluate logits [N, C] against labels int8 [N, C].
@@ -166,7 +165,7 @@ def evaluate_logits(
     scores, prob = logits.astype(np.float64), sigmoid(logits)
     ranking, decisions = ranking_report(scores, labels), decision_report(prob, labels, thresholds)
     is_counted = len(ranking.excluded) < len(classes)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     intervals = bootstrap_intervals(scores, labels, rng, n_resamples=resamples) if is_counted else None
     return Evaluation(
         classes=classes,

@@ -64,20 +64,15 @@ class FixedSource(Protocol):
 @final
 @dataclass(frozen=True, kw_only=True)
 class FitConfig:
-    """How to train.
+    """How to train. `config.sections.TrainConfig` describes the settings that both have; 0 switches one off.
 
     Attributes:
         stages: trained one after the other, each with a new optimiser.
         weight_decay: see `engine.optimizer.make_optimizer`.
-        accumulate: batches per optimiser step.
-        clip_norm: largest gradient norm; 0 does not clip.
-        precision: "no" (float32), "bf16" or "fp16" autocast; losses are always float32.
-        weight_ema: decay of the averaged weights, which are then evaluated and kept; 0 does not average.
-        batchnorm_eval: keep the BatchNorm statistics of trained blocks fixed.
-        checkpoint_every_steps: optimiser steps between checkpoints inside an epoch; 0 saves after epochs only.
+        precision: of the net; losses are always float32.
         monitor: validation metric whose maximum marks the best epoch.
         fallback: used in place of a monitor that is not known, if a stage solves the head.
-        patience: stop the last stage after so many epochs without a better value of the monitor; 0 does not stop.
+        patience: stop the last stage after so many epochs without a better value of the monitor.
     """
 
     stages: tuple[StageConfig, ...]
@@ -114,11 +109,6 @@ class Fit:
 
     Args:
         net: the net that is saved and evaluated; each stage freezes some of its layers.
-        objective: the method.
-        source: training batches.
-        config: how to train.
-        problem: what the objective may know.
-        accelerator: device, processes, precision.
         model: the module that the objective calls on `batch.images`: the head if features are cached; None for
             `net`.
         fixed: features of one view of every image, for stages that solve the head.

@@ -202,7 +202,7 @@ def _started_in(run: Path | None) -> Path | None:
     try:
         record = json.loads((run / "environment.json").read_text("utf-8")) if run is not None else {}
         return Path(record["working_directory"])
-    except (OSError, ValueError, KeyError, TypeError):  # whoever reads the run reports damage
+    except (OSError, ValueError, KeyError, TypeError):  # the caller reads the run and reports damage
         return None
 
 

@@ -26,12 +26,11 @@ class ModelInfo:
     Attributes:
         backbone: timm's name.
         output_stride: pixels per map cell; 0 for the backbone's own.
-        head: kernel and pool.
         size: side of the input in pixels.
         policy: the augmentation policy, which defines the test view.
         class_ids: C ids; `class_names` are for display.
         thresholds: C smallest probabilities at which a class is taken as present; `threshold_rules` chose them.
-        mean: of the input, per channel; `std` likewise.
+        mean: of the input, per channel, as is `std`.
         method: name and settings of the objective.
         selection: a text that says which epoch's weights these are, and why.
         version: of fewtags that trained the model.

@@ -72,11 +72,9 @@ class RunPlan:
     """A run, ready to start.
 
     Attributes:
-        config: the user's settings.
-        resolved: the same, with everything derived.
+        resolved: the user's settings, `config`, with everything derived.
         tables: without the images that cannot be read.
         report: findings of the check; None if the tables come from a resumed run.
-        objective: the method.
         net: the net, with its initial weights.
         grid: (height, width) of its maps.
         heatmap_bytes: size of the objective's large stores (`Objective.memory`), such as heatmaps.
@@ -170,9 +168,9 @@ def read_named(data: DataConfig) -> dict[str, LabelTable]:
 
 
 def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelTable:
-    """Return the images of split "train". If there is no such split, return all images outside val and test.
+    """Return the images of split "train"; if there is no such split, all images outside val and test.
 
-    Images of other splits beside "train" are left out; each is listed.
+    Images of other splits are left out if there is a split "train"; each is listed.
     """
     others = [name for name in named if name not in ("train", "val", "test")]
     if "train" in named:
@@ -211,7 +209,7 @@ def _part_of(table: LabelTable, split: str, path: str) -> LabelTable:
 def _noting_rest(
     table: LabelTable, rest: Mapping[str, LabelTable], why: str, where: str, messages: tuple[str, ...]
 ) -> LabelTable:
-    """Return the table, and list in its notes each image of the other splits: they are left out."""
+    """Return the table, and list each image of the other splits, which are left out, in its notes."""
     excluded = [
         Excluded(str(key), f"split {name!r} {why}", where, "splits" if where == "train" else "excluded")
         for name, part in rest.items()
@@ -273,7 +271,9 @@ def make_plan(
     if config.objective.name is not None:
         make_objective(config.objective)  # so that a value out of range is refused before anything is read
     tables = tables or read_tables(config.data, config.train.seed)
-    resolve(config, _facts(config, tables.train, cpu))  # likewise, before photos are looked at
+    resolve(
+        config, _facts(config, tables.train, cpu)
+    )  # so that settings that do not fit are refused before photos are read
     for split, table in tables.splits().items():
         table.require_root(f"the {split} labels")
     found = check(tables.splits(), decode=config.data.decode, progress=progress)

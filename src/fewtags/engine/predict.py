@@ -195,10 +195,10 @@ class ScoredTable:
 
 
 def evaluate_table(
-    net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bool = False, workers: int = 0
+    net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bool = False
 ) -> tuple[Evaluation, list[str]]:
     """Evaluate a model on a table; return the evaluation, and messages about what was left out. See `score_table`."""
-    scored = score_table(net, info, table, cpu=cpu, workers=workers)
+    scored = score_table(net, info, table, cpu=cpu)
     return scored.evaluate(info), [*scored.notes]
 
 

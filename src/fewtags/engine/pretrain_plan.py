@@ -59,9 +59,9 @@ class PretrainPlan:
         yield from self.notes
 
 
-def excluded_lines(photos: LabelTable, most: int = 5) -> Iterator[str]:
+def excluded_lines(photos: LabelTable) -> Iterator[str]:
     """Name the first photos that were left out, a line each, and count the others."""
-    excluded = photos.notes.excluded
+    excluded, most = photos.notes.excluded, 5
     yield from (f"  {row.item}: {row.reason}" for row in excluded[:most])
     if len(excluded) > most:
         yield f"  and {len(excluded) - most:,} more"

@@ -44,9 +44,7 @@ MODEL_FILE, ENCODER_FILE = "model.safetensors", "encoder.safetensors"
 REPORT_FILE, METRICS_FILE = "report.html", "metrics.jsonl"
 NO_FILES = ("hub", "offline", "none")
 """Values of the setting `weights` that are not files."""
-RECORD_FILES = (
-    *("state", "tables", "check.json", "excluded.csv", "vocabulary.json", "environment.json", "resolved.toml"),
-)
+RECORD_FILES = ("state", "tables", "check.json", "excluded.csv", "vocabulary.json", "environment.json", "resolved.toml")
 """What a run and its objective may write before the settings file."""
 ANY_SIZE = -1
 """Recorded size of a photo that could not be read: a file of any size may replace it."""
@@ -160,7 +158,7 @@ class RunFolder:
     def resume(
         self, train: Callable[[bool], Iterator[Event]], tables: Tables, accelerator: Accelerator
     ) -> Iterator[Event]:
-        """Continue from the last checkpoint, or from the first epoch if there is none; arguments as for `start`.
+        """Continue from the last checkpoint, or from the first epoch without one; arguments as for `start`.
 
         The result has the same bits as that of an uninterrupted run.
 
@@ -271,7 +269,7 @@ class RunFolder:
         return record
 
     def refuse_other_weights(self, weights: str, origin: Origin | None, began: Mapping[str, Any] | None) -> None:
-        """Compare the initial weights with those that the run began with; None if there were none.
+        """Compare the origin of the initial weights with that of the start of the run, `began`; None if there was none.
 
         Raises:
             CheckpointError: they differ.

@@ -67,7 +67,6 @@ def neighbour_rows(
     k: int = 10,
     most: int = 2000,
     seed: int = 0,
-    workers: int = 0,
     tick: Tick | None = None,
 ) -> NeighbourRows:
     """Find the `k` nearest photos of a few randomly chosen photos, the `queries`.
@@ -83,7 +82,7 @@ def neighbour_rows(
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.permutation(len(table))[:most])
     searched = table.subset(chosen)
-    features = photo_features(encoder, searched, policy, device, workers=workers, tick=tick)
+    features = photo_features(encoder, searched, policy, device, tick=tick)
     labels = searched.matrix.dense()
     has_positive = (labels == Label.POSITIVE).any(1) if labels.shape[1] else np.ones(len(searched), np.bool_)
     chosen_queries = rng.permutation(np.flatnonzero(has_positive))[:queries]

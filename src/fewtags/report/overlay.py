@@ -9,9 +9,9 @@ from PIL import Image
 
 from fewtags.geometry import View
 
-# The strongest cell covers the photo by this much, so that what is under it can still be seen.
+# Opacity of the strongest cell, so that the photo under it is still visible.
 STRENGTH = 0.68
-# The photo keeps this much of its own colour, so that it is not taken for heat.
+# Share of the photo's own colour that is kept, so that it is not taken for heat.
 SATURATION = 0.35
 # Perceptually uniform: from purple (weak) over red to yellow (strong), in print and for colour-blind readers, too.
 COLOURS = "plasma"

@@ -31,12 +31,10 @@ from fewtags.table.table import LabelTable
 Record = Mapping[str, Any]
 
 
-def build_pretraining_report(
-    run: Path, *, photos: int = 2000, device: torch.device | None = None, tick: Tick | None = None
-) -> Path:
+def build_pretraining_report(run: Path, *, device: torch.device | None = None, tick: Tick | None = None) -> Path:
     """Write `report.html` of a pretraining run into its folder. An unfinished run gets the curves only.
 
-    `photos` is the number of photos to search for neighbours. The encoder runs on `device`, by default the CPU.
+    The encoder runs on `device`, by default the CPU.
 
     Raises:
         CheckpointError: it has not finished an epoch.
@@ -51,7 +49,7 @@ def build_pretraining_report(
         encoder, info = load_encoder(run)
         where = device or torch.device("cpu")
         try:
-            rows, missing = neighbour_rows(encoder, table, WholeImage(info.size), where, most=photos, tick=tick), ""
+            rows, missing = neighbour_rows(encoder, table, WholeImage(info.size), where, tick=tick), ""
         except DataError as error:  # photos may have been removed since
             missing = str(error)
     notes: list[str] = json.loads((run / "environment.json").read_text("utf-8"))["notes"]

@@ -55,7 +55,7 @@ def _is_in_list(key: str) -> bool:
 
 
 def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and plain values."""
+    """Yield dotted keys and plain values."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from _flat(value, f"{path}.{key}" if path else key)

@@ -80,10 +80,10 @@ def validated(model: type[Section], values: Mapping[str, Any], where: str) -> Se
     Raises:
         ConfigError: one line for each problem, as in `parse`.
     """
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise _refusal(_lines(error, model, ""), where) from None
+    section, problems = _validate(model, values)
+    if section is None:
+        raise _refusal(problems, where)
+    return section
 
 
 def parse(
@@ -110,12 +110,8 @@ def parse_as(
 ) -> Section:
     """Validate a tree of settings against all models; every problem is reported at once.
 
-    Args:
-        model: the settings of a whole run; `objective` is one of its sections.
-        tree: nested settings.
-        objectives: the model of each method's settings, by name.
-        where: the file, for error messages.
-        default: the method if none is named.
+    `model` describes a whole run; `objective` is one of its sections, with a model for each method in `objectives`.
+    `default` is the method if none is named. `where` is the file, for error messages.
 
     Raises:
         ConfigError: one line for each problem; unknown keys with the closest known one.
@@ -146,10 +142,14 @@ def check_sections(model: type[Section], tree: Mapping[str, Any], where: str) ->
 
 def _validate_sections(model: type[Section], tree: Mapping[str, Any]) -> tuple[Section | None, list[str]]:
     """Validate all sections but `objective`; return the settings, or None and the problems."""
+    return _validate(model, {**tree, "objective": {"name": "placeholder"}})
+
+
+def _validate(model: type[Section], values: Any, prefix: str = "") -> tuple[Section | None, list[str]]:
     try:
-        return model.model_validate({**tree, "objective": {"name": "placeholder"}}), []
+        return model.model_validate(values), []
     except ValidationError as error:
-        return None, _lines(error, model, "")
+        return None, _lines(error, model, prefix)
 
 
 def _refusal(problems: list[str], where: str) -> ConfigError:
@@ -166,10 +166,7 @@ def _parse_objective(
     if not isinstance(name, str) or name not in objectives:
         hint = suggest(str(name), objectives)
         return None, [f"objective.name = {name!r} is not a method{hint}; known: {', '.join(sorted(objectives))}"]
-    try:
-        return objectives[name].model_validate({**given, "name": name}), []
-    except ValidationError as error:
-        return None, _lines(error, objectives[name], "objective.")
+    return _validate(objectives[name], {**given, "name": name}, "objective.")
 
 
 def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[str]:
@@ -181,14 +178,12 @@ def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[
         if problem["type"] == "missing":
             lines[key] = f"missing key {key!r}"
         elif problem["type"] == "extra_forbidden":
-            known = _fields_at(model, path[:-1])
+            section = _model_at(model, path[:-1])
+            known = [] if section is None else list(section.model_fields)
             close = difflib.get_close_matches(path[-1], known, n=1)
-            hint = (
-                f"; did you mean {prefix + '.'.join([*path[:-1], close[0]])!r}?"
-                if close
-                else f"; known here: {', '.join(known)}"
-            )
-            lines[key] = f"unknown key {key!r}{hint}"
+            near = prefix + ".".join([*path[:-1], *close])
+            hint = f"did you mean {near!r}?" if close else f"known here: {', '.join(known)}"
+            lines[key] = f"unknown key {key!r}; {hint}"
         elif problem["type"] == "value_error":
             lines[key] = f"{key}: {problem['ctx']['error']}"
         else:
@@ -247,11 +242,6 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for inner in get_args(annotation) if (found := _section(inner))), None)
-
-
-def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    found = _model_at(model, path)
-    return [] if found is None else list(found.model_fields)
 
 
 def dump_toml(model: BaseModel) -> str:

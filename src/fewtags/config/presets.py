@@ -12,7 +12,10 @@ from fewtags.errors import ConfigError
 
 @final
 class Facts(Settings):
-    """What `resolve` knows about data, machine and method."""
+    """What `resolve` knows about data, machine and method (the last three, see `Objective`).
+
+    `located`: whether a training label has a point or a box.
+    """
 
     samples: int
     classes: int
@@ -21,29 +24,25 @@ class Facts(Settings):
     offline_backbone: str | None = None
     bf16: bool = False
     located: bool = False
-    """Whether a training label has a point or a box."""
     solvable: bool = True
-    """See `Objective.solvable`."""
     needs_maps: bool = False
-    """See `Objective.needs_maps`."""
     solvable_warmup: bool = True
-    """See `Objective.solvable_warmup`."""
 
 
 class _Preset(Settings):
     backbone: str
     size: int
-    batch_size: int
-    weight_decay: float
-    batchnorm_eval: bool
-    cached_views: int
+    batch_size: int = 16
+    weight_decay: float = 0.0
+    batchnorm_eval: bool = True
+    cached_views: int = 0
     stages: tuple[StageConfig, ...]
     optimizer: Literal["adam", "adamw"] = "adam"
     weight_ema: float = 0.0
 
 
 def _warmup(epochs: int, lr: float) -> StageConfig:
-    """A warm-up that trains the head in steps."""
+    """Return a warm-up that trains the head in steps."""
     return StageConfig(name="warmup", epochs=epochs, lr=lr, trainable="head", schedule="constant", warmup=True)
 
 
@@ -52,10 +51,9 @@ def _main(epochs: int, lr: float, trainable: Literal["head", "all"] | int = "all
 
 
 def _solve(*, warmup: bool = False) -> StageConfig:
-    """A stage that solves the head once for each of `LOGIT_VARIANCES`."""
-    return StageConfig(
-        name="solve", epochs=len(LOGIT_VARIANCES), logit_variances=LOGIT_VARIANCES, trainable="head", warmup=warmup
-    )
+    """Return a stage that solves the head once for each of `LOGIT_VARIANCES`."""
+    epochs = len(LOGIT_VARIANCES)
+    return StageConfig(name="solve", epochs=epochs, logit_variances=LOGIT_VARIANCES, trainable="head", warmup=warmup)
 
 
 LOGIT_VARIANCES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -66,53 +64,19 @@ IN_STEPS = "views"
 PRESETS: Mapping[str, _Preset] = {
     # One plain view of each photo through a frozen trunk, and a solved head: the fastest good model.
     # Lite0 was trained at 224 px. 288 px gave more than any other change of the same cost (docs/LOG.md).
-    SOLVED: _Preset(
-        backbone="tf_efficientnet_lite0",
-        size=288,
-        batch_size=16,
-        weight_decay=0.0,
-        batchnorm_eval=True,
-        cached_views=0,
-        stages=(_solve(),),
-    ),
+    SOLVED: _Preset(backbone="tf_efficientnet_lite0", size=288, stages=(_solve(),)),
     # The same trunk, and a head trained in steps on several random views of each photo.
     IN_STEPS: _Preset(
-        backbone="tf_efficientnet_lite0",
-        size=224,
-        batch_size=16,
-        weight_decay=0.0,
-        batchnorm_eval=True,
-        cached_views=8,
-        stages=(_warmup(5, 5e-4), _main(12, 5e-4, "head")),
+        backbone="tf_efficientnet_lite0", size=224, cached_views=8, stages=(_warmup(5, 5e-4), _main(12, 5e-4, "head"))
     ),
-    "finetune": _Preset(
-        backbone="resnet50",
-        size=320,
-        batch_size=16,
-        weight_decay=0.0,
-        batchnorm_eval=True,
-        cached_views=0,
-        stages=(_warmup(5, 3e-3), _main(12, 1e-4)),
-    ),
+    "finetune": _Preset(backbone="resnet50", size=320, stages=(_warmup(5, 3e-3), _main(12, 1e-4))),
     # SCL paper, section 4.1: the linear layer for 5 epochs at 1e-3, then everything for 25 epochs at 1e-5, cosine,
     # Adam, batch 8.
     "paper": _Preset(
-        backbone="resnet50",
-        size=448,
-        batch_size=8,
-        weight_decay=0.0,
-        batchnorm_eval=False,
-        cached_views=0,
-        stages=(_warmup(5, 1e-3), _main(25, 1e-5)),
+        backbone="resnet50", size=448, batch_size=8, batchnorm_eval=False, stages=(_warmup(5, 1e-3), _main(25, 1e-5))
     ),
     "paper_scratch": _Preset(
-        backbone="resnet50",
-        size=448,
-        batch_size=8,
-        weight_decay=0.0,
-        batchnorm_eval=False,
-        cached_views=0,
-        stages=(_main(100, 1e-4),),
+        backbone="resnet50", size=448, batch_size=8, batchnorm_eval=False, stages=(_main(100, 1e-4),)
     ),
     # SCL paper, section 4.3.
     "paper_imagenet": _Preset(
@@ -121,7 +85,6 @@ PRESETS: Mapping[str, _Preset] = {
         batch_size=64,
         weight_decay=1e-4,
         batchnorm_eval=False,
-        cached_views=0,
         stages=(_warmup(5, 1e-4), _main(25, 1e-4)),
     ),
 }
@@ -135,8 +98,6 @@ ON_CPU: Mapping[str, _Preset] = {
         size=288,
         batch_size=32,
         weight_decay=0.01,
-        batchnorm_eval=True,
-        cached_views=0,
         stages=(_solve(warmup=True), _main(6, 1e-3, 2)),
         optimizer="adamw",
         weight_ema=0.98,
@@ -302,13 +263,7 @@ def _solvable_stages(stages: tuple[StageConfig, ...], facts: Facts) -> tuple[Sta
 
 
 def _check_selection(select: str, last: StageConfig) -> None:
-    """Check that `train.select = "last"` does not choose among the solutions of a stage, which have no order in time.
-
-    The last one would be the least regularised, which few users want.
-
-    Raises:
-        ConfigError: the last stage has several solutions.
-    """
+    """Check that `train.select = "last"` does not choose among solutions, which have no order in time."""
     if select == "last" and len(last.logit_variances) > 1:
         raise ConfigError(
             f'train.select = "last" cannot choose among the {len(last.logit_variances)} logit_variances of stage '
@@ -320,8 +275,8 @@ def _check_selection(select: str, last: StageConfig) -> None:
 def _rescaled(stages: tuple[StageConfig, ...], epochs: int | None, lr: float | None) -> tuple[StageConfig, ...]:
     """Return stages with `epochs` in all and the last learning rate `lr`, both in the preset's proportions.
 
-    Every stage keeps at least one epoch; if there are too few, the last stage has them all. Stages that solve the head
-    do not change.
+    Every stage keeps at least one epoch; if there are too few, the last stage has them all. Solved stages do not
+    change.
     """
     stages = tuple(stage for stage in stages if stage.epochs)
     solved, stages = tuple(s for s in stages if s.solved), tuple(s for s in stages if not s.solved)

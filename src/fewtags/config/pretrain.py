@@ -143,13 +143,8 @@ def resolve_pretrain(
 ) -> PretrainResolved:
     """Derive every setting that was left open. Pure: the same arguments give the same result.
 
-    The objective derives its own settings (`Objective.derived`). They apply where the user set nothing, or null.
-
-    Args:
-        config: the user's settings.
-        facts: about data and machine.
-        objective: the method, made from `config.objective`.
-        processes: number of processes that will train.
+    The objective, made from `config.objective`, derives its own settings (`Objective.derived`). They apply where the
+    user set nothing, or null. `processes` is the number of processes that will train.
 
     Raises:
         ConfigError: settings that contradict each other.

@@ -28,7 +28,7 @@ Section = TypeVar("Section", bound=Settings)
 UNNAMED_METHODS = (DEFAULT_METHOD, LOCATED_METHOD)
 """Default method for tag-only labels, and for labels with points or boxes."""
 MOST_SEED = 2**32 - 1
-"""The largest seed that every generator takes; `numpy.random.RandomState` takes the fewest."""
+"""Largest accepted seed, limited by `numpy.random.RandomState`."""
 
 
 class DataFiles(Settings):
@@ -41,7 +41,7 @@ class DataFiles(Settings):
     truth: str | None = Field(None, description="complete labels of the training set, for diagnostics only")
     val_share: float = Field(0.1, gt=0, lt=1, description="share of images held out when no validation set is given")
     group_by: str | None = Field(
-        None, description="regular expression on image names; images with the same first group are not split up"
+        None, description="regular expression on image names; images with the same first group stay together"
     )
     format: FormatName | None = Field(None, description="format of the labels; default: detected and reported")
 
@@ -65,9 +65,7 @@ class ModelConfig(Settings):
     backbone: str | None = Field(None, description="any timm model with a spatial feature map")
     weights: str | None = Field(None, description="hub, offline, none, or a file")
     drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth rate in training")
-    output_stride: Literal[8, 16, 32] | None = Field(
-        None, description="pixels per map cell; left out: the backbone's own"
-    )
+    output_stride: Literal[8, 16, 32] | None = Field(None, description="pixels per map cell; default: the backbone's")
     head_kernel: Literal[1, 3] = Field(1, description="side of the head's convolution; TS-CAM's is 3")
     pool: Literal["mean", "mean_prob", "max", "lse", "softmax", "csra"] = Field(
         "mean", description="from maps to image logits"
@@ -81,17 +79,13 @@ class AugmentConfig(Settings):
     """How training views are drawn."""
 
     policy: Literal["coco", "imagenet", "none"] | None = Field(
-        None, description="left out: imagenet for preset paper_imagenet, coco for the others"
+        None, description="default: imagenet for preset paper_imagenet, coco for the others"
     )
     size: int | None = Field(None, ge=32, description="input side in pixels")
-    min_area: float | None = Field(
-        None, gt=0, le=1, description="smallest cropped share of the image; left out: the policy's"
-    )
-    flip: bool | None = Field(
-        None, description="exchange left and right in half of the views; left out: true, but for policy none"
-    )
+    min_area: float | None = Field(None, gt=0, le=1, description="smallest cropped share; default: the policy's")
+    flip: bool | None = Field(None, description="mirror half of the views; default: true, but false for policy none")
     jitter: float = Field(
-        0.0, ge=0, le=1, description="strength of random brightness, contrast and saturation of the views; 0: none"
+        0.0, ge=0, le=1, description="strength of random brightness, contrast and saturation; 0: none"
     )
 
 
@@ -150,51 +144,40 @@ class TrainConfig(Settings):
     """Optimisation."""
 
     preset: Literal["cpu", "views", "finetune", "paper", "paper_scratch", "paper_imagenet"] | None = Field(
-        None, description="what stands where nothing is said; left out: finetune with a GPU, else cpu"
+        None, description="defaults of stages, network and input; default: finetune with a GPU, else cpu"
     )
     stages: tuple[StageConfig, ...] | None = Field(
-        None, description="one after the other, as [[train.stages]]; left out: the preset's"
+        None, description="one after the other, as [[train.stages]]; default: the preset's"
     )
-    epochs: int | None = Field(
-        None,
-        ge=1,
-        description="of all stages that train in steps; they share them in the preset's proportions",
-    )
-    lr: float | None = Field(
-        None, gt=0, description="learning rate of the last stage; those of earlier stages change by the same factor"
-    )
+    epochs: int | None = Field(None, ge=1, description="of all stages in steps together, in the preset's proportions")
+    lr: float | None = Field(None, gt=0, description="learning rate of the last stage; the others change in proportion")
     batch_size: int | None = Field(None, ge=1, description="per process")
     optimizer: Literal["adam", "adamw"] | None = Field(
-        None, description="adamw takes weight decay off the weights themselves, of matrices and kernels only"
+        None, description="adamw decouples weight decay, for matrices and kernels only"
     )
-    weight_decay: float | None = Field(
-        None, ge=0, description="of adam, added to the gradient; of adamw, see optimizer"
-    )
+    weight_decay: float | None = Field(None, ge=0, description="adam: added to the gradient; adamw: see optimizer")
     accumulate: int = Field(1, ge=1, description="batches per optimiser step")
-    clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient; left out: any")
+    clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient; default: no limit")
     precision: Literal["no", "bf16", "fp16"] | None = Field(
-        None, description="of the net's arithmetic, no: float32; left out: bf16 on a GPU that has it"
+        None, description="arithmetic of the net, no: float32; default: bf16 on a GPU that supports it"
     )
     weight_ema: float | None = Field(
-        None, ge=0, lt=1, description="decay of averaged weights, which are then evaluated and kept; 0: none"
+        None, ge=0, lt=1, description="decay of averaged weights, which become the model; 0: none"
     )
-    batchnorm_eval: bool | None = Field(None, description="hold BatchNorm statistics fixed while fine-tuning")
+    batchnorm_eval: bool | None = Field(None, description="keep BatchNorm statistics fixed while fine-tuning")
     cached_views: int | None = Field(
-        None, ge=0, description="random views cached per image when the trunk is frozen; 0: no cache"
+        None, ge=0, description="random views cached per image of a frozen trunk; 0: no cache"
     )
     cache_gib: float = Field(4.0, gt=0, description="memory for cached views in GiB, of all processes together")
-    workers: int | None = Field(
-        None, ge=0, description="processes that read photos, per training process; 0: none of their own"
+    workers: int | None = Field(None, ge=0, description="processes that read photos, per training process")
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="seed of everything random")
+    checkpoint_every_steps: int | None = Field(
+        None, ge=1, description="checkpoints within an epoch; one is always written at its end"
     )
-    seed: int = Field(0, ge=0, le=MOST_SEED, description="decides everything random")
-    checkpoint_every_steps: int | None = Field(None, ge=1, description="beside the one at every epoch's end")
     baseline: bool = Field(
-        True,
-        description="compare with logistic regression on the features of the untrained trunk, unknown taken as absent",
+        True, description="compare with logistic regression on features of the untrained trunk, unknown taken as absent"
     )
-    patience: int | None = Field(
-        None, ge=1, description="stop after so many epochs without a better validation mAP; left out: train them all"
-    )
+    patience: int | None = Field(None, ge=1, description="stop after so many epochs without a better validation mAP")
     select: Literal["auto", "best", "last"] = Field(
         "auto",
         description="which epoch's weights become the model; last: not for a last stage with several logit_variances",

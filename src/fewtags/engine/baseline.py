@@ -60,16 +60,9 @@ def logistic_regression(
     measured: Mapping[str, Measured],
     variances: tuple[float, ...] = LOGIT_VARIANCES,
 ) -> Baseline | None:
-    """Fit on the training images, choose the prior variance on "val", and measure.
+    """Fit on the training images, choose one of the prior `variances` on "val", and measure on all of `measured`.
 
-    Args:
-        features: float32 [N, d], pooled, of the training images.
-        labels: N images by C classes.
-        measured: the split "val", and others.
-        variances: prior variances to try.
-
-    Returns:
-        the results; None if "val" has no known positive.
+    `features` are float32 [N, d], pooled, of the training images. Return None if "val" has no known positive.
     """
     samples, classes = labels.shape
     head = SpatialHead(features.shape[1], classes)
@@ -102,15 +95,14 @@ def _logits(head: SpatialHead, features: Tensor) -> Logits:
 
 
 def compare(baseline: Mapping[str, Any], evaluations: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Compare a run with its baseline, in one or two sentences.
-
-    Args:
-        baseline: `Baseline.to_dict`.
-        evaluations: of the run, by split, from `Evaluation.to_dict`.
-    """
+    """Compare the evaluations of a run by split (`Evaluation.to_dict`) with its baseline, in one or two sentences."""
     measure = str(baseline["measure"])
     shared = [split for split in baseline["values"] if split in evaluations]
-    own = {split: _value(evaluations[split], measure) for split in shared}
+    own: dict[str, float | None] = {}
+    for split in shared:
+        only = evaluations[split]["positive_only"] or {}
+        pessimistic = only.get("mAP, unknown counted as absent (pessimistic)")
+        own[split] = evaluations[split]["mAP"] if measure == "mAP" else pessimistic
     found = {split: baseline["values"][split] for split in shared if own[split] is not None}
     compared = ", ".join(
         f"{split} {100 * value:.1f} (this run {100 * (own[split] or 0):.1f})" for split, value in found.items()
@@ -124,11 +116,3 @@ def compare(baseline: Mapping[str, Any], evaluations: Mapping[str, Mapping[str, 
             "heatmaps, train with `--preset cpu --method assume_negative` and the same model.backbone and augment.size."
         )
     return tuple(lines)
-
-
-def _value(evaluation: Mapping[str, Any], measure: str) -> float | None:
-    if measure == "mAP":
-        value: float | None = evaluation["mAP"]
-        return value
-    only = evaluation["positive_only"]
-    return None if only is None else only["mAP, unknown counted as absent (pessimistic)"]

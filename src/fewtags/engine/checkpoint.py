@@ -36,11 +36,7 @@ def unreadable(path: Path, error: Exception) -> CheckpointError:
 
 @final
 class CheckpointFolder:
-    """The `checkpoints` folder of a run; it keeps the newest complete checkpoint.
-
-    Args:
-        root: the folder; it is made by the first save.
-    """
+    """The `checkpoints` folder of a run, made by the first save; it keeps the newest complete checkpoint."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -77,7 +73,10 @@ class CheckpointFolder:
     def finish(self, step: int, progress: Mapping[str, Any]) -> Path:
         """Complete the checkpoint: write `progress.json`, rename the folder, update `LAST`, remove older ones."""
         temporary, final_path = self.temporary(step), self.root / f"step-{step:09d}"
-        _flush(temporary)
+        for path in temporary.rglob("*"):  # so that the files are whole after a power cut that follows the rename
+            if path.is_file():
+                with path.open("rb+") as file:
+                    os.fsync(file.fileno())
         write_text(temporary / "progress.json", json.dumps({"format": FORMAT, **progress}, indent=1))
         if final_path.exists():
             shutil.rmtree(final_path)
@@ -108,11 +107,3 @@ class CheckpointFolder:
             )
         content: dict[str, Any] = progress
         return content
-
-
-def _flush(folder: Path) -> None:
-    """Write all files of a folder to the disk, so that they are whole after a power cut that follows the rename."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())

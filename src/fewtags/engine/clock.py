@@ -8,11 +8,7 @@ from typing import final
 
 @final
 class Clock:
-    """Measures the wall seconds of each phase; a phase may occur more than once.
-
-    Attributes:
-        seconds: by phase, in the order in which the phases first ended.
-    """
+    """Measures the wall `seconds` of each phase; a phase may occur more than once."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -10,7 +10,7 @@ from typing import final
 from fewtags.objectives.base import Objective
 
 COLLAPSED = 0.05
-"""Spread (`losses.contrastive.collapse`) below which vectors count as one; it is 0.3 to 1 while a net learns."""
+"""Spread (`losses.contrastive.collapse`) below which all vectors count as equal; it is 0.3 to 1 while a net learns."""
 EPOCHS = 2
 """Collapsed epochs in a row before a warning; the first epoch never counts, as vectors of a random net are close."""
 RELATIVE_TOLERANCE = 0.02
@@ -24,11 +24,9 @@ Record = Mapping[str, float | int | str]
 @final
 @dataclass(frozen=True)
 class Watch:
-    """Looks for a collapse in the means of every epoch.
+    """Looks for a collapse of `objective`, whose settings are all derived, in the means of every epoch.
 
-    Attributes:
-        action: "stop", "warn" or "ignore": what the caller does after a warning; with "ignore" there is none.
-        objective: the method, with all settings derived.
+    `action` is "stop", "warn" or "ignore": what the caller does after a warning; with "ignore" there is none.
     """
 
     action: str
@@ -37,10 +35,8 @@ class Watch:
     def look(self, history: Sequence[Record]) -> str | None:
         """Return a warning with a remedy if the net collapsed in the newest epoch; None if not, or if already warned.
 
-        The result depends on the records alone, so a resumed run warns at the same epoch.
-
-        Args:
-            history: one record per epoch, from the first epoch on.
+        `history` has one record per epoch from the first epoch on. The result depends on it alone, so a resumed run
+        warns at the same epoch.
         """
         if self.action == "ignore" or not self._collapsed(history) or self._collapsed(history[:-1]):
             return None
@@ -63,14 +59,14 @@ class Watch:
         return len(last) == EPOCHS and all(self._is_one_vector(record) for record in last)
 
     def _is_one_vector(self, record: Record) -> bool:
-        """By the spread of an epoch; or by its keys and its loss together, which need no batch of different images."""
+        """Judge by the spread; or by the keys and the loss together, which need no batch of different images."""
         spread, mean = _number(record, "spread"), _number(record, "mean_key")
         if spread is not None and spread < COLLAPSED:
             return True
         return mean is not None and mean > ONE_KEY and bool(self._losses_of_collapse(record))
 
     def _losses_of_collapse(self, record: Record) -> list[str]:
-        """The logged losses that equal those of a collapsed net."""
+        """Return the names of the logged losses that equal those of a collapsed net."""
         return [
             name
             for name, level in self.objective.collapsed_losses().items()

@@ -1,4 +1,4 @@
-"""One process or many: the Accelerator, and what processes exchange beside DistributedDataParallel."""
+"""The Accelerator, and what processes exchange in addition to DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -24,17 +24,10 @@ def make_accelerator(precision: str = "no", cpu: bool = False) -> Accelerator:
     cpu = cpu or not torch.accelerator.is_available()
     if precision == "fp16" and cpu:
         raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')
-    _reset_accelerate()
-    return Accelerator(mixed_precision=precision, cpu=cpu)
-
-
-def _reset_accelerate() -> None:
-    """Drop Accelerate's process-wide state, which refuses another precision or device than the first.
-
-    Accelerate has no public function for this. Its own notebook launcher and tests call this one, and a test of ours
-    fails if a new version renames it.
-    """
+    # Accelerate's process-wide state refuses another precision or device than the first. Accelerate has no public
+    # function to drop it; its notebook launcher and tests call this one, and a test fails if a new version renames it.
     AcceleratorState._reset_state(reset_partial_state=not dist.is_initialized())
+    return Accelerator(mixed_precision=precision, cpu=cpu)
 
 
 def mean_over_processes(accelerator: Accelerator, values: Mapping[str, Tensor]) -> dict[str, float]:
@@ -43,7 +36,7 @@ def mean_over_processes(accelerator: Accelerator, values: Mapping[str, Tensor]) 
 
 
 def batch_weights(accelerator: Accelerator, batches: Sequence[Batch]) -> list[Tensor | float]:
-    """Weights of this process's batch means, so that the mean over processes is a mean over all images.
+    """Return weights of this process's batch means, so that the mean over processes is a mean over all images.
 
     They differ from 1 if the batch of another process has another size.
     """

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from pydantic import TypeAdapter, ValidationError
-
 from fewtags.engine.model import load_model
 from fewtags.engine.runfolder import ENCODER_FILE, MODEL_FILE, PRETRAINING, RunFolder
-from fewtags.engine.tensor_files import load_tensors, publish_tensors, read_metadata
+from fewtags.engine.tensor_files import load_into, parse_metadata, publish_tensors, read_metadata
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.nets.spatial import Preprocessing
@@ -28,11 +26,9 @@ class EncoderInfo:
     Attributes:
         backbone: timm's name.
         size: side of the training images in pixels.
-        mean: of the input, per channel.
-        std: of the input, per channel.
+        mean: of the input, per channel, as is `std`.
         method: name and settings of the objective; {"name": source} if this library did not train it.
-        images: number of training photos; 0 if this library did not train it.
-        epochs: number of training epochs.
+        images: number of training photos, and `epochs` of training; 0 if this library did not train it.
         version: of fewtags that trained it.
     """
 
@@ -77,22 +73,13 @@ def read_encoder_info(path: Path) -> EncoderInfo:
             f"{path} has weights but is not an encoder that fewtags pretrained; also give its architecture: "
             "--backbone NAME."
         )
-    try:
-        content = TypeAdapter(dict[str, Any]).validate_json(text)
-        if content.pop("format", None) != ENCODER_FORMAT:
-            raise CheckpointError(f"{path} was written by another version of fewtags ({content.get('version')}).")
-        return TypeAdapter(EncoderInfo).validate_python(content)
-    except ValidationError as error:
-        raise CheckpointError(f"{path} has damaged metadata: {error.errors()[0]['msg']}. Pretrain it again.") from None
+    return parse_metadata(path, text, EncoderInfo, ENCODER_FORMAT, "Pretrain it again.")
 
 
 def initial_weights(init: Path | str | None, weights: str | None, backbone: str | None = None) -> dict[str, str | None]:
     """Return the settings model.weights and model.backbone of a training run.
 
-    Args:
-        init: a pretraining run, or its encoder file, to start from; None if there is none.
-        weights: the setting of the user.
-        backbone: the setting of the user.
+    `init` is a pretraining run, or its encoder file, to start from. The others are the user's settings.
 
     Raises:
         ConfigError: `init` is given with weights or another backbone.
@@ -119,10 +106,7 @@ def load_encoder(place: Path | str) -> tuple[Encoder, EncoderInfo]:
     info = read_encoder_info(path)
     encoder = create_encoder(info.backbone, weights="none", size=info.size)
     encoder.preprocessing = Preprocessing(info.mean, info.std)
-    try:
-        encoder.load_state_dict(load_tensors(path))
-    except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit backbone {info.backbone}: {error}") from None
+    load_into(encoder, path, info.backbone)
     return encoder.eval(), info
 
 
@@ -159,14 +143,8 @@ def find_encoder(
         raise ConfigError(f"{path} contains its architecture; leave out --backbone.")
     side = size or 224
     encoder = create_encoder(backbone, weights=place, size=side, seed=seed)
-    pre = encoder.preprocessing
-    return encoder.eval(), EncoderInfo(
-        backbone=backbone,
-        size=side,
-        mean=pre.mean,
-        std=pre.std,
-        method={"name": word or path.name},
-    )
+    pre, method = encoder.preprocessing, {"name": word or path.name}
+    return encoder.eval(), EncoderInfo(backbone=backbone, size=side, mean=pre.mean, std=pre.std, method=method)
 
 
 def _trunk(place: Path) -> tuple[Encoder, EncoderInfo]:
@@ -179,11 +157,5 @@ def _trunk(place: Path) -> tuple[Encoder, EncoderInfo]:
         prefix_tokens=net.prefix_tokens,
         preprocessing=net.preprocessing,
     )
-    return encoder.eval(), EncoderInfo(
-        backbone=model.backbone,
-        size=model.size,
-        mean=model.mean,
-        std=model.std,
-        method=model.method,
-        version=model.version,
-    )
+    shared = {key: getattr(model, key) for key in ("backbone", "size", "mean", "std", "method", "version")}
+    return encoder.eval(), EncoderInfo(**shared)

@@ -34,7 +34,7 @@ Logits = NDArray[np.float32]
 def predict_logits(
     net: SpatialNet, loader: EvalLoader, samples: int, device: torch.device, shard: Shard | None = None
 ) -> Logits:
-    """float32 [N, C] of all photos, in order, on every process; the pool comes first, so no maps are made."""
+    """Return float32 [N, C] of all photos, in order, on every process; the pool comes first, so no maps are made."""
     keep_freed_memory()
     net.eval()
     # A process may have no photos.
@@ -48,7 +48,7 @@ def predict_logits(
 
 
 def sigmoid(logits: Logits) -> NDArray[np.float64]:
-    """Probabilities in float64, so that large logits do not tie at 1."""
+    """Return probabilities in float64, so that large logits do not tie at 1."""
     values = logits.astype(np.float64)
     return np.exp(-np.logaddexp(0.0, -values))
 
@@ -84,7 +84,7 @@ class Evaluation:
         return self.ranking.mean_average_precision
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; nan becomes None."""
+        """Return plain values for JSON; nan becomes None."""
         return {
             "images": self.images,
             "unreadable": self.unreadable,
@@ -133,16 +133,12 @@ class Evaluation:
         return "\n".join(lines)
 
     def headline(self) -> list[str]:
-        """All metrics in one sentence, and one sentence for each reason why others are not defined."""
+        """Return all metrics in one sentence, and one sentence for each reason why others are not defined."""
         return headline(self.to_dict())
 
 
 def headline(evaluation: Mapping[str, Any]) -> list[str]:
-    """`Evaluation.headline` of an evaluation that was written as JSON.
-
-    Args:
-        evaluation: `Evaluation.to_dict`.
-    """
+    """Return `Evaluation.headline` of an evaluation in the form of `Evaluation.to_dict`, read from JSON."""
     metrics = [Metric.from_dict(fields) for fields in evaluation["metrics"]]
     counts = (
         f"{evaluation['classes_counted']} of {len(evaluation['per_class'])} classes counted, "
@@ -157,7 +153,6 @@ def evaluate_logits(
     classes: ClassNames,
     thresholds: NDArray[np.float64],
     *,
-    seed: int = 0,
     resamples: int = 200,
 ) -> Evaluation:
     """Evaluate logits [N, C] against labels int8 [N, C].
@@ -170,7 +165,7 @@ def evaluate_logits(
     scores, prob = logits.astype(np.float64), sigmoid(logits)
     ranking, decisions = ranking_report(scores, labels), decision_report(prob, labels, thresholds)
     is_counted = len(ranking.excluded) < len(classes)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     intervals = bootstrap_intervals(scores, labels, rng, n_resamples=resamples) if is_counted else None
     return Evaluation(
         classes=classes,
@@ -192,7 +187,7 @@ def evaluate_logits(
 
 
 def ranking_metrics(ranking: RankingReport, intervals: Intervals | None) -> Iterator[Metric]:
-    """Mean AP of the counted classes."""
+    """Yield the mean AP of the counted classes."""
     yield Metric(
         key="mAP",
         label="mAP",
@@ -205,7 +200,7 @@ def ranking_metrics(ranking: RankingReport, intervals: Intervals | None) -> Iter
 
 
 def decision_metrics(ranking: RankingReport, decisions: DecisionReport) -> Iterator[Metric]:
-    """CF1 and OF1 at the thresholds."""
+    """Yield CF1 and OF1 at the thresholds."""
     classes, why = len(ranking.positives) - len(ranking.excluded), _why(ranking)
     yield Metric(key="CF1", label="CF1", value=decisions.cf1, count=classes, items="classes", why=why)
     yield Metric(key="OF1", label="OF1", value=decisions.of1, count=ranking.known_cells, items="known cells", why=why)
@@ -214,7 +209,7 @@ def decision_metrics(ranking: RankingReport, decisions: DecisionReport) -> Itera
 def cardinality_metrics(
     prob: NDArray[np.float64], labels: NDArray[np.int8], thresholds: NDArray[np.float64]
 ) -> Iterator[Metric]:
-    """Known, predicted and expected labels per image."""
+    """Yield the known, predicted and expected labels per image."""
     for name, value in vars(label_cardinality(prob, labels, thresholds)).items():
         yield Metric(
             key=f"cardinality.{name}",
@@ -227,7 +222,7 @@ def cardinality_metrics(
 
 
 def positive_only_metrics(scores: NDArray[np.float64], labels: NDArray[np.int8]) -> Iterator[Metric]:
-    """Ranks of the known positives within their images, for labels without a class that AP can be computed for."""
+    """Yield ranks of the known positives within their images, for labels without a class that has an AP."""
     report = positive_only_report(scores, labels)
     group, why = "positive_only", NO_POSITIVE
     images: dict[str, Any] = {"count": report.images, "items": "images with a known positive", "why": why}
@@ -265,7 +260,7 @@ def _why(ranking: RankingReport) -> str:
 
 
 def epoch_metrics(logits: Logits, labels: NDArray[np.int8]) -> Mapping[str, float]:
-    """The metrics of `evaluate_logits` that are logged after every epoch; mAP only if a class is counted."""
+    """Return the metrics of `evaluate_logits` that are logged after every epoch; mAP only if a class is counted."""
     scores = logits.astype(np.float64)
     ranking = ranking_report(scores, labels)
     common = {"predicted_positives": float(sigmoid(logits).sum(1).mean())}

@@ -13,14 +13,7 @@ from fewtags.objectives.base import Progress
 @final
 @dataclass(frozen=True)
 class Started:
-    """Training begins, or continues from a checkpoint.
-
-    Attributes:
-        epochs: all epochs of all stages.
-        steps_per_epoch: batches per epoch (per process).
-        resumed_from: the checkpoint folder; None for a new run.
-        epoch: the next epoch.
-    """
+    """Training begins, or continues from the checkpoint `resumed_from`; `epoch` is the next one, over all stages."""
 
     epochs: int
     steps_per_epoch: int
@@ -41,12 +34,12 @@ class EpochStarted:
 @final
 @dataclass(frozen=True)
 class StepEnded:
-    """An optimiser step is done, and the objective has committed it.
+    """An optimiser step is done.
 
     Attributes:
         at: batches done in the epoch.
         global_step: optimiser steps since training began, skipped ones included.
-        applied: false if mixed precision skipped the step; then nothing was committed.
+        applied: false if mixed precision skipped the step; then the objective has not committed it.
     """
 
     at: Progress
@@ -60,8 +53,8 @@ class EpochEnded:
     """An epoch is done.
 
     Attributes:
-        record: one flat line of `metrics.jsonl`: epoch, stage, lr, seconds, cpu_seconds, `train/...` means of the logs,
-            `state/...` diagnostics of the objective, `val/...` validation metrics.
+        record: one flat line of `metrics.jsonl`: epoch, stage, lr, seconds, cpu_seconds, `train/...` means of the
+            logs, `state/...` diagnostics of the objective, `val/...` validation metrics.
         best: whether the weights are the best so far by the monitored metric.
     """
 
@@ -80,13 +73,7 @@ class Saved:
 @final
 @dataclass(frozen=True)
 class Ended:
-    """Training is done.
-
-    Attributes:
-        epochs: number of epochs trained.
-        best_epoch: epoch with the highest monitored metric; None if the metric was never known.
-        best_value: its value.
-    """
+    """Training is done; `best_epoch` has the highest monitored metric, None if the metric was never known."""
 
     epochs: int
     best_epoch: int | None
@@ -96,11 +83,7 @@ class Ended:
 @final
 @dataclass(frozen=True)
 class Noted:
-    """A warning for the user during training.
-
-    Attributes:
-        text: the message.
-    """
+    """A warning for the user during training."""
 
     text: str
 

@@ -64,22 +64,15 @@ class FixedSource(Protocol):
 @final
 @dataclass(frozen=True, kw_only=True)
 class FitConfig:
-    """How to train.
+    """How to train. `config.sections.TrainConfig` describes the settings that both have; 0 switches one off.
 
     Attributes:
         stages: trained one after the other, each with a new optimiser.
-        seed: seed of everything random.
-        weight_decay: strength; see `engine.optimizer.make_optimizer`.
-        accumulate: batches per optimiser step.
-        clip_norm: largest gradient norm; 0 does not clip.
-        precision: "no" (float32), "bf16" or "fp16" autocast; losses are always float32.
-        weight_ema: decay of the averaged weights, which are then evaluated and kept; 0 does not average.
-        batchnorm_eval: keep the BatchNorm statistics of trained blocks fixed.
-        checkpoint_every_steps: optimiser steps between checkpoints inside an epoch; 0 saves after epochs only.
+        weight_decay: see `engine.optimizer.make_optimizer`.
+        precision: of the net; losses are always float32.
         monitor: validation metric whose maximum marks the best epoch.
         fallback: used in place of a monitor that is not known, if a stage solves the head.
-        optimizer: "adam"; "adamw" with decoupled weight decay; or "sgd" with a momentum of 0.9.
-        patience: stop the last stage after so many epochs without a better value of the monitor; 0 does not stop.
+        patience: stop the last stage after so many epochs without a better value of the monitor.
     """
 
     stages: tuple[StageConfig, ...]
@@ -115,20 +108,16 @@ class Fit:
     the loop and its previous settings between events (`autocast.repeatable`).
 
     Args:
-        net: the net that is saved and evaluated, a classifier or an encoder; each stage freezes some of its layers.
-        objective: the method.
-        source: training batches.
-        config: how to train.
-        problem: what the objective may know.
-        accelerator: device, processes, precision.
-        model: the module that the objective calls on `batch.images`: the head if features are cached; None for `net`.
-        fixed: features of one view of every image, for stages that solve the head; None if there are no such stages.
+        net: the net that is saved and evaluated; each stage freezes some of its layers.
+        model: the module that the objective calls on `batch.images`: the head if features are cached; None for
+            `net`.
+        fixed: features of one view of every image, for stages that solve the head.
         out: run folder for checkpoints, `best.safetensors` and `metrics.jsonl`; None writes nothing.
         validate: called after each epoch with the net (or its averaged copy) in eval mode; returns metrics.
 
     Raises:
-        TrainingError: the loss is not finite (parts and weights are as before that step, except for BatchNorm's running
-            statistics).
+        TrainingError: the loss is not finite (parts and weights are as before that step, except for BatchNorm's
+            running statistics).
         CheckpointError: the checkpoint to resume from is damaged, or of another run.
         ConfigError: `config` and `problem` have different numbers of epochs.
     """
@@ -178,12 +167,8 @@ class Fit:
     def _identity(self) -> dict[str, Any]:
         """What must be equal when the run is resumed, as it comes back from JSON."""
         settings = {key: str(value) for key, value in asdict(self.config).items() if key != "checkpoint_every_steps"}
-        return {
-            "parts": sorted(self.parts),
-            "processes": self.accelerator.num_processes,
-            "steps per epoch": self.source.steps_per_epoch,
-            **settings,
-        }
+        processes, steps = self.accelerator.num_processes, self.source.steps_per_epoch
+        return {"parts": sorted(self.parts), "processes": processes, "steps per epoch": steps, **settings}
 
     def run(self, resume: bool = False) -> Iterator[Event]:
         """Train, yielding events; with `resume`, continue from the last checkpoint in `out` if there is one.
@@ -323,12 +308,9 @@ class Fit:
         return outs, applied
 
     def _refuse_infinite(self, outs: list[Step]) -> None:
-        """Check the losses and gradients of a step on all processes before it is applied.
+        """Raise TrainingError unless the losses and gradients of all processes are finite, before the step is applied.
 
         This is the only time in a step that the loop waits for the device: an applied step cannot be undone.
-
-        Raises:
-            TrainingError: one of them is not finite.
         """
         accelerator, state = self.accelerator, self.state
         finite = torch.stack([out.loss.detach() for out in outs]).isfinite().all()
@@ -389,8 +371,8 @@ class Fit:
     def _monitored(self, metrics: Metrics) -> float:
         """Return the value that decides which epoch is the best; nan if it is not known.
 
-        A solved head needs some measure to choose its regularisation, so runs with such a stage use the fallback. The
-        stages in steps use it too, so that they can be compared with the solution that they start from.
+        A solved head needs some measure to choose its regularisation, so runs with such a stage use the fallback, in
+        all stages, so that the values can be compared.
         """
         value = metrics.get(self.config.monitor, math.nan)
         if not math.isfinite(value) and any(stage.solved for stage in self.config.stages):

@@ -35,8 +35,7 @@ class FitState:
         sums: sums of the logs over the batches of the epoch.
         diagnostics: reported by the objective at the start of the epoch.
         history: a record of every epoch.
-        best_epoch: epoch with the highest monitored metric; None if there is none.
-        best_value: its value.
+        best_epoch: epoch with the highest monitored metric, `best_value`; None if there is none.
     """
 
     epoch: int = 0
@@ -51,15 +50,9 @@ class FitState:
 
 @final
 class FitStorage:
-    """Saves and restores everything that a `Fit` changes, in its run folder.
+    """Saves and restores everything that a `Fit` changes, in the run folder `out`.
 
-    Args:
-        out: the run folder.
-        net: the trained net.
-        averaged: its averaged copy, or None.
-        parts: the parts of the objective.
-        accelerator: of this process.
-        identity: what must be equal when the run is resumed.
+    `identity` must be equal when the run is resumed.
     """
 
     def __init__(
@@ -140,6 +133,6 @@ def _load_weights(module: nn.Module, path: Path) -> None:
 
 
 def _json_line(record: Mapping[str, float | int | str]) -> str:
-    """A record as a line of JSON, in which a number that is not finite is null."""
+    """Return a record as a line of JSON, in which a number that is not finite is null."""
     values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
     return json.dumps(values) + "\n"

@@ -49,13 +49,7 @@ class GalleryPhoto:
 class Gallery:
     """Photos that are chosen before training; `compute_maps` makes their maps at any time.
 
-    Attributes:
-        split: split of each photo.
-        index: row of each photo in its table.
-        tables: by split.
-        truth: complete training labels, or None.
-        policy: defines the test view.
-        collate: normalises pixels.
+    `split` and `index` are the split and the row of each photo. `truth` has complete training labels.
     """
 
     split: tuple[str, ...]
@@ -87,14 +81,8 @@ class Gallery:
             # Photos with two to four classes are the most informative; photos without any come last.
             rank = np.where(positives >= 2, 0, np.where(positives == 1, 1, 2))[order]
             chosen += [(name, int(i)) for i in order[np.argsort(rank, kind="stable")][:each]]
-        return cls(
-            split=tuple(n for n, _ in chosen),
-            index=tuple(i for _, i in chosen),
-            tables=tables,
-            truth=truth,
-            policy=policy,
-            collate=collate,
-        )
+        split, index = zip(*chosen, strict=True)
+        return cls(split=split, index=index, tables=tables, truth=truth, policy=policy, collate=collate)
 
     def compute_maps(self, net: SpatialNet, device: torch.device) -> tuple[GalleryPhoto, ...]:
         """Compute the maps of all photos through the test view; the net keeps its train or eval mode."""
@@ -152,28 +140,20 @@ def save_gallery(folder: Path, name: str, shown: Sequence[GalleryPhoto]) -> None
     arrays = {f"{i}_{j}": panel.map for i, photo in enumerate(shown) for j, panel in enumerate(photo.panels)}
     with replacing(folder / f"{name}.npz") as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    content = [
-        {
-            "split": s.split,
-            "key": s.key,
-            "panels": [{"class": p.class_, "role": p.role, "prob": p.prob} for p in s.panels],
-        }
-        for s in shown
-    ]
+    content = []
+    for photo in shown:
+        panels = [{"class": p.class_, "role": p.role, "prob": p.prob} for p in photo.panels]
+        content.append({"split": photo.split, "key": photo.key, "panels": panels})
     write_text(folder / f"{name}.json", json.dumps(content, indent=1))
 
 
 def load_gallery(folder: Path, name: str) -> tuple[GalleryPhoto, ...]:
     """Read what `save_gallery` wrote."""
     content = json.loads((folder / "gallery" / f"{name}.json").read_text("utf-8"))
+    shown = []
     with np.load(folder / "gallery" / f"{name}.npz", allow_pickle=False) as arrays:
-        return tuple(
-            GalleryPhoto(
-                photo["split"],
-                photo["key"],
-                tuple(
-                    Panel(p["class"], p["role"], p["prob"], arrays[f"{i}_{j}"]) for j, p in enumerate(photo["panels"])
-                ),
-            )
-            for i, photo in enumerate(content)
-        )
+        for i, photo in enumerate(content):
+            maps = (arrays[f"{i}_{j}"] for j in range(len(photo["panels"])))
+            panels = (Panel(p["class"], p["role"], p["prob"], m) for p, m in zip(photo["panels"], maps, strict=True))
+            shown.append(GalleryPhoto(photo["split"], photo["key"], tuple(panels)))
+    return tuple(shown)

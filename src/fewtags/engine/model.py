@@ -7,10 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from pydantic import TypeAdapter, ValidationError
-
 from fewtags.engine.runfolder import MODEL_FILE, PRETRAINING, TRAINING, RunFolder
-from fewtags.engine.tensor_files import load_tensors, publish_tensors, read_metadata
+from fewtags.engine.tensor_files import load_into, parse_metadata, publish_tensors, read_metadata
 from fewtags.errors import CheckpointError
 from fewtags.labels import ClassNames
 from fewtags.nets.backbones import create_net
@@ -28,15 +26,11 @@ class ModelInfo:
     Attributes:
         backbone: timm's name.
         output_stride: pixels per map cell; 0 for the backbone's own.
-        head: kernel and pool.
         size: side of the input in pixels.
         policy: the augmentation policy, which defines the test view.
-        class_ids: C ids.
-        class_names: C display names.
-        thresholds: C smallest probabilities at which a class is taken as present.
-        threshold_rules: C rules by which the thresholds were chosen.
-        mean: of the input, per channel.
-        std: of the input, per channel.
+        class_ids: C ids; `class_names` are for display.
+        thresholds: C smallest probabilities at which a class is taken as present; `threshold_rules` chose them.
+        mean: of the input, per channel, as is `std`.
         method: name and settings of the objective.
         selection: a text that says which epoch's weights these are, and why.
         version: of fewtags that trained the model.
@@ -98,13 +92,7 @@ def read_info(path: Path) -> ModelInfo:
     text = read_metadata(path).get("fewtags")
     if text is None:
         raise CheckpointError(f"{path} has weights but no fewtags metadata; use the model.safetensors of a run.")
-    try:
-        content = TypeAdapter(dict[str, Any]).validate_json(text)
-        if content.pop("format", None) != MODEL_FORMAT:
-            raise CheckpointError(f"{path} was written by another version of fewtags ({content.get('version')}).")
-        info = TypeAdapter(ModelInfo).validate_python(content)
-    except ValidationError as error:
-        raise CheckpointError(f"{path} has damaged metadata: {error.errors()[0]['msg']}. Train it again.") from None
+    info = parse_metadata(path, text, ModelInfo, MODEL_FORMAT, "Train it again.")
     lengths = {len(v) for v in (info.class_ids, info.class_names, info.thresholds, info.threshold_rules)}
     if len(lengths) > 1:
         raise CheckpointError(
@@ -132,8 +120,5 @@ def load_model(place: Path | str) -> tuple[SpatialNet, ModelInfo]:
         info.backbone, len(info.class_ids), weights="none", size=info.size, output_stride=stride, head=info.head
     )
     net.preprocessing = Preprocessing(info.mean, info.std)
-    try:
-        net.load_state_dict(load_tensors(path))
-    except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit backbone {info.backbone}: {error}") from None
+    load_into(net, path, info.backbone)
     return net.eval(), info

@@ -20,13 +20,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Make the optimiser of a stage; each parameter group has its `factor` of the stage's learning rate.
 
-    Args:
-        name: "adamw" decouples weight decay and applies it to matrices and kernels only; the others add it to every
-            gradient. "sgd" has a momentum of 0.9.
-        stage: gives the learning rate, and the factor of the head.
-        parameters: all parameters to train.
-        head: the module whose parameters have `stage.head_factor`; None if there is none.
-        weight_decay: its strength.
+    Parameters in `head` have the factor `stage.head_factor`. "adamw" decouples weight decay and applies it to matrices
+    and kernels only; the others add it to every gradient. "sgd" has a momentum of 0.9.
     """
     in_head = set[int]() if head is None else {id(parameter) for parameter in head.parameters()}
     members: dict[tuple[float, bool], list[nn.Parameter]] = {}
@@ -48,12 +43,7 @@ def make_optimizer(
 def set_learning_rate(optimizer: Any, stage: StageConfig, epoch: int, step: int, steps: int) -> None:
     """Set the learning rate for a step: constant, or a cosine from the stage's rate to 0 over the stage.
 
-    Args:
-        optimizer: made by `make_optimizer`.
-        stage: gives the rate and the schedule; "cosine_epoch" changes the rate between epochs only.
-        epoch: of the stage, from 0.
-        step: batches done in this epoch.
-        steps: batches in an epoch.
+    `epoch` counts from the start of the stage. The schedule "cosine_epoch" changes the rate between epochs only.
     """
     done = (epoch * steps + (0 if stage.schedule == "cosine_epoch" else step)) / (stage.epochs * steps)
     rate = _base_rate(stage) * (1.0 if stage.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * done)))

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -70,13 +70,9 @@ class Design:
 @final
 @dataclass(frozen=True)
 class PilotRun:
-    """A finished run of a pilot.
+    """A finished run of a pilot, the `done`-th of `total`, and its line of results.jsonl.
 
-    Attributes:
-        row: its line of results.jsonl.
-        done: number of finished runs, this one included.
-        total: number of all runs.
-        fresh: whether it ran just now; false for a run of an earlier call.
+    `fresh` is false for a run of an earlier call.
     """
 
     row: Mapping[str, Any]
@@ -181,18 +177,12 @@ def run_pilot(
     `simulate_budget` (flat costs). Each net is measured after its last epoch, so nothing is chosen on the measured
     images. It is measured by mAP, and also by mAP-loc if these images have boxes. Finished runs are not repeated.
 
-    Args:
-        pool: complete labels of the images to buy labels for.
-        measured: complete labels of the images to measure on.
-        config: settings of each training, except for its seed.
-        design: the runs.
-        cost: seconds that answers take.
-        out: folder of the pilot; made if it does not exist.
-        cpu: ignore GPUs.
+    `pool` and `measured` have the complete labels of the images to buy labels for and to measure on. `config` has the
+    settings of each training, except for its seed. `cost` has the seconds that answers take.
 
     Raises:
-        ConfigError: before any training: `out` has a pilot with other labels or settings, an epoch would be chosen on
-            the measured images, a purchase has no positive label, or there are several processes.
+        ConfigError: before any training: `out` has a pilot with other labels or settings, an epoch would be chosen
+            on the measured images, a purchase has no positive label, or there are several processes.
         DataError: photos cannot be used.
     """
     if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
@@ -237,10 +227,7 @@ def _purchases(pool: LabelTable, design: Design, cost: CostModel) -> list[_Purch
 def _train(
     purchase: _Purchase, measured: LabelTable, photos: _CheckedPhotos, config: Config, out: Path, cpu: bool
 ) -> dict[str, float]:
-    """Train on a purchase in a temporary folder, and return the measures of the model.
-
-    Photos are decoded only once to check them.
-    """
+    """Train on a purchase in a temporary folder, and return the measures; photos are checked by decoding only once."""
     table, settings = purchase.table, config.objective.model_dump()
     if not settings.get("pseudo_weight"):  # without pseudo-labels, photos without a label are useless
         table = table.subset(purchase.asked)
@@ -306,11 +293,7 @@ def _whole_lines(path: Path) -> list[str]:
 
 
 def _open(out: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of finished runs; a new folder gets its record.
-
-    Raises:
-        ConfigError: the folder has something else.
-    """
+    """Return the rows of finished runs; a new folder gets its record."""
     path = out / RECORD
     if not path.exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -327,7 +310,8 @@ def _open(out: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise ConfigError(
             f"the pilot in {out} is damaged ({error}); remove the line from {RESULTS}, or choose another --out."
         ) from None
-    if changed := _changed(before, record):
+    plain = json.loads(json.dumps(record))
+    if changed := next((n for n in plain if not isinstance(before, dict) or before.get(n) != plain[n]), None):
         raise ConfigError(
             f"{out} has a pilot with other {changed}; use the same (see {path}), or choose another --out."
         )
@@ -336,10 +320,3 @@ def _open(out: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _key(row: Mapping[str, Any]) -> tuple[str, int, int]:
     return row["type"], row["labels"], row["seed"]
-
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the first part of the record that differs; an empty text if none does."""
-    plain = json.loads(json.dumps(now))
-    names: Sequence[str] = [name for name in plain if not isinstance(before, dict) or before.get(name) != plain[name]]
-    return names[0] if names else ""

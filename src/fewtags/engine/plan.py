@@ -13,6 +13,7 @@ import torch
 
 from fewtags.check.check import CheckReport, check
 from fewtags.config.presets import IN_STEPS, MOST_CELLS, SOLVED, Facts, Resolved, resolve, why_in_steps
+from fewtags.config.pretrain import PretrainResolved
 from fewtags.config.sections import UNNAMED_METHODS, Config, DataConfig, ObjectiveConfig
 from fewtags.engine.machine import facts
 from fewtags.engine.memory import refuse_large_stores
@@ -28,6 +29,7 @@ from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import HeadPlan, SpatialNet
 from fewtags.objectives.base import Objective, Problem, RunFacts
 from fewtags.photos.scan import Tick
+from fewtags.stores.shard import Shard
 from fewtags.table.content import content_groups
 from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.table import Excluded, LabelTable, Notes
@@ -49,7 +51,7 @@ class Tables:
     Attributes:
         train: labels for training.
         val: labels on which the epoch and the thresholds are chosen.
-        test: labels for one final evaluation; None if there are none.
+        test: labels for one final evaluation.
         truth: complete labels of the training images, for diagnostics.
     """
 
@@ -59,7 +61,7 @@ class Tables:
     truth: LabelTable | None = None
 
     def splits(self) -> dict[str, LabelTable]:
-        """The tables of train, val and test that exist, by name."""
+        """Return the tables of train, val and test that exist, by name."""
         named = {"train": self.train, "val": self.val, "test": self.test}
         return {name: table for name, table in named.items() if table is not None}
 
@@ -70,14 +72,12 @@ class RunPlan:
     """A run, ready to start.
 
     Attributes:
-        config: the user's settings.
-        resolved: the same, with everything derived.
+        resolved: the user's settings, `config`, with everything derived.
         tables: without the images that cannot be read.
         report: findings of the check; None if the tables come from a resumed run.
-        objective: the method.
         net: the net, with its initial weights.
         grid: (height, width) of its maps.
-        heatmap_bytes: size of the objective's large stores (`Objective.memory`), such as heatmaps; 0 without any.
+        heatmap_bytes: size of the objective's large stores (`Objective.memory`), such as heatmaps.
         cache: how views of the frozen trunk are cached; None without a cache.
         fixed: how the view is cached on which a head is solved; None if no stage solves the head.
         notes: sentences about what was derived.
@@ -130,7 +130,7 @@ class RunPlan:
 
 
 def read_options(data: DataConfig) -> ReadOptions:
-    """The reading options of a configuration."""
+    """Return the reading options of a configuration."""
     return ReadOptions(**{name: getattr(data, name) for name in ReadOptions.model_fields})
 
 
@@ -168,9 +168,9 @@ def read_named(data: DataConfig) -> dict[str, LabelTable]:
 
 
 def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelTable:
-    """Return the images of split "train". If there is no such split, return all images outside val and test.
+    """Return the images of split "train"; if there is no such split, all images outside val and test.
 
-    Images of other splits beside "train" are left out; each is listed.
+    Images of other splits are left out if there is a split "train"; each is listed.
     """
     others = [name for name in named if name not in ("train", "val", "test")]
     if "train" in named:
@@ -191,11 +191,7 @@ def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelT
 
 
 def _part_of(table: LabelTable, split: str, path: str) -> LabelTable:
-    """Return the images of a file that was given for `split`: all, or its split of this name if the file names splits.
-
-    Raises:
-        DataError: the file names splits, but not this one.
-    """
+    """Return the images of a file that was given for `split`: all, or its split of this name if it names splits."""
     named = {} if table.split_names is None else table.named_splits()
     if not any(named):
         return table
@@ -213,7 +209,7 @@ def _part_of(table: LabelTable, split: str, path: str) -> LabelTable:
 def _noting_rest(
     table: LabelTable, rest: Mapping[str, LabelTable], why: str, where: str, messages: tuple[str, ...]
 ) -> LabelTable:
-    """Return the table, and list in its notes each image of the other splits: they are left out."""
+    """Return the table, and list each image of the other splits, which are left out, in its notes."""
     excluded = [
         Excluded(str(key), f"split {name!r} {why}", where, "splits" if where == "train" else "excluded")
         for name, part in rest.items()
@@ -244,12 +240,7 @@ def hold_out(
 ) -> tuple[LabelTable, LabelTable]:
     """Split a share of the images off for validation; photos with the same content stay together.
 
-    Args:
-        whole: the labels.
-        share: of the images, for validation.
-        seed: of the split.
-        group_by: regular expression; images whose first group agrees stay together, instead of those with the same
-            content.
+    With `group_by`, a regular expression, images whose first group agrees stay together instead.
 
     Raises:
         DataError: the table has no folder of photos, or too few images.
@@ -270,12 +261,8 @@ def make_plan(
 ) -> RunPlan:
     """Read, check and resolve.
 
-    Args:
-        config: the settings.
-        tables: label tables in memory (Python interface); None reads them.
-        out: the run folder; its disk needs room for stores on disk. None: the working directory.
-        cpu: ignore GPUs.
-        progress: called with the number of checked photos.
+    `tables` are label tables in memory (Python interface); None reads them. The disk of the run folder `out`, by
+    default the working directory, needs room for stores. `progress` is called with the number of checked photos.
 
     Raises:
         DataError: labels or photos that cannot be used.
@@ -284,11 +271,15 @@ def make_plan(
     if config.objective.name is not None:
         make_objective(config.objective)  # so that a value out of range is refused before anything is read
     tables = tables or read_tables(config.data, config.train.seed)
-    _resolve(config, tables.train, cpu)  # likewise, before photos are looked at
+    resolve(
+        config, _facts(config, tables.train, cpu)
+    )  # so that settings that do not fit are refused before photos are read
     for split, table in tables.splits().items():
         table.require_root(f"the {split} labels")
     found = check(tables.splits(), decode=config.data.decode, progress=progress)
-    cleaned = _clean(tables, found)
+    kept: Mapping[str, LabelTable] = found.clean(tables.splits())
+    truth = None if tables.truth is None else match_images(tables.truth, kept["train"])
+    cleaned = Tables(kept["train"], kept["val"], kept.get("test"), truth)
     return derive(config, cleaned, found, out=out, cpu=cpu)
 
 
@@ -301,7 +292,7 @@ def derive(
     cpu: bool = False,
     resolved: Resolved | None = None,
 ) -> RunPlan:
-    """The part of `make_plan` that follows from the tables.
+    """Derive a plan from checked tables.
 
     A resumed run passes its own `resolved`, because another machine must not change it. Its stores fitted when it
     began, so their size is not checked again.
@@ -314,7 +305,7 @@ def derive(
         raise ConfigError(
             "no training image has a positive label, so there is nothing to learn; look at `fewtags check`."
         )
-    resolved = resolved or _resolve(config, train, cpu)
+    resolved = resolved or resolve(config, _facts(config, train, cpu))
     if resolved.select == "best" and not can_rank(tables.val):
         raise ConfigError(
             'train.select = "best" needs a class with known positives and known negatives in the validation images, '
@@ -338,7 +329,9 @@ def derive(
     for stage in resolved.stages:  # so that a stage that cannot begin is refused before the first one is trained
         freeze(net, stage.trainable)
     freeze(net, "all")
-    _rehearse(objective, net, tables, grid, resolved)
+    # A copy is set up on a device without memory: settings that do not fit the labels raise their error now.
+    problem = make_problem(resolved, train.matrix, net.head.features_dim, grid, torch.device("meta"))
+    copy(objective).setup(net, problem)
     cache, fixed, limit = None, None, int(config.train.cache_gib * 2**30)
     features = (net.head.features_dim, *grid)
     if resolved.cached_views:
@@ -376,12 +369,8 @@ def derive(
     )
 
 
-def _resolve(config: Config, train: LabelTable, cpu: bool) -> Resolved:
-    return resolve(config, _facts(config, train, cpu))
-
-
 def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
-    """Data, machine and method, as `resolve` wants to know them."""
+    """Collect what `resolve` needs to know about data, machine and method."""
     located = len(train.locations) > 0
     method = settled(config.objective, config.objective.name or UNNAMED_METHODS[located])
     # The question is whether a head can be solved, so settings that are open are those of a run that solves it.
@@ -389,11 +378,7 @@ def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     objective, _ = derive_objective(method, solved)
     found = facts(len(train), len(train.classes), cpu, located)
     return found.model_copy(
-        update={
-            "solvable": objective.solvable,
-            "solvable_warmup": objective.solvable_warmup,
-            "needs_maps": objective.needs_maps,
-        }
+        update={key: getattr(objective, key) for key in ("solvable", "solvable_warmup", "needs_maps")}
     )
 
 
@@ -418,7 +403,7 @@ def _run_facts(tables: Tables, resolved: Resolved, grid: tuple[int, int]) -> Run
 
 
 def _location_notes(objective: Objective, settings: ObjectiveConfig, facts: RunFacts, *, named: bool) -> list[str]:
-    """Whether points and boxes are used, and why a method was chosen that the user did not name."""
+    """Return whether points and boxes are used, and why a method was chosen that the user did not name."""
     if not (facts.points or facts.boxes):
         return []
     tags_only, located = UNNAMED_METHODS
@@ -428,27 +413,30 @@ def _location_notes(objective: Objective, settings: ObjectiveConfig, facts: RunF
     return [] if named else [f"{located} was chosen because of {labels}; without them: --method {tags_only}"]
 
 
-def _rehearse(objective: Objective, net: SpatialNet, tables: Tables, grid: tuple[int, int], resolved: Resolved) -> None:
-    """Set up a copy of the method on a device without memory, so that settings that do not fit are refused early.
-
-    Raises:
-        ConfigError: settings of the method that do not fit the labels.
-    """
-    problem = Problem(
-        labels=tables.train.matrix,
+def make_problem(
+    resolved: Resolved | PretrainResolved,
+    labels: LabelMatrix,
+    features_dim: int,
+    grid: tuple[int, int],
+    device: torch.device,
+    shard: Shard | None = None,
+) -> Problem:
+    """Describe the training problem to the objective."""
+    return Problem(
+        labels=labels,
         grid=grid,
         warmup_epochs=sum(stage.epochs for stage in resolved.stages if stage.warmup),
         epochs=sum(stage.epochs for stage in resolved.stages),
         seed=resolved.seed,
-        device=torch.device("meta"),
-        features_dim=net.head.features_dim,
+        shard=shard or Shard(),
+        device=device,
+        features_dim=features_dim,
         precision=resolved.precision,
     )
-    copy(objective).setup(net, problem)
 
 
 def _cache_note(plan: CachePlan, wanted: int, gib: float) -> list[str]:
-    """A note if fewer views or a smaller dtype than wanted are cached."""
+    """Return a note if fewer views or a smaller dtype than wanted are cached."""
     if plan.views == wanted and plan.dtype == torch.float32:
         return []
     kind = str(plan.dtype).removeprefix("torch.")
@@ -456,7 +444,7 @@ def _cache_note(plan: CachePlan, wanted: int, gib: float) -> list[str]:
 
 
 def head_plan(resolved: Resolved) -> HeadPlan:
-    """Kernel and pool of the head."""
+    """Return kernel and pool of the head."""
     return HeadPlan(resolved.head_kernel, Pool(resolved.pool, resolved.pool_temperature, resolved.pool_weight))
 
 
@@ -473,10 +461,8 @@ def positives_per_image(tables: Tables) -> tuple[float, str]:
         if len(complete) >= COMPLETE_IMAGES:
             mean = float(table.matrix.subset(complete).image_counts(Label.POSITIVE).mean())
             if mean > 0:
-                return (
-                    mean,
-                    f"positives per image: {mean:.2f}, the mean of {len(complete):,} completely labelled {name} images",
-                )
+                source = f"the mean of {len(complete):,} completely labelled {name} images"
+                return mean, f"positives per image: {mean:.2f}, {source}"
     if (mean := _positives_among_known(tables.train.matrix)) > 0:
         return mean, (
             f"positives per image: {mean:.2f}, the sum over classes of positives / known training cells, taking cells "
@@ -506,9 +492,3 @@ def _positives_among_known(labels: LabelMatrix) -> float:
     if known.sum() < KNOWN_SHARE * labels.shape[0] * labels.shape[1] or covered < 0.9:
         return 0.0
     return min(float((positives[judged] / known[judged]).sum() / covered), float(labels.shape[1]))
-
-
-def _clean(tables: Tables, report: CheckReport) -> Tables:
-    cleaned: Mapping[str, LabelTable] = report.clean(tables.splits())
-    truth = None if tables.truth is None else match_images(tables.truth, cleaned["train"])
-    return Tables(cleaned["train"], cleaned["val"], cleaned.get("test"), truth)

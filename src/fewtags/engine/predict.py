@@ -98,10 +98,6 @@ class _Files(Dataset[Sample | str]):
         return Sample(pixels=pixels, labels=np.full(self.classes, Label.UNKNOWN, np.int8), index=index, view=view)
 
 
-def _as_list(samples: list[Sample | str]) -> list[Sample | str]:
-    return samples
-
-
 def predict_photos(
     net: SpatialNet,
     info: ModelInfo,
@@ -133,14 +129,11 @@ def _logits(
 def _read(
     info: ModelInfo, paths: Sequence[Path], device: torch.device, batch_size: int, workers: int
 ) -> Iterator[tuple[list[Sample | str], torch.Tensor | None]]:
-    """Yield batches in order: a sample or a reading error for each photo, and a tensor of the readable photos.
-
-    The tensor is None if no photo of the batch is readable.
-    """
+    """Yield batches: a sample or error for each photo, in order, and a tensor of the readable ones if there are any."""
     keep_freed_memory()
     collate = Collate(info.mean, info.std)
     loader = DataLoader(
-        _Files(paths, info), batch_size, num_workers=workers, collate_fn=_as_list, generator=torch.Generator()
+        _Files(paths, info), batch_size, num_workers=workers, collate_fn=list, generator=torch.Generator()
     )
     for samples in loader:
         crops = [sample.pixels for sample in samples if isinstance(sample, Sample)]
@@ -202,18 +195,10 @@ class ScoredTable:
 
 
 def evaluate_table(
-    net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bool = False, workers: int = 0
+    net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bool = False
 ) -> tuple[Evaluation, list[str]]:
-    """Evaluate a model on a table; classes are matched by id.
-
-    Returns:
-        the evaluation on the readable photos, and messages about what was left out: classes that the model does not
-        know, and unreadable photos.
-
-    Raises:
-        DataError: no class of the table is known to the model, the table has no photos, or none can be read.
-    """
-    scored = score_table(net, info, table, cpu=cpu, workers=workers)
+    """Evaluate a model on a table; return the evaluation, and messages about what was left out. See `score_table`."""
+    scored = score_table(net, info, table, cpu=cpu)
     return scored.evaluate(info), [*scored.notes]
 
 
@@ -241,11 +226,14 @@ def score_table(
     if paths and len(errors) == len(paths):
         raise DataError(f"none of the {len(paths):,} photos can be read, for example {errors[0]}")
     read = np.delete(np.arange(len(paths)), list(errors))
-    notes = (
-        *_unknown_class_notes([i for i in table.classes.ids if i not in info.classes]),
-        *_unreadable_notes([*errors.values()]),
-    )
-    return ScoredTable(read, logits[read], labels[read], len(errors), notes)
+    notes = [*errors.values()][:MOST_NAMED]
+    if len(errors) > MOST_NAMED:
+        notes.append(f"and {len(errors) - MOST_NAMED:,} more photos that cannot be read")
+    if unknown := [i for i in table.classes.ids if i not in info.classes]:
+        named = ", ".join(map(repr, unknown[:_NAMED_CLASSES])) + (", ..." if len(unknown) > _NAMED_CLASSES else "")
+        lost = counted(len(unknown), "class", "classes")
+        notes.insert(0, f"left out: {lost} that the model does not know ({named})")
+    return ScoredTable(read, logits[read], labels[read], len(errors), tuple(notes))
 
 
 def matched(info: ModelInfo, table: LabelTable) -> tuple[list[str], Path]:
@@ -261,20 +249,6 @@ def matched(info: ModelInfo, table: LabelTable) -> tuple[list[str], Path]:
             f"{', '.join(info.class_ids[:5])}."
         )
     return known, table.require_root()
-
-
-def _unknown_class_notes(ids: Sequence[str]) -> list[str]:
-    """Return a message about the classes that a model does not know, if there are any."""
-    if not ids:
-        return []
-    more = ", ..." if len(ids) > _NAMED_CLASSES else ""
-    named = ", ".join(map(repr, ids[:_NAMED_CLASSES])) + more
-    return [f"left out: {counted(len(ids), 'class', 'classes')} that the model does not know ({named})"]
-
-
-def _unreadable_notes(errors: Sequence[str]) -> list[str]:
-    rest = len(errors) - MOST_NAMED
-    return [*errors[:MOST_NAMED], *([f"and {rest:,} more photos that cannot be read"] if rest > 0 else [])]
 
 
 def decide(
@@ -300,15 +274,9 @@ def heatmaps(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Compute the probabilities [C] and maps [C, h, w] of one photo, in the frame of its test view.
 
-    That frame is the whole photo, resized to a square; for the policy `imagenet` it is the centre crop.
-
-    Args:
-        net: the model.
-        info: of the model.
-        path: the photo.
-        device: where the model runs.
-        coupled: return TS-CAM's maps instead of probability maps: the class token's attention times the class logits
-            (`coupled_maps`). They may be negative, and are comparable only within one map.
+    That frame is the whole photo, resized to a square; for the policy `imagenet` it is the centre crop. With `coupled`,
+    the maps are those of TS-CAM instead of probability maps: the class token's attention times the class logits
+    (`coupled_maps`). They may be negative, and are comparable only within one map.
 
     Raises:
         ConfigError: `coupled` needs a ViT with a class token.

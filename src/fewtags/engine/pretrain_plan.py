@@ -13,30 +13,23 @@ from fewtags.config.parse import parse_as
 from fewtags.config.pretrain import PretrainConfig, PretrainResolved, resolve_pretrain
 from fewtags.engine.machine import facts
 from fewtags.engine.methods import make_objective, pretrain_settings_models
+from fewtags.engine.plan import make_problem
 from fewtags.errors import ConfigError
 from fewtags.formats.unlabelled import check_photos, unlabelled
 from fewtags.nets.encoder import Encoder, create_encoder
-from fewtags.objectives.base import Objective, Problem, RunFacts
+from fewtags.objectives.base import Objective, RunFacts
 from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD
 from fewtags.photos.loader import EpochSampler
 from fewtags.photos.scan import Tick
-from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class PretrainPlan:
-    """A pretraining run, ready to start.
+    """A pretraining run, ready to start; attributes as those of `RunPlan`.
 
-    Attributes:
-        config: the settings that the user gave.
-        resolved: the settings with nothing left to derive.
-        photos: a table without classes, of the photos that can be read.
-        objective: the method.
-        encoder: the net, with its initial weights.
-        grid: (height, width) of its features.
-        notes: messages about what was found and derived.
+    `photos` is a table without classes, of the photos that can be read.
     """
 
     config: PretrainConfig
@@ -66,21 +59,16 @@ class PretrainPlan:
         yield from self.notes
 
 
-def excluded_lines(photos: LabelTable, most: int = 5) -> Iterator[str]:
+def excluded_lines(photos: LabelTable) -> Iterator[str]:
     """Name the first photos that were left out, a line each, and count the others."""
-    excluded = photos.notes.excluded
+    excluded, most = photos.notes.excluded, 5
     yield from (f"  {row.item}: {row.reason}" for row in excluded[:most])
     if len(excluded) > most:
         yield f"  and {len(excluded) - most:,} more"
 
 
 def read_settings(tree: Mapping[str, Any], where: str, run: Path | None = None) -> PretrainConfig:
-    """Make the settings of a pretraining run from plain values.
-
-    Args:
-        tree: the values.
-        where: the file, for messages.
-        run: as in `methods.settings_models`.
+    """Make the settings of a pretraining run from plain values; `where` is the file, `run` as in `settings_models`.
 
     Raises:
         ConfigError: one line for each problem.
@@ -96,14 +84,7 @@ def make_pretrain_plan(
     processes: int = 1,
     progress: Tick | None = None,
 ) -> PretrainPlan:
-    """Find the photos, check them, and resolve the settings.
-
-    Args:
-        config: the settings.
-        photos: a table in memory, whose labels are ignored; None reads the photos.
-        cpu: ignore GPUs.
-        processes: number of training processes.
-        progress: called with the number of photos checked.
+    """Find the photos, check them, and resolve the settings; the labels of a table `photos` are ignored.
 
     Raises:
         DataError: no photo can be read.
@@ -145,7 +126,7 @@ def derive_pretrain(
     objective = objective_of(resolved)
     grid = encoder.grid((resolved.size, resolved.size))
     # A copy is set up on a device without memory: settings that do not fit raise their error now.
-    problem = pretrain_problem(photos, resolved, encoder, grid, torch.device("meta"), Shard())
+    problem = make_problem(resolved, photos.matrix, encoder.features_dim, grid, torch.device("meta"))
     objective_of(resolved).setup(encoder, problem)
     return PretrainPlan(
         config=config,
@@ -159,11 +140,7 @@ def derive_pretrain(
 
 
 def _refuse_small_batches(resolved: PretrainResolved, photos: int, processes: int) -> None:
-    """Check that BatchNorm and the measured spread get at least two images in every batch and group.
-
-    Raises:
-        ConfigError: a batch of a process has fewer.
-    """
+    """Check that BatchNorm and the measured spread get at least two images in every batch and group."""
     groups = int(resolved.objective.get("batchnorm_groups") or 1)
     if photos < processes:
         raise ConfigError(f"{photos} photo(s) cannot be shared by {processes} processes; add photos.")
@@ -182,28 +159,6 @@ def objective_of(resolved: PretrainResolved) -> Objective:
     """Make the objective that the resolved settings describe."""
     name = resolved.objective["name"]
     return make_objective(pretrain_settings_models()[name].model_validate(resolved.objective))
-
-
-def pretrain_problem(
-    photos: LabelTable,
-    resolved: PretrainResolved,
-    encoder: Encoder,
-    grid: tuple[int, int],
-    device: torch.device,
-    shard: Shard,
-) -> Problem:
-    """Describe the training problem to the objective."""
-    return Problem(
-        labels=photos.matrix,
-        grid=grid,
-        warmup_epochs=0,
-        epochs=sum(stage.epochs for stage in resolved.stages),
-        seed=resolved.seed,
-        shard=shard,
-        device=device,
-        features_dim=encoder.features_dim,
-        precision=resolved.precision,
-    )
 
 
 def _notes(resolved: PretrainResolved, objective: Objective, photos: int, processes: int) -> Iterator[str]:

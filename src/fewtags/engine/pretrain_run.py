@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
@@ -24,7 +25,8 @@ from fewtags.engine.events import Ended, EpochEnded, Event, Noted
 from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.machine import environment, keep_freed_memory
 from fewtags.engine.methods import changed_source, method_source
-from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, pretrain_problem, read_settings
+from fewtags.engine.plan import make_problem
+from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, read_settings
 from fewtags.engine.runfolder import PRETRAINING, RunFolder
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import Encoder
@@ -38,14 +40,7 @@ from fewtags.table.table import LabelTable
 
 @final
 class PretrainRun:
-    """Executes a plan in a run folder.
-
-    Args:
-        plan: from `make_pretrain_plan`, or from the folder itself on resume.
-        out: the run folder; made if it does not exist.
-        cpu: ignore GPUs.
-        notes: what the user should know before the run is resumed.
-    """
+    """Executes a plan in a run folder; `notes` are what the user should know before the run is resumed."""
 
     def __init__(self, plan: PretrainPlan, out: Path, *, cpu: bool = False, notes: tuple[str, ...] = ()) -> None:
         self.plan, self.out, self.notes = plan, out, notes
@@ -67,11 +62,7 @@ class PretrainRun:
         return self.folder.resume(self._train, {"train": self.plan.photos}, self.accelerator)
 
     def _refuse_different_photos(self) -> None:
-        """Compare the photos that the processes found, each by itself.
-
-        Raises:
-            ConfigError: they differ.
-        """
+        """Raise ConfigError if the processes, which look for photos each by itself, found different ones."""
         if self.shard.world > 1:
             found: list[str] = [""] * self.shard.world
             dist.all_gather_object(found, self.plan.photos.fingerprint)
@@ -85,17 +76,11 @@ class PretrainRun:
         plan, r, device = self.plan, self.plan.resolved, self.accelerator.device
         encoder = plan.encoder.to(device)
         if r.sync_batchnorm and self.accelerator.num_processes > 1:
-            encoder = _with_synchronised_batchnorm(encoder)
-        config = FitConfig(
-            stages=r.stages,
-            seed=r.seed,
-            weight_decay=r.weight_decay,
-            clip_norm=r.clip_norm,
-            precision=r.precision,
-            checkpoint_every_steps=r.checkpoint_every_steps,
-            optimizer="sgd",
-        )
-        problem = pretrain_problem(plan.photos, r, encoder, plan.grid, device, self.shard)
+            converted: Any = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.backbone)
+            encoder.backbone = converted
+        given = {f.name: getattr(r, f.name) for f in fields(FitConfig) if f.name in PretrainResolved.model_fields}
+        config = FitConfig(**given, optimizer="sgd")
+        problem = make_problem(r, plan.photos.matrix, encoder.features_dim, plan.grid, device, self.shard)
         fit = Fit(encoder, plan.objective, self._source(), config, problem, accelerator=self.accelerator, out=self.out)
         if not resume:
             if self.accelerator.is_main_process:
@@ -116,15 +101,8 @@ class PretrainRun:
     def _source(self) -> TrainLoader:
         plan, r = self.plan, self.plan.resolved
         a, pre = r.augment, plan.encoder.preprocessing
-        pixels = AugPlus(
-            brightness=a.brightness,
-            contrast=a.contrast,
-            saturation=a.saturation,
-            hue=a.hue,
-            jitter_share=a.jitter_share,
-            grey_share=a.grey_share,
-            blur_share=a.blur_share,
-        )
+        # The sigma of the blur is not a setting.
+        pixels = AugPlus(**{f.name: getattr(a, f.name) for f in fields(AugPlus) if f.name in type(a).model_fields})
         root = plan.photos.root
         assert root is not None
         data = TrainSet(
@@ -161,12 +139,6 @@ class PretrainRun:
             )
             save_encoder(self.out / self.folder.kind.result, encoder, info)
         self.accelerator.wait_for_everyone()
-
-
-def _with_synchronised_batchnorm(encoder: Encoder) -> Encoder:
-    converted: Any = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.backbone)
-    encoder.backbone = converted
-    return encoder
 
 
 def write_pretrain_record(plan: PretrainPlan, out: Path) -> None:

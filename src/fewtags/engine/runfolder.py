@@ -44,9 +44,7 @@ MODEL_FILE, ENCODER_FILE = "model.safetensors", "encoder.safetensors"
 REPORT_FILE, METRICS_FILE = "report.html", "metrics.jsonl"
 NO_FILES = ("hub", "offline", "none")
 """Values of the setting `weights` that are not files."""
-RECORD_FILES = (
-    *("state", "tables", "check.json", "excluded.csv", "vocabulary.json", "environment.json", "resolved.toml"),
-)
+RECORD_FILES = ("state", "tables", "check.json", "excluded.csv", "vocabulary.json", "environment.json", "resolved.toml")
 """What a run and its objective may write before the settings file."""
 ANY_SIZE = -1
 """Recorded size of a photo that could not be read: a file of any size may replace it."""
@@ -61,8 +59,7 @@ class RunKind:
 
     Attributes:
         settings: name of the settings file.
-        result: name of the file that a finished run has.
-        noun: what the result is called in messages.
+        result: name of the file that a finished run has; messages call it `noun`.
         start: the command that starts such a run.
         tables: names of the label tables that every run has.
     """
@@ -81,14 +78,7 @@ PRETRAINING = RunKind("pretrain.toml", ENCODER_FILE, "encoder", "fewtags pretrai
 @final
 @dataclass(frozen=True)
 class Record(Generic[SettingsT, ResolvedT]):
-    """What a run recorded when it began.
-
-    Attributes:
-        settings: the settings that the user gave.
-        resolved: the settings with nothing left to derive.
-        tables: the label tables by name.
-        environment: versions, fingerprints, weights, method, notes.
-    """
+    """What a run recorded when it began; `environment` has versions, fingerprints, weights, method and notes."""
 
     settings: SettingsT
     resolved: ResolvedT
@@ -108,12 +98,7 @@ class Record(Generic[SettingsT, ResolvedT]):
 @final
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run.
-
-    Attributes:
-        path: the folder.
-        kind: `TRAINING` or `PRETRAINING`.
-    """
+    """The folder of one run, of the kind `TRAINING` or `PRETRAINING`."""
 
     path: Path
     kind: RunKind
@@ -153,10 +138,8 @@ class RunFolder:
     ) -> Iterator[Event]:
         """Train in a new folder; if the record does not get complete, leave the folder as it was.
 
-        Args:
-            train: yields the events of training; its argument is whether to resume.
-            tables: those with photos, by split.
-            accelerator: of this process.
+        `train` yields the events of training; its argument is whether to resume. `tables` are those with photos, by
+        split.
 
         Raises:
             ConfigError: the folder is not empty, or cannot be made.
@@ -175,7 +158,7 @@ class RunFolder:
     def resume(
         self, train: Callable[[bool], Iterator[Event]], tables: Tables, accelerator: Accelerator
     ) -> Iterator[Event]:
-        """Continue from the last checkpoint, or from the first epoch if there is none; arguments as for `start`.
+        """Continue from the last checkpoint, or from the first epoch without one; arguments as for `start`.
 
         The result has the same bits as that of an uninterrupted run.
 
@@ -223,11 +206,7 @@ class RunFolder:
     ) -> None:
         """Write what is known before training; the settings file, which makes the folder a run, comes last.
 
-        Args:
-            settings: what the user gave.
-            resolved: the same with nothing left to derive.
-            tables: the label tables by name.
-            environment: further facts for `environment.json`, from the caller's machine and plan.
+        `environment` has further facts for `environment.json`.
         """
         (self.path / "tables").mkdir(parents=True)
         for name, table in tables.items():
@@ -253,14 +232,12 @@ class RunFolder:
     ) -> Record[SettingsT, ResolvedT]:
         """Read what `write_record` wrote, and check that it has not changed since.
 
-        Args:
-            read_settings: makes the settings from the content of a TOML file and its name.
-            resolved_model: type of the resolved settings.
-            editable: dotted keys of settings that may be changed between start and resume.
+        `read_settings` makes the settings from the content of a TOML file and its name. `editable` are dotted keys of
+        settings that may be changed between start and resume.
 
         Raises:
-            CheckpointError: the run is finished; the folder is not a run; a file is damaged; settings or tables have
-                changed.
+            CheckpointError: the run is finished; the folder is not a run; a file is damaged; settings or tables
+                have changed.
             ConfigError: the settings file is not valid.
         """
         if self.is_finished:
@@ -292,12 +269,7 @@ class RunFolder:
         return record
 
     def refuse_other_weights(self, weights: str, origin: Origin | None, began: Mapping[str, Any] | None) -> None:
-        """Compare the initial weights with those that the run began with.
-
-        Args:
-            weights: the setting.
-            origin: of the weights that were loaded now.
-            began: the recorded origin; None if there was none.
+        """Compare the origin of the initial weights with that of the start of the run, `began`; None if there was none.
 
         Raises:
             CheckpointError: they differ.
@@ -341,9 +313,6 @@ class RunFolder:
     def refuse_changed_photos(self, tables: Tables) -> None:
         """Compare the sizes of photos with those that the run began with.
 
-        Args:
-            tables: by split.
-
         Raises:
             CheckpointError: a photo is missing or has another size.
         """
@@ -365,13 +334,9 @@ class RunFolder:
                 raise CheckpointError(f"{photo_paths(table)[first]} {change}{more}; restore it, or start a new run.")
 
     def accept_replacement(self, tables: Tables, failure: str) -> None:
-        """Allow a file of any size in place of a photo that could not be read.
+        """Allow a file of any size in place of a photo that could not be read, whose path begins the text `failure`.
 
         Only for runs that have trained no epoch: later, the result depends on the photo.
-
-        Args:
-            tables: by split.
-            failure: text of the reading error, which begins with the path of the photo.
         """
         for name, table in tables.items():
             # Errors show file names that are not UTF-8 with escapes.
@@ -390,11 +355,7 @@ def run_folder(path: Path) -> RunFolder:
 
 
 def refuse_used_folder(path: Path) -> None:
-    """Check that a run can begin in a folder: it is new or empty, and can be written.
-
-    Raises:
-        ConfigError: it is not empty, is a file, or cannot be made or written.
-    """
+    """Raise ConfigError if a run cannot begin in a folder: it is not empty, is a file, or cannot be made or written."""
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file; --out takes a folder for the run.")
     if path.exists() and (content := {item.name for item in path.iterdir()}):

@@ -7,7 +7,7 @@ strength of regularisation matters more than the choice of the loss. It is one n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -38,11 +38,8 @@ def channel_statistics(
 ) -> ChannelStatistics:
     """Compute statistics over the training images of all processes, summed in float64 on the CPU.
 
-    Args:
-        features: [V, n, d, h, w], V views of this process's images.
-        samples: N, number of images of all processes.
-        shard: the images that this process owns.
-        device: device on which processes exchange tensors; None for the CPU.
+    `features` are [V, n, d, h, w], V views of this process's images, and `samples` is N of all processes. Processes
+    exchange tensors on `device`, by default the CPU.
     """
     shard = shard or Shard()
     total = torch.zeros(2, features.shape[2], dtype=torch.float64)
@@ -64,13 +61,8 @@ class HeadSolver:
     The head itself uses raw features: weight = v / std and bias = b - weight . mean, where v and b are the variables of
     L-BFGS. The penalty is d / (2 c N) |v|^2 for a loss that is a mean over N images and a sum over classes. This is the
     Gaussian prior on v under which the logit of a standardised feature vector of d channels has variance c, for all
-    numbers of images and channels. Biases have no penalty.
-
-    Args:
-        head: its parameters are changed in place.
-        statistics: of its input features.
-        others: other parameters to train, without a penalty.
-        max_iterations: of L-BFGS in one call of `minimise`.
+    numbers of images and channels. Biases have no penalty. `minimise` changes the head and the `others` in place; these
+    have no penalty either.
     """
 
     def __init__(
@@ -89,12 +81,9 @@ class HeadSolver:
         self.mean = mean if head.plan.kernel == 1 else torch.zeros_like(mean)
 
     def minimise(self, loss: Callable[[], Tensor], variance: float, samples: int) -> float:
-        """Minimise, starting from the head's current weights.
+        """Minimise, starting from the head's current weights; `variance` is c > 0, and `samples` is N.
 
-        Args:
-            loss: computes the loss of the head's current weights and leaves its gradients in the parameters.
-            variance: c, above 0.
-            samples: N.
+        `loss` computes the loss of the head's current weights and leaves its gradients in the parameters.
 
         Returns:
             the penalised loss. If it is not finite, the weights are useless.
@@ -115,14 +104,19 @@ class HeadSolver:
         )
 
         def evaluate() -> float:
-            self._put(v, b)
-            for parameter in self._parameters():
+            with torch.no_grad():
+                weight = v / self.std
+                head.weight.copy_(weight)
+                head.bias.copy_(b - self._offset(weight))
+            for parameter in (head.weight, head.bias, *self.others):
                 parameter.grad = None
             value = loss()
-            weight_grad, bias_grad = self._gradients()
+            assert head.weight.grad is not None
+            assert head.bias.grad is not None
             # The chain rule through weight = v / std, bias = b - weight . mean.
-            v.grad = ((weight_grad - self._spread(bias_grad)) / self.std + penalty * v.detach()).contiguous()
-            b.grad = bias_grad
+            through = head.bias.grad[:, None] * self.mean if head.weight.dim() == 2 else torch.zeros_like(head.weight)
+            v.grad = ((head.weight.grad - through) / self.std + penalty * v.detach()).contiguous()
+            b.grad = head.bias.grad
             penalised = float(value + penalty / 2 * v.detach().square().sum())
             if not math.isfinite(penalised):
                 raise FloatingPointError(penalised)
@@ -134,25 +128,6 @@ class HeadSolver:
         except FloatingPointError as error:  # L-BFGS would continue with values that are not finite
             return float(error.args[0])
 
-    def _parameters(self) -> Iterator[nn.Parameter]:
-        yield from (self.head.weight, self.head.bias, *self.others)
-
-    def _gradients(self) -> tuple[Tensor, Tensor]:
-        weight, bias = self.head.weight.grad, self.head.bias.grad
-        assert weight is not None
-        assert bias is not None
-        return weight, bias
-
     def _offset(self, weight: Tensor) -> Tensor:
         """[C]: weight . mean."""
         return weight @ self.mean if weight.dim() == 2 else torch.zeros_like(self.head.bias)
-
-    def _spread(self, bias_grad: Tensor) -> Tensor:
-        """Return the contribution of the bias's gradient to that of the weight."""
-        return bias_grad[:, None] * self.mean if self.head.weight.dim() == 2 else torch.zeros_like(self.head.weight)
-
-    @torch.no_grad()
-    def _put(self, v: Tensor, b: Tensor) -> None:
-        weight = v / self.std
-        self.head.weight.copy_(weight)
-        self.head.bias.copy_(b - self._offset(weight))

@@ -61,14 +61,8 @@ def plan_cache(
 ) -> CachePlan:
     """Fit a cache into `limit` bytes: float32 if it fits, else float16, else fewer views.
 
-    Args:
-        samples: N.
-        features: (d, h, w) of one view.
-        views: the number wanted.
-        limit: largest size in bytes.
-        second_view: also cache a second view beside each one.
-        pooled: keep only the mean over the grid.
-        remedy: ends the message if nothing fits.
+    `features` is (d, h, w) of one view of one of N `samples`. With `second_view`, there are two for each view; with
+    `pooled`, only the mean over the grid is kept. `remedy` ends the message if nothing fits.
 
     Raises:
         ConfigError: one view does not fit.
@@ -146,15 +140,10 @@ def fill_views(
     device: torch.device | None = None,
     tick: Tick | None = None,
 ) -> ViewFeatures:
-    """Compute the features of every view once, also of second views if the loader draws them.
+    """Compute the features of every view once, also of second views if the loader draws them; they stay in main memory.
 
-    Args:
-        net: its trunk must be frozen.
-        loader: crops the views; `views_cycle` of its data set must be the number of views of the plan.
-        plan: number and form of the views.
-        shard: the images that this process owns.
-        device: device of the trunk; features stay in main memory.
-        tick: called with views done and to do.
+    The trunk of the net must be frozen, and `views_cycle` of the loader's data set the number of views of the plan.
+    `tick` is called with views done and to do.
     """
     shard, device = shard or Shard(), device or torch.device("cpu")
     rows = shard.rows(loader.sampler.samples)
@@ -196,14 +185,9 @@ class _FeatureBuffer:
 
 @final
 class StoredViews:
-    """Training batches of cached features; a `BatchSource`. `Batch.images` are features [b, d, h, w].
+    """Training batches of cached features of this process's images, `filled`; a `BatchSource`.
 
-    Args:
-        filled: features of V views of the images of this process.
-        sampler: assigns samples to batches.
-        labels: N images by C classes.
-        locations: points and boxes of the images; None if there are none.
-        shard: the images that this process owns.
+    `Batch.images` are features [b, d, h, w].
     """
 
     def __init__(
@@ -239,9 +223,7 @@ class StoredViews:
     def in_order(self, epoch: int, size: int) -> Iterator[Batch]:
         """Yield the images of `batches` in the order of their rows, so that float32 features are not copied.
 
-        Args:
-            epoch: selects the view.
-            size: images in a batch; the last one may be smaller.
+        `epoch` selects the view, and `size` is the number of images in a batch; the last one may be smaller.
         """
         owned = self._shard.owned(self.sampler.samples).numpy()
         for first in range(0, len(owned), size):
@@ -250,30 +232,23 @@ class StoredViews:
 
     def _batch(self, epoch: int, index: NDArray[np.int64], rows: Tensor | slice) -> Batch:
         view, second = epoch % self.filled.count, self.filled.second_view
+        other = None if second is None else SecondView(second.features[view][rows].float(), second.views[view][rows])
         return Batch(
             images=self.filled.features[view][rows].float(),
             labels=torch.from_numpy(self.labels.rows(index)),
             index=torch.from_numpy(index),
             views=self.filled.views[view][rows],
             places=None if self.locations is None else make_places(*self.locations.rows(index)),
-            second_view=None
-            if second is None
-            else SecondView(second.features[view][rows].float(), second.views[view][rows]),
+            second_view=other,
         )
 
 
 def fill_fixed(
     net: SpatialNet, loader: EvalLoader, plan: CachePlan, rows: int, *, device: torch.device, tick: Tick | None = None
 ) -> ViewFeatures:
-    """Compute the features of the test view of every photo once.
+    """Compute the features of the test view of each of the loader's `rows` photos once; they stay in main memory.
 
-    Args:
-        net: its trunk must be frozen.
-        loader: this process's share of the training photos.
-        plan: form of the view.
-        rows: number of photos of the loader.
-        device: device of the trunk; features stay in main memory.
-        tick: called with photos done, and 0.
+    The trunk of the net must be frozen. `tick` is called with photos done, and 0.
     """
     assert plan.views == 1, plan
     filling, done = _FeatureBuffer(plan, rows), 0
@@ -290,9 +265,8 @@ def head_inputs(
 ) -> Tensor:
     """Compute the inputs that the head needs to predict this process's photos, in order.
 
-    Returns:
-        mean features, float32 [n, d, 1, 1], if pooling first gives the same logits or if `pooled`; otherwise features,
-        float32 [n, d, h, w].
+    They are mean features, float32 [n, d, 1, 1], if pooling first gives the same logits or if `pooled`; otherwise
+    features, float32 [n, d, h, w].
     """
     pooled = pooled or net.head.plan.commutes
     pieces: list[Tensor] = []

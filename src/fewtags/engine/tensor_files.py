@@ -9,18 +9,20 @@ import pickle
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fewtags.engine.checkpoint import unreadable
 from fewtags.errors import CheckpointError
 from fewtags.files import replacing
 
+T = TypeVar("T")
 # Tensors of more bytes than this are streamed to a .npy file of their own: safetensors would first copy them in memory.
 STREAM_BYTES = 64 * 2**20
 
@@ -59,6 +61,33 @@ def read_metadata(path: Path) -> dict[str, str]:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is not a safetensors file ({error}).") from None
     return metadata
+
+
+def parse_metadata(path: Path, text: str, kind: type[T], number: int, remedy: str) -> T:
+    """Make the metadata of a model or encoder from JSON of format `number`.
+
+    Raises:
+        CheckpointError: it is damaged (`remedy` ends the message), or has another format.
+    """
+    try:
+        content = TypeAdapter(dict[str, Any]).validate_json(text)
+        if content.pop("format", None) != number:
+            raise CheckpointError(f"{path} was written by another version of fewtags ({content.get('version')}).")
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        raise CheckpointError(f"{path} has damaged metadata: {error.errors()[0]['msg']}. {remedy}") from None
+
+
+def load_into(net: nn.Module, path: Path, backbone: str) -> None:
+    """Load weights into a net.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or does not fit the backbone.
+    """
+    try:
+        net.load_state_dict(load_tensors(path))
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit backbone {backbone}: {error}") from None
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -13,19 +13,16 @@ from fewtags.objectives.base import Objective
 
 
 def choose_thresholds(logits: Logits, tables: Tables, objective: Objective | None = None) -> Thresholds:
-    """Fit a threshold per class on validation; without known negatives, by the expected number of positives.
+    """Fit a threshold per class to the logits [N, C] of the validation images.
 
-    Args:
-        logits: float32 [N, C], of the validation images.
-        tables: the labels of the run.
-        objective: the method, see `expected_share`.
+    Without known negatives, the expected number of positives decides, see `expected_share`.
     """
     share = expected_share(tables, objective)
     return fit_thresholds(sigmoid(logits), tables.val.matrix.dense(), expected_count=len(logits) * share)
 
 
 def expected_share(tables: Tables, objective: Objective | None = None) -> NDArray[np.float64]:
-    """float64 [C]: the expected share of images that contain each class, 0..1.
+    """Return the expected share of images that contain each class, float64 [C] in 0..1.
 
     This is the class prior of the objective if it has one. Otherwise it is the number of positives per image (from the
     objective, or from `positives_per_image`) times the share of each class among the annotated positives.

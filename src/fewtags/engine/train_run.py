@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +29,7 @@ from fewtags.engine.gallery import Gallery, save_gallery
 from fewtags.engine.machine import keep_freed_memory
 from fewtags.engine.methods import changed_source, settings_models
 from fewtags.engine.model import ModelInfo, make_policy, save_model
-from fewtags.engine.plan import RunPlan, Tables, can_rank, derive, head_plan
+from fewtags.engine.plan import RunPlan, Tables, can_rank, derive, head_plan, make_problem
 from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
 from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
 from fewtags.engine.tensor_files import load_tensors
@@ -39,7 +40,6 @@ from fewtags.labels import Locations
 from fewtags.metrics.thresholds import Thresholds
 from fewtags.nets.freezing import freeze
 from fewtags.nets.spatial import SpatialNet
-from fewtags.objectives.base import Problem
 from fewtags.photos.augment import Jitter
 from fewtags.photos.augment_fixmatch import Strong
 from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
@@ -56,15 +56,10 @@ EVAL_BATCH = 64
 
 @final
 class TrainRun:
-    """Executes a plan in a run folder.
+    """Executes a plan in a run folder, which is made if it does not exist.
 
-    Args:
-        plan: from `make_plan`, or from the folder itself on resume.
-        out: the run folder; made if it does not exist.
-        cpu: ignore GPUs.
-        tick: called with the numbers of photos done and to do while features are computed.
-        notes: what the user should know before the run is resumed.
-        clock: time spent so far; None starts a new one.
+    `tick` is called with the numbers of photos done and to do while features are computed. `notes` are what the user
+    should know before the run is resumed. `clock` has the time spent so far.
     """
 
     def __init__(
@@ -115,32 +110,10 @@ class TrainRun:
         source = fixed if fixed is not None and all(stage.solved for stage in r.stages) else self._source()
         cached = isinstance(source, StoredViews)
         self.clock.lap("features")
-        config = FitConfig(
-            stages=r.stages,
-            seed=r.seed,
-            weight_decay=r.weight_decay,
-            accumulate=r.accumulate,
-            clip_norm=r.clip_norm,
-            precision=r.precision,
-            weight_ema=r.weight_ema,
-            batchnorm_eval=r.batchnorm_eval,
-            checkpoint_every_steps=r.checkpoint_every_steps,
-            optimizer=r.optimizer,
-            patience=r.patience,
-        )
-        problem = Problem(
-            labels=tables.train.matrix,
-            grid=plan.grid,
-            warmup_epochs=config.warmup_epochs,
-            epochs=config.epochs,
-            seed=r.seed,
-            shard=self.shard,
-            device=device,
-            state_dir=self.out / "state",
-            truth=None if tables.truth is None else tables.truth.matrix,
-            features_dim=plan.net.head.features_dim,
-            precision=r.precision,
-        )
+        config = FitConfig(**{f.name: getattr(r, f.name) for f in fields(FitConfig) if f.name in Resolved.model_fields})
+        truth, state = None if tables.truth is None else tables.truth.matrix, self.out / "state"
+        problem = make_problem(r, tables.train.matrix, net.head.features_dim, plan.grid, device, self.shard)
+        problem = replace(problem, state_dir=state, truth=truth)
         fit = Fit(
             net,
             plan.objective,
@@ -221,12 +194,12 @@ class TrainRun:
     def _source(self) -> BatchSource:
         """Return training batches: photos, or cached features of a frozen trunk."""
         plan, train, sampler = self.plan, self.plan.tables.train, self.sampler
-        device = self.accelerator.device
-        if plan.cache is None:
-            return TrainLoader(self._train_set(None), sampler, self.collate, self.workers, device)
-        cache = plan.cache
+        device, cache = self.accelerator.device, plan.cache
+        photos = self._train_set(None if cache is None else cache.views)
+        loader = TrainLoader(photos, sampler, self.collate, self.workers, device)
+        if cache is None:
+            return loader
         freeze(plan.net, "head")
-        loader = TrainLoader(self._train_set(cache.views), sampler, self.collate, self.workers, device)
         with repeatable(device):
             filled = self._with_progress(
                 lambda tick: fill_views(plan.net, loader, cache, shard=self.shard, device=device, tick=tick)
@@ -234,7 +207,7 @@ class TrainRun:
         return StoredViews(filled, sampler, train.matrix, locations=_locations(train), shard=self.shard)
 
     def _baseline(self, fixed: StoredViews | None) -> Baseline | None:
-        """Fit logistic regression on pooled features of the untrained trunk; None on other processes than the first."""
+        """Fit logistic regression on pooled features of the untrained trunk; None if this is not the main process."""
         plan, device, tables = self.plan, self.accelerator.device, self.plan.tables
         if not plan.baseline:
             return None
@@ -254,16 +227,16 @@ class TrainRun:
         return logistic_regression(pooled["train"], tables.train.matrix, others)
 
     def _train_set(self, views_cycle: int | None) -> TrainSet:
-        train = self.plan.tables.train
+        plan, train = self.plan, self.plan.tables.train
         return TrainSet(
             photos=_photos(train),
             labels=train.matrix,
             policy=self.policy,
-            seed=self.plan.resolved.seed,
-            jitter=Jitter(*[self.plan.resolved.jitter] * 3),
+            seed=plan.resolved.seed,
+            jitter=Jitter(*[plan.resolved.jitter] * 3),
             views_cycle=views_cycle,
             locations=_locations(train),
-            second_view=Strong() if self.plan.objective.needs_second_view else None,
+            second_view=Strong() if plan.objective.needs_second_view else None,
         )
 
     def eval_loader(self, table: LabelTable) -> EvalLoader:
@@ -288,7 +261,7 @@ class TrainRun:
         return validate
 
     def _logits(self, net: SpatialNet, split: str, *, moved: bool) -> Logits:
-        """float32 [N, C] of all photos of a split, on every process; `moved`: the trunk has changed."""
+        """Return the logits [N, C] of all photos of a split, on every process; `moved`: the trunk has changed."""
         table, device = self.plan.tables.splits()[split], self.accelerator.device
         if moved or split not in self._inputs:
             return predict_logits(net, self.eval_loader(table), len(table), device, self.shard)

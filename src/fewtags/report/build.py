@@ -25,14 +25,11 @@ RESAMPLES = 500
 
 
 def build_report(runs: Sequence[Path], out: Path | None) -> Path:
-    """Write the report of one run or of several runs side by side, and `curves.png` of each.
+    """Write the report of one run or of several runs side by side, and `curves.png` of each; return the file.
 
     Args:
         runs: finished run folders. Classes are matched by id; classes that some runs lack are listed.
         out: the HTML file; None: `report.html` in the first folder, `compare.html` there for several.
-
-    Returns:
-        the file.
 
     Raises:
         CheckpointError: a run is not finished.
@@ -55,52 +52,47 @@ def build_report(runs: Sequence[Path], out: Path | None) -> Path:
     return page
 
 
-def template_text(name: str) -> str:
-    """Read a file of the template folder."""
-    return (files("fewtags.report") / "templates" / name).read_text("utf-8")
-
-
-def render(runs: Sequence[RunData]) -> str:
-    """Render the page as text."""
+def render_template(name: str, values: Mapping[str, Any]) -> str:
+    """Fill in a page of the template folder."""
+    folder = files("fewtags.report") / "templates"
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     # Adding zero turns -0.0 into 0.0.
     environment.filters["signed"] = lambda v: f"{round(100 * v, 1) + 0.0:+.1f}"
     environment.filters["percent"] = lambda v: "–" if v is None else f"{100 * v:.1f}"
     environment.filters["metric"] = Metric.from_dict
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
-    template = environment.from_string(template_text("report.html.j2"))
+    template = environment.from_string((folder / name).read_text("utf-8"))
+    return template.render(style=(folder / "style.css").read_text("utf-8"), **values)
+
+
+def render(runs: Sequence[RunData]) -> str:
+    """Render the page as text."""
     shared = [s for s in runs[0].evaluations if all(s in run.evaluations for run in runs)]
-    return template.render(
-        style=template_text("style.css"),
-        runs=runs,
-        title=" / ".join(run.name for run in runs),
-        splits=shared,
-        curves=png(curves(runs)),
-        classes={split: class_rows(runs, split) for split in shared},
-        alone=alone(runs),
-        colours=COLOURS,
-        scores=png(score_distributions(runs, shared[0])),
-        difference=difference(runs, shared[-1]) if len(runs) == 2 else None,
-        gallery=cards(runs),
-        progress=[(run.name, over_epochs(run)) for run in runs],
-        scale=png_pixels(scale()),
-        clock_line=clock_line,
-        has_positives=has_positives,
-    )
-
-
-def has_positives(evaluation: Mapping[str, Any]) -> bool:
-    """Whether a positive is known in a split."""
-    return any(row["positives"] for row in evaluation["per_class"])
+    values = {
+        "runs": runs,
+        "title": " / ".join(run.name for run in runs),
+        "splits": shared,
+        "curves": png(curves(runs)),
+        "classes": {split: class_rows(runs, split) for split in shared},
+        "alone": alone(runs),
+        "colours": COLOURS,
+        "scores": png(score_distributions(runs, shared[0])),
+        "difference": difference(runs, shared[-1]) if len(runs) == 2 else None,
+        "gallery": cards(runs),
+        "progress": [(run.name, over_epochs(run)) for run in runs],
+        "scale": png_pixels(scale()),
+        "clock_line": clock_line,
+    }
+    return render_template("report.html.j2", values)
 
 
 def common_classes(runs: Sequence[RunData]) -> list[str]:
-    """Ids of the classes that all runs know, in the order of the first."""
+    """Return the ids of the classes that all runs know, in the order of the first."""
     return [i for i in runs[0].info.class_ids if all(i in run.info.classes for run in runs)]
 
 
 def alone(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """Name of each run with classes that another run lacks, and the display names of these classes."""
+    """Return the runs with classes that another run lacks: name, and display names of these classes."""
     common = set(common_classes(runs))
     found = []
     for run in runs:
@@ -111,16 +103,12 @@ def alone(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
 
 
 def _columns(run: RunData, classes: Sequence[str]) -> list[int]:
-    """Column numbers of these classes in a run."""
+    """Return the column numbers of these classes in a run."""
     return [run.info.classes.index(i) for i in classes]
 
 
-def _has_classes(run: RunData, split: str) -> bool:
-    return run.evaluations[split]["mAP"] is not None
-
-
 def class_rows(runs: Sequence[RunData], split: str) -> list[dict[str, Any]]:
-    """Metrics and thresholds of each class that all runs know, sorted by the AP of the first run.
+    """Return metrics and thresholds of each class that all runs know, sorted by the AP of the first run.
 
     Classes without an AP come last, in the order of the first run's vocabulary.
     """
@@ -136,7 +124,7 @@ def class_rows(runs: Sequence[RunData], split: str) -> list[dict[str, Any]]:
 
 
 def difference(runs: Sequence[RunData], split: str) -> dict[str, Any]:
-    """Mean AP of the second run minus that of the first, over the classes that both know.
+    """Compute the mean AP of the second run minus that of the first, over the classes that both know.
 
     The interval comes from paired resamples of the images.
 
@@ -148,7 +136,7 @@ def difference(runs: Sequence[RunData], split: str) -> dict[str, Any]:
     labels, others = (table.matrix.dense()[:, own] for table, own in zip(tables, columns, strict=True))
     if not tables[0].images.equals(tables[1].images) or not np.array_equal(labels, others):
         return {"why": f"The runs were measured on different {split} labels, so their difference has no meaning."}
-    if not _has_classes(runs[0], split):
+    if runs[0].evaluations[split]["mAP"] is None:
         return {"why": ""}
     logits = [run.logits[split][:, own].astype(np.float64) for run, own in zip(runs, columns, strict=True)]
     means = [ranking_report(scores, labels).mean_average_precision for scores in logits]

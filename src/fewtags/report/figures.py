@@ -32,21 +32,21 @@ def save_png(figure: Figure, file: Path | io.BytesIO) -> None:
 
 
 def png(figure: Figure) -> str:
-    """A figure as a data URI."""
+    """Return a figure as a data URI."""
     buffer = io.BytesIO()
     save_png(figure, buffer)
     return _uri(buffer.getvalue(), "png")
 
 
 def png_pixels(pixels: NDArray[np.uint8]) -> str:
-    """A small drawing as a data URI, without loss."""
+    """Return a small drawing as a data URI, without loss."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG")
     return _uri(buffer.getvalue(), "png")
 
 
 def jpeg(pixels: NDArray[np.uint8]) -> str:
-    """A picture as a data URI."""
+    """Return a picture as a data URI."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="JPEG", quality=85, optimize=True)
     return _uri(buffer.getvalue(), "jpeg")
@@ -58,17 +58,16 @@ def _uri(content: bytes, kind: str) -> str:
 
 def curves(runs: Sequence[RunData]) -> Figure:
     """Plot loss terms, validation metrics, positives per image, and the quality of the expected positives."""
-    panels: list[tuple[str, dict[str, str], Callable[[Axes], None]]] = [
-        ("training loss", _names(runs, "train/", skip=("train/sum_of_probabilities",)), _nothing),
-        (
-            "validation",
-            {k: n for k, n in VALIDATION.items() if any(k in r for run in runs for r in run.history)},
-            _nothing,
-        ),
+    logged = dict.fromkeys(k for run in runs for r in run.history for k in r)
+    # The loss of a method without further terms is one of its logs.
+    terms = {k: k[6:] for k in logged if k.startswith("train/") and k != "train/sum_of_probabilities"}
+    panels: list[tuple[str, dict[str, str], Callable[[Axes], object] | None]] = [
+        ("training loss", terms if len(runs) == 1 else {"train/loss": "loss"}, None),
+        ("validation", {k: n for k, n in VALIDATION.items() if k in logged}, None),
         ("positives per image", POSITIVES, lambda axes: _expected_line(axes, runs)),
-        ("expected positives among unannotated cells", JUDGED, _unit),
+        ("expected positives among unannotated cells", JUDGED, lambda axes: axes.set_ylim(0, 1)),
     ]
-    panels = [p for p in panels if any(k in r for run in runs for r in run.history for k in p[1])]
+    panels = [p for p in panels if any(k in logged for k in p[1])]
     rows = (len(panels) + 1) // 2
     figure = Figure(figsize=(WIDTH, 3.3 * rows), layout="constrained")
     for place, (title, keys, finish) in enumerate(panels, 1):
@@ -82,38 +81,26 @@ def curves(runs: Sequence[RunData]) -> Figure:
                     line = STYLES[style % 2] if len(runs) > 1 else "-"
                     dot = "o" if len(points) == 1 else None
                     axes.plot(*zip(*points, strict=True), line, marker=dot, color=colour, label=label, linewidth=1.8)
-        _stages(axes, runs[0])
-        axes.set_title(title, fontsize=11)
-        axes.set_xlabel("epoch", fontsize=10)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _tidy(axes)
-        finish(axes)
+        for before, after in zip(runs[0].history, runs[0].history[1:], strict=False):
+            if before["stage"] != after["stage"]:
+                axes.axvline(after["epoch"] + 0.5, color="#bbb", linewidth=0.8)
+        label_epochs(axes, title)
+        if finish is not None:
+            finish(axes)
         axes.set_xlim(0.5, 0.5 + max(len(run.history) for run in runs))
-        axes.legend(fontsize=9, framealpha=0.85, edgecolor="none")
+        add_legend(axes)
     return figure
 
 
 LEGEND = 24
 """Most characters of a run's name in a legend."""
 
-VALIDATION = {
-    "val/mAP": "mAP",
-    "val/hit@1": "hit@1",
-    "val/pessimistic_mAP": "mAP, unknown counted as absent",
-}
+VALIDATION = {"val/mAP": "mAP", "val/hit@1": "hit@1", "val/pessimistic_mAP": "mAP, unknown counted as absent"}
 POSITIVES = {
     "train/sum_of_probabilities": "predicted, training crops",
     "val/predicted_positives": "predicted, validation",
 }
 JUDGED = {"state/expected_positives_precision": "precision", "state/expected_positives_recall": "recall"}
-
-
-def _names(runs: Sequence[RunData], prefix: str, skip: tuple[str, ...]) -> dict[str, str]:
-    keys = dict.fromkeys(k for run in runs for r in run.history for k in r if k.startswith(prefix) and k not in skip)
-    if len(runs) > 1:
-        return {"train/loss": "loss"}
-    # The loss of a method without further terms is one of its logs.
-    return {k: k.removeprefix(prefix) for k in keys}
 
 
 def plain(text: str) -> str:
@@ -126,18 +113,24 @@ def plain(text: str) -> str:
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 
-def _tidy(axes: Axes) -> None:
+def tidy(axes: Axes) -> None:
+    """Draw a faint grid and no frame at the top and on the right."""
     axes.tick_params(labelsize=9)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _nothing(axes: Axes) -> None:
-    pass
+def label_epochs(axes: Axes, title: str) -> None:
+    """Set the title of a plot, and label its horizontal axis by epochs."""
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel("epoch", fontsize=10)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    tidy(axes)
 
 
-def _unit(axes: Axes) -> None:
-    axes.set_ylim(0, 1)
+def add_legend(axes: Axes) -> None:
+    """Add a legend through which the plot can be seen."""
+    axes.legend(fontsize=9, framealpha=0.85, edgecolor="none")
 
 
 def _expected_line(axes: Axes, runs: Sequence[RunData]) -> None:
@@ -148,15 +141,8 @@ def _expected_line(axes: Axes, runs: Sequence[RunData]) -> None:
     axes.set_ylim(0, 1.08 * highest)
 
 
-def _stages(axes: Axes, run: RunData) -> None:
-    """A thin line where one stage ends and the next begins."""
-    for before, after in zip(run.history, run.history[1:], strict=False):
-        if before["stage"] != after["stage"]:
-            axes.axvline(after["epoch"] + 0.5, color="#bbb", linewidth=0.8)
-
-
 def score_distributions(runs: Sequence[RunData], split: str) -> Figure:
-    """Distribution of the highest to fourth highest probability over all images (SCL paper, fig. F.1)."""
+    """Plot the distribution of the highest to fourth highest probability over all images (SCL paper, fig. F.1)."""
     most = min(4, min(run.logits[split].shape[1] for run in runs))
     figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
     bins = np.linspace(0, 1, 26).tolist()
@@ -168,7 +154,7 @@ def score_distributions(runs: Sequence[RunData], split: str) -> Figure:
             axes.hist(ranked, bins, density=True, histtype="step", color=COLOURS[n % 4], label=plain(run.name))
         axes.set_title(f"{('highest', '2nd', '3rd', '4th')[place]} probability", fontsize=11)
         axes.set_xlim(0, 1)
-        _tidy(axes)
+        tidy(axes)
         axes.set_yticks([])
         if len(runs) > 1 and place == 0:
             axes.legend(fontsize=9, frameon=False)

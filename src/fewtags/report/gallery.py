@@ -52,7 +52,7 @@ def read_picture(table: LabelTable, key: str, side: int = SIDE) -> Picture:
 
 
 def cards(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """Photos of the first run's gallery, each with one row of overlays per run that shows the same photo."""
+    """Return the photos of the first run's gallery, each with one row of overlays per run that shows the same photo."""
     found = []
     for shown in runs[0].gallery:
         picture = read_picture(runs[0].tables[shown.split], shown.key)
@@ -61,15 +61,8 @@ def cards(runs: Sequence[RunData]) -> list[dict[str, Any]]:
             same = next((s for s in run.gallery if (s.split, s.key) == (shown.split, shown.key)), None)
             if same is not None:
                 rows.append({"run": run.name, "panels": [_panel(run, picture, p) for p in same.panels]})
-        found.append(
-            {
-                "split": shown.split,
-                "key": shown.key,
-                "picture": jpeg(picture.pixels),
-                "missing": picture.missing,
-                "rows": rows,
-            }
-        )
+        small = {"picture": jpeg(picture.pixels), "missing": picture.missing}
+        found.append({"split": shown.split, "key": shown.key, **small, "rows": rows})
     return found
 
 
@@ -91,7 +84,7 @@ def _overlaid(run: RunData, picture: Picture, panel: Panel, side: int) -> str:
 
 
 def over_epochs(run: RunData) -> list[dict[str, Any]]:
-    """For two training photos: the maps of the classes shown at the end, over the epochs that were kept (fig. 3)."""
+    """Return the maps of some training photos and classes over the epochs that were kept (SCL paper, fig. 3)."""
     rows: list[dict[str, Any]] = []
     training = [shown for shown in run.gallery if shown.split == "train"]
     for final_ in training[:PROGRESS_PHOTOS]:
@@ -108,6 +101,6 @@ def over_epochs(run: RunData) -> list[dict[str, Any]]:
 
 
 def _same_panel(shown: Sequence[GalleryPhoto], photo: GalleryPhoto, panel: Panel) -> Panel | None:
-    """The panel of the same photo and class at another time; which classes are shown may change with their scores."""
+    """Return the panel of the same photo and class at another time; the classes shown may change with their scores."""
     then = next((s for s in shown if (s.split, s.key) == (photo.split, photo.key)), None)
     return None if then is None else next((p for p in then.panels if p.class_ == panel.class_), None)

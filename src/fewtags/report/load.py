@@ -24,21 +24,18 @@ from fewtags.table.table import LabelTable
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """A finished run, read from its folder.
+    """A finished run, read from its folder; dictionaries are by split unless stated otherwise.
 
     Attributes:
-        path: the folder.
         name: short name for legends and headings.
-        info: of its model.
         history: one record per epoch, see `EpochEnded`.
         environment: versions, weights, method, notes.
         resolved: the settings.
         check: what the check found, or None.
-        evaluations: by split, as `Evaluation.to_dict` wrote them.
-        logits: by split, float32 [N, C].
-        tables: by split.
+        evaluations: as `Evaluation.to_dict` wrote them.
+        logits: float32 [N, C].
         gallery: the photos shown, with the final maps.
-        progress: epoch -> the same photos in that epoch.
+        progress: by epoch, the same photos in that epoch.
         baseline: sentences that compare the run with logistic regression; empty if there is no baseline.
         seconds: wall-clock seconds by phase; empty if they were not recorded.
     """
@@ -103,7 +100,7 @@ def load_run(path: Path) -> RunData:
 
 
 def load_evaluations(run: Path) -> dict[str, dict[str, Any]]:
-    """The evaluations of a run by split, validation first, as `Evaluation.to_dict` wrote them.
+    """Return the evaluations of a run by split, validation first, as `Evaluation.to_dict` wrote them.
 
     Older versions wrote no list of metrics; it is computed again from the logits and labels of the run.
     """

@@ -47,12 +47,9 @@ class NeighbourPhoto:
 @final
 @dataclass(frozen=True)
 class NeighbourRows:
-    """Queries with their neighbours, and the precision of neighbours over all photos.
+    """Queries, each followed by its neighbours, nearest first, of all `photos` that were searched.
 
-    Attributes:
-        rows: the query first, then its neighbours, nearest first.
-        photos: number of photos that were searched.
-        report: precision against the labels; None without labels.
+    `report` is the precision of neighbours against the labels; None without labels.
     """
 
     rows: tuple[tuple[NeighbourPhoto, ...], ...]
@@ -70,22 +67,12 @@ def neighbour_rows(
     k: int = 10,
     most: int = 2000,
     seed: int = 0,
-    workers: int = 0,
     tick: Tick | None = None,
 ) -> NeighbourRows:
-    """Find the nearest photos of a few randomly chosen photos.
+    """Find the `k` nearest photos of a few randomly chosen photos, the `queries`.
 
-    Args:
-        encoder: gives the features.
-        table: the photos; if it has classes, its labels decide which neighbours are correct.
-        policy: gives the test view of the photos.
-        device: where the encoder runs.
-        queries: number of rows.
-        k: neighbours per row.
-        most: maximum number of photos to search, chosen at random.
-        seed: selects photos and queries.
-        workers: processes that read photos.
-        tick: called with the number of photos that are done.
+    At most `most` photos are searched, chosen at random by `seed`, in the test view of `policy`. If the table has
+    classes, its labels decide which neighbours are correct. `tick` is called with the number of photos that are done.
 
     Raises:
         DataError: there are fewer than two photos, or one cannot be read.
@@ -95,7 +82,7 @@ def neighbour_rows(
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.permutation(len(table))[:most])
     searched = table.subset(chosen)
-    features = photo_features(encoder, searched, policy, device, workers=workers, tick=tick)
+    features = photo_features(encoder, searched, policy, device, tick=tick)
     labels = searched.matrix.dense()
     has_positive = (labels == Label.POSITIVE).any(1) if labels.shape[1] else np.ones(len(searched), np.bool_)
     chosen_queries = rng.permutation(np.flatnonzero(has_positive))[:queries]

@@ -9,9 +9,9 @@ from PIL import Image
 
 from fewtags.geometry import View
 
-# The strongest cell covers the photo by this much, so that what is under it can still be seen.
+# Opacity of the strongest cell, so that the photo under it is still visible.
 STRENGTH = 0.68
-# The photo keeps this much of its own colour, so that it is not taken for heat.
+# Share of the photo's own colour that is kept, so that it is not taken for heat.
 SATURATION = 0.35
 # Perceptually uniform: from purple (weak) over red to yellow (strong), in print and for colour-blind readers, too.
 COLOURS = "plasma"
@@ -23,16 +23,17 @@ def overlay(
     side: int | None = None,
     view: View | None = None,
 ) -> NDArray[np.uint8]:
-    """The photo in faint colour, with colour where the probability is high: opacity and hue follow the probability.
+    """Draw a photo in faint colour, with colour where the probability is high: opacity and hue follow the probability.
 
-    The scale is fixed, so that pictures of different classes, photos and runs can be compared: probability 0 leaves
-    the (faint) photo as it is.
+    The scale is fixed, so that pictures of different classes, photos and runs can be compared: probability 0 leaves the
+    (faint) photo as it is.
 
     Args:
         photo: uint8 [H, W, 3].
         probability: [h, w] in 0..1, in the frame of `view`; resized smoothly.
         side: longest side of the result in pixels; None keeps the photo's size.
-        view: which part of the photo the map shows (axis-aligned, not flipped); None: all of it. The rest is darkened.
+        view: which part of the photo the map shows (axis-aligned, not flipped); None: all of it. The rest is
+            darkened.
 
     Returns:
         uint8 [H', W', 3].
@@ -57,7 +58,7 @@ def overlay(
 
 
 def _pixels(view: View, width: int, height: int) -> tuple[int, int, int, int]:
-    """The box that an axis-aligned view shows, in whole pixels and not empty: left, top, right, bottom."""
+    """Return left, top, right and bottom of an axis-aligned view, in whole pixels and not empty."""
     a, b, c, d, e, f = view.matrix
     assert b == d == 0, view
     assert min(a, e) > 0, view
@@ -71,6 +72,6 @@ def _pixels(view: View, width: int, height: int) -> tuple[int, int, int, int]:
 
 
 def scale(width: int = 240, height: int = 14) -> NDArray[np.uint8]:
-    """The colours of probabilities 0 (left) to 1 (right) over medium grey, uint8 [height, width, 3]: a legend."""
+    """Draw the colours of probabilities 0 (left) to 1 (right) over medium grey, uint8 [height, width, 3]: a legend."""
     ramp = np.linspace(0, 1, width, dtype=np.float32)[None].repeat(height, 0)
     return overlay(np.full((height, width, 3), 150, np.uint8), ramp)

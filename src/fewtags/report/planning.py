@@ -11,14 +11,15 @@ from matplotlib.ticker import StrMethodFormatter
 
 from fewtags.budget.curves import FARTHEST
 from fewtags.budget.planner import BudgetPlan, Purchase
-from fewtags.report.figures import save_png
+from fewtags.report.figures import COLOURS as FIGURE_COLOURS
+from fewtags.report.figures import add_legend, save_png, tidy
 
-COLOURS = ("#2364aa", "#d1495b", "#3f7d20", "#8a5a00", "#6a4c93")
+COLOURS = (*FIGURE_COLOURS, "#6a4c93")
 POINTS = 60
 
 
 def plan_figure(plan: BudgetPlan) -> Figure:
-    """MAP against hours, a line per type, with its interval; measured runs as dots, the budget as a vertical line."""
+    """Plot mAP against hours, a line per type, with its interval; measured runs as dots, the budget as a line."""
     figure = Figure(figsize=(8.0, 4.6), layout="constrained")
     axes = figure.add_subplot()
     for purchase, colour in zip(plan.purchases, COLOURS, strict=False):
@@ -29,10 +30,8 @@ def plan_figure(plan: BudgetPlan) -> Figure:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_xlabel("hours of annotation", fontsize=10)
     axes.set_ylabel("expected mAP", fontsize=10)
-    axes.tick_params(labelsize=9)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=9, framealpha=0.85, edgecolor="none")
+    tidy(axes)
+    add_legend(axes)
     return figure
 
 

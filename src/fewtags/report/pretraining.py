@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from fewtags.config.parse import load_toml
 from fewtags.engine.collapse import COLLAPSED
@@ -24,8 +22,8 @@ from fewtags.files import write_text
 from fewtags.nets.encoder import Encoder
 from fewtags.photos.augment import WholeImage
 from fewtags.photos.scan import Tick
-from fewtags.report.build import template_text
-from fewtags.report.figures import COLOURS, WIDTH, png
+from fewtags.report.build import render_template
+from fewtags.report.figures import COLOURS, WIDTH, add_legend, label_epochs, png
 from fewtags.report.neighbours import NeighbourRows, neighbour_rows
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
@@ -33,16 +31,10 @@ from fewtags.table.table import LabelTable
 Record = Mapping[str, Any]
 
 
-def build_pretraining_report(
-    run: Path, *, photos: int = 2000, device: torch.device | None = None, tick: Tick | None = None
-) -> Path:
+def build_pretraining_report(run: Path, *, device: torch.device | None = None, tick: Tick | None = None) -> Path:
     """Write `report.html` of a pretraining run into its folder. An unfinished run gets the curves only.
 
-    Args:
-        run: its folder.
-        photos: number of photos to search for neighbours.
-        device: where the encoder runs; None for the CPU.
-        tick: called with the number of photos that are done.
+    The encoder runs on `device`, by default the CPU.
 
     Raises:
         CheckpointError: it has not finished an epoch.
@@ -57,69 +49,41 @@ def build_pretraining_report(
         encoder, info = load_encoder(run)
         where = device or torch.device("cpu")
         try:
-            rows, missing = neighbour_rows(encoder, table, WholeImage(info.size), where, most=photos, tick=tick), ""
-        except DataError as error:  # photos may have gone since
+            rows, missing = neighbour_rows(encoder, table, WholeImage(info.size), where, tick=tick), ""
+        except DataError as error:  # photos may have been removed since
             missing = str(error)
     notes: list[str] = json.loads((run / "environment.json").read_text("utf-8"))["notes"]
-    page = (
-        _environment()
-        .from_string(template_text("pretraining.html.j2"))
-        .render(
-            style=template_text("style.css"),
-            title=run.name,
-            resolved=resolved,
-            photos=len(table),
-            epochs=len(history),
-            settings={k: v for k, v in resolved["objective"].items() if k != "name" and v is not None},
-            last=history[-1],
-            collapsed=float(history[-1].get("train/spread", 1.0)) < COLLAPSED,
-            churn=churn(history[-1]),
-            curves=png(curves(history, resolved["objective"])),
-            rows=rows,
-            missing=missing,
-            notes=notes,
-            folder=str(run),
-        )
-    )
-    write_text(run / "report.html", page)
+    values = {
+        "title": run.name,
+        "resolved": resolved,
+        "photos": len(table),
+        "epochs": len(history),
+        "settings": {k: v for k, v in resolved["objective"].items() if k != "name" and v is not None},
+        "last": history[-1],
+        "collapsed": float(history[-1].get("train/spread", 1.0)) < COLLAPSED,
+        "churn": churn(history[-1]),
+        "curves": png(curves(history, resolved["objective"])),
+        "rows": rows,
+        "missing": missing,
+        "notes": notes,
+        "folder": str(run),
+    }
+    write_text(run / "report.html", render_template("pretraining.html.j2", values))
     return run / "report.html"
 
 
 def build_neighbours_page(
     encoder: Encoder, info: EncoderInfo, table: LabelTable, rows: NeighbourRows, out: Path, source: str
 ) -> None:
-    """Write the page of nearest photos.
-
-    Args:
-        encoder: gives the features.
-        info: describes the encoder.
-        table: the photos.
-        rows: from `neighbour_rows`.
-        out: the HTML file.
-        source: describes where the encoder came from.
-    """
-    page = (
-        _environment()
-        .from_string(template_text("neighbours.html.j2"))
-        .render(
-            style=template_text("style.css"),
-            info=info,
-            rows=rows,
-            source=source,
-            photos=len(table),
-            features=encoder.features_dim,
-        )
-    )
+    """Write the page of nearest photos; `source` describes where the encoder came from."""
+    features = encoder.features_dim
+    values = {"info": info, "rows": rows, "source": source, "photos": len(table), "features": features}
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, page)
-
-
-def _environment() -> Environment:
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    write_text(out, render_template("neighbours.html.j2", values))
 
 
 def churn(record: Record) -> float | None:
-    """Share of earlier neighbours that were in the queue again but not chosen again; None if there were none."""
+    """Return the share of earlier neighbours that were in the queue again but not chosen again; None without any."""
     met, kept = record.get("train/neighbours_met"), record.get("train/neighbours_kept")
     return None if not met or kept is None else 1 - kept / met
 
@@ -127,8 +91,8 @@ def churn(record: Record) -> float | None:
 def curves(history: Sequence[Record], objective: Mapping[str, Any]) -> Figure:
     """Plot the losses, the spread of the vectors, and the change of the neighbours."""
     panels: list[tuple[str, dict[str, list[tuple[int, float]]]]] = [
-        ("loss", {name: _points(history, f"train/{key}") for key, name in LOSSES.items()}),
-        ("spread", {name: _points(history, f"train/{key}") for key, name in SPREADS.items()}),
+        (title, {name: _points(history, f"train/{key}") for key, name in names.items()})
+        for title, names in (("loss", LOSSES), ("spread", SPREADS))
     ]
     changes = [(int(r["epoch"]) + 1, value) for r in history if (value := churn(r)) is not None]
     if changes:
@@ -137,20 +101,16 @@ def curves(history: Sequence[Record], objective: Mapping[str, Any]) -> Figure:
     for place, (title, lines) in enumerate(panels, 1):
         axes = figure.add_subplot(1, len(panels), place)
         for colour, (name, points) in zip(COLOURS, ((n, p) for n, p in lines.items() if p), strict=False):
-            axes.plot(*zip(*points, strict=True), color=colour, label=name, linewidth=1.8, marker=_dot(points))
+            dot = "o" if len(points) == 1 else None
+            axes.plot(*zip(*points, strict=True), color=colour, label=name, linewidth=1.8, marker=dot)
         if title == "loss":
             _levels(axes, objective)
         if title == "spread":
             axes.axhline(COLLAPSED, color="#b3261e", linestyle=":", linewidth=1.4, label="collapsed below")
         if title != "loss":
             axes.set_ylim(min(0.0, axes.get_ylim()[0]), max(1.05, axes.get_ylim()[1]))
-        axes.set_title(title, fontsize=11)
-        axes.set_xlabel("epoch", fontsize=10)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.tick_params(labelsize=9)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=9, framealpha=0.85, edgecolor="none")
+        label_epochs(axes, title)
+        add_legend(axes)
     return figure
 
 
@@ -169,7 +129,3 @@ def _levels(axes: Axes, objective: Mapping[str, Any]) -> None:
 
 def _points(history: Sequence[Record], key: str) -> list[tuple[int, float]]:
     return [(int(r["epoch"]) + 1, float(r[key])) for r in history if r.get(key) is not None]
-
-
-def _dot(points: Sequence[tuple[int, float]]) -> str | None:
-    return "o" if len(points) == 1 else None

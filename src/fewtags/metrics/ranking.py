@@ -51,7 +51,7 @@ def average_precision(
     """
     refuse_nan(scores)
     result = np.full(scores.shape[1], np.nan)
-    for c, score, label in _columns(scores, labels):
+    for c, score, label in class_columns(scores, labels):
         known = np.sort(score[label != Label.UNKNOWN])
         positive = np.sort(score[label == Label.POSITIVE])
         if positive.size:
@@ -214,7 +214,7 @@ def _drawn(
     for weight in weights if n else ():
         weight[:] = np.bincount(rng.integers(n, size=n), minlength=n)
     drawn = np.full((classes, n_resamples), np.nan)
-    for c, score, label in _columns(scores, labels):
+    for c, score, label in class_columns(scores, labels):
         if (label == Label.POSITIVE).any() and (label == Label.NEGATIVE).any():
             drawn[c] = _resampled_average_precision(score, label, weights)
     return drawn
@@ -314,7 +314,7 @@ def positive_only_report(
 # --- shared
 
 
-def _columns(
+def class_columns(
     scores: Float[Array, "n c"], labels: Int8[Array, "n c"]
 ) -> Iterator[tuple[int, Float[Array, " n"], Int8[Array, " n"]]]:
     """Each class with its contiguous scores and labels; copied in blocks, so never all of n x c at once."""

@@ -40,7 +40,9 @@ KINDS = (
 )
 
 
-def draw(kind: Kind, n: int, rng: np.random.Generator, extra: float = 0.0) -> tuple[NDArray[np.float64], ...]:
+def draw(
+    kind: Kind, n: int, rng: np.random.Generator, extra: float = 0.0
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int8]]:
     """Scores of two models that share two thirds of their noise, the second with larger shifts, and labels."""
     positive = rng.random((n, len(kind.rates))) < kind.rates
     shared, *own = (rng.normal(size=positive.shape) for _ in range(3))
@@ -62,18 +64,19 @@ def bootstrap(scores: NDArray[np.float64], labels: NDArray[np.int8], rng: np.ran
 
 def lines(repeats: int, bootstraps: int) -> Iterator[str]:
     """A Markdown table, a row for each kind and size."""
-    yield (
-        "| test set | images | mAP, many images | jackknife: covered | width | bootstrap: covered | width | point outside"
-        f" | jackknife, {FEWEST_POSITIVES} positives or more: covered, by class | difference: covered |"
+    columns = (
+        *("test set", "images", "mAP, many images", "covered", "width", "bootstrap: covered", "width", "value outside"),
+        *(f"classes with {FEWEST_POSITIVES} positives or more: covered", "difference of two models: covered"),
     )
-    yield "|" + "---|" * 10
+    yield f"| {' | '.join(columns)} |"
+    yield "|" + "---|" * len(columns)
     for number, kind in enumerate(KINDS):
         rng = np.random.default_rng(number)
         first, second, labels = draw(kind, LARGE, rng, 0.2)
         large, other = average_precision(first, labels), average_precision(second, labels)
         for n in SIZES:
-            covered, width, old, old_width, outside, paired = [], [], [], [], [], []
-            by_class: list[NDArray[np.bool_]] = []
+            shown: list[list[float]] = [[] for _ in range(7)]
+            covered, width, old, old_width, outside, by_class, paired = shown
             for repeat in range(repeats):
                 first, second, labels = draw(kind, n, rng, 0.2)
                 values = average_precision(first, labels)
@@ -84,7 +87,7 @@ def lines(repeats: int, bootstraps: int) -> Iterator[str]:
                 width.append(high - low)
                 each = found.average_precision
                 inside = (each[:, 0] <= large) & (large <= each[:, 1])
-                by_class.append(inside[~np.isnan(each[:, 0])])
+                by_class += inside[~np.isnan(each[:, 0])].tolist()
                 low, high = difference_interval(first, second, labels)
                 paired.append(low <= (other - large)[known].mean() <= high)
                 if repeat < bootstraps:
@@ -92,7 +95,6 @@ def lines(repeats: int, bootstraps: int) -> Iterator[str]:
                     old.append(low <= truth <= high)
                     old_width.append(high - low)
                     outside.append(not low <= values[known].mean() <= high)
-            shown = [covered, width, old, old_width, outside, np.concatenate(by_class), paired]
             cells = [f"{100 * np.mean(part):.0f} %" if len(part) else "–" for part in shown]
             yield f"| {kind.name} | {n:,} | {100 * large.mean():.1f} | {' | '.join(cells)} |"
 

@@ -67,7 +67,7 @@ def jackknife_intervals(scores: Float[Array, "n c"], labels: Int8[Array, "n c"],
     each = np.full((scores.shape[1], 2), np.nan)
     for one in found:
         if one.positives >= FEWEST_POSITIVES:
-            each[one.index] = _beta_interval(one.value, one.corrected, one.variance, level)
+            each[one.class_] = _beta_interval(one.value, one.corrected, one.variance, level)
     if not found:
         return Intervals((np.nan, np.nan), each, level)
     value, corrected = (float(np.mean([getattr(one, name) for one in found])) for name in ("value", "corrected"))
@@ -108,7 +108,7 @@ class _ClassValue(NamedTuple):
         order: [known], the known cells by descending score.
     """
 
-    index: int
+    class_: int
     positives: int
     value: float
     corrected: float
@@ -125,7 +125,7 @@ class _ClassValue(NamedTuple):
 def _classes(scores: Float[Array, "n c"], labels: Int8[Array, "n c"]) -> Iterator[_ClassValue]:
     """The classes with a known positive and a known negative."""
     refuse_nan(scores)
-    for index, score, label in class_columns(scores, labels):
+    for class_, score, label in class_columns(scores, labels):
         known = label != Label.UNKNOWN
         positive = label[known] == Label.POSITIVE
         count, n = int(positive.sum()), len(positive)
@@ -138,7 +138,7 @@ def _classes(scores: Float[Array, "n c"], labels: Int8[Array, "n c"]) -> Iterato
         # With precision 1 at every positive nothing varies, but one more positive might have another precision.
         smoothed = (count * value + 0.5) / (count + 1)
         yield _ClassValue(
-            index=index,
+            class_=class_,
             positives=count,
             value=value,
             corrected=smoothed if value == 1 else min(max(value - bias, 0.0), 1.0),

@@ -33,7 +33,7 @@ def average_precision(scores: Float[Array, "n c"], labels: Int8[Array, "n c"]) -
     """
     refuse_nan(scores)
     result = np.full(scores.shape[1], np.nan)
-    for c, score, label in _columns(scores, labels):
+    for c, score, label in class_columns(scores, labels):
         known = np.sort(score[label != Label.UNKNOWN])
         positive = np.sort(score[label == Label.POSITIVE])
         if positive.size:
@@ -101,104 +101,6 @@ def unknown_as_absent(labels: Int8[Array, "n c"]) -> Int8[Array, "n c"]:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Intervals:
-    """Bootstrap percentile intervals (low, high) of mAP and of each class's AP; nan if nothing is counted.
-
-    `level` is the share of the resamples inside, for example 0.95.
-    """
-
-    mean_average_precision: tuple[float, float]
-    average_precision: Float[Array, "c 2"]
-    level: float
-    n_resamples: int
-
-
-def bootstrap_intervals(
-    scores: Float[Array, "n c"],
-    labels: Int8[Array, "n c"],
-    rng: np.random.Generator,
-    *,
-    n_resamples: int = 200,
-    level: float = 0.95,
-) -> Intervals:
-    """Bootstrap intervals of AP and mAP over images, which are resampled with replacement.
-
-    All classes share the resamples. In each resample a class is counted by the rule of `ranking_report`. The interval
-    does not cover the variation between training runs: for that, train with several seeds.
-
-    Raises:
-        ConfigError: `n_resamples` or `level` out of range.
-        DataError: a score is NaN.
-    """
-    if n_resamples < 1 or not 0 < level < 1:
-        raise ConfigError(f"a bootstrap needs n_resamples >= 1 and 0 < level < 1, got {n_resamples} and {level}.")
-    drawn = _drawn(scores, labels, rng, n_resamples)
-    tails = ((1 - level) / 2, (1 + level) / 2)
-    means = np.array([mean_of_known(column) for column in drawn.T])
-    per_class = np.array([_quantiles(row, tails) for row in drawn]).reshape(len(drawn), 2)
-    return Intervals(_quantiles(means, tails), per_class, level, n_resamples)
-
-
-def resampled_means(
-    scores: Float[Array, "n c"], labels: Int8[Array, "n c"], rng: np.random.Generator, *, n_resamples: int = 200
-) -> Float[Array, " r"]:
-    """The mAP of every resample of `bootstrap_intervals`; nan if no class is counted.
-
-    Two models on the same labels with generators in the same state get the same resamples, so results can be paired.
-    Errors as in `bootstrap_intervals`.
-    """
-    if n_resamples < 1:
-        raise ConfigError(f"a bootstrap needs n_resamples >= 1, got {n_resamples}.")
-    return np.array([mean_of_known(column) for column in _drawn(scores, labels, rng, n_resamples).T])
-
-
-def _drawn(
-    scores: Float[Array, "n c"], labels: Int8[Array, "n c"], rng: np.random.Generator, n_resamples: int
-) -> Float[Array, "c r"]:
-    """AP of every class in every resample, nan where it is not counted."""
-    refuse_nan(scores)
-    n, classes = scores.shape
-    weights = np.zeros((n_resamples, n), np.uint16)
-    for weight in weights if n else ():
-        weight[:] = np.bincount(rng.integers(n, size=n), minlength=n)
-    drawn = np.full((classes, n_resamples), np.nan)
-    for c, score, label in _columns(scores, labels):
-        if (label == Label.POSITIVE).any() and (label == Label.NEGATIVE).any():
-            drawn[c] = _resampled_average_precision(score, label, weights)
-    return drawn
-
-
-def _resampled_average_precision(
-    score: Float[Array, " n"], label: Int8[Array, " n"], weights: UInt16[Array, "r n"]
-) -> Float[Array, " r"]:
-    """AP of one class for image weights [r, n]; nan if a resample has no positive or no negative."""
-    # The distinct scores of positives cut the ranking into segments, 0 is the highest.
-    # The order within a segment is irrelevant, so a histogram over the segments describes a resample.
-    cuts = np.unique(score[label == Label.POSITIVE])
-    segment = len(cuts) - np.searchsorted(cuts, score, side="right")
-    bins = len(cuts) + 1
-    # Known negatives are counted in the first bins, positives in as many more, unknown cells in a last, unused one.
-    place = np.where(label == Label.NEGATIVE, segment, np.where(label == Label.POSITIVE, bins + segment, 2 * bins))
-    result = np.full(len(weights), np.nan)
-    for r, weight in enumerate(weights):
-        count = np.bincount(place, weight, 2 * bins + 1)
-        gained, others = count[bins : 2 * bins], count[:bins]
-        hits, total = np.cumsum(gained), np.cumsum(gained + others)
-        if hits[-1] and total[-1] > hits[-1]:
-            result[r] = np.sum(gained * hits / np.maximum(total, 1)) / hits[-1]
-    return result
-
-
-def _quantiles(values: Float[Array, " r"], tails: tuple[float, float]) -> tuple[float, float]:
-    values = values[~np.isnan(values)]
-    if not values.size:
-        return np.nan, np.nan
-    low, high = np.quantile(values, tails)
-    return float(low), float(high)
-
-
-@final
-@dataclass(frozen=True, eq=False)
 class PositiveOnlyReport:
     """Metrics for labels without known negatives, for example a folder per class.
 
@@ -253,7 +155,7 @@ def positive_only_report(
     )
 
 
-def _columns(
+def class_columns(
     scores: Float[Array, "n c"], labels: Int8[Array, "n c"]
 ) -> Iterator[tuple[int, Float[Array, " n"], Int8[Array, " n"]]]:
     """Each class with its contiguous scores and labels, copied in blocks of classes to save memory."""

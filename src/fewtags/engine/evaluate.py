@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewtags.engine.machine import keep_freed_memory
+from fewtags.engine.machine import prepare_process
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
 from fewtags.metrics.decisions import DecisionReport, decision_report, label_cardinality
@@ -35,7 +35,7 @@ def predict_logits(
     net: SpatialNet, loader: EvalLoader, samples: int, device: torch.device, shard: Shard | None = None
 ) -> Logits:
     """float32 [N, C] of all photos, in order, on every process; the pool comes first, so no maps are made."""
-    keep_freed_memory()
+    prepare_process()
     net.eval()
     # A process may have no photos.
     pieces = [torch.zeros(0, net.head.classes, device=device)]

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from fewtags.engine.evaluate import Evaluation, Logits, evaluate_logits, sigmoid
 from fewtags.engine.gallery import class_maps
-from fewtags.engine.machine import keep_freed_memory, torch_device
+from fewtags.engine.machine import prepare_process, torch_device
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.formats.folder import walk
@@ -27,6 +27,7 @@ from fewtags.nets.spatial import SpatialNet
 from fewtags.nets.tscam import coupled_maps
 from fewtags.photos.dataset import Sample, read_through
 from fewtags.photos.loader import Collate
+from fewtags.photos.workers import WorkerLoader, Workers
 from fewtags.table.table import LabelTable
 from fewtags.text import counted
 
@@ -98,10 +99,6 @@ class _Files(Dataset[Sample | str]):
         return Sample(pixels=pixels, labels=np.full(self.classes, Label.UNKNOWN, np.int8), index=index, view=view)
 
 
-def _as_list(samples: list[Sample | str]) -> list[Sample | str]:
-    return samples
-
-
 def predict_photos(
     net: SpatialNet,
     info: ModelInfo,
@@ -137,11 +134,10 @@ def _read(
 
     The tensor is None if no photo of the batch is readable.
     """
-    keep_freed_memory()
+    prepare_process()
     collate = Collate(info.mean, info.std)
-    loader = DataLoader(
-        _Files(paths, info), batch_size, num_workers=workers, collate_fn=_as_list, generator=torch.Generator()
-    )
+    keys = [range(first, min(first + batch_size, len(paths))) for first in range(0, len(paths), batch_size)]
+    loader = WorkerLoader(_Files(paths, info), keys, list, Workers(workers))
     for samples in loader:
         crops = [sample.pixels for sample in samples if isinstance(sample, Sample)]
         yield samples, collate.pixels(crops, device) if crops else None

@@ -13,13 +13,13 @@ from typing import Any, cast, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader
 
 from fewtags.batched_views import stack_views
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Batch, Places, SecondView
 from fewtags.photos.augment import Pixels
 from fewtags.photos.dataset import EvalSet, Failure, Sample, TrainSet
+from fewtags.photos.workers import WorkerLoader, Workers
 from fewtags.seeds import rng
 
 ORDER = 1
@@ -186,22 +186,6 @@ def make_places(row: NDArray[np.int64], classes: NDArray[np.int32], boxes: NDArr
 
 
 @final
-@dataclass(frozen=True)
-class Workers:
-    """How batches are made: in this process, or ahead of time in others. Never changes what a batch holds.
-
-    Attributes:
-        count: worker processes; 0 works in this one.
-        prefetch: batches each worker prepares ahead.
-        pin_memory: put batches into page-locked memory, for faster copies to a GPU.
-    """
-
-    count: int = 0
-    prefetch: int = 2
-    pin_memory: bool = False
-
-
-@final
 class TrainLoader:
     """Training batches of any epoch, from any step on; a `BatchSource` of the training loop.
 
@@ -231,7 +215,7 @@ class TrainLoader:
         self.sampler = sampler
         self._collate, self._device = collate, device
         self._plan = _Plan(sampler)
-        self._loader = make_loader(data, self._plan, collate, workers)
+        self._loader = make_loader(data, self._plan, collate, workers, batch_size=sampler.batch_size)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -297,7 +281,7 @@ class EvalLoader:
         assert 0 <= rank < world, (rank, world)
         self._share = _Share(range(rank, len(data), world), batch_size)
         self._collate, self._device = collate, device
-        self._loader = make_loader(data, self._share, collate, workers, persistent=False)
+        self._loader = make_loader(data, self._share, collate, workers, persistent=False, batch_size=batch_size)
 
     def __len__(self) -> int:
         return len(self._share)
@@ -327,24 +311,20 @@ def make_loader(
     workers: Workers | None = None,
     *,
     persistent: bool = True,
-) -> DataLoader[Any]:
-    """A torch `DataLoader` over given batches of keys.
+    batch_size: int = 64,
+) -> WorkerLoader:
+    """A loader over given batches of keys.
 
     It yields a `PixelBatch`, or a `Failure` for a batch that cannot be made.
     """
-    workers = workers or Workers()
-    busy = workers.count > 0
-    return DataLoader(
-        data,
-        batch_sampler=cast("Any", batches),
-        collate_fn=collate.stack,
-        num_workers=workers.count,
-        prefetch_factor=workers.prefetch if busy else None,
-        persistent_workers=persistent and busy,
-        pin_memory=workers.pin_memory,
-        # Workers get a seed that nobody uses; drawing it must not advance the global generator.
-        generator=torch.Generator(),
-    )
+    views = 2 if isinstance(data, TrainSet) and data.second_view is not None else 1
+    need = batch_size * views * pixel_bytes(data.policy.size)
+    return WorkerLoader(data, batches, collate.stack, workers, persistent=persistent, batch_bytes=need)
+
+
+def pixel_bytes(size: int) -> int:
+    """Bytes of a square crop as uint8."""
+    return 3 * size * size
 
 
 def _normalised(

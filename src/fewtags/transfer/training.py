@@ -19,7 +19,7 @@ from fewtags.config.sections import StageConfig
 from fewtags.engine.evaluate import predict_logits
 from fewtags.engine.events import Event
 from fewtags.engine.fit import BatchSource, Fit, FitConfig
-from fewtags.engine.machine import keep_freed_memory
+from fewtags.engine.machine import prepare_process
 from fewtags.engine.sources import CachePlan, StoredViews, ViewFeatures, fill_views
 from fewtags.errors import ConfigError
 from fewtags.nets.encoder import Encoder, pooled
@@ -29,8 +29,9 @@ from fewtags.objectives.assume_negative import BCE
 from fewtags.objectives.base import Problem
 from fewtags.photos.augment import Policy
 from fewtags.photos.dataset import EvalSet, TrainSet
-from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader, Workers
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader
 from fewtags.photos.scan import Tick
+from fewtags.photos.workers import Workers
 from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
 from fewtags.transfer.features import BATCH, photos_of
@@ -160,7 +161,7 @@ def view_features(
         workers: processes that read photos.
         tick: progress callback.
     """
-    keep_freed_memory()
+    prepare_process()
     net = SpatialNet(_Pooled(encoder), _head(encoder.features_dim, 1, seed))
     freeze(net, "head")
     net.to(context.device)
@@ -302,7 +303,7 @@ def _fit(
     cells: tuple[int, int],
     model: nn.Module,
 ) -> Fit:
-    keep_freed_memory()
+    prepare_process()
     config = FitConfig(
         stages=settings.stages(trainable),
         seed=settings.seed,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast, final
+from typing import Any, Generic, TypeVar, final
 
-import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from fewtags.errors import DataError, FewtagsError
 from fewtags.photos.dataset import Failure
+from fewtags.photos.workers import WorkerLoader, Workers
 from fewtags.seeds import rng
 
 T = TypeVar("T")
@@ -42,14 +42,7 @@ def read_batches(read: Callable[[int, int], T], keys: Iterable[list[Key]], worke
     Raises:
         DataError: `read` raised an error.
     """
-    loader: DataLoader[Any] = DataLoader(
-        _Guarded(read),
-        batch_sampler=cast("Any", keys),
-        collate_fn=list,
-        num_workers=workers,
-        # The seed of the workers is not used; drawing it must not advance the global generator.
-        generator=torch.Generator(),
-    )
+    loader = WorkerLoader(_Guarded(read), keys, list, Workers(workers))
     for batch in loader:
         for sample in batch:
             if isinstance(sample, Failure):

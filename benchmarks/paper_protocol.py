@@ -42,7 +42,8 @@ from fewtags.metrics.locate import LocateOptions, locate_report
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.spatial import Output, SpatialNet
 from fewtags.photos.dataset import EvalSet, PhotoFolder
-from fewtags.photos.loader import Collate, EvalLoader, Workers
+from fewtags.photos.loader import Collate, EvalLoader
+from fewtags.photos.workers import Workers
 from fewtags.table.table import LabelTable
 from paper_data import RESOLUTION, PaperData
 from paper_files import PaperJob, PaperProtocol, choose_runs, read_finished, read_paper

@@ -285,8 +285,10 @@ def finetune_once(
     frozen = freeze(model, options.trainable_blocks)
     generator = torch.Generator().manual_seed(seed)
     loader: Any = DataLoader(train, BATCH, shuffle=True, num_workers=options.workers, generator=generator)  # type: ignore[arg-type]
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=lr_decay[0], weight_decay=lr_decay[1])
+    head = list(model.classifier.parameters())
+    others = [p for p in model.parameters() if p.requires_grad and all(p is not h for h in head)]
+    groups = [{"params": others, "lr": lr_decay[0]}, {"params": head, "lr": lr_decay[0] * options.head_factor}]
+    optimizer = torch.optim.AdamW(groups, weight_decay=lr_decay[1])
     steps, rise = options.epochs * len(loader), options.warmup_epochs * len(loader)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine_with_warmup(step, steps, rise))
     best: Any = (-1.0, 0, {})
@@ -331,6 +333,9 @@ def timm_finetune(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--trainable-blocks", default="3", help='number of last blocks, or "all" (default 3)')
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-3, 3e-4], help="several are a grid")
+    parser.add_argument(
+        "--head-factor", type=float, default=1.0, help="head's learning rate over the others' (default 1)"
+    )
     parser.add_argument("--weight-decay", type=float, nargs="+", default=[1e-4, 1e-2], help="several are a grid")
     parser.add_argument("--min-area", type=float, default=0.25, help="of the random crop (default 0.25)")
     options = parser.parse_args(arguments)

@@ -22,3 +22,7 @@ class CheckpointError(FewtagsError):
 
 class TrainingError(FewtagsError):
     """Training cannot continue, for example because the loss is not finite."""
+
+
+class WorkerError(FewtagsError):
+    """A process that reads photos was killed, or sends nothing."""

@@ -297,7 +297,7 @@ def test_report_of_one_run_and_of_two(run: Run, trained: tuple[Path, Result], tm
     two = run("report", out, out, "--out", tmp_path / "two.html")
     assert two.exit_code == 0
     text = (tmp_path / "two.html").read_text("utf-8")
-    # The same run twice differs by nothing, in every resample.
+    # The same run twice differs by nothing, whatever the images.
     assert "+0.0 mAP" in text
     assert "+0.0 to +0.0" in text
 

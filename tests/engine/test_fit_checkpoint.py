@@ -21,7 +21,8 @@ from fewtags.objectives.base import Problem
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.photos.augment import SquareCrop
 from fewtags.photos.dataset import PhotoFolder, TrainSet
-from fewtags.photos.loader import Collate, EpochSampler, TrainLoader, Workers
+from fewtags.photos.loader import Collate, EpochSampler, TrainLoader
+from fewtags.photos.workers import Workers
 
 VARIANTS = {
     "plain": {},

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fewtags.engine.machine import free_disk, keep_freed_memory, share_of_images
+from fewtags.engine import machine
+from fewtags.engine.machine import cpu_quota, free_disk, keep_freed_memory, limit_threads, memory_limit, share_of_images
 
 
 @pytest.mark.parametrize(
@@ -148,3 +149,61 @@ def test_the_next_large_block_finds_its_pages_again(monkeypatch):
     kept, before, after = done.stdout.split()
     assert kept == "True"
     assert 10 * int(after) < int(before)
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "expected"),
+    [
+        ({}, "0::/\n", None),
+        ({"cpu.max": "150000 100000\n"}, "0::/\n", 1.5),
+        ({"cpu.max": "max 100000\n"}, "0::/\n", None),
+        ({"a/cpu.max": "400000 100000", "a/b/cpu.max": "200000 100000"}, "0::/a/b\n", 2.0),
+        ({"a/cpu.max": "100000 100000", "a/b/cpu.max": "max 100000"}, "0::/a/b\n", 1.0),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, "1:cpu:/\n", 0.5),
+        ({"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, "2:cpu,cpuacct:/x\n", None),
+        ({"cpu/x/cpu.cfs_quota_us": "300000", "cpu/x/cpu.cfs_period_us": "100000"}, "2:cpu,cpuacct:/x\n", 3.0),
+        ({"cpu.max": "nonsense"}, "0::/\n", None),
+    ],
+)
+def test_the_cpu_quota_of_a_container(tmp_path, files, own, expected):
+    for name, text in files.items():
+        path = tmp_path / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "own").write_text(own)
+    assert cpu_quota(tmp_path / "groups", tmp_path / "own") == expected
+    assert cpu_quota(tmp_path / "groups", tmp_path / "none") in (expected, None)
+
+
+def test_the_memory_limit_of_a_container(tmp_path):
+    own = tmp_path / "own"
+    own.write_text("0::/\n4:memory:/x\n")
+    assert memory_limit(tmp_path, own) is None
+    (tmp_path / "memory.max").write_text("max")
+    (tmp_path / "memory.current").write_text("10")
+    assert memory_limit(tmp_path, own) is None
+    (tmp_path / "memory.max").write_text("1000")
+    assert memory_limit(tmp_path, own) == 990
+    (tmp_path / "memory/x").mkdir(parents=True)
+    (tmp_path / "memory/x/memory.limit_in_bytes").write_text("500")
+    (tmp_path / "memory/x/memory.usage_in_bytes").write_text("600")
+    assert memory_limit(tmp_path, own) == 0
+
+
+def test_cores_and_threads_fit_the_quota(monkeypatch):
+    monkeypatch.setattr(machine, "machine_cores", lambda: 64)
+    monkeypatch.setattr(machine, "cpu_quota", lambda: None)
+    assert machine.cores() == 64
+    for quota, expected in ((0.5, 1), (1.5, 2), (2.0, 2), (100.0, 64)):
+        monkeypatch.setattr(machine, "cpu_quota", lambda quota=quota: quota)
+        assert machine.cores() == expected
+    monkeypatch.setattr(machine, "cpu_quota", lambda: 2.0)
+    counts = []
+    monkeypatch.setattr(machine.torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(machine.torch, "set_num_threads", counts.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    limit_threads()
+    assert counts == []
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    limit_threads()
+    assert counts == [2]

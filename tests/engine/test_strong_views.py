@@ -13,7 +13,7 @@ from fewtags.engine.tensor_files import load_part
 from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import ConfigError
 from fewtags.labels import Label
-from fewtags.photos.loader import Workers
+from fewtags.photos.workers import Workers
 from fewtags.table.table import LabelTable
 
 # Python 3.12 and later warn of every fork of a process with threads.

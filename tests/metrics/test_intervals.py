@@ -76,6 +76,16 @@ def test_perfect_scores_do_not_make_a_point(positives):
     assert np.isnan(found.average_precision[0]).all() == (positives < FEWEST_POSITIVES)
 
 
+def test_the_interval_narrows_with_more_images():
+    rng = np.random.default_rng(5)
+    width = {}
+    for n in (100, 1600):
+        scores, labels = draw(n, np.full(3, 0.3), np.ones(3), rng)
+        low, high = jackknife_intervals(scores, labels).mean_average_precision
+        width[n] = high - low
+    assert 2 < width[100] / width[1600] < 8  # 4 = sqrt(16) in expectation
+
+
 def test_a_rare_class_widens_the_interval_of_the_mean():
     rng = np.random.default_rng(2)
     scores, labels = draw(300, np.full(5, 0.3), np.full(5, 1.0), rng)

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn.metrics import average_precision_score
 
-from fewtags.errors import ConfigError, DataError
+from fewtags.errors import DataError
 from fewtags.labels import Label
 from fewtags.metrics import ranking
 from fewtags.metrics.ranking import (
     average_precision,
-    bootstrap_intervals,
     positive_only_report,
     ranking_report,
     unknown_as_absent,
@@ -302,47 +301,6 @@ def test_blocks_of_classes_and_positives_give_the_same_result(monkeypatch):
     )
 
 
-# --- intervals
-
-
-@pytest.mark.parametrize("levels", [4, 1000])
-def test_bootstrap_equals_repeating_the_images(levels):
-    rng = np.random.default_rng(3)
-    scores, labels = rng.integers(0, levels, (30, 5)) / levels, int8(rng.integers(-1, 2, (30, 5)))
-    labels[:, 2] = np.where(np.arange(30) < 2, P, N)  # two positives: some resamples have none
-    labels[:, 3] = np.where(np.arange(30) < 2, N, P)  # two negatives: likewise
-    labels[:, 4] = U
-    got = bootstrap_intervals(scores, labels, np.random.default_rng(7), n_resamples=50, level=0.8)
-    again = np.random.default_rng(7)
-    drawn = [ranking_report(scores[i], labels[i]) for i in (again.integers(30, size=30) for _ in range(50))]
-    means = [r.mean_average_precision for r in drawn]
-    assert got.mean_average_precision == pytest.approx(tuple(np.quantile(means, [0.1, 0.9])), rel=1e-12)
-    per_class = np.array([r.average_precision for r in drawn])
-    assert np.isnan(per_class).any(0).tolist() == [False, False, True, True, True]
-    expected = np.nanquantile(per_class[:, :4], [0.1, 0.9], axis=0).T
-    np.testing.assert_allclose(got.average_precision[:4], expected, rtol=1e-12)
-    assert np.isnan(got.average_precision[4]).all()
-    assert (got.level, got.n_resamples) == (0.8, 50)
-
-
-def test_interval_holds_the_estimate_and_narrows_with_more_images():
-    rng = np.random.default_rng(5)
-    width = {}
-    for n in (100, 1600):
-        labels = np.where(rng.random((n, 3)) < 0.3, P, N).astype(np.int8)
-        scores = rng.normal(size=(n, 3)) + (labels == P)
-        low, high = bootstrap_intervals(scores, labels, rng).mean_average_precision
-        assert low < ranking_report(scores, labels).mean_average_precision < high
-        width[n] = high - low
-    assert 2 < width[100] / width[1600] < 8  # 4 = sqrt(16) in expectation
-
-
-def test_bootstrap_without_anything_to_count_is_nan():
-    got = bootstrap_intervals(np.zeros((0, 2)), int8([]).reshape(0, 2), np.random.default_rng(0), n_resamples=3)
-    assert np.isnan(got.mean_average_precision).all()
-    assert got.average_precision.shape == (2, 2)
-
-
 # --- errors
 
 
@@ -353,9 +311,3 @@ def test_a_score_that_is_not_a_number_is_named():
         with pytest.raises(DataError) as error:
             call(scores, int8(np.zeros((3, 2))))
         assert str(error.value) == "the score of image 1, class 1 is not a number; the model or its input is broken."
-
-
-def test_a_bootstrap_out_of_range_is_refused():
-    for options in ({"n_resamples": 0}, {"level": 1.0}):
-        with pytest.raises(ConfigError, match=r"^a bootstrap needs n_resamples >= 1 and 0 < level < 1, got "):
-            bootstrap_intervals(np.zeros((1, 1)), int8([[P]]), np.random.default_rng(0), **options)

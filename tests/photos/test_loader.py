@@ -31,7 +31,8 @@ from fewtags.photos.dataset import (
     read_through,
 )
 from fewtags.photos.decode import open_photo, read_image
-from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, PixelBatch, TrainLoader, Workers, make_loader
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, PixelBatch, TrainLoader, make_loader
+from fewtags.photos.workers import Workers
 from fewtags.seeds import rng
 
 # Python 3.12 and later warn of every fork of a process with threads.

@@ -62,7 +62,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         labels = val.matrix.dense()
         logits = (quality * labels + rng.normal(size=labels.shape)).astype(np.float32)
         thresholds = np.full(len(names), 0.5)
-        found = evaluate_logits(logits, labels, classes, thresholds, resamples=20).to_dict()
+        found = evaluate_logits(logits, labels, classes, thresholds).to_dict()
         rules = tuple("fitted" for _ in names)
         gallery = tuple(
             _shown(split, table, i, rng) for split, table in (("train", train), ("val", val)) for i in (0, 1)

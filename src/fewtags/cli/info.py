@@ -130,9 +130,11 @@ def doctor(as_json: Json = False) -> None:
 
     Exit code 1 if a required package is missing or broken.
     """
-    from fewtags.engine.machine import EXTRAS, environment
+    from fewtags.engine.machine import EXTRAS, environment, free_memory, machine_cores
     from fewtags.nets.backbones import create_net
     from fewtags.nets.weights import OFFLINE_PACKAGE
+    from fewtags.photos.worker_failures import SHARED_MEMORY
+    from fewtags.photos.workers import Workers, shared_memory_is_short
 
     facts = environment()
     packages: dict[str, str | None] = facts["packages"]
@@ -147,9 +149,16 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(facts))
     else:
-        for key in ("python", "system", "cores"):
+        for key in ("python", "system"):
             typer.echo(f"{key}: {facts[key]}")
-        typer.echo(f"memory: {facts['memory_bytes'] / 1e9:.1f} GB")
+        quota = facts["cpu_quota"]
+        limit = "" if quota is None else f" (the container may use {quota:g} of {machine_cores()})"
+        typer.echo(f"cores: {facts['cores']}{limit}")
+        typer.echo(f"memory: {facts['memory_bytes'] / 1e9:.1f} GB, {free_memory() / 1e9:.1f} GB free")
+        if (shared := facts["shared_memory_bytes"]) is not None:
+            small = shared_memory_is_short(Workers(max(1, facts["cores"] - 1)))
+            why = "; little: batches go through pipes, which is slower (docker run --shm-size=1g)" if small else ""
+            typer.echo(f"shared memory ({SHARED_MEMORY}): {shared / 1e9:.2f} GB free{why}")
         typer.echo(f"device: {facts['device']}" + (f" ({facts['gpu']})" if facts["gpu"] else ""))
         for package, found in packages.items():
             typer.echo(f"{package}: {found or ('not installed (optional)' if package in EXTRAS else 'MISSING')}")

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from fewtags.cli import data, demo, export, info, plan, pretrain, train, transfer_dense, use
 from fewtags.cli.transfer import transfer_app
 from fewtags.errors import FewtagsError
+from fewtags.photos.worker_failures import worker_failure
 
 
 @final
@@ -36,6 +37,10 @@ class Commands(TyperGroup):
                 raise
             place = "" if error.filename is None else f" {error.filename}"
             _refuse(f"{error.strerror or error}:{place}" if place else str(error), ctx, error)
+        except RuntimeError as error:
+            if (reason := worker_failure(str(error))) is None:
+                raise
+            _refuse(reason, ctx, error)
         except KeyboardInterrupt:
             typer.echo("interrupted.", err=True)
             raise typer.Exit(130) from None

@@ -91,14 +91,17 @@ PRESETS: Mapping[str, _Preset] = {
 
 
 ON_CPU: Mapping[str, _Preset] = {
-    # A net that two cores can train, after the head is solved. Learning rate and weight decay were chosen on validation
-    # at 192 px (docs/LOG.md). The size is that of the preset `cpu`; this combination was not measured.
+    # A net that two cores can train, after the head is solved. Learning rates and weight decay were chosen on
+    # validation at 192 px (docs/LOG.md); the size is that of the preset `cpu`.
     "finetune": _Preset(
         backbone="tf_efficientnet_lite0",
         size=288,
         batch_size=32,
         weight_decay=0.01,
-        stages=(_solve(warmup=True), _main(6, 1e-3, 2)),
+        stages=(
+            _solve(warmup=True),
+            StageConfig(name="main", epochs=6, lr=1e-3, trainable=2, head_factor=0.1),
+        ),
         optimizer="adamw",
         weight_ema=0.98,
     ),

@@ -11,18 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewtags.engine.machine import keep_freed_memory
+from fewtags.engine.machine import prepare_process
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
 from fewtags.metrics.decisions import DecisionReport, decision_report, label_cardinality
+from fewtags.metrics.intervals import FEWEST_POSITIVES, Intervals, jackknife_intervals
 from fewtags.metrics.metric import Metric, nested, number_or_none, reasons, sentence
-from fewtags.metrics.ranking import (
-    Intervals,
-    RankingReport,
-    bootstrap_intervals,
-    positive_only_report,
-    ranking_report,
-)
+from fewtags.metrics.ranking import RankingReport, positive_only_report, ranking_report
 from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.loader import EvalLoader
 from fewtags.stores.shard import Shard
@@ -35,7 +30,7 @@ def predict_logits(
     net: SpatialNet, loader: EvalLoader, samples: int, device: torch.device, shard: Shard | None = None
 ) -> Logits:
     """Return float32 [N, C] of all photos, in order, on every process; the pool comes first, so no maps are made."""
-    keep_freed_memory()
+    prepare_process()
     net.eval()
     # A process may have no photos.
     pieces = [torch.zeros(0, net.head.classes, device=device)]
@@ -63,7 +58,7 @@ class Evaluation:
         images: N.
         metrics: one number each over all classes; JSON, text and the report page iterate over them.
         ranking: AP per class over known cells.
-        intervals: bootstrap intervals of AP and mAP; None if no class is counted.
+        intervals: 95 % intervals of AP and mAP over the choice of images; None if no class is counted.
         decisions: correct and wrong decisions at the thresholds.
         thresholds: float64 [C].
         unreadable: photos that could not be read; they are not among the N images.
@@ -125,7 +120,9 @@ class Evaluation:
         for c in sorted(range(len(ap)), key=lambda c: (math.isnan(ap[c]), -np.nan_to_num(ap[c]))):
             low, high = (math.nan, math.nan) if self.intervals is None else self.intervals.average_precision[c]
             value = "   -  " if math.isnan(ap[c]) else f"{100 * ap[c]:6.1f}"
-            spread = "      -      " if math.isnan(low) else f"{100 * low:5.1f} ..{100 * high:6.1f}"
+            spread = f"{100 * low:5.1f} ..{100 * high:6.1f}"
+            if math.isnan(low):
+                spread = f"{'-' if math.isnan(ap[c]) else f'too few (<{FEWEST_POSITIVES})':^13}"
             known = int(self.ranking.positives[c] + self.ranking.negatives[c])
             why = f"  {self.ranking.excluded[c]}" if c in self.ranking.excluded else ""
             positives = f"{self.ranking.positives[c]:>9,}"
@@ -152,8 +149,6 @@ def evaluate_logits(
     labels: NDArray[np.int8],
     classes: ClassNames,
     thresholds: NDArray[np.float64],
-    *,
-    resamples: int = 200,
 ) -> Evaluation:
     """Evaluate logits [N, C] against labels int8 [N, C].
 
@@ -165,8 +160,7 @@ def evaluate_logits(
     scores, prob = logits.astype(np.float64), sigmoid(logits)
     ranking, decisions = ranking_report(scores, labels), decision_report(prob, labels, thresholds)
     is_counted = len(ranking.excluded) < len(classes)
-    rng = np.random.default_rng(0)
-    intervals = bootstrap_intervals(scores, labels, rng, n_resamples=resamples) if is_counted else None
+    intervals = jackknife_intervals(scores, labels) if is_counted else None
     return Evaluation(
         classes=classes,
         images=len(logits),

@@ -33,6 +33,11 @@ from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
 from fewtags.seeds import seed_of
 
 Metrics = Mapping[str, float]
+ITERATIONS, MAP_ITERATIONS = 100, 40
+"""Iterations of L-BFGS at most, on pooled features and on all cells of the maps.
+
+On the cells, an iteration costs 50 to 100 times as much. 40 gave the same loss as 100 to four digits (docs/LOG.md).
+"""
 SOLVE_BATCH = 2048  # images at a time while a head is solved; the result does not depend on it, up to rounding
 
 
@@ -417,7 +422,13 @@ class Fit:
             reduce_gradients(accelerator, self._parameters(), "sum")
             return accelerator.reduce(total, "sum") if accelerator.num_processes > 1 else total
 
-        solver = HeadSolver(net.head, fixed.statistics(device), self._part_parameters())
+        maps = fixed.filled.features[0, 0, 0].numel() > 1
+        solver = HeadSolver(
+            net.head,
+            fixed.statistics(device),
+            self._part_parameters(),
+            max_iterations=MAP_ITERATIONS if maps else ITERATIONS,
+        )
         if not math.isfinite(value := solver.minimise(loss, variance, samples)):
             with torch.no_grad():
                 for parameter, old in zip(self._parameters(), before, strict=True):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +19,7 @@ import torch
 
 from fewtags.config.presets import Facts
 from fewtags.nets.weights import OFFLINE_BACKBONE, OFFLINE_PACKAGE
+from fewtags.photos.worker_failures import free_shared_memory
 
 PACKAGES = (
     *("fewtags", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow", "pyarrow", "pydantic", "safetensors"),
@@ -30,8 +33,77 @@ _ALLOCATOR_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MAL
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores that this process may use: its affinity, and the CPU quota of its container."""
+    found = machine_cores()
+    quota = cpu_quota()
+    return found if quota is None else max(1, min(found, math.ceil(quota)))
+
+
+def machine_cores() -> int:
+    """Return the number of cores that the scheduler may give to this process, without a quota."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def cpu_quota(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Return the cores' worth of CPU time that the control groups of this process allow; None for no limit.
+
+    Args:
+        root: where control groups are mounted, version 1 or 2.
+        own: names the groups of this process.
+    """
+    found = [limit for folder in _groups(root, own, "cpu") if (limit := _quota(folder)) is not None]
+    return min(found, default=None)
+
+
+def memory_limit(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Return the bytes of memory that are left below the limit of this process's control groups; None for no limit."""
+    found = []
+    for folder in _groups(root, own, "memory"):
+        for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            numbers = [_number(folder / name) for name in (most, used)]
+            if numbers[0] is not None and numbers[1] is not None and numbers[0] < 2**60:  # version 1: 2**63 is "none"
+                found.append(max(0, int(numbers[0] - numbers[1])))
+    return min(found, default=None)
+
+
+def _groups(root: Path, own: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of the control groups that limit this process, and of their parents.
+
+    Inside a container, the own group is mounted as the root.
+    """
+    try:
+        lines = own.read_text("ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    yield from (root, root / controller)
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        base = root if not names else root / controller
+        if not names or controller in names.split(","):
+            parts = Path(path.lstrip("/")).parts
+            yield from (base.joinpath(*parts[: n + 1]) for n in range(len(parts)))
+
+
+def _quota(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text("ascii").split()
+    except (OSError, ValueError):
+        numbers = [_number(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+    else:
+        numbers = [None if quota == "max" else float(quota), float(period)]
+    if numbers[0] is None or numbers[1] is None or numbers[0] <= 0 or numbers[1] <= 0:
+        return None
+    return numbers[0] / numbers[1]
+
+
+def _number(path: Path) -> float | None:
+    try:
+        return float(path.read_text("ascii"))
+    except (OSError, ValueError):  # "max"
+        return None
 
 
 def device_kind() -> Literal["cpu", "cuda", "mps"]:
@@ -61,11 +133,30 @@ def facts(samples: int, classes: int, cpu: bool = False, located: bool = False) 
 
 
 def free_memory(device: torch.device | None = None) -> int:
-    """Return the available bytes of main memory, or on a "cuda" device those of this process's GPU."""
+    """Return the available bytes of main memory, or on a "cuda" device those of this process's GPU.
+
+    The memory limit of a container counts.
+    """
     if device is not None and device.type == "cuda":
         own = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
         return int(torch.cuda.mem_get_info(own)[0])
-    return int(psutil.virtual_memory().available)
+    available, left = int(psutil.virtual_memory().available), memory_limit()
+    return available if left is None else min(available, left)
+
+
+def prepare_process() -> None:
+    """Adapt this process to the machine before heavy work: freed memory stays, and threads fit the CPU quota."""
+    keep_freed_memory()
+    limit_threads()
+
+
+def limit_threads() -> None:
+    """Use no more threads than the container's CPU quota allows; torch counts the cores of the whole machine.
+
+    Threads beyond the quota only wait for each other. OMP_NUM_THREADS has precedence.
+    """
+    if cpu_quota() is not None and "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():
+        torch.set_num_threads(cores())
 
 
 @functools.cache
@@ -129,6 +220,8 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": cores(),
+        "cpu_quota": cpu_quota(),
+        "shared_memory_bytes": free_shared_memory(),
         "memory_bytes": psutil.virtual_memory().total,
         "device": device_kind(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

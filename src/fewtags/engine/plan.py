@@ -29,11 +29,15 @@ from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import HeadPlan, SpatialNet
 from fewtags.objectives.base import Objective, Problem, RunFacts
 from fewtags.photos.scan import Tick
+from fewtags.photos.workers import Workers, shared_memory_notes
 from fewtags.stores.shard import Shard
 from fewtags.table.content import content_groups
 from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.table import Excluded, LabelTable, Notes
 from fewtags.text import counted
+
+EVAL_BATCH = 64
+"""Photos of an evaluation batch, on a GPU."""
 
 # Guess of the positives per annotated positive if labels are incomplete. Per image: ImageNet 1.2, VOC 1.5, COCO 2.9.
 ASSUMED_POSITIVES = 1.5
@@ -353,6 +357,9 @@ def derive(
         place = "on disk" if store.on_disk else "in memory"
         notes.append(f"{store.name}: {store.size(len(train)) / 1e6:,.1f} MB {place} ({store.detail})")
     notes += objective.notes(about_run)
+    views = 2 if objective.needs_second_view else 1
+    largest = 3 * resolved.size**2 * max(resolved.batch_size * views, EVAL_BATCH)
+    notes += shared_memory_notes(Workers(resolved.workers), largest)
     needed = sum(store.size(len(train)) for store in listed)
     return RunPlan(
         config=config,

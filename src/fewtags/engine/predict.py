@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, Dataset
 
 from fewtags.engine.evaluate import Evaluation, Logits, evaluate_logits, sigmoid
 from fewtags.engine.gallery import class_maps
-from fewtags.engine.machine import keep_freed_memory, torch_device
+from fewtags.engine.machine import prepare_process, torch_device
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.formats.folder import walk
@@ -27,6 +27,7 @@ from fewtags.nets.spatial import SpatialNet
 from fewtags.nets.tscam import coupled_maps
 from fewtags.photos.dataset import Sample, read_through
 from fewtags.photos.loader import Collate
+from fewtags.photos.workers import WorkerLoader, Workers
 from fewtags.table.table import LabelTable
 from fewtags.text import counted
 
@@ -130,10 +131,10 @@ def _read(
     info: ModelInfo, paths: Sequence[Path], device: torch.device, batch_size: int, workers: int
 ) -> Iterator[tuple[list[Sample | str], torch.Tensor | None]]:
     """Yield batches: a sample or error for each photo, in order, and a tensor of the readable ones if there are any."""
-    keep_freed_memory()
+    prepare_process()
     collate = Collate(info.mean, info.std)
-    loader = DataLoader(
-        _Files(paths, info), batch_size, num_workers=workers, collate_fn=list, generator=torch.Generator()
+    loader = WorkerLoader(
+        _Files(paths, info), BatchSampler(range(len(paths)), batch_size, drop_last=False), list, Workers(workers)
     )
     for samples in loader:
         crops = [sample.pixels for sample in samples if isinstance(sample, Sample)]

@@ -21,6 +21,7 @@ from fewtags.objectives.base import Objective, RunFacts
 from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD
 from fewtags.photos.loader import EpochSampler
 from fewtags.photos.scan import Tick
+from fewtags.photos.workers import Workers, shared_memory_notes
 from fewtags.table.table import LabelTable
 
 
@@ -167,5 +168,6 @@ def _notes(resolved: PretrainResolved, objective: Objective, photos: int, proces
     about_run = RunFacts(samples=photos, classes=0, epochs=epochs, steps_per_epoch=1 if single else 0)
     warnings = list(objective.notes(about_run))
     yield from warnings
+    yield from shared_memory_notes(Workers(resolved.workers), 2 * 3 * resolved.size**2 * resolved.batch_size)
     if single and not (warnings and epochs == 1):
         yield f"note: {photos:,} photos make one step an epoch"

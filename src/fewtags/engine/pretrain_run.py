@@ -23,7 +23,7 @@ from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.encoder_file import EncoderInfo, save_encoder
 from fewtags.engine.events import Ended, EpochEnded, Event, Noted
 from fewtags.engine.fit import Fit, FitConfig
-from fewtags.engine.machine import environment, keep_freed_memory
+from fewtags.engine.machine import environment, prepare_process
 from fewtags.engine.methods import changed_source, method_source
 from fewtags.engine.plan import make_problem
 from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, read_settings
@@ -33,7 +33,8 @@ from fewtags.nets.encoder import Encoder
 from fewtags.photos.augment import ResizedCrop
 from fewtags.photos.augment_moco import AugPlus
 from fewtags.photos.dataset import PhotoFolder, TrainSet
-from fewtags.photos.loader import Collate, EpochSampler, TrainLoader, Workers
+from fewtags.photos.loader import Collate, EpochSampler, TrainLoader
+from fewtags.photos.workers import Workers
 from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
 
@@ -72,7 +73,7 @@ class PretrainRun:
     def _train(self, resume: bool) -> Iterator[Event]:
         if not resume:
             self._refuse_different_photos()
-        keep_freed_memory()
+        prepare_process()
         plan, r, device = self.plan, self.plan.resolved, self.accelerator.device
         encoder = plan.encoder.to(device)
         if r.sync_batchnorm and self.accelerator.num_processes > 1:

@@ -22,8 +22,9 @@ from pydantic import BaseModel, ValidationError
 from fewtags.config.changes import refuse_edited, settings_tree
 from fewtags.config.parse import dump_toml, load_toml
 from fewtags.engine.checkpoint import CheckpointFolder, write_array
-from fewtags.errors import CheckpointError, ConfigError, DataError, FewtagsError
+from fewtags.errors import CheckpointError, ConfigError, DataError, FewtagsError, WorkerError
 from fewtags.files import refuse_folder, remove_temporary_files, write_text
+from fewtags.photos.worker_failures import worker_errors
 from fewtags.table.content import each, photo_paths
 from fewtags.table.storage import load, save
 from fewtags.table.table import LabelTable
@@ -184,9 +185,13 @@ class RunFolder:
 
     @contextmanager
     def _recovery_hint(self, tables: Tables) -> Iterator[None]:
-        """Add to the error of an unreadable photo what the user can do about it."""
+        """Add to the error of an unreadable photo or of a killed worker what the user can do about it."""
         try:
-            yield
+            with worker_errors():
+                yield
+        except WorkerError as error:
+            then = f"continue with `fewtags resume {self.path}`" if self.has_begun else "run the same command again"
+            raise WorkerError(f"{error} Then {then}.") from None
         except DataError as error:
             if not self.has_begun:
                 raise DataError(f"{error} Then run the same command again; nothing was written yet.") from None

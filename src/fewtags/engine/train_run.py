@@ -26,10 +26,10 @@ from fewtags.engine.evaluate import Evaluation, Logits, epoch_metrics, evaluate_
 from fewtags.engine.events import Ended, EpochEnded, Event
 from fewtags.engine.fit import BatchSource, Fit, FitConfig
 from fewtags.engine.gallery import Gallery, save_gallery
-from fewtags.engine.machine import keep_freed_memory
+from fewtags.engine.machine import prepare_process
 from fewtags.engine.methods import changed_source, settings_models
 from fewtags.engine.model import ModelInfo, make_policy, save_model
-from fewtags.engine.plan import RunPlan, Tables, can_rank, derive, head_plan, make_problem
+from fewtags.engine.plan import EVAL_BATCH, RunPlan, Tables, can_rank, derive, head_plan, make_problem
 from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
 from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
 from fewtags.engine.tensor_files import load_tensors
@@ -43,15 +43,15 @@ from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.augment import Jitter
 from fewtags.photos.augment_fixmatch import Strong
 from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
-from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader, Workers
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader
 from fewtags.photos.scan import Tick
+from fewtags.photos.workers import Workers
 from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
 
 T = TypeVar("T")
 BASELINE_FILE, CLOCK_FILE = "baseline.json", "seconds.json"
 SNAPSHOTS = 8  # epochs, spread evenly over the run, whose gallery maps are kept
-EVAL_BATCH = 64
 
 
 @final
@@ -75,7 +75,7 @@ class TrainRun:
         self.plan, self.out, self.tick, self.notes = plan, out, tick, notes
         self.folder = RunFolder(out, TRAINING)
         self.clock = Clock() if clock is None else clock
-        keep_freed_memory()
+        prepare_process()
         self._photos_done = 0
         self._inputs: Mapping[str, Tensor] = {}
         self.accelerator: Accelerator = make_accelerator(plan.resolved.precision, cpu)

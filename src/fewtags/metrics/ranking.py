@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from jaxtyping import Float, Int8, Int64, Real, UInt16
+from jaxtyping import Float, Int8, Int64, Real
 from numpy import ndarray as Array
 
-from fewtags.errors import ConfigError, DataError
+from fewtags.errors import DataError
 from fewtags.labels import Label
 
 BLOCK_CELLS = 4_000_000  # size of work arrays, independent of n and c

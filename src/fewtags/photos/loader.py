@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast, final
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler
 
 from fewtags.batched_views import stack_views
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Batch, Places, SecondView
 from fewtags.photos.augment import Pixels
 from fewtags.photos.dataset import EvalSet, Failure, Sample, TrainSet
+from fewtags.photos.workers import WorkerLoader, Workers
 from fewtags.seeds import rng
 
 ORDER = 1
@@ -165,22 +166,6 @@ def make_places(row: NDArray[np.int64], classes: NDArray[np.int32], boxes: NDArr
 
 
 @final
-@dataclass(frozen=True)
-class Workers:
-    """Where batches are made; it does not change their content.
-
-    Attributes:
-        count: number of worker processes; 0: the main process makes the batches.
-        prefetch: number of batches that each worker prepares ahead.
-        pin_memory: put batches into page-locked memory, for faster copies to a GPU.
-    """
-
-    count: int = 0
-    prefetch: int = 2
-    pin_memory: bool = False
-
-
-@final
 class TrainLoader:
     """Training batches of any epoch, from any step on; a `BatchSource` of the training loop.
 
@@ -206,7 +191,7 @@ class TrainLoader:
         self.sampler = sampler
         self._collate, self._device = collate, device
         self._plan = _Plan(sampler)
-        self._loader = make_loader(data, self._plan, collate, workers)
+        self._loader = make_loader(data, self._plan, collate, workers, batch_size=sampler.batch_size)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -262,7 +247,7 @@ class EvalLoader:
         assert 0 <= rank < world, (rank, world)
         batches = BatchSampler(range(rank, len(data), world), batch_size, drop_last=False)
         self._collate, self._device = collate, device
-        self._loader = make_loader(data, batches, collate, workers, persistent=False)
+        self._loader = make_loader(data, batches, collate, workers, persistent=False, batch_size=batch_size)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -278,20 +263,13 @@ def make_loader(
     workers: Workers | None = None,
     *,
     persistent: bool = True,
-) -> DataLoader[Any]:
-    """Return a torch `DataLoader` of batches of keys: a `PixelBatch`, or a `Failure` for an unreadable photo."""
-    workers = workers or Workers()
-    busy = workers.count > 0
-    return DataLoader(
-        data,
-        batch_sampler=cast("Any", batches),
-        collate_fn=collate.stack,
-        num_workers=workers.count,
-        prefetch_factor=workers.prefetch if busy else None,
-        persistent_workers=persistent and busy,
-        pin_memory=workers.pin_memory,
-        # Workers get a seed that nobody uses; drawing it must not advance the global generator.
-        generator=torch.Generator(),
+    batch_size: int = 64,
+) -> WorkerLoader:
+    """Return a loader of batches of keys: a `PixelBatch`, or a `Failure` for an unreadable photo."""
+    views = 2 if isinstance(data, TrainSet) and data.second_view is not None else 1
+    pixels = 3 * data.policy.size**2  # bytes of a crop
+    return WorkerLoader(
+        data, batches, collate.stack, workers, persistent=persistent, batch_bytes=batch_size * views * pixels
     )
 
 

@@ -14,14 +14,13 @@ from jinja2 import Environment, StrictUndefined
 from fewtags.engine.clock import clock_line
 from fewtags.errors import ConfigError
 from fewtags.files import refuse_file, write_text
+from fewtags.metrics.intervals import FEWEST_POSITIVES, difference_interval
 from fewtags.metrics.metric import Metric
-from fewtags.metrics.ranking import ranking_report, resampled_means
+from fewtags.metrics.ranking import ranking_report
 from fewtags.report.figures import COLOURS, curves, png, png_pixels, save_png, score_distributions
 from fewtags.report.gallery import cards, over_epochs
 from fewtags.report.load import RunData, load_run
 from fewtags.report.overlay import scale
-
-RESAMPLES = 500
 
 
 def build_report(runs: Sequence[Path], out: Path | None) -> Path:
@@ -76,6 +75,7 @@ def render(runs: Sequence[RunData]) -> str:
         "classes": {split: class_rows(runs, split) for split in shared},
         "alone": alone(runs),
         "colours": COLOURS,
+        "fewest_positives": FEWEST_POSITIVES,
         "scores": png(score_distributions(runs, shared[0])),
         "difference": difference(runs, shared[-1]) if len(runs) == 2 else None,
         "gallery": cards(runs),
@@ -126,7 +126,7 @@ def class_rows(runs: Sequence[RunData], split: str) -> list[dict[str, Any]]:
 def difference(runs: Sequence[RunData], split: str) -> dict[str, Any]:
     """Compute the mean AP of the second run minus that of the first, over the classes that both know.
 
-    The interval comes from paired resamples of the images.
+    The interval is that of `difference_interval`, over the choice of images.
 
     Returns:
         `value`, `low`, `high` and `split`; or `why`, the reason why there is no difference.
@@ -142,9 +142,5 @@ def difference(runs: Sequence[RunData], split: str) -> dict[str, Any]:
     means = [ranking_report(scores, labels).mean_average_precision for scores in logits]
     if np.isnan(means[0]):
         return {"why": f"No class that both runs know has known positives and known negatives in {split}."}
-    # The same seed gives both runs the same images in every resample.
-    first, second = (
-        resampled_means(scores, labels, np.random.default_rng(0), n_resamples=RESAMPLES) for scores in logits
-    )
-    low, high = np.nanquantile(second - first, [0.025, 0.975])
-    return {"split": split, "value": means[1] - means[0], "low": float(low), "high": float(high), "why": ""}
+    low, high = difference_interval(logits[0], logits[1], labels)
+    return {"split": split, "value": means[1] - means[0], "low": low, "high": high, "why": ""}

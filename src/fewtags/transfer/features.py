@@ -6,13 +6,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewtags.engine.machine import keep_freed_memory
+from fewtags.engine.machine import prepare_process
 from fewtags.errors import DataError
 from fewtags.nets.encoder import Encoder, pooled
 from fewtags.photos.augment import Policy
 from fewtags.photos.dataset import EvalSet, PhotoFolder
-from fewtags.photos.loader import Collate, EvalLoader, Workers
+from fewtags.photos.loader import Collate, EvalLoader
 from fewtags.photos.scan import Tick
+from fewtags.photos.workers import Workers
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from fewtags.table.table import LabelTable
 
@@ -37,7 +38,7 @@ def photo_features(
     Raises:
         DataError: photos are missing or unreadable; or features are not finite.
     """
-    keep_freed_memory()
+    prepare_process()
     photos = photos_of(table)
     pre = encoder.preprocessing
     loader = EvalLoader(

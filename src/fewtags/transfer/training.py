@@ -20,7 +20,7 @@ from fewtags.config.sections import StageConfig
 from fewtags.engine.evaluate import predict_logits
 from fewtags.engine.events import Event
 from fewtags.engine.fit import BatchSource, Fit, FitConfig
-from fewtags.engine.machine import keep_freed_memory
+from fewtags.engine.machine import prepare_process
 from fewtags.engine.sources import CachePlan, StoredViews, ViewFeatures, fill_views
 from fewtags.errors import ConfigError
 from fewtags.nets.encoder import Encoder, pooled
@@ -30,8 +30,9 @@ from fewtags.objectives.assume_negative import BCE
 from fewtags.objectives.base import Problem
 from fewtags.photos.augment import Policy
 from fewtags.photos.dataset import EvalSet, TrainSet
-from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader, Workers
+from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader
 from fewtags.photos.scan import Tick
+from fewtags.photos.workers import Workers
 from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
 from fewtags.transfer.features import BATCH, photos_of
@@ -142,7 +143,7 @@ def view_features(
 
     Epoch e of a probe uses crop e mod `views`. The seed determines the crops.
     """
-    keep_freed_memory()
+    prepare_process()
     net = SpatialNet(_Pooled(encoder), _head(encoder.features_dim, 1, seed))
     freeze(net, "head")
     net.to(context.device)
@@ -247,7 +248,7 @@ def _fit(
     cells: tuple[int, int],
     model: nn.Module,
 ) -> Fit:
-    keep_freed_memory()
+    prepare_process()
     config = FitConfig(
         stages=settings.stages(trainable),
         seed=settings.seed,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast, final
+from typing import Any, Generic, TypeVar, final
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from fewtags.errors import DataError, FewtagsError, TrainingError
 from fewtags.photos.dataset import Failure
+from fewtags.photos.workers import WorkerLoader, Workers
 from fewtags.seeds import rng
 
 T = TypeVar("T")
@@ -38,14 +39,7 @@ def read_batches(read: Callable[..., T], keys: Iterable[Sequence[Key]], workers:
     Raises:
         DataError: `read` raised an error.
     """
-    loader: DataLoader[Any] = DataLoader(
-        _Guarded(read),
-        batch_sampler=cast("Any", keys),
-        collate_fn=list,
-        num_workers=workers,
-        # The seed of the workers is not used; drawing it must not advance the global generator.
-        generator=torch.Generator(),
-    )
+    loader = WorkerLoader(_Guarded(read), keys, list, Workers(workers))
     for batch in loader:
         for sample in batch:
             if isinstance(sample, Failure):

@@ -21,7 +21,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNN, MaskRCNNHeads
 from torchvision.models.detection.rpn import RPNHead
 
 from fewtags.engine.autocast import seeded
-from fewtags.engine.machine import keep_freed_memory
+from fewtags.engine.machine import prepare_process
 from fewtags.errors import ConfigError
 from fewtags.nets.encoder import Encoder
 from fewtags.seeds import rng, seed_of
@@ -155,7 +155,7 @@ def train_detection(net: nn.Module, data: Scenes, settings: DetectSettings, devi
         DataError: a photo cannot be used, or no photo has an object to train on.
         TrainingError: the loss is not finite.
     """
-    keep_freed_memory()
+    prepare_process()
     data = data.with_objects()
     net.to(device).train()
     optimizer = torch.optim.SGD(net.parameters(), lr=settings.lr, momentum=0.9, weight_decay=settings.weight_decay)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fewtags.engine.machine import keep_freed_memory
+from fewtags.engine.machine import prepare_process
 from fewtags.errors import ConfigError, DataError
 from fewtags.metrics.detection_voc import PredictedBoxes, TrueBoxes, voc_average_precision
 from fewtags.photos.scan import Tick
@@ -52,7 +52,7 @@ def detect_objects(
     Raises:
         DataError: a photo cannot be used.
     """
-    keep_freed_memory()
+    prepare_process()
     net.to(device).eval()
     found = []
     keys = [[(n,)] for n in range(len(data))]

@@ -20,7 +20,7 @@ from torchvision.models.segmentation.fcn import FCNHead
 
 from fewtags.engine.autocast import repeatable, seeded
 from fewtags.engine.encoder_file import EncoderInfo
-from fewtags.engine.machine import keep_freed_memory
+from fewtags.engine.machine import prepare_process
 from fewtags.errors import ConfigError, DataError
 from fewtags.metrics.segmentation import SegmentationReport, confusion, segmentation_report
 from fewtags.nets.encoder import Encoder, create_encoder
@@ -255,7 +255,7 @@ def train_segmentation(
         DataError: a photo or mask cannot be used.
         TrainingError: the loss is not finite.
     """
-    keep_freed_memory()
+    prepare_process()
     net.to(device).train()
     optimizer = torch.optim.SGD(net.parameters(), lr=settings.lr, momentum=0.9, weight_decay=settings.weight_decay)
     pre = net.encoder.preprocessing
@@ -313,7 +313,7 @@ def evaluate_segmentation(
     Raises:
         DataError: a photo or mask cannot be used.
     """
-    keep_freed_memory()
+    prepare_process()
     net.to(device).eval()
     pre = net.encoder.preprocessing
     collate, matrix = Collate(pre.mean, pre.std), np.zeros((data.classes, data.classes), np.int64)

@@ -422,7 +422,7 @@ class Fit:
             reduce_gradients(accelerator, self._parameters(), "sum")
             return accelerator.reduce(total, "sum") if accelerator.num_processes > 1 else total
 
-        maps = fixed.filled.features[0, 0, 0].numel() > 1
+        maps = batches[0].images[0, 0].numel() > 1
         solver = HeadSolver(
             net.head,
             fixed.statistics(device),

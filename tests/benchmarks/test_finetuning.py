@@ -16,12 +16,14 @@ def read():
     return protocol.read_setup(BENCHMARKS / "finetuning.toml", finetuning.FineTuning)
 
 
-def test_both_losses_have_as_many_trials_and_a_chosen_one_is_among_them():
-    methods = read().methods
+def test_all_methods_have_as_many_trials_on_all_sets_and_the_chosen_ones_are_among_them():
+    benchmark = read()
+    methods = benchmark.methods
     trials = [m for m, method in methods.items() if not method.label]
-    assert [sum(name.startswith(start) for name in trials) for start in ("bce ", "en ")] == [6, 6]
-    chosen = [method for method in methods.values() if method.label and method.labels == "single"]
-    for method in chosen[:2]:
+    starts = ("bce lr ", "bce solved lr ", "en lr ")
+    assert [sum(name.startswith(start) for name in trials) for start in starts] == [6, 6, 6]
+    assert benchmark.trial_sets == benchmark.sets
+    for method in methods.values():
         same = method.model_dump(exclude={"label"})
         assert any(methods[trial].model_dump(exclude={"label"}) == same for trial in trials), method.label
 

@@ -152,7 +152,7 @@ def summarise_pairs(
     hit: float = IOA_HIT,
     strict: bool = False,
 ) -> LocalisationReport:
-    """Means of `pointing` (`peaks`), of the regions' shares of their images, and of `ioa_p` over at least one pair."""
+    """Average over pairs: `pointing` from `peaks`, the share of the image that the region covers, and `ioa_p`."""
     return LocalisationReport(
         pairs=len(peaks),
         pointing=float(peaks.mean()),

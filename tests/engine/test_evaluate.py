@@ -75,7 +75,7 @@ def test_intervals_do_not_change_from_call_to_call():
 
 def test_text():
     text = str(evaluate())
-    assert text.splitlines()[0].startswith("mAP 66.7 (95 % interval 33.3 .. 83.9), CF1 40.0, OF1 66.7, known labels ")
+    assert text.splitlines()[0].startswith("mAP 66.7 (95 % interval 2.0 .. 100.0), CF1 40.0, OF1 66.7, known labels ")
     assert text.splitlines()[0].endswith("; 2 of 3 classes counted, 4 images, 6 known cells.")
     rows = [line.split()[0] for line in text.splitlines()[2:]]
     assert rows == ["cat", "crane", "crane"]

@@ -16,8 +16,8 @@ simulation: docs/intervals.md.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, final
+from dataclasses import dataclass, replace
+from typing import final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int8, Int64
@@ -96,7 +96,9 @@ def difference_interval(
     return max(-1.0, value - half), min(1.0, value + half)
 
 
-class _ClassValue(NamedTuple):
+@final
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _ClassValue:
     """AP of a class, or the difference of two.
 
     Attributes:
@@ -189,7 +191,8 @@ def _difference(a: _ClassValue, b: _ClassValue) -> _ClassValue:
         smoothed = (a.positives * a.value + 0.5) / (a.positives + 1)
         prior = smoothed * (1 - smoothed) / (a.positives + 1)
     value = b.value - a.value
-    return a._replace(
+    return replace(
+        a,
         value=value,
         corrected=value,
         influence=influence,

@@ -62,7 +62,7 @@ def shared_memory_notes(workers: Workers, batch_bytes: int) -> list[str]:
     free = (free_shared_memory() or 0) / 2**20
     return [
         f"note: shared memory ({SHARED_MEMORY}) has {free:,.0f} MiB free, too little for the batches of "
-        f"{workers.count} worker processes; batches go through pipes, which is a little slower. In Docker: --shm-size=1g"
+        f"{workers.count} worker processes; batches go through pipes, which is slower. In Docker: --shm-size=1g"
     ]
 
 

@@ -4,13 +4,21 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check fix setup clean
+.PHONY: demo test stress check fix setup clean
 
 demo: setup
 	$(BIN)/fewtags demo
 
 test: setup
 	$(BIN)/python -m pytest tests src --doctest-modules -n 2 --dist loadfile --jaxtyping-packages=fewtags.losses,fewtags.stores,fewtags.metrics,fewtags.geometry,fewtags.batched_views,fewtags.nets,fewtags.objectives,beartype.beartype
+
+# Kills, damaged files and full disks; docs/reliability.md has the figures of longer runs.
+stress: setup
+	$(BIN)/python tests/stress/photos.py 3000
+	$(BIN)/python tests/stress/labels.py 3000
+	$(BIN)/python tests/stress/kills.py 20
+	$(BIN)/python tests/stress/runfiles.py 60
+	$(BIN)/python tests/stress/disks.py 12
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from fewtags.objectives.expected_negative import ExpectedNegative
     from fewtags.objectives.fixmatch import FixMatch
     from fewtags.objectives.patchml import PatchML
+    from fewtags.table.arrays import from_array
     from fewtags.table.merge import merge
+    from fewtags.table.storage import save
     from fewtags.table.table import LabelTable
 
 _HOMES = {
@@ -36,9 +38,11 @@ _HOMES = {
     "Objective": "fewtags.objectives.base",
     "PatchML": "fewtags.objectives.patchml",
     "ReadOptions": "fewtags.formats.options",
+    "from_array": "fewtags.table.arrays",
     "merge": "fewtags.table.merge",
     "pretrain": "fewtags.api",
     "read": "fewtags.formats.read",
+    "save": "fewtags.table.storage",
 }
 """Where each public name lives (PEP 562); a test compares it with the imports above."""
 
@@ -56,9 +60,11 @@ __all__ = [
     "Objective",
     "PatchML",
     "ReadOptions",
+    "from_array",
     "merge",
     "pretrain",
     "read",
+    "save",
 ]
 
 

@@ -33,6 +33,7 @@ from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Objective
 from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD
 from fewtags.table.merge import common_vocabulary, match_images
+from fewtags.table.overlap import leave_out_measured
 from fewtags.table.table import LabelTable
 
 # Settings of [data] that do not concern label files.
@@ -122,6 +123,8 @@ class Classifier:
         val: Labels | None = None,
         *,
         out: Path | str,
+        images: Path | str | None = None,
+        val_images: Path | str | None = None,
         epochs: int | None = None,
         truth: Labels | None = None,
         on_event: Callable[[Event], None] | None = None,
@@ -131,8 +134,11 @@ class Classifier:
 
         Args:
             train: the labels, or a path that `fewtags.read` reads with its defaults.
-            val: labels to choose epoch and thresholds; None holds out a tenth of `train`, equal photos together.
+            val: labels to choose epoch and thresholds; None holds out a tenth of `train`, equal photos together. Photos
+                that are also in `train` are not trained on.
             out: the run folder for record, checkpoints, model and evaluation.
+            images: folder that the image names of `train`, `val` and `truth` are relative to.
+            val_images: the folder for `val`, if it is another one.
             epochs: of all stages that train in steps; None for the preset's.
             truth: complete labels of the training images, for diagnostics only.
             on_event: called with every `fewtags.engine.events` event.
@@ -146,8 +152,11 @@ class Classifier:
         """
         out, cpu = Path(out), self._cpu
         config = self._config(epochs, settings or {})
-        given = (None if labels is None else _table(labels) for labels in (val, truth))
-        tables = self._tables(config, _table(train), *given)
+        val_table = None if val is None else _table(val, val_images or images)
+        truth_table = None if truth is None else _table(truth, images)
+        if val_table is None and val_images is not None:
+            raise ConfigError("val_images is given, but val is not; give the labels of these photos as val.")
+        tables = self._tables(config, _table(train, images), val_table, truth_table)
         folder = RunFolder(out, TRAINING)
         if folder.has_begun and not folder.is_finished:
             run = open_run(out, cpu=cpu)
@@ -165,10 +174,14 @@ class Classifier:
     def evaluate(self, table: Labels) -> Evaluation:
         """Evaluate on a table or the labels at a path; unknown cells are left out. The result can be printed.
 
+        Python warnings name classes and photos that are left out, and class names that are matched to the model's.
         Raises DataError if the table has no photos, or no class that the model knows.
         """
         net, info = self._trained()
-        return evaluate_table(net, info, _table(table), cpu=self._cpu)[0]
+        result, notes = evaluate_table(net, info, _table(table), cpu=self._cpu)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        return result
 
     def predict_proba(self, photos: Sequence[Path | str]) -> NDArray[np.float32]:
         """float32 [n, C]: the probability of every class in every photo. Raises DataError if one cannot be read."""
@@ -233,15 +246,21 @@ class Classifier:
         return parse(tree, settings_models(), "the arguments")
 
     def _tables(self, config: Config, train: LabelTable, val: LabelTable | None, truth: LabelTable | None) -> Tables:
-        if val is None:
+        train.require_root("the training labels", "images=FOLDER")
+        if val is not None:
+            val.require_root("the val labels", "val_images=FOLDER")
+        else:
             train, val = hold_out(train, config.data.val_share, config.train.seed, config.data.group_by)
-        tables = common_vocabulary({"train": train, "val": val})
+        tables = common_vocabulary(leave_out_measured({"train": train, "val": val}))
         matched = None if truth is None else match_images(truth, tables["train"])
         return Tables(tables["train"], tables["val"], None, matched)
 
 
-def _table(labels: Labels) -> LabelTable:
-    return labels if isinstance(labels, LabelTable) else read(labels)
+def _table(labels: Labels, images: Path | str | None = None) -> LabelTable:
+    """Return a table, or read the labels at a path; `images` is the folder of the photos of either."""
+    if isinstance(labels, LabelTable):
+        return labels if images is None else labels.with_root(images)
+    return read(labels, images=images)
 
 
 def _refuse_other(run: TrainRun, config: Config, tables: Tables) -> None:

@@ -20,6 +20,10 @@ class CheckpointError(FewtagsError):
     """A run folder, checkpoint or weight file cannot be used."""
 
 
+class DiskError(FewtagsError, OSError):
+    """A file cannot be written: its disk is full or read-only, or its folder was removed."""
+
+
 class TrainingError(FewtagsError):
     """Training cannot continue, for example because the loss is not finite."""
 

@@ -3,7 +3,43 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_COMMAND_LINE: ContextVar[bool] = ContextVar("command line", default=False)
+_FLAGS = {"images": "--images", "complete": "--complete"}
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+"""Characters that change a terminal or the order of other characters; tabs and line ends are not among them."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def printable(text: str) -> str:
+    r"""Return a text with control characters written as escapes, so that a name cannot act on a terminal.
+
+    >>> print(printable("\x1b[31mred\u202e"))
+    \x1b[31mred\u202e
+    """
+    return _CONTROLS.sub(lambda found: _escape(ord(found[0])), text)
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def safe_cell(text: str) -> str:
+    """Return a text for a CSV cell that a spreadsheet does not run as a formula and that has no control characters.
+
+    Texts that begin like a formula get an apostrophe, which spreadsheets read as "this is text".
+
+    >>> safe_cell("=1+1"), safe_cell("cat")
+    ("'=1+1", 'cat')
+    """
+    return printable(f"'{text}" if text.startswith(_FORMULA) else text)
 
 
 def counted(number: int, singular: str, plural: str = "") -> str:
@@ -33,3 +69,37 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+@contextmanager
+def command_line() -> Iterator[None]:
+    """Let messages name settings as the user of a command types them, see `setting`."""
+    token = _COMMAND_LINE.set(True)
+    try:
+        yield
+    finally:
+        _COMMAND_LINE.reset(token)
+
+
+def setting(name: str, value: str | bool | Sequence[str] = "NAME") -> str:
+    """Return how the user passes a setting of the readers: an option of the command, or an argument in Python.
+
+    >>> setting("columns", ["cat", "dog"]), setting("images", "FOLDER"), setting("complete", True)
+    ("ReadOptions(columns=('cat', 'dog'))", "images='FOLDER'", 'ReadOptions(complete=True)')
+    >>> with command_line():
+    ...     setting("columns", ["cat", "dog"]), setting("images", "FOLDER"), setting("complete", True)
+    ('--set data.columns=cat,dog', '--images FOLDER', '--complete')
+    """
+    if not _COMMAND_LINE.get():
+        given = value if isinstance(value, str | bool) else tuple(value)
+        return f"{name}={given!r}" if name in ("images", "format") else f"ReadOptions({name}={given!r})"
+    if isinstance(value, bool):
+        text = str(value).lower()
+    elif isinstance(value, str):
+        text = value
+    else:  # the short form splits at commas, and takes "-1" for a number
+        plain = all(word == "..." or re.fullmatch(r"[^\W\d][^,\[\]]*", word) for word in value)
+        text = ",".join(value) if plain else json.dumps(list(value), ensure_ascii=False)
+    if name in _FLAGS:
+        return _FLAGS[name] if isinstance(value, bool) else f"{_FLAGS[name]} {shlex.quote(text)}"
+    return f"--set {shlex.quote(f'data.{name}={text}')}"

@@ -37,7 +37,8 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     names, notes = output_names([tmp_path], [folder / "a.jpg", plain])
     assert [str(n) for n in names.values()] == ["\\xe9/a", "b"]
     assert notes == [
-        "1 photo has a name that is not UTF-8, written with \\xNN for such bytes and \\\\ for a backslash: \\xe9/a"
+        "1 photo has a name that is not UTF-8 or has control characters, written with \\xNN for these bytes and "
+        "\\\\ for a backslash: \\xe9/a"
     ]
 
 

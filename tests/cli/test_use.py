@@ -340,7 +340,7 @@ def test_an_unreadable_photo_is_reported_and_skipped(run: Run, model: Path, phot
     assert result.exit_code == 1
     assert result.stdout == f"{tmp_path / 'tags.csv'}\n"
     first, last = result.stderr.splitlines()
-    assert first.startswith("error: ")
+    assert first.startswith("skipped: ")
     assert "broken.png" in first
     assert last == "1 of 13 photos could not be read and were skipped."
     assert len(read(tmp_path / "tags.csv")) == 12
@@ -438,7 +438,8 @@ def test_names_that_are_not_utf8_stay_distinct(
     assert result.exit_code == 0, (result.stderr, result.exception)
     assert {row["image"] for row in read(out)} == {f"{odd}/caf\\xe9.png", f"{odd}/caf\\\\xe9.png"}
     assert result.stderr == (
-        "2 photos have a name that is not UTF-8, written with \\xNN for such bytes and \\\\ for a backslash: "
+        "2 photos have a name that is not UTF-8 or has control characters, written with \\xNN for these bytes and \\\\ "
+        "for a backslash: "
         f"{odd}/caf\\\\xe9.png, ...\n"
     )
 

@@ -1,5 +1,6 @@
 """Checkpoints survive a kill at any moment."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -31,7 +32,42 @@ def test_a_checkpoint_comes_back(tmp_path):
     assert folder.last() is None
     path = write(folder, 7, "seven")
     assert path == folder.last() == tmp_path / "checkpoints" / "step-000000007"
-    assert CheckpointFolder.progress(path) == {"format": 1, "content": "seven"}
+    digest = hashlib.sha256(b"seven").hexdigest()
+    progress = {"format": 1, "sha256": {"a.txt": digest, "b.txt": digest}, "content": "seven"}
+    assert CheckpointFolder.progress(path) == progress
+
+
+@pytest.mark.parametrize("name", ["a.txt", "b.txt", "progress.json"])
+def test_a_flipped_bit_is_found(tmp_path, name):
+    """Nothing but a checksum notices a bit that still makes a number or a text."""
+    folder = CheckpointFolder(tmp_path)
+    path = write(folder, 7, "seven")
+    content = bytearray((path / name).read_bytes())
+    content[-1] ^= 1
+    (path / name).write_bytes(content)
+    with pytest.raises(CheckpointError) as error:
+        folder.verify(folder.last(), CheckpointFolder.progress(path), lambda file: False)
+    assert str(error.value) == (
+        f"{path / name} is damaged: its content has changed since it was written; restore it, or start a new run."
+    )
+
+
+def test_files_of_other_processes_are_not_read(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    path = write(folder, 7, "seven")
+    (path / "a.txt").write_text("other")
+    folder.verify(path, CheckpointFolder.progress(path), lambda file: file == "a.txt")
+    (path / "a.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"a\.txt cannot be read"):
+        folder.verify(path, CheckpointFolder.progress(path), lambda file: False)
+
+
+def test_a_checkpoint_of_an_older_version_has_no_checksums(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    path = write(folder, 7, "seven")
+    (path / "progress.json").write_text(json.dumps({"format": 1, "content": "seven"}))
+    (tmp_path / "LAST").write_text(path.name)
+    folder.verify(folder.last(), CheckpointFolder.progress(path), lambda file: False)
 
 
 def test_the_newest_is_kept(tmp_path):

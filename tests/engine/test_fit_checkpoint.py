@@ -11,6 +11,7 @@ from fits import STEPS, assert_same_run, assert_same_state, records, state, take
 from torch import nn
 
 from fewtags.config.sections import StageConfig
+from fewtags.engine.checkpoint import sha256_of
 from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.events import Ended, Started
 from fewtags.engine.fit import Fit, FitConfig
@@ -191,6 +192,7 @@ def test_two_loader_workers_give_the_run_of_none(scenes, tmp_path, left):
 def edit(path, **changes):
     file = path / "progress.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    (path.parent / "LAST").write_text(f"{path.name} {sha256_of(file)}")
 
 
 LEFT = {"checkpoint_every_steps": 2, "weight_ema": 0.9}

@@ -157,7 +157,7 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(net, path, monkeypatc
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("fewtags.engine.tensor_files.save_tensors", fail)
+    monkeypatch.setattr("fewtags.engine.tensor_files._save", fail)
     with pytest.raises(OSError, match="disk full"):
         save_model(path, net, replace(INFO, size=96))
     assert read_info(path) == INFO
@@ -173,9 +173,28 @@ def test_damaged_and_foreign_metadata(tmp_path):
     )
     bad = json.dumps(good | {"size": "large"})
     assert "has damaged metadata: Input should be a valid integer" in with_metadata(file, {"fewtags": bad})
+    for key, value in (("std", [1, 0, 1]), ("mean", [0, float("nan"), 0]), ("thresholds", [float("inf")] * 9)):
+        assert with_metadata(file, {"fewtags": json.dumps(good | {key: value})}) == (
+            f"{file} has damaged metadata: mean, std and thresholds must be numbers, and std above 0. Train it again."
+        )
     short = json.dumps(good | {"thresholds": [0.5]})
     assert with_metadata(file, {"fewtags": short}) == (
         f"{file} has damaged metadata: the numbers of classes and thresholds differ. Train it again."
+    )
+
+
+@pytest.mark.parametrize("place", ["weights", "thresholds"])
+def test_a_changed_model_is_damaged(net, path, place):
+    """A flipped bit of a weight still makes a number, and another threshold other tags."""
+    content = path.read_bytes()
+    if place == "weights":
+        changed = content[:-1] + bytes([content[-1] ^ 1])
+    else:
+        at = content.index(b"thresholds") + content[content.index(b"thresholds") :].index(b"0.") + 2
+        changed = content[:at] + (b"1" if content[at : at + 1] != b"1" else b"2") + content[at + 1 :]
+    path.write_bytes(changed)
+    assert refusal(path) == (
+        f"{path} is damaged: its content has changed since it was written; restore it, or train again."
     )
 
 

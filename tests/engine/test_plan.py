@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fewtags.config.sections import DataConfig, ObjectiveConfig
 from fewtags.engine import plan as planning
@@ -69,6 +70,34 @@ def test_k_is_a_guess_where_nothing_is_complete():
         "positives per image: 2.00, a guess (1.5 x the 1.33 annotated), since fewer than 20 images are completely "
         "labelled. Count the classes in twenty photos and set objective.positives_per_image.",
     )
+
+
+def test_k_says_that_it_is_limited_by_the_number_of_classes():
+    """Three of four classes are annotated in each image: 1.5 x 3 is more than the classes there are."""
+    mean, why = positives_per_image(Tables(from_rows([[1, 1, 1, 0]] * 5), from_rows([[1, 1, 1, 0]])))
+    assert mean == 4
+    assert why.startswith(
+        "positives per image: 4.00, a guess (1.5 x the 3.00 annotated, but not more than the 4 classes), "
+    )
+
+
+def test_photos_of_val_leave_training_and_are_found_in_the_training_folder(tmp_path):
+    for n in range(6):
+        path = tmp_path / "photos" / ("Cat" if n % 2 else "Dog") / f"{n}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (n, 0, 0)).save(path)
+    (tmp_path / "val.csv").write_text("image,cat,dog\nCat/1.png,1,0\nDog/2.png,0,1\n")
+    tables = read_tables(DataConfig(train=str(tmp_path / "photos"), val=str(tmp_path / "val.csv")), seed=0)
+    assert len(tables.train) == 4
+    assert len(tables.val) == 2
+    assert tables.val.classes.ids == ("Cat", "Dog")
+    assert tables.val.matrix.dense().tolist() == [[1, -1], [-1, 1]]
+    assert "train: 2 photos are also in val (2), and left out of training; 4 of 6 remain" in tables.train.notes.messages
+    (tmp_path / "own.csv").write_text("image,cat,dog\n1.png,1,0\n")
+    own = DataConfig(
+        train=str(tmp_path / "photos"), val=str(tmp_path / "own.csv"), val_images=str(tmp_path / "photos" / "Cat")
+    )
+    assert len(read_tables(own, seed=0).train) == 5
 
 
 def test_k_from_known_positives_and_negatives():
@@ -139,7 +168,7 @@ def test_reading_options_come_from_the_configuration():
         "complete": True, "uncertain": "ones", "blank": "negative", "difficult": "positive", "none_folder": "nothing",
         "crowd": "unknown", "image_column": "file", "columns": ("a", "b"), "delimiter": ";", "tags_separator": "|",
         "positive_words": ("oui",), "negative_words": ("non",), "unknown_words": ("peut-être",),
-        "points": "pixels", "places": "points", "point_seed": 7,
+        "points": "pixels", "places": "points", "point_seed": 7, "rename": ("a=b",),
     }  # fmt: skip
     assert vars(read_options(DataConfig(train="x.csv", **said))) == said
     assert read_options(DataConfig(train="x.csv")) == ReadOptions()
@@ -417,7 +446,9 @@ def test_the_same_seed_gives_the_same_net(tables, make_config):
 def test_labels_without_photos_are_refused(tables, make_config):
     with pytest.raises(DataError) as error:
         make_plan(make_config(), tables=Tables(tables.train, tables.val.with_root(None)), cpu=True)
-    assert str(error.value) == ("the val labels do not say where the photos are; give their folder: --images FOLDER.")
+    assert str(error.value) == (
+        "the val labels do not say where the photos are; give their folder: --val-images FOLDER."
+    )
 
 
 def test_nothing_to_learn_is_refused(tables, make_config):

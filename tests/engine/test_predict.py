@@ -364,3 +364,29 @@ def test_coupled_heatmaps_of_a_cnn(scenes, model):
         "coupled attention maps need a ViT with a class token, and this backbone is a ResNet. Use its class maps "
         "alone, or train deit_small_patch16_224 or another ViT."
     )
+
+
+def test_classes_that_the_model_spells_otherwise_are_evaluated(scenes, model):
+    net, info = model
+    spelt = tuple(f"Digit_{name}" for name in info.class_ids)
+    named = replace(info, class_ids=spelt, class_names=spelt)
+    classes = ClassNames.of([f"digit {name}" for name in info.class_ids])
+    table = replace(scenes.val, classes=classes)
+    expected, _ = evaluate_table(net, info, scenes.val, cpu=True)
+    found, notes = evaluate_table(net, named, table, cpu=True)
+    assert found.ranking.mean_average_precision == expected.ranking.mean_average_precision
+    assert notes[0].startswith("10 class names are matched to the model, because only the spelling differs: 'digit ")
+
+
+def test_classes_that_look_like_two_of_the_model_are_named_with_the_cure(scenes, model):
+    net, info = model
+    named = replace(
+        info, class_ids=("cat", "Cat", *info.class_ids[2:]), class_names=("cat", "Cat", *info.class_ids[2:])
+    )
+    table = replace(scenes.val, classes=ClassNames.of(["CAT", *scenes.val.classes.ids[1:]]))
+    notes = score_table(net, named, table, cpu=True).notes
+    assert notes[0] == (
+        "warning: class 'CAT' looks like 'cat', 'Cat' of the model and is not matched. If it is the same class, pass "
+        "--set data.rename=CAT=cat."
+    )
+    assert "'CAT'" in notes[1]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fewtags import files
 from fewtags.config.parse import load_toml, parse
@@ -23,6 +24,7 @@ from fewtags.engine.runfolder import (
     refuse_used_folder,
     run_folder,
 )
+from fewtags.engine.tensor_files import save_tensors
 from fewtags.engine.train_record import check_labels_unchanged, with_located_paths, write_record
 from fewtags.errors import CheckpointError, ConfigError
 
@@ -294,13 +296,24 @@ def test_a_run_that_never_began_leaves_the_folder_as_it_was(begun):
     folder = RunFolder(begun, TRAINING)
     (begun / "state").mkdir()
     (begun / "run.toml").rename(begun / "mine.txt")
-    folder._remove_partial_run(remove_folder=True)
+    folder._remove_record()
     assert [path.name for path in begun.iterdir()] == ["mine.txt"]
-    (begun / "mine.txt").unlink()
-    folder._remove_partial_run(remove_folder=False)
-    assert begun.exists()
-    folder._remove_partial_run(remove_folder=True)
-    assert not begun.exists()
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_folder_is_removed_if_the_run_made_it(tmp_path, existed):
+    path = tmp_path / "run"
+    if existed:
+        path.mkdir()
+
+    def train(resume):
+        (path / "check.json").touch()
+        yield "event"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        [*RunFolder(path, TRAINING).start(train, {}, Alone())]
+    assert ([*path.iterdir()] == []) if existed else not path.exists()
 
 
 # --- both kinds of runs
@@ -335,7 +348,15 @@ def test_what_is_not_an_interrupted_run(tmp_path, kind):
     assert str(error.value) == (
         f"{tmp_path} is not a run folder (it has no {kind.settings}); start a run with: {kind.start}"
     )
-    (tmp_path / kind.result).touch()
+    (tmp_path / kind.result).touch()  # as a power cut may leave it
+    with pytest.raises(CheckpointError) as error:
+        folder.read_record(lambda tree, file: pytest.fail(file), Resolved)
+    result = tmp_path / kind.result
+    assert str(error.value).startswith(f"{tmp_path} is finished, but its {kind.noun} is damaged: {result} is not a saf")
+    assert str(error.value).endswith(
+        f" Delete {result} and run `fewtags resume {tmp_path}`, which makes it again from the last checkpoint."
+    )
+    save_tensors(result, {"a": torch.zeros(1)})
     with pytest.raises(CheckpointError) as error:
         folder.read_record(lambda tree, file: pytest.fail(file), Resolved)
     assert str(error.value) == f"{tmp_path} is finished; its {kind.noun} is {tmp_path / kind.result}."
@@ -344,7 +365,7 @@ def test_what_is_not_an_interrupted_run(tmp_path, kind):
 class Alone:
     """An Accelerator of a single process, as far as a run folder uses it."""
 
-    is_main_process = True
+    is_main_process, num_processes = True, 1
 
     def wait_for_everyone(self):
         pass

@@ -151,7 +151,7 @@ def regions(tmp_path, keys, image, pixels, sizes, root=True):
     photos = ImageKeys(list(keys), np.arange(len(keys)), tmp_path if root else None, Notes())
     points = np.zeros(len(image), bool)
     sizes = np.array(sizes, np.float64)
-    return regions_of(boxes(*pixels), "pixels", points, np.array(image, np.int64), sizes, photos)
+    return regions_of(boxes(*pixels), "pixels", points, np.array(image, np.int64), sizes, photos, "x.json")
 
 
 def test_boxes_of_turned_photos(tmp_path, make_photo):
@@ -214,7 +214,7 @@ def test_fractions_are_turned_like_pixels(tmp_path, make_photo):
     fractions = boxes(*[(0.1, 0.1, 0.2, 0.3)] * 3, (0.1, 0.2, 0.1, 0.2), (0, 0, 1.0015, 1.01))
     image, point = np.array([0, 1, 2, 0, 1]), np.array([False, False, False, True, False])
     sizes = np.array([(40, 20), (20, 40), (X, X)])
-    found = regions_of(fractions, "fractions", point, image, sizes, photos)
+    found = regions_of(fractions, "fractions", point, image, sizes, photos, "x.json")
     expected = [(0.7, 0.1, 0.9, 0.2), (0.1, 0.1, 0.2, 0.3), (0.1, 0.1, 0.2, 0.3), (0.8, 0.1, 0.8, 0.1), (0, 0, 1, 1)]
     np.testing.assert_allclose(found.locations, expected, atol=1e-12)
     turned = "photos are turned by EXIF, and their boxes and points were"

@@ -7,6 +7,7 @@ from seen import facts, labels, readings
 from fewtags.errors import DataError
 from fewtags.formats.coco import read_coco
 from fewtags.formats.options import ReadOptions
+from fewtags.formats.read import read
 from fewtags.labels import Label
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
@@ -338,8 +339,8 @@ def test_objects365(tmp_path, make_photo, parts, where):
 
 def test_only_names_of_objects365_are_shortened(write, make_photo, tmp_path):
     make_photo("a.jpg")
-    with pytest.raises(DataError, match=r"Remove 'images/v1/patch8' from the paths in the file"):
-        read_coco(write([image(1, "images/v1/patch8/a.jpg")], [annotation(1, 1, 17)]), tmp_path)
+    table = read_coco(write([image(1, "images/v1/patch8/a.jpg")], [annotation(1, 1, 17)]), tmp_path)
+    assert any("found by the end of their path" in text for text in table.notes.messages)
 
 
 def test_present_and_absent_at_once_is_unknown(write):
@@ -426,15 +427,18 @@ def test_broken_categories(write, categories, message):
 def test_broken_image_ids(write):
     with pytest.raises(DataError, match=r"image id 1 is used for 'a\.jpg' and for 'b\.jpg'; renumber one\."):
         read_coco(write([image(1, "a.jpg"), image(1, "b.jpg")], []))
-    with pytest.raises(DataError, match=r"images\[0\] has id None; expected a number\."):
+    with pytest.raises(DataError, match=r"images\[0\] has id None; expected a whole number or a text\."):
         read_coco(write([{"file_name": "a.jpg"}], []))
     with pytest.raises(DataError, match="an annotation has a list or object as image_id or category_id"):
         read_coco(write([image(1, "a.jpg")], [annotation(1, [1], 17)]))
 
 
 def test_no_usable_annotation_is_an_error(write):
-    with pytest.raises(DataError, match="none of the 1 annotations is usable: image_id '1' is not among the images"):
-        read_coco(write([image(1, "a.jpg")], [annotation(1, "1", 17)]))
+    with pytest.raises(
+        DataError,
+        match=r"none of the 1 annotations is usable .the ids there are like 1.: image_id 'x' is not among the images",
+    ):
+        read_coco(write([image(1, "a.jpg")], [annotation(1, "x", 17)]))
     with pytest.raises(DataError, match=r"usable \(panoptic and caption files are not read\)"):
         read_coco(write([image(1, "a.jpg")], [{"image_id": 1, "segments_info": []}]))
 
@@ -457,3 +461,44 @@ def test_random_files_agree_with_a_plain_loop(write):
     got = facts(read_coco(write(images, annotations)))
     assert [f[:3] for f in got] == [f[:3] for f in expected]
     np.testing.assert_allclose([f[3] for f in got], [f[3] for f in expected], atol=1e-6)
+
+
+@pytest.mark.parametrize(("given", "used"), [(1, "1"), ("1", 1), (1.0, 1)])
+def test_an_id_as_text_and_as_number_is_one_id(write, given, used):
+    table = read_coco(write([image(given, "a.jpg")], [annotation(1, used, 17)]))
+    assert len(table.facts) == 1
+    with pytest.raises(DataError, match="the ids there are like"):
+        read_coco(write([image("1", "a.jpg")], [annotation(1, "01", 17)]))
+
+
+def test_objects_instead_of_lists(write):
+    file = write([image(1, "a.jpg")], [annotation(1, 1, 17)])
+    data = json.loads(file.read_text())
+    data["annotations"] = {str(a["id"]): a for a in data["annotations"]}
+    data["images"] = {"1": {"file_name": "a.jpg"}}
+    file.write_text(json.dumps(data))
+    assert len(read_coco(file).facts) == 1
+    data["categories"] = {"17": "cat"}
+    file.write_text(json.dumps(data))
+    with pytest.raises(
+        DataError, match=r"expected a list 'categories'.*the file has 'categories', but it is an object"
+    ):
+        read_coco(file)
+    file.write_text('{"categories": {}, "items": []}')
+    with pytest.raises(DataError, match=r"looks like Datumaro JSON: export it as COCO"):
+        read_coco(file)
+
+
+def test_a_coco_file_in_each_folder_of_a_split(tmp_path, make_photo):
+    """Categories have other numbers in each file; equal names are one class, and photos stay apart."""
+    for n, (folder, number) in enumerate([("train", 1), ("valid", 7)]):
+        make_photo(f"{folder}/a.jpg", n)
+        data = {
+            "images": [{"id": 0, "file_name": "a.jpg"}],
+            "annotations": [{"id": 0, "image_id": 0, "category_id": number}],
+            "categories": [{"id": number, "name": "cat"}],
+        }
+        (tmp_path / folder / "_annotations.coco.json").write_text(json.dumps(data))
+    table = read(tmp_path)
+    assert (table.images.to_pylist(), table.classes.ids) == (["train/a.jpg", "valid/a.jpg"], ("cat",))
+    assert (table.split_names.to_pylist(), len(table.facts)) == (["train", "val"], 2)

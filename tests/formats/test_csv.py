@@ -79,9 +79,10 @@ def test_an_unknown_word_names_its_cell_and_the_cure(read, tmp_path):
     with pytest.raises(DataError) as error:
         read("image,cat,dog\na.jpg,1,0\nb.jpg,0,perhaps\nc.jpg,maybe,1\nd.jpg,maybe,1\ne.jpg,1,1\nf.jpg,0,0\n")
     assert str(error.value) == (
-        f"{tmp_path}/labels.csv row 3, column 'dog': 'perhaps' means neither present (1, yes) nor absent (0, no) (2 "
-        "more such cells). Fix the cell, add the word to positive_words, negative_words or unknown_words, or pass as "
-        "columns those that are classes."
+        f"{tmp_path}/labels.csv row 3, column 'dog': 'perhaps' means neither present (1, yes, x) nor absent (0, no) (2 "
+        "more such cells). Fix the cell, or say what the word means: ReadOptions(positive_words=('perhaps',)), or "
+        "negative_words, or unknown_words. If some columns are not classes, list the classes: "
+        "ReadOptions(columns=('CLASS', '...'))."
     )
 
 
@@ -96,8 +97,8 @@ def test_class_columns_of_1_and_minus_1_are_reported(read):
     assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {"dog": P}}
     assert table.notes.warnings == (
         "labels.csv, class columns: no word means absent (0), and -1 is read as uncertain, so that 2 cells are "
-        "unknown. If -1 means absent, pass --set data.uncertain=zeros; if it means uncertain, pass --set "
-        "'data.unknown_words=[\"-1\"]' to confirm it.",
+        "unknown. If -1 means absent, pass ReadOptions(uncertain='zeros'); if it means uncertain, "
+        "pass ReadOptions(unknown_words=('-1',)) to confirm it.",
     )
     cured = read(text, uncertain="zeros")
     assert labels(cured) == {"a.jpg": {"cat": P, "dog": N}, "b.jpg": {"cat": N, "dog": P}}
@@ -175,7 +176,7 @@ def test_a_separator_that_is_given(read):
         read(text.replace("cat;dog,big", '"cat;dog,big"'))
     assert str(error.value).endswith(
         "labels.csv row 2, column 'tags': ';', ',' may all separate tags, as in 'cat;dog,big' and 'cat;dog,big'; pass "
-        "tags_separator."
+        "the one that does: ReadOptions(tags_separator=';')."
     )
     table = read(text.replace("cat;dog,big", '"cat;dog,big"'), tags_separator=";")
     assert table.classes.ids == ("big cow", "cat", "dog,big")
@@ -228,7 +229,7 @@ def test_one_tag_a_row(read):
         ("none|cat", "row 2, column 'tags': 'none|cat' has both 'none' and a class; fix the cell."),
         (
             "\"['cat', 'dog']\"",
-            "row 2, column 'tags': \"['cat', 'dog']\" looks like a list of a programming language; write the tags as "
+            "row 2, column 'tags': \"['cat', 'dog']\" is a list, but 'x|z' is not; write all cells in one way, such as "
             "cat|dog.",
         ),
     ],

@@ -16,7 +16,8 @@ def layout(tmp_path):
         sheet = read_sheet(file)
         found = find_layout(sheet, ReadOptions(**options))
         names = [sheet.header[j] for j in found.labels]
-        return found.form, sheet.header[found.image], names, found.split and sheet.header[found.split], found.messages
+        split = None if found.splits is None else sheet.header[found.splits.columns[0]]
+        return found.form, sheet.header[found.image], names, split, found.messages
 
     return layout
 
@@ -81,24 +82,30 @@ def test_columns_that_are_chosen(layout):
     [
         (
             "a,b\n1,2\n",
-            "no column is called 'image' or has photo names; its columns are 'a', 'b'. Pass image_column.",
+            "no column is called 'image' or has photo names; its columns are 'a', 'b'. Pass "
+            "ReadOptions(image_column='COLUMN').",
         ),
         (
             "image,tags,labels\na.jpg,red,big\n",
-            "'tags', 'labels' may all be labels; pass as columns the one of tags, or those of the classes.",
+            "'tags', 'labels' may all be labels. Pass the column of tags, ReadOptions(columns=('COLUMN',)), or those "
+            "of the classes, ReadOptions(columns=('CLASS', '...')).",
         ),
         (
-            "image,tags,cat,dog\na.jpg,x,1,0\n",
-            "'tags', 'cat', 'dog' may all be labels; pass as columns the one of tags, or those of the classes.",
+            "image,tags,cat,dog\na.jpg,big,1,0\n",
+            "'tags', 'cat', 'dog' may all be labels. Pass the column of tags, "
+            "ReadOptions(columns=('COLUMN',)), or those "
+            "of the classes, ReadOptions(columns=('CLASS', '...')).",
         ),
         (
             "image,label\na.jpg,0\nb.jpg,1\n",
             "the values of 'label' ('0', '1') may state whether 'label' is present, or name classes; pass "
-            "columns=('label',) for the former, tags_separator for the latter.",
+            "ReadOptions(columns=('label',)) for the former, ReadOptions(tags_separator='|') for the latter.",
         ),
         (
             "image,place,time\na.jpg,here,now\n",
-            "it is not clear which of 'place', 'time' has labels; pass as columns the one of tags, or one per class.",
+            "it is not clear which of 'place', 'time' has labels. Pass the column of tags, "
+            "ReadOptions(columns=('COLUMN',)), "
+            "or those of the classes, ReadOptions(columns=('CLASS', '...')).",
         ),
     ],
 )
@@ -184,29 +191,29 @@ def test_points_are_reported(layout):
         (
             POINTS,
             {},
-            "are the columns 'x' and 'y' points in pixels or in fractions of the photo? Pass points (--set "
-            "data.points=pixels, or fractions), or call them x_px and y_px; if they are not points, pass as columns "
-            "those with labels.",
+            "are the columns 'x' and 'y' points in pixels or in fractions of the photo? Pass "
+            "ReadOptions(points='pixels') (or fractions), or call them x_px and y_px; if they are not points, list the "
+            "columns with labels: ReadOptions(columns=('COLUMN',)).",
         ),
         (
             "image,class,x_px,y_px\na.jpg,cat,3,4\n",
             {"points": "fractions"},
-            "the columns x_px and y_px are pixels, but the option points is fractions.",
+            "the columns x_px and y_px are pixels; leave out ReadOptions(points='fractions').",
         ),
         (
             "image,tags\na.jpg,cat\n",
             {"points": "pixels"},
-            "points is 'pixels', but there are no columns x and y; there are 'image', 'tags'.",
+            "points is 'pixels', but there are no columns x and y; the columns are 'image', 'tags'.",
         ),
         (
             "image,label,category,x_px,y_px\na.jpg,cat,pet,3,4\n",
             {},
-            "'label', 'category' may all be the class of each point; pass as columns the one that is.",
+            "'label', 'category' may all be the class of each point; pass ReadOptions(columns=('COLUMN',)).",
         ),
         (
             "image,species,x_px,y_px\na.jpg,cat,3,4\n",
             {},
-            "no column is called 'class' for the class of each point; pass as columns the one that is.",
+            "no column is called 'class' for the class of each point; pass ReadOptions(columns=('COLUMN',)).",
         ),
     ],
 )

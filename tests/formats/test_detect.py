@@ -63,7 +63,7 @@ def test_the_marks_of_two_formats(write):
         detect(folder)
     assert str(error.value) == (
         f"{folder} could be voc (Annotations/) and yolo (label files in {folder.name}/labels/); pass the one to read, "
-        "as in format=voc (--set data.format=voc)."
+        "as in format='voc'."
     )
     assert detect(folder, "yolo") == ("yolo", "as given")
 
@@ -92,11 +92,11 @@ def test_files(write, name, text, found):
 
 
 def test_what_cannot_be(write):
-    folder = write({"a.xlsx": "", "b.csv": ""})
-    with pytest.raises(DataError, match=r"a\.xlsx: no known format has the ending '\.xlsx'; expected a folder of"):
-        detect(folder / "a.xlsx")
+    folder = write({"a.docx": "", "b.csv": ""})
+    with pytest.raises(DataError, match=r"a\.docx: no known format has the ending '\.docx'; expected a folder of"):
+        detect(folder / "a.docx")
     kinds = {"folder": (True, False), "voc": (True, False)} | dict.fromkeys(
-        ("yolo", "openimages", "cvat"), (True, True)
+        ("coco", "yolo", "openimages", "cvat"), (True, True)
     )
     for name in FORMATS:
         for path, readable in zip((folder, folder / "b.csv"), kinds.get(name, (False, True)), strict=True):

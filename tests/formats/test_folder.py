@@ -46,7 +46,10 @@ def test_the_same_photo_in_several_folders_is_one_image(tmp_path, make_photo):
         "dog/1.jpg": {"dog": P},
     }
     assert table.notes.excluded == ()  # nothing is lost
-    assert "3 copies of 2 photos joined; each photo has the labels of all its folders" in table.notes.messages
+    copies = (
+        "3 copies of 2 photos joined, 'cat/x.jpg = bird/x.jpg', 'dog/2.jpg = dog/1.jpg', 'dog/y.jpg = bird/x.jpg'; "
+    )
+    assert f"{copies}each photo has the labels of all its folders" in table.notes.messages
 
 
 def test_equal_size_is_not_equal_content(tmp_path):
@@ -124,7 +127,7 @@ def test_split_folders(tmp_path, make_photo):
     assert table.split_names.to_pylist() == ["train", "train", "test", "val", "val"]
     assert table.notes.messages == (
         "splits: Train, test, valid; the class is the folder below",
-        "1 photos are in several splits and stay there, for example 'Train/dog/same.jpg', 'valid/cat/same.jpg'",
+        "1 photos are in several splits, for example 'Train/dog/same.jpg', 'valid/cat/same.jpg'",
     )
 
 
@@ -212,7 +215,6 @@ def test_names_that_differ_in_case_stay_apart(tmp_path, make_photo):
     make_photo("cat/b.jpg", 2)
     table = read_folder(tmp_path)
     assert table.classes.ids == ("Cat", "cat")
-    assert "'Cat', 'cat' differ in case or blanks only and stay 2 classes" in table.notes.messages
 
 
 def test_empty_and_broken_files_are_left_out(tmp_path, make_photo):
@@ -323,3 +325,34 @@ def test_a_relative_root_keeps_relative_keys(tmp_path, make_photo, monkeypatch):
     table = read_folder(Path())
     assert table.images.to_pylist() == ["cat/a.jpg"]
     assert np.array_equal(table.facts["source"].unique().to_pylist(), [tmp_path.name])
+
+
+def test_split_folders_of_other_names(tmp_path, make_photo):
+    for n, key in enumerate(("training_set/cat/a.jpg", "ValImages/cat/b.jpg", "test2017/dog/c.jpg")):
+        make_photo(key, n)
+    table = read_folder(tmp_path)
+    assert (table.classes.ids, table.split_names.to_pylist()) == (("cat", "dog"), ["val", "test", "train"])
+
+
+def test_folders_that_share_the_names_of_their_folders_are_not_classes(tmp_path, make_photo):
+    for n, key in enumerate(("f1/cat/a.jpg", "f1/dog/b.jpg", "f2/cat/c.jpg", "f2/dog/d.jpg")):
+        make_photo(key, n)
+    with pytest.raises(DataError, match="'f1', 'f2' have no photos themselves, but folders of the same names"):
+        read_folder(tmp_path)
+
+
+def test_classes_that_vanish_and_tag_files(tmp_path, make_photo):
+    make_photo("cat/a.jpg")
+    (tmp_path / "cat/a.txt").write_text("cat, sofa")
+    (tmp_path / "dog").mkdir()
+    (tmp_path / "dog/a.jxl").write_bytes(b"x")
+    unknown, tags = read_folder(tmp_path).notes.warnings
+    assert "unknown ending (.jxl)" in unknown
+    assert "the folders 'dog' have no other files" in unknown
+    assert "1 photos have a text file of the same name" in tags
+
+
+def test_names_that_look_the_same_are_one_class(tmp_path, make_photo):
+    make_photo("cafe\u0301/a.jpg")
+    make_photo("caf\u00e9\u200b/b.jpg", 1)
+    assert read_folder(tmp_path).classes.ids == ("caf\u00e9",)

@@ -206,6 +206,7 @@ def test_results_that_are_broken_are_not_lost_in_silence(write):
         {"id": "k", "type": "choices", "from_name": "c", "value": {"choices": ["cat", 7, None]}},
         {"id": "t", "type": "taxonomy", "from_name": "t", "value": {"taxonomy": [["animal", "cat"]]}},
         "cat",
+        None,
     ]
     file = write(task(1, "a.jpg", annotation(*broken)), task(2, "b.jpg", {"id": 1, "result": "cat"}))
     table = read_labelstudio(file)
@@ -215,6 +216,7 @@ def test_results_that_are_broken_are_not_lost_in_silence(write):
         ("task 1, region v", "has no value", "unusable"),
         ("task 1, region k", "has 7 among its choices, which is not a name", "unusable"),
         ("task 1", "has 'cat' instead of a result", "unusable"),
+        ("task 1", "has None instead of a result", "unusable"),
         ("task 2", "has 'cat' instead of a result", "unusable"),
     ]
     assert table.notes.warnings == ("tasks.json: 1 results are taxonomies, whose labels are not read",)
@@ -284,12 +286,16 @@ def test_which_key_holds_the_photo(write):
     with pytest.raises(DataError) as error:
         read_labelstudio(file)
     assert str(error.value) == (
-        f"{file}: in the data of the tasks, 'left', 'right' may all be the photos; pass image_column."
+        f"{file}: in the data of the tasks, 'left', 'right' may all be the photos; pass "
+        "ReadOptions(image_column='NAME')."
     )
     assert read_labelstudio(file, options=ReadOptions(image_column="right")).images.to_pylist() == ["b.jpg"]
     with pytest.raises(DataError, match=r"no task has 'lefft' in data \(did you mean 'left'\?\); there are 'left',"):
         read_labelstudio(file, options=ReadOptions(image_column="lefft"))
-    with pytest.raises(DataError, match=r"in the data of the tasks, none of 'text' is a photo; pass image_column\."):
+    with pytest.raises(
+        DataError,
+        match=r"in the data of the tasks, none of 'text' is a photo; pass ReadOptions\(image_column='NAME'\)\.",
+    ):
         read_labelstudio(write({"data": {"text": "c"}, "annotations": []}))
 
 

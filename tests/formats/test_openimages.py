@@ -235,7 +235,7 @@ def test_photos_that_are_not_in_the_folder_that_is_given(write, tmp_path):
     folder = write(labels=LABELS + "a,verification,/m/01yrx,1\n")
     with pytest.raises(DataError, match=r"no photo in '.*' has the name of an image of .*, such as a\.jpg\."):
         read_openimages(folder, tmp_path)
-    with pytest.raises(DataError, match="is not a folder; pass as images the folder with the photos"):
+    with pytest.raises(DataError, match="is not a folder; pass the folder with the photos"):
         read_openimages(folder, tmp_path / "gone")
 
 

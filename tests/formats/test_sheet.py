@@ -57,7 +57,7 @@ def test_byte_order_mark_and_unicode(write):
 
 def test_a_delimiter_that_is_given(write):
     file = write("image:a\tb\nx:1\t2\n")
-    assert read_sheet(file, ":").header == ("image", "a\tb")
+    assert read_sheet(file, ":").header == ("image", "a b")
     assert read_sheet(file, "tab").header == read_sheet(file, "\\t").header == ("image:a", "b")
     with pytest.raises(ConfigError, match=r"delimiter '::': expected one character, or 'tab'\."):
         read_sheet(file, "::")
@@ -102,12 +102,13 @@ def test_whatever_the_standard_library_writes_is_read_back(write, rows, delimite
         ),
         (
             "image,tags\na,b\nc,d,e\n",
-            " row 3: 3 cells, but the header has 2; quote cells that contain ',', or pass another delimiter.",
+            " row 3: 3 cells, but the header has 2; if 'd,e' is one cell, write it in quotes, as in \"d,e\"; if "
+            "another character separates the cells, pass ReadOptions(delimiter='CHARACTER').",
         ),
         (
             "image\na.jpg\n",
-            ": a single column 'image' when split at ','; expected an image column and labels. Pass delimiter if "
-            "another character separates the cells.",
+            ": a single column 'image' when split at ','; expected an image column and labels. Pass "
+            "ReadOptions(delimiter='CHARACTER') if another character separates the cells.",
         ),
         ("image,a,a\n", ": several columns are called 'a'; rename them."),
         ("a.jpg,cat\n", " row 1: 'a.jpg' looks like a photo, not like a column; add a header such as 'image,tags'."),
@@ -200,8 +201,8 @@ def test_readings_name_every_value():
 
 UNSURE = (
     "a.csv: no word means absent (0), and -1 is read as uncertain, so that {} cells are unknown. If -1 means "
-    "absent, pass --set data.uncertain=zeros; if it means uncertain, pass --set "
-    "'data.unknown_words=[\"-1\"]' to confirm it."
+    "absent, pass ReadOptions(uncertain='zeros'); if it means uncertain, pass "
+    "ReadOptions(unknown_words=('-1',)) to confirm it."
 )
 
 

@@ -323,8 +323,8 @@ def test_photos_that_are_not_beside_their_list(tmp_path):
     path = tmp_path / "list.txt"
     path.write_text("x/1.jpg\n")
     assert message_of(unlabelled, path) == (
-        f"{path}: its photos, such as 'x/1.jpg', are not beside it; pass as images the folder that their names are "
-        "relative to."
+        f"{path}: its photos, such as 'x/1.jpg', are not beside it; pass the folder that their names are "
+        "relative to: images='FOLDER'."
     )
     (tmp_path / "other").mkdir()
     assert message_of(unlabelled, path, tmp_path / "other").startswith(f"{path}: 1 of 1 photos do not exist; ")

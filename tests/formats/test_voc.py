@@ -5,6 +5,7 @@ from seen import facts, labels, readings
 
 from fewtags.errors import DataError
 from fewtags.formats.options import ReadOptions
+from fewtags.formats.read import read
 from fewtags.formats.voc import read_voc
 from fewtags.labels import Label
 
@@ -272,10 +273,6 @@ OUTWARD = (
         ("<annotation><object>", "is not valid XML (no element found: line 1, column 20)"),
         ("", "is not valid XML (no element found: line 1, column 0)"),
         ("<html/>", "begins with <html> instead of <annotation>"),
-        (
-            "<annotation><object><difficult>2</difficult></object></annotation>",
-            "has <difficult>2</difficult>, expected 0 or 1",
-        ),
     ],
 )
 def test_broken_and_dangerous_xml(tmp_path, write, text, trouble):
@@ -319,3 +316,41 @@ def test_nothing_to_learn(tmp_path, write):
         read_voc(tmp_path)
     with pytest.raises(DataError, match="is not a folder; pass the one with Annotations"):
         read_voc(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [("true", U), ("Yes", U), ("1.0", U), ("", P), ("false", P), ("Unspecified", P), ("2", P), ("n/a", P)],
+)
+def test_difficult_in_other_words(tmp_path, write, word, state):
+    """A word that says neither yes nor no is taken as 0, with a reading; it does not end the data set."""
+    write("a", thing("cat", word), thing("dog"))
+    table = read_voc(tmp_path)
+    assert labels(table)["a.jpg"] == {"dog": P} | ({} if state == U else {"cat": state})
+    unclear = {value: meaning for value, meaning in readings(table).items() if value.startswith("difficult = ")}
+    expected = set() if word in ("true", "Yes", "1.0", "", "false") else {f"difficult = {word!r}"}
+    assert {*unclear} == expected
+
+
+def test_folders_of_splits_without_lists(tmp_path, make_photo):
+    """Roboflow writes photos and XML files into train, valid and test; hidden files are counted."""
+    for split in ("train", "valid", "test_set"):
+        make_photo(f"{split}/a.jpg")
+        (tmp_path / split / "a.xml").write_text(f"<annotation>{thing('cat')}</annotation>")
+        (tmp_path / split / "._a.xml").write_text("Mac OS X")
+    table = read(tmp_path)
+    assert table.split_names.to_pylist() == ["test", "train", "val"]
+    assert readings(table)["hidden files"] == ("skipped", 3)
+
+
+def test_lists_of_other_names(tmp_path, write, write_list):
+    for stem in "abc":
+        write(stem, thing("cat"))
+    write_list("training", "a\n")
+    write_list("my_validation", "b\n")
+    write_list("._val", "\0")
+    write_list("fold1", "c\n")
+    (tmp_path / "ImageSets/Main/my_validation.txt").rename(tmp_path / "ImageSets/Main/validation_set.txt")
+    table = read_voc(tmp_path)
+    assert table.split_names.to_pylist() == ["train", "val", ""]
+    assert "the lists 'fold1.txt' are not read" in table.notes.warnings[0]

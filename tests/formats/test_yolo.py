@@ -244,3 +244,30 @@ def test_nothing_to_read(tmp_path, write):
         DataError, match=re.escape("there is no label file of a photo; expected images/ and, beside it, labels/.")
     ):
         read_yolo(tmp_path)
+
+
+@pytest.mark.parametrize("row", ["0 .1 .2 .1 .1 .1 .8 2 .1 .9 2", "0 .1 .2 .1 .1 .5 .5", "0 .1 .2 .1 .1 .5"])
+def test_pose_rows_of_another_length_are_refused(tmp_path, write, make_photo, row):
+    make_photo("images/train/a.jpg")
+    make_photo("images/val/b.jpg")
+    write({"data.yaml": YAML + "kpt_shape: [2, 2]\n", "labels/train/a.txt": row})
+    with pytest.raises(DataError, match=f"row 1: {len(row.split())} numbers, but kpt_shape says 5 \\+ 4 = 9"):
+        read_yolo(tmp_path)
+
+
+def test_pose_rows_without_a_shape_are_not_polygons(tmp_path, write, make_photo):
+    make_photo("images/train/a.jpg")
+    make_photo("images/val/b.jpg")
+    write({"data.yaml": YAML, "labels/train/a.txt": "0 .5 .5 .2 .2 .4 .5 2 .6 .5 0\n"})
+    with pytest.raises(DataError, match=r"11 numbers that look like a box and 2 keypoints.*add kpt_shape: \[2, 3\]"):
+        read_yolo(tmp_path)
+
+
+def test_splits_of_other_names(tmp_path, write, make_photo):
+    for name in ("images/training_set/a.jpg", "images/dev/b.jpg"):
+        make_photo(name, len(name))
+        write({name.replace("images", "labels").replace(".jpg", ".txt"): "0 .5 .5 .2 .2"})
+    write({"classes.txt": "cat\n"})
+    assert read_yolo(tmp_path).split_names.to_pylist() == ["val", "train"]
+    write({"data.yaml": "training: images/training_set\ndev: images/dev\nnames: [cat]\n"})
+    assert sorted(read_yolo(tmp_path / "data.yaml").split_names.to_pylist()) == ["train", "val"]

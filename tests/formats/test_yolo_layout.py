@@ -150,6 +150,14 @@ def test_a_wrong_count_of_classes_is_reported(tmp_path, write):
         ("names: [cat]\nkpt_shape: 17", "kpt_shape must be two numbers, as in [17, 3]."),
         ("- a", "expected keys such as train, val and names, as in the data.yaml of YOLO."),
         ("train: images", "no file names the class numbers; expected names in a data.yaml, or a classes"),
+        ("names: " + "[" * 3200, "not valid YAML (nested too deeply)."),
+        ("names: " + "- " * 30 + "x", "not valid YAML"),
+        ("names:\n" + "".join(" " * n + "- \n" for n in range(1, 30)), "is nested more than 20 levels deep; a data."),
+        (
+            "names: !!python/object/apply:os.system [x]",
+            "line 1 uses the YAML tag 'tag:yaml.org,2002:python/object/apply:os.sys",
+        ),
+        ("names: !x [cat]", "line 1 uses the YAML tag '!x', which is not read; remove it."),
         ("a: &x [1]\nnames: [*x, *x]", "uses YAML aliases (*name), which are not read; write the values out."),
         ("names: [cat", "not valid YAML (while parsing a flow sequence"),
         ("? [a]\n: b\nnames: [cat]", "not valid YAML (while constructing a mapping"),
@@ -173,7 +181,9 @@ def test_yaml_files_that_say_something_else(tmp_path, write, yaml, trouble):
 )
 def test_hostile_yaml_is_our_error(tmp_path, yaml):
     (tmp_path / "d.yaml").write_bytes(yaml)
-    with pytest.raises(DataError, match=r"d\.yaml: (not|names must be|no file|there is no label)"):
+    with pytest.raises(
+        DataError, match=r"d\.yaml: (not|names must be|no file|there is no label)|d.yaml: line 1 uses the YAML tag"
+    ):
         find_yolo(tmp_path / "d.yaml")
 
 

@@ -371,3 +371,12 @@ def test_fingerprint_depends_on_content_alone():
         {"a": state["a"]},
     ]
     assert len({first, *(fingerprint(other) for other in others)}) == 6
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", b"\x80\x02."], ids=["empty", "one byte", "pickle"])
+def test_a_file_that_is_only_called_safetensors(tmp_path, content):
+    """torch.load of a name that ends in .safetensors raises an error of safetensors."""
+    path = tmp_path / "e.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"e\.safetensors: not a safetensors file, nor a PyTorch file"):
+        read_weights(path)

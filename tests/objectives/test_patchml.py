@@ -269,3 +269,10 @@ def test_pseudo_labels_that_would_never_begin_are_refused():
     ):
         method.setup(torch.nn.Identity(), problem([[P, U]]))
     PatchML(pseudo_weight=0.0, pseudo_from=20).setup(torch.nn.Identity(), problem([[P, U]]))
+
+
+def test_class_shares_need_a_known_negative():
+    """`setup` refuses it, as that of bce does."""
+    method = PatchML(image_unknown="selective", prior_threshold=0.5)
+    with pytest.raises(ConfigError, match="needs known negatives"):
+        method.setup(nn.Identity(), problem(np.array([[1, 0], [0, 1]], np.int8)))

@@ -4,8 +4,18 @@ import numpy as np
 import pytest
 import torch
 
+from fewtags.errors import ConfigError
 from fewtags.labels import Label, LabelMatrix
-from fewtags.objectives.supervised import class_shares, even_patches, only_fillable, pseudo_diagnostics, unknown_classes
+from fewtags.objectives.fixmatch import FixMatch
+from fewtags.objectives.patchml import PatchML
+from fewtags.objectives.supervised import (
+    class_shares,
+    even_patches,
+    only_fillable,
+    pseudo_diagnostics,
+    refuse_without_negatives,
+    unknown_classes,
+)
 from fewtags.stores.pseudo import PseudoCount
 
 P, U, N = Label.POSITIVE, Label.UNKNOWN, Label.NEGATIVE
@@ -52,3 +62,17 @@ def test_ratios_without_a_denominator_are_left_out():
         "pseudo_negatives_per_image": 2.0,
         "pseudo_negative_precision": 0.5,
     }
+
+
+@pytest.mark.parametrize("method", [PatchML, FixMatch])
+def test_class_shares_without_any_negative_are_refused(method):
+    """Every share is 1, so every unknown cell would be ignored and every class predicted everywhere."""
+    positives = LabelMatrix.from_dense(np.array([[P, U], [U, P]], np.int8))
+    selective = method(image_unknown="selective", prior_threshold=0.05)
+    with pytest.raises(
+        ConfigError, match=r"^objective.prior_threshold=0.05 with image_unknown='selective' needs known neg"
+    ):
+        refuse_without_negatives(selective, positives)
+    refuse_without_negatives(selective, LabelMatrix.from_dense(np.array([[P, N], [U, P]], np.int8)))
+    refuse_without_negatives(method(image_unknown="selective"), positives)
+    refuse_without_negatives(method(image_unknown="negative", prior_threshold=0.05), positives)

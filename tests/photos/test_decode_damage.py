@@ -211,3 +211,21 @@ def test_rotated_views_are_refused(tmp_path):
         pytest.raises(NotImplementedError, match="only axis-aligned views can be read, not"),
     ):
         photo.read(View((0.5, 0.1, 0.2, -0.1, 0.5, 0.3)))
+
+
+def test_a_jpeg_that_ends_after_its_header_is_damaged(tmp_path):
+    """A frame header, no scan, an end marker: Pillow opens it with nothing to decode."""
+    path = tmp_path / "a.jpg"
+    path.write_bytes(bytes.fromhex("ffd8ffc0000b080008000801011100ffd9"))
+    with pytest.raises(DataError) as error:
+        read_image(path)
+    assert str(error.value) == f"{path}: has a JPEG header but no image data; re-export or remove the file."
+
+
+def test_a_photo_is_read_once(tmp_path):
+    path = tmp_path / "a.jpg"
+    Image.new("RGB", (64, 64)).save(path)
+    with open_photo(path) as photo:
+        photo.read()
+        with pytest.raises(AssertionError, match="a photo is read once"):
+            photo.read()

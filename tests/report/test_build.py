@@ -19,7 +19,7 @@ from fewtags.metrics.intervals import difference_interval
 from fewtags.metrics.metric import Metric
 from fewtags.metrics.ranking import RankingReport
 from fewtags.report import build
-from fewtags.report.build import alone, build_report, class_rows, difference, render
+from fewtags.report.build import alone, build_report, class_rows, difference, match_runs, render
 from fewtags.report.gallery import SIDE, cards, over_epochs, read_picture
 from fewtags.report.load import RunData, load_evaluations, load_run
 from fewtags.table.storage import save
@@ -321,3 +321,26 @@ def test_the_page_compares_with_the_baseline_and_accounts_for_the_time(make_run)
     )
     assert "photos to model in 61 s: 52 s features, 9 s training." in page
     assert "aseline" not in render([make_run()])
+
+
+def test_runs_that_spell_a_class_differently_are_compared(make_run: MakeRun) -> None:
+    """The same classes under other names: all three are common, and a sentence names the pairs."""
+    first = make_run("first", ids=("cat", "hot dog", "owl"))
+    second = make_run("second", ids=("Cat", "hot_dog", "owl"))
+    runs, said = match_runs([first, second])
+    assert not alone(runs)
+    assert len(class_rows(runs, "val")) == 3
+    assert "value" in difference(runs, "val")
+    assert said == [
+        "second: 2 class names are matched to first, because only the spelling differs: 'Cat' = 'cat', "
+        "'hot_dog' = 'hot dog'"
+    ]
+    assert html.unescape(said[0]) in text_of(render(runs, said))
+
+
+def test_classes_that_are_hardly_tagged_are_named(make_run: MakeRun) -> None:
+    run = make_run()
+    rules = ("none_expected", *run.info.threshold_rules[1:])
+    seen = text_of(render([replace(run, info=replace(run.info, threshold_rules=rules))]))
+    assert "1 class has no usable threshold and will hardly ever be tagged" in seen
+    assert "no usable threshold" not in text_of(render([run]))

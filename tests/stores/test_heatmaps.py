@@ -467,7 +467,7 @@ def test_shards_hold_every_row_once():
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16"])
-def test_a_memory_map_is_sparse_and_equals_memory(tmp_path, dtype):
+def test_a_memory_map_has_its_room_on_disk_and_equals_memory(tmp_path, dtype):
     rng = np.random.default_rng(13)
     labels, maps, views = random_labels(rng, 2, 3), random_maps(rng, 2, 3, (7, 7)), stack_views(random_views(rng, 2))
     plan, path = HeatmapPlan(dtype=dtype), tmp_path / "new" / "heatmaps.bin"
@@ -477,7 +477,8 @@ def test_a_memory_map_is_sparse_and_equals_memory(tmp_path, dtype):
     assert torch.equal(memory.values, disk.values)
     stat = path.stat()
     assert stat.st_size == memory.values.nbytes
-    assert stat.st_blocks * 512 < stat.st_size / 2
+    # A mapped page that finds a full disk kills the process, so the room is reserved.
+    assert stat.st_blocks * 512 >= stat.st_size
     kind = np.uint8 if dtype == "uint8" else np.float16
     on_disk = np.fromfile(path, kind).reshape(2000, 3, 14, 14)
     assert np.array_equal(on_disk, memory.values.numpy())

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fewtags.table.storage
-from fewtags.errors import DataError
+from fewtags.errors import DataError, DiskError
 from fewtags.files import replacing
 from fewtags.formats import csv as table_csv
 from fewtags.labels import ClassNames, Label
@@ -161,7 +161,7 @@ def test_saving_replaces_a_file_only_when_it_succeeds(tmp_path, monkeypatch):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(DataError) as error:
+    with pytest.raises(DiskError) as error:
         save(example(), tmp_path / "no" / "table.parquet")
     assert str(error.value) == (
         f"cannot write {str(tmp_path / 'no' / 'table.parquet')!r}: the folder {str(tmp_path / 'no')!r} does "

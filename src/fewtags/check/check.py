@@ -20,7 +20,7 @@ from fewtags.labels import Label
 from fewtags.photos.scan import Tick
 from fewtags.table.summary import Summary
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
-from fewtags.text import counted
+from fewtags.text import counted, safe_cell
 
 
 @final
@@ -83,6 +83,11 @@ class CheckReport:
         """
         return {split: _without(split, table, self.unusable.get(split, {})) for split, table in tables.items()}
 
+    def going_on(self) -> CheckReport:
+        """Return the report for a run that goes on: what would be an error of `check` is a warning there."""
+        findings = (replace(f, level="warning") if f.level == "error" else f for f in self.findings)
+        return replace(self, findings=tuple(findings))
+
     def lines(self) -> Iterator[str]:
         """Yield the report as lines of text."""
         for split, summary in self.summaries.items():
@@ -120,7 +125,9 @@ class CheckReport:
 def write_excluded(rows: Iterable[Excluded], path: Path) -> None:
     """Write excluded items as a CSV, atomically: item, where, reason."""
     with replacing(path) as part, part.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
-        csv.writer(file).writerows([["item", "where", "reason"], *([row.item, row.where, row.reason] for row in rows)])
+        writer = csv.writer(file)
+        writer.writerow(["item", "where", "reason"])
+        writer.writerows([safe_cell(text) for text in (row.item, row.where, row.reason)] for row in rows)
 
 
 def check(

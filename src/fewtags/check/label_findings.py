@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,6 +13,7 @@ import numpy as np
 
 from fewtags.table.summary import Summary
 from fewtags.table.table import Excluded, ExclusionKind, LabelTable
+from fewtags.table.vocabulary import look_alikes
 from fewtags.text import counted
 
 Level = Literal["error", "warning", "note"]
@@ -105,6 +107,7 @@ def label_findings(tables: Mapping[str, LabelTable], summaries: Mapping[str, Sum
     for name, summary in summaries.items():
         if name != train:
             yield from _compared(train, summaries[train], name, summary)
+    yield from _look_alikes(summaries)
     yield from _collisions(tables)
 
 
@@ -171,6 +174,12 @@ def _class_findings(where: str, summary: Summary, trained_on: bool) -> Iterator[
     yield from counted_finding("warning", "absent-class", absent, have, f"no positive; {end}.", where)
     if not trained_on:
         return
+    always = [display[c] for c in np.flatnonzero((positives == summary.images) & (positives > 0))]
+    text = (
+        f"positive in every one of the {counted(summary.images, 'photo')}: there is nothing to tell apart, and every "
+        "photo will be tagged so. Add photos without: in a folder `none/`, with the tag none, or with 0 in a table."
+    )
+    yield from counted_finding("warning", "always-positive", always, ("class is", "classes are"), text, where)
     few = [f"{display[c]} {positives[c]}" for c in np.flatnonzero((positives > 0) & (positives < FEW))]
     text = f"fewer than {FEW} positives; expect low scores."
     yield from counted_finding("warning", "few-positives", few, have, text, where)
@@ -208,6 +217,21 @@ def _compared(train: str, ours: Summary, name: str, theirs: Summary) -> Iterator
         "on one may not fit the other; a stratified split keeps the shares."
     )
     yield from counted_finding("warning", "class-share", items, ("class takes", "classes take"), text, f"{name}: ")
+
+
+def _look_alikes(summaries: Mapping[str, Summary]) -> Iterator[Finding]:
+    """Classes whose names differ only in spelling, each group once."""
+    groups = dict.fromkeys(group for summary in summaries.values() for group in look_alikes(summary.classes))
+    if groups:
+        first, second, *_ = next(iter(groups))
+        text = (
+            "only in case, spaces, underscores, hyphens or Unicode form; they count as different classes. If they are "
+            f"the same, join them: --set data.rename={shlex.quote(f'{first}={second}')}."
+        )
+        items = [" = ".join(map(repr, group)) for group in groups]
+        yield from counted_finding(
+            "warning", "look-alike", items, ("group of class names differs", "groups of class names differ"), text
+        )
 
 
 def _collisions(tables: Mapping[str, LabelTable]) -> Iterator[Finding]:

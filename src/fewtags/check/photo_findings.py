@@ -127,24 +127,36 @@ class PhotoScan:
             ("photo occurs", "photos occur"),
             "several times in one split, as files with the same content. Keep one of each, with the labels of all.",
         )
-        leaks = [group for group in groups if len({split for split, _ in group}) > 1]
-        train = training_split(self.tables)
-        touched = sorted(Counter(split for group in leaks for split, _ in group if split != train).items())
-        shares = ", ".join(f"{n:,} of {len(self.tables[split]):,} in {split}" for split, n in touched)
-        yield from counted_finding(
-            "error",
-            "leak",
-            [" = ".join(map(self._name, group)) for group in leaks],
-            _NOUNS,
-            f"in more than one split ({shares}): scores there are too good. Remove them from one split; or leave --val "
-            "out, so that equal photos stay on one side.",
-        )
+        yield from self._leaks(groups)
         yield from counted_finding(
             "warning",
             "contradicting-copies",
             [text for group in groups for text in self._contradictions(group)],
             ("label differs", "labels differ"),
             "between copies of one photo, positive in one and negative in another. Decide which is right.",
+        )
+
+    def _leaks(self, groups: Sequence[Sequence[Image]]) -> Iterator[Finding]:
+        """Photos in several splits: in training too, or in several splits to measure on."""
+        train = training_split(self.tables)
+        leaks = [group for group in groups if len({split for split, _ in group}) > 1]
+        learned = [group for group in leaks if any(split == train for split, _ in group)]
+        touched = sorted(Counter(split for group in learned for split, _ in group if split != train).items())
+        shares = ", ".join(f"{n:,} of {len(self.tables[split]):,} in {split}" for split, n in touched)
+        text = (
+            f"in {train} and in another split ({shares}). Training leaves them out of {train}, so that scores are fair."
+        )
+        yield from counted_finding(
+            "warning", "leak", [" = ".join(map(self._name, group)) for group in learned], _NOUNS, text
+        )
+        measured = [[image for image in group if image[0] != train] for group in leaks]
+        yield from counted_finding(
+            "warning",
+            "measured-twice",
+            [" = ".join(map(self._name, group)) for group in measured if len({split for split, _ in group}) > 1],
+            _NOUNS,
+            "in several splits to measure on. Epoch and thresholds are chosen on one of them, so scores on the other "
+            "are too good. Remove them from one of the splits.",
         )
 
     def _contradictions(self, group: Sequence[Image]) -> Iterator[str]:

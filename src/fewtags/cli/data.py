@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from fewtags.cli.options import Complete, Images, Json, ReadingSettings
-from fewtags.cli.progress import counting, say
+from fewtags.cli.options import Complete, Images, Json, ReadingSettings, TestImages, ValImages
+from fewtags.cli.progress import counting, echo, say
 from fewtags.cli.reading import read_labels, reading_flags, split_sizes
 from fewtags.cli.train import read_settings
 from fewtags.errors import ConfigError, DataError
@@ -33,6 +33,8 @@ def check(
     images: Images = None,
     val: Annotated[str | None, typer.Option(help="Validation labels to compare with.")] = None,
     test: Annotated[str | None, typer.Option(help="Test labels to compare with.")] = None,
+    val_images: ValImages = None,
+    test_images: TestImages = None,
     complete: Complete = False,
     set_: ReadingSettings = None,
     headers_only: Annotated[bool, typer.Option("--headers-only", help="Read only the headers of the photos.")] = False,
@@ -59,7 +61,8 @@ def check(
 
     if excluded is not None:
         refuse_file(excluded, "--excluded", "excluded.csv", [data, val, test])
-    settings = read_settings(None, reading_flags(data, images, complete, val=val, test=test), set_ or [])
+    flags = reading_flags(data, images, complete, val=val, test=test, val_images=val_images, test_images=test_images)
+    settings = read_settings(None, flags, set_ or [])
     from fewtags.engine.memory import heatmap_need
     from fewtags.engine.plan import read_named
 
@@ -72,7 +75,7 @@ def check(
             heatmaps=heatmap_need((max(1, size // stride), max(1, size // stride))),
             progress=tick,
         )
-    typer.echo(found.to_json() if as_json else "\n".join(found.lines()))
+    echo(found.to_json() if as_json else "\n".join(found.lines()))
     if excluded is not None:
         excluded.parent.mkdir(parents=True, exist_ok=True)
         found.write_excluded_csv(excluded)
@@ -173,7 +176,7 @@ def simulate(
             f"warning: {len(silent):,} of {len(table.classes):,} classes have no label left and are not in {out.name}: "
             f"{some(silent)}; a .parquet file keeps them."
         )
-    typer.echo(out)
+    echo(out)
 
 
 def _training_thinned(whole: LabelTable, thin: Callable[[LabelTable], LabelTable]) -> LabelTable:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fewtags.cli.progress import epoch_line, say
+from fewtags.cli.progress import echo, epoch_line, say
 from fewtags.errors import ConfigError
 
 # A small network from scratch, because the demo must work without a download. Crops of 48 pixels keep the size of the
@@ -112,20 +112,18 @@ def train_one(name: str, settings: dict[str, Any], counts: dict[str, int], out: 
 
 def summary(runs: list[Path], page: Path, out: Path, seconds: float) -> None:
     """Print the results and the next steps."""
-    typer.echo("")
+    echo("")
     for run in runs:
         result = json.loads((run / "evaluation" / "test.json").read_text("utf-8"))
         low, high = result["mAP_interval"]
-        typer.echo(
+        echo(
             f"{run.name}: test mAP {100 * result['mAP']:.1f} "
             f"(95 % interval over images {100 * low:.1f} .. {100 * high:.1f}); it predicts "
             f"{result['cardinality']['expected']:.1f} digits per scene; the true number is "
             f"{result['cardinality']['known']:.1f}"
         )
-    typer.echo(
-        f"{seconds:.0f} s in total. Open {page} to compare both methods, with heatmaps of digits without a label."
-    )
-    typer.echo("next:")
-    typer.echo(f"  fewtags predict {runs[-1]} {out / 'scenes' / 'images' / 'test'} --out tags.csv")
-    typer.echo("  fewtags check YOUR_PHOTOS/     (a folder per class, a CSV, COCO or VOC files)")
-    typer.echo("  fewtags train YOUR_PHOTOS/ --out runs/first")
+    echo(f"{seconds:.0f} s in total. Open {page} to compare both methods, with heatmaps of digits without a label.")
+    echo("next:")
+    echo(f"  fewtags predict {runs[-1]} {out / 'scenes' / 'images' / 'test'} --out tags.csv")
+    echo("  fewtags check YOUR_PHOTOS/     (a folder per class, a CSV, COCO or VOC files)")
+    echo("  fewtags train YOUR_PHOTOS/ --out runs/first")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fewtags.cli.progress import say
+from fewtags.cli.progress import echo, say
 from fewtags.files import refuse_file
 
 
@@ -32,4 +32,4 @@ def export_backbone(
     refuse_file(out, option="OUT", example="backbone.safetensors", inputs=sources if encoder.is_dir() else [encoder])
     net, info = find_encoder(encoder)
     say(export(net, info, out, chosen))
-    typer.echo(out)
+    echo(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fewtags.cli.progress import counting, is_main_process, say, show
-from fewtags.errors import TrainingError
+from fewtags.cli.progress import counting, echo, is_main_process, say, show
+from fewtags.errors import DiskError, TrainingError
 
 if TYPE_CHECKING:
     from fewtags.engine.events import Event
@@ -31,7 +30,7 @@ def follow(folder: RunFolder, start: Callable[[Tick], Iterator[Event]], cpu: boo
             first = next(events)  # features are computed before the first event
         show(chain([first], events))
         if is_main_process():
-            finish(folder, cpu)
+            _finish_or_say_how(folder, cpu)
     except TrainingError:
         if is_main_process() and is_pretraining(folder) and (folder.path / "metrics.jsonl").exists():
             say(f"its curves: {write_report(folder, cpu)}")
@@ -39,6 +38,14 @@ def follow(folder: RunFolder, start: Callable[[Tick], Iterator[Event]], cpu: boo
     except KeyboardInterrupt:
         say(f"interrupted; {folder.what_next()}.")
         raise typer.Exit(130) from None
+
+
+def _finish_or_say_how(folder: RunFolder, cpu: bool) -> None:
+    """Finish; if the report cannot be written, say that the result is complete."""
+    try:
+        finish(folder, cpu)
+    except DiskError as error:
+        raise DiskError(f"{error} After that: {folder.what_next()}.") from error
 
 
 def is_pretraining(folder: RunFolder) -> bool:
@@ -63,30 +70,32 @@ def finish(folder: RunFolder, cpu: bool) -> None:
     """Write the report of a finished run; print results on stdout, and the next steps on stderr."""
     run = folder.path
     if is_pretraining(folder):
-        typer.echo(f"encoder: {run / folder.kind.result}")
-        typer.echo(f"report: {write_report(folder, cpu)}")
+        echo(f"encoder: {run / folder.kind.result}")
+        echo(f"report: {write_report(folder, cpu)}")
         say("next:")
         say(f"  fewtags train LABELS --images PHOTOS --init {run}")
         say(f"  fewtags transfer knn {run} LABELS --images PHOTOS")
         say(f"  fewtags export-backbone {run} backbone.safetensors")
         return
-    from fewtags.engine.baseline import compare
     from fewtags.engine.clock import clock_line
     from fewtags.engine.evaluate import headline
-    from fewtags.engine.train_run import BASELINE_FILE, CLOCK_FILE
-    from fewtags.report.load import load_evaluations
+    from fewtags.engine.model import read_info
+    from fewtags.report.load import load_baseline, load_clock, load_evaluations
 
     page = write_report(folder, cpu)
     evaluations = load_evaluations(run)
     for split, evaluation in evaluations.items():
         for line in headline(evaluation):
-            typer.echo(f"{split}: {line}")
-    if (run / BASELINE_FILE).exists():
-        for line in compare(json.loads((run / BASELINE_FILE).read_text("utf-8")), evaluations):
-            typer.echo(line)
-    typer.echo(f"report: {page}")
-    if (run / CLOCK_FILE).exists():
-        say(clock_line(json.loads((run / CLOCK_FILE).read_text("utf-8"))))
+            echo(f"{split}: {line}")
+    for line in load_baseline(run, evaluations):
+        echo(line)
+    info = read_info(run / folder.kind.result)
+    say(f"model: {info.selection}")
+    if info.untagged:
+        say(f"warning: {info.untagged}")
+    echo(f"report: {page}")
+    if seconds := load_clock(run):
+        say(clock_line(seconds))
     say("next:")
     say(f"  fewtags predict {run} PHOTOS --out tags.csv")
     say(f"  fewtags heatmap {run} PHOTO.jpg --out heatmaps/")

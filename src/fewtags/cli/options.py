@@ -11,6 +11,12 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 Images = Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")]
+ValImages = Annotated[
+    Path | None, typer.Option(help="Folder of the photos of --val; default: as for the other labels.")
+]
+TestImages = Annotated[
+    Path | None, typer.Option(help="Folder of the photos of --test; default: as for the other labels.")
+]
 Complete = Annotated[bool, typer.Option("--complete", help="Classes not listed for a photo are absent, not unknown.")]
 ReadingSettings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")

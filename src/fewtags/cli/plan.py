@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fewtags.cli.options import Complete, Cpu, Images, Json, without_none
-from fewtags.cli.progress import say
+from fewtags.cli.progress import echo, say
 from fewtags.cli.reading import read_labels, reading_flags
 from fewtags.cli.train import read_settings
 from fewtags.errors import ConfigError
@@ -150,7 +150,7 @@ def plan(
     else:
         guide = paper_guide(found.classes)
     made = plan_budget(budget_s, photos, found, guide, kinds or tuple(guide.guesses))
-    typer.echo(json.dumps(made.to_dict()) if as_json else "\n".join([*made.lines(), "", made.advice()]))
+    echo(json.dumps(made.to_dict()) if as_json else "\n".join([*made.lines(), "", made.advice()]))
     if not as_json:
         say(f"expectations are from {guide.source}", *guide.notes, *made.notes)
     if plot is not None:

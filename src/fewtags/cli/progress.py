@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fewtags.text import printable
 
 if TYPE_CHECKING:
     from fewtags.engine.events import Event
@@ -30,7 +33,12 @@ def is_main_process() -> bool:
 def say(*lines: str) -> None:
     """Print plain lines on stderr, from the main process only."""
     for line in lines if is_main_process() else ():
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
+
+
+def echo(text: object, *, err: bool = False) -> None:
+    """Print a result on stdout (or a line on stderr); control characters of names become escapes."""
+    typer.echo(printable(str(text)), err=err)
 
 
 def _bar(live: bool) -> Progress:
@@ -50,7 +58,7 @@ def show(events: Iterable[Event], label: str = "") -> None:
     epochs = 0
     with _bar(_live()) as bar:
         # With a live bar, lines must be printed through its console.
-        line = bar.console.print if _live() else say
+        line = (lambda text: bar.console.print(printable(text))) if _live() else say
         task = bar.add_task(label, total=None)
         for event in events:
             if isinstance(event, Started):

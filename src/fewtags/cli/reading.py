@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 
 def reading_flags(
-    data: str, images: Path | None, complete: bool, *, val: str | None = None, test: str | None = None
+    data: str,
+    images: Path | None,
+    complete: bool,
+    *,
+    val: str | None = None,
+    test: str | None = None,
+    val_images: Path | None = None,
+    test_images: Path | None = None,
 ) -> dict[str, Any]:
     """Return the settings for the options that name the labels and images."""
     return without_none(
@@ -26,6 +33,8 @@ def reading_flags(
             "data.val": val,
             "data.test": test,
             "data.images": None if images is None else str(images),
+            "data.val_images": None if val_images is None else str(val_images),
+            "data.test_images": None if test_images is None else str(test_images),
             "data.complete": complete or None,
         }
     )

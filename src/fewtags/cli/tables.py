@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ from fewtags.engine.model import ModelInfo
 from fewtags.engine.predict import Prediction, decide
 from fewtags.errors import ConfigError
 from fewtags.files import replacing
-from fewtags.text import counted
+from fewtags.text import counted, printable, safe_cell
 
 FORMATS = (".csv", ".parquet", ".jsonl")
 ROWS_PER_GROUP = 50_000
@@ -29,7 +29,7 @@ _ESCAPE = re.compile(r"\\x[0-9a-f]{2}")
 
 
 def text_name(path: Path) -> str:
-    r"""Return a path as UTF-8 text; other bytes become `\xNN`, and backslashes are then doubled.
+    r"""Return a path as UTF-8 text; other bytes and control characters become `\xNN`, and backslashes are then doubled.
 
     Different paths give different texts: in a path that spells `\xNN` itself, backslashes are doubled, too.
 
@@ -38,16 +38,17 @@ def text_name(path: Path) -> str:
     """
     raw = os.fsencode(path)
     name = raw.decode("utf-8", "surrogateescape")
-    if not _ESCAPE.search(name) and not any("\udc80" <= ch <= "\udcff" for ch in name):
+    if not _ESCAPE.search(name) and printable(name) == name and "\n" not in name and "\t" not in name:
         return name
-    return raw.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+    text = printable(raw.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace"))
+    return text.replace("\n", r"\x0a").replace("\t", r"\x09")
 
 
 def escaped_names(names: Sequence[str]) -> str:
     """Return one line about photos whose names `text_name` changed."""
     return (
-        f"{counted(len(names), 'photo has', 'photos have')} a name that is not UTF-8, written with \\xNN for such "
-        f"bytes and \\\\ for a backslash: {names[0]}{', ...' if len(names) > 1 else ''}"
+        f"{counted(len(names), 'photo has', 'photos have')} a name that is not UTF-8 or has control characters, "
+        f"written with \\xNN for these bytes and \\\\ for a backslash: {names[0]}{', ...' if len(names) > 1 else ''}"
     )
 
 
@@ -58,7 +59,8 @@ class PredictionWriter:
     Long form (default): image, class, name, probability, threshold; one row per tag, best first. A photo without a tag
     has no row and is counted. Wide form: image, then one column per class with its probability.
 
-    Without a file, CSV is written to stdout. `threshold` replaces the stored thresholds.
+    Without a file, CSV is written to stdout. `threshold` replaces the stored thresholds. `raw` writes texts into CSV
+    cells unchanged, see `text.safe_cell`.
 
     Attributes:
         failed: photos that could not be read.
@@ -67,7 +69,14 @@ class PredictionWriter:
     """
 
     def __init__(
-        self, out: Path | None, info: ModelInfo, wide: bool, threshold: float | None, max_tags: int | None
+        self,
+        out: Path | None,
+        info: ModelInfo,
+        wide: bool,
+        threshold: float | None,
+        max_tags: int | None,
+        *,
+        raw: bool = False,
     ) -> None:
         self._format = ".csv" if out is None else out.suffix.lower()
         if self._format not in FORMATS:
@@ -88,6 +97,7 @@ class PredictionWriter:
             (("image",), info.class_ids) if wide else (("image", "class", "name"), ("probability", "threshold"))
         )
         self.schema = pa.schema([(w, pa.string()) for w in words] + [(number, pa.float64()) for number in numbers])
+        self._cell: Callable[[str], str] = str if raw else safe_cell
         self._rows: list[dict[str, Any]] = []
         self._file: TextIO | None = None
         self._csv: csv.DictWriter[str] | None = None
@@ -107,7 +117,7 @@ class PredictionWriter:
         if self._format == ".csv":
             assert self._file is not None
             self._csv = csv.DictWriter(self._file, self.schema.names, lineterminator="\n")
-            self._csv.writeheader()
+            self._csv.writerow({name: self._cell(name) for name in self.schema.names})
         return self
 
     def add(self, found: Prediction) -> None:
@@ -141,7 +151,10 @@ class PredictionWriter:
         if self._parquet is not None:
             self._parquet.write_table(pa.Table.from_pylist(self._rows, self.schema))
         elif self._csv is not None:
-            self._csv.writerows(self._rows)
+            self._csv.writerows(
+                {key: self._cell(value) if isinstance(value, str) else value for key, value in row.items()}
+                for row in self._rows
+            )
         elif self._file is not None:
             self._file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows)
         self._rows.clear()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fewtags.cli.follow import finish, follow, is_pretraining, write_report
-from fewtags.cli.options import Complete, Cpu, DryRun, Images, Seed, without_none
-from fewtags.cli.progress import counting, is_main_process, say
+from fewtags.cli.options import Complete, Cpu, DryRun, Images, Seed, TestImages, ValImages, without_none
+from fewtags.cli.progress import counting, echo, is_main_process, say
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats import check_path, list_formats
 from fewtags.objectives.table import DEFAULT_METHOD, LOCATED_METHOD, METHODS, method_help
@@ -33,6 +33,8 @@ def train(
         str | None, typer.Option(help="Labels to validate on; default: a tenth of the images is held out.")
     ] = None,
     test: Annotated[str | None, typer.Option(help="Labels to test on once, after training.")] = None,
+    val_images: ValImages = None,
+    test_images: TestImages = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/first"),
     method: Annotated[str | None, typer.Option(help=METHOD_HELP)] = None,
     preset: Annotated[
@@ -79,6 +81,8 @@ def train(
         "data.images": None if images is None else str(images),
         "data.val": val,
         "data.test": test,
+        "data.val_images": None if val_images is None else str(val_images),
+        "data.test_images": None if test_images is None else str(test_images),
         "data.complete": True if complete else None,
         "objective.name": method,
         "train.preset": preset,
@@ -154,11 +158,11 @@ def report(
 
     folder = run_folder(run)
     if other is None and out is None and is_pretraining(folder):
-        typer.echo(write_report(folder, cpu=False))
+        echo(write_report(folder, cpu=False))
         return
     from fewtags.report.build import build_report
 
-    typer.echo(build_report([run] if other is None else [run, other], out))
+    echo(build_report([run] if other is None else [run, other], out))
 
 
 def read_settings(
@@ -177,6 +181,13 @@ def read_settings(
     if (sections := check_sections(Config, tree, where)) is not None:
         data = sections.data
         refuse_missing_inputs([data.train, data.val, data.test, data.truth], data.images, data.format)
+        for split, labels, folder in (("val", data.val, data.val_images), ("test", data.test, data.test_images)):
+            if folder is not None and labels is None:
+                raise ConfigError(f"--{split}-images {folder} needs labels; give --{split} LABELS as well.")
+            if folder is not None and not Path(folder).is_dir():
+                raise DataError(
+                    f"--{split}-images {folder} is not a folder; give the folder of the photos of --{split}."
+                )
     from fewtags.engine.encoder_file import initial_weights
     from fewtags.engine.methods import settings_models
 

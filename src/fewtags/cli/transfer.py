@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fewtags.cli.options import Complete, Cpu, Images, Json, expand_groups
-from fewtags.cli.progress import counting, say, show
+from fewtags.cli.progress import counting, echo, say, show
 from fewtags.cli.reading import read_labels
 from fewtags.cli.transfer_options import (
     PRECISIONS,
@@ -257,13 +257,13 @@ def neighbours(
     if as_json:
         values = {} if report is None else asdict(report)
         known = {key: None if value != value else value for key, value in values.items()}
-        typer.echo(json.dumps({**known, "photos": found.photos, "page": str(out)}))
+        echo(json.dumps({**known, "photos": found.photos, "page": str(out)}))
         return
     if report is not None and report.images:
-        typer.echo(
+        echo(
             f"{100 * report.precision:.1f} % of the {report.k} nearest photos share a class "
             f"(chance {100 * report.chance:.1f} %), {report.images:,} photos"
         )
     elif report is not None:
         say("no photo has a known class and neighbours with known labels.")
-    typer.echo(out)
+    echo(out)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, final
 
 import typer
 
-from fewtags.cli.options import Complete, Cpu, Images, Json, ReadingSettings
-from fewtags.cli.progress import is_main_process, say
+from fewtags.cli.options import Complete, Cpu, Images, Json, ReadingSettings, TestImages, ValImages
+from fewtags.cli.progress import echo, is_main_process, say
 from fewtags.cli.reading import reading_flags, reading_lines
 from fewtags.cli.train import read_settings
 from fewtags.errors import ConfigError
@@ -81,6 +81,8 @@ class TaskOptions:
     test: Annotated[str | None, typer.Option(help="Labels to test on; default: the split test of the labels.")] = None
     val: Annotated[str | None, typer.Option(help="Labels to choose settings on; default: the split val.")] = None
     images: Images = None
+    val_images: ValImages = None
+    test_images: TestImages = None
     kind: Annotated[
         str | None, typer.Option(help="single or multi (classes per photo); default: single if each photo has one.")
     ] = None
@@ -166,6 +168,8 @@ def prepare(
 def read_task(options: TaskOptions) -> Task:
     """Read the photos and labels: a published set, or any labels."""
     from fewtags.engine.plan import read_named
+    from fewtags.table.merge import common_vocabulary
+    from fewtags.table.overlap import leave_out_measured
     from fewtags.transfer.sets import read_set
     from fewtags.transfer.task import make_task
 
@@ -175,6 +179,8 @@ def read_task(options: TaskOptions) -> Task:
             "--test": options.test,
             "--val": options.val,
             "--images": options.images,
+            "--val-images": options.val_images,
+            "--test-images": options.test_images,
             "--kind": kind,
             "--complete": options.complete,
             "--set": options.set_,
@@ -184,8 +190,17 @@ def read_task(options: TaskOptions) -> Task:
         return read_set(options.as_set, Path(options.data), any_size=options.any_size)
     if options.any_size:
         raise ConfigError("--any-size is for published sets; give --as NAME as well, or leave it out.")
-    flags = reading_flags(options.data, options.images, options.complete, val=options.val, test=options.test)
-    tables = read_named(read_settings(None, flags, options.set_ or []).data)
+    flags = reading_flags(
+        options.data,
+        options.images,
+        options.complete,
+        val=options.val,
+        test=options.test,
+        val_images=options.val_images,
+        test_images=options.test_images,
+    )
+    named = read_named(read_settings(None, flags, options.set_ or []).data)
+    tables = common_vocabulary(leave_out_measured(named))
     say(*dict.fromkeys(line for table in tables.values() for line in reading_lines(table, options.data)))
     if "test" not in tables:
         raise ConfigError(
@@ -258,7 +273,7 @@ def print_probe_result(
         say(counted)
     if trials.subsampled and not options.as_json:
         numbers = " or ".join(f"{n:,}" for n in sorted(set(results.photos)))
-        typer.echo(f"{numbers} of {len(task.train):,} training photos per run")
+        echo(f"{numbers} of {len(task.train):,} training photos per run")
     facts = {
         "data": {"place": data, "set": task.name or None, "kind": task.kind, "classes": task.classes},
         "size": trials.context.policy.size,
@@ -298,9 +313,9 @@ def print_result(
             "protocol": protocol,
             **facts,
         }
-        typer.echo(json.dumps(content))
+        echo(json.dumps(content))
         return
     for name, spread in spreads.items():
         several = f" (sd {100 * spread.sd:.2f} over {len(spread.runs)} runs)" if len(spread.runs) > 1 else ""
-        typer.echo(f"{METRICS[name]}: {100 * spread.mean:.2f}{several}")
-    typer.echo(protocol)
+        echo(f"{METRICS[name]}: {100 * spread.mean:.2f}{several}")
+    echo(protocol)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fewtags.cli.options import Complete, Cpu, Images, Json, ReadingSettings
-from fewtags.cli.progress import counting, say
+from fewtags.cli.progress import counting, echo, say
 from fewtags.cli.reading import read_labels, split_sizes
 from fewtags.errors import ConfigError, DataError
 from fewtags.files import refuse_file, refuse_folder
@@ -79,7 +79,7 @@ def evaluate(
             options = even_cuts(loc_cuts or LOC_CUTS)
             found = localise_table(net, info, table, scored, cpu=cpu, options=options, tick=tick)
         content, text = {**content, "localisation": found.to_dict()}, f"{text}\n\n{found}"
-    typer.echo(json.dumps(content) if as_json else text)
+    echo(json.dumps(content) if as_json else text)
     _exit_if_unreadable(result.unreadable, len(table))
 
 
@@ -128,6 +128,14 @@ def predict(
     max_tags: Annotated[int | None, typer.Option(min=1, help="Maximum number of tags per photo.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Photos per batch.")] = 32,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode photos; 0: none.")] = 0,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw",
+            help="Write names into CSV cells unchanged. By default, names that a spreadsheet would run as a formula "
+            "get an apostrophe, and control characters become escapes.",
+        ),
+    ] = False,
     cpu: Cpu = False,
 ) -> None:
     """Tag photos.
@@ -147,11 +155,13 @@ def predict(
     from fewtags.engine.predict import find_photos, predict_photos
 
     net, info = load_model(model)
-    writer = PredictionWriter(out, info, wide, threshold, max_tags)
+    writer = PredictionWriter(out, info, wide, threshold, max_tags, raw=raw)
     if out is not None:
         refuse_file(out)
     paths, notes = find_photos(photos)
     say(*notes)
+    if info.untagged and not wide and threshold is None:
+        say(f"warning: {info.untagged}")
     with counting("tagging photos", quiet=out is None) as tick, writer:
         for done, found in enumerate(
             predict_photos(net, info, paths, torch_device(cpu), batch_size=batch_size, workers=workers), 1
@@ -162,9 +172,9 @@ def predict(
         say(f"{writer.untagged:,} of {len(paths):,} photos have no tag and no row; --wide writes all photos.")
     if writer.escaped:
         say(escaped_names(writer.escaped))
-    say(*(f"error: {failed.error}" for failed in writer.failed))
+    say(*(f"skipped: {failed.error}" for failed in writer.failed))
     if out is not None:
-        typer.echo(out)
+        echo(out)
     _exit_if_unreadable(len(writer.failed), len(paths))
 
 
@@ -230,6 +240,6 @@ def heatmap(
     say(f"{written:,} overlays of {len(names) - len(errors):,} photos")
     if changed := key.write():
         say(changed)
-    say(*(f"error: {message}" for message in errors))
-    typer.echo(out)
+    say(*(f"skipped: {message}" for message in errors))
+    echo(out)
     _exit_if_unreadable(len(errors), len(names))

@@ -38,6 +38,8 @@ class DataFiles(Settings):
     images: str | None = Field(None, description="folder that image names are relative to")
     val: str | None = Field(None, description="validation labels; default: a share of the training set is held out")
     test: str | None = Field(None, description="labels for a final test")
+    val_images: str | None = Field(None, description="folder of the photos of `val`; default: that of `images`")
+    test_images: str | None = Field(None, description="folder of the photos of `test`; default: that of `images`")
     truth: str | None = Field(None, description="complete labels of the training set, for diagnostics only")
     val_share: float = Field(0.1, gt=0, lt=1, description="share of images held out when no validation set is given")
     group_by: str | None = Field(

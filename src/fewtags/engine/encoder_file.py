@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 from fewtags.engine.model import load_model
 from fewtags.engine.runfolder import ENCODER_FILE, MODEL_FILE, PRETRAINING, RunFolder
-from fewtags.engine.tensor_files import load_into, parse_metadata, publish_tensors, read_metadata
+from fewtags.engine.tensor_files import (
+    CHECKSUM,
+    checksum,
+    load_into,
+    parse_metadata,
+    publish_tensors,
+    read_metadata,
+)
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.nets.spatial import Preprocessing
@@ -44,8 +52,9 @@ class EncoderInfo:
 
 def save_encoder(path: Path, encoder: Encoder, info: EncoderInfo) -> None:
     """Write an encoder file atomically; the weights have timm's names with the prefix `backbone.`."""
-    metadata = {"fewtags_encoder": json.dumps({"format": ENCODER_FORMAT, **asdict(info)})}
-    publish_tensors(path, encoder.state_dict(), metadata)
+    tensors, content = encoder.state_dict(), {"format": ENCODER_FORMAT, **asdict(info)}
+    text = json.dumps({CHECKSUM: checksum(tensors, json.dumps(content)), **content})
+    publish_tensors(path, tensors, {"fewtags_encoder": text})
 
 
 def encoder_path(place: Path | str) -> Path:
@@ -73,7 +82,12 @@ def read_encoder_info(path: Path) -> EncoderInfo:
             f"{path} has weights but is not an encoder that fewtags pretrained; also give its architecture: "
             "--backbone NAME."
         )
-    return parse_metadata(path, text, EncoderInfo, ENCODER_FORMAT, "Pretrain it again.")
+    info = parse_metadata(path, text, EncoderInfo, ENCODER_FORMAT, "Pretrain it again.")
+    if not all(map(math.isfinite, (*info.mean, *info.std))) or min(info.std) <= 0:
+        raise CheckpointError(
+            f"{path} has damaged metadata: mean and std must be numbers, and std above 0. Pretrain it again."
+        )
+    return info
 
 
 def initial_weights(init: Path | str | None, weights: str | None, backbone: str | None = None) -> dict[str, str | None]:
@@ -106,7 +120,7 @@ def load_encoder(place: Path | str) -> tuple[Encoder, EncoderInfo]:
     info = read_encoder_info(path)
     encoder = create_encoder(info.backbone, weights="none", size=info.size)
     encoder.preprocessing = Preprocessing(info.mean, info.std)
-    load_into(encoder, path, info.backbone)
+    load_into(encoder, path, info.backbone, "fewtags_encoder")
     return encoder.eval(), info
 
 

@@ -9,12 +9,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-import torch
 from accelerate import Accelerator
 from torch import nn
 
 from fewtags.engine.checkpoint import CheckpointFolder
-from fewtags.engine.tensor_files import load_part, load_pickled, load_tensors, save_part, save_tensors
+from fewtags.engine.tensor_files import (
+    load_part,
+    load_pickled,
+    load_tensors,
+    save_checked,
+    save_part,
+    save_pickled,
+    save_tensors,
+)
 from fewtags.errors import CheckpointError
 from fewtags.files import write_text
 from fewtags.objectives.base import Part
@@ -79,7 +86,7 @@ class FitStorage:
             extra = {"optimizer": {} if optimizer is None else optimizer.state_dict()}
             if accelerator.scaler is not None:
                 extra["scaler"] = accelerator.scaler.state_dict()
-            torch.save(extra, temporary / "optimizer.pt")
+            save_pickled(temporary / "optimizer.pt", extra)
         accelerator.wait_for_everyone()
         for name, part in self.parts.items():
             save_part(temporary / f"parts-{accelerator.process_index}", name, part.state_dict())
@@ -102,6 +109,8 @@ class FitStorage:
                 raise CheckpointError(
                     f"{path} was written with {key} {saved}, this run has {now}; resume it with what it began with."
                 )
+        own = f"parts-{self.accelerator.process_index}/"
+        self.folder.verify(path, progress, lambda file: file.startswith("parts-") and not file.startswith(own))
         for name, net in self.nets.items():
             _load_weights(net, path / f"{name}.safetensors")
         for name, part in self.parts.items():
@@ -120,7 +129,7 @@ class FitStorage:
         """Write `metrics.jsonl`; and `best.safetensors` from the net of an epoch that is the best so far."""
         if self.accelerator.is_main_process:
             if best is not None:
-                save_tensors(self.out / "best.safetensors", best.state_dict())
+                save_checked(self.out / "best.safetensors", best.state_dict())
             write_text(self.out / "metrics.jsonl", "".join(_json_line(record) for record in state.history))
 
 

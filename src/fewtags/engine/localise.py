@@ -104,7 +104,7 @@ def refuse_without_boxes(info: ModelInfo, table: LabelTable) -> None:
     Raises:
         DataError: no positive label of a class that the model knows has a box; or see `matched`.
     """
-    matched(info, table)
+    table, _ = matched(info, table)
     if has_boxes(info, table):
         return
     known = _numbers(info, table) >= 0
@@ -145,7 +145,8 @@ def localise_table(
             no longer be read.
     """
     refuse_without_boxes(info, table)
-    _, root = matched(info, table)
+    table, _ = matched(info, table)
+    root = table.require_root()
     objects, points = _boxed(info, table, scored)
     rows = scored.index[np.diff(objects.indptr) > 0]
     if not len(rows):

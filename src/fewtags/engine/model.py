@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
 from fewtags.engine.runfolder import MODEL_FILE, PRETRAINING, TRAINING, RunFolder
-from fewtags.engine.tensor_files import load_into, parse_metadata, publish_tensors, read_metadata
+from fewtags.engine.tensor_files import (
+    CHECKSUM,
+    checksum,
+    load_into,
+    parse_metadata,
+    publish_tensors,
+    read_metadata,
+)
 from fewtags.errors import CheckpointError
 from fewtags.labels import ClassNames
+from fewtags.metrics.thresholds import ThresholdRule
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan, Preprocessing, SpatialNet
 from fewtags.photos.augment import Policy, ResizedCrop, SquareCrop, WholeImage
+from fewtags.text import counted, some
 
 MODEL_FORMAT = 1
+MOST_NAMED = 20
+"""Largest number of class names in a sentence; the others are counted."""
 
 
 @final
@@ -56,6 +68,19 @@ class ModelInfo:
         """The vocabulary."""
         return ClassNames(self.class_ids, self.class_names)
 
+    @property
+    def untagged(self) -> str:
+        """A sentence that names the classes that are hardly ever tagged, because no positive is expected; or ""."""
+        rows = zip(self.classes.display, self.threshold_rules, strict=True)
+        names = [name for name, rule in rows if rule == ThresholdRule.NONE_EXPECTED]
+        if not names:
+            return ""
+        return (
+            f"{counted(len(names), 'class has', 'classes have')} no usable threshold and will hardly ever be tagged, "
+            f"since less than one positive is expected among the photos that choose it: "
+            f"{some(names, MOST_NAMED)}. Label more photos of them, or pass --threshold to predict."
+        )
+
 
 def make_policy(name: str, size: int, min_area: float | None = None, flip: bool = True) -> Policy:
     """Make the augmentation policy with a name; its test view does not depend on `min_area` and `flip`."""
@@ -68,7 +93,10 @@ def make_policy(name: str, size: int, min_area: float | None = None, flip: bool 
 
 def save_model(path: Path, net: SpatialNet, info: ModelInfo) -> None:
     """Write a model file atomically."""
-    publish_tensors(path, net.state_dict(), {"fewtags": json.dumps({"format": MODEL_FORMAT, **asdict(info)})})
+    tensors, content = net.state_dict(), {"format": MODEL_FORMAT, **asdict(info)}
+    # In one text: safetensors writes several entries of the metadata in any order.
+    text = json.dumps({CHECKSUM: checksum(tensors, json.dumps(content)), **content})
+    publish_tensors(path, tensors, {"fewtags": text})
 
 
 def read_info(path: Path) -> ModelInfo:
@@ -93,6 +121,10 @@ def read_info(path: Path) -> ModelInfo:
     if text is None:
         raise CheckpointError(f"{path} has weights but no fewtags metadata; use the model.safetensors of a run.")
     info = parse_metadata(path, text, ModelInfo, MODEL_FORMAT, "Train it again.")
+    if not all(map(math.isfinite, (*info.mean, *info.std, *info.thresholds))) or min(info.std) <= 0:
+        raise CheckpointError(
+            f"{path} has damaged metadata: mean, std and thresholds must be numbers, and std above 0. Train it again."
+        )
     lengths = {len(v) for v in (info.class_ids, info.class_names, info.thresholds, info.threshold_rules)}
     if len(lengths) > 1:
         raise CheckpointError(
@@ -120,5 +152,5 @@ def load_model(place: Path | str) -> tuple[SpatialNet, ModelInfo]:
         info.backbone, len(info.class_ids), weights="none", size=info.size, output_stride=stride, head=info.head
     )
     net.preprocessing = Preprocessing(info.mean, info.std)
-    load_into(net, path, info.backbone)
+    load_into(net, path, info.backbone, "fewtags")
     return net.eval(), info

@@ -33,6 +33,7 @@ from fewtags.photos.workers import Workers, shared_memory_notes
 from fewtags.stores.shard import Shard
 from fewtags.table.content import content_groups
 from fewtags.table.merge import common_vocabulary, match_images
+from fewtags.table.overlap import leave_out_measured
 from fewtags.table.table import Excluded, LabelTable, Notes
 from fewtags.text import counted
 
@@ -138,8 +139,10 @@ def read_options(data: DataConfig) -> ReadOptions:
     return ReadOptions(**{name: getattr(data, name) for name in ReadOptions.model_fields})
 
 
-def read_one(data: DataConfig, path: str | None = None, complete: bool | None = None) -> LabelTable:
-    """Read one label file: `data.train`, or another `path` the same way.
+def read_one(
+    data: DataConfig, path: str | None = None, complete: bool | None = None, folder: str | None = None
+) -> LabelTable:
+    """Read one label file: `data.train`, or another `path` the same way; `folder` replaces `data.images`.
 
     Raises:
         DataError: the file cannot be used.
@@ -147,8 +150,9 @@ def read_one(data: DataConfig, path: str | None = None, complete: bool | None = 
     options = read_options(data)
     if complete is not None:
         options = options.model_copy(update={"complete": complete})
-    images = None if data.images is None else Path(data.images)
-    return read(Path(path or data.train), images=images, format=data.format, options=options)
+    images = folder or data.images
+    where = None if images is None else Path(images)
+    return read(Path(path or data.train), images=where, format=data.format, options=options)
 
 
 def read_named(data: DataConfig) -> dict[str, LabelTable]:
@@ -160,15 +164,27 @@ def read_named(data: DataConfig) -> dict[str, LabelTable]:
     whole = read_one(data)
     named = {} if whole.split_names is None else whole.named_splits()
     tables = {"train": _training_part(whole, named)}
-    for split, path in (("val", data.val), ("test", data.test)):
+    for split, path, folder in (("val", data.val, data.val_images), ("test", data.test, data.test_images)):
         if path:
-            tables[split] = _part_of(read_one(data, path, data.val_complete), split, path)
+            tables[split] = _part_of(_read_measured(data, path, folder, tables["train"]), split, path)
             if split in named:
                 said = f"{split}: {path} is used, and not the {len(named[split]):,} images of split {split!r}"
                 tables["train"] = tables["train"].noting(said)
         elif split in named:
             tables[split] = named[split]
     return tables
+
+
+def _read_measured(data: DataConfig, path: str, folder: str | None, train: LabelTable) -> LabelTable:
+    """Read labels to validate or test on; without a folder of photos, try that of the training photos."""
+    table = read_one(data, path, data.val_complete, folder)
+    if table.root is not None or train.root is None:
+        return table
+    try:
+        found = read_one(data, path, data.val_complete, str(train.root))
+    except DataError:  # the photos are elsewhere; `require_root` says which option names their folder
+        return table
+    return found.noting(f"{path}: the photos are looked for in {train.root}, the folder of the training photos")
 
 
 def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelTable:
@@ -225,12 +241,13 @@ def _noting_rest(
 def read_tables(data: DataConfig, seed: int) -> Tables:
     """Read all label files of a configuration and split off validation where none is given.
 
-    Images with the same content stay on one side of that split.
+    Photos of given validation and test labels leave training (`leave_out_measured`), and photos with the same content
+    stay on one side of the split.
 
     Raises:
         DataError: a file cannot be used.
     """
-    tables = read_named(data)
+    tables = leave_out_measured(read_named(data))
     if "val" not in tables:
         train, val = hold_out(tables["train"], data.val_share, seed, data.group_by)
         tables = {"train": train, "val": val, **{k: v for k, v in tables.items() if k != "train"}}
@@ -279,8 +296,9 @@ def make_plan(
         config, _facts(config, tables.train, cpu)
     )  # so that settings that do not fit are refused before photos are read
     for split, table in tables.splits().items():
-        table.require_root(f"the {split} labels")
-    found = check(tables.splits(), decode=config.data.decode, progress=progress)
+        option = "--images" if split == "train" else f"--{split}-images"
+        table.require_root(f"the {split} labels", f"{option} FOLDER")
+    found = check(tables.splits(), decode=config.data.decode, progress=progress).going_on()
     kept: Mapping[str, LabelTable] = found.clean(tables.splits())
     truth = None if tables.truth is None else match_images(tables.truth, kept["train"])
     cleaned = Tables(kept["train"], kept["val"], kept.get("test"), truth)
@@ -470,18 +488,24 @@ def positives_per_image(tables: Tables) -> tuple[float, str]:
             if mean > 0:
                 source = f"the mean of {len(complete):,} completely labelled {name} images"
                 return mean, f"positives per image: {mean:.2f}, {source}"
+    classes, limit = len(tables.train.classes), ""
     if (mean := _positives_among_known(tables.train.matrix)) > 0:
+        if mean > classes:
+            mean, limit = float(classes), f" (limited to the {counted(classes, 'class', 'classes')})"
         return mean, (
-            f"positives per image: {mean:.2f}, the sum over classes of positives / known training cells, taking cells "
-            "as blank at random. If blank cells are mostly negative, it is less: set objective.positives_per_image."
+            f"positives per image: {mean:.2f}{limit}, the sum over classes of positives / known training cells, taking "
+            "cells as blank at random. If blank cells are mostly negative, it is less: set "
+            "objective.positives_per_image."
         )
     observed = tables.train.matrix.image_counts(Label.POSITIVE)
     annotated = float(observed[observed > 0].mean())
-    guess = min(ASSUMED_POSITIVES * annotated, float(len(tables.train.classes)))
+    guess = ASSUMED_POSITIVES * annotated
+    if guess > classes:
+        guess, limit = float(classes), f", but not more than the {counted(classes, 'class', 'classes')}"
     return guess, (
-        f"positives per image: {guess:.2f}, a guess ({ASSUMED_POSITIVES} x the {annotated:.2f} annotated), since fewer "
-        f"than {COMPLETE_IMAGES} images are completely labelled. Count the classes in twenty photos and set "
-        "objective.positives_per_image."
+        f"positives per image: {guess:.2f}, a guess ({ASSUMED_POSITIVES} x the {annotated:.2f} annotated{limit}), "
+        f"since fewer than {COMPLETE_IMAGES} images are completely labelled. Count the classes in twenty photos and "
+        "set objective.positives_per_image."
     )
 
 
@@ -498,4 +522,4 @@ def _positives_among_known(labels: LabelMatrix) -> float:
     covered = positives[judged].sum() / max(int(positives.sum()), 1)
     if known.sum() < KNOWN_SHARE * labels.shape[0] * labels.shape[1] or covered < 0.9:
         return 0.0
-    return min(float((positives[judged] / known[judged]).sum() / covered), float(labels.shape[1]))
+    return float((positives[judged] / known[judged]).sum() / covered)

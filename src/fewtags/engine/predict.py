@@ -28,7 +28,8 @@ from fewtags.nets.tscam import coupled_maps
 from fewtags.photos.dataset import Sample, read_through
 from fewtags.photos.loader import Collate
 from fewtags.photos.workers import WorkerLoader, Workers
-from fewtags.table.table import LabelTable
+from fewtags.table.table import LabelTable, Notes
+from fewtags.table.vocabulary import Matching
 from fewtags.text import counted
 
 MOST_NAMED = 20
@@ -206,13 +207,15 @@ def evaluate_table(
 def score_table(
     net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bool = False, workers: int = 0
 ) -> ScoredTable:
-    """Compute the logits of a model for the photos of a table; classes are matched by id.
+    """Compute the logits of a model for the photos of a table; classes are matched as in `matched`.
 
     Raises:
         DataError: no class of the table is known to the model, the table has no photos, or none can be read.
     """
     device = torch_device(cpu)
-    known, root = matched(info, table)
+    table, alike = matched(info, table)
+    root = table.require_root()
+    known = [i for i in table.classes.ids if i in info.classes]
     labels = np.full((len(table), len(info.class_ids)), Label.UNKNOWN, np.int8)
     dense = table.matrix.dense()
     for class_id in known:
@@ -234,22 +237,27 @@ def score_table(
         named = ", ".join(map(repr, unknown[:_NAMED_CLASSES])) + (", ..." if len(unknown) > _NAMED_CLASSES else "")
         lost = counted(len(unknown), "class", "classes")
         notes.insert(0, f"left out: {lost} that the model does not know ({named})")
+    notes[:0] = [*alike.messages, *(f"warning: {text}" for text in alike.warnings)]
     return ScoredTable(read, logits[read], labels[read], len(errors), tuple(notes))
 
 
-def matched(info: ModelInfo, table: LabelTable) -> tuple[list[str], Path]:
-    """Return the ids of the classes that a model and a table have in common, and the table's folder of photos.
+def matched(info: ModelInfo, table: LabelTable) -> tuple[LabelTable, Notes]:
+    """Return a table with its classes named as in a model where only the spelling differs, and notes about that.
 
     Raises:
-        DataError: there are no such classes, or there is no folder.
+        DataError: the model knows none of the classes, or there is no folder of photos.
     """
-    known = [i for i in table.classes.ids if i in info.classes]
-    if not known:
-        raise DataError(
+    found = Matching.of(table.classes, info.classes)
+    notes = found.notes("the model")
+    table = found.rename(table, info.classes)
+    if not any(i in info.classes for i in table.classes.ids):
+        why = (
             f"none of the classes {', '.join(table.classes.ids[:5])} is known to the model, which has "
             f"{', '.join(info.class_ids[:5])}."
         )
-    return known, table.require_root()
+        raise DataError(" ".join([why, *notes.warnings[:1]]))
+    table.require_root()
+    return table, notes
 
 
 def decide(

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
@@ -21,11 +21,21 @@ from pydantic import BaseModel, ValidationError
 
 from fewtags.config.changes import refuse_edited, settings_tree
 from fewtags.config.parse import dump_toml, load_toml
-from fewtags.engine.checkpoint import CheckpointFolder, write_array
-from fewtags.errors import CheckpointError, ConfigError, DataError, FewtagsError, WorkerError
-from fewtags.files import refuse_folder, remove_temporary_files, write_text
+from fewtags.engine.checkpoint import BAD_ARRAY, CheckpointFolder, write_array
+from fewtags.engine.photo_record import ANY_SIZE, changed_contents, photo_contents, photo_sizes
+from fewtags.engine.run_lock import LOCK_FILE, locked
+from fewtags.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DiskError,
+    FewtagsError,
+    TrainingError,
+    WorkerError,
+)
+from fewtags.files import disk_error, refuse_folder, remove_temporary_files, write_text
 from fewtags.photos.worker_failures import worker_errors
-from fewtags.table.content import each, photo_paths
+from fewtags.table.content import photo_paths
 from fewtags.table.storage import load, save
 from fewtags.table.table import LabelTable
 
@@ -47,8 +57,8 @@ NO_FILES = ("hub", "offline", "none")
 """Values of the setting `weights` that are not files."""
 RECORD_FILES = ("state", "tables", "check.json", "excluded.csv", "vocabulary.json", "environment.json", "resolved.toml")
 """What a run and its objective may write before the settings file."""
-ANY_SIZE = -1
-"""Recorded size of a photo that could not be read: a file of any size may replace it."""
+LOST_PROCESS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "ncclRemoteError")
+"""Words of the errors of torch when another process of a run has ended."""
 TRUTH = "truth"
 """Name of the table of complete labels; its photos are those of another table."""
 
@@ -150,11 +160,15 @@ class RunFolder:
         accelerator.wait_for_everyone()
         existed = self.path.exists()
         try:
-            with self._recovery_hint(tables):
-                yield from train(False)
+            with self._recovery_hint(tables), self._locked(accelerator):
+                try:
+                    yield from train(False)
+                finally:
+                    if accelerator.is_main_process and not self.has_begun:
+                        self._remove_record()
         finally:
-            if accelerator.is_main_process and not self.has_begun:
-                self._remove_partial_run(remove_folder=not existed)
+            if accelerator.is_main_process and not existed and self.path.exists() and not any(self.path.iterdir()):
+                self.path.rmdir()
 
     def resume(
         self, train: Callable[[bool], Iterator[Event]], tables: Tables, accelerator: Accelerator
@@ -166,32 +180,79 @@ class RunFolder:
         Raises:
             DataError: a photo cannot be read.
         """
-        if accelerator.is_main_process:
-            remove_temporary_files(self.path)
-        accelerator.wait_for_everyone()
-        with self._recovery_hint(tables):
+        with self._recovery_hint(tables), self._locked(accelerator):
+            if self.is_finished:
+                raise self._finished()  # by the process that had the lock
+            if accelerator.is_main_process:
+                remove_temporary_files(self.path)
+            accelerator.wait_for_everyone()
             yield from train(True)
 
-    def _remove_partial_run(self, *, remove_folder: bool) -> None:
-        """Remove the files of a run that never began, and the folder if it is then empty and `remove_folder`."""
+    @contextmanager
+    def _locked(self, accelerator: Accelerator) -> Iterator[None]:
+        """Lock the folder, which is made if it does not exist, for all processes of this run together."""
+        problem: list[FewtagsError | None] = [None]
+        with ExitStack() as lock:
+            if accelerator.is_main_process:
+                try:
+                    self.path.mkdir(parents=True, exist_ok=True)
+                    lock.enter_context(locked(self.path))
+                except FewtagsError as error:
+                    problem = [error]
+            if accelerator.num_processes > 1:
+                from accelerate.utils import broadcast_object_list
+
+                broadcast_object_list(problem)
+            if problem[0] is not None:
+                raise problem[0]
+            yield
+
+    def _remove_record(self) -> None:
+        """Remove the files of a run that never began."""
         for name in RECORD_FILES:
             path = self.path / name
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink(missing_ok=True)
-        if remove_folder and self.path.exists() and not any(self.path.iterdir()):
-            self.path.rmdir()
+                with suppress(OSError):  # the disk may be read-only
+                    path.unlink()
+
+    def _finished(self) -> CheckpointError:
+        from fewtags.engine.tensor_files import read_metadata  # imports torch
+
+        result = self.path / self.kind.result
+        try:
+            read_metadata(result)
+        except CheckpointError as error:
+            return CheckpointError(
+                f"{self.path} is finished, but its {self.kind.noun} is damaged: {error} Delete {result} and run "
+                f"`fewtags resume {self.path}`, which makes it again from the last checkpoint."
+            )
+        return CheckpointError(f"{self.path} is finished; its {self.kind.noun} is {result}.")
 
     @contextmanager
     def _recovery_hint(self, tables: Tables) -> Iterator[None]:
-        """Add to the error of an unreadable photo or of a killed worker what the user can do about it."""
+        """Add what the user can do to the error of an unreadable photo, of a killed worker or of the disk."""
         try:
             with worker_errors():
                 yield
         except WorkerError as error:
             then = f"continue with `fewtags resume {self.path}`" if self.has_begun else "run the same command again"
             raise WorkerError(f"{error} Then {then}.") from None
+        except DiskError as error:
+            raise DiskError(f"{error} {self._continue_hint()}") from error.__cause__
+        except OSError as error:
+            file = Path(os.fsdecode(error.filename or ""))
+            if self.path.absolute() not in file.absolute().parents:
+                raise
+            raise DiskError(f"{disk_error(file, error)} {self._continue_hint()}") from error
+        except RuntimeError as error:
+            if not any(words in str(error) for words in LOST_PROCESS):
+                raise
+            reason = str(error).strip().splitlines()[0][:200]
+            raise TrainingError(
+                f"another process of this run has ended ({reason}); its message says why. {self._continue_hint()}"
+            ) from error
         except DataError as error:
             if not self.has_begun:
                 raise DataError(f"{error} Then run the same command again; nothing was written yet.") from None
@@ -203,6 +264,13 @@ class RunFolder:
                 f"{error} To continue, put {needed} in its place and run `fewtags resume {self.path}`. To train "
                 "without it, remove the file and start a new run with data.decode = true, which skips broken photos."
             ) from None
+
+    def _continue_hint(self) -> str:
+        if not self.path.exists():
+            return f"{self.path} was removed while the run used it; restore it, or start the run again."
+        if not self.has_begun:
+            return "Then run the same command again; nothing was written yet."
+        return f"Then run `fewtags resume {self.path}`, which continues the run."
 
     # --- the record
 
@@ -220,6 +288,7 @@ class RunFolder:
             save(table.with_root(root), self._table(name), keep_root=True)
             if name != TRUTH:
                 write_array(self.sizes_path(name), photo_sizes(table))
+                write_array(self.contents_path(name), photo_contents(table))
         record = {
             **environment,
             "settings": {self.kind.settings: settings_tree(settings), "resolved.toml": settings_tree(resolved)},
@@ -246,7 +315,7 @@ class RunFolder:
             ConfigError: the settings file is not valid.
         """
         if self.is_finished:
-            raise CheckpointError(f"{self.path} is finished; its {self.kind.noun} is {self.path / self.kind.result}.")
+            raise self._finished()
         file = self.path / self.kind.settings
         if not file.exists():
             raise CheckpointError(
@@ -315,11 +384,15 @@ class RunFolder:
         """The file with the sizes of a split's photos."""
         return self.path / "tables" / f"{split}-sizes.npy"
 
+    def contents_path(self, split: str) -> Path:
+        """The file with the times and digests of a split's photos."""
+        return self.path / "tables" / f"{split}-contents.npy"
+
     def refuse_changed_photos(self, tables: Tables) -> None:
-        """Compare the sizes of photos with those that the run began with.
+        """Compare the sizes and contents of photos with those that the run began with.
 
         Raises:
-            CheckpointError: a photo is missing or has another size.
+            CheckpointError: a photo is missing, or has another size or content.
         """
         for name, table in tables.items():
             try:
@@ -328,7 +401,7 @@ class RunFolder:
                 if before.shape != now.shape:
                     raise ValueError(f"{len(before):,} sizes of {len(now):,} photos")
                 different = np.flatnonzero((now == ANY_SIZE) | ((now != before) & (before != ANY_SIZE)))
-            except (OSError, ValueError, EOFError) as error:
+            except BAD_ARRAY as error:
                 raise self._damaged(f"{self.sizes_path(name)}: {error}") from None
             if len(different):
                 first = int(different[0])
@@ -337,6 +410,25 @@ class RunFolder:
                 if now[first] == ANY_SIZE:
                     change = f"no longer exists, but {self.path} began with it"
                 raise CheckpointError(f"{photo_paths(table)[first]} {change}{more}; restore it, or start a new run.")
+            self._refuse_other_contents(name, table, before)
+
+    def _refuse_other_contents(self, name: str, table: LabelTable, sizes: NDArray[np.int64]) -> None:
+        path = self.contents_path(name)
+        if not path.exists():  # of a run that an older version began
+            return
+        try:
+            before = np.load(path, allow_pickle=False)
+            if before.shape != (len(table), 4) or before.dtype != np.int64:
+                raise ValueError(f"contents of {len(before):,} photos, the table has {len(table):,}")
+        except BAD_ARRAY as error:
+            raise self._damaged(f"{path}: {error}") from None
+        different = np.flatnonzero(changed_contents(table, before) & (sizes != ANY_SIZE))
+        if len(different):
+            more = f" ({len(different):,} {name} photos have changed)" if len(different) > 1 else ""
+            raise CheckpointError(
+                f"{photo_paths(table)[int(different[0])]} has the same size but another content than when {self.path} "
+                f"began{more}; restore it, or start a new run."
+            )
 
     def accept_replacement(self, tables: Tables, failure: str) -> None:
         """Allow a file of any size in place of a photo that could not be read, whose path begins the text `failure`.
@@ -363,7 +455,7 @@ def refuse_used_folder(path: Path) -> None:
     """Raise ConfigError if a run cannot begin in a folder: it is not empty, is a file, or cannot be made or written."""
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file; --out takes a folder for the run.")
-    if path.exists() and (content := {item.name for item in path.iterdir()}):
+    if path.exists() and (content := {item.name for item in path.iterdir()} - {LOCK_FILE}):
         if content <= set(RECORD_FILES):
             raise ConfigError(
                 f"{path} contains {', '.join(sorted(content))} of a run that was stopped before it began; delete the "
@@ -375,19 +467,3 @@ def refuse_used_folder(path: Path) -> None:
             f"{path} is not empty; choose another --out{resume if folder.has_begun and not folder.is_finished else ''}."
         )
     refuse_folder(path)
-
-
-def photo_sizes(table: LabelTable) -> NDArray[np.int64]:
-    """int64 [N]: the size of every photo in bytes, `ANY_SIZE` for a missing one.
-
-    Modification times are not compared: the copy of a folder has other times. Contents are not compared: reading a
-    million photos would take an hour.
-    """
-    return np.fromiter(each(_size, photo_paths(table)), np.int64)
-
-
-def _size(path: str) -> int:
-    try:
-        return Path(path).stat().st_size
-    except (OSError, ValueError):  # a name with a null character is a ValueError
-        return ANY_SIZE

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewtags.engine.checkpoint import write_array
+from fewtags.engine.checkpoint import BAD_ARRAY, write_array
 from fewtags.engine.solve import ChannelStatistics, channel_statistics
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.labels import Batch, LabelMatrix, Locations, SecondView
@@ -123,7 +123,7 @@ class ViewFeatures:
         try:
             # Copy on write, so that the files do not change.
             files = [np.load(folder / f"{name}.npy", mmap_mode="c") for name in ("features", "views")]
-        except (OSError, ValueError) as error:
+        except BAD_ARRAY as error:
             raise CheckpointError(f"cached views in {folder} cannot be read ({error}); delete the folder.") from None
         features, views = (torch.from_numpy(values) for values in files)
         second_view = cls.load(folder / "strong") if (folder / "strong").exists() else None

@@ -5,11 +5,13 @@ Nothing here runs code from a file: pickles are loaded with `weights_only=True`.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import pickle
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,19 +20,52 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fewtags.engine.checkpoint import unreadable
+from fewtags.engine.checkpoint import BAD_ARRAY, unreadable
 from fewtags.errors import CheckpointError
-from fewtags.files import replacing
+from fewtags.files import Sink, replacing, writing
 
 T = TypeVar("T")
 # Tensors of more bytes than this are streamed to a .npy file of their own: safetensors would first copy them in memory.
 STREAM_BYTES = 64 * 2**20
+CHECKSUM = "sha256"
+"""Metadata key of the checksum of a safetensors file."""
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file atomically."""
-    with replacing(path) as temporary:
-        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary, dict(metadata or {}))
+    with replacing(path, _size(tensors)) as temporary:
+        _save(temporary, tensors, metadata)
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> None:
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path, dict(metadata or {}))
+
+
+def save_checked(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file atomically, with a checksum that `load_tensors` compares."""
+    save_tensors(path, tensors, {CHECKSUM: checksum(tensors)})
+
+
+def checksum(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    """Return the SHA-256 checksum of a text and of the names, types, shapes and values of tensors, in hex."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"\n{name} {values.dtype} {list(values.shape)}\n".encode())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def refuse_damaged(path: Path, tensors: Mapping[str, Tensor], found: str | None, text: str = "") -> None:
+    """Compare tensors with the checksum that was written with them; None is the checksum of an older version.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    if found is not None and found != checksum(tensors, text):
+        raise CheckpointError(
+            f"{path} is damaged: its content has changed since it was written; restore it, or train again."
+        )
 
 
 def publish_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -39,10 +74,10 @@ def publish_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping
     safetensors itself makes files that only their owner can read. The folder is made if it does not exist.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with replacing(path, _size(tensors)) as temporary:
         temporary.touch()
         mode = stat.S_IMODE(temporary.stat().st_mode)
-        save_tensors(temporary, tensors, metadata)
+        _save(temporary, tensors, metadata)
         temporary.chmod(mode)
 
 
@@ -71,6 +106,7 @@ def parse_metadata(path: Path, text: str, kind: type[T], number: int, remedy: st
     """
     try:
         content = TypeAdapter(dict[str, Any]).validate_json(text)
+        content.pop(CHECKSUM, None)
         if content.pop("format", None) != number:
             raise CheckpointError(f"{path} was written by another version of fewtags ({content.get('version')}).")
         return TypeAdapter(kind).validate_python(content)
@@ -78,28 +114,57 @@ def parse_metadata(path: Path, text: str, kind: type[T], number: int, remedy: st
         raise CheckpointError(f"{path} has damaged metadata: {error.errors()[0]['msg']}. {remedy}") from None
 
 
-def load_into(net: nn.Module, path: Path, backbone: str) -> None:
-    """Load weights into a net.
+def load_into(net: nn.Module, path: Path, backbone: str, key: str) -> None:
+    """Load weights into a net; compare them and the metadata `key` with the checksum in it.
 
     Raises:
         CheckpointError: the file is missing or damaged, or does not fit the backbone.
     """
     try:
-        net.load_state_dict(load_tensors(path))
+        tensors = load_tensors(path)
+        content = json.loads(read_metadata(path)[key])
+        refuse_damaged(path, tensors, content.pop(CHECKSUM, None), json.dumps(content))
+        net.load_state_dict(tensors)
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit backbone {backbone}: {error}") from None
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file.
+    """Read a safetensors file, and compare it with its checksum if `save_checked` wrote it.
 
     Raises:
         CheckpointError: the file is missing or damaged.
     """
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise unreadable(path, error) from None
+    refuse_damaged(path, tensors, read_metadata(path).get(CHECKSUM))
+    return tensors
+
+
+def save_pickled(path: Path, content: Mapping[str, Any]) -> None:
+    """Write tensors and plain values with `torch.save`.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    with writing(path, _size(content)), path.open("wb", buffering=0) as file:
+        target = Sink(file)
+        try:
+            torch.save(content, cast(IO[bytes], target))
+        except RuntimeError:  # torch's own, about positions in the file
+            if target.error is not None:
+                raise target.error from None
+            raise
+
+
+def _size(content: Any) -> int:
+    """Bytes of all tensors in nested containers."""
+    if isinstance(content, Tensor):
+        return content.nbytes
+    values = content.values() if isinstance(content, Mapping) else content if isinstance(content, list | tuple) else ()
+    return sum(map(_size, values))
 
 
 def load_pickled(path: Path) -> dict[str, Any]:
@@ -122,10 +187,12 @@ def save_part(folder: Path, name: str, state: Mapping[str, Any]) -> None:
     small: dict[str, Any] = {}
     for key, value in state.items():
         if isinstance(value, Tensor) and value.nbytes > STREAM_BYTES:
-            np.save(folder / f"{name}.{key}.npy", value.detach().cpu().numpy())
+            file = folder / f"{name}.{key}.npy"
+            with writing(file, value.nbytes), file.open("wb", buffering=0) as stream:
+                np.save(Sink(stream), value.detach().cpu().numpy())
         else:
             small[key] = value.detach().cpu() if isinstance(value, Tensor) else value
-    torch.save(small, folder / f"{name}.pt")
+    save_pickled(folder / f"{name}.pt", small)
 
 
 def load_part(folder: Path, name: str) -> dict[str, Any]:
@@ -139,6 +206,6 @@ def load_part(folder: Path, name: str) -> dict[str, Any]:
         try:
             # Copy on write, so that training does not change the checkpoint.
             state[path.name[len(name) + 1 : -4]] = torch.from_numpy(np.load(path, mmap_mode="c"))
-        except (OSError, ValueError, EOFError) as error:
+        except BAD_ARRAY as error:
             raise unreadable(path, error) from None
     return state

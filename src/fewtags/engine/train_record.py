@@ -11,6 +11,7 @@ import numpy as np
 
 from fewtags.config.presets import Resolved
 from fewtags.config.sections import Config
+from fewtags.engine.checkpoint import reading_record
 from fewtags.engine.machine import environment
 from fewtags.engine.methods import method_source
 from fewtags.engine.plan import RunPlan, Tables, read_tables
@@ -18,8 +19,9 @@ from fewtags.engine.runfolder import IN_MEMORY, NO_FILES, TRAINING, TRUTH, Recor
 from fewtags.errors import CheckpointError, FewtagsError
 from fewtags.files import write_text
 from fewtags.table.table import LabelTable
+from fewtags.text import safe_cell
 
-PATHS = ("train", "images", "val", "test", "truth")
+PATHS = ("train", "images", "val", "val_images", "test", "test_images", "truth")
 """Settings of [data] that name files or folders; relative ones begin where the run was started."""
 
 
@@ -102,12 +104,15 @@ def changed_split(stored: Tables, now: Tables, out: Path) -> str | None:
     """
     left_out: set[tuple[str, str]] = set()
     if (out / "excluded.csv").exists():
-        with (out / "excluded.csv").open(encoding="utf-8", newline="") as file:
+        with (
+            reading_record(out / "excluded.csv"),
+            (out / "excluded.csv").open(encoding="utf-8", newline="") as file,
+        ):
             left_out = {(row["where"], row["item"]) for row in csv.DictReader(file)}
     before, after = all_tables(stored), all_tables(now)
     for name, table in after.items():
         split = "train" if name == TRUTH else name
-        kept = np.array([(split, key) not in left_out for key in table.images.to_pylist()], np.bool_)
+        kept = np.array([(split, safe_cell(key)) not in left_out for key in table.images.to_pylist()], np.bool_)
         if name not in before or table.subset(kept).fingerprint != before[name].fingerprint:
             return name
     return next((name for name in before if name not in after), None)

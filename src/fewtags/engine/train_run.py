@@ -33,7 +33,7 @@ from fewtags.engine.plan import EVAL_BATCH, RunPlan, Tables, can_rank, derive, h
 from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
 from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
 from fewtags.engine.tensor_files import load_tensors
-from fewtags.engine.thresholds import choose_thresholds
+from fewtags.engine.thresholds import choose_thresholds, needs_training_scores, rests_on, scored_rows
 from fewtags.engine.train_record import check_labels_unchanged, method_record, write_record
 from fewtags.files import write_text
 from fewtags.labels import Locations
@@ -78,6 +78,7 @@ class TrainRun:
         prepare_process()
         self._photos_done = 0
         self._inputs: Mapping[str, Tensor] = {}
+        self._train_inputs: Tensor | None = None  # of the head, through the test view, on this process
         self.accelerator: Accelerator = make_accelerator(plan.resolved.precision, cpu)
         self.shard = Shard(self.accelerator.process_index, self.accelerator.num_processes)
         r, net, train = plan.resolved, plan.net, plan.tables.train
@@ -103,6 +104,7 @@ class TrainRun:
         self.clock.start()
         self._inputs = self._head_inputs()
         fixed = self._fixed()
+        self._train_inputs = None if fixed is None else fixed.filled.features[0]
         self.clock.lap("features")
         baseline = self._baseline(fixed)
         if plan.baseline:
@@ -288,8 +290,9 @@ class TrainRun:
             logits = {
                 name: self._logits(net, name, moved=not self._frozen) for name in tables.splits() if name != "train"
             }
+            train_logits = self._train_logits(net) if needs_training_scores(tables, plan.objective) else None
         if self.accelerator.is_main_process:
-            thresholds = choose_thresholds(logits["val"], tables, plan.objective)
+            thresholds = choose_thresholds(logits["val"], tables, plan.objective, train_logits)
             for name, values in logits.items():
                 write_evaluation(self.out, name, values, tables.splits()[name], thresholds)
             save_gallery(self.out, "final", gallery.compute_maps(net, device))
@@ -301,9 +304,21 @@ class TrainRun:
             save_model(self.out / MODEL_FILE, net, self._model_info(thresholds, selection))
         self.accelerator.wait_for_everyone()
 
+    def _train_logits(self, net: SpatialNet) -> Logits:
+        """Return logits [M, C] of training photos, on every process: of all from cached features, or a sample."""
+        train, device = self.plan.tables.train, self.accelerator.device
+        if self._frozen and self._train_inputs is not None:
+            with torch.no_grad():
+                parts = self._train_inputs.split(EVAL_BATCH)
+                local = torch.cat([net.head.predict_logits(part.to(device, torch.float32)) for part in parts])
+            return self.shard.gather(local, len(train)).cpu().numpy()
+        sample = train.subset(scored_rows(len(train)))
+        return predict_logits(net, self.eval_loader(sample), len(sample), device, self.shard)
+
     def _why_best(self, epoch: int, epochs: int) -> str:
         """Describe which epoch was chosen, and by which metric."""
         by = "validation mAP" if can_rank(self.plan.tables.val) else "validation mAP with unknown counted as absent"
+        by += rests_on(self.plan.tables.val)
         first = 0
         for stage in self.plan.resolved.stages:
             if stage.solved and first <= epoch < first + stage.epochs:
@@ -342,9 +357,8 @@ def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Train
     record = folder.read_record(lambda tree, file: parse(tree, settings_models(out), file), Resolved)
     named = record.tables
     tables = Tables(named["train"], named["val"], named.get("test"), named.get(TRUTH))
-    notes = [check_labels_unchanged(record, tables, out)]
-    folder.refuse_changed_photos(tables.splits())
-    notes.append(folder.refuse_lost_checkpoints())
+    folder.refuse_changed_photos(tables.splits())  # first: labels in folders of photos change with the photos
+    notes = [check_labels_unchanged(record, tables, out), folder.refuse_lost_checkpoints()]
     weights = record.locate_weights(record.resolved.weights)
     resolved = record.resolved.model_copy(update={"weights": weights})
     plan = derive(record.settings, tables, None, cpu=cpu, resolved=resolved)

@@ -76,7 +76,7 @@ FORMATS = {
     for f in (
         Format("folder", "class folders", "a folder of class folders", (FOLDER,), ("complete", "none_folder")),
         Format("csv", "CSV", "a .csv, .tsv or .txt table", (".csv", ".tsv", ".txt"), _CSV),
-        Format("coco", "COCO", "a COCO .json", (".json",), ("complete", "crowd", "places", "point_seed")),
+        Format("coco", "COCO", "a COCO .json", (".json", FOLDER), ("complete", "crowd", "places", "point_seed")),
         Format("voc", "VOC", _VOC, (FOLDER,), ("complete", "difficult")),
         Format("yolo", "YOLO", "a YOLO folder or data.yaml", (".yaml", ".yml", FOLDER), ("complete",)),
         Format("openimages", "OpenImages", "OpenImages .csv files", (".csv", FOLDER), ("complete", "crowd")),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.formats.locate import ImageKeys
+from fewtags.formats.units import Unit, check_unit
 from fewtags.photos.decode import ImageInfo, probe
 from fewtags.photos.orientation import boxes_to_displayed, swaps_axes
 from fewtags.table.content import each
@@ -56,11 +57,12 @@ class Regions:
 
 def regions_of(
     corners: NDArray[np.float64],
-    unit: Literal["pixels", "fractions"],
+    unit: Unit,
     points: NDArray[np.bool_],
     image: NDArray[np.int64],
     sizes: NDArray[np.float64],
     photos: ImageKeys,
+    where: str,
 ) -> Regions:
     """Convert regions in pixels of the photo size that the annotations declare, or in fractions of the photo.
 
@@ -74,12 +76,17 @@ def regions_of(
         image: int [F], position of each region's photo in `photos.keys`.
         sizes: float [N, 2] declared width and height of each photo, NaN if unknown; then the displayed size is used.
         photos: the photos.
+        where: the file, for messages.
+
+    Raises:
+        DataError: the regions cannot be in the unit, see `check_unit`.
     """
     headers = _headers(photos, np.unique(image))
     scale = sizes.copy() if unit == "pixels" else np.ones_like(sizes)
     for i, header in headers.items():
         if not (scale[i] > 0).all():
             scale[i] = header.width, header.height
+    doubts = check_unit(corners, points, scale[image], unit, where)
     slack = 1.0 if unit == "pixels" else _ROUNDING
     locations, fault, cut = box_fractions(corners, scale[image], points, slack)
     frames = {i: declared_frame(header, *sizes[i]) for i, header in headers.items()}
@@ -105,7 +112,9 @@ def regions_of(
     others = [photos.keys[i] for i, frame in frames.items() if frame == "neither"]
     text = f"{len(others):,} photos have another aspect ratio than the file says, so their {what} may be misplaced"
     warnings = (f"{text}, for example {some(others, 1)}",) if others else ()
-    return Regions(locations, fault, tuple(f"{count:,} {text}" for count, text in counts if count), warnings)
+    return Regions(
+        locations, fault, tuple(f"{count:,} {text}" for count, text in counts if count), (*warnings, *doubts)
+    )
 
 
 def box_fractions(

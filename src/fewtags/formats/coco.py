@@ -18,6 +18,8 @@ from fewtags.formats.common import (
     distinct,
     finite_number,
     first_character,
+    is_hidden,
+    is_split,
     named_classes,
     plain_text,
     read_json,
@@ -39,8 +41,29 @@ _FLAGS = {"isfake": "positive (a picture of the object)", "isreflected": "positi
 
 
 def recognise(path: Path) -> str:
-    """Return why a JSON file is a COCO file, or "" if it is not."""
+    """Return why a path is a COCO file, or a folder with one in each folder of a split; "" if it is neither."""
+    if path.is_dir():
+        files = _files_of_splits(path)
+        return f"{files[0][1].relative_to(path).as_posix()} is a COCO file" if files else ""
     return "" if first_character(path) == "[" else "its JSON is an object"
+
+
+def _files_of_splits(path: Path) -> list[tuple[str, Path]]:
+    """Return each folder of a split and the only COCO file in it, as Roboflow writes them."""
+    found = []
+    for folder in sorted(entry for entry in path.iterdir() if is_split(entry.name) and entry.is_dir()):
+        files = [file for file in sorted(folder.glob("*.json")) if not is_hidden(file.name) and _is_coco(file)]
+        if len(files) == 1:
+            found.append((folder.name, files[0]))
+    return found
+
+
+def _is_coco(file: Path) -> bool:
+    with file.open("rb") as stream:
+        head = stream.read(1 << 16)
+        stream.seek(-min(1 << 16, file.stat().st_size), 2)
+        text = head + stream.read()
+    return head.lstrip().startswith(b"{") and any(f'"{key}"'.encode() in text for key in ("annotations", "categories"))
 
 
 def read_coco(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
@@ -58,7 +81,10 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
     - LVIS: classes in `neg_category_ids` are absent; `not_exhaustive_category_ids` says nothing about presence.
     - Objects365: `isfake` and `isreflected` change nothing. Photos with names like
       images/v1/patch8/objects365_v1_00420917.jpg are also found in patch8/, as its archives unpack, or without folders.
-    - The entry `split` of an image names its split.
+    - The entry `split` of an image names its split. `path` can be a folder with train/, valid/ or test/ that have a
+      COCO file each, with the photos beside it; classes are then the same if they have the same name.
+    - Lists can be objects with an entry for each id. An id that is a text in one list and a number in another is the
+      same id.
     - `file_name` is relative to `images`, or to a usual folder beside the file. Images are in the order of the file.
 
     Raises:
@@ -115,6 +141,8 @@ class _File:
 
 
 def _load(path: Path, hook: Callable[[_Record], _Record]) -> _File:
+    if path.is_dir():
+        return _join(path, [(name, _load(file, hook)) for name, file in _files_of_splits(path)])
     data = read_json(path, hook)
     if isinstance(data, list):
         raise DataError(
@@ -123,13 +151,62 @@ def _load(path: Path, hook: Callable[[_Record], _Record]) -> _File:
     parts = []
     for key in ("images", "annotations", "categories"):
         part = data.get(key) if isinstance(data, dict) else None
+        if isinstance(part, dict) and all(isinstance(record, dict) for record in part.values()):
+            part = [{"id": key} | record for key, record in part.items()]
         if not isinstance(part, list):
             found = some([*data], 8) if isinstance(data, dict) else repr(data)[:40]
-            raise DataError(f"{path}: expected a list {key!r} as in COCO instances files; the file has {found}.")
+            if isinstance(data, dict) and key in data:
+                found = f"{key!r}, but it is {'an object' if isinstance(part, dict) else repr(part)[:40]}"
+            hint = ""
+            if isinstance(data, dict) and "items" in data:
+                hint = " It looks like Datumaro JSON: export it as COCO."
+            raise DataError(f"{path}: expected a list {key!r} as in COCO instances files; the file has {found}.{hint}")
         if (wrong := next((i for i, record in enumerate(part) if not isinstance(record, dict)), None)) is not None:
             raise DataError(f"{path}: {key}[{wrong}] is {part[wrong]!r:.40}; expected an object.")
         parts.append(part)
     return _File(path, *parts)
+
+
+def _join(path: Path, parts: Sequence[tuple[str, _File]]) -> _File:
+    """Join the files of splits: ids begin with the folder, categories with one name are one."""
+    if not parts:
+        raise DataError(f"{path}: expected train/, valid/ or test/ with a COCO file in each; or pass one file.")
+    joined = _File(path, [], [], [])
+    known: dict[str, _Record] = {}
+    for folder, file in parts:
+        own = {record.get("id"): plain_text(record.get("name")) for record in file.categories}
+        for record in file.categories:
+            known.setdefault(plain_text(record.get("name")), record | {"id": plain_text(record.get("name"))})
+        for record in file.images:
+            name = _file_name(record)
+            given: _Record = {"id": f"{folder}/{record.get('id')}", "file_name": name and f"{folder}/{name}"}
+            absent = record.get("neg_category_ids")
+            if isinstance(absent, list):
+                given["neg_category_ids"] = [_alike(own, key) for key in absent]
+            joined.images.append({"split": folder} | record | given)
+        for record in file.annotations:
+            given = {key: f"{folder}/{record.get(key)}" for key in ("id", "image_id")}
+            joined.annotations.append(record | given | {"category_id": _alike(own, record.get("category_id"))})
+    joined.categories.extend(known.values())
+    return joined
+
+
+def _alike(names: Mapping[Any, str], key: object) -> object:
+    """Return the name of a category id, or the id if there is none; a text and a number can be the same id."""
+    if not isinstance(key, int | float | str):
+        return key
+    return names.get(key) or next((name for other, name in names.items() if str(other) == str(key)), key)
+
+
+def _both_kinds(row: dict[Any, int]) -> dict[Any, int]:
+    """Return the positions of ids, found as text or as number: "7" and 7 are one id unless the file has both."""
+    other = {str(key) if isinstance(key, int) else _whole(key): i for key, i in row.items()}
+    return {key: i for key, i in other.items() if key is not None} | row
+
+
+def _whole(text: str) -> int | None:
+    """Return the number that is written like this, without leading zeros or signs; None for other texts."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 and str(int(text)) == text else None
 
 
 def _classes(file: _File) -> tuple[ClassNames, dict[Any, int]]:
@@ -146,7 +223,7 @@ def _classes(file: _File) -> tuple[ClassNames, dict[Any, int]]:
     if not names:
         raise DataError(f"{file.path}: there are no categories, so there is nothing to learn.")
     order = sorted(names, key=lambda key: (isinstance(key, str), key if isinstance(key, int) else 0, str(key)))
-    return named_classes({key: names[key] for key in order}), {key: i for i, key in enumerate(order)}
+    return named_classes({key: names[key] for key in order}), _both_kinds({key: i for i, key in enumerate(order)})
 
 
 def _find_images(file: _File, images: Path | None) -> tuple[dict[Any, int], ImageKeys]:
@@ -157,15 +234,21 @@ def _find_images(file: _File, images: Path | None) -> tuple[dict[Any, int], Imag
     excluded = []
     for i, (record, name) in enumerate(zip(file.images, names, strict=True)):
         key = record.get("id")
+        if isinstance(key, float) and key.is_integer():
+            key = record["id"] = int(key)
         if not isinstance(key, int | str):
-            raise DataError(f"{path}: images[{i}] has id {key!r}; expected a number.")
+            raise DataError(f"{path}: images[{i}] has id {key!r}; expected a whole number or a text.")
         if (first := names[row.setdefault(key, i)]) != name:
             raise DataError(f"{path}: image id {key!r} is used for {first!r} and for {name!r}; renumber one.")
         if not name:
             excluded.append(Excluded(f"image {key}", "has no file_name", str(path), "unusable"))
     above = folder_of(path)
     split = path.stem.split("_")[-1]
-    beside = [near / part for near in (above, above.parent) for part in ("", "images", split, f"images/{split}")]
+    beside = (
+        [path]
+        if path.is_dir()
+        else [near / part for near in (above, above.parent) for part in ("", "images", split, f"images/{split}")]
+    )
     given: Sequence[str] = [name for name in names if name]
     if given and all(map(_OBJECTS365.fullmatch, given)):
         variants = [["/".join(name.split("/")[-last:]) for name in given] for last in (4, 2, 1)]
@@ -173,7 +256,7 @@ def _find_images(file: _File, images: Path | None) -> tuple[dict[Any, int], Imag
     photos = locate(given, file=path, images=images, beside=beside)
     image = np.full(len(names), -1, np.int64)
     image[np.array([bool(name) for name in names], np.bool_)] = photos.image
-    return row, replace(photos, image=image, notes=photos.notes + Notes(excluded=tuple(excluded)))
+    return _both_kinds(row), replace(photos, image=image, notes=photos.notes + Notes(excluded=tuple(excluded)))
 
 
 def _file_name(record: _Record) -> str:
@@ -239,6 +322,9 @@ def _objects(
         excluded.append(Excluded(_name(records[i], i), reason, str(file.path), "unusable"))
     if n and len(excluded) == n:
         hint = " (panoptic and caption files are not read)" if "category_id" not in records[0] else ""
+        ids = row if "image_id" in excluded[0].reason else category
+        if not hint and ids:
+            hint = f" (the ids there are like {next(reversed(ids))!r})"
         raise DataError(f"{file.path}: none of the {n:,} annotations is usable{hint}: {excluded[0].reason}.")
     index = np.flatnonzero((image >= 0) & (class_ >= 0))
     kept = [records[i] for i in index.tolist()]
@@ -351,7 +437,7 @@ def _messages(file: _File, row: Mapping[Any, int], photos: ImageKeys, unusable: 
     uses = Counter(plain_text(record["name"]) for record in file.categories)
     repeated = [name for name, n in uses.items() if n > 1]
     lvis = sum(bool(record.get("not_exhaustive_category_ids")) for record in file.images)
-    joined = int((photos.image[[*row.values()]] >= 0).sum()) - len(photos.keys) if row else 0
+    joined = int((photos.image[[*{*row.values()}]] >= 0).sum()) - len(photos.keys) if row else 0
     counts = (
         (joined, "image ids name a photo that another one names, and are joined with it"),
         (unusable, "annotations left out, see the excluded list"),

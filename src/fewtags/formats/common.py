@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -24,15 +26,77 @@ Corners = tuple[float, float, float, float]
 NO_CORNERS: Corners = (math.nan,) * 4
 
 
-def split_name(text: str) -> str:
-    """Return "train", "val" or "test" for the common spellings of a split, and any other name as it is.
+_SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training", "trainset", "trn", "tr"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "valset", "validset", "dev", "devset", "eval", "evaluation"), "val"),
+    **dict.fromkeys(("test", "testing", "testset", "tst", "holdout"), "test"),
+}
+# Words beside the name of a split that change nothing: "train_set", "test-images", "val2017".
+_BESIDE_SPLITS = frozenset(
+    [
+        "set",
+        "sets",
+        "subset",
+        "split",
+        "splits",
+        "data",
+        "dataset",
+        "image",
+        "images",
+        "img",
+        "imgs",
+        "photo",
+        "photos",
+        "picture",
+        "pictures",
+        "folder",
+        "files",
+        "part",
+        "jpg",
+        "jpeg",
+        "png",
+        "labels",
+        "list",
+        "all",
+    ]
+)
 
-    >>> split_name("Validation")
-    'val'
+
+def is_split(text: str) -> str:
+    """Return "train", "val" or "test" if a name says so and nothing else, such as "training_set"; else "".
+
+    >>> is_split("Validation"), is_split("train2017"), is_split("TestImages"), is_split("train_station")
+    ('val', 'train', 'test', '')
     """
-    known = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
-    folded = fold(text)
-    return known.get(folded, folded if folded in {"train", "val", "test"} else text.strip())
+    parts = re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text))
+    words = [fold(part) for part in parts]
+    splits = [word for word in words if word in _SPLIT_WORDS]
+    rest = {word for word in words if word not in _SPLIT_WORDS}
+    return _SPLIT_WORDS[splits[0]] if len(splits) == 1 and rest <= _BESIDE_SPLITS else ""
+
+
+def split_name(text: str) -> str:
+    """Return "train", "val" or "test" for a name that says so, see `is_split`, and any other name as it is.
+
+    >>> split_name("Validation"), split_name(" fold 1 ")
+    ('val', 'fold 1')
+    """
+    return is_split(text) or text.strip()
+
+
+def clean_name(text: str) -> str:
+    r"""Return the name of a class in the form in which equal-looking names are equal.
+
+    Accents are composed (NFC), invisible characters are dropped, and runs of blanks become one.
+
+    >>> clean_name(" cafe\u0301\u200b  au\xa0lait")
+    'café au lait'
+    """
+    if text.isascii() and text.isprintable():
+        return " ".join(text.split())
+    words = " ".join(unicodedata.normalize("NFC", text).split())
+    visible = "".join(c for c in words if unicodedata.category(c) not in ("Cf", "Cc") or c == "\u200d")
+    return " ".join(visible.split())
 
 
 def named_classes(names: Mapping[int, str] | Mapping[int | str, str]) -> ClassNames:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,19 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import distinct, split_name
+from fewtags.formats.common import distinct
+from fewtags.formats.csv_cells import tags_of, vector_classes, vectors
 from fewtags.formats.csv_layout import Layout, find_layout
 from fewtags.formats.csv_rows import Form, label_rows, photo_sizes
+from fewtags.formats.csv_split import Splits
 from fewtags.formats.locate import ImageKeys, locate, usual_folders
 from fewtags.formats.openimages_files import is_openimages
 from fewtags.formats.options import ReadOptions, fold
-from fewtags.formats.sheet import Meaning, Sheet, Words, check_words, read_sheet
+from fewtags.formats.sheet import Meaning, Sheet, check_words, read_sheet, words_of
 from fewtags.formats.stated import Labels, Source, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
-from fewtags.table.table import LabelTable, Notes, ValueReading
+from fewtags.table.table import LabelTable, Notes
 from fewtags.text import some
 
-_SEPARATORS = ("|", ";", ",")
+_MEANINGS = list(Meaning)
 
 
 def recognise(path: Path) -> str:
@@ -57,12 +60,13 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
     if not len(form.classes):
         raise DataError(f"{path}: no row names a class, so there is nothing to learn.")
     photos = locate(names, file=path, images=images, beside=usual_folders(path))
-    splits, split_readings = _splits(sheet, layout, photos)
+    if layout.splits is not None:
+        _check_splits(sheet, layout.image, layout.splits, photos)
     notes = Notes(
-        form.notes.readings + split_readings,
+        form.notes.readings + (layout.splits.readings if layout.splits else ()),
         (),
         layout.messages + form.notes.messages + _row_messages(sheet, layout, form, photos),
-        form.notes.warnings,
+        layout.warnings + form.notes.warnings,
     )
     return Source(
         path=path,
@@ -74,18 +78,60 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
         sizes=photo_sizes(sheet, layout, photos) if form.unit == "pixels" else None,
         complete=form.complete,
         empty=form.empty,
-        splits=splits,
+        splits=layout.splits.names if layout.splits else None,
         notes=notes,
     ).table()
 
 
 def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
-    words = Words(options)
+    words = words_of(sheet, options)
     check_words(sheet, layout.labels, words)
+    columns = []
+    for j in layout.labels:
+        number = {value: _MEANINGS.index(words.needed(value)) for value in sheet.values[j]}
+        columns.append(np.fromiter(map(number.__getitem__, sheet.columns[j]), np.int64, len(sheet)))
+    where = f"{sheet.path.name}, class columns"
+    values = [sheet.values[j] for j in layout.labels]
+    absent = options.complete or options.blank == "negative"
+    notes = Notes(
+        words.readings(where, values, "negative" if absent else "unknown"), warnings=words.unsure(where, values)
+    )
+    return _states(sheet, layout, [sheet.header[j] for j in layout.labels], columns, notes, absent)
+
+
+def _vectors(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form | None:
+    """Return what cells such as "1 0 NaN" state; None if the tags are not vectors."""
+    (column,) = layout.labels
+    words = words_of(sheet, options)
+    if (found := vectors(sheet, column, words, options)) is None:
+        return None
+    names = vector_classes(sheet, column)
+    code = {value: [_MEANINGS.index(meaning) for meaning in meanings] for value, meanings in found.items()}
+    rows = np.array([code[value] for value in sheet.columns[column]], np.int64).reshape(-1, len(names))
+    counts = Counter(meaning for value, meanings in found.items() for meaning in meanings * sheet.values[column][value])
+    absent = options.complete or options.blank == "negative"
+    blank = "negative" if absent else "unknown"
+    where = f"{sheet.path.name}, column {sheet.header[column]!r}, a number for each class"
+    read = (
+        (words_, blank if meaning is Meaning.BLANK else meaning.value, counts[meaning])
+        for words_, meaning in (
+            *(("1", Meaning.POSITIVE), ("0", Meaning.NEGATIVE), ("-1", Meaning.OPEN), ("NaN or blank", Meaning.BLANK)),
+        )
+    )
+    return _states(sheet, layout, names, list(rows.T), Notes(value_readings(where, read)), absent)
+
+
+def _states(
+    sheet: Sheet,
+    layout: Layout,
+    classes: Sequence[str],
+    columns: Sequence[NDArray[np.int64]],
+    notes: Notes,
+    absent: bool,
+) -> Form:
+    """Return labels from the position in `_MEANINGS` of each cell: one array [R] per class."""
     found: dict[Meaning, list[NDArray[np.int64]]] = {meaning: [] for meaning in Meaning}
-    for k, j in enumerate(layout.labels):
-        number = {value: list(Meaning).index(words.needed(value)) for value in sheet.values[j]}
-        code = np.fromiter(map(number.__getitem__, sheet.columns[j]), np.int64, len(sheet))
+    for k, code in enumerate(columns):
         for i, meaning in enumerate(Meaning):
             rows = np.flatnonzero(code == i)
             found[meaning].append(np.stack([rows, np.full(len(rows), k)], 1))
@@ -94,33 +140,29 @@ def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     cells = np.concatenate(parts)
     state = np.repeat(np.array([meaning.label for meaning in stated], np.int8), [len(part) for part in parts])
     order = np.lexsort((cells[:, 1], cells[:, 0]))
-    absent = options.complete or options.blank == "negative"
-    where = f"{sheet.path.name}, class columns"
-    values = [sheet.values[j] for j in layout.labels]
+    lacking = np.concatenate([parts[1], *found[Meaning.BLANK]]) if absent else parts[1]
     first = [
-        f"{text} {some([sheet.header[layout.labels[k]] for k in part[part[:, 0] == 0, 1]], 3)}"
-        for text, part in (("is", parts[0]), ("is not", parts[1]))
+        f"{text} {some([classes[k] for k in np.sort(part[part[:, 0] == 0, 1])], 3)}"
+        for text, part in (("is", parts[0]), ("is not", lacking))
         if (part[:, 0] == 0).any()
     ]
     shown = "; ".join(first) or "is unknown"
+    sample = (f"{sheet.path.name}: {sheet.columns[layout.image][0]!r} {shown}",) if len(sheet) else ()
     return Form(
-        classes=ClassNames.of(sheet.header[j] for j in layout.labels),
+        classes=ClassNames.of(classes),
         labels=Labels.of_images(cells[order, 0], cells[order, 1], state[order]),
         complete=np.full(len(sheet), absent),
-        notes=Notes(
-            words.readings(where, values, "negative" if absent else "unknown"),
-            messages=(f"{sheet.path.name}: {sheet.columns[layout.image][0]!r} {shown}",) if len(sheet) else (),
-            warnings=words.unsure(where, values),
-        ),
+        notes=notes + Notes(messages=sample),
     )
 
 
 def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
+    if (form := _vectors(sheet, layout, options)) is not None:
+        return form
     (column,) = layout.labels
     values = sheet.values[column]
-    blank = {value for value in values if fold(value) in {"", "nan"}}
-    separator = _separator(sheet, column, [value for value in values if value not in blank], options)
-    cells = {value: () if value in blank else _cut(value, separator) for value in values}
+    cells, how, warnings = tags_of(sheet, column, options)
+    blank = {value for value, tags in cells.items() if not tags}
     uses: Counter[str] = Counter()
     says_none = set()
     for value, tags in cells.items():
@@ -146,8 +188,12 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
         *((tag, "none of the classes" if options.is_none(tag) else "positive", n) for tag, n in sorted(uses.items())),
         ("(blank)", "none of the classes" if absent else "nothing known", int(empty.sum())),
     )
-    cut = f"tags split at {separator!r}" if separator else "one tag a row"
     total = int(count.sum())
+    nan = sum(n for value, n in values.items() if cells[value] and re.search(r"(?i)(?<!\w)nan(?!\w)", value))
+    messages = (
+        f"{sheet.path.name}: {how}",
+        *count_messages(sheet.path, [(nan, "cells have NaN beside tags; it states nothing")]),
+    )
     return Form(
         classes=classes,
         labels=Labels.of_images(
@@ -157,59 +203,21 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
         ),
         complete=np.full(len(sheet), options.complete),
         empty=nothing,
-        notes=Notes(value_readings(where, rows), messages=(f"{sheet.path.name}: {cut}",)),
+        notes=Notes(value_readings(where, rows), messages=messages, warnings=tuple(warnings)),
     )
 
 
-def _separator(sheet: Sheet, column: int, values: Sequence[str], options: ReadOptions) -> str:
-    """Return the character between the tags; "" if each cell has one tag."""
-    if options.tags_separator is not None:
-        return {"space": " ", "tab": "\t"}.get(options.tags_separator, options.tags_separator)
-    if lists := [value for value in values if value.strip().startswith("[") and value.strip().endswith("]")]:
-        raise DataError(
-            f"{sheet.first(column, lists[0])}: {lists[0]!r} looks like a list of a programming language; write the "
-            "tags as cat|dog."
-        )
-    seen = {mark: [value for value in values if mark in value] for mark in _SEPARATORS}
-    used = [mark for mark, cells in seen.items() if cells]
-    if len(used) > 1:
-        one, other = seen[used[0]][0], seen[used[1]][0]
-        raise DataError(
-            f"{sheet.first(column, one)}: {some(used)} may all separate tags, as in {one!r} and {other!r}; pass "
-            "tags_separator."
-        )
-    if used:
-        return used[0]
-    # Names with blanks ("traffic light") have as many words as distinct cells; tags are few, in many combinations.
-    tags = {tag for value in values for tag in value.split()}
-    return " " if len(tags) < len({value.strip() for value in values}) else ""
-
-
-def _cut(value: str, separator: str) -> tuple[str, ...]:
-    parts = value.split(separator) if separator else [value]
-    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
-
-
-def _splits(sheet: Sheet, layout: Layout, photos: ImageKeys) -> tuple[list[str] | None, tuple[ValueReading, ...]]:
-    """Return the split of each row; a photo in two splits is an error."""
-    if layout.split is None:
-        return None, ()
-    column = sheet.columns[layout.split]
-    names = {value: split_name(value) for value in sheet.values[layout.split]}
-    first: dict[int, str] = {}
-    for i, (value, image) in enumerate(zip(column, photos.image.tolist(), strict=True)):
-        if image >= 0 and (other := first.setdefault(image, names[value])) != names[value]:
-            photo = sheet.columns[layout.image][i]
+def _check_splits(sheet: Sheet, image_column: int, splits: Splits, photos: ImageKeys) -> None:
+    """Raise an error for a photo in two splits."""
+    first: dict[int, int] = {}
+    for i, image in enumerate(photos.image.tolist()):
+        if image >= 0 and splits.names[first.setdefault(image, i)] != splits.names[i]:
+            photo, before = sheet.columns[image_column][i], first[image]
+            value, other = (some([sheet.columns[j][row].strip() for j in splits.columns]) for row in (i, before))
             raise DataError(
-                f"{sheet.at(i, layout.split)}: the photo {photo!r} is in {value!r} and in {other!r}; put it in one "
+                f"{sheet.at(i, splits.columns[0])}: the photo {photo!r} is in {value} and in {other}; put it in one "
                 "split."
             )
-    rows = (
-        (value.strip() or "(blank)", f"split {names[value]!r}" if names[value] else "no split", n)
-        for value, n in sorted(sheet.values[layout.split].items())
-    )
-    where = f"{sheet.path.name}, column {sheet.header[layout.split]!r}"
-    return [names[value] for value in column], value_readings(where, rows)
 
 
 def _row_messages(sheet: Sheet, layout: Layout, form: Form, photos: ImageKeys) -> tuple[str, ...]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
 from fewtags.errors import DataError
+from fewtags.formats.common import number_of
+from fewtags.formats.csv_split import Splits, find_splits
 from fewtags.formats.locate import is_photo
 from fewtags.formats.options import Points, ReadOptions, fold
-from fewtags.formats.sheet import Sheet, Words
-from fewtags.text import some
+from fewtags.formats.sheet import Sheet, Words, words_of
+from fewtags.text import setting, some
 
 Form = Literal["classes", "tags", "facts"]
 
@@ -20,7 +23,7 @@ _IMAGE = (
     *("filename", "file_name", "file", "filepath", "file_path", "path", "photo"),
 )
 _TAGS = frozenset({"tag", "tags", "label", "labels", "class", "classes", "category", "categories", "keywords"})
-_SPLIT = frozenset({"split", "subset", "partition"})
+_PAIRS = (("x", "y"), ("column", "row"), ("col", "row"))
 _SAMPLE = 100
 
 
@@ -32,7 +35,9 @@ class Layout:
     Attributes:
         form: "classes", one column per class; "tags", one column of tags; "facts", one label a row, as `write_csv`.
         labels: the class columns, the tags column, or the column of the class and that of the state if there is one.
+        splits: the split of each row, if the table names it.
         messages: which columns were found, and which are ignored.
+        warnings: ignored columns that may have labels or places, and other doubts.
         point: columns with x and y of a point.
         unit: unit of x and y.
         size: columns with the width and height of the photo in pixels.
@@ -41,8 +46,9 @@ class Layout:
     form: Form
     image: int
     labels: tuple[int, ...]
-    split: int | None
+    splits: Splits | None
     messages: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
     point: tuple[int, int] | None = None
     unit: Points | None = None
     size: tuple[int, int] | None = None
@@ -57,16 +63,16 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
     Raises:
         DataError: the columns of images or labels are not clear; the option that names them is in the message.
     """
-    words = Words(options)
+    words = words_of(sheet, options)
     image = sheet.find(options.image_column) if options.image_column else _image_column(sheet)
     chosen = None if options.columns is None else tuple(sheet.find(name) for name in options.columns)
     others = [j for j in range(len(sheet.header)) if j != image]
-    split = next((j for j in others if fold(sheet.header[j]) in _SPLIT), None)
-    if split is not None and (split in (chosen or ()) or _share(sheet, split, words) == 1.0):
-        split = None
-    rest = [j for j in others if j != split]
+    splits, folds, warnings = find_splits(sheet, others, chosen or (), _TAGS, words)
+    rest = [j for j in others if j not in (splits.columns if splits else ()) and j not in folds]
     names = {fold(sheet.header[j]): j for j in rest}
-    point, unit = _point_columns(sheet, names, options)
+    if chosen is None:
+        _refuse_predictions(sheet, names)
+    point, unit = _point_columns(sheet, image, names, options)
     if chosen is not None:
         form: Form = "tags" if len(chosen) == 1 and _are_tags(sheet, chosen[0], words, options) else "classes"
         labels = chosen
@@ -78,7 +84,7 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
             what = (
                 f"{some([sheet.header[j] for j in found])} may all be" if found else "no column is called 'class' for"
             )
-            raise DataError(f"{sheet.path}: {what} the class of each point; pass as columns the one that is.")
+            raise DataError(f"{sheet.path}: {what} the class of each point; pass {setting('columns', ['COLUMN'])}.")
         form, labels = "facts", (found[0],)
     else:
         form, labels = _label_columns(sheet, rest, words, options)
@@ -98,38 +104,110 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
         f"{sheet.path.name}: {len(sheet):,} rows, cells separated by {sheet.delimiter!r}; images in "
         f"{sheet.header[image]!r}, {labelled}"
         + (f", points in {unit} in {' and '.join(repr(sheet.header[j]) for j in point)}" if point else "")
-        + (f", split in {sheet.header[split]!r}" if split else "")
+        + (f", split in {' and '.join(repr(sheet.header[j]) for j in splits.columns)}" if splits else "")
     ]
-    for j in rest:
-        if j not in used:
-            name = sheet.header[j] or "(without a name)"
-            examples = some([value for value, _ in sheet.values[j].most_common()], 3)
-            messages.append(f"{sheet.path.name}: column {name!r} ignored, its values are {examples}")
+    ignored = [j for j in rest if j not in used]
+    for j in ignored:
+        name = sheet.header[j] or "(without a name)"
+        examples = some([value for value, _ in sheet.values[j].most_common()], 3)
+        messages.append(f"{sheet.path.name}: column {name!r} ignored, its values are {examples}")
+    if chosen is None:
+        scores = [j for j in ignored if _are_scores(sheet, j)]
+        if form == "classes" and len(scores) >= len(labels):
+            raise DataError(_scores_text(sheet, scores))
+        warnings += _doubts(sheet, ignored, form, words)
     return Layout(
-        form=form, image=image, labels=labels, split=split, messages=tuple(messages), point=point, unit=unit, size=size
+        form=form,
+        image=image,
+        labels=labels,
+        splits=splits,
+        messages=tuple(messages),
+        warnings=warnings,
+        point=point,
+        unit=unit,
+        size=size,
     )
 
 
+def _refuse_predictions(sheet: Sheet, names: Collection[str]) -> None:
+    if {"class", "probability", "threshold"} <= set(names):
+        raise DataError(
+            f"{sheet.path}: the columns are those of `fewtags predict`; predictions are not labels. To train on tags "
+            "that you have checked, keep the right rows, and remove the columns 'probability' and 'threshold'."
+        )
+
+
+def _scores_text(sheet: Sheet, scores: Sequence[int]) -> str:
+    return (
+        f"{sheet.path}: the values of {some([sheet.header[j] for j in scores])} are between 0 and 1, as the "
+        "probabilities that a model predicts, and predictions are not labels. Write 1 for present and 0 for absent; if "
+        f"other columns have the labels, list them: {setting('columns', ['CLASS', '...'])}."
+    )
+
+
+def _numbers(sheet: Sheet, column: int) -> list[float]:
+    """Return the distinct numbers of a column; none if it has another value than numbers and blanks."""
+    values = [number_of(value) for value in sheet.values[column] if value.strip()]
+    return [] if any(math.isnan(value) for value in values) else values
+
+
+def _are_scores(sheet: Sheet, column: int) -> bool:
+    values = _numbers(sheet, column)
+    return bool(values) and all(0 <= value <= 1 for value in values) and any(0 < value < 1 for value in values)
+
+
+def _doubts(sheet: Sheet, ignored: Sequence[int], form: Form, words: Words) -> tuple[str, ...]:
+    """Return warnings about ignored columns that may have labels or places."""
+    warnings = []
+    named = [j for j in ignored if sheet.header[j]]
+    for j in named if form == "classes" else []:
+        texts = [value for value in sheet.values[j] if words.meaning(value) is None]
+        mark = len(texts) == 1 and len(sheet.values[j]) > 1 and math.isnan(number_of(texts[0]))
+        if mark or (0 < _share(sheet, j, words) < 0.5 and len(texts) < 10 and not _numbers(sheet, j)):
+            warnings.append(
+                f"{sheet.path.name}: column {sheet.header[j]!r} is not read as a class, because {some(texts, 3)} means "
+                f"neither present nor absent. If it is a class, say what the word means: "
+                f"{setting('positive_words', [texts[0].strip()])}."
+            )
+    numbers = [sheet.header[j] for j in named if len(_numbers(sheet, j)) > 1]
+    if form != "classes" and numbers:
+        warnings.append(
+            f"{sheet.path.name}: the numbers of {some(numbers)} beside the labels are not read. If they are places, "
+            "call the columns x_px and y_px (points in pixels), or x0, y0, x1 and y1 (boxes in fractions of the "
+            "photo), beside 'image' and 'class'."
+        )
+    return tuple(warnings)
+
+
 def _point_columns(
-    sheet: Sheet, names: Mapping[str, int], options: ReadOptions
+    sheet: Sheet, image: int, names: Mapping[str, int], options: ReadOptions
 ) -> tuple[tuple[int, int] | None, Points | None]:
-    """Return the columns of points and their unit, which the header (x_px, y_px) or the option gives; never guessed."""
+    """Return the columns of points and their unit, which is never guessed.
+
+    The header gives it (x_px, y_px; or Name, Row, Column, Label, as CoralNet writes pixels), or the option does.
+    """
+    coralnet = {"row", "column"} <= names.keys() and fold(sheet.header[image]) == "name" and options.points is None
     if {"x_px", "y_px"} <= names.keys():
         if options.points == "fractions":
-            raise DataError(f"{sheet.path}: the columns x_px and y_px are pixels, but the option points is fractions.")
+            raise DataError(
+                f"{sheet.path}: the columns x_px and y_px are pixels; leave out {setting('points', 'fractions')}."
+            )
         return (names["x_px"], names["y_px"]), "pixels"
-    if {"x", "y"} <= names.keys():
+    if coralnet:
+        return (names["column"], names["row"]), "pixels"
+    if (pair := next((pair for pair in _PAIRS if set(pair) <= names.keys()), None)) is not None:
+        first, second = (sheet.header[names[axis]] for axis in pair)
         if options.points is not None:
-            return (names["x"], names["y"]), options.points
+            return (names[pair[0]], names[pair[1]]), options.points
         if options.columns is None and _TAGS & names.keys():
             raise DataError(
-                f"{sheet.path}: are the columns 'x' and 'y' points in pixels or in fractions of the photo? Pass points "
-                "(--set data.points=pixels, or fractions), or call them x_px and y_px; if they are not points, pass as "
-                "columns those with labels."
+                f"{sheet.path}: are the columns {first!r} and {second!r} points in pixels or in fractions of the "
+                f"photo? Pass {setting('points', 'pixels')} (or fractions), or call them x_px and y_px; if they are "
+                f"not points, list the columns with labels: {setting('columns', ['COLUMN'])}."
             )
     elif options.points is not None:
         raise DataError(
-            f"{sheet.path}: points is {options.points!r}, but there are no columns x and y; there are "
+            f"{sheet.path}: points is {options.points!r}, but there are no columns x and y; the columns are "
             f"{some(sheet.header, 12)}."
         )
     return None, None
@@ -144,7 +222,7 @@ def _image_column(sheet: Sheet) -> int:
             return candidates[0]
     raise DataError(
         f"{sheet.path}: no column is called 'image' or has photo names; its columns are {some(sheet.header, 12)}. "
-        "Pass image_column."
+        f"Pass {setting('image_column', 'COLUMN')}."
     )
 
 
@@ -183,7 +261,8 @@ def _label_columns(
     if len(tags) > 1 or (tags and len(certain) > 1):
         names = some([sheet.header[j] for j in (*tags, *certain)])
         raise DataError(
-            f"{sheet.path}: {names} may all be labels; pass as columns the one of tags, or those of the classes."
+            f"{sheet.path}: {names} may all be labels. Pass the column of tags, {setting('columns', ['COLUMN'])}, or "
+            f"those of the classes, {setting('columns', ['CLASS', '...'])}."
         )
     if tags:
         return "tags", tuple(tags)
@@ -192,14 +271,17 @@ def _label_columns(
         name, values = sheet.header[classes[0]], some(sorted(sheet.values[classes[0]]))
         raise DataError(
             f"{sheet.path}: the values of {name!r} ({values}) may state whether {name!r} is present, or name classes; "
-            f"pass columns=({name!r},) for the former, tags_separator for the latter."
+            f"pass {setting('columns', [name])} for the former, {setting('tags_separator', '|')} for the latter."
         )
     if classes:
         return "classes", tuple(j for j in named if j in classes or _blank(sheet, j, words))
     texts = [j for j in named if not _blank(sheet, j, words)]
-    if len(texts) == 1:
+    if len(texts) == 1 and not _are_scores(sheet, texts[0]):
         return "tags", tuple(texts)
+    if scores := [j for j in texts if _are_scores(sheet, j)]:
+        raise DataError(_scores_text(sheet, scores))
     raise DataError(
-        f"{sheet.path}: it is not clear which of {some([sheet.header[j] for j in named], 12)} has labels; pass as "
-        "columns the one of tags, or one per class."
+        f"{sheet.path}: it is not clear which of {some([sheet.header[j] for j in named], 12)} has labels. Pass the "
+        f"column of tags, {setting('columns', ['COLUMN'])}, or those of the classes, "
+        f"{setting('columns', ['CLASS', '...'])}."
     )

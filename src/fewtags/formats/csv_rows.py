@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import number_of
+from fewtags.formats.common import clean_name, number_of
 from fewtags.formats.csv_layout import Layout
 from fewtags.formats.locate import ImageKeys
 from fewtags.formats.options import Points, ReadOptions, fold
-from fewtags.formats.sheet import Meaning, Sheet, Words, check_words
+from fewtags.formats.sheet import Meaning, Sheet, Words, check_words, words_of
 from fewtags.formats.stated import Labels, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Notes
@@ -55,8 +55,9 @@ def label_rows(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
         DataError: a row with half a statement or half a region, a point of an absent class, or coordinates that are not
             numbers.
     """
-    words = Words(options)
-    names = [name.strip() for name in sheet.columns[layout.labels[0]]]
+    words = words_of(sheet, options)
+    clean = {value: clean_name(value) for value in sheet.values[layout.labels[0]]}
+    names = [clean[value] for value in sheet.columns[layout.labels[0]]]
     corners, points = _corners(sheet), _points(sheet, layout)
     warnings: tuple[str, ...] = ()
     empty = np.zeros(len(sheet), np.bool_)

@@ -6,23 +6,30 @@ import os
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import is_utf8, split_name
+from fewtags.formats.common import clean_name, is_split, is_utf8
 from fewtags.formats.locate import extension, is_photo
-from fewtags.formats.options import ReadOptions, fold
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.content import same_content
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
-from fewtags.text import some
+from fewtags.text import setting, some
 
-_SPLITS = frozenset({"train", "val", "test"})
+_NO_PHOTOS = frozenset(
+    f".{ending}"
+    for ending in (
+        *("txt", "xml", "json", "jsonl", "csv", "tsv", "yaml", "yml", "md", "pdf", "html", "db", "ini", "npy", "npz"),
+        *("zip", "log", "py", "parquet", "names", "data", "cache", "doc", "docx", "xls", "xlsx", "mp4", "mov", "avi"),
+    )
+)
+"""Endings of files that are certainly not photos; a file with another ending may be a photo of an unknown kind."""
 
 
 def read_folder(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
@@ -46,7 +53,7 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
     if images is not None and images.resolve() != path.resolve():
         raise DataError(
             f"{path} is read as class folders, which contain the photos: leave --images out, or pass the file "
-            "with the labels instead of the folder."
+            "with the labels instead of the folder. (--val-images and --test-images: photos of --val and --test only.)"
         )
     files = walk(path)
     split, excluded = _split_level(path, files.photos)
@@ -79,7 +86,7 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
     # For a photo in a class folder and in the `none` folder both facts are kept: the table takes the cell as unknown.
     facts += [(i, c, Label.NEGATIVE) for i, c in sorted(cells) if nothing[i]]
     image, class_, state = np.array(facts, np.int64).reshape(-1, 3).T
-    messages = _messages(first, folder, split) + _copy_messages(copies, first, split)
+    messages = _messages(first, split) + _copy_messages(copies, first, split)
     if contradictory := len(np.unique(image[state == Label.NEGATIVE])):
         messages += (f"{contradictory:,} photos are in a class folder and in {options.none_folder!r}: unknown",)
     if options.complete:
@@ -96,8 +103,9 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
         complete_set=np.where(labelled if options.complete else nothing, 0, -1),
         complete_classes=np.ones((1, len(classes)), np.bool_),
         root=path,
-        split=[split_name(key.split("/")[0]) for key in keys] if split else None,
-        notes=files.notes + Notes(_readings(path, folder, meaning), excluded, messages),
+        split=[is_split(key.split("/")[0]) for key in keys] if split else None,
+        notes=files.notes
+        + Notes(_readings(path, folder, meaning), excluded, messages, _warnings(path, files, folder, split)),
     )
 
 
@@ -110,11 +118,15 @@ class Files:
         photos: sorted paths of photos, relative to the root, with forward slashes.
         others: number of other files (and hidden folders) of each kind.
         notes: readings of the other files; the excluded list has photos and folders that cannot be used.
+        unknown: sorted paths of files with an unknown ending, which may be photos.
+        texts: paths of text files, without the ending.
     """
 
     photos: list[str]
     others: Counter[str]
     notes: Notes
+    unknown: list[str] = field(default_factory=list)
+    texts: frozenset[str] = frozenset()
 
 
 def walk(root: Path, *, any_name: bool = False) -> Files:
@@ -128,6 +140,8 @@ def walk(root: Path, *, any_name: bool = False) -> Files:
     if not root.is_dir():
         raise DataError(f"{str(root)!r} is not a folder; pass the folder that contains the class folders.")
     photos: list[str] = []
+    unknown: list[str] = []
+    texts: set[str] = set()
     others: Counter[str] = Counter()
     excluded: list[Excluded] = []
     # Each folder has the (device, inode) of itself and of all folders above: a link back to one of them is a circle.
@@ -149,15 +163,24 @@ def walk(root: Path, *, any_name: bool = False) -> Files:
                 else:
                     stack.append((key, above | {identity}))
             elif not is_photo(name):
+                if extension(name) == ".txt":
+                    texts.add(key.rpartition(".")[0])
+                elif extension(name) and extension(name) not in _NO_PHOTOS:
+                    unknown.append(key)
                 others[f"*{extension(name)}" if extension(name) else "(no extension)"] += 1
             elif status.st_size == 0:
                 excluded.append(Excluded(key, "empty file", str(root), "unreadable"))
             else:
                 photos.append(key)
     left_out = tuple(sorted(excluded, key=lambda e: e.item))
-    readings = value_readings(str(root), ((kind, "ignored, not a photo", n) for kind, n in sorted(others.items())))
+    readings = value_readings(str(root), ((kind, _meaning(kind), n) for kind, n in sorted(others.items())))
     messages = (f"{len(excluded):,} files or folders left out, see the excluded list",) if excluded else ()
-    return Files(sorted(photos), others, Notes(readings, left_out, messages))
+    return Files(sorted(photos), others, Notes(readings, left_out, messages), sorted(unknown), frozenset(texts))
+
+
+def _meaning(kind: str) -> str:
+    known = not kind.startswith("*") or kind[1:] in _NO_PHOTOS
+    return "ignored, not a photo" if known else "ignored, an unknown ending"
 
 
 def _listing(root: Path, folder: str, excluded: list[Excluded]) -> list[str]:
@@ -189,9 +212,10 @@ def _split_level(root: Path, keys: Sequence[str]) -> tuple[bool, tuple[Excluded,
     for parts in (key.split("/") for key in keys):
         if len(parts) > 1:
             inside[parts[0]].add(parts[1] if len(parts) > 2 else "")
-    splits = sorted(top for top in inside if split_name(top) in _SPLITS)
+    splits = sorted(top for top in inside if is_split(top))
     others = sorted({*inside} - {*splits})
     if not splits:
+        _check_levels(root, inside)
         return False, ()
     if not others and not any(inside[top] - {""} for top in splits):
         raise DataError(
@@ -199,12 +223,12 @@ def _split_level(root: Path, keys: Sequence[str]) -> tuple[bool, tuple[Excluded,
             f"{root}/{splits[0]}/CLASS/PHOTO.jpg. If it is a class and not a split, rename it."
         )
     train, rest = (
-        {name for top in splits if (split_name(top) == "train") == wanted for name in inside[top] if name}
+        {name for top in splits if (is_split(top) == "train") == wanted for name in inside[top] if name}
         for wanted in (True, False)
     )
     if others and not train & rest:
         only_classes = any(len(inside[top]) > 1 and "" not in inside[top] for top in splits)
-        if len({*map(split_name, splits)}) == 1 and not only_classes:
+        if len({*map(is_split, splits)}) == 1 and not only_classes:
             return False, ()
         raise DataError(
             f"{root}: looks like splits ({some(splits)}) plus {some(others)}. If they are splits, move the other "
@@ -217,6 +241,17 @@ def _split_level(root: Path, keys: Sequence[str]) -> tuple[bool, tuple[Excluded,
     )
 
 
+def _check_levels(root: Path, inside: Mapping[str, set[str]]) -> None:
+    """Refuse folders that have no photos themselves and share the names of their folders: these may be the classes."""
+    shared = [name for name, n in Counter(name for names in inside.values() for name in names).items() if n > 1]
+    if len(inside) > 1 and not any("" in names for names in inside.values()) and len(shared) > 1:
+        raise DataError(
+            f"{root}: {some(sorted(inside))} have no photos themselves, but folders of the same names, "
+            f"{some(sorted(shared))}. If they are splits, call them train, val and test; if they are the classes, move "
+            f"the photos up into them; otherwise move {some(sorted(shared), 2)} directly below one folder."
+        )
+
+
 def _class_folder(key: str, split: bool) -> str:
     """Return the class folder of a photo, or ""."""
     parts = key.split("/")[int(split) :]
@@ -225,7 +260,7 @@ def _class_folder(key: str, split: bool) -> str:
 
 def _tags(folder: str, options: ReadOptions, root: Path) -> tuple[str, ...]:
     """Return the classes that a folder name states; the `none` folder states no class."""
-    tags = tuple(dict.fromkeys(tag.strip() for tag in folder.split(",") if tag.strip()))
+    tags = tuple(dict.fromkeys(clean_name(tag) for tag in folder.split(",") if clean_name(tag)))
     nothing = [tag for tag in tags if options.is_none(tag)]
     if not tags:
         raise DataError(f"{root}: the folder {folder!r} names no class; rename it.")
@@ -238,8 +273,13 @@ def _no_classes(root: Path, files: Files, meaning: Mapping[str, tuple[str, ...]]
     if meaning:
         return f"{root}: there is no class folder beside {some([*meaning])}; make one folder for each class."
     start = f"{root}: no class folders with photos in them"
+    if tagged := sum(key.rpartition(".")[0] in files.texts for key in files.photos):
+        return (
+            f"{start}, but {tagged:,} photos with a text file of the same name. If these have tags, write them into a "
+            "CSV with the columns image and tags, and pass that."
+        )
     if xml := files.others["*.xml"]:
-        return f"{start}, but {xml:,} XML files; for VOC annotations pass format='voc'."
+        return f"{start}, but {xml:,} XML files; for VOC annotations pass {setting('format', 'voc')}."
     if tables := _label_files(root):
         return f"{start}, but label files; pass one of them instead of the folder: {some(tables)}."
     what = f"{len(files.photos):,} photos without a folder" if files.photos else "no photos at all"
@@ -247,7 +287,7 @@ def _no_classes(root: Path, files: Files, meaning: Mapping[str, tuple[str, ...]]
 
 
 def _label_files(root: Path) -> list[str]:
-    return sorted(p.name for p in root.iterdir() if p.suffix.lower() in {".csv", ".tsv", ".json", ".parquet"})
+    return sorted(p.name for p in root.iterdir() if p.suffix.lower() in {".csv", ".tsv", ".json", ".jsonl", ".parquet"})
 
 
 def _check_single_folder(root: Path, files: Files, name: str) -> None:
@@ -267,7 +307,7 @@ def _check_single_folder(root: Path, files: Files, name: str) -> None:
 def _by_split(keys: Iterable[str], split: bool) -> list[list[str]]:
     groups: dict[str, list[str]] = defaultdict(list)
     for key in keys:
-        groups[split_name(key.split("/")[0]) if split else ""].append(key)
+        groups[is_split(key.split("/")[0]) if split else ""].append(key)
     return list(groups.values())
 
 
@@ -280,7 +320,7 @@ def _readings(
     return value_readings(str(root), [*rows, ("(in no class folder)", "nothing known", counts[""])])
 
 
-def _messages(first: Mapping[str, str], folder: Mapping[str, str], split: bool) -> tuple[str, ...]:
+def _messages(first: Mapping[str, str], split: bool) -> tuple[str, ...]:
     """Return how the tree was read."""
     tops = sorted({key.split("/")[0] for key in first if "/" in key})
     messages = [
@@ -288,22 +328,34 @@ def _messages(first: Mapping[str, str], folder: Mapping[str, str], split: bool) 
     ]
     if deeper := sum(len(key.split("/")) > 2 + split for key in first):
         messages.append(f"{deeper:,} photos are deeper than their class folder and belong to it")
-    forms: dict[str, list[str]] = defaultdict(list)
-    for name in sorted({*folder.values()}):
-        forms[fold(name)].append(name)
-    messages += [
-        f"{some(names)} differ in case or blanks only and stay {len(names)} classes"
-        for names in forms.values()
-        if len(names) > 1
-    ]
     return tuple(messages)
+
+
+def _warnings(root: Path, files: Files, folder: Mapping[str, str], split: bool) -> tuple[str, ...]:
+    """Return warnings about photos of an unknown kind, classes that vanish with them, and tag files beside photos."""
+    found = []
+    if files.unknown:
+        here = {*folder.values()}
+        lost = sorted({name for key in files.unknown if (name := _class_folder(key, split)) and name not in here})
+        endings = sorted({extension(key) for key in files.unknown})
+        text = f"{root}: {len(files.unknown):,} files have an unknown ending ({', '.join(endings)}) and are not read"
+        text += f"; the folders {some(lost)} have no other files, so these classes are lost" if lost else ""
+        found.append(f"{text}. If they are photos, convert them to JPEG or PNG.")
+    if tagged := sum(key.rpartition(".")[0] in files.texts for key in files.photos):
+        found.append(
+            f"{root}: {tagged:,} photos have a text file of the same name, which is not read. If these have tags, "
+            "write them into a CSV with the columns image and tags, and pass that."
+        )
+    return tuple(found)
 
 
 def _copy_messages(copies: Sequence[Sequence[str]], first: Mapping[str, str], split: bool) -> tuple[str, ...]:
     messages = []
-    if extra := sum(first[key] != key for key in first):
+    joined = [f"{key} = {first[key]}" for key in sorted(first) if first[key] != key]
+    if joined:
         merged = len({first[key] for key in first if first[key] != key})
-        messages.append(f"{extra:,} copies of {merged:,} photos joined; each photo has the labels of all its folders")
+        text = f"{len(joined):,} copies of {merged:,} photos joined, {some(joined, 3)}"
+        messages.append(f"{text}; each photo has the labels of all its folders")
     if leaks := [group for group in copies if len(_by_split(group, split)) > 1]:
-        messages.append(f"{len(leaks):,} photos are in several splits and stay there, for example {some(leaks[0], 3)}")
+        messages.append(f"{len(leaks):,} photos are in several splits, for example {some(leaks[0], 3)}")
     return tuple(messages)

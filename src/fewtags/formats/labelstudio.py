@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,13 +15,14 @@ import numpy as np
 
 from fewtags.errors import DataError
 from fewtags.formats.common import first_character, plain_text, read_json, without
+from fewtags.formats.labelstudio_questions import Questions, questions_of
 from fewtags.formats.labelstudio_regions import region_of
 from fewtags.formats.locate import is_photo, locate, spelling, usual_folders
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Source, Stated, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes
-from fewtags.text import some, suggest
+from fewtags.text import setting, some, suggest
 
 _Record = dict[str, Any]
 _LABELLED = ("choices", "labels")  # and whatever ends with the latter
@@ -38,7 +39,9 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
     - Each choice states that its class is present. A region states it for each of its labels, and where: keypoints,
       rectangles (the bounding box of a rotated one), bounding boxes of polygons and ellipses. The location of a brush
       mask is not read; its label is kept. Numbers are per cent of the photo as it is displayed.
-    - A choice named like `none_folder` states that the photo shows none of the classes.
+    - A choice named like `none_folder` states that the photo shows none of the classes of its control.
+    - A control whose choices are all Yes, No or Unsure is a question about the class that the control is called.
+      A choice that several controls have is a class of each: "front: dirty" and "rear: dirty".
     - A class that any annotator of a task names is positive; with `complete`, a class that not all of them name is
       unknown. If annotations are marked as ground truth, only these are read. Cancelled annotations, drafts and
       predictions are not read.
@@ -55,7 +58,7 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
     options = options or ReadOptions()
     tasks = _load(path)
     key = _image_key(path, tasks, options.image_column)
-    read = _Tasks(options=options, where=str(path))
+    read = _Tasks(options=options, where=str(path), questions=questions_of(tasks, options))
     texts = []
     for number, task in enumerate(tasks, 1):
         name, text = f"task {task.get('id', number)}", plain_text(task["data"].get(key))
@@ -70,6 +73,7 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
     if not read.classes:
         raise DataError(f"{path}: no annotation names a class, so there is nothing to learn.")
     classes = ClassNames.of(sorted(read.classes))
+    read.state_denied()
     order = np.array([classes.index(name) for name in read.classes], np.int64)
     labels = read.stated.labels()
     beside = usual_folders(path)
@@ -79,7 +83,7 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
         classes=classes,
         labels=replace(labels, class_=order[labels.class_]),
         photos=locate(names, file=path, images=images, beside=beside),
-        unit="fractions",
+        unit="percent",
         sizes=np.array(read.sizes, np.float64).reshape(-1, 2),
         complete=np.array(read.annotated, np.bool_) & options.complete,
         empty=np.array(read.empty, np.bool_),
@@ -126,7 +130,7 @@ def _image_key(path: Path, tasks: Sequence[_Record], given: str | None) -> str:
     named = photos or [key for key in uses if key in ("image", "img", "photo", "picture") and texts[key]]
     if len(named) != 1:
         what = f"{some(named)} may all be the photos" if named else f"none of {some([*uses], 12)} is a photo"
-        raise DataError(f"{path}: in the data of the tasks, {what}; pass image_column.")
+        raise DataError(f"{path}: in the data of the tasks, {what}; pass {setting('image_column')}.")
     return named[0]
 
 
@@ -161,6 +165,9 @@ class _Tasks:
 
     Attributes:
         where: the file, for the excluded list.
+        questions: what the choices of each control mean.
+        denied: image and control of each choice of "none".
+        own: classes of each control.
         sizes: width and height of each photo, NaN if no region gives it.
         annotated: whether each task has an annotation that is read.
         controls: number of results of each `from_name`.
@@ -171,6 +178,7 @@ class _Tasks:
 
     options: ReadOptions
     where: str
+    questions: Questions
     classes: dict[str, int] = field(default_factory=dict)
     stated: Stated = field(default_factory=Stated)
     sizes: list[tuple[float, float]] = field(default_factory=list)
@@ -178,6 +186,8 @@ class _Tasks:
     empty: list[bool] = field(default_factory=list)
     controls: Counter[str] = field(default_factory=Counter)
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    denied: list[tuple[int, str, str]] = field(default_factory=list)
+    own: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     several: int = 0
     disputed: int = 0
     excluded: list[Excluded] = field(default_factory=list)
@@ -214,7 +224,7 @@ class _Tasks:
         for item in results if isinstance(results, list) else [results]:
             if isinstance(item, dict):
                 yield from self._result(f"{name}, region {item.get('id', '?')}", image, item)
-            elif item is not None:
+            else:
                 self.leave_out(name, f"has {item!r:.40} instead of a result")
 
     def _result(self, name: str, image: int, item: _Record) -> Iterator[int]:
@@ -242,14 +252,32 @@ class _Tasks:
             self.sizes[image] = region.size
         for label in names:
             if kind == "choices" and self.options.is_none(label):
-                self.empty[image] = True
-                self.kinds[f"{kind} {label!r}", "none of the classes"] += 1
+                self.denied.append((image, control, name))
+                what = "none of the classes" + (f" of {control!r}" if self.questions.controls > 1 else "")
+                self.kinds[f"{kind} {label!r}", what] += 1
                 continue
-            class_ = self.classes.setdefault(label, len(self.classes))
+            class_name, state = (label, Label.POSITIVE) if kind != "choices" else self.questions.meaning(control, label)
+            if state == Label.NEGATIVE and region.meaning:
+                state = Label.UNKNOWN  # the answer is about one object, and others may have another one
+            class_ = self.classes.setdefault(class_name, len(self.classes))
+            if kind == "choices":
+                self.own[control].add(class_)
             origin, box, point = f"{name} ({label})", region.box, region.point
-            self.stated.add(image, class_, box=box, point=point, unread=region.unread, origin=origin)
-            self.kinds[f"{kind} {label!r}", f"positive{region.meaning}"] += 1
-            yield class_
+            self.stated.add(image, class_, state=state, box=box, point=point, unread=region.unread, origin=origin)
+            shown = f"{kind} {label!r}" + (f" of {control!r}" if class_name != label else "")
+            what = "" if class_name == label else f": {class_name}"
+            self.kinds[shown, f"{state.name.lower()}{what}{region.meaning}"] += 1
+            if state == Label.POSITIVE:
+                yield class_
+
+    def state_denied(self) -> None:
+        """State what "none" means: no class of its control, or no class at all if there is one control only."""
+        for image, control, name in self.denied:
+            if self.questions.controls < 2:
+                self.empty[image] = True
+                continue
+            for class_ in sorted(self.own[control]):
+                self.stated.add(image, class_, state=Label.NEGATIVE, origin=name)
 
     def leave_out(self, name: str, reason: str) -> None:
         """Add an item to the excluded list."""

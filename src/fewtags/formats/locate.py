@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
+from fewtags.formats.common import is_split
+from fewtags.formats.locate_end import find_by_end, is_address, loose, path_of
 from fewtags.photos.decode import EXTENSIONS
 from fewtags.table.table import Excluded, Notes
-from fewtags.text import some
+from fewtags.text import setting, some
+
+PHOTO_FOLDERS = frozenset({"images", "image", "img", "imgs", "photos", "pictures", "jpegimages", "data", "upload"})
+"""Names of folders that say nothing but that photos are in them, in lower case."""
 
 
 @final
@@ -38,36 +43,57 @@ class ImageKeys:
     notes: Notes
 
 
-def locate(names: Sequence[str], *, file: Path, images: Path | None = None, beside: Sequence[Path] = ()) -> ImageKeys:
+def locate(
+    names: Sequence[str],
+    *,
+    file: Path,
+    images: Path | None = None,
+    beside: Sequence[Path] = (),
+    otherwise: Mapping[str, str] | None = None,
+) -> ImageKeys:
     """Convert the image names of an annotation file to keys, and look for the photos.
 
-    A name without the extension of a photo is the only photo of that name ("train_0" is train_0.jpg).
+    A name without the extension of a photo is the only photo of that name ("train_0" is train_0.jpg). Addresses, paths
+    of another computer, and all names if most of them do not exist, are found by the end of their path, see
+    `find_by_end`.
 
     Args:
         names: R names as written in the file; names may repeat.
         file: the annotation file; absolute and `../` paths are resolved from its folder.
         images: folder that the names are relative to. None: the first of `beside` with most of a sample of them.
         beside: where photos usually are for this format.
+        otherwise: a second name of photos that are not found by the first.
 
     Raises:
         DataError: `images` is not a folder, or has less than half of the photos.
     """
     check_images(images)
     distinct = list(dict.fromkeys(names))
-    root = images or _guess_root(distinct, file, beside)
-    folder = None if root is None else _Folder(root)
-    found: dict[str, str] = {}
+    second = _unique(otherwise or {})
+    root = images or _guess_root(distinct, file, beside) or _guess_root([*second.values()], file, beside)
+    root = root or _root_by_end([second.get(name, name) for name in distinct], file, beside)
+    found, missing = _find(distinct, file, root)
+    ends: dict[str, str] = {}
+    why: dict[str, str] = {}
+    if root is not None:
+        others = {name: second[name] for name in missing if name in second}
+        by_second, _ = _find([*others.values()], file, root)
+        found |= {name: by_second[other] for name, other in others.items() if other in by_second}
+        far = [name for name in missing if name not in found]
+        if len(far) * 2 <= len(distinct):
+            far = [name for name in far if missing[name] is None or is_address(name) or path_of(name) != name]
+        if far:
+            called = {second.get(name, name): name for name in far}
+            by_end, unclear = find_by_end(called, root, taken=found.values(), split=_split_of(file))
+            ends, why = ({called[name]: text for name, text in part.items()} for part in (by_end, unclear))
+            found |= ends
     excluded = []
-    respelt = 0
-    for name in distinct:
-        key = key_of(name, file, root)
-        actual = key if folder is None or key is None else folder.find(key)
-        if actual is not None:
-            found[name] = actual
-            respelt += actual != key
-        else:
+    for name, key in missing.items():
+        if name not in found:
             reason = "is outside the images folder" if key is None else f"photo not found: {root}/{key}"
-            excluded.append(Excluded(name, reason, str(file), "missing"))
+            excluded.append(Excluded(name, why.get(name, reason), str(file), "missing"))
+    found = {name: found[name] for name in distinct if name in found}
+    respelt = sum(key != key_of(name, file, root) for name, key in found.items()) - len(ends)
     if len(excluded) * 2 > len(distinct):
         raise DataError(_mostly_missing(excluded, len(distinct), file, root))
     messages = [] if images else [f"photos: {root or 'none found beside the file; give --images FOLDER to use them'}"]
@@ -75,11 +101,54 @@ def locate(names: Sequence[str], *, file: Path, images: Path | None = None, besi
         messages.append(f"{file.name}: {len(excluded):,} of {len(distinct):,} photos left out: they do not exist")
     if respelt:
         messages.append(f"{file.name}: {respelt:,} names refer to a file with an extension or another spelling")
-    warnings = _one_photo(found, file, root)
+    if ends:
+        example = next(iter(ends))
+        messages.append(
+            f"{file.name}: {len(ends):,} photos found by the end of their path, for example {ends[example]!r} for "
+            f"{example!r}"
+        )
+    warnings = _one_photo(found, file, root) + _elsewhere(ends, file)
     position = {key: i for i, key in enumerate(dict.fromkeys(found.values()))}
     index = {name: position[key] for name, key in found.items()}
     image = np.fromiter((index.get(name, -1) for name in names), np.int64, len(names))
     return ImageKeys(list(position), image, root, Notes((), tuple(excluded), tuple(messages), warnings))
+
+
+def _find(names: Sequence[str], file: Path, root: Path | None) -> tuple[dict[str, str], dict[str, str | None]]:
+    """Return the photos of names, and the key of each name whose photo does not exist (None: outside the root)."""
+    folder = None if root is None else _Folder(root)
+    found: dict[str, str] = {}
+    missing: dict[str, str | None] = {}
+    for name in names:
+        key = key_of(name, file, root)
+        actual = key if folder is None or key is None else folder.find(key)
+        if actual is None:
+            missing[name] = key
+        else:
+            found[name] = actual
+    return found, missing
+
+
+def _unique(otherwise: Mapping[str, str]) -> dict[str, str]:
+    """Return the second names that are of one photo only."""
+    uses = Counter(otherwise.values())
+    return {name: other for name, other in otherwise.items() if other and uses[other] == 1}
+
+
+def _elsewhere(ends: Mapping[str, str], file: Path) -> tuple[str, ...]:
+    """Return a warning if photos were found in another folder than their name says."""
+    apart = [f"{name} = {key}" for name, key in ends.items() if _folders_differ(path_of(name), key)]
+    if not apart:
+        return ()
+    return (
+        f"{file.name}: {len(apart):,} photos were found in another folder than their name says, {some(apart, 2)}. "
+        "Check them: photos of the same name in different folders are often different.",
+    )
+
+
+def _folders_differ(name: str, key: str) -> bool:
+    named, found = (loose(text).split("/")[-2:-1] for text in (name, key))
+    return bool(named and found) and named != found and found[0] not in PHOTO_FOLDERS
 
 
 def _one_photo(found: Mapping[str, str], file: Path, root: Path | None) -> tuple[str, ...]:
@@ -87,7 +156,7 @@ def _one_photo(found: Mapping[str, str], file: Path, root: Path | None) -> tuple
     spelt: dict[tuple[str, str], dict[str, None]] = {}
     for name, actual in found.items():
         key = key_of(name, file, root) or name
-        spelt.setdefault((actual, _loose(key)), {})[key] = None
+        spelt.setdefault((actual, loose(key)), {})[key] = None
     if not (alike := [" = ".join(keys) for keys in spelt.values() if len(keys) > 1]):
         return ()
     return (
@@ -127,7 +196,9 @@ def usual_folders(file: Path) -> list[Path]:
 def check_images(images: Path | None) -> None:
     """Raise `DataError` if the given folder of photos is not a folder."""
     if images is not None and not images.is_dir():
-        raise DataError(f"{str(images)!r} is not a folder; pass as images the folder with the photos.")
+        raise DataError(
+            f"{str(images)!r} is not a folder; pass the folder with the photos: {setting('images', 'FOLDER')}."
+        )
 
 
 def is_photo(name: str) -> bool:
@@ -179,7 +250,7 @@ class _Folder:
         if parent not in self._listed:
             self._listed[parent] = self._list(parent)
         names, alike = self._listed[parent]
-        others = [name] if name in names else alike.get(_loose(name), [])
+        others = [name] if name in names else alike.get(loose(name), [])
         return parent + slash + others[0] if len(others) == 1 else None
 
     def _list(self, parent: str) -> tuple[set[str], dict[str, list[str]]]:
@@ -190,15 +261,11 @@ class _Folder:
             return set(), {}
         alike: dict[str, list[str]] = {}
         for name in names:
-            form = _loose(name)
+            form = loose(name)
             alike.setdefault(form, []).append(name)
             if is_photo(form):
                 alike.setdefault(form.rpartition(".")[0], []).append(name)
         return names, alike
-
-
-def _loose(name: str) -> str:
-    return unicodedata.normalize("NFC", name).casefold()
 
 
 def path_is(what: Callable[[Path], bool], path: Path) -> bool:
@@ -209,11 +276,34 @@ def path_is(what: Callable[[Path], bool], path: Path) -> bool:
         return False
 
 
+def _root_by_end(names: Sequence[str], file: Path, beside: Sequence[Path]) -> Path | None:
+    """Return the first folder below which most of a sample of names are found by the end of their path."""
+    # A bare name may be anywhere.
+    sample = [name for name in _sample(names) if is_address(name) or "/" in path_of(name)]
+    above = folder_of(file)
+    # Above the file there may be anything; the deepest folder is the most specific one.
+    near = [root for root in dict.fromkeys(beside) if root.is_dir() and (root == above or root not in above.parents)]
+    for root in sorted(near, key=lambda root: -len(root.absolute().parts)):
+        if len(find_by_end(sample, root, split=_split_of(file))[0]) * 2 > len(_sample(names)):
+            return root
+    return None
+
+
+def _split_of(file: Path) -> str:
+    """Return the split that the name of a file says, such as instances_val2017.json."""
+    return is_split(file.stem.rpartition("_")[2])
+
+
+def _sample(names: Sequence[str]) -> Sequence[str]:
+    return names[:: max(1, len(names) // 20)][:20]
+
+
 def _guess_root(names: Sequence[str], file: Path, beside: Sequence[Path]) -> Path | None:
+    sample = _sample(names)
     if names and all(name.startswith("/") for name in names):
         common = Path(os.path.commonpath([name.rpartition("/")[0] or "/" for name in names]))
-        return common if common.is_dir() else None
-    sample = names[:: max(1, len(names) // 20)][:20]
+        if common.is_dir() and any(path_is(Path.is_file, Path(name)) for name in sample):
+            return common
     for root in beside:
         if root.is_dir():
             folder = _Folder(root)
@@ -224,19 +314,9 @@ def _guess_root(names: Sequence[str], file: Path, beside: Sequence[Path]) -> Pat
 
 
 def _mostly_missing(excluded: Sequence[Excluded], total: int, file: Path, root: Path | None) -> str:
-    """Return the text of an error; it names a folder that has the photos, if there is one."""
+    """Return the text of an error."""
     first = excluded[0]
     start = f"{file}: {len(excluded):,} of {total:,} photos do not exist; {first.item!r} {first.reason}."
     if root is None:
-        return f"{start} Pass as images the folder with all of them."
-    parts = first.item.replace("\\", "/").strip("/").split("/")
-    for drop in range(1, len(parts)):
-        if path_is(Path.is_file, root.joinpath(*parts[drop:])):
-            if root.absolute().parts[-drop:] == tuple(parts[:drop]):
-                return f"{start} Pass {str(root.absolute().parents[drop - 1])!r} as images instead."
-            extra = "/".join(parts[:drop])
-            return f"{start} Remove {extra!r} from the paths in the file: the photos are in {str(root)!r}."
-    for folder in sorted(entry for entry in root.iterdir() if entry.is_dir())[:100]:
-        if path_is(Path.is_file, folder / first.item):
-            return f"{start} It is in {str(folder)!r}: pass that as images."
-    return f"{start} Pass as images the folder that the paths in the file are relative to."
+        return f"{start} Pass the folder with all of them: {setting('images', 'FOLDER')}."
+    return f"{start} Pass the folder that the paths in the file are relative to: {setting('images', 'FOLDER')}."

@@ -76,6 +76,11 @@ class ReadOptions(BaseModel):
     positive_words: Words = Field((), description="more words for positive in class columns")
     negative_words: Words = Field((), description="more words for negative")
     unknown_words: Words = Field((), description="more words for unknown")
+    rename: Words = Field(
+        (),
+        description="OLD=NEW for each class to rename, in all label files; a class that gets the name of another "
+        "one is joined with it",
+    )
 
     def is_none(self, name: str) -> bool:
         """Return whether a folder or tag means "none of the classes"."""
@@ -101,7 +106,7 @@ class ReadOptions(BaseModel):
         """Report options that were passed in Python; settings of a run are reported by `config.parse`."""
         if cls is not ReadOptions:
             return handler(given)
-        for name in ("columns", "positive_words", "negative_words", "unknown_words"):
+        for name in ("columns", "positive_words", "negative_words", "unknown_words", "rename"):
             if isinstance(given, dict) and isinstance(value := given.get(name), str):
                 raise ConfigError(f"{name} takes several names; write ({value!r},).")
         try:

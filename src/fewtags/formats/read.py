@@ -9,7 +9,10 @@ from fewtags.errors import DataError
 from fewtags.formats import FOLDER, FORMATS, check_path, list_formats
 from fewtags.formats.locate import extension
 from fewtags.formats.options import ReadOptions
+from fewtags.formats.sheet import SPREADSHEET
 from fewtags.table.table import LabelTable, Notes
+from fewtags.table.vocabulary import rename_as_asked
+from fewtags.text import setting
 
 __all__ = ["ReadOptions", "detect", "read"]
 
@@ -37,9 +40,9 @@ def read(
     if format is None:
         first = Notes(messages=(f"{path.resolve().name}: read as {name}, {why}",))
         table = replace(table, notes=first + table.notes)
-    if unused := options.without_effect(FORMATS[name].options):
+    if unused := options.without_effect({*FORMATS[name].options, "rename"}):
         table = table.noting(f"{', '.join(unused)}: no effect on the format {name!r}")
-    return table
+    return rename_as_asked(table, options.rename)
 
 
 def detect(path: Path, given: str | None = None) -> tuple[str, str]:
@@ -55,16 +58,18 @@ def detect(path: Path, given: str | None = None) -> tuple[str, str]:
     expected = f"expected {list_formats('expected')}"
     ending = FOLDER if path.is_dir() else extension(path.name)
     asked = [f for name, f in FORMATS.items() if name != "folder" and ending in f.endings]
+    if ending in (".xlsx", ".xlsm", ".xls", ".ods", ".numbers"):
+        raise DataError(f"{path}: {SPREADSHEET}")
     if not asked:
         what = f"no known format has the ending {ending!r}" if ending else "the file name has no ending"
-        raise DataError(f"{path}: {what}; {expected}, or pass format= (--set data.format=NAME).")
+        if ending == ".jsonl":
+            what += " (write a metadata.jsonl as a CSV, with a column file_name and a column of tags)"
+        raise DataError(f"{path}: {what}; {expected}, or pass {setting('format')}.")
     marks = {f.name: why for f in asked if (why := f.recognise(path))}
     if len(marks) > 1:
         found, first = " and ".join(f"{name} ({why})" for name, why in marks.items()), next(iter(marks))
-        raise DataError(
-            f"{path} could be {found}; pass the one to read, as in format={first} (--set data.format={first})."
-        )
+        raise DataError(f"{path} could be {found}; pass the one to read, as in {setting('format', first)}.")
     if not marks and ending != FOLDER:
         names = " or ".join(f.name for f in asked)
-        raise DataError(f"{path}: not recognised as {names}; {expected}, or pass format= (--set data.format=NAME).")
+        raise DataError(f"{path}: not recognised as {names}; {expected}, or pass {setting('format')}.")
     return next(iter(marks.items()), ("folder", "it has no mark of another format"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import ConfigError, DataError
+from fewtags.formats.common import clean_name
 from fewtags.formats.locate import is_photo
 from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.stated import value_readings
 from fewtags.labels import Label
 from fewtags.table.table import ValueReading
-from fewtags.text import some, suggest
+from fewtags.text import counted, setting, some, suggest
 
+SPREADSHEET = (
+    "a spreadsheet file, which is not read; open it, save the sheet with the labels as CSV (in Excel: Save As, 'CSV "
+    "UTF-8'), and pass that file."
+)
 DELIMITERS = (",", "\t", ";", "|")
 # Rows are turned into columns in small blocks: this makes a million rows six times faster, because the short lists are
 # freed before the garbage collector visits them.
@@ -64,6 +70,7 @@ class Sheet:
         Raises:
             DataError: there is no such column; the closest name is suggested.
         """
+        name = clean_name(name)
         if name in self.header:
             return self.header.index(name)
         alike = [i for i, known in enumerate(self.header) if fold(known) == fold(name)]
@@ -76,13 +83,16 @@ class Sheet:
 def read_sheet(path: Path, delimiter: str | None = None) -> Sheet:
     """Read a text table with a header, UTF-8 with or without byte order mark.
 
-    The delimiter is one character, or "tab"; None is the one of , tab ; | that splits the header into most columns.
+    The delimiter is one character, or "tab"; None is that of a first line "sep=;", or the one of , tab ; | that splits
+    the header into most columns. Blank cells at the end of rows, beyond the header, are dropped.
 
     Raises:
         DataError: not UTF-8, broken quotes, no header, repeated column names, or rows of another length.
         ConfigError: the delimiter is not a single character.
     """
     text = _text(path)
+    if mark := re.match(r'"?sep=(.)"?\s*?(?=\r?\n|\Z)', text, re.IGNORECASE):  # Excel writes and obeys this line
+        delimiter, text = delimiter or mark[1], text[mark.end() :]  # the line stays, blank, so that rows are counted
     first = next((line for line in text.splitlines() if line.strip()), "")
     likely = max(DELIMITERS, key=lambda d: len(next(csv.reader([first], delimiter=d), [])))
     found = {"tab": "\t", "\\t": "\t", None: likely}.get(delimiter, delimiter) or ","
@@ -94,15 +104,25 @@ def read_sheet(path: Path, delimiter: str | None = None) -> Sheet:
     lines: list[int] = []
     while block := list(islice(reader, _BLOCK)):
         for line, row in block:
+            if len(row) > len(header) and not any(cell.strip() for cell in row[len(header) :]):
+                del row[len(header) :]
             if len(row) != len(header):
-                raise DataError(
-                    f"{path} row {line}: {len(row)} cells, but the header has {len(header)}; quote cells that contain "
-                    f"{found!r}, or pass another delimiter."
-                )
+                raise DataError(_wrong_length(f"{path} row {line}", row, header, found))
             lines.append(line)
         for column, cells in zip(columns, zip(*(row for _, row in block), strict=True), strict=True):
             column.extend(cells)
     return Sheet(path, found, header, tuple(columns), np.array(lines, np.int64))
+
+
+def _wrong_length(where: str, row: Sequence[str], header: Sequence[str], delimiter: str) -> str:
+    start = f"{where}: {counted(len(row), 'cell')}, but the header has {len(header)}"
+    if len(row) < len(header):
+        return f"{start}; add the missing cells, blank ones too, or pass {setting('delimiter', 'CHARACTER')}."
+    joined = delimiter.join(row[len(header) - 1 :]).strip()
+    return (
+        f'{start}; if {joined!r} is one cell, write it in quotes, as in "{joined}"; if another character separates '
+        f"the cells, pass {setting('delimiter', 'CHARACTER')}."
+    )
 
 
 def _records(text: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -127,6 +147,8 @@ def _text(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
+    if data.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
+        raise DataError(f"{path}: {SPREADSHEET}")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -142,7 +164,7 @@ def _text(path: Path) -> str:
 def _header(path: Path, first: tuple[int, Sequence[str]] | None, delimiter: str) -> tuple[str, ...]:
     if first is None:
         raise DataError(f"{path}: the file is empty; expected a header such as 'image,tags' and a row per photo.")
-    header = tuple(name.strip() for name in first[1])
+    header = tuple(map(clean_name, first[1]))
     if photos := [name for name in header if is_photo(name)]:
         raise DataError(
             f"{path} row 1: {photos[0]!r} looks like a photo, not like a column; add a header such as 'image,tags'."
@@ -150,7 +172,7 @@ def _header(path: Path, first: tuple[int, Sequence[str]] | None, delimiter: str)
     if len(header) == 1:
         raise DataError(
             f"{path}: a single column {header[0]!r} when split at {delimiter!r}; expected an image column and labels. "
-            "Pass delimiter if another character separates the cells."
+            f"Pass {setting('delimiter', 'CHARACTER')} if another character separates the cells."
         )
     if repeated := [name for name, n in Counter(header).items() if n > 1 and name]:
         raise DataError(f"{path}: several columns are called {repeated[0]!r}; rename them.")
@@ -172,8 +194,16 @@ class Meaning(Enum):
 
 
 _KNOWN = {
-    Meaning.POSITIVE: {"1", "true", "yes", "y", "positive", "present"},
-    Meaning.NEGATIVE: {"0", "false", "no", "n", "negative", "absent"},
+    Meaning.POSITIVE: {
+        *("1", "true", "yes", "y", "positive", "present", "x", "xx", "+", "✓", "✔", "☑", "✅"),
+        *("ja", "j", "wahr", "oui", "vrai", "sí", "si", "sì", "verdadero", "vero", "sim", "verdadeiro"),
+        *("tak", "prawda", "да", "kyllä", "evet", "igen", "ano", "waar", "はい", "是"),
+    },
+    Meaning.NEGATIVE: {
+        *("0", "false", "no", "n", "negative", "absent", "✗", "✘", "❌", "☐"),
+        *("nein", "falsch", "non", "faux", "falso", "não", "nao", "nej", "nei", "nee", "onwaar"),
+        *("nie", "fałsz", "нет", "ei", "hayır", "nem", "ne", "いいえ", "否"),
+    },
     Meaning.OPEN: {"unknown", "?"},
     Meaning.BLANK: {"", "nan", "na", "n/a", "<na>", "null"},
 }
@@ -184,7 +214,7 @@ _UNCERTAIN_MEANS = {"ignore": Meaning.OPEN, "ones": Meaning.POSITIVE, "zeros": M
 @final
 @dataclass(frozen=True)
 class Words:
-    """The words of class columns under some options.
+    """The words of class columns under some options; `minus`: "-" means absent, because "+" occurs beside it.
 
     >>> words = Words(ReadOptions(uncertain="ones"))
     >>> words.meaning(" Yes "), words.meaning("-1.0"), words.meaning("maybe")
@@ -192,6 +222,7 @@ class Words:
     """
 
     options: ReadOptions
+    minus: bool = False
 
     def meaning(self, value: str) -> Meaning | None:
         """Return what a value means; None if it is not one of the words. Numbers may be written in any way ("1.0")."""
@@ -202,6 +233,8 @@ class Words:
         word = _plain_number(word)
         if word in _UNCERTAIN:
             return _UNCERTAIN_MEANS[self.options.uncertain]
+        if word in ("-", "−", "–"):
+            return Meaning.NEGATIVE if self.minus else None
         return next((meaning for meaning, words in _KNOWN.items() if word in words), None)
 
     @property
@@ -240,8 +273,8 @@ class Words:
             return ()
         return (
             f"{where}: no word means absent (0), and -1 is read as uncertain, so that {uses:,} cells are unknown. If "
-            "-1 means absent, pass --set data.uncertain=zeros; if it means uncertain, pass --set "
-            "'data.unknown_words=[\"-1\"]' to confirm it.",
+            f"-1 means absent, pass {setting('uncertain', 'zeros')}; if it means uncertain, pass "
+            f"{setting('unknown_words', ['-1'])} to confirm it.",
         )
 
     def _text(self, value: str, blank: str) -> str:
@@ -250,6 +283,11 @@ class Words:
         own = {fold(word) for words in self._own.values() for word in words}
         uncertain = _plain_number(fold(value)) in _UNCERTAIN and fold(value) not in own
         return f"{text} (uncertain: {self.options.uncertain})" if uncertain else text
+
+
+def words_of(sheet: Sheet, options: ReadOptions) -> Words:
+    """Return the words of a sheet: "-" means absent in a table that has "+"."""
+    return Words(options, any("+" in map(str.strip, values) for values in sheet.values))
 
 
 def _plain_number(word: str) -> str:
@@ -268,6 +306,7 @@ def check_words(sheet: Sheet, columns: Sequence[int], words: Words) -> None:
         row, j, value = min((sheet.columns[j].index(value), j, value) for j, value in wrong)
         more = f" ({sum(wrong.values()) - 1:,} more such cells)" if sum(wrong.values()) > 1 else ""
         raise DataError(
-            f"{sheet.at(row, j)}: {value!r} means neither present (1, yes) nor absent (0, no){more}. Fix the cell, add "
-            "the word to positive_words, negative_words or unknown_words, or pass as columns those that are classes."
+            f"{sheet.at(row, j)}: {value!r} means neither present (1, yes, x) nor absent (0, no){more}. Fix the cell, "
+            f"or say what the word means: {setting('positive_words', [value.strip()])}, or negative_words, or "
+            f"unknown_words. If some columns are not classes, list the classes: {setting('columns', ['CLASS', '...'])}."
         )

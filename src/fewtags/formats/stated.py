@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,10 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fewtags.formats.boxes import Regions, fault_text, regions_of
-from fewtags.formats.common import NO_CORNERS, Corners, Point, close_images, distinct, distinct_facts
+from fewtags.formats.common import NO_CORNERS, Corners, Point, clean_name, close_images, distinct, distinct_facts
 from fewtags.formats.locate import ImageKeys
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import FACTS, Excluded, ExclusionKind, LabelTable, Notes, ValueReading
+from fewtags.text import some
 
 _NO_REGION, _BOX, _POINT = range(3)
 
@@ -128,8 +130,8 @@ class Source:
         classes: the vocabulary.
         labels: the stated labels.
         photos: image keys of the R names.
-        unit: unit of the corners: pixels or fractions of the photo in the frame that the file uses, or fractions of the
-            displayed photo that the reader has checked.
+        unit: unit of the corners: pixels, or fractions of the photo, in the frame that the file uses ("percent":
+            fractions that the file writes as per cent); or fractions of the displayed photo, already checked.
         origin: returns the name of a label in the excluded list, by its position.
         sizes: float64 [R, 2], declared width and height, NaN if unknown; None: unknown for all images.
         complete: bool [R], images that are completely annotated: other classes are absent; None: no image.
@@ -144,7 +146,7 @@ class Source:
     classes: ClassNames
     labels: Labels
     photos: ImageKeys
-    unit: Literal["pixels", "fractions", "displayed"]
+    unit: Literal["pixels", "fractions", "percent", "displayed"]
     origin: Callable[[int], str]
     sizes: NDArray[np.float64] | None = None
     complete: NDArray[np.bool_] | None = None
@@ -160,6 +162,9 @@ class Source:
         If an image is stated to show none of the classes and yet has a class, both facts are kept, and the table takes
         the cell as unknown.
         """
+        plain = self._with_plain_names()
+        if plain is not None:
+            return plain.table()
         labels, photos = self.labels, self.photos
         image = photos.image[labels.image]
         known = image >= 0
@@ -193,9 +198,37 @@ class Source:
             complete_classes=sets,
             root=photos.root,
             split=splits,
-            notes=photos.notes + self.notes + self._notes(facts, regions, counts, clashes),
+            notes=photos.notes
+            + self.notes
+            + self._notes(facts, regions, counts, clashes)
+            + Notes(warnings=self._lost(known)),
         )
         return mark_sources(table, self.sources, labels.source[rows])
+
+    def _with_plain_names(self) -> Source | None:
+        """Return the source with one class for names that look the same; None if all names are plain already."""
+        plain = [clean_name(name) or name for name in self.classes.names]
+        ids = [clean_name(name) or name for name in self.classes.ids]
+        if ids == [*self.classes.ids] and plain == [*self.classes.names]:
+            return None
+        names = dict(zip(ids, plain, strict=True))
+        position = {key: i for i, key in enumerate(names)}
+        class_ = np.array([position[key] for key in ids], np.int64)[self.labels.class_]
+        text = f"{self.path.resolve().name}: names of classes with invisible characters or accents in another form"
+        warnings: tuple[str, ...] = ()
+        if same := sorted(key for key, n in Counter(ids).items() if n > 1):
+            warnings = (f"{text} look the same, {some(same)}; they are read as one class each",)
+        notes = self.notes + Notes(warnings=warnings)
+        classes = ClassNames.of(names, names.values())
+        return replace(self, classes=classes, labels=replace(self.labels, class_=class_), notes=notes)
+
+    def _lost(self, kept: NDArray[np.bool_]) -> tuple[str, ...]:
+        """Return a warning if all photos of a class are left out."""
+        positive = self.labels.state == Label.POSITIVE
+        here = {*self.labels.class_[positive & kept].tolist()}
+        lost = [self.classes.ids[c] for c in sorted({*self.labels.class_[positive].tolist()} - here)]
+        where = self.path.resolve().name
+        return (f"{where}: all photos with {some(lost)} are left out, so nothing is known of it",) if lost else ()
 
     def _images_of(self, names: NDArray[np.bool_] | None) -> NDArray[np.int64]:
         """Return the images of some names, without those that are left out."""
@@ -214,7 +247,9 @@ class Source:
             if self.sizes is not None:
                 declared = (photos.image >= 0) & ~np.isnan(self.sizes).any(1)
                 sizes[photos.image[declared]] = self.sizes[declared]
-            found = regions_of(labels.corners[rows], self.unit, labels.point[rows], image[rows], sizes, photos)
+            found = regions_of(
+                labels.corners[rows], self.unit, labels.point[rows], image[rows], sizes, photos, str(self.path)
+            )
         locations, fault = np.full((len(facts), 4), np.nan), np.zeros(len(facts), np.int8)
         locations[located], fault[located] = found.locations, found.fault
         return Regions(locations, fault, found.messages, found.warnings)

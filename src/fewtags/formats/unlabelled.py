@@ -22,7 +22,7 @@ from fewtags.labels import ClassNames
 from fewtags.photos.scan import Tick, scan
 from fewtags.table.content import photo_paths, same_content
 from fewtags.table.table import Excluded, LabelTable, Notes, fact_table
-from fewtags.text import counted, some
+from fewtags.text import counted, setting, some
 
 MOST_COMPARED = 50_000
 """Copies are searched in sets of at most this many photos: in larger ones, too many files agree in size by chance."""
@@ -64,8 +64,8 @@ def unlabelled(
         raise DataError(f"{path}: there is no photo{found}. {expected}")
     if table.root is None:
         raise DataError(
-            f"{path}: its photos, such as {table.images[0].as_py()!r}, are not beside it; pass as images the folder "
-            "that their names are relative to."
+            f"{path}: its photos, such as {table.images[0].as_py()!r}, are not beside it; pass the folder that their "
+            f"names are relative to: {setting('images', 'FOLDER')}."
         )
     return table
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 from xml.etree.ElementTree import Element, ParseError
@@ -16,23 +16,37 @@ import numpy as np
 from defusedxml.common import DefusedXmlException
 
 from fewtags.errors import DataError
-from fewtags.formats.common import Corners, distinct, is_hidden, text_of, xml_number, xml_trouble
+from fewtags.formats.common import Corners, distinct, is_hidden, is_split, text_of, xml_number, xml_trouble
 from fewtags.formats.locate import ImageKeys, extension, is_photo, locate
-from fewtags.formats.options import ReadOptions
+from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.stated import Labels, Source, Stated, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes
+from fewtags.text import some
 
 _STATES = {"unknown": Label.UNKNOWN, "positive": Label.POSITIVE, "negative": Label.NEGATIVE}
 _SPLITS = {"train": "train", "val": "val", "test": "test", "trainval": "train"}
 _CLASS_LIST = re.compile(r"(.+)_(?:train|val|trainval|test)")
+_DIFFICULT, _EASY = frozenset({"1", "1.0", "true", "yes"}), frozenset({"", "0", "0.0", "false", "no"})
 _NO_SIZE = (math.nan, math.nan)
 
 
 def recognise(path: Path) -> str:
     """Return the mark of VOC in a folder, or "" if there is none."""
     marks = [part for part in ("Annotations", "ImageSets") if (path / part).is_dir() or path.name == part]
-    return f"{marks[0]}/" if marks else ""
+    if marks:
+        return f"{marks[0]}/"
+    splits = sorted(entry for entry in path.iterdir() if is_split(entry.name) and entry.is_dir())
+    return next((f"{split.name}/ has VOC files" for split in splits if _has_page(split)), "")
+
+
+def _has_page(folder: Path) -> bool:
+    """Return whether the first XML file of a folder is of VOC; Roboflow writes them beside the photos of a split."""
+    files = sorted(file for file in folder.iterdir() if file.suffix == ".xml" and not is_hidden(file.name))
+    try:
+        return bool(files) and bool(read_page(files[0]))
+    except (ParseError, DefusedXmlException, ValueError, LookupError):
+        return False
 
 
 def read_voc(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
@@ -45,6 +59,8 @@ def read_voc(path: Path, images: Path | None = None, options: ReadOptions | None
     - `ImageSets/Main/CLASS_SPLIT.txt` states whether a class is present (1), absent (-1) or difficult (0) in a photo.
       `train.txt`, `val.txt` and `test.txt` name the splits; `trainval.txt` is train for photos in none of them.
     - Classes that are not named are unknown, or absent if `complete` and the photo has an XML file.
+      Lists of other names that name a split, such as training.txt, are read as well. Without lists, folders that are
+      called like splits are the splits.
     - Photos that are only listed, and photos without XML file of a data set without lists, are images with nothing
       known. Hidden files are ignored.
     - Photos have the names of the XML files. They are in `images`, or else in `JPEGImages`, a folder `images`, or
@@ -79,10 +95,14 @@ def read_voc(path: Path, images: Path | None = None, options: ReadOptions | None
 @final
 @dataclass(frozen=True)
 class VocObject:
-    """An object: its corners are in continuous pixels from 0, NaN if they are broken, None without a box."""
+    """An object: its corners are in continuous pixels from 0, NaN if they are broken, None without a box.
+
+    `unclear` is what the file says about difficulty if it is neither yes nor no; it is taken as no.
+    """
 
     name: str
     difficult: bool
+    unclear: str
     corners: Corners | None
 
 
@@ -108,7 +128,9 @@ class _Folder:
         xml: the folder of the XML files.
         base: the folder in which `JPEGImages` is expected.
         states: (photo, class, 1 or 0 or -1) of the class lists.
-        lists: number of lines of each split list.
+        lists: split and number of lines of each split list or folder of a split.
+        unread: lists that name no split.
+        hidden: number of hidden files.
         several: photos in more than one split, sorted.
     """
 
@@ -118,7 +140,9 @@ class _Folder:
     pages: Mapping[str, VocPage]
     states: Sequence[tuple[str, str, int]]
     splits: Mapping[str, str]
-    lists: Mapping[str, int]
+    lists: Mapping[str, tuple[str, int]]
+    unread: Sequence[str]
+    hidden: int
     several: Sequence[str]
 
     def names(self) -> list[str]:
@@ -135,10 +159,11 @@ def _read(path: Path) -> _Folder:
         raise DataError(f"{str(path)!r} is not a folder; pass the one with Annotations/ or ImageSets/ in it.")
     folder = path / "Annotations" if (path / "Annotations").is_dir() else path
     base = path.parent if path.name == "Annotations" else path
-    pages, broken = {}, []
+    pages, broken, hidden = {}, [], 0
     for file in sorted(folder.rglob("*.xml")):
         name = file.relative_to(folder).with_suffix("").as_posix()
         if is_hidden(name):
+            hidden += 1
             continue
         try:
             pages[name] = read_page(file)
@@ -147,29 +172,70 @@ def _read(path: Path) -> _Folder:
     if broken:
         more = f" ({len(broken) - 1:,} other XML files cannot be read either)" if len(broken) > 1 else ""
         raise DataError(f"{broken[0]}{more}; fix or remove it.")
-    splits: dict[str, str] = {}
-    lines: Counter[str] = Counter()
-    several: set[str] = set()
-    states: dict[tuple[str, str, int], None] = {}
-    main = base / "ImageSets" / "Main"
-    for word, split in _SPLITS.items():
-        for name in first_words(main / f"{word}.txt") if (main / f"{word}.txt").is_file() else ():
-            lines[word] += 1
-            if splits.setdefault(name, split) != split and word != "trainval":
-                several.add(name)
-    for file in sorted(main.glob("[!.]*.txt")):
-        if file.stem not in _SPLITS and (match := _CLASS_LIST.fullmatch(file.stem)):
-            states.update(dict.fromkeys((name, match[1], state) for name, state in _class_list(file)))
+    lists = _lists(base)
+    splits, lines = lists.splits, lists.lines
+    if not splits and not lists.states:
+        tops = {name: is_split(name.partition("/")[0]) for name in pages if "/" in name}
+        if all(tops.values()):
+            splits = tops
+            for name, split in tops.items():
+                folder_name = f"{name.partition('/')[0]}/"
+                lines[folder_name] = split, lines.get(folder_name, (split, 0))[1] + 1
     return _Folder(
         path=path,
         xml=folder,
         base=base,
         pages=pages,
-        states=list(states),
+        states=list(lists.states),
         splits=splits,
         lists=lines,
-        several=sorted(several),
+        several=sorted(lists.several),
+        unread=lists.unread,
+        hidden=hidden + lists.hidden,
     )
+
+
+@final
+@dataclass(kw_only=True)
+class _Lists:
+    """The contents of `ImageSets`, see `_Folder`; grows while they are read."""
+
+    splits: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, tuple[str, int]] = field(default_factory=dict)
+    several: set[str] = field(default_factory=set)
+    states: dict[tuple[str, str, int], None] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
+    hidden: int = 0
+
+    def add_split(self, file: Path, split: str) -> None:
+        """Add the photos that a list names; those of `trainval.txt` only if no other list has them."""
+        names = [name for name in first_words(file) if not is_hidden(name)]
+        self.lines[f"ImageSets/{file.parent.name}/{file.name}".replace("ImageSets/ImageSets", "ImageSets")] = (
+            split,
+            len(names),
+        )
+        for name in names:
+            if self.splits.setdefault(name, split) != split and file.stem != "trainval":
+                self.several.add(name)
+
+
+def _lists(base: Path) -> _Lists:
+    """Read the lists of `ImageSets/Main`, or of `ImageSets` if there is no such folder."""
+    found = _Lists()
+    main = next((part for part in (base / "ImageSets" / "Main", base / "ImageSets") if part.is_dir()), None)
+    files = sorted(main.glob("*.txt")) if main is not None else []
+    found.hidden = sum(is_hidden(file.name) for file in files)
+    files = [file for file in files if not is_hidden(file.name)]
+    named = {file: _SPLITS.get(file.stem) or is_split(file.stem) for file in files}
+    # trainval comes last: its photos are in train or val, if those lists exist.
+    for file in sorted((file for file in files if named[file]), key=lambda file: (file.stem == "trainval", file)):
+        found.add_split(file, named[file])
+    for file in (file for file in files if not named[file]):
+        if match := _CLASS_LIST.fullmatch(file.stem):
+            found.states |= dict.fromkeys((name, match[1], state) for name, state in _class_list(file))
+        else:
+            found.unread.append(file.name)
+    return found
 
 
 def read_page(file: Path) -> VocPage:
@@ -193,10 +259,10 @@ def _object(element: Element) -> VocObject:
     if box is not None:
         x0, y0, x1, y1 = (xml_number(box.findtext(key)) for key in ("xmin", "ymin", "xmax", "ymax"))
         corners = (x0 - 1, y0 - 1, x1, y1)
-    difficult = (element.findtext("difficult") or "0").strip()
-    if difficult not in {"0", "1"}:
-        raise ValueError(f"has <difficult>{difficult}</difficult>, expected 0 or 1")
-    return VocObject((element.findtext("name") or "").strip(), difficult == "1", corners)
+    word = (element.findtext("difficult") or "").strip()
+    difficult = fold(word) in _DIFFICULT
+    unclear = word if not difficult and fold(word) not in _EASY else ""
+    return VocObject((element.findtext("name") or "").strip(), difficult, unclear, corners)
 
 
 def first_words(file: Path) -> list[str]:
@@ -220,7 +286,8 @@ def _photos(names: Sequence[str], folder: _Folder, images: Path | None) -> Image
     """Find the photos of all names and, without lists, the photos of the folder that have no name."""
     base, xml = folder.base, folder.xml
     beside = [base / "JPEGImages", base / "images", xml, base]
-    photos = locate(names, file=folder.path, images=images, beside=beside)
+    called = {name: page.filename for name, page in folder.pages.items() if page.filename}
+    photos = locate(names, file=folder.path, images=images, beside=beside, otherwise=called)
     if photos.root is None:
         endings = [extension(folder.pages[name].filename) if name in folder.pages else "" for name in names]
         keys = [f"{name}{ending or '.jpg'}" for name, ending in zip(names, endings, strict=True)]
@@ -269,6 +336,7 @@ def _notes(folder: _Folder, labels: Labels, photos: ImageKeys, classes: int, opt
     where, hard = folder.path.resolve().name, options.difficult
     here = dict(zip(folder.names(), (photos.image >= 0).tolist(), strict=True))
     difficult = Counter(o.difficult for name, page in folder.pages.items() for o in page.objects if here[name])
+    unclear = Counter(o.unclear for p in folder.pages.values() for o in p.objects if o.unclear)
     lists = Counter(state for _, _, state in folder.states)
     image = photos.image[labels.image]
     named = distinct(image[image >= 0] * classes + labels.class_[image >= 0])
@@ -280,7 +348,9 @@ def _notes(folder: _Folder, labels: Labels, photos: ImageKeys, classes: int, opt
         ("ImageSets/Main, 1", "positive", lists[1]),
         ("ImageSets/Main, 0", f"difficult: {hard}", lists[0]),
         ("ImageSets/Main, -1", "negative", lists[-1]),
-        *((f"ImageSets/Main/{word}.txt", f"split {_SPLITS[word]!r}", n) for word, n in folder.lists.items()),
+        *((where, f"split {split!r}", n) for where, (split, n) in folder.lists.items()),
+        *((f"difficult = {word!r}", "taken as 0: not difficult", n) for word, n in sorted(unclear.items())),
+        ("hidden files", "skipped", folder.hidden),
         ("class that is not named in a photo", rest, len(photos.keys) * classes - len(named)),
     )
     nameless = [
@@ -294,4 +364,6 @@ def _notes(folder: _Folder, labels: Labels, photos: ImageKeys, classes: int, opt
         (len(nameless), "XML files have objects without a name, which are left out"),
         (len(several), "photos are in several of the lists train, val and test; the first of them counts"),
     )
-    return Notes(value_readings(where, rows), (*nameless, *several), count_messages(folder.path, counts))
+    lost = f"{where}: the lists {some(folder.unread)} are not read, because their names tell no split or class"
+    warnings = (f"{lost}; rename those that are splits to train.txt, val.txt or test.txt.",) if folder.unread else ()
+    return Notes(value_readings(where, rows), (*nameless, *several), count_messages(folder.path, counts), warnings)

@@ -156,6 +156,11 @@ def _read(found: YoloFolder) -> _Rows:
 def _object(words: Sequence[str], keypoints: int) -> tuple[int, Corners, bool]:
     """Return the class number, the corners, and whether the row is a polygon; `ValueError` for other rows."""
     count = len(words)
+    if keypoints and count not in (5, 5 + keypoints):
+        raise ValueError(
+            f"{count} numbers, but kpt_shape says 5 + {keypoints} = {5 + keypoints}: class, centre x and y, width and "
+            "height, and the keypoints"
+        )
     pose = keypoints and count == 5 + keypoints
     polygon = not pose and count >= 7 and count % 2 == 1
     if count != 5 and not pose and not polygon:
@@ -174,6 +179,11 @@ def _object(words: Sequence[str], keypoints: int) -> tuple[int, Corners, bool]:
     for text, number in zip(words[1:], numbers if polygon else numbers[:4], strict=False):
         if abs(number) > _LARGEST:
             raise ValueError(f"{text!r} is not a fraction; divide pixels by the width or height of the photo")
+    if polygon and (count - 5) % 3 == 0 and {*words[7::3]} <= {"0", "1", "2"}:
+        raise ValueError(
+            f"{count} numbers that look like a box and {(count - 5) // 3} keypoints with x, y and visibility; add "
+            f"kpt_shape: [{(count - 5) // 3}, 3] to the YAML file"
+        )
     if polygon:
         return int(first), bounds([*zip(numbers[::2], numbers[1::2], strict=True)]), True
     cx, cy, w, h = numbers[:4]

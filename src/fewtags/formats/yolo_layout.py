@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -12,14 +12,21 @@ from typing import Any, final
 import yaml
 
 from fewtags.errors import DataError
-from fewtags.formats.common import plain_text, split_name, text_of
+from fewtags.formats.common import is_hidden, is_split, plain_text, text_of
 from fewtags.formats.locate import extension, folder_of, is_photo, path_is
-from fewtags.formats.options import fold
 from fewtags.table.table import Excluded
 from fewtags.text import some
 
+_PLAIN_TAGS = (
+    None,
+    "!",
+    *(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")),
+)
 SPLITS = ("train", "val", "valid", "validation", "test")
 CLASS_FILES = ("classes.txt", "labels/classes.txt", "obj.names", "labels/obj.names")
+_DEEPEST = 20
+_NESTED = re.compile(r"(?:[\[{]\s*){50}")
+"""Brackets that the parser would look through many times before it gives the first event."""
 _LARGEST, LARGEST_LABELS, _LARGEST_LIST = 1 << 20, 1 << 24, 1 << 30  # bytes
 _NAMES = re.compile(r"^[\"']?names[\"']?\s*:", re.MULTILINE)
 
@@ -123,8 +130,9 @@ def _load(file: Path) -> dict[str, Any]:
     """Load a YAML file with every scalar as text, so that a class "no" or "1e3" keeps its name. Aliases are refused."""
     text = text_of(file, _LARGEST, "the data.yaml of a YOLO data set")
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise DataError(f"{file}: uses YAML aliases (*name), which are not read; write the values out.")
+        if _NESTED.search(text):
+            raise RecursionError
+        _refuse_unread(file, yaml.parse(text, yaml.SafeLoader))
         if twice := _repeated_key(yaml.compose(text, yaml.BaseLoader)):
             raise DataError(f"{file}: {twice}; leave one of them.")
         found = yaml.load(text, yaml.BaseLoader)
@@ -134,6 +142,24 @@ def _load(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"{file}: expected keys such as train, val and names, as in the data.yaml of YOLO.")
     return found
+
+
+def _refuse_unread(file: Path, events: Iterable[yaml.Event]) -> None:
+    """Refuse aliases, tags and deep nesting, event by event: the time of parsing grows with the square of depth.
+
+    Raises:
+        DataError: there is one of them.
+    """
+    depth = 0
+    for event in events:
+        if isinstance(event, yaml.AliasEvent):
+            raise DataError(f"{file}: uses YAML aliases (*name), which are not read; write the values out.")
+        if (tag := getattr(event, "tag", None)) not in _PLAIN_TAGS:
+            line = event.start_mark.line + 1
+            raise DataError(f"{file}: line {line} uses the YAML tag {tag!r}, which is not read; remove it.")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise DataError(f"{file}: is nested more than {_DEEPEST} levels deep; a data.yaml needs two.")
 
 
 def _repeated_key(node: yaml.Node | None) -> str:
@@ -202,8 +228,8 @@ def _parts(
 
     Roboflow writes "../train/images" for a folder beside the YAML file.
     """
-    for key in SPLITS:
-        value = config.get(key)
+    for key in (key for key in config if is_split(key)):
+        value = config[key]
         if value is None or value in ("", "null", "~"):
             continue
         for text in map(plain_text, value if isinstance(value, list) else [value]):
@@ -213,7 +239,7 @@ def _parts(
             for candidate in tried:
                 labels = _swapped(candidate, "images", "labels", home)
                 if path_is(Path.exists, candidate) or path_is(Path.is_dir, labels):
-                    yield split_name(key), candidate
+                    yield is_split(key), candidate
                     break
             else:
                 places = some([*map(str, dict.fromkeys(tried))])
@@ -288,6 +314,7 @@ class _Images:
     def _of_list(self, file: Path) -> list[Path]:
         """Return the photos that a file lists, relative to its folder or to one above."""
         lines = [line.strip() for line in text_of(file, _LARGEST_LIST).splitlines() if line.strip()]
+        lines = [line for line in lines if not is_hidden(line.replace("\\", "/").rpartition("/")[2])]
         roots = (file.parent, *file.parent.parents[:2])
         sample = [Path(line) for line in lines[:: max(1, len(lines) // 20)]]
 
@@ -316,4 +343,4 @@ def _files(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
 def _split_of(name: str) -> str:
     """Return the split that is in the path of an image: images/train/a.jpg or train/images/a.jpg."""
     parts = [part for part in name.split("/")[:-1] if part not in ("images", "labels")]
-    return split_name(parts[0]) if parts and fold(parts[0]) in SPLITS else ""
+    return is_split(parts[0]) if parts else ""

@@ -26,6 +26,7 @@ class ThresholdRule(StrEnum):
     CLASS_F1 = "class_f1"  # the highest F1 of the class
     POOLED_F1 = "pooled_f1"  # the highest F1 of all classes together
     EXPECTED_COUNT = "expected_count"  # the expected number of positives
+    NONE_EXPECTED = "none_expected"  # the expected number is 0: above all scores, so that the class is hardly tagged
     HALF = "half"  # 0.5, without labels to choose from
 
 
@@ -44,12 +45,14 @@ def fit_thresholds(
     *,
     minimum_positives: int = 5,
     expected_count: Float[Array, " c"] | None = None,
+    more_prob: Float[Array, "m c"] | None = None,
+    enough: float | int = 5,
 ) -> Thresholds:
     """Choose each class's threshold on its known cells, by the first rule that its labels allow.
 
     1. At least `minimum_positives` known positives and one known negative: the highest F1 of the class.
     2. No known negative, and `expected_count` given: the expected number of positives (`count_thresholds`). F1 would
-       predict everything as present.
+       predict everything as present. If less than `enough` are expected, `more_prob` is added to the images.
     3. Else: the highest F1 over the known cells of all classes that have known negatives, pooled. With few positives,
        a threshold for the class alone would be mostly noise.
     4. No class has a known negative, or no class with negatives has a known positive: 0.5.
@@ -59,14 +62,17 @@ def fit_thresholds(
         labels: values of `Label`.
         minimum_positives: see rule 1.
         expected_count: for rule 2, the number of the n images that are expected to contain each class (>= 0).
+        more_prob: for rule 2, probabilities of m further images, of which the same share is expected to contain it.
+        enough: see rule 2.
 
     Raises:
         DataError: a probability is NaN or outside 0..1.
     """
-    refuse_nan(prob)
-    if prob.size and not (prob.min() >= 0 and prob.max() <= 1):
-        found = f"{prob.min():g}..{prob.max():g}"
-        raise DataError(f"thresholds need probabilities in 0..1, got {found}; apply a sigmoid to logits first.")
+    for given in [prob] if more_prob is None else [prob, more_prob]:
+        refuse_nan(given)
+        if given.size and not (given.min() >= 0 and given.max() <= 1):
+            found = f"{given.min():g}..{given.max():g}"
+            raise DataError(f"thresholds need probabilities in 0..1, got {found}; apply a sigmoid to logits first.")
     positives, negatives = (labels == Label.POSITIVE).sum(0), (labels == Label.NEGATIVE).sum(0)
     own = (positives >= max(minimum_positives, 1)) & (negatives > 0)
     counted = np.zeros_like(own) if expected_count is None else negatives == 0
@@ -79,8 +85,14 @@ def fit_thresholds(
     for c in np.flatnonzero(own).tolist():
         values[c], rules[c] = best_f1_threshold(prob[:, c], labels[:, c]), ThresholdRule.CLASS_F1
     if expected_count is not None:
-        values[counted] = count_thresholds(prob[:, counted], expected_count[counted])
-        rules = [ThresholdRule.EXPECTED_COUNT if c else r for c, r in zip(counted.tolist(), rules, strict=True)]
+        for c in np.flatnonzero(counted).tolist():
+            scores, expected = prob[:, [c]], expected_count[[c]]
+            if more_prob is not None and expected[0] < enough:
+                expected = expected * (len(prob) + len(more_prob)) / len(prob)
+                scores = np.concatenate([scores, more_prob[:, [c]]])
+            values[c] = count_thresholds(scores, expected)[0]
+            some = (scores >= values[c]).any()
+            rules[c] = ThresholdRule.EXPECTED_COUNT if some else ThresholdRule.NONE_EXPECTED
     return Thresholds(values, tuple(rules))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import struct
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -264,10 +265,18 @@ def _read_safetensors(path: Path) -> object:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error}). Download it again.") from error
 
 
+# A damaged pickle can make its reader do anything.
+_UNREADABLE = (
+    *(pickle.UnpicklingError, zipfile.BadZipFile, EOFError, RuntimeError, LookupError, ValueError, TypeError),
+    *(AttributeError, AssertionError, OverflowError, struct.error),
+)
+
+
 def _read_torch(path: Path) -> object:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        with path.open("rb") as stream:  # given a name that ends in .safetensors, torch reads only that format
+            return torch.load(stream, map_location="cpu", weights_only=True)
+    except _UNREADABLE as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{path}: not a safetensors file, nor a PyTorch file that is safe to load ({reason}). "

@@ -21,6 +21,7 @@ from fewtags.objectives.supervised import (
     only_fillable,
     pseudo_diagnostics,
     refuse_too_late,
+    refuse_without_negatives,
     supervised_loss,
 )
 from fewtags.stores.pseudo import PseudoLabels
@@ -93,6 +94,7 @@ class FixMatch(SupervisedObjective):
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Allocate pseudo-labels, and with UPS the scores of earlier views."""
         self._problem = problem
+        refuse_without_negatives(self, problem.labels)
         first = max(self.pseudo_from, self.uncertainty_views - 1)
         refuse_too_late(first, problem.epochs, "objective.pseudo_from or objective.uncertainty_views")
         samples, classes = problem.labels.shape

@@ -21,6 +21,7 @@ from fewtags.objectives.supervised import (
     only_fillable,
     pseudo_diagnostics,
     refuse_too_late,
+    refuse_without_negatives,
     supervised_loss,
 )
 from fewtags.stores.prototypes import PatchSum, Prototypes, sum_patches
@@ -84,6 +85,7 @@ class PatchML(SupervisedObjective):
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Allocate prototypes and pseudo-labels if `pseudo_weight` is above 0."""
         self._problem = problem
+        refuse_without_negatives(self, problem.labels)
         samples, classes = problem.labels.shape
         self._prior = class_shares(problem.labels).to(problem.device)
         self._prototypes: Prototypes | None = None

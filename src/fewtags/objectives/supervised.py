@@ -164,6 +164,25 @@ def class_shares(labels: LabelMatrix) -> Tensor:
     return positives / (positives + negatives).clamp(min=1)
 
 
+def refuse_without_negatives(settings: SupervisedObjective, labels: LabelMatrix) -> None:
+    """Check that the loss of images has a negative cell if class shares decide which unknown cells count.
+
+    Without a known negative every annotated class has the share 1, so `prior_threshold` ignores all its unknown cells.
+
+    Raises:
+        ConfigError: no negative is known, and `image_unknown` is "selective" with a `prior_threshold` below 1.
+    """
+    if settings.image_unknown != "selective" or settings.prior_threshold >= 1:
+        return
+    if not labels.counts(Label.NEGATIVE).any():
+        raise ConfigError(
+            f"objective.prior_threshold={settings.prior_threshold:g} with image_unknown='selective' needs known "
+            "negatives, and no training image has one: every class would have the prior 1 and be predicted everywhere. "
+            "Leave prior_threshold out, or use image_unknown='negative'; or, where what is not named is absent, read "
+            "the labels with --complete."
+        )
+
+
 def unknown_classes(positives: int, negatives: int) -> Literal["ignore", "negative"]:
     """Return the default of `image_unknown`, from the numbers of known positive and negative labels.
 

@@ -27,7 +27,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from io import SEEK_CUR
 from pathlib import Path
@@ -56,7 +56,12 @@ from fewtags.photos.color_modes import eight_bit
 from fewtags.photos.orientation import orientation_view, swaps_axes
 
 PIXEL_LIMIT = 100_000_000
-"""Default for the largest number of pixels of a photo: 10,000 x 10,000, about 400 MB once decoded."""
+"""Default for the largest number of pixels of a photo: 10,000 x 10,000.
+
+Reading takes up to 17 bytes a pixel for a moment (PNG and WebP with transparency), which is 1.7 GB at the limit.
+"""
+LARGE = 10_000_000
+"""A photo of more pixels is decoded alone: the threads of a process that read large photos wait for each other."""
 PIXEL_LIMIT_VARIABLE = "FEWTAGS_PIXEL_LIMIT"
 """Environment variable that sets another limit, for all commands and processes."""
 
@@ -173,13 +178,14 @@ class ImageInfo:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class Photo:
     """A photo file after its header was read. `open_photo` makes it; its pixels can be read once."""
 
     path: str
     info: ImageInfo
     _image: ImageFile.ImageFile = field(repr=False)
+    _was_read: bool = field(default=False, init=False, repr=False)
 
     def read(self, view: View | None = None, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
         """Decode the photo through a view: crop, flip, quarter turn and resize in one pass over the needed pixels.
@@ -196,6 +202,8 @@ class Photo:
             ValueError: the view reaches outside the photo or has no area.
             NotImplementedError: the view is not axis-aligned.
         """
+        assert not self._was_read, "a photo is read once: what is decoded may be a fraction of its size"
+        self._was_read = True
         turned = self.info.orientation if self.info.format != "TIFF" else 1  # Pillow turns TIFF pixels itself
         total = orientation_view(turned).then(view or View.identity())
         a, b, c, d, e, f = total.matrix
@@ -226,7 +234,8 @@ class Photo:
         """
         if self.info.format != "JPEG":
             return None  # for HEIF it would mean the embedded thumbnail
-        assert self._image.tile, "a photo is read once: what is decoded may be a fraction of its size"
+        if not self._image.tile:  # the header ends without a scan
+            raise DataError(f"{self.path}: has a JPEG header but no image data; re-export or remove the file.")
         wanted = (math.ceil(width * _DRAFT_GAP), math.ceil(height * _DRAFT_GAP))
         scaled = self._image.draft("", wanted)
         return None if scaled is None else scaled[1][2:]
@@ -234,6 +243,8 @@ class Photo:
     def _load(self) -> Image.Image:
         try:
             self._image.load()
+        except MemoryError as error:
+            raise DataError(f"{self.path}: does not fit into memory once it is decoded; shrink the photo.") from error
         except _DAMAGE as error:
             truncated = "truncated" in str(error).lower()
             problem = _truncation(self._image) if truncated else f"cannot be decoded ({error})"
@@ -263,7 +274,8 @@ def open_photo(path: Path | str) -> Iterator[Photo]:
                 f"limit of {int(text) / 1e6:,.1f} million; shrink the photo, or set the environment variable "
                 f"{PIXEL_LIMIT_VARIABLE}={width * height} if that is its size."
             )
-        yield photo
+        with _LARGE_LOCKS.setdefault(os.getpid(), threading.RLock()) if width * height > LARGE else nullcontext():
+            yield photo
 
 
 def probe(path: Path | str) -> ImageInfo:
@@ -401,14 +413,16 @@ def _bits(image: Image.Image, kind: str, head: bytes) -> int:
     return int(image.info.get("bit_depth", {"1": 1, "I": 32, "F": 32}.get(image.mode, 8)))
 
 
+# One per process: a fork may copy a held lock.
 _LOCKS: dict[int, threading.Lock] = {}
+_LARGE_LOCKS: dict[int, threading.RLock] = {}
 
 
 @contextmanager
 def _without_pillow_warnings() -> Iterator[None]:
     """Silence Pillow's warnings about damaged metadata and large images, which this module handles per file.
 
-    Warning filters are global to the process, so a lock is needed. One per process: a fork may copy a held lock.
+    Warning filters are global to the process, so a lock is needed.
     """
     with _LOCKS.setdefault(os.getpid(), threading.Lock()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")

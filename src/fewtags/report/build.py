@@ -21,13 +21,15 @@ from fewtags.report.figures import COLOURS, curves, png, png_pixels, save_png, s
 from fewtags.report.gallery import cards, over_epochs
 from fewtags.report.load import RunData, load_run
 from fewtags.report.overlay import scale
+from fewtags.table.vocabulary import Matching
 
 
 def build_report(runs: Sequence[Path], out: Path | None) -> Path:
     """Write the report of one run or of several runs side by side, and `curves.png` of each; return the file.
 
     Args:
-        runs: finished run folders. Classes are matched by id; classes that some runs lack are listed.
+        runs: finished run folders. Classes are matched by id, or by names that differ only in spelling; classes that
+            some runs lack are listed.
         out: the HTML file; None: `report.html` in the first folder, `compare.html` there for several.
 
     Raises:
@@ -41,13 +43,14 @@ def build_report(runs: Sequence[Path], out: Path | None) -> Path:
     loaded = [load_run(path) for path in runs]
     if len({run.name for run in loaded}) < len(loaded):
         loaded = [replace(run, name=str(run.path)) for run in loaded]
+    loaded, matched = match_runs(loaded)
     if not common_classes(loaded):
         some = " and ".join(f"{run.name} ({', '.join(run.info.classes.display[:3])}, ...)" for run in loaded)
         raise ConfigError(f"{some} have no class in common; report each on its own.")
     for run in loaded:
         save_png(curves([run]), run.path / "curves.png")
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_text(page, render(loaded))
+    write_text(page, render(loaded, matched))
     return page
 
 
@@ -64,8 +67,8 @@ def render_template(name: str, values: Mapping[str, Any]) -> str:
     return template.render(style=(folder / "style.css").read_text("utf-8"), **values)
 
 
-def render(runs: Sequence[RunData]) -> str:
-    """Render the page as text."""
+def render(runs: Sequence[RunData], matched: Sequence[str] = ()) -> str:
+    """Render the page as text; `matched` are sentences about class names that differ between the runs."""
     shared = [s for s in runs[0].evaluations if all(s in run.evaluations for run in runs)]
     values = {
         "runs": runs,
@@ -74,6 +77,7 @@ def render(runs: Sequence[RunData]) -> str:
         "curves": png(curves(runs)),
         "classes": {split: class_rows(runs, split) for split in shared},
         "alone": alone(runs),
+        "matched": matched,
         "colours": COLOURS,
         "fewest_positives": FEWEST_POSITIVES,
         "scores": png(score_distributions(runs, shared[0])),
@@ -84,6 +88,18 @@ def render(runs: Sequence[RunData]) -> str:
         "clock_line": clock_line,
     }
     return render_template("report.html.j2", values)
+
+
+def match_runs(runs: Sequence[RunData]) -> tuple[list[RunData], list[str]]:
+    """Return the runs with classes named as in the first where only the spelling differs, and sentences about that."""
+    first, out, said = runs[0].info.classes, [*runs[:1]], []
+    for run in runs[1:]:
+        found = Matching.of(run.info.classes, first)
+        notes = found.notes(runs[0].name, run.name)
+        ids = tuple(found.pairs.get(class_id, class_id) for class_id in run.info.class_ids)
+        out.append(replace(run, info=replace(run.info, class_ids=ids)))
+        said += [*notes.messages, *(f"{text} Then train {run.name} again." for text in notes.warnings)]
+    return out, said
 
 
 def common_classes(runs: Sequence[RunData]) -> list[str]:

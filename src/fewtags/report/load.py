@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -10,13 +9,16 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.config.parse import load_toml
+from fewtags.config.presets import Resolved
 from fewtags.engine.baseline import compare
+from fewtags.engine.checkpoint import reading_record
 from fewtags.engine.evaluate import evaluate_logits
 from fewtags.engine.gallery import GalleryPhoto, load_gallery
 from fewtags.engine.model import ModelInfo, read_info
 from fewtags.engine.train_run import BASELINE_FILE, CLOCK_FILE
 from fewtags.errors import CheckpointError
+from fewtags.metrics.metric import Metric
+from fewtags.report.recorded import CURE, Evaluated, Facts, Findings, read_history, read_json, read_resolved
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
 
@@ -78,24 +80,25 @@ def load_run(path: Path) -> RunData:
     if not (path / "model.safetensors").exists():
         state = "is not finished; `fewtags resume` it first" if (path / "run.toml").exists() else "is not a run folder"
         raise CheckpointError(f"{path} {state}.")
-    moments = sorted(int(p.stem.split("-")[1]) for p in (path / "gallery").glob("epoch-*.json"))
-    check, baseline, clock = path / "check.json", path / BASELINE_FILE, path / CLOCK_FILE
+    with reading_record(path / "gallery", CURE):
+        moments = sorted(int(p.stem.split("-")[1]) for p in (path / "gallery").glob("epoch-*.json"))
+    check = path / "check.json"
     evaluations = load_evaluations(path)
     return RunData(
         path=path,
         name=path.resolve().name,
         info=read_info(path / "model.safetensors"),
-        history=[json.loads(line) for line in (path / "metrics.jsonl").read_text("utf-8").splitlines()],
-        environment=_json(path / "environment.json"),
-        resolved=load_toml(path / "resolved.toml"),
-        check=_json(check) if check.exists() else None,
+        history=read_history(path / "metrics.jsonl"),
+        environment=read_json(path / "environment.json", Facts),
+        resolved=read_resolved(path / "resolved.toml", Resolved),
+        check=read_json(check, Findings) if check.exists() else None,
         evaluations=evaluations,
         logits={split: _logits(path, split) for split in evaluations},
-        tables={p.stem: load(p) for p in (path / "tables").glob("*.parquet")},
-        gallery=load_gallery(path, "final"),
-        progress={epoch: load_gallery(path, f"epoch-{epoch:04d}") for epoch in moments},
-        baseline=compare(_json(baseline), evaluations) if baseline.exists() else (),
-        seconds=_json(clock) if clock.exists() else {},
+        tables={p.stem: _table(p) for p in (path / "tables").glob("*.parquet")},
+        gallery=_gallery(path, "final"),
+        progress={epoch: _gallery(path, f"epoch-{epoch:04d}") for epoch in moments},
+        baseline=load_baseline(path, evaluations),
+        seconds=load_clock(path),
     )
 
 
@@ -106,21 +109,50 @@ def load_evaluations(run: Path) -> dict[str, dict[str, Any]]:
     """
     found = {}
     for path in sorted((run / "evaluation").glob("*.json"), key=lambda p: p.stem != "val"):
-        content = _json(path)
+        content = read_json(path, Evaluated)
         if "metrics" not in content:
-            table, logits = load(run / "tables" / f"{path.stem}.parquet"), _logits(run, path.stem)
+            table, logits = _table(run / "tables" / f"{path.stem}.parquet"), _logits(run, path.stem)
             thresholds = np.array([row["threshold"] for row in content["per_class"]])
             again = evaluate_logits(logits, table.matrix.dense(), table.classes, thresholds)
             content["metrics"] = again.to_dict()["metrics"]
+        with reading_record(path, CURE):
+            for metric in content["metrics"]:
+                Metric.from_dict(metric)
         found[path.stem] = content
     return found
 
 
 def _logits(run: Path, split: str) -> NDArray[np.float32]:
-    logits: NDArray[np.float32] = np.load(run / "evaluation" / f"{split}.npy", allow_pickle=False)
+    path = run / "evaluation" / f"{split}.npy"
+    with reading_record(path, CURE):
+        logits: NDArray[np.float32] = np.load(path, allow_pickle=False)
+        if logits.ndim != 2 or logits.dtype != np.float32:
+            raise ValueError(f"it contains {logits.dtype} {list(logits.shape)}, not float32 logits")
     return logits
 
 
-def _json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return content
+def load_baseline(run: Path, evaluations: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    """Return sentences that compare a run with its baseline; none if it has no baseline."""
+    path = run / BASELINE_FILE
+    if not path.exists():
+        return ()
+    content = read_json(path)
+    with reading_record(path, CURE):
+        return compare(content, evaluations)
+
+
+def load_clock(run: Path) -> dict[str, float]:
+    """Return the seconds of a run by phase; none if they were not recorded."""
+    path = run / CLOCK_FILE
+    found: dict[str, float] = read_json(path, dict[str, float | int]) if path.exists() else {}
+    return found
+
+
+def _gallery(run: Path, name: str) -> tuple[GalleryPhoto, ...]:
+    with reading_record(run / "gallery" / f"{name}.json", CURE):
+        return load_gallery(run, name)
+
+
+def _table(path: Path) -> LabelTable:
+    with reading_record(path, CURE):
+        return load(path)

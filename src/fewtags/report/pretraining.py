@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fewtags.config.parse import load_toml
+from fewtags.config.pretrain import PretrainResolved
+from fewtags.engine.checkpoint import reading_record
 from fewtags.engine.collapse import COLLAPSED
 from fewtags.engine.encoder_file import EncoderInfo, load_encoder
 from fewtags.engine.methods import collapsed_losses
@@ -25,6 +25,7 @@ from fewtags.photos.scan import Tick
 from fewtags.report.build import render_template
 from fewtags.report.figures import COLOURS, WIDTH, add_legend, label_epochs, png
 from fewtags.report.neighbours import NeighbourRows, neighbour_rows
+from fewtags.report.recorded import CURE, Notes, read_history, read_json, read_resolved
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
 
@@ -41,9 +42,10 @@ def build_pretraining_report(run: Path, *, device: torch.device | None = None, t
     """
     if not (run / "metrics.jsonl").exists():
         raise CheckpointError(f"{run} has not finished an epoch, so there is nothing to report yet.")
-    history = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
-    resolved = load_toml(run / "resolved.toml")
-    table = load(run / "tables" / "train.parquet")
+    history = read_history(run / "metrics.jsonl")
+    resolved = read_resolved(run / "resolved.toml", PretrainResolved)
+    with reading_record(run / "tables" / "train.parquet", CURE):
+        table = load(run / "tables" / "train.parquet")
     rows, missing = None, "the run is not finished"
     if (run / ENCODER_FILE).exists():
         encoder, info = load_encoder(run)
@@ -52,7 +54,7 @@ def build_pretraining_report(run: Path, *, device: torch.device | None = None, t
             rows, missing = neighbour_rows(encoder, table, WholeImage(info.size), where, tick=tick), ""
         except DataError as error:  # photos may have been removed since
             missing = str(error)
-    notes: list[str] = json.loads((run / "environment.json").read_text("utf-8"))["notes"]
+    notes: list[str] = read_json(run / "environment.json", Notes)["notes"]
     values = {
         "title": run.name,
         "resolved": resolved,

@@ -84,7 +84,7 @@ class HeatmapStore:
         plan: momentum, precision, dense or top-k.
         shard: the rows that this process owns and stores.
         device: of the rows; inputs and outputs stay on the caller's device. No operation waits for the net's own GPU.
-        path: a new file to memory-map the heatmaps from (sparse: it grows as rows are written); only on the CPU.
+        path: a new file to memory-map the heatmaps from; its space on the disk is reserved. Only on the CPU.
     """
 
     def __init__(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fewtags.errors import CheckpointError
+from fewtags.files import writing
 
 NUMPY = {torch.int8: np.int8, torch.uint8: np.uint8, torch.float16: np.float16, torch.float32: np.float32}
 
@@ -19,7 +24,11 @@ def lazy_zeros(
 ) -> Tensor:
     """Make a tensor of zeros (int8, uint8, float16 or float32); on the CPU, memory is only allocated as it is written.
 
-    `path` is a new file to memory-map (sparse); only on the CPU.
+    `path` is a new file to memory-map; only on the CPU. Its space on the disk is reserved: if the disk were full when a
+    page is written, the system would end the process without an error.
+
+    Raises:
+        DiskError: there is no space for the file.
     """
     on_cpu = device is None or device.type == "cpu"
     assert on_cpu or path is None, f"a file cannot be mapped to {device}"
@@ -27,8 +36,25 @@ def lazy_zeros(
         return torch.zeros(shape, dtype=dtype, device=device)
     if path is None or 0 in shape:  # an empty file cannot be mapped
         return torch.from_numpy(np.zeros(shape, NUMPY[dtype]))  # torch.zeros writes every page
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return torch.from_numpy(np.memmap(path, dtype=NUMPY[dtype], mode="w+", shape=shape))
+    with writing(path, size := math.prod(shape) * dtype.itemsize):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("wb") as file:
+                _reserve(file, size)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+    return torch.from_numpy(np.memmap(path, dtype=NUMPY[dtype], mode="r+", shape=shape))
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Fill a new file with zeros that have room on the disk."""
+    if sys.platform == "linux":
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    block = bytes(1 << 20)
+    for start in range(0, size, len(block)):
+        file.write(block[: size - start])
 
 
 def copy_state(own: Mapping[str, Tensor], given: Mapping[str, Tensor], owner: str) -> None:

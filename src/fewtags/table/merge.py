@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import MAX_COMPLETE_SETS, LabelTable, Notes, with_column
+from fewtags.table.vocabulary import folded, match_classes
 
 
 def merge(
@@ -29,10 +30,12 @@ def merge(
 ) -> LabelTable:
     """Merge label tables.
 
-    Classes are joined by id, in order of appearance. Images are joined by file: if the tables have different folders,
-    keys are first made relative to the common parent folder. Equal keys in different folders then remain two images,
-    and a file that two sources name differently becomes one. All facts are kept, each with its source; a cell with
-    contradicting facts is unknown. An image of several complete sources is complete for all of their classes together.
+    Classes are joined by id, in order of appearance. Names of later tables that differ from those of earlier ones only
+    in spelling are matched, see `vocabulary.match_classes`. Images are joined by file: if the tables have different
+    folders, keys are first made relative to the common parent folder. Equal keys in different folders then remain two
+    images, and a file that two sources name differently becomes one. All facts are kept, each with its source; a cell
+    with contradicting facts is unknown. An image of several complete sources is complete for all of their classes
+    together.
 
     Args:
         tables: the tables by source name. Facts are then marked with that name (followed by their file, if they have
@@ -48,6 +51,7 @@ def merge(
     named = dict(tables) if isinstance(tables, Mapping) else {str(n): t for n, t in enumerate(tables, 1)}
     if not named:
         raise DataError("there is nothing to merge; give at least one label table.")
+    named = _matched_classes(named)
     classes = _union_classes(named)
     root, keys = _common_keys(named, prefix)
     encoded = pa.chunked_array([array.cast(pa.string()) for array in keys]).combine_chunks().dictionary_encode()
@@ -100,17 +104,12 @@ def with_classes(table: LabelTable, classes: ClassNames) -> LabelTable:
 def common_vocabulary(tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]:
     """Return all tables under the union of their classes, in order of appearance.
 
-    Classes that a table lacks are unknown in its images; a message lists them. Two tables that give one class id
-    different display names are a `DataError`.
+    Class names of later tables that differ from those of earlier ones only in spelling are matched, see
+    `vocabulary.match_classes`. Classes that a table lacks are unknown in its images; a message lists them. Two tables
+    that give one class id different display names are a `DataError`.
     """
-    names: dict[str, str] = {}
-    for split, table in tables.items():
-        for class_id, name in zip(table.classes.ids, table.classes.names, strict=True):
-            if names.setdefault(class_id, name) != name:
-                raise DataError(
-                    f"{split}: class {class_id!r} is called {name!r} here and {names[class_id]!r} before; use one name."
-                )
-    classes = ClassNames.of(names, names.values())
+    tables = _matched_classes(tables)
+    classes = _union_classes(tables)
     out = {split: with_classes(table, classes) for split, table in tables.items()}
     for split, table in tables.items():
         if new := [i for i in classes.ids if i not in table.classes]:
@@ -123,8 +122,11 @@ def common_vocabulary(tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]
 def match_images(truth: LabelTable, table: LabelTable) -> LabelTable:
     """Return the rows of `truth` for the images of `table`, in the order and under the classes of `table`.
 
+    Class names that differ only in spelling are matched.
+
     It is a `DataError` if `truth` lacks an image, or has a class that `table` lacks.
     """
+    truth = match_classes(truth, table.classes, where="complete labels", theirs="train")
     position = {key: n for n, key in enumerate(truth.images.to_pylist())}
     keys = table.images.to_pylist()
     if missing := [key for key in keys if key not in position]:
@@ -132,12 +134,25 @@ def match_images(truth: LabelTable, table: LabelTable) -> LabelTable:
     return with_classes(truth.subset(np.array([position[key] for key in keys])), table.classes)
 
 
+def _matched_classes(named: Mapping[str, LabelTable]) -> dict[str, LabelTable]:
+    """Match the class names of each table to those of the tables before it."""
+    out: dict[str, LabelTable] = {}
+    known = ClassNames.of(())
+    for name, table in named.items():
+        before = " and ".join(out) if len(out) < 3 else "the labels before"
+        out[name] = match_classes(table, known, where=name, theirs=before)
+        shown = dict(zip(known.ids, known.names, strict=True))
+        shown |= {i: n for i, n in zip(out[name].classes.ids, out[name].classes.names, strict=True) if i not in shown}
+        known = ClassNames.of(shown, shown.values())
+    return out
+
+
 def _union_classes(named: Mapping[str, LabelTable]) -> ClassNames:
     display: dict[str, tuple[str, str]] = {}
     for source, table in named.items():
         for class_id, name in zip(table.classes.ids, table.classes.names, strict=True):
             earlier, where = display.get(class_id, (class_id, source))
-            if earlier != class_id and name not in (class_id, earlier):
+            if earlier != class_id and name != class_id and folded(name) != folded(earlier):
                 raise DataError(
                     f"class id {class_id!r} is called {earlier!r} in {where!r} and {name!r} in {source!r}. If both are "
                     "the same class, give it the same display name in both sources; if not, give it another id in one."

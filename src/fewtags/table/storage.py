@@ -62,7 +62,7 @@ def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> Non
     """Write a table to one Parquet file, atomically. The readings, exclusions and warnings of its notes are not stored.
 
     `keep_root` stores the image folder too. It is off by default: photos move, and a path may reveal private names. If
-    the folder of `path` does not exist, the error is a `DataError`.
+    the folder of `path` does not exist, the error is a `DiskError`.
     """
     index, fact = _rows_by_image(table.facts["image"].to_numpy(), np.arange(len(table), dtype=np.int32))
     taken = _taken(table.facts, fact)

@@ -300,10 +300,10 @@ class LabelTable:
         codes = encoded.indices.to_numpy()
         return {name: self.subset(codes == code) for code, name in enumerate(encoded.dictionary.to_pylist())}
 
-    def require_root(self, labels: str = "the labels") -> Path:
-        """Return the folder of the photos. The `DataError` for an unknown folder calls the table `labels`."""
+    def require_root(self, labels: str = "the labels", how: str = "--images FOLDER") -> Path:
+        """Return the folder of the photos. The `DataError` for an unknown folder uses the words `labels` and `how`."""
         if self.root is None:
-            raise DataError(f"{labels} do not say where the photos are; give their folder: --images FOLDER.")
+            raise DataError(f"{labels} do not say where the photos are; give their folder: {how}.")
         return self.root
 
     def with_root(self, root: Path | str | None) -> LabelTable:

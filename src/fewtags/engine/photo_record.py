@@ -1,0 +1,83 @@
+"""What a run records about its photos when it begins, to see before a resume whether they have changed."""
+
+from __future__ import annotations
+
+import os
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.table.content import each, photo_paths
+from fewtags.table.table import LabelTable
+
+ANY_SIZE = -1
+"""Recorded size of a photo that could not be read: a file of any size may replace it."""
+READ_WHOLE = 4 * 2**20
+"""Photos of more bytes are compared by samples of their content."""
+SAMPLES, SAMPLE_BYTES = 64, 2**16
+
+
+def photo_sizes(table: LabelTable) -> NDArray[np.int64]:
+    """int64 [N]: the size of every photo in bytes, `ANY_SIZE` for a missing one."""
+    return np.fromiter(each(_size, photo_paths(table)), np.int64)
+
+
+def photo_contents(table: LabelTable) -> NDArray[np.int64]:
+    """int64 [N, 4]: the time of the last change, that of the last change of its entry, and a digest of each photo.
+
+    The digest covers a file up to `READ_WHOLE` bytes as a whole, and 64 evenly spaced samples of a larger one. A
+    missing photo has zeros.
+    """
+    return np.array([*each(_content, photo_paths(table))], np.int64).reshape(-1, 4)
+
+
+def changed_contents(table: LabelTable, before: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Bool [N]: whether the content of a photo differs from what `photo_contents` recorded.
+
+    A photo with both times unchanged is not read. A copied folder has other times, so its photos are read.
+    """
+    paths = photo_paths(table)
+    times = np.array([*each(_times, paths)], np.int64).reshape(-1, 2)
+    read = np.flatnonzero((times != before[:, :2]).any(1))
+    digests = np.array([*each(_digest, [paths[n] for n in read])], np.int64).reshape(-1, 2)
+    changed = np.zeros(len(before), np.bool_)
+    changed[read] = (digests != before[read, 2:]).any(1)
+    return changed
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except (OSError, ValueError):  # a name with a null character is a ValueError
+        return ANY_SIZE
+
+
+def _times(path: str) -> tuple[int, int]:
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError):
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _content(path: str) -> tuple[int, int, int, int]:
+    return (*_times(path), *_digest(path))
+
+
+def _digest(path: str) -> tuple[int, int]:
+    digest = blake2b(digest_size=16)
+    try:
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= READ_WHOLE:
+                digest.update(file.read())
+            else:
+                for start in np.linspace(0, size - SAMPLE_BYTES, SAMPLES).astype(np.int64).tolist():
+                    file.seek(start)
+                    digest.update(file.read(SAMPLE_BYTES))
+    except (OSError, ValueError):
+        return (0, 0)
+    first, second = np.frombuffer(digest.digest(), np.int64).tolist()
+    return (first, second)

@@ -1,0 +1,177 @@
+"""Several labels in one cell of a text table: tags with a separator, a list of a program, or a vector of 0 and 1."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from fewtags.errors import DataError
+from fewtags.formats.common import clean_name
+from fewtags.formats.options import ReadOptions, fold
+from fewtags.formats.sheet import Meaning, Sheet, Words
+from fewtags.text import setting, some
+
+SEPARATORS = ("|", ";", ",")
+_BLANK = frozenset({"", "nan", "<na>", "[]", "()", "{}", "[nan]", "[none]"})
+_NUMBERS = frozenset({"0", "1", "-1", "0.", "1.", "0.0", "1.0", "-1.0", "nan"})
+_QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
+
+
+def is_blank(value: str) -> bool:
+    """Return whether a cell of tags states nothing."""
+    return re.sub(r"\s+", "", fold(value)) in _BLANK
+
+
+def tags_of(sheet: Sheet, column: int, options: ReadOptions) -> tuple[dict[str, tuple[str, ...]], str, list[str]]:
+    """Return the tags of each value of a column, how they were cut, and warnings.
+
+    Raises:
+        DataError: it is not clear what separates the tags.
+    """
+    values = [value for value in sheet.values[column] if not is_blank(value)]
+    lists = {value: tags for value in values if (tags := _list_of(value)) is not None}
+    if lists and len(lists) < len(values):
+        one, other = next(iter(lists)), next(value for value in values if value not in lists)
+        raise DataError(
+            f"{sheet.first(column, one)}: {one!r} is a list, but {other!r} is not; write all cells in one way, such as "
+            "cat|dog."
+        )
+    if lists:
+        return dict.fromkeys(sheet.values[column], ()) | lists, "each cell is a list of tags", []
+    separator = _separator(sheet, column, values, options)
+    cells = {value: () if is_blank(value) else cut(value, separator) for value in sheet.values[column]}
+    warnings = [] if options.tags_separator is not None else _commas(sheet, column, separator, cells)
+    how = f"tags split at {separator!r}" if separator else "one tag a row"
+    return cells, how, warnings
+
+
+def cut(value: str, separator: str) -> tuple[str, ...]:
+    """Return the tags of a cell, without blank ones ("" and NaN) and without repeats."""
+    parts = value.split(separator) if separator else [value]
+    return tuple(dict.fromkeys(tag for part in parts if fold(tag := clean_name(part)) not in ("", "nan")))
+
+
+def vectors(sheet: Sheet, column: int, words: Words, options: ReadOptions) -> dict[str, list[Meaning]] | None:
+    """Return the meaning of each number in cells such as "1 0 NaN"; None if the cells are not vectors.
+
+    The header names the classes, in the same order and with as many names; see `vector_classes`.
+
+    Raises:
+        DataError: the cells are vectors, but have different lengths, or nothing names their classes.
+    """
+    values = [value for value in sheet.values[column] if not is_blank(value)]
+    found = {value: _numbers_of(value) for value in values}
+    whole = all(re.fullmatch("[01]{2,}", value.strip()) for value in values)
+    if whole and values:
+        lengths = {len(value.strip()) for value in values}
+        # 10 and 11 alone may be numbers of classes.
+        if len(lengths) > 1 or not (min(lengths) > 2 or any(value.strip()[0] == "0" for value in values)):
+            return None
+        found = {value: list(value.strip()) for value in values}
+    known = {value: parts for value, parts in found.items() if parts is not None}
+    if len(known) < len(values) or not any(len(parts) > 1 for parts in known.values()):
+        return None
+    sizes = sorted({len(parts) for parts in known.values()})
+    listed = [fold(part) for parts in known.values() for part in parts]
+    if options.tags_separator is not None and len(sizes) > 1 and "nan" not in listed:
+        return None  # classes that are called 0 and 1
+    names = vector_classes(sheet, column)
+    value = next(value for value in values if len(known[value]) > 1)
+    if len(sizes) > 1 or len(names) != sizes[0]:
+        much = f"{sizes[0]} numbers" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} numbers"
+        example = " ".join(f"class{i}" for i in range(1, min(sizes[-1], 3) + 1))
+        raise DataError(
+            f"{sheet.first(column, value)}: {value!r} states 0 or 1 for each class, but nothing names the classes (the "
+            f"cells have {much}). Make one column per class, or write the names of the classes as the header of this "
+            f"column, separated by blanks: '{example}{' ...' if sizes[-1] > 3 else ''}'."
+        )
+    meaning = {part: words.meaning(part) or Meaning.OPEN for parts in known.values() for part in parts}
+    blank = [Meaning.BLANK] * len(names)
+    return {
+        value: [meaning[part] for part in known[value]] if value in known else blank for value in sheet.values[column]
+    }
+
+
+def vector_classes(sheet: Sheet, column: int) -> list[str]:
+    """Return the class names in the header of a column of vectors."""
+    names = [name for name in re.split(r"[\s|;,]+", sheet.header[column].strip("[](){} ")) if name]
+    return names if len(set(names)) == len(names) else []
+
+
+def _numbers_of(value: str) -> list[str] | None:
+    """Return the numbers of a vector such as [1, 0] or 1|0|1; None for other cells."""
+    text = value.strip()
+    if text[:1] in "[({" and text[-1:] in "])}":
+        text = text[1:-1]
+    parts = [part.strip("'\" ") for part in re.split(r"[\s|;,]+", text.strip())]
+    return parts if all(fold(part) in _NUMBERS for part in parts) else None
+
+
+def _list_of(value: str) -> tuple[str, ...] | None:
+    """Return the tags of a cell such as ['cat', 'dog'] or [cat, dog]; None for other cells."""
+    text = value.strip()
+    if len(text) < 2 or text[0] + text[-1] not in ("[]", "()", "{}"):
+        return None
+    inner = text[1:-1]
+    quoted = [one or other for one, other in _QUOTED.findall(inner)]
+    if not quoted:
+        return cut(inner, ",") if text[0] == "[" else None
+    between = _QUOTED.sub("", inner)
+    tags = (clean_name(re.sub(r"\\(.)", r"\1", tag)) for tag in quoted)
+    return tuple(dict.fromkeys(tag for tag in tags if tag)) if not between.strip(" ,\n\t") else None
+
+
+def _separator(sheet: Sheet, column: int, values: Sequence[str], options: ReadOptions) -> str:
+    """Return the character between the tags; "" if each cell has one tag."""
+    if options.tags_separator is not None:
+        return {"space": " ", "tab": "\t"}.get(options.tags_separator, options.tags_separator)
+    seen = {mark: [value for value in values if mark in value] for mark in SEPARATORS}
+    used = [mark for mark, cells in seen.items() if cells]
+    if len(used) > 1 and (used[0] != "|" or _mixed(values, used)):
+        one, other = seen[used[0]][0], seen[used[1]][0]
+        raise DataError(
+            f"{sheet.first(column, one)}: {some(used)} may all separate tags, as in {one!r} and {other!r}; pass the "
+            f"one that does: {setting('tags_separator', used[0])}."
+        )
+    if used:
+        return used[0]
+    # Names with blanks ("traffic light") have as many words as distinct cells; tags are few, in many combinations.
+    tags = {tag for value in values for tag in value.split()}
+    return " " if len(tags) < len({value.strip() for value in values}) else ""
+
+
+def _mixed(values: Iterable[str], marks: Sequence[str]) -> bool:
+    """Return whether a tag between the first marks has other marks that separate tags, too."""
+    tags = {tag for value in values for tag in cut(value, marks[0])}
+    return any(part in tags for tag in tags for mark in marks[1:] if mark in tag for part in cut(tag, mark))
+
+
+def _commas(sheet: Sheet, column: int, separator: str, cells: Mapping[str, Collection[str]]) -> list[str]:
+    """Return a warning about commas that may belong to a name, because the parts around them never occur apart.
+
+    Raises:
+        DataError: no cell shows that commas separate tags.
+    """
+    if separator != ",":
+        return []
+    uses: dict[str, set[frozenset[str]]] = defaultdict(set)
+    for tags in cells.values():
+        for tag in tags:
+            uses[tag].add(frozenset(tags))
+    several = {value: tags for value, tags in cells.items() if len(tags) > 1}
+    together = [value for value, tags in several.items() if all(len(uses[tag]) == 1 for tag in tags)]
+    if not together:
+        return []
+    value = together[0]
+    cure = (
+        f"If the commas separate tags, pass {setting('tags_separator', ',')}; if they belong to the names, pass "
+        f"{setting('tags_separator', '|')}."
+    )
+    if len(together) == len(several):
+        raise DataError(
+            f"{sheet.first(column, value)}: {value!r} may be {len(several[value])} tags, or one name with a comma. "
+            f"{cure}"
+        )
+    text = f"{some(together, 3)} were split at commas, but their parts never occur apart. {cure}"
+    return [f"{sheet.path.name}, column {sheet.header[column]!r}: {text}"]

@@ -1,0 +1,81 @@
+"""Boxes and points in another unit than their format has: fractions, per cent and pixels, for all readers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.errors import DataError
+
+Unit = Literal["pixels", "fractions", "percent"]
+
+_WORDS = {"pixels": "pixels", "fractions": "fractions of the photo", "percent": "per cent of the photo"}
+_FAR = 2.0
+_LARGE, _SEVERAL = 200, 8
+
+
+def check_unit(
+    corners: NDArray[np.float64], points: NDArray[np.bool_], sizes: NDArray[np.float64], unit: Unit, where: str
+) -> tuple[str, ...]:
+    """Return warnings about regions that may be in another unit.
+
+    Args:
+        corners: float [F, 4] x0, y0, x1, y1 in pixels, or else in fractions.
+        points: bool [F], which of them are points.
+        sizes: float [F, 2], width and height of the photo of each region, 1 for fractions; NaN if unknown.
+        unit: the unit in which the format writes them.
+        where: the file, for messages.
+
+    Raises:
+        DataError: no region can be in the unit.
+    """
+    used: NDArray[np.bool_] = np.all(np.isfinite(corners), 1)
+    corners = corners * (100 if unit == "percent" else 1)
+    sizes = sizes * (100 if unit == "percent" else 1)
+    corners, points, sizes = corners[used], points[used], sizes[used]
+    if not len(corners):
+        return ()
+    last, n = corners[:, 2:], len(corners)
+    one = 1.0 if unit == "pixels" else 0.0
+    shown = f"{where}: all {n:,} boxes or points"
+    largest = f"the largest coordinate is {last.max():g}"
+    if unit != "fractions" and _within_one(last, points):
+        raise DataError(
+            f"{shown} lie within the first {'pixel' if unit == 'pixels' else 'per cent'} of their photo ({largest}), "
+            f"so they look like fractions, but this format has {_WORDS[unit]}. {_cure(unit, where)}"
+        )
+    far = np.any(last > _FAR * np.where(np.isfinite(sizes), sizes, np.inf) + one, 1)
+    if 2 * far.sum() > n:
+        text = f"{where}: {far.sum():,} of {n:,} boxes or points reach far beyond their photo ({largest})"
+        if unit == "pixels":
+            return (f"{text}; are the photos smaller copies, or do the numbers mean something else than pixels?",)
+        raise DataError(
+            f"{text}, so they look like pixels or per cent, but this format has {_WORDS[unit]}. {_cure(unit, where)}"
+        )
+    if unit == "pixels":
+        tiny = ~points & np.all(last - corners[:, :2] < 1, 1)
+        if tiny.any():
+            return (f"{where}: {tiny.sum():,} boxes are smaller than a pixel; are they fractions of the photo?",)
+        large: np.bool_ = np.all(sizes >= _LARGE)
+        if large and n >= _SEVERAL and last.max() <= 100 and last.max(0).min() > 50:
+            return (
+                f"{where}: no box or point goes beyond 100 ({largest}), although the photos are larger; are the "
+                "numbers per cent of the photo? This format has pixels.",
+            )
+    return ()
+
+
+def _within_one(last: NDArray[np.float64], points: NDArray[np.bool_]) -> bool:
+    """Return whether all regions end before 1; single pixels (whole numbers) are possible for points only."""
+    broken = bool(np.any(last % 1 != 0))
+    return bool(np.all(last <= 1)) and (broken or not bool(points.all()))
+
+
+def _cure(unit: Unit, where: str) -> str:
+    if where.lower().endswith((".csv", ".tsv", ".txt")):
+        return "Say which unit they have with data.points (pixels or fractions)."
+    if unit == "pixels":
+        return "Multiply x by the width and y by the height of the photo."
+    return "Divide x by the width and y by the height of the photo." if unit == "fractions" else "Multiply them by 100."

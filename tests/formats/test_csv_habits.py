@@ -1,0 +1,237 @@
+"""Habits of people and programs that write tables, found by users: each is read as meant, or refused with the cure."""
+
+import pytest
+from seen import labels
+
+from fewtags.errors import DataError
+from fewtags.formats.csv import read_csv
+from fewtags.formats.options import ReadOptions
+from fewtags.formats.read import detect
+from fewtags.labels import Label
+from fewtags.text import command_line
+
+P, N = Label.POSITIVE, Label.NEGATIVE
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(text, **options):
+        file = tmp_path / "labels.csv"
+        file.write_bytes(text.encode() if isinstance(text, str) else text)
+        return read_csv(file, None, ReadOptions(**options))
+
+    return read
+
+
+def splits(table):
+    return None if table.split_names is None else table.split_names.to_pylist()
+
+
+# ---------------------------------------------------------------------------------------------------- marks and words
+
+
+@pytest.mark.parametrize("yes", ["x", "X", "ja", "oui", "+", "sí", "✓", "WAHR", "vrai"])
+def test_marks_beside_blank(read, yes):
+    assert labels(read(f"image,cat,dog\na.jpg,{yes},\nb.jpg,,{yes}\n")) == {"a.jpg": {"cat": P}, "b.jpg": {"dog": P}}
+
+
+@pytest.mark.parametrize(("yes", "no"), [("ja", "nein"), ("oui", "non"), ("+", "-"), ("✓", "✗"), ("VRAI", "FAUX")])
+def test_words_of_other_languages(read, yes, no):
+    assert labels(read(f"image,cat\na.jpg,{yes}\nb.jpg,{no}\n")) == {"a.jpg": {"cat": P}, "b.jpg": {"cat": N}}
+
+
+def test_a_minus_without_a_plus_is_asked_about(read):
+    with pytest.raises(DataError, match="'-' means neither present"):
+        read("image,cat,dog\na.jpg,x,-\nb.jpg,-,x\n")
+
+
+def test_columns_with_different_marks(read):
+    table = read("Photo;Cat?;Dog?\na.jpg;yes;x\nb.jpg;no;\n")
+    assert labels(table) == {"a.jpg": {"Cat?": P, "Dog?": P}, "b.jpg": {"Cat?": N}}
+
+
+def test_a_column_with_an_unknown_mark_is_a_warning(read):
+    with command_line():
+        table = read("image,cat,dog\na.jpg,ja,ok\nb.jpg,nein,\n")
+    assert table.notes.warnings == (
+        "labels.csv: column 'dog' is not read as a class, because 'ok' means neither present nor absent. If it is a "
+        "class, say what the word means: --set data.positive_words=ok.",
+    )
+
+
+@pytest.mark.parametrize("options", [{"blank": "negative"}, {"complete": True}])
+def test_the_sample_agrees_with_the_labels(read, options):
+    table = read("image,cat,dog\na.jpg,x,\nb.jpg,,x\n", **options)
+    assert labels(table)["a.jpg"] == {"cat": P, "dog": N}
+    assert "labels.csv: 'a.jpg' is 'cat'; is not 'dog'" in table.notes.messages
+
+
+# ------------------------------------------------------------------------------------------------------------ the file
+
+
+@pytest.mark.parametrize("first", ["sep=;\n", '"sep=;"\r\n', "SEP=;\r\n"])
+def test_the_separator_line_of_excel(read, first):
+    assert labels(read(first + "image;tags\na.jpg;cat\n")) == {"a.jpg": {"cat": P}}
+    with pytest.raises(DataError, match="row 3: 3 cells"):
+        read(first + "image;tags\na.jpg;cat;dog\n")
+
+
+@pytest.mark.parametrize("ending", [".xlsx", ".xls", ".ods"])
+def test_a_spreadsheet(read, tmp_path, ending):
+    (tmp_path / f"a{ending}").write_bytes(b"PK\x03\x04")
+    with pytest.raises(DataError, match="a spreadsheet file, which is not read; open it, save the sheet"):
+        detect(tmp_path / f"a{ending}")
+    with pytest.raises(DataError, match=r"labels\.csv: a spreadsheet file"):
+        read(b"PK\x03\x04\x00")
+
+
+def test_blank_cells_beyond_the_header(read):
+    assert labels(read("image,tags\na.jpg,cat,,\nb.jpg,dog\n")) == {"a.jpg": {"cat": P}, "b.jpg": {"dog": P}}
+
+
+def test_rows_of_another_length(read):
+    with pytest.raises(
+        DataError, match=r"row 2: 3 cells.* if 'cat,dog' is one cell, write it in quotes, as in \"cat,d"
+    ):
+        read("image,tags\na.jpg,cat,dog\n")
+    with pytest.raises(DataError, match="row 3: 1 cell, but the header has 2; add the missing cells"):
+        read("image,tags\na.jpg,cat\nb.jpg\n")
+
+
+def test_names_of_columns_in_any_spelling(read):
+    assert read("image,hot  dog\u200b,cat\na.jpg,1,0\n", columns=("hot dog",)).classes.ids == ("hot dog",)
+
+
+# ---------------------------------------------------------------------------------------------------- tags in one cell
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["['cat', 'hot dog']", '[""cat"", ""hot dog""]', "('cat', 'hot dog')", "['cat' 'hot dog']", "[cat, hot dog]"],
+)
+def test_lists_of_programs(read, cell):
+    table = read(f'image,tags\na.jpg,"{cell}"\nb.jpg,[]\n')
+    assert labels(table) == {"a.jpg": {"cat": P, "hot dog": P}, "b.jpg": {}}
+    assert "labels.csv: each cell is a list of tags" in table.notes.messages
+
+
+VECTORS = ["1 0 NaN", "1|0|nan", '"[1, 0, nan]"', '"1,0,NaN"', "1.0 0.0 nan"]
+
+
+@pytest.mark.parametrize("cell", VECTORS)
+def test_vectors_with_class_names_in_the_header(read, cell):
+    table = read(f"image\tcat dog cow\na.jpg\t{cell}\nb.jpg\t\n")
+    assert labels(table) == {"a.jpg": {"cat": P, "dog": N}, "b.jpg": {}}
+
+
+def test_digits_without_separator(read):
+    assert labels(read("image,cat dog cow\na.jpg,101\nb.jpg,010\n"))["a.jpg"] == {"cat": P, "dog": N, "cow": P}
+    # Numbers of classes.
+    assert read("image,label\na.jpg,10\nb.jpg,11\nc.jpg,7\n").classes.ids == ("10", "11", "7")
+    assert read("image,tags\na.jpg,16 0\nb.jpg,0\nc.jpg,16\nd.jpg,5 16\n").classes.ids == ("0", "16", "5")
+
+
+@pytest.mark.parametrize("cell", [*VECTORS, "11010", "1 -1 0"])
+def test_vectors_without_class_names_are_refused(read, cell):
+    with pytest.raises(DataError) as error:
+        read(f"image\ttags\na.jpg\t{cell}\n")
+    assert "states 0 or 1 for each class, but nothing names the classes" in str(error.value)
+    assert "Make one column per class" in str(error.value)
+
+
+def test_vectors_of_different_lengths_are_refused(read):
+    with pytest.raises(DataError, match="the cells have 2 to 3 numbers"):
+        read("image,cat dog\na.jpg,1 0\nb.jpg,1 0 1\n")
+
+
+def test_nan_beside_a_tag_is_not_a_class(read):
+    table = read("image,tags\na.jpg,cat|NaN\nb.jpg,dog\n")
+    assert table.classes.ids == ("cat", "dog")
+    assert "labels.csv: 1 cells have NaN beside tags; it states nothing" in table.notes.messages
+
+
+def test_a_comma_that_may_belong_to_a_name(read):
+    text = 'image,tags\na.jpg,"tench, Tinca tinca"\nb.jpg,"goldfish, Carassius"\n'
+    with command_line(), pytest.raises(DataError) as error:
+        read(text)
+    assert str(error.value).endswith(
+        "row 2, column 'tags': 'tench, Tinca tinca' may be 2 tags, or one name with a comma. If the commas separate "
+        "tags, pass --set data.tags_separator=,; if they belong to the names, pass --set 'data.tags_separator=|'."
+    )
+    assert read(text, tags_separator="|").classes.ids == ("goldfish, Carassius", "tench, Tinca tinca")
+    assert len(read(text, tags_separator=",").classes) == 4
+    some = read('image,tags\na.jpg,"cat, dog"\nb.jpg,cat\nc.jpg,"salt, pepper"\n')
+    assert "'salt, pepper' were split at commas, but their parts never occur apart" in some.notes.warnings[0]
+
+
+def test_a_bar_beats_a_comma(read):
+    assert read('image,tags\na.jpg,"salt, pepper|cup"\n').classes.ids == ("cup", "salt, pepper")
+    with pytest.raises(DataError, match="may all separate tags"):
+        read('image,tags\na.jpg,"cat,dog|cup"\nb.jpg,dog|cat\n')
+
+
+def test_names_that_look_equal_are_one_class(read):
+    assert read("image,tags\na.jpg,cafe\u0301\nb.jpg,caf\u00e9\u200b\n").classes.ids == ("caf\u00e9",)
+    assert read("image,cafe\u0301\na.jpg,1\n").classes.ids == ("caf\u00e9",)
+    points = "image,class,x_px,y_px\na.jpg,cafe\u0301,,\nb.jpg,caf\u00e9,,\n"
+    assert read(points).classes.ids == ("caf\u00e9",)
+    with pytest.raises(DataError, match="several columns are called"):
+        read("image,cafe\u0301,caf\u00e9\na.jpg,1,0\n")
+
+
+# ------------------------------------------------------------------------------------------------------------- columns
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("image,tags,is_valid\na.jpg,cat,True\nb.jpg,dog,False\n", ["val", "train"]),
+        ("image,cat,is_valid\na.jpg,1,1\nb.jpg,0,0\n", ["val", "train"]),
+        ("image,cat,is_valid,is_test\na.jpg,1,1,0\nb.jpg,0,0,1\nc.jpg,0,0,0\n", ["val", "test", "train"]),
+        ("image,cat,is_train\na.jpg,1,1\nb.jpg,0,0\n", ["train", "val"]),
+        ("image,cat,Usage\na.jpg,1,Training\nb.jpg,0,Test\n", ["train", "test"]),
+        ("image,tags,which\na.jpg,cat,train\nb.jpg,dog,valid\n", ["train", "val"]),
+        ("image,cat,train,val\na.jpg,1,1,0\nb.jpg,0,0,1\n", ["train", "val"]),
+    ],
+)
+def test_splits_under_any_name(read, text, expected):
+    table = read(text)
+    assert splits(table) == expected
+    assert set(table.classes.ids) <= {"cat", "dog"}
+
+
+def test_columns_that_may_be_splits(read):
+    assert read("image,cat,train\na.jpg,1,1\nb.jpg,0,0\n").classes.ids == ("cat", "train")  # the vehicle
+    with pytest.raises(DataError, match="the column 'val' may be a class or a split"):
+        read("image,cat,val\na.jpg,1,1\nb.jpg,0,0\n")
+    assert read("image,cat,val\na.jpg,1,1\nb.jpg,0,0\n", columns=("cat", "val")).classes.ids == ("cat", "val")
+    with pytest.raises(DataError, match="'split', 'is_valid' may all name the split"):
+        read("image,cat,split,is_valid\na.jpg,1,train,1\nb.jpg,0,val,0\n")
+    fold = read("image,cat,fold\na.jpg,1,1\nb.jpg,0,0\n")
+    assert fold.classes.ids == ("cat",)
+    assert "column 'fold' is read neither as a split nor as a class" in fold.notes.warnings[0]
+    numbers = read("image,cat,partition\na.jpg,1,0\nb.jpg,0,2\nc.jpg,0,1\n")
+    assert "column 'partition': no value is train, val or test" in numbers.notes.warnings[0]
+
+
+def test_predictions_are_not_labels(read):
+    with pytest.raises(DataError, match=r"are those of `fewtags predict`; predictions are not labels"):
+        read("image,class,name,probability,threshold\na.jpg,cat,cat,0.9,0.5\n")
+    for text in ("image,cat,dog\na.jpg,0.91,0.002\nb.jpg,0.1,1.0\n", "image,cat\na.jpg,0.9\n"):
+        with pytest.raises(DataError, match="between 0 and 1, as the probabilities that a model predicts"):
+            read(text)
+
+
+def test_points_of_coralnet(read, make_photo):
+    make_photo("a.jpg", size=(40, 20))
+    table = read("Name,Row,Column,Label\na.jpg,5,10,coral\na.jpg,15,30,sand\n")
+    assert [(f["x0"], f["y0"]) for f in table.facts.to_pylist()] == [(0.25, 0.25), (0.75, 0.75)]
+    with pytest.raises(DataError, match="are the columns 'Column' and 'Row' points in pixels or in fractions"):
+        read("image,Row,Column,Label\na.jpg,5,10,coral\n")
+
+
+def test_numbers_beside_labels_are_a_warning(read):
+    table = read("image,left,top,label\na.jpg,5,10,cat\nb.jpg,6,7,dog\n")
+    assert table.notes.warnings[0].startswith(
+        "labels.csv: the numbers of 'left', 'top' beside the labels are not read."
+    )

@@ -1,0 +1,52 @@
+"""Kill training at random file operations, once or twice, resume, and compare the bits: `kills.py [COUNT [SEED]]`."""
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+from forked import KINDS, Tally, at_operation, count_argument, fresh, leftovers, make_data, result_of, run, train
+
+
+def kill() -> None:
+    """End this process as a power cut would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Run the script."""
+    count, rng = count_argument(20)
+    tally = Tally("kill and resume")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data, wanted, operations = make_data(folder), {}, {}
+        for kind in KINDS:
+            out, counted = folder / f"whole-{kind}", folder / f"{kind}.count"
+            whole = run(train(data, kind, out), at_operation(0, out, kill, counted))
+            assert whole.code == 0, whole.output
+            wanted[kind], operations[kind] = result_of(out), int(counted.read_text())
+        while tally.done < count:
+            kind = rng.choice(list(KINDS))
+            out = fresh(folder / "run")
+            places = [rng.randint(1, operations[kind])]
+            found = run(train(data, kind, out), at_operation(places[0], out, kill))
+            for _ in range(4):
+                if found.code == 0:
+                    break
+                begun = (out / "run.toml").exists()
+                command = ["resume", str(out), "--cpu"] if begun else train(data, kind, out)
+                if not begun:
+                    fresh(out)
+                again = rng.randint(1, operations[kind]) if len(places) < 2 and rng.random() < 0.5 else 0
+                if (out / "model.safetensors").exists() and (out / "report.html").exists():
+                    break
+                places.append(again)
+                found = run(command, at_operation(again, out, kill) if again else None)
+            right = found.code in (0, -signal.SIGKILL) and result_of(out) == wanted[kind]
+            rest = [] if found.code else leftovers(out)
+            tally.check(right and not rest, f"{kind} at operations {places}, left {rest}", found.output)
+    tally.end()
+
+
+if __name__ == "__main__":
+    main()

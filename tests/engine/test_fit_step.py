@@ -90,6 +90,9 @@ class AssumeNegativeSpy:
     def setup(self, net, problem):
         return {}
 
+    def needs_predictions(self, epoch):
+        return False
+
     def on_epoch_start(self, epoch):
         return {}
 

@@ -14,7 +14,6 @@ from fewtags.labels import Label
 from fewtags.losses import partial
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-LOSSES = json.loads((GOLDEN / "losses.json").read_text())
 SCL = json.loads((GOLDEN / "scl.json").read_text())
 STATE = {1: Label.POSITIVE, 0: Label.NEGATIVE, -1: Label.UNKNOWN}  # the encoding of the golden files
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
@@ -80,47 +79,7 @@ def test_expected_negative_and_positive_by_hand():
     assert partial.expected_positive(logits, labels, expected).item() == pytest.approx((3 * a + 3 * b) / 6, rel=1e-12)
 
 
-# --- golden values
-
-
-LOSS_OF = {
-    "AN": partial.assume_negative,
-    "AN-LS": partial.assume_negative,
-    "WAN": partial.weak_assume_negative,
-    "BCE full labels": partial.bce,
-    "BCE ignoring unknown (IU)": partial.bce,
-    "LL epoch 1 (= AN, BCE with logits)": partial.assume_negative,
-    "BCE via ASL class": partial.bce,
-}
-OPTION = {"ls_coef": "smoothing", "neg_weight": "negative_weight", "log_eps": "log_eps"}
-# What a peer's own values mean: Cole and LargeLoss have 0 for unknown, losses for full labels have 0 for negative.
-PEER = {1: P, 0: U, -1: N}
-PEER_FULL = {1: P, 0: N}
-FULL = {"BCE full labels", "BCE via ASL class"}
-# ASL clamps probabilities at 1e-8 (-log <= 18.4): another formula at logit -20.
-RECORDS = [r for r in LOSSES["records"] if (r["loss_name"], r["case"]) != ("BCE via ASL class", "extreme")]
-
-
-@pytest.mark.parametrize("record", RECORDS, ids=lambda r: r["id"])
-def test_golden_values_of_peers(record):
-    case = LOSSES["cases"][record["case"]]
-    meaning = PEER_FULL if record["loss_name"] in FULL else PEER
-    labels = int8([[meaning[record["encoding_to_peer"][str(v)]] for v in row] for row in case["labels"]])
-    logits = float64(case["logits"]).requires_grad_()
-    options = {OPTION[k]: v for k, v in record["hyper_parameters"].items() if k in OPTION}
-    loss = LOSS_OF[record["loss_name"]](logits, labels, **options)
-    if record["hyper_parameters"].get("reduction") == "sum":
-        loss = loss * logits.numel()
-    loss.backward()
-    rtol = record["suggested_rtol"]
-    assert loss.item() == pytest.approx(record["loss"], rel=rtol)
-    # The peer takes 1 - f from a rounded f: half an ulp of 1, times the largest derivative 1 / log_eps, over 24 cells.
-    rounding = 2**-53 / record["hyper_parameters"].get("log_eps", 1) / 24
-    np.testing.assert_allclose(logits.grad, record["grad_logits"], rtol=rtol, atol=rounding)
-
-
-def test_every_golden_loss_is_reached():
-    assert {r["loss_name"] for r in RECORDS} == set(LOSS_OF)
+# --- golden values of the paper; those of peers are in test_golden.py
 
 
 @pytest.mark.parametrize("reading", ["all_then_or", "fill", "unannotated_only"])

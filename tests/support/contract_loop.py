@@ -10,7 +10,8 @@ from fewtags.objectives.base import Progress
 class ContractLoop:
     """Trains `self.method` on `self.net`; checkpoints go through a file.
 
-    A subclass sets `net`, `method`, `parts`, `optimizer`, `epochs` and `steps`, and defines `batch()`.
+    A subclass sets `net`, `method`, `parts`, `optimizer`, `epochs` and `steps`, and defines `batch()`; `predictions()`
+    too, if a method needs them.
     """
 
     def begin(self):
@@ -18,12 +19,14 @@ class ContractLoop:
         self.losses, self.diagnostics = [], []
 
     def at(self):
-        return Progress(self.epoch, self.step, self.steps)
+        return Progress(self.epoch, self.step, self.steps, lr=0.05)
 
     def run(self, stop_after=None):
         """Train to the end, or for a number of steps; the losses so far are in `losses`."""
         while self.epoch < self.epochs and stop_after != 0:
             if self.step == 0:
+                if self.method.needs_predictions(self.epoch):
+                    self.method.on_predictions(self.epoch, self.predictions())
                 self.diagnostics.append(dict(self.method.on_epoch_start(self.epoch)))
             self.train(self.batch())
             self.step += 1

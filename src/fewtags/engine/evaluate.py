@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fewtags.engine.machine import prepare_process
 from fewtags.errors import DataError
@@ -31,15 +32,21 @@ def predict_logits(
 ) -> Logits:
     """Return float32 [N, C] of all photos, in order, on every process; the pool comes first, so no maps are made."""
     prepare_process()
+    with torch.inference_mode():
+        local = own_logits(net, loader, device)
+        logits: Logits = (shard or Shard()).gather(local, samples).cpu().numpy()
+    return logits
+
+
+def own_logits(net: SpatialNet, loader: EvalLoader, device: torch.device) -> Tensor:
+    """Return float32 [rows, C] of this process's photos, in order. The caller switches gradients off."""
     net.eval()
     # A process may have no photos.
     pieces = [torch.zeros(0, net.head.classes, device=device)]
-    with torch.inference_mode():
-        for batch in loader:
-            images = batch.images.to(device, memory_format=torch.channels_last)
-            pieces.append(net.predict_logits(images).float())
-    logits: Logits = (shard or Shard()).gather(torch.cat(pieces), samples).cpu().numpy()
-    return logits
+    for batch in loader:
+        images = batch.images.to(device, memory_format=torch.channels_last)
+        pieces.append(net.predict_logits(images).float())
+    return torch.cat(pieces)
 
 
 def sigmoid(logits: Logits) -> NDArray[np.float64]:

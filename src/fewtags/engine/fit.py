@@ -119,6 +119,8 @@ class Fit:
         fixed: features of one view of every image, for stages that solve the head.
         out: run folder for checkpoints, `best.safetensors` and `metrics.jsonl`; None writes nothing.
         validate: called after each epoch with the net (or its averaged copy) in eval mode; returns metrics.
+        predict: called with the same net; returns the logits float32 [rows, C] of the training images of this process,
+            in the order of `Shard.owned`. Only objectives that need predictions need it.
 
     Raises:
         TrainingError: the loss is not finite (parts and weights are as before that step, except for BatchNorm's
@@ -140,6 +142,7 @@ class Fit:
         fixed: FixedSource | None = None,
         out: Path | None = None,
         validate: Callable[[nn.Module], Metrics] | None = None,
+        predict: Callable[[nn.Module], Tensor] | None = None,
     ) -> None:
         if (problem.warmup_epochs, problem.epochs) != (config.warmup_epochs, config.epochs):
             raise ConfigError(
@@ -149,7 +152,7 @@ class Fit:
         if any(stage.solved for stage in config.stages) and (fixed is None or not isinstance(net, SpatialNet)):
             raise ConfigError("a stage with logit_variances needs a classifier and its fixed features (fixed=...).")
         self.net, self.objective, self.source, self.config, self.problem = net, objective, source, config, problem
-        self.accelerator, self.validate, self.fixed = accelerator, validate, fixed
+        self.accelerator, self.validate, self.predict, self.fixed = accelerator, validate, predict, fixed
         self.base = net if model is None else model
         net.to(accelerator.device).to(memory_format=torch.channels_last)
         self.parts: dict[str, Part] = dict(objective.setup(net, problem))
@@ -272,18 +275,31 @@ class Fit:
                 totals = {k: zero + v for k, v in state.sums.items()}
                 yield Saved(self.storage.save(state, self.optimizer))
         means = {k: v / steps for k, v in mean_over_processes(self.accelerator, totals).items()}
-        group = self.optimizer.param_groups[0]
-        rate = {"lr": float(group["lr"]) / float(group["factor"])}
-        yield from self._end_epoch(stage, means, started, cpu, rate)
+        yield from self._end_epoch(stage, means, started, cpu, {"lr": _learning_rate(self.optimizer)})
 
     def _start_epoch(self, stage: StageConfig) -> EpochStarted:
         """Let the objective prepare for an epoch, once."""
         state = self.state
         if state.step == 0:
             state.sums = {}
+            if self.objective.needs_predictions(state.epoch):
+                self._predict()
             with repeatable(self.accelerator.device):
                 state.diagnostics = dict(self.objective.on_epoch_start(state.epoch))
         return EpochStarted(state.epoch, stage.name, state.diagnostics)
+
+    def _predict(self) -> None:
+        """Give the objective predictions for the training images."""
+        if self.predict is None:
+            raise ConfigError(
+                f"{type(self.objective).__name__} needs predictions of the training images (predict=...)."
+            )
+        net = self.evaluated
+        training = net.training
+        net.eval()
+        with torch.no_grad(), repeatable(self.accelerator.device):
+            self.objective.on_predictions(self.state.epoch, self.predict(net).to(self.problem.device))
+        net.train(training)
 
     def _optimise(self, group: list[Batch], weights: list[Tensor | float]) -> tuple[list[Step], bool]:
         """Take one optimiser step over the batches of `group`, and let the objective commit if it was applied."""
@@ -293,7 +309,7 @@ class Fit:
         moved: list[Batch] = []
         for i, (batch, weight) in enumerate(zip(group, weights, strict=True)):
             batch = _channels_last(batch.to(accelerator.device))
-            at = Progress(state.epoch, state.step + i, self.source.steps_per_epoch)
+            at = Progress(state.epoch, state.step + i, self.source.steps_per_epoch, _learning_rate(self.optimizer))
             with self._seeded(at), nullcontext() if i == len(group) - 1 else accelerator.no_sync(self.model):
                 out = self.objective.step(self.model, batch, at)
                 accelerator.backward(out.loss * weight / len(group))
@@ -451,6 +467,12 @@ class Fit:
             self.averaged.module.load_state_dict(net.state_dict())
             self.averaged.n_averaged.zero_()
         return logs
+
+
+def _learning_rate(optimizer: Any) -> float:
+    """Return the learning rate of parameters with the factor 1."""
+    group = optimizer.param_groups[0]
+    return float(group["lr"]) / float(group["factor"])
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:

@@ -22,7 +22,7 @@ from fewtags.engine.baseline import Baseline, Measured, logistic_regression
 from fewtags.engine.checkpoint import write_array
 from fewtags.engine.clock import Clock
 from fewtags.engine.distributed import make_accelerator
-from fewtags.engine.evaluate import Evaluation, Logits, epoch_metrics, evaluate_logits, predict_logits
+from fewtags.engine.evaluate import Evaluation, Logits, epoch_metrics, evaluate_logits, own_logits, predict_logits
 from fewtags.engine.events import Ended, EpochEnded, Event
 from fewtags.engine.fit import BatchSource, Fit, FitConfig
 from fewtags.engine.gallery import Gallery, save_gallery
@@ -127,6 +127,7 @@ class TrainRun:
             model=net.head if cached else net,
             out=self.out,
             validate=self._validation(),
+            predict=self._predict_train,
         )
         if not resume:
             if self.accelerator.is_main_process:
@@ -303,6 +304,17 @@ class TrainRun:
             # Written last, because a run with a model counts as finished.
             save_model(self.out / MODEL_FILE, net, self._model_info(thresholds, selection))
         self.accelerator.wait_for_everyone()
+
+    def _predict_train(self, module: nn.Module) -> Tensor:
+        """Return the logits [rows, C] of this process's training photos, through the test view."""
+        net, train, device = _spatial(module), self.plan.tables.train, self.accelerator.device
+        if self._frozen and self._train_inputs is None:
+            # The trunk never changes, so one pass over the photos is enough.
+            self._train_inputs = self._inputs_of(train, lambda *_: None)
+        if self._frozen and self._train_inputs is not None:
+            parts = self._train_inputs.split(EVAL_BATCH)
+            return torch.cat([net.head.predict_logits(part.to(device, torch.float32)) for part in parts])
+        return own_logits(net, self.eval_loader(train), device)
 
     def _train_logits(self, net: SpatialNet) -> Logits:
         """Return logits [M, C] of training photos, on every process: of all from cached features, or a sample."""

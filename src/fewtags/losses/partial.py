@@ -35,7 +35,7 @@ def bce(logits: Float[Tensor, "b c"], labels: Int8[Tensor, "b c"], *, log_eps: f
     >>> round(float(bce(logits, labels)), 4)  # log(2) / 2
     0.3466
     """
-    return _mean_cross_entropy(logits, labels == Label.POSITIVE, labels == Label.NEGATIVE, log_eps)
+    return cross_entropy(logits, labels == Label.POSITIVE, labels == Label.NEGATIVE, log_eps)
 
 
 def assume_negative(
@@ -48,7 +48,7 @@ def assume_negative(
     """
     positive = (labels == Label.POSITIVE).to(precise(logits.dtype))
     target = positive * (1 - smoothing) + (1 - positive) * smoothing
-    return _mean_cross_entropy(logits, target, 1 - target, log_eps)
+    return cross_entropy(logits, target, 1 - target, log_eps)
 
 
 def weak_assume_negative(
@@ -70,7 +70,7 @@ def weak_assume_negative(
     weight = 1 / (classes - 1) if negative_weight is None else negative_weight
     # The cast comes before the product: a weight times a boolean would be rounded to float32.
     unknown = (labels == Label.UNKNOWN).to(precise(logits.dtype))
-    return _mean_cross_entropy(logits, labels == Label.POSITIVE, (labels == Label.NEGATIVE) + weight * unknown, log_eps)
+    return cross_entropy(logits, labels == Label.POSITIVE, (labels == Label.NEGATIVE) + weight * unknown, log_eps)
 
 
 def expected_negative(
@@ -89,7 +89,7 @@ def expected_negative(
     """
     positive = labels == Label.POSITIVE
     negative = (labels == Label.NEGATIVE) | ((labels == Label.UNKNOWN) & ~expected_positive)
-    return _mean_cross_entropy(logits, positive, negative, log_eps)
+    return cross_entropy(logits, positive, negative, log_eps)
 
 
 def expected_positive(
@@ -105,7 +105,7 @@ def expected_positive(
     as in `expected_negative`. For comparison only: the paper shows that this variant drifts.
     """
     positive = (labels == Label.POSITIVE) | ((labels == Label.UNKNOWN) & expected_positive)
-    return _mean_cross_entropy(logits, positive, ~positive, log_eps)
+    return cross_entropy(logits, positive, ~positive, log_eps)
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
@@ -113,7 +113,7 @@ def precise(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _mean_cross_entropy(
+def cross_entropy(
     logits: Float[Tensor, "b c"],
     positive: Bool[Tensor, "b c"] | Float[Tensor, "b c"],
     negative: Bool[Tensor, "b c"] | Float[Tensor, "b c"],

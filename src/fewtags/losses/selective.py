@@ -50,7 +50,10 @@ def selective_loss(
     *,
     gammas: PerLabel,
     weights: PerLabel = EVEN,
-    clip: float = 0.0,
+    clip: float | int = 0.0,
+    image_weights: Float[Tensor, "b"] | None = None,
+    attached: bool = False,
+    floor: float | int = 0.0,
 ) -> Float[Tensor, ""]:
     """Class-aware selective loss (CSL; PatchML eq. 1).
 
@@ -67,13 +70,24 @@ def selective_loss(
         gammas: g+, g-, gu.
         weights: w+, w-, wu; the alphas of CSL.
         clip: in 0..1; negative and unknown cells with f <= clip have no loss and no gradient. ASL: 0.05.
+        image_weights: factor of all cells of an image; None for 1. See `annotation_weights`.
+        attached: the factor (1 - t)^g has a gradient, as in the "optimised" code of ASL.
+        floor: cells with t below this have a constant loss; 1e-8 reproduces the code of ASL and CSL. No method uses it.
 
     >>> logits, labels = torch.zeros(1, 2), torch.tensor([[Label.POSITIVE, Label.UNKNOWN]], dtype=torch.int8)
     >>> omega = selectivity(logits, labels, "negative")
     >>> round(float(selective_loss(logits, labels, omega, gammas=PerLabel(0.0, 1.0, 2.0))), 4)  # log(2) (1 + 1/4) / 2
     0.4332
     """
-    return _mean_focal(logits, labels, omega, gammas, weights, clip)
+    loss = _focal_cells(logits, labels, omega, gammas, weights, clip=clip, attached=attached, floor=floor)
+    if image_weights is not None:
+        loss = loss * image_weights[:, None]
+    return loss.sum() / max(logits.numel(), 1)
+
+
+def annotation_weights(labels: Int8[Tensor, "b c"]) -> Float[Tensor, "b"]:
+    """1 + 1 / (1 + n) for images with n known cells: CSL's mode "ignore_normalize_classes", float32."""
+    return 1 + 1 / (1 + (labels != Label.UNKNOWN).sum(1).float())
 
 
 def patch_loss(
@@ -102,7 +116,7 @@ def patch_loss(
         gammas: g+, g-, gu.
         weights: w+, w-, wu.
     """
-    return _mean_focal(maps, patch_labels, omega, gammas, weights, 0.0)
+    return _focal_cells(maps, patch_labels, omega, gammas, weights).sum() / max(maps.numel(), 1)
 
 
 def selectivity(
@@ -191,27 +205,34 @@ def _highest(
     return torch.zeros_like(among).scatter(1, best, within) & among
 
 
-def _mean_focal(
+def _focal_cells(
     logits: Float[Tensor, "*cells"],
     labels: Int8[Tensor, "*cells"],
     omega: Bool[Tensor, "*cells"] | Float[Tensor, "*cells"],
     gammas: PerLabel,
     weights: PerLabel,
-    clip: float,
-) -> Float[Tensor, ""]:
+    *,
+    clip: float | int = 0.0,
+    attached: bool = False,
+    floor: float | int = 0.0,
+) -> Float[Tensor, "*cells"]:
     # Elementwise operations keep float32 inside autocast, so one cast is enough.
     logits = logits.to(precise(logits.dtype))
     # log q = log(1 - f + clip), at most 0; with clip = 0 that is log(1 - f) exactly, in value and gradient.
-    floor = logits.new_full((), math.log(clip) if clip else -math.inf)
-    log_f, log_q = F.logsigmoid(logits), torch.logaddexp(F.logsigmoid(-logits), floor).clamp(max=0.0)
+    shift = logits.new_full((), math.log(clip) if clip else -math.inf)
+    log_f, log_q = F.logsigmoid(logits), torch.logaddexp(F.logsigmoid(-logits), shift).clamp(max=0.0)
+    least = math.log(floor) if floor else -math.inf
     positive = weights.positive * (labels == Label.POSITIVE).to(logits.dtype)
     negative = weights.negative * (labels == Label.NEGATIVE).to(logits.dtype)
     unknown = weights.unknown * (labels == Label.UNKNOWN).to(logits.dtype) * omega
-    loss = positive * _focal(log_f, gammas.positive)
-    loss = loss + negative * _focal(log_q, gammas.negative) + unknown * _focal(log_q, gammas.unknown)
-    return loss.sum() / max(logits.numel(), 1)
+    loss = positive * _focal(log_f, gammas.positive, attached, least)
+    loss = loss + negative * _focal(log_q, gammas.negative, attached, least)
+    return loss + unknown * _focal(log_q, gammas.unknown, attached, least)
 
 
-def _focal(log_t: Float[Tensor, "*cells"], gamma: float) -> Float[Tensor, "*cells"]:
+def _focal(log_t: Float[Tensor, "*cells"], gamma: float | int, attached: bool, least: float) -> Float[Tensor, "*cells"]:
     """F(t, g) of the module from log t <= 0; 1 - t = -expm1(log t) stays precise if t is close to 1."""
-    return -((-torch.expm1(log_t.detach())) ** gamma) * log_t
+    wrong = -torch.expm1(log_t if attached else log_t.detach())
+    # The power of 0 has no finite gradient.
+    factor = wrong.clamp(min=torch.finfo(wrong.dtype).tiny) ** gamma if attached else wrong**gamma
+    return -factor * (log_t.clamp(min=least) if least > -math.inf else log_t)

@@ -6,27 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final
 
-from torch import nn
+from torch import Tensor, nn
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Batch, Label
 from fewtags.losses.partial import assume_negative, bce, weak_assume_negative
-from fewtags.nets.spatial import Output
-from fewtags.objectives.base import Objective, Part, Problem, Progress, Step
-
-
-class LogitObjective(Objective):
-    """Base of methods whose loss is a convex function of the image logits."""
-
-    @property
-    def needs_maps(self) -> bool:
-        """The loss uses the logits only."""
-        return False
-
-    @property
-    def solvable(self) -> bool:
-        """The loss is convex in the logits."""
-        return True
+from fewtags.objectives.base import Part, Problem, Progress
+from fewtags.objectives.logits import ImageLoss, LogitObjective
 
 
 @final
@@ -48,12 +34,15 @@ class BCE(LogitObjective):
             )
         return {}
 
-    def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """Compute eq. (1) on the pooled logits."""
-        out: Output = net(batch.images)
-        logits = out.logits.float()
+    @property
+    def solvable(self) -> bool:
+        """The loss is convex in the logits."""
+        return True
+
+    def image_loss(self, logits: Tensor, batch: Batch, at: Progress) -> ImageLoss:
+        """Compute eq. (1)."""
         loss = bce(logits, batch.labels)
-        return Step(loss, {"bce": loss.detach(), "sum_of_probabilities": logits.detach().sigmoid().sum(1).mean()})
+        return ImageLoss(loss, {"bce": loss.detach()})
 
 
 @final
@@ -92,13 +81,16 @@ class AssumeNegative(LogitObjective):
             )
         return {}
 
-    def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
-        """Compute AN, AN-LS or WAN on the pooled logits."""
-        out: Output = net(batch.images)
-        logits = out.logits.float()
+    @property
+    def solvable(self) -> bool:
+        """The loss is convex in the logits."""
+        return True
+
+    def image_loss(self, logits: Tensor, batch: Batch, at: Progress) -> ImageLoss:
+        """Compute AN, AN-LS or WAN."""
         if self.negative_weight is None:
             loss = assume_negative(logits, batch.labels, smoothing=self.smoothing)
         else:
             weight = None if self.negative_weight == "weak" else self.negative_weight
             loss = weak_assume_negative(logits, batch.labels, negative_weight=weight)
-        return Step(loss, {"an": loss.detach(), "sum_of_probabilities": logits.detach().sigmoid().sum(1).mean()})
+        return ImageLoss(loss, {"an": loss.detach()})

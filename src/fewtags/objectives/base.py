@@ -131,11 +131,13 @@ class Progress:
         epoch: counted over all stages, from 0.
         step: in `Objective.step`, the number of the batch within the epoch, from 0; in `StepEnded`, batches done.
         steps_per_epoch: batches in an epoch.
+        lr: the learning rate of the step, for parts that train themselves; 0 in events and while a head is solved.
     """
 
     epoch: int
     step: int
     steps_per_epoch: int
+    lr: float = 0.0
 
     @property
     def exact_epoch(self) -> float:
@@ -193,6 +195,17 @@ class Objective(ABC):
             ConfigError: the settings do not fit the problem.
         """
         return {}
+
+    def needs_predictions(self, epoch: int) -> bool:
+        """Whether this epoch begins with `on_predictions`, which costs a forward pass over all training images."""
+        return False
+
+    def on_predictions(self, epoch: int, logits: Tensor) -> None:
+        """Update parts from predictions, before `on_epoch_start`; not called again when the epoch is resumed.
+
+        `logits`, float32 [rows, C], are those of the net in eval mode for the test views of this process's training
+        images, in the order of `Shard.owned`.
+        """
 
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
         """Update parts at the start of an epoch, but not when it is resumed; return diagnostics to log."""

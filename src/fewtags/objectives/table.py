@@ -32,6 +32,45 @@ METHODS: Mapping[str, Method] = {
         "fewtags.objectives.expected_negative:ExpectedNegative",
         "the best-scored unknown labels are ignored, the rest count as negative (EN, CL, SCL)",
     ),
+    "epr": Method(
+        "fewtags.objectives.counted:EPR", "known labels, and a penalty on the mean number of predicted classes"
+    ),
+    "role": Method(
+        "fewtags.objectives.counted:ROLE", "the net and one learned label per image and class teach each other"
+    ),
+    "pairwise_ranking": Method(
+        "fewtags.objectives.counted:PairwiseRanking", "positives should rank above the other classes of their image"
+    ),
+    "large_loss": Method(
+        "fewtags.objectives.large_loss:LargeLoss",
+        "unknown labels count as negative, but those with the largest losses do not (LL-R, LL-Ct, LL-Cp)",
+    ),
+    "focal": Method("fewtags.objectives.focusing:Focal", "assume-negative with less weight on easy labels"),
+    "asl": Method(
+        "fewtags.objectives.focusing:AsymmetricLoss", "focal loss with a stronger focus on negatives, which are clipped"
+    ),
+    "hill": Method("fewtags.objectives.focusing:Hill", "negatives with a high score have no gradient"),
+    "splc": Method("fewtags.objectives.focusing:SPLC", "unknown labels with a high score count as positive"),
+    "csl": Method(
+        "fewtags.objectives.class_aware:ClassAwareSelective",
+        "unknown labels count as negative, but not those of frequent classes or with high scores",
+    ),
+    "em": Method(
+        "fewtags.objectives.uncertain:EntropyMaximisation",
+        "the entropy of unknown labels is maximised; the lowest-scored get soft labels (EM, APL)",
+    ),
+    "gr": Method(
+        "fewtags.objectives.uncertain:GeneralisedRobust",
+        "unknown labels have soft labels and weights that depend on their scores",
+    ),
+    "temporal_ensembling": Method(
+        "fewtags.objectives.temporal:TemporalEnsembling",
+        "assume-negative, and predictions agree with the mean of earlier ones",
+    ),
+    "curriculum": Method(
+        "fewtags.objectives.curriculum:CurriculumLabelling",
+        "between epochs, unknown labels with a clear prediction become labels",
+    ),
     "patchml": Method(
         "fewtags.objectives.patchml:PatchML", "points and boxes as labels of patches, pseudo-labels from prototypes"
     ),

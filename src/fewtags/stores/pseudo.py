@@ -49,6 +49,10 @@ class PseudoLabels:
         """Replace the labels of samples `index` (global, owned by this process)."""
         self.values[self.shard.local(index).to(self.values.device)] = labels.to(self.values.device)
 
+    def read(self, index: Int64[Tensor, "b"]) -> Int8[Tensor, "b c"]:
+        """Return the labels of samples `index` (global, owned by this process)."""
+        return self.values[self.shard.local(index).to(self.values.device)].to(index.device)
+
     def judge(self, truth: LabelMatrix | None) -> PseudoCount:
         """Count pseudo-labels and compare them with known complete labels. Collective: every rank must call it."""
         owned = self.shard.owned(self.samples)

@@ -49,14 +49,14 @@ def tables(scenes):
 
 @pytest.fixture(scope="session")
 def make_config():
-    """Make a configuration that trains in a second or two; dotted keys change it."""
+    """Make a configuration that trains in a second or two; dotted keys change it, `objective` replaces the method."""
 
-    def make(**changes):
+    def make(objective=None, **changes):
         base = {
             "data": {"train": "(tables in memory)"},
             "model": {"backbone": "test_resnet", "weights": "none"},
             "augment": {"size": 64},
-            "objective": {"name": "expected_negative", "scl_weight": 0.3, "cl_weight": 0.1},
+            "objective": objective or {"name": "expected_negative", "scl_weight": 0.3, "cl_weight": 0.1},
             "train": {
                 "preset": "views",
                 "workers": 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -28,19 +28,22 @@ from fewtags.engine.train_record import changed_split
 from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.read import read
+from fewtags.formats.several import merge_given, read_sources
 from fewtags.labels import ClassNames
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Objective
 from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD
-from fewtags.table.merge import common_vocabulary, match_images
+from fewtags.table.merge import common_vocabulary, match_images, merge
 from fewtags.table.overlap import leave_out_measured
 from fewtags.table.table import LabelTable
 
 # Settings of [data] that do not concern label files.
 SPLIT_SETTINGS = ("data.val_share", "data.group_by", "data.decode")
 
-Labels = LabelTable | Path | str
+One = LabelTable | Path | str
 """A table, or a path to read one from."""
+Labels = One | Sequence[One] | Mapping[str, One]
+"""Labels from one source or from several, see `fewtags.merge`; a mapping names its sources."""
 
 
 @final
@@ -133,7 +136,7 @@ class Classifier:
         """Train in a run folder. An interrupted fit with the same arguments is resumed.
 
         Args:
-            train: the labels, or a path that `fewtags.read` reads with its defaults.
+            train: the labels, or a path that `fewtags.read` reads with its defaults; or several, which are merged.
             val: labels to choose epoch and thresholds; None holds out a tenth of `train`, equal photos together. Photos
                 that are also in `train` are not trained on.
             out: the run folder for record, checkpoints, model and evaluation.
@@ -257,10 +260,17 @@ class Classifier:
 
 
 def _table(labels: Labels, images: Path | str | None = None) -> LabelTable:
-    """Return a table, or read the labels at a path; `images` is the folder of the photos of either."""
+    """Return a table, or read and merge the labels at paths; `images` is the folder of the photos of all of them."""
     if isinstance(labels, LabelTable):
         return labels if images is None else labels.with_root(images)
-    return read(labels, images=images)
+    if isinstance(labels, str | Path):
+        return read(labels, images=images)
+    if isinstance(labels, Mapping):
+        return merge({name: _table(one, images) for name, one in labels.items()})
+    paths = [one for one in labels if isinstance(one, str | Path)]
+    if len(paths) == len(labels):
+        return read_sources(paths, images=[] if images is None else [images])
+    return merge_given([_table(one, images) for one in labels])
 
 
 def _refuse_other(run: TrainRun, config: Config, tables: Tables) -> None:
@@ -275,7 +285,7 @@ def _refuse_other(run: TrainRun, config: Config, tables: Tables) -> None:
 
 
 def pretrain(
-    photos: Labels,
+    photos: One,
     *,
     out: Path | str,
     method: str = DEFAULT_PRETRAIN_METHOD,

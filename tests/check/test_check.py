@@ -113,7 +113,7 @@ def test_contradictions_between_sources_are_what_unknown_is_for() -> None:
     finding = _only(check({"train": merge(tables)}), "contradiction")
     assert str(finding) == (
         "warning: train: 1 label is both positive and negative and counted as unknown. Decide which source is right. "
-        "(x: a is both positive and negative (ours, theirs))"
+        "(x: a is positive in ours, negative in theirs)"
     )
 
 

@@ -80,7 +80,7 @@ def test_contradicting_sources_make_the_cell_unknown():
     other = table_of({"a.jpg": {"cat": -1}}, ["cat"])
     table = merge({"one": CATS, "two": other})
     assert known(table)["a.jpg"] == {}
-    assert str(table.summary().contradicting[0]) == "a.jpg: cat is both positive and negative (one: cats.csv, two)"
+    assert str(table.summary().contradicting[0]) == "a.jpg: cat is positive in one: cats.csv, negative in two"
 
 
 def test_facts_carry_their_source():
@@ -223,10 +223,11 @@ def test_a_positive_that_another_source_implies_absent_is_kept_and_reported():
     other = table_of({"b.jpg": {"cat": 1}, "a.jpg": {"cat": 1}}, ["cat"])
     table = merge({"cats": CATS, "more": other, "again": other}, complete_classes={"cats": ["cat"]})
     assert known(table) == {"a.jpg": {"cat": 1}, "b.jpg": {"cat": 1}}
-    assert table.notes.messages[1:] == (
-        "1 cells are positive in another source though 'cats' is complete for the class and does not name it "
-        "there; they "
-        "count as positive",
+    (found,) = [found for found in table.notes.lists if found.code == "overruled"]
+    assert found.items == ("b.jpg: cat",)
+    assert found.message == (
+        "1 label is positive in 'more' or 'again', but 'cats' has the image, is complete for the class and does not "
+        "name it there; they count as positive. Decide which source is right."
     )
 
 

@@ -37,14 +37,14 @@ def test_summary_by_hand():
     assert found.sources == {"boxes": 4, "tags": 1}
     assert found.positives_per_image == pytest.approx(2 / 3)
     assert found.contradictions == 1
-    assert [str(c) for c in found.contradicting] == ["2.jpg: cat is both positive and negative (boxes, tags)"]
+    assert [str(c) for c in found.contradicting] == ["2.jpg: cat is positive in boxes, negative in tags"]
     assert str(found) == (
         "3 images, 2 classes: partial\n"
         "labels: 2 positive (33.3%), 1 negative (16.7%), 3 unknown (50.0%)\n"
         "positives per image: 0.67 on average; 1 images have none, 1 have no label at all\n"
         "locations: 1 points, 1 boxes\n"
         "facts per source: boxes 4, tags 1\n"
-        "contradictions, counted as unknown: 1, such as 2.jpg: cat is both positive and negative (boxes, tags)\n"
+        "contradictions, counted as unknown: 1, such as 2.jpg: cat is positive in boxes, negative in tags\n"
         "class     positive     negative      unknown\n"
         "cat              1            1            1\n"
         "dog              1            0            2"

@@ -117,6 +117,8 @@ def reader_findings(tables: Mapping[str, LabelTable]) -> Iterator[Finding]:
         yield Finding("note", "reader", message)
     for message in dict.fromkeys(m for t in tables.values() for m in t.notes.warnings):
         yield Finding("warning", "misread", message)
+    for found in dict.fromkeys(found for t in tables.values() for found in t.notes.lists):
+        yield Finding("warning" if found.warns else "note", found.code, found.message, found.items)
     kinds: dict[ExclusionKind, list[Excluded]] = defaultdict(list)
     for row in dict.fromkeys(e for t in tables.values() for e in t.notes.excluded):
         kinds[row.kind].append(row)

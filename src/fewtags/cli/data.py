@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from fewtags.cli.options import Complete, Images, Json, ReadingSettings, TestImages, ValImages
+from fewtags.cli.options import Complete, Covers, Json, ManyImages, ReadingSettings, TestImages, ValImages
 from fewtags.cli.progress import counting, echo, say
 from fewtags.cli.reading import read_labels, reading_flags, split_sizes
 from fewtags.cli.train import read_settings
@@ -29,13 +29,14 @@ PROTOCOLS = ("single", "cole", "keep")
 
 
 def check(
-    data: Annotated[str, typer.Argument(help=f"Labels: {list_formats('title')}.")],
-    images: Images = None,
-    val: Annotated[str | None, typer.Option(help="Validation labels to compare with.")] = None,
-    test: Annotated[str | None, typer.Option(help="Test labels to compare with.")] = None,
+    data: Annotated[list[str], typer.Argument(help=f"Labels: {list_formats('title')}; one or several.")],
+    images: ManyImages = None,
+    val: Annotated[list[str] | None, typer.Option(help="Validation labels to compare with.")] = None,
+    test: Annotated[list[str] | None, typer.Option(help="Test labels to compare with.")] = None,
     val_images: ValImages = None,
     test_images: TestImages = None,
     complete: Complete = False,
+    covers: Covers = None,
     set_: ReadingSettings = None,
     headers_only: Annotated[bool, typer.Option("--headers-only", help="Read only the headers of the photos.")] = False,
     size: Annotated[int, typer.Option(min=1, help="Input side in pixels, to estimate heatmap memory.")] = 224,
@@ -54,14 +55,17 @@ def check(
     Examples:
       fewtags check photos/
       fewtags check tags.csv --images photos/ --excluded excluded.csv
+      fewtags check cats.csv dogs.json --images photos/
       fewtags check train.csv --val val.csv --images photos/ --json
     """  # noqa: D301
     from fewtags.check.check import check as check_tables
     from fewtags.table.merge import common_vocabulary
 
     if excluded is not None:
-        refuse_file(excluded, "--excluded", "excluded.csv", [data, val, test])
-    flags = reading_flags(data, images, complete, val=val, test=test, val_images=val_images, test_images=test_images)
+        refuse_file(excluded, "--excluded", "excluded.csv", [*data, *(val or []), *(test or [])])
+    flags = reading_flags(
+        data, images, complete, val=val, test=test, val_images=val_images, test_images=test_images, covers=covers
+    )
     settings = read_settings(None, flags, set_ or [])
     from fewtags.engine.memory import heatmap_need
     from fewtags.engine.plan import read_named
@@ -85,11 +89,14 @@ def check(
 
 
 def simulate(
-    data: Annotated[str, typer.Argument(help="Complete labels; with boxes, if points or boxes are simulated.")],
+    data: Annotated[
+        list[str],
+        typer.Argument(help="Complete labels, one or several files; with boxes, if points or boxes are simulated."),
+    ],
     out: Annotated[
         Path, typer.Option(help="File for the partial labels: .parquet, or .csv (image, class, state, location).")
     ],
-    images: Images = None,
+    images: ManyImages = None,
     protocol: Annotated[
         str | None,
         typer.Option(
@@ -134,6 +141,7 @@ def simulate(
         typer.Option(help="With --budget: uniform (anywhere in the box; the default) or centre (near its centre)."),
     ] = None,
     complete: Complete = False,
+    covers: Covers = None,
     set_: ReadingSettings = None,
 ) -> None:
     """Make partial labels from complete ones.
@@ -145,6 +153,7 @@ def simulate(
     Examples:
       fewtags simulate full.csv --images photos/ --out single.csv
       fewtags simulate full.csv --images photos/ --protocol keep --positives 0.4 --negatives 0.1 --out part.parquet
+      fewtags simulate a.csv b.json --protocol keep --negatives 1 --out merged.parquet
       fewtags simulate instances.json --complete --budget 1% --type one-point --out points.parquet
     """  # noqa: D301
     from fewtags.budget.costs import find_cost
@@ -155,7 +164,7 @@ def simulate(
     _refuse_mixed(protocol, positives is not None or negatives is not None, budget, purchase)
     if out.suffix.lower() not in (".parquet", ".csv"):
         raise ConfigError(f"--out {out}: expected a file that ends in .parquet or .csv.")
-    refuse_file(out, inputs=[data, cost])
+    refuse_file(out, inputs=[*data, cost])
 
     def thin(labels: LabelTable) -> LabelTable:
         if budget is None:
@@ -163,7 +172,7 @@ def simulate(
         mode_, rule = cast("Mode", mode or "flat"), cast("PointRule", points or "uniform")  # checked by the call
         return simulate_budget(labels, budget, type_ or "", seed or 0, find_cost(cost, labels), mode_, rule)
 
-    whole = read_labels(data, images, complete, set_)
+    whole = read_labels(data, images, complete, set_, covers=covers)
     table = _training_thinned(whole, thin)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix.lower() == ".parquet":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -11,11 +11,28 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 Images = Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")]
+ManyImages = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--images",
+        help="Folder that image names in the labels are relative to. With several label files: one for all, or one for "
+        "each, in their order.",
+    ),
+]
 ValImages = Annotated[
-    Path | None, typer.Option(help="Folder of the photos of --val; default: as for the other labels.")
+    list[Path] | None, typer.Option(help="Folder of the photos of --val; default: as for the other labels.")
 ]
 TestImages = Annotated[
-    Path | None, typer.Option(help="Folder of the photos of --test; default: as for the other labels.")
+    list[Path] | None, typer.Option(help="Folder of the photos of --test; default: as for the other labels.")
+]
+Covers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--covers",
+        metavar="FILE=CLASSES",
+        help="Classes that a label file covers, for example a.csv=cat,dog; default: those that it names. May be "
+        "repeated.",
+    ),
 ]
 Complete = Annotated[bool, typer.Option("--complete", help="Classes not listed for a photo are absent, not unknown.")]
 ReadingSettings = Annotated[
@@ -25,6 +42,17 @@ Seed = Annotated[int | None, typer.Option(help="Seed of everything random; defau
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Read and check the data and print the plan; write nothing.")]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Do not use a GPU.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+Given = str | Path | Sequence[str] | Sequence[Path] | None
+"""One path or several, as options give them."""
+
+
+def plain_paths(given: Given) -> str | list[str] | None:
+    """Return the paths of an option as a setting: a text for one, a list for several, None for none."""
+    if given is None or isinstance(given, str | Path):
+        return None if given is None else str(given)
+    return [str(path) for path in given] or None
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:

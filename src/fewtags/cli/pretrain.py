@@ -68,7 +68,7 @@ def pretrain(
     tree = merged_tree(config, flags, set_ or [], "a folder of photos, for example `fewtags pretrain photos/`")
     if (sections := check_sections(PretrainConfig, tree, where)) is not None:
         given = sections.data
-        refuse_missing_inputs([given.train], given.images)
+        refuse_missing_inputs([given.train], [] if given.images is None else [given.images])
     if is_main_process() and not dry_run:
         refuse_used_folder(out)
     from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings

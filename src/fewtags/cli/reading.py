@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewtags.cli.options import without_none
+from fewtags.cli.options import Given, plain_paths, without_none
 from fewtags.cli.progress import say
 from fewtags.cli.train import read_settings
 from fewtags.errors import ConfigError
@@ -17,31 +16,44 @@ if TYPE_CHECKING:
 
 
 def reading_flags(
-    data: str,
-    images: Path | None,
+    data: Given,
+    images: Given,
     complete: bool,
     *,
-    val: str | None = None,
-    test: str | None = None,
-    val_images: Path | None = None,
-    test_images: Path | None = None,
+    val: Given = None,
+    test: Given = None,
+    val_images: Given = None,
+    test_images: Given = None,
+    covers: list[str] | None = None,
 ) -> dict[str, Any]:
     """Return the settings for the options that name the labels and images."""
     return without_none(
         {
-            "data.train": data,
-            "data.val": val,
-            "data.test": test,
-            "data.images": None if images is None else str(images),
-            "data.val_images": None if val_images is None else str(val_images),
-            "data.test_images": None if test_images is None else str(test_images),
+            "data.train": plain_paths(data),
+            "data.val": plain_paths(val),
+            "data.test": plain_paths(test),
+            "data.images": plain_paths(images),
+            "data.val_images": plain_paths(val_images),
+            "data.test_images": plain_paths(test_images),
+            "data.covers": covers or None,
             "data.complete": complete or None,
         }
     )
 
 
+def _listed(given: Given) -> list[str]:
+    found = plain_paths(given)
+    return [found] if isinstance(found, str) else found or []
+
+
 def read_labels(
-    data: str, images: Path | None, complete: bool, assignments: list[str] | None, *, trains: bool = False
+    data: Given,
+    images: Given,
+    complete: bool,
+    assignments: list[str] | None,
+    *,
+    covers: list[str] | None = None,
+    trains: bool = False,
 ) -> LabelTable:
     """Read labels; report on stderr how each value was read and how much was left out.
 
@@ -52,8 +64,9 @@ def read_labels(
     for assignment in assignments or []:
         if not trains and not assignment.strip().startswith("data."):
             raise ConfigError(f"--set {assignment}: this command only has settings of data, such as data.uncertain.")
-    table = read_one(read_settings(None, reading_flags(data, images, complete), assignments or []).data)
-    say(*reading_lines(table, data if images is None else f"{data} --images {images}"))
+    table = read_one(read_settings(None, reading_flags(data, images, complete, covers=covers), assignments or []).data)
+    words = [*_listed(data), *(f"--images {folder}" for folder in _listed(images))]
+    say(*reading_lines(table, " ".join(words)))
     return table
 
 
@@ -62,7 +75,8 @@ def reading_lines(table: LabelTable, source: str) -> Iterator[str]:
     from fewtags.check.label_findings import reader_findings
 
     yield from (f"read: {reading}" for reading in table.notes.readings)
-    yield from (str(finding) for finding in reader_findings({"": table}) if finding.code in ("reader", "misread"))
+    left_out = {row.kind for row in table.notes.excluded}
+    yield from (str(finding) for finding in reader_findings({"": table}) if finding.code not in left_out)
     if excluded := len(table.notes.excluded):
         yield (
             f"warning: {counted(excluded, 'item')} left out while reading; "

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fewtags.cli.follow import finish, follow, is_pretraining, write_report
-from fewtags.cli.options import Complete, Cpu, DryRun, Images, Seed, TestImages, ValImages, without_none
+from fewtags.cli.options import (
+    Complete,
+    Covers,
+    Cpu,
+    DryRun,
+    ManyImages,
+    Seed,
+    TestImages,
+    ValImages,
+    plain_paths,
+    without_none,
+)
 from fewtags.cli.progress import counting, echo, is_main_process, say
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats import check_path, list_formats
@@ -27,12 +38,12 @@ FASTER_CHECK = "--set data.decode=false reads headers only, and a broken photo t
 
 
 def train(
-    data: Annotated[str | None, typer.Argument(help=f"Labels: {list_formats('title')}.")] = None,
-    images: Images = None,
+    data: Annotated[list[str] | None, typer.Argument(help=f"Labels: {list_formats('title')}; one or several.")] = None,
+    images: ManyImages = None,
     val: Annotated[
-        str | None, typer.Option(help="Labels to validate on; default: a tenth of the images is held out.")
+        list[str] | None, typer.Option(help="Labels to validate on; default: a tenth of the images is held out.")
     ] = None,
-    test: Annotated[str | None, typer.Option(help="Labels to test on once, after training.")] = None,
+    test: Annotated[list[str] | None, typer.Option(help="Labels to test on once, after training.")] = None,
     val_images: ValImages = None,
     test_images: TestImages = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/first"),
@@ -59,6 +70,7 @@ def train(
     ] = None,
     set_: Set = None,
     complete: Complete = False,
+    covers: Covers = None,
     seed: Seed = None,
     dry_run: DryRun = False,
     cpu: Cpu = False,
@@ -72,17 +84,19 @@ def train(
     Examples:
       fewtags train photos/
       fewtags train tags.csv --images photos/ --out runs/tags
+      fewtags train cats.csv dogs.json --images photos/ --covers cats.csv=cat
       fewtags train instances.json --images photos/ --complete --method bce
       fewtags train photos/ --set objective.scl_weight=1 --set train.epochs=20
       fewtags train tags.csv --images photos/ --init runs/pretrained --preset finetune
     """  # noqa: D301
     flags = {
-        "data.train": data,
-        "data.images": None if images is None else str(images),
-        "data.val": val,
-        "data.test": test,
-        "data.val_images": None if val_images is None else str(val_images),
-        "data.test_images": None if test_images is None else str(test_images),
+        "data.train": plain_paths(data),
+        "data.images": plain_paths(images),
+        "data.val": plain_paths(val),
+        "data.test": plain_paths(test),
+        "data.val_images": plain_paths(val_images),
+        "data.test_images": plain_paths(test_images),
+        "data.covers": covers or None,
         "data.complete": True if complete else None,
         "objective.name": method,
         "train.preset": preset,
@@ -174,20 +188,22 @@ def read_settings(
     pretraining run, or its encoder file, whose backbone training starts from.
     """
     from fewtags.config.parse import apply_overrides, check_sections, parse
-    from fewtags.config.sections import Config
+    from fewtags.config.sections import Config, paths_of
 
     where = "the configuration" if config is None else str(config)
     tree = merged_tree(config, flags, assignments, "a folder or label file, for example `fewtags train photos/`")
     if (sections := check_sections(Config, tree, where)) is not None:
         data = sections.data
-        refuse_missing_inputs([data.train, data.val, data.test, data.truth], data.images, data.format)
-        for split, labels, folder in (("val", data.val, data.val_images), ("test", data.test, data.test_images)):
-            if folder is not None and labels is None:
-                raise ConfigError(f"--{split}-images {folder} needs labels; give --{split} LABELS as well.")
-            if folder is not None and not Path(folder).is_dir():
-                raise DataError(
-                    f"--{split}-images {folder} is not a folder; give the folder of the photos of --{split}."
-                )
+        labels = [path for given in (data.train, data.val, data.test, data.truth) for path in paths_of(given)]
+        refuse_missing_inputs(labels, paths_of(data.images), data.format)
+        for split, measured, folders in (("val", data.val, data.val_images), ("test", data.test, data.test_images)):
+            for folder in paths_of(folders):
+                if measured is None:
+                    raise ConfigError(f"--{split}-images {folder} needs labels; give --{split} LABELS as well.")
+                if not Path(folder).is_dir():
+                    raise DataError(
+                        f"--{split}-images {folder} is not a folder; give the folder of the photos of --{split}."
+                    )
     from fewtags.engine.encoder_file import initial_weights
     from fewtags.engine.methods import settings_models
 
@@ -208,10 +224,12 @@ def merged_tree(config: Path | None, flags: dict[str, Any], assignments: list[st
     return tree
 
 
-def refuse_missing_inputs(paths: list[str | None], images: str | None, format: str | None = None) -> None:
+def refuse_missing_inputs(paths: Sequence[str], images: Sequence[str], format: str | None = None) -> None:
     """Check that labels and photos exist, and that the format of the labels is known if it is given."""
     for path in paths:
-        if path is not None:
-            check_path(Path(path), format)
-    if images is not None and not Path(images).is_dir():
-        raise DataError(f"--images {images} is not a folder; give the folder that the names of images are relative to.")
+        check_path(Path(path), format)
+    for folder in images:
+        if not Path(folder).is_dir():
+            raise DataError(
+                f"--images {folder} is not a folder; give the folder that the names of images are relative to."
+            )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtags.cli.options import Complete, Cpu, Images, Json, ReadingSettings
+from fewtags.cli.options import Complete, Covers, Cpu, Json, ManyImages, ReadingSettings
 from fewtags.cli.progress import counting, echo, say
 from fewtags.cli.reading import read_labels, split_sizes
 from fewtags.errors import ConfigError, DataError
@@ -26,13 +26,16 @@ LOC_CUTS = 20
 
 def evaluate(
     model: Model,
-    data: Annotated[str, typer.Argument(help="Labels to evaluate on; unknown cells are ignored.")],
-    images: Images = None,
+    data: Annotated[
+        list[str], typer.Argument(help="Labels to evaluate on, one or several files; unknown cells are ignored.")
+    ],
+    images: ManyImages = None,
     split: Annotated[
         str | None,
         typer.Option(help="Split to evaluate, if the labels have splits; default: test, or else val, or else all."),
     ] = None,
     complete: Complete = False,
+    covers: Covers = None,
     localise: Annotated[bool, typer.Option("--localise", help="Also evaluate the heatmaps against boxes.")] = False,
     loc_cuts: Annotated[
         int | None,
@@ -66,7 +69,7 @@ def evaluate(
     if loc_cuts is not None and not localise:
         raise ConfigError("--loc-cuts is for --localise; give --localise as well, or leave it out.")
     net, info = load_model(model)
-    table, which = choose_split(read_labels(data, images, complete, set_), split)
+    table, which = choose_split(read_labels(data, images, complete, set_, covers=covers), split)
     say(which)
     if localise:
         refuse_without_boxes(info, table)

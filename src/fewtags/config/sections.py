@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar, final
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fewtags.formats import FormatName
 from fewtags.formats.options import ReadOptions
@@ -31,16 +31,52 @@ MOST_SEED = 2**32 - 1
 """Largest accepted seed, limited by `numpy.random.RandomState`."""
 
 
+def _one_word(given: Any) -> Any:
+    """Return a single text as a list of one."""
+    return (given,) if isinstance(given, str) else given
+
+
+SourceWords = Annotated[tuple[str, ...], BeforeValidator(_one_word)]
+
+
+def _one_or_more(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """Return a list of one as its member."""
+    if not given:
+        raise ValueError("expected a path, or a list of paths")
+    return given[0] if isinstance(given, tuple) and len(given) == 1 else given
+
+
+Paths = Annotated[str | tuple[str, ...], AfterValidator(_one_or_more)]
+"""One path, or a list of paths."""
+
+
+def paths_of(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the paths of a setting as a tuple."""
+    return () if given is None else (given,) if isinstance(given, str) else given
+
+
 class DataFiles(Settings):
     """Where the labels and photos are."""
 
-    train: str = Field(description="training labels: a folder of class folders, or any other format (see `format`)")
-    images: str | None = Field(None, description="folder that image names are relative to")
-    val: str | None = Field(None, description="validation labels; default: a share of the training set is held out")
-    test: str | None = Field(None, description="labels for a final test")
-    val_images: str | None = Field(None, description="folder of the photos of `val`; default: that of `images`")
-    test_images: str | None = Field(None, description="folder of the photos of `test`; default: that of `images`")
-    truth: str | None = Field(None, description="complete labels of the training set, for diagnostics only")
+    train: Paths = Field(
+        description="training labels: a folder of class folders, or any other format (see `format`); or a list of them"
+    )
+    images: Paths | None = Field(
+        None, description="folder that image names are relative to; or a list, one for each file of `train`"
+    )
+    val: Paths | None = Field(None, description="validation labels; default: a share of the training set is held out")
+    test: Paths | None = Field(None, description="labels for a final test")
+    val_images: Paths | None = Field(None, description="folder of the photos of `val`; default: that of `images`")
+    test_images: Paths | None = Field(None, description="folder of the photos of `test`; default: that of `images`")
+    truth: Paths | None = Field(None, description="complete labels of the training set, for diagnostics only")
+    covers: SourceWords = Field(
+        (),
+        description="FILE=CLASS,CLASS for each label file that covers other classes than those it names; a class that "
+        "a file does not cover is unknown in its photos",
+    )
+    complete_files: SourceWords = Field(
+        (), description="label files to which `complete` applies, if not to all; classes that a file covers only"
+    )
     val_share: float = Field(0.1, gt=0, lt=1, description="share of images held out when no validation set is given")
     group_by: str | None = Field(
         None, description="regular expression on image names; images with the same first group stay together"

@@ -14,14 +14,14 @@ import torch
 from fewtags.check.check import CheckReport, check
 from fewtags.config.presets import IN_STEPS, MOST_CELLS, SOLVED, Facts, Resolved, resolve, why_in_steps
 from fewtags.config.pretrain import PretrainResolved
-from fewtags.config.sections import UNNAMED_METHODS, Config, DataConfig, ObjectiveConfig
+from fewtags.config.sections import UNNAMED_METHODS, Config, DataConfig, ObjectiveConfig, paths_of
 from fewtags.engine.machine import facts
 from fewtags.engine.memory import refuse_large_stores
 from fewtags.engine.methods import derive_objective, make_objective, settled
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.options import ReadOptions
-from fewtags.formats.read import read
+from fewtags.formats.several import read_sources, refuse_unknown_sources
 from fewtags.labels import Label, LabelMatrix
 from fewtags.nets.backbones import create_net
 from fewtags.nets.freezing import freeze
@@ -140,19 +140,34 @@ def read_options(data: DataConfig) -> ReadOptions:
 
 
 def read_one(
-    data: DataConfig, path: str | None = None, complete: bool | None = None, folder: str | None = None
+    data: DataConfig,
+    given: str | tuple[str, ...] | None = None,
+    complete: bool | None = None,
+    folder: str | tuple[str, ...] | None = None,
 ) -> LabelTable:
-    """Read one label file: `data.train`, or another `path` the same way; `folder` replaces `data.images`.
+    """Read the files of `data.train`, or others the same way, into one table; `folder` replaces `data.images`.
 
     Raises:
-        DataError: the file cannot be used.
+        DataError: a file cannot be used, or the files do not fit together.
+        ConfigError: a setting names a file that is not among the labels.
     """
     options = read_options(data)
     if complete is not None:
         options = options.model_copy(update={"complete": complete})
-    images = folder or data.images
-    where = None if images is None else Path(images)
-    return read(Path(path or data.train), images=where, format=data.format, options=options)
+    every = [path for files in (data.train, data.val, data.test, data.truth) for path in paths_of(files)]
+    refuse_unknown_sources(data.covers, every, "data.covers")
+    refuse_unknown_sources(data.complete_files, every, "data.complete_files")
+    paths, images = paths_of(given or data.train), paths_of(folder or data.images)
+    if given is not None and len(images) > 1 and folder is None and len(images) != len(paths):
+        images = ()  # one folder for each file of `train`
+    return read_sources(
+        paths,
+        images=images,
+        format=data.format,
+        options=options,
+        covers=data.covers,
+        complete=data.complete_files,
+    )
 
 
 def read_named(data: DataConfig) -> dict[str, LabelTable]:
@@ -166,16 +181,19 @@ def read_named(data: DataConfig) -> dict[str, LabelTable]:
     tables = {"train": _training_part(whole, named)}
     for split, path, folder in (("val", data.val, data.val_images), ("test", data.test, data.test_images)):
         if path:
-            tables[split] = _part_of(_read_measured(data, path, folder, tables["train"]), split, path)
+            shown = " and ".join(paths_of(path))
+            tables[split] = _part_of(_read_measured(data, path, folder, tables["train"]), split, shown)
             if split in named:
-                said = f"{split}: {path} is used, and not the {len(named[split]):,} images of split {split!r}"
+                said = f"{split}: {shown} is used, and not the {len(named[split]):,} images of split {split!r}"
                 tables["train"] = tables["train"].noting(said)
         elif split in named:
             tables[split] = named[split]
     return tables
 
 
-def _read_measured(data: DataConfig, path: str, folder: str | None, train: LabelTable) -> LabelTable:
+def _read_measured(
+    data: DataConfig, path: str | tuple[str, ...], folder: str | tuple[str, ...] | None, train: LabelTable
+) -> LabelTable:
     """Read labels to validate or test on; without a folder of photos, try that of the training photos."""
     table = read_one(data, path, data.val_complete, folder)
     if table.root is not None or train.root is None:
@@ -184,7 +202,8 @@ def _read_measured(data: DataConfig, path: str, folder: str | None, train: Label
         found = read_one(data, path, data.val_complete, str(train.root))
     except DataError:  # the photos are elsewhere; `require_root` says which option names their folder
         return table
-    return found.noting(f"{path}: the photos are looked for in {train.root}, the folder of the training photos")
+    shown = " and ".join(paths_of(path))
+    return found.noting(f"{shown}: the photos are looked for in {train.root}, the folder of the training photos")
 
 
 def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelTable:

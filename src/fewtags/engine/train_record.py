@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fewtags.config.presets import Resolved
-from fewtags.config.sections import Config
+from fewtags.config.sections import Config, paths_of
 from fewtags.engine.checkpoint import reading_record
 from fewtags.engine.machine import environment
 from fewtags.engine.methods import method_source
@@ -70,7 +70,7 @@ def check_labels_unchanged(record: Record[Config, Resolved], tables: Tables, out
     data = with_located_paths(record.settings, record.working_directory).data
     if record.settings.data.train == IN_MEMORY:
         return None
-    files = [getattr(data, key) for key in PATHS if getattr(data, key) is not None]
+    files = [file for key in PATHS for file in paths_of(getattr(data, key))]
     if missing := [file for file in files if not Path(file).exists()]:
         return (
             f"labels: {missing[0]} no longer exists, so changes of the labels cannot be detected; the run continues "
@@ -89,7 +89,11 @@ def check_labels_unchanged(record: Record[Config, Resolved], tables: Tables, out
 
 def with_located_paths(config: Config, folder: Path) -> Config:
     """Return the settings with relative paths of files and folders joined to `folder`."""
-    data = {key: str(folder / path) for key in PATHS if (path := getattr(config.data, key)) not in (None, IN_MEMORY)}
+    data: dict[str, str | tuple[str, ...]] = {}
+    for key in PATHS:
+        given = getattr(config.data, key)
+        if given not in (None, IN_MEMORY):
+            data[key] = str(folder / given) if isinstance(given, str) else tuple(str(folder / path) for path in given)
     weights = config.model.weights
     model = {} if weights is None or weights in NO_FILES else {"weights": str(folder / weights)}
     return config.model_copy(

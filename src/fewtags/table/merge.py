@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
-from fewtags.table.table import MAX_COMPLETE_SETS, LabelTable, Notes, with_column
+from fewtags.table.coverage import restricted, source_counts
+from fewtags.table.table import MAX_COMPLETE_SETS, LabelTable, Listed, Notes, with_column
 from fewtags.table.vocabulary import folded, match_classes
+from fewtags.text import counted
 
 
 def merge(
     tables: Mapping[str, LabelTable] | Sequence[LabelTable],
     complete_classes: Mapping[str, Collection[str]] | None = None,
     *,
+    covers: Mapping[str, Collection[str]] | None = None,
     prefix: bool = False,
 ) -> LabelTable:
     """Merge label tables.
@@ -42,16 +45,22 @@ def merge(
             one). In a plain sequence the names are "1", "2", ..., and facts keep their marks.
         complete_classes: class ids for which a source is complete: classes of these that it does not name in its images
             are absent there. Added to the `complete_classes` of the table.
+        covers: classes (ids or names) that a source covers, by source; default: those that it names. Labels of other
+            classes in it are left out, and its completely annotated images are complete for these classes.
         prefix: for tables without a folder: name every image "source/key", so that equal keys remain different images.
 
     Raises:
-        DataError: no table; a source or a complete class that does not exist; one class id with two display names;
-            images that cannot be matched because their folders are unknown; one image in two different splits.
+        DataError: no table; a source, a complete or a covered class that does not exist; one class id with two display
+            names; images that cannot be matched because their folders are unknown; one image in two different splits.
     """
     named = dict(tables) if isinstance(tables, Mapping) else {str(n): t for n, t in enumerate(tables, 1)}
     if not named:
         raise DataError("there is nothing to merge; give at least one label table.")
-    named = _matched_classes(named)
+    for argument, given in (("complete_classes", complete_classes), ("covers", covers)):
+        if wrong := [name for name in given or () if name not in named]:
+            sources = ", ".join(map(repr, named))
+            raise DataError(f"{argument} names {wrong[0]!r}, which is not a source; the sources are {sources}.")
+    named = restricted(_matched_classes(named), covers or {})
     classes = _union_classes(named)
     root, keys = _common_keys(named, prefix)
     encoded = pa.chunked_array([array.cast(pa.string()) for array in keys]).combine_chunks().dictionary_encode()
@@ -62,9 +71,6 @@ def merge(
         _own_complete_sets(name, table, column, classes, (complete_classes or {}).get(name))
         for (name, table), column in zip(named.items(), columns, strict=True)
     ]
-    if wrong := [name for name in complete_classes or () if name not in named]:
-        sources = ", ".join(map(repr, named))
-        raise DataError(f"complete_classes names {wrong[0]!r}, which is not a source; the sources are {sources}.")
     complete_set, sets = _union_complete_sets(len(images), positions, complete, len(classes))
     facts = [
         _moved(table.facts, position, column, name if isinstance(tables, Mapping) else None)
@@ -80,7 +86,10 @@ def merge(
         split_names=_union_splits(named, positions, images),
         notes=sum((t.notes for t in named.values()), Notes()),
     )
-    return merged.noting(*_messages(named, merged, _overruled(len(merged), facts, positions, complete)))
+    lists = _overruled(merged, list(named), facts, positions, complete)
+    if isinstance(tables, Mapping) and len(named) > 1:
+        lists = (*source_counts(named, classes), *lists)
+    return replace(merged, notes=merged.notes + Notes(messages=tuple(_messages(named, merged)), lists=lists))
 
 
 def with_classes(table: LabelTable, classes: ClassNames) -> LabelTable:
@@ -272,7 +281,7 @@ def _union_splits(
     return pa.array(names, pa.string())
 
 
-def _messages(named: Mapping[str, LabelTable], merged: LabelTable, overruled: Sequence[int]) -> list[str]:
+def _messages(named: Mapping[str, LabelTable], merged: LabelTable) -> list[str]:
     classes = merged.classes
     sizes = ", ".join(f"{source} {len(table):,}" for source, table in named.items())
     messages = [f"merged {len(named)} sources ({sizes} images) into {len(merged):,} images, {len(classes):,} classes"]
@@ -284,23 +293,21 @@ def _messages(named: Mapping[str, LabelTable], merged: LabelTable, overruled: Se
         for name, ids in ids_of.items()
         if len(ids) > 1
     ]
-    messages += [
-        f"{count:,} cells are positive in another source though {source!r} is complete for the class and does not name "
-        "it there; they count as positive"
-        for source, count in zip(named, overruled, strict=True)
-        if count
-    ]
     return messages
 
 
 def _overruled(
-    n: int, facts: Sequence[pa.Table], positions: Sequence[NDArray[np.int64]], complete: Sequence[CompleteSets]
-) -> list[int]:
+    merged: LabelTable,
+    names: Sequence[str],
+    facts: Sequence[pa.Table],
+    positions: Sequence[NDArray[np.int64]],
+    complete: Sequence[CompleteSets],
+) -> tuple[Listed, ...]:
     """Per source: positives of other sources in cells that are implied negatives of this source."""
-    width = max((sets.shape[1] for _, sets in complete), default=0)
+    n, width = len(merged), len(merged.classes)
     cells = [f["image"].to_numpy().astype(np.int64) * width + f["class"].to_numpy() for f in facts]
     positive = [c[f["state"].to_numpy() == Label.POSITIVE] for c, f in zip(cells, facts, strict=True)]
-    counts = []
+    lists = []
     for me, (position, (own, sets)) in enumerate(zip(positions, complete, strict=True)):
         complete_set = np.full(n, -1, np.int64)
         complete_set[position] = own
@@ -310,5 +317,15 @@ def _overruled(
         others = np.sort(others[sets[complete_set[others // width], others % width]])
         others = others[np.diff(others, prepend=-1) > 0]
         known = np.sort(cells[me]) if len(others) else others
-        counts.append(int((np.append(known, -1)[np.searchsorted(known, others)] != others).sum()))
-    return counts
+        found = others[np.append(known, -1)[np.searchsorted(known, others)] != others]
+        if not len(found):
+            continue
+        who = [name for other, name in enumerate(names) if other != me and np.isin(found, positive[other]).any()]
+        items = tuple(f"{merged.images[int(cell // width)]}: {merged.classes.ids[cell % width]}" for cell in found)
+        count = counted(len(items), "label is", "labels are")
+        text = (
+            f"{count} positive in {' or '.join(map(repr, who))}, but {names[me]!r} has the image, is complete for the "
+            "class and does not name it there; they count as positive. Decide which source is right."
+        )
+        lists.append(Listed("overruled", text, items, warns=True))
+    return tuple(lists)

@@ -28,11 +28,22 @@ class Contradiction:
 
     image: str  # the key
     class_id: str
-    sources: tuple[str, ...]
+    positive: tuple[str, ...]  # sources that say so
+    negative: tuple[str, ...]
     inside: bool  # whether a single source has both facts
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All sources of the cell."""
+        return tuple(dict.fromkeys((*self.positive, *self.negative)))
+
     def __str__(self) -> str:
-        return f"{self.image}: {self.class_id} is both positive and negative ({', '.join(self.sources)})"
+        if self.inside:
+            return f"{self.image}: {self.class_id} is both positive and negative ({', '.join(self.sources)})"
+        return (
+            f"{self.image}: {self.class_id} is positive in {' and '.join(self.positive)}, negative in "
+            f"{' and '.join(self.negative)}"
+        )
 
 
 @final
@@ -180,8 +191,20 @@ def _contradicting(table: LabelTable) -> tuple[tuple[Contradiction, ...], int]:
     for n in np.argsort(~inside, kind="stable")[:_LISTED]:
         image, class_ = int(owner[n]), int(labels.classes[entries[n]])
         cell = pc.and_(pc.equal(table.facts["image"], image), pc.equal(table.facts["class"], class_))
-        sources = tuple(dict.fromkeys(table.facts["source"].filter(cell).to_pylist()))
-        found.append(Contradiction(table.images[image].as_py(), table.classes.ids[class_], sources, bool(inside[n])))
+        facts = table.facts.filter(cell)
+        said = zip(facts["state"].to_pylist(), facts["source"].to_pylist(), strict=True)
+        by_state: dict[int, dict[str, None]] = {Label.POSITIVE: {}, Label.NEGATIVE: {}}
+        for state, source in said:
+            by_state[state][source] = None
+        found.append(
+            Contradiction(
+                image=str(table.images[image].as_py()),
+                class_id=table.classes.ids[class_],
+                positive=tuple(by_state[Label.POSITIVE]),
+                negative=tuple(by_state[Label.NEGATIVE]),
+                inside=bool(inside[n]),
+            )
+        )
     return tuple(found), int(inside.sum())
 
 

@@ -87,6 +87,30 @@ class Excluded:
 
 @final
 @dataclass(frozen=True)
+class Listed:
+    """A message about several items that names each of them, such as copies of photos that were joined.
+
+    `str` has the first three of them.
+
+    Attributes:
+        code: fixed word for scripts; `check` reports a finding with this code.
+        message: what was found, how often, and what to do.
+        items: all items that the message counts.
+        warns: whether it is a warning, or else a note.
+    """
+
+    code: str
+    message: str
+    items: tuple[str, ...]
+    warns: bool = False
+
+    def __str__(self) -> str:
+        rest = f"; and {len(self.items) - 3:,} more" if len(self.items) > 3 else ""
+        return f"{self.message} ({'; '.join(self.items[:3])}{rest})" if self.items else self.message
+
+
+@final
+@dataclass(frozen=True)
 class Notes:
     """A reader's report about the files. Part of the table, but not of its content or fingerprint."""
 
@@ -94,6 +118,7 @@ class Notes:
     excluded: tuple[Excluded, ...] = ()
     messages: tuple[str, ...] = ()  # how the files were understood
     warnings: tuple[str, ...] = ()  # possible misunderstandings, each with the setting that changes it
+    lists: tuple[Listed, ...] = ()  # messages that name their items
 
     def __add__(self, other: Notes) -> Notes:
         return Notes(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))

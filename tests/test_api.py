@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -97,6 +98,29 @@ def test_thresholds_decide_on_the_probabilities_they_were_made_of(fitted, scenes
     decided = 1 / (1 + np.exp(-logits)) >= clf.thresholds_
     tags = clf.predict(photos(scenes.val, 11))
     assert [sorted(found) for found in tags] == [sorted(np.array(clf.classes_.ids)[row].tolist()) for row in decided]
+
+
+def test_own_thresholds(fitted, scenes, tmp_path):
+    """For one call, or kept and saved. Unknown classes are refused before any photo is read."""
+    _, out, _ = fitted
+    clf, paths = ft.Classifier.load(out, device="cpu"), photos(scenes.val)
+    stored = clf.thresholds_.tolist()
+    name = clf.classes_.ids[0]
+    assert all(tags == [] for tags in clf.predict(paths, threshold=1))
+    assert all(tags == [name] for tags in clf.predict(paths, threshold=[1, {name: 0}]))
+    assert clf.evaluate(scenes.val, threshold=[1, {name: 0}]).decisions.recall[0] == 1
+    assert clf.thresholds_.tolist() == stored
+    with pytest.raises(DataError, match=r"^threshold digit 99=0.5: 'digit 99' is not a class of this model"):
+        clf.predict(["missing.jpg"], threshold={"digit 99": 0.5})
+    assert clf.set_thresholds({name: 0.25}) is clf
+    clf.save(tmp_path / "own.safetensors")
+    again = ft.Classifier.load(tmp_path / "own.safetensors", device="cpu")
+    assert again.thresholds_.tolist() == [0.25, *stored[1:]]
+    with warnings.catch_warnings(record=True) as caught:
+        clf.set_thresholds(precision=0.9)
+    assert any("in validation that a precision needs" in str(warning.message) for warning in caught)
+    with pytest.raises(ConfigError, match=r"^precision needs the validation scores of the run"):
+        again.set_thresholds(precision=0.9)
 
 
 def test_heatmaps(fitted, scenes):

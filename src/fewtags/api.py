@@ -19,6 +19,7 @@ from fewtags.engine.events import Event, Noted
 from fewtags.engine.machine import torch_device
 from fewtags.engine.methods import settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
+from fewtags.engine.own_thresholds import Given, with_thresholds
 from fewtags.engine.plan import Tables, hold_out, make_plan
 from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
 from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
@@ -85,13 +86,14 @@ class Classifier:
         self.preset, self.device, self.seed = preset, device, seed
         self._net: SpatialNet | None = None
         self._info: ModelInfo | None = None
+        self._run: Path | None = None
 
     @classmethod
     def load(cls, place: Path | str, device: str | None = None) -> Self:
         """Load a classifier from a run folder or its `model.safetensors`. Raises CheckpointError if there is none."""
         net, info = load_model(place)
         made = cls(info.backbone, size=info.size, device=device)
-        made._net, made._info = net, info
+        made._net, made._info, made._run = net, info, Path(place) if Path(place).is_dir() else Path(place).parent
         return made
 
     def save(self, path: Path | str) -> None:
@@ -171,16 +173,38 @@ class Classifier:
         for event in events:
             if on_event is not None:
                 on_event(event)
-        self._net, self._info = load_model(out)
+        (self._net, self._info), self._run = load_model(out), out
         return self
 
-    def evaluate(self, table: Labels) -> Evaluation:
+    def set_thresholds(self, threshold: Given | Sequence[Given] | None = None, precision: float | None = None) -> Self:
+        """Change the thresholds of `predict` and `evaluate`; `save` stores them. See `with_thresholds`.
+
+        Args:
+            threshold: one for all classes, {class: threshold}, a .csv, .json or .toml file, or a list of these.
+            precision: each class gets the lowest threshold with this precision on validation. Python warnings name the
+                classes that do not reach it, or have too few positives there, and keep theirs.
+
+        Raises:
+            ConfigError: a number is not in 0..1, or the run folder has no validation scores.
+            DataError: a class is not known, or a file cannot be read.
+        """
+        self._net, self._info = self._trained()[0], self._with_thresholds(threshold, precision)
+        return self
+
+    def _with_thresholds(self, threshold: Given | Sequence[Given] | None, precision: float | None = None) -> ModelInfo:
+        info, notes = with_thresholds(self._trained()[1], threshold, precision, self._run)
+        for note in notes:
+            warnings.warn(note.removeprefix("warning: "), stacklevel=3)
+        return info
+
+    def evaluate(self, table: Labels, *, threshold: Given | Sequence[Given] | None = None) -> Evaluation:
         """Evaluate on a table or the labels at a path; unknown cells are left out. The result can be printed.
 
+        `threshold` replaces stored thresholds, as in `set_thresholds`.
         Python warnings name classes and photos that are left out, and class names that are matched to the model's.
         Raises DataError if the table has no photos, or no class that the model knows.
         """
-        net, info = self._trained()
+        (net, _), info = self._trained(), self._with_thresholds(threshold)
         result, notes = evaluate_table(net, info, _table(table), cpu=self._cpu)
         for note in notes:
             warnings.warn(note, stacklevel=2)
@@ -190,10 +214,20 @@ class Classifier:
         """float32 [n, C]: the probability of every class in every photo. Raises DataError if one cannot be read."""
         return self._probabilities(photos).astype(np.float32)
 
-    def predict(self, photos: Sequence[Path | str], max_tags: int | None = None) -> list[list[str]]:
-        """The class ids of every photo at the stored thresholds, best first; errors as in `predict_proba`."""
-        ids = self.classes_.ids
-        return [[ids[c] for c in decide(row, self.thresholds_, max_tags)] for row in self._probabilities(photos)]
+    def predict(
+        self,
+        photos: Sequence[Path | str],
+        max_tags: int | None = None,
+        *,
+        threshold: Given | Sequence[Given] | None = None,
+    ) -> list[list[str]]:
+        """The class ids of every photo, best first; errors as in `predict_proba`.
+
+        `threshold` replaces stored thresholds, as in `set_thresholds`.
+        """
+        info = self._with_thresholds(threshold)
+        values, ids = np.array(info.thresholds), info.class_ids
+        return [[ids[c] for c in decide(row, values, max_tags)] for row in self._probabilities(photos)]
 
     def heatmaps(self, photo: Path | str, *, coupled: bool = False) -> NDArray[np.float32]:
         """float32 [C, h, w]: a heatmap per class in the frame of the photo (policy `imagenet`: of its centre crop).

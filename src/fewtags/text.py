@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+MOST_NAMED = 20
+"""Largest number of classes or photos that a message names; the others are counted."""
+
 _COMMAND_LINE: ContextVar[bool] = ContextVar("command line", default=False)
 _FLAGS = {"images": "--images", "complete": "--complete"}
 
@@ -69,6 +72,16 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def option(name: str) -> str:
+    """Return the name of an argument as the user types it: as it is in Python, and as an option on the command line.
+
+    >>> with command_line():
+    ...     option("threshold")
+    '--threshold'
+    """
+    return f"--{name.replace('_', '-')}" if _COMMAND_LINE.get() else name
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewtags.cli.heatmaps import NameKey, class_position, file_names, output_names
+from fewtags.cli.heatmaps import NameKey, file_names, output_names
+from fewtags.engine.own_thresholds import class_position
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames
 

@@ -367,8 +367,13 @@ def test_predict_refuses(run: Run, model: Path, photos: Path, words: tuple[str, 
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", message)
 
 
-def test_threshold_outside_0_to_1_is_a_usage_error(run: Run, model: Path, photos: Path) -> None:
-    assert run("predict", model, photos, "--threshold", 1.5).exit_code == 2
+def test_threshold_outside_0_to_1_is_refused(run: Run, model: Path, photos: Path) -> None:
+    result = run("predict", model, photos, "--threshold", 1.5)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "error: --threshold 1.5: '1.5' is not a threshold; expected a number from 0 to 1, CLASS=NUMBER or a file "
+        "(.csv, .json, .toml).\n"
+    )
 
 
 def no_photos(*_: object) -> None:

@@ -9,7 +9,13 @@ from sklearn.metrics import f1_score
 
 from fewtags.errors import DataError
 from fewtags.labels import Label
-from fewtags.metrics.thresholds import ThresholdRule, best_f1_threshold, count_thresholds, fit_thresholds
+from fewtags.metrics.thresholds import (
+    ThresholdRule,
+    best_f1_threshold,
+    count_thresholds,
+    fit_thresholds,
+    precision_thresholds,
+)
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
 
@@ -182,3 +188,50 @@ def test_logits_are_refused():
 def test_a_probability_that_is_not_a_number_is_named():
     with pytest.raises(DataError, match=r"^the score of image 0, class 1 is not a number;"):
         fit_thresholds(np.array([[0.5, np.nan]]), int8([[P, N]]))
+
+
+# --- a wanted precision
+
+
+def test_precision_by_hand():
+    """Ranking + + - + -, minimum 2. Precisions of 2, 3, 4, 5 cells: 1, 2/3, 3/4, 3/5; the lowest with .7 takes four."""
+    prob, labels = np.array([[0.9], [0.8], [0.6], [0.5], [0.2]]), int8([[P], [P], [N], [P], [N]])
+    found = precision_thresholds(prob, labels, 0.7, minimum_positives=2)
+    assert (found.values[0], found.judged[0], found.best[0]) == (0.35, True, 1.0)
+    assert precision_thresholds(prob, labels, 0.8, minimum_positives=2).values[0] == pytest.approx(0.7)
+    three = precision_thresholds(prob, labels, 0.8, minimum_positives=3)
+    assert np.isnan(three.values[0])
+    assert three.best[0] == 0.75
+
+
+def test_precision_is_not_judged_without_five_positives_or_a_negative():
+    prob = np.linspace(0.1, 0.9, 8)[:, None] * np.ones((1, 3))
+    labels = np.full((8, 3), N, np.int8)
+    labels[:4, 0], labels[:, 1], labels[:5, 2] = P, P, P
+    found = precision_thresholds(prob, labels, 0.5)
+    assert found.judged.tolist() == [False, False, True]
+    assert np.isnan(found.best[:2]).all()
+
+
+@given(
+    hnp.arrays(
+        np.float64, st.tuples(st.integers(1, 12), st.just(2)), elements=st.integers(0, 10).map(lambda v: v / 10)
+    ),
+    st.data(),
+    st.sampled_from([0.3, 0.5, 0.8, 1.0]),
+)
+def test_precision_is_reached_with_the_most_tags(prob, data, wanted):
+    """Against every distinct probability as a threshold, counted directly."""
+    labels = data.draw(hnp.arrays(np.int8, prob.shape, elements=st.sampled_from([-1, 0, 1])))
+    found = precision_thresholds(prob, labels, wanted, minimum_positives=1)
+    for c in range(2):
+        counts = []
+        for threshold in np.unique(prob[:, c]):
+            taken = (prob[:, c] >= threshold) & (labels[:, c] != U)
+            hits = int((taken & (labels[:, c] == P)).sum())
+            if hits and hits / taken.sum() >= wanted:
+                counts.append(int(taken.sum()))
+        if not found.judged[c] or not counts:
+            assert np.isnan(found.values[c])
+        else:
+            assert ((prob[:, c] >= found.values[c]) & (labels[:, c] != U)).sum() == max(counts)

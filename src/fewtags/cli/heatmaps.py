@@ -17,32 +17,17 @@ from fewtags.cli.tables import escaped_names, text_name
 from fewtags.engine.checkpoint import write_array
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.engine.predict import decide, heatmaps
-from fewtags.errors import ConfigError, DataError
+from fewtags.errors import ConfigError
 from fewtags.files import replacing
-from fewtags.labels import ClassNames
 from fewtags.metrics.localisation import normalise_map
 from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.decode import read_image
 from fewtags.report.overlay import overlay
-from fewtags.text import counted, safe_cell, suggest
+from fewtags.text import counted, safe_cell
 
 _KEY_COLUMNS = ["file", "image", "class"]
 _MOST_LETTERS = 100
 """Class ids are cut to this length in file names, which file systems limit to 255 bytes."""
-
-
-def class_position(classes: ClassNames, word: str) -> int:
-    """Return the position of a class, given its id or display name; suggest the closest if it is unknown.
-
-    >>> class_position(ClassNames.of(["n02085936", "n02123045"], ["Maltese", "tabby"]), "tabby")
-    1
-    """
-    if word in classes:
-        return classes.index(word)
-    if word in classes.display:
-        return classes.display.index(word)
-    known = dict.fromkeys((*classes.ids, *classes.display))
-    raise DataError(f"{word!r} is not a class of this model{suggest(word, known)}.")
 
 
 def output_names(places: Sequence[Path], photos: Sequence[Path]) -> tuple[dict[Path, Path], list[str]]:

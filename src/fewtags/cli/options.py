@@ -38,6 +38,21 @@ Complete = Annotated[bool, typer.Option("--complete", help="Classes not listed f
 ReadingSettings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")
 ]
+Threshold = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--threshold",
+        metavar="NUMBER|CLASS=NUMBER|FILE",
+        help="Thresholds instead of the stored ones: for all classes, for one class, or a .csv, .json or .toml file. "
+        "May be repeated; classes that are not named keep theirs.",
+    ),
+]
+Precision = Annotated[
+    float | None,
+    typer.Option(
+        help="Use the lowest threshold of each class that has this precision on the validation photos of the run."
+    ),
+]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random; default 0.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Read and check the data and print the plan; write nothing.")]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Do not use a GPU.")]

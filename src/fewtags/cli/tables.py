@@ -52,6 +52,11 @@ def escaped_names(names: Sequence[str]) -> str:
     )
 
 
+def no_effect_on_wide(option: str) -> str:
+    """Return why an option about tags cannot be given with --wide."""
+    return f"--wide writes the probabilities of all classes, so {option} has no effect; remove one option."
+
+
 @final
 class PredictionWriter:
     """Write predictions to CSV, Parquet or JSON lines; the file gets its name when it is complete.
@@ -59,7 +64,7 @@ class PredictionWriter:
     Long form (default): image, class, name, probability, threshold; one row per tag, best first. A photo without a tag
     has no row and is counted. Wide form: image, then one column per class with its probability.
 
-    Without a file, CSV is written to stdout. `threshold` replaces the stored thresholds. `raw` writes texts into CSV
+    Without a file, CSV is written to stdout. `raw` writes texts into CSV
     cells unchanged, see `text.safe_cell`.
 
     Attributes:
@@ -73,7 +78,6 @@ class PredictionWriter:
         out: Path | None,
         info: ModelInfo,
         wide: bool,
-        threshold: float | None,
         max_tags: int | None,
         *,
         raw: bool = False,
@@ -81,15 +85,12 @@ class PredictionWriter:
         self._format = ".csv" if out is None else out.suffix.lower()
         if self._format not in FORMATS:
             raise ConfigError(f"--out {out}: expected a file ending in {', '.join(FORMATS)}.")
-        if wide and (threshold is not None or max_tags is not None):
-            chosen = "--threshold" if threshold is not None else "--max-tags"
-            raise ConfigError(
-                f"--wide writes the probabilities of all classes, so {chosen} has no effect; remove one option."
-            )
+        if wide and max_tags is not None:
+            raise ConfigError(no_effect_on_wide("--max-tags"))
         if wide and "image" in info.class_ids:
             raise ConfigError("a class is named 'image', like the column of the photos; leave out --wide.")
         self.out, self.info, self.wide, self.max_tags = out, info, wide, max_tags
-        self.thresholds = np.array(info.thresholds) if threshold is None else np.full(len(info.class_ids), threshold)
+        self.thresholds = np.array(info.thresholds)
         self.failed: list[Prediction] = []
         self.untagged = 0
         self.escaped: list[str] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtags.cli.options import Complete, Covers, Cpu, Json, ManyImages, ReadingSettings
+from fewtags.cli.options import Complete, Covers, Cpu, Json, ManyImages, Precision, ReadingSettings, Threshold
 from fewtags.cli.progress import counting, echo, say
 from fewtags.cli.reading import read_labels, split_sizes
 from fewtags.errors import ConfigError, DataError
@@ -16,6 +16,7 @@ from fewtags.files import refuse_file, refuse_folder
 from fewtags.text import counted, suggest
 
 if TYPE_CHECKING:
+    from fewtags.engine.model import ModelInfo
     from fewtags.table.table import LabelTable
 
 Model = Annotated[Path, typer.Argument(help="Run folder, or its model.safetensors.")]
@@ -42,6 +43,8 @@ def evaluate(
         typer.Option(min=1, help="With --localise: number of thresholds for boxes from heatmaps; default: 20."),
     ] = None,
     set_: ReadingSettings = None,
+    threshold: Threshold = None,
+    precision: Precision = None,
     as_json: Json = False,
     cpu: Cpu = False,
 ) -> None:
@@ -69,6 +72,7 @@ def evaluate(
     if loc_cuts is not None and not localise:
         raise ConfigError("--loc-cuts is for --localise; give --localise as well, or leave it out.")
     net, info = load_model(model)
+    info = with_own_thresholds(info, model, threshold, precision)
     table, which = choose_split(read_labels(data, images, complete, set_, covers=covers), split)
     say(which)
     if localise:
@@ -84,6 +88,17 @@ def evaluate(
         content, text = {**content, "localisation": found.to_dict()}, f"{text}\n\n{found}"
     echo(json.dumps(content) if as_json else text)
     _exit_if_unreadable(result.unreadable, len(table))
+
+
+def with_own_thresholds(
+    info: ModelInfo, model: Path, threshold: list[str] | None, precision: float | None
+) -> ModelInfo:
+    """Return the metadata with the thresholds of the options; print what is to be known about them."""
+    from fewtags.engine.own_thresholds import with_thresholds
+
+    changed, notes = with_thresholds(info, threshold, precision, model if model.is_dir() else model.parent)
+    say(*notes)
+    return changed
 
 
 def _exit_if_unreadable(unreadable: int, photos: int) -> None:
@@ -125,9 +140,8 @@ def predict(
     wide: Annotated[
         bool, typer.Option("--wide", help="One row per photo and one column per class, with all probabilities.")
     ] = False,
-    threshold: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Use this threshold instead of the stored ones.")
-    ] = None,
+    threshold: Threshold = None,
+    precision: Precision = None,
     max_tags: Annotated[int | None, typer.Option(min=1, help="Maximum number of tags per photo.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Photos per batch.")] = 32,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode photos; 0: none.")] = 0,
@@ -150,20 +164,24 @@ def predict(
     Examples:
       fewtags predict runs/first photos/ --out tags.csv
       fewtags predict runs/first photos/ --wide --out scores.parquet
-      fewtags predict runs/first a.jpg b.jpg --threshold 0.5 --max-tags 5
+      fewtags predict runs/first a.jpg b.jpg --threshold 0.5 --threshold cat=0.3 --max-tags 5
+      fewtags predict runs/first photos/ --precision 0.9
     """  # noqa: D301
-    from fewtags.cli.tables import PredictionWriter, escaped_names
+    from fewtags.cli.tables import PredictionWriter, escaped_names, no_effect_on_wide
     from fewtags.engine.machine import torch_device
     from fewtags.engine.model import load_model
     from fewtags.engine.predict import find_photos, predict_photos
 
+    if wide and (threshold or precision is not None):
+        raise ConfigError(no_effect_on_wide("--threshold" if threshold else "--precision"))
     net, info = load_model(model)
-    writer = PredictionWriter(out, info, wide, threshold, max_tags, raw=raw)
+    info = with_own_thresholds(info, model, threshold, precision)
+    writer = PredictionWriter(out, info, wide, max_tags, raw=raw)
     if out is not None:
         refuse_file(out)
     paths, notes = find_photos(photos)
     say(*notes)
-    if info.untagged and not wide and threshold is None:
+    if info.untagged and not wide:
         say(f"warning: {info.untagged}")
     with counting("tagging photos", quiet=out is None) as tick, writer:
         for done, found in enumerate(
@@ -195,6 +213,8 @@ def heatmap(
     coupled: Annotated[
         bool, typer.Option("--coupled", help="Maps times attention (TS-CAM), for a ViT with a class token.")
     ] = False,
+    threshold: Threshold = None,
+    precision: Precision = None,
     cpu: Cpu = False,
 ) -> None:
     """Draw heatmaps that show where a model sees each class.
@@ -213,9 +233,10 @@ def heatmap(
       fewtags heatmap runs/first photos/ --class cat --class dog --out heatmaps/ --arrays
       fewtags heatmap runs/vit a.jpg --coupled
     """  # noqa: D301
-    from fewtags.cli.heatmaps import HeatmapOptions, NameKey, class_position, output_names, write_heatmaps
+    from fewtags.cli.heatmaps import HeatmapOptions, NameKey, output_names, write_heatmaps
     from fewtags.engine.machine import torch_device
     from fewtags.engine.model import load_model
+    from fewtags.engine.own_thresholds import class_position
     from fewtags.engine.predict import find_photos
     from fewtags.nets.tscam import attention_layers
 
@@ -224,6 +245,10 @@ def heatmap(
     found, skipped = find_photos(photos)
     names, notes = output_names(photos, found)
     net, info = load_model(model)
+    if classes and (threshold or precision is not None):
+        given = "--threshold" if threshold else "--precision"
+        raise ConfigError(f"--class says which classes to draw, so {given} has no effect; remove one option.")
+    info = with_own_thresholds(info, model, threshold, precision)
     options = HeatmapOptions([class_position(info.classes, name) for name in classes or []], arrays, coupled)
     if coupled:
         attention_layers(net)  # raises now if the model has none

@@ -23,11 +23,9 @@ from fewtags.metrics.thresholds import ThresholdRule
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan, Preprocessing, SpatialNet
 from fewtags.photos.augment import Policy, ResizedCrop, SquareCrop, WholeImage
-from fewtags.text import counted, some
+from fewtags.text import MOST_NAMED, counted, some
 
 MODEL_FORMAT = 1
-MOST_NAMED = 20
-"""Largest number of class names in a sentence; the others are counted."""
 
 
 @final

@@ -30,10 +30,8 @@ from fewtags.photos.loader import Collate
 from fewtags.photos.workers import WorkerLoader, Workers
 from fewtags.table.table import LabelTable, Notes
 from fewtags.table.vocabulary import Matching
-from fewtags.text import counted
+from fewtags.text import MOST_NAMED, counted
 
-MOST_NAMED = 20
-"""Largest number of unreadable photos that are named; the others are counted."""
 _NAMED_CLASSES = 5
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import final
 
 import numpy as np
-from jaxtyping import Float, Int8, Int64
+from jaxtyping import Bool, Float, Int8, Int64
 from numpy import ndarray as Array
 
 from fewtags.errors import DataError
@@ -28,6 +28,8 @@ class ThresholdRule(StrEnum):
     EXPECTED_COUNT = "expected_count"  # the expected number of positives
     NONE_EXPECTED = "none_expected"  # the expected number is 0: above all scores, so that the class is hardly tagged
     HALF = "half"  # 0.5, without labels to choose from
+    OWN = "own"  # given by the user
+    PRECISION = "precision"  # the lowest with a wanted precision
 
 
 @final
@@ -113,6 +115,54 @@ def best_f1_threshold(prob: Float[Array, " k"], labels: Int8[Array, " k"]) -> fl
     # F1 = 2 tp / (predicted + positives), for each number of predicted cells; F1 of nothing is 0.
     f1 = 2 * hits[cuts] / np.maximum(cuts + hits[-1], 1)
     return _between(ranked, int(cuts[np.argmax(f1)]))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PrecisionCuts:
+    """The result of `precision_thresholds`, an entry for each of c classes.
+
+    Attributes:
+        values: float64 [c], the threshold; nan where none is chosen.
+        judged: bool [c], whether the class has enough known positives and a known negative.
+        best: float64 [c], the highest precision of a threshold that accepts enough positives; nan where not judged.
+    """
+
+    values: Float[Array, " c"]
+    judged: Bool[Array, " c"]
+    best: Float[Array, " c"]
+
+
+def precision_thresholds(
+    prob: Float[Array, "n c"], labels: Int8[Array, "n c"], wanted: float, *, minimum_positives: int = 5
+) -> PrecisionCuts:
+    """Choose for each class the lowest threshold whose precision on the known cells is at least `wanted`.
+
+    The lowest one has the highest recall. A threshold must accept at least `minimum_positives` known positives,
+    because the precision of fewer is mostly chance. A class with fewer, or without a known negative, is not judged.
+
+    >>> prob, labels = np.array([[0.9], [0.8], [0.6], [0.4]]), np.array([[1], [1], [-1], [1]], np.int8)
+    >>> precision_thresholds(prob, labels, 0.75, minimum_positives=1).values.round(3).tolist()  # 3 of 4
+    [0.2]
+    >>> precision_thresholds(prob, labels, 0.9, minimum_positives=1).values.round(3).tolist()  # 2 of 2
+    [0.7]
+    """
+    refuse_nan(prob)
+    values, best = np.full(prob.shape[1], np.nan), np.full(prob.shape[1], np.nan)
+    positives, negatives = (labels == Label.POSITIVE).sum(0), (labels == Label.NEGATIVE).sum(0)
+    judged = (positives >= max(minimum_positives, 1)) & (negatives > 0)
+    for c in np.flatnonzero(judged).tolist():
+        known = labels[:, c] != Label.UNKNOWN
+        order = np.argsort(-prob[known, c], kind="stable")
+        ranked = prob[known, c][order].astype(np.float64)
+        hits = np.concatenate([[0], np.cumsum(labels[known, c][order] == Label.POSITIVE)])
+        cuts = _cuts(ranked)
+        cuts = cuts[hits[cuts] >= max(minimum_positives, 1)]
+        precision = hits[cuts] / cuts
+        best[c] = precision.max()
+        if (reached := cuts[precision >= wanted]).size:
+            values[c] = _between(ranked, int(reached[-1]))
+    return PrecisionCuts(values, judged, best)
 
 
 def count_thresholds(prob: Float[Array, "n c"], expected_count: Float[Array, " c"]) -> Float[Array, " c"]:

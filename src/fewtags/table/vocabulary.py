@@ -17,10 +17,7 @@ import pyarrow as pa
 from fewtags.errors import ConfigError
 from fewtags.labels import ClassNames
 from fewtags.table.table import LabelTable, Notes, with_column
-from fewtags.text import counted, some, suggest
-
-MOST_NAMED = 20
-"""Largest number of class names in a message; the others are counted."""
+from fewtags.text import MOST_NAMED, counted, some, suggest
 
 
 def folded(name: str) -> str:

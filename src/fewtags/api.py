@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from fewtags.config.sections import Config
 from fewtags.engine.encoder_file import initial_weights
 from fewtags.engine.evaluate import Evaluation
 from fewtags.engine.events import Event, Noted
-from fewtags.engine.machine import torch_device
+from fewtags.engine.machine import processes, torch_device
 from fewtags.engine.methods import settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
 from fewtags.engine.own_thresholds import Given, with_thresholds
@@ -378,8 +377,7 @@ def pretrain(
         events = run.resume()
     else:
         refuse_used_folder(out)
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        plan = make_pretrain_plan(config, photos=table, cpu=cpu, processes=processes)
+        plan = make_pretrain_plan(config, photos=table, cpu=cpu, processes=processes())
         for note in plan.notes:
             if note.startswith("warning: "):
                 warnings.warn(note.removeprefix("warning: "), stacklevel=2)

@@ -54,20 +54,82 @@ def test_the_method_follows_from_the_labels_where_none_is_named(objective, locat
     assert resolve(read(**objective), facts).method == method
 
 
-def test_the_papers_numbers():
-    """Section 4.1: head 5 epochs at 1e-3, then all for 25 at 1e-5, cosine, Adam, batch 8, 448 px; from scratch 100 at
-    1e-4. Section 4.3 (ImageNet): 1e-4 and weight decay 1e-4 at 224 px."""
-    paper = resolve(read(train__preset="paper"), SERVER)
-    assert [(s.epochs, s.lr, s.trainable, s.schedule, s.warmup) for s in paper.stages] == [
-        (5, 1e-3, "head", "constant", True),
-        (25, 1e-5, "all", "cosine", False),
+IN_EVERY_PAPER = {
+    "drop_path": 0, "output_stride": 0, "head_kernel": 1, "pool": "mean", "flip": True, "jitter": 0,
+    "optimizer": "adam", "accumulate": 1, "clip_norm": 0, "precision": "no", "weight_ema": 0, "batchnorm_eval": False,
+    "cached_views": 0, "patience": 0, "select": "auto", "method": "expected_negative",
+}  # fmt: skip
+OF_EACH_PAPER = {
+    "paper": {
+        "backbone": "resnet50.tv_in1k", "weights": "hub", "size": 448, "policy": "coco", "min_area": 0.25,
+        "weight_decay": 0, "batch_size": 8, "preset_objective": {},
+        "stages": [(5, 1e-3, "head", "constant", True), (25, 1e-5, "all", "cosine", False)],
+    },
+    "paper_scratch": {
+        "backbone": "resnet50", "weights": "none", "size": 448, "policy": "coco", "min_area": 0.25,
+        "weight_decay": 0, "batch_size": 8, "preset_objective": {},
+        "stages": [(100, 1e-4, "all", "cosine", False)],
+    },
+    "paper_imagenet": {
+        "backbone": "resnet50.tv_in1k", "weights": "hub", "size": 224, "policy": "imagenet", "min_area": 0.08,
+        "weight_decay": 1e-4, "batch_size": 64,
+        "preset_objective": {"positives_per_image": 1.2, "heatmap_top_k": 10},
+        "stages": [(5, 1e-4, "head", "constant", True), (25, 1e-4, "all", "cosine", False)],
+    },
+}  # fmt: skip
+OF_THE_MACHINE = {"preset", "workers", "seed", "checkpoint_every_steps", "pool_temperature", "pool_weight"}
+
+
+@pytest.mark.parametrize("processes", [1, 4, 8])
+@pytest.mark.parametrize("preset", OF_EACH_PAPER)
+def test_every_number_of_the_paper(preset, processes):
+    """Sections 4.1 and 4.3 of the SCL paper, table 1 ("no pretraining") and appendix G.
+
+    The batch is that of the whole step, so that the learning rate stays the same for any number of processes.
+    """
+    expected = IN_EVERY_PAPER | OF_EACH_PAPER[preset]
+    found = resolve(read(train__preset=preset), SERVER.model_copy(update={"processes": processes}))
+    assert found.batch_size * processes == expected.pop("batch_size")
+    assert [(s.epochs, s.lr, s.trainable, s.schedule, s.warmup) for s in found.stages] == expected.pop("stages")
+    assert not any(stage.solved or stage.head_factor != 1 for stage in found.stages)
+    values = {key: getattr(found, key) for key in expected}
+    assert values == expected
+    assert {*Resolved.model_fields} - {*expected} == OF_THE_MACHINE | {"batch_size", "stages"}
+
+
+def test_the_users_own_settings_beat_those_of_a_paper():
+    chosen = {
+        "model__weights": "hub",
+        "model__backbone": "resnet18",
+        "train__precision": "bf16",
+        "train__batch_size": 6,
+    }
+    found = resolve(read(train__preset="paper_scratch", **chosen), SERVER.model_copy(update={"processes": 5}))
+    assert {key: getattr(found, key.split("__")[1]) for key in chosen} == chosen
+    other = read(train__preset="paper_imagenet", objective__name="patchml")
+    assert resolve(other, SERVER).preset_objective == {}
+
+
+@pytest.mark.parametrize(("preset", "photos"), [("finetune", 16), ("views", 16), ("paper", 8), ("paper_imagenet", 64)])
+def test_the_photos_in_a_step_of_any_preset_are_shared_by_the_processes(preset, photos):
+    shares = [
+        resolve(read(train__preset=preset), SERVER.model_copy(update={"processes": n})).batch_size for n in (1, 2, 8)
     ]
-    assert (paper.batch_size, paper.size, paper.weight_decay, paper.policy, paper.min_area) == (8, 448, 0, "coco", 0.25)
-    scratch = resolve(read(train__preset="paper_scratch"), SERVER)
-    assert [(s.epochs, s.lr, s.warmup) for s in scratch.stages] == [(100, 1e-4, False)]
-    imagenet = resolve(read(train__preset="paper_imagenet"), SERVER)
-    assert [(s.epochs, s.lr) for s in imagenet.stages] == [(5, 1e-4), (25, 1e-4)]
-    assert (imagenet.size, imagenet.weight_decay, imagenet.policy, imagenet.min_area) == (224, 1e-4, "imagenet", 0.08)
+    assert shares == [photos, photos // 2, photos // 8]
+    with pytest.raises(ConfigError, match=rf"{preset!r} trains on {photos} photos in a step, which 3 processes cannot"):
+        resolve(read(train__preset=preset), SERVER.model_copy(update={"processes": 3}))
+
+
+def test_photos_that_cannot_be_shared():
+    three = SERVER.model_copy(update={"processes": 3})
+    with pytest.raises(ConfigError) as error:
+        resolve(read(train__preset="paper"), three)
+    assert str(error.value) == (
+        "preset 'paper' trains on 8 photos in a step, which 3 processes cannot share equally. Start one process, or 2, "
+        "4, 8; or set train.batch_size, the photos of each process, and train.lr."
+    )
+    assert resolve(read(train__preset="paper", train__batch_size=3), three).batch_size == 3
+    assert resolve(read(train__preset="cpu"), three).stages[0].solved  # sees no batches
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -430,6 +430,34 @@ def test_what_the_user_says_about_k_is_taken(tables, make_config):
     assert not any("positives per image" in note for note in prior.notes)
 
 
+def test_a_preset_gives_settings_of_its_method(tables, make_config):
+    """K and the number of heatmaps of ImageNet in the paper; the user's own settings replace them."""
+    changes = {"train__preset": "paper_imagenet", "train__stages": None, "train__cached_views": None}
+    plan = make_plan(make_config(**changes), tables=tables, cpu=True)
+    assert (plan.objective.positives_per_image, plan.objective.heatmap_top_k) == (1.2, 10)
+    assert "positives_per_image 1.2" in next(line for line in plan.lines() if line.startswith("method:"))
+    assert not any("positives per image" in note for note in plan.notes)
+    own = make_plan(make_config(**changes, objective__positives_per_image=2.0), tables=tables, cpu=True)
+    assert (own.objective.positives_per_image, own.objective.heatmap_top_k) == (2.0, 10)
+
+
+def test_photos_in_a_step_of_several_processes_are_shown(tables, make_config, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    changes = {
+        "train__preset": "paper_scratch",
+        "train__stages": None,
+        "train__cached_views": None,
+        "train__batch_size": None,
+    }
+    plan = derive(make_config(**changes), tables, None, cpu=True)
+    assert plan.resolved.batch_size == 2
+    assert "stage main: 100 epochs, lr 0.0001 cosine, batch 8 (4 processes x 2), trains all layers" in [*plan.lines()]
+    said = "note: BatchNorm takes its statistics from the 2 photos of each process, not from the whole step"
+    assert said in plan.notes
+    fixed = derive(make_config(**changes, train__batchnorm_eval=True), tables, None, cpu=True)
+    assert said not in fixed.notes
+
+
 def test_resuming_keeps_what_was_resolved(tables, make_config):
     """On another machine the presets would say something else."""
     config = make_config()

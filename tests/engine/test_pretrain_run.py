@@ -254,3 +254,13 @@ def test_what_was_left_out_is_listed(photos, tmp_path):
     assert any(line.startswith("  03.png: ") for line in plan.lines())
     finish(PretrainRun(plan, tmp_path / "run", cpu=True).start(), 1)
     assert "03.png" in (tmp_path / "run" / "excluded.csv").read_text()
+
+
+def test_photos_in_a_step_and_batchnorm_that_is_not_shuffled(photos):
+    tree = read_settings({**TREE, "data": {"train": str(photos)}}, "test")
+    said = "note: BatchNorm sees the whole batch at once"
+    alone, two = (make_pretrain_plan(tree, cpu=True, processes=n) for n in (1, 2))
+    assert [sum(said in line for line in plan.lines()) for plan in (alone, two)] == [1, 0]
+    assert any("batch 12 (2 processes x 6)" in line for line in two.lines())
+    grouped = plan_for(photos, objective={"batchnorm_groups": 2})
+    assert not any(said in line for line in grouped.lines())

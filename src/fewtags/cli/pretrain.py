@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -71,13 +70,13 @@ def pretrain(
         refuse_missing_inputs([given.train], [] if given.images is None else [given.images])
     if is_main_process() and not dry_run:
         refuse_used_folder(out)
+    from fewtags.engine.machine import processes
     from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
     from fewtags.engine.pretrain_run import PretrainRun
 
     settings = read_settings(tree, where)
     with counting("checking photos", faster=FASTER_CHECK if settings.data.decode else "") as tick:
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        plan = make_pretrain_plan(settings, cpu=cpu, processes=processes, progress=tick)
+        plan = make_pretrain_plan(settings, cpu=cpu, processes=processes(), progress=tick)
     say(*plan.lines())
     if dry_run:
         say("dry run: nothing was written.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from fewtags.config.sections import UNNAMED_METHODS, AugmentConfig, Config, Settings, StageConfig
 from fewtags.errors import ConfigError
@@ -14,13 +14,14 @@ from fewtags.errors import ConfigError
 class Facts(Settings):
     """What `resolve` knows about data, machine and method (the last three, see `Objective`).
 
-    `located`: whether a training label has a point or a box.
+    `located`: whether a training label has a point or a box. `processes`: the number of processes that train together.
     """
 
     samples: int
     classes: int
     device: Literal["cpu", "cuda", "mps"]
     cores: int
+    processes: int = 1
     offline_backbone: str | None = None
     bf16: bool = False
     located: bool = False
@@ -30,9 +31,19 @@ class Facts(Settings):
 
 
 class _Preset(Settings):
+    """Settings of a preset. None: derived from the machine.
+
+    `batch_size` is the number of photos in a step of all processes together, because the learning rates belong to it.
+    `objective` has the settings that some methods get, by method.
+    """
+
     backbone: str
+    weights: str | None = None
     size: int
     batch_size: int = 16
+    precision: Literal["no", "bf16", "fp16"] | None = None
+    policy: Literal["coco", "imagenet", "none"] = "coco"
+    objective: Mapping[str, Mapping[str, Any]] = {}
     weight_decay: float = 0.0
     batchnorm_eval: bool = True
     cached_views: int = 0
@@ -71,21 +82,36 @@ PRESETS: Mapping[str, _Preset] = {
     ),
     "finetune": _Preset(backbone="resnet50", size=320, stages=(_warmup(5, 3e-3), _main(12, 1e-4))),
     # SCL paper, section 4.1: the linear layer for 5 epochs at 1e-3, then everything for 25 epochs at 1e-5, cosine,
-    # Adam, batch 8.
+    # Adam, batch 8. Its ResNet-50 has torchvision's first weights (76.1 % on ImageNet, its table 3).
     "paper": _Preset(
-        backbone="resnet50", size=448, batch_size=8, batchnorm_eval=False, stages=(_warmup(5, 1e-3), _main(25, 1e-5))
+        backbone="resnet50.tv_in1k",
+        size=448,
+        batch_size=8,
+        precision="no",
+        batchnorm_eval=False,
+        stages=(_warmup(5, 1e-3), _main(25, 1e-5)),
     ),
+    # Table 1, "no pretraining".
     "paper_scratch": _Preset(
-        backbone="resnet50", size=448, batch_size=8, batchnorm_eval=False, stages=(_main(100, 1e-4),)
-    ),
-    # SCL paper, section 4.3.
-    "paper_imagenet": _Preset(
         backbone="resnet50",
+        weights="none",
+        size=448,
+        batch_size=8,
+        precision="no",
+        batchnorm_eval=False,
+        stages=(_main(100, 1e-4),),
+    ),
+    # Section 4.3 and appendix G. The paper states neither batch size nor main learning rate: both are guesses.
+    "paper_imagenet": _Preset(
+        backbone="resnet50.tv_in1k",
         size=224,
         batch_size=64,
+        precision="no",
+        policy="imagenet",
         weight_decay=1e-4,
         batchnorm_eval=False,
         stages=(_warmup(5, 1e-4), _main(25, 1e-4)),
+        objective={"expected_negative": {"positives_per_image": 1.2, "heatmap_top_k": 10}},
     ),
 }
 
@@ -143,6 +169,8 @@ class Resolved(Settings):
     checkpoint_every_steps: int
     patience: int = 0
     select: Literal["auto", "best", "last"]
+    preset_objective: Mapping[str, Any] = {}
+    """Settings of the method that the preset gives; the user's own replace them."""
 
 
 def resolve(config: Config, facts: Facts) -> Resolved:
@@ -166,7 +194,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     stages = tuple(s for s in stages if s.epochs) if train.stages else _rescaled(stages, train.epochs, train.lr)
     _check_selection(train.select, stages[-1])
     backbone = model.backbone or preset.backbone
-    weights = model.weights or ("offline" if backbone == facts.offline_backbone else "hub")
+    weights = model.weights or preset.weights or ("offline" if backbone == facts.offline_backbone else "hub")
     frozen = all(stage.trainable == "head" for stage in stages)
     solved = all(stage.solved for stage in stages)
     cached = train.cached_views if train.cached_views is not None else (preset.cached_views if frozen else 0)
@@ -181,14 +209,16 @@ def resolve(config: Config, facts: Facts) -> Resolved:
             f"stage {next(s.name for s in stages if s.solved)!r} solves the head, but this method compares views or "
             "changes its labels while it learns, so it can only train in steps. Give the stage lr instead."
         )
-    policy = augment.policy or ("imagenet" if name == "paper_imagenet" else "coco")
+    policy = augment.policy or preset.policy
     _check_policy(policy, augment)
-    precision = train.precision or ("bf16" if facts.device == "cuda" and facts.bf16 else "no")
+    precision = train.precision or preset.precision or ("bf16" if facts.device == "cuda" and facts.bf16 else "no")
     if precision == "fp16" and facts.device == "cpu":
         raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')
+    method = config.objective.name or UNNAMED_METHODS[facts.located]
+    photos = preset.batch_size
     return Resolved(
         preset=name,
-        method=config.objective.name or UNNAMED_METHODS[facts.located],
+        method=method,
         backbone=backbone,
         weights=weights,
         drop_path=model.drop_path,
@@ -203,7 +233,8 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         flip=policy != "none" if augment.flip is None else augment.flip,
         jitter=augment.jitter,
         stages=stages,
-        batch_size=train.batch_size or preset.batch_size,
+        # A head that is solved sees no batches; its photos are only read in such portions.
+        batch_size=train.batch_size or (photos if solved else photos_per_process(name, photos, facts.processes)),
         optimizer=train.optimizer or preset.optimizer,
         weight_decay=preset.weight_decay if train.weight_decay is None else train.weight_decay,
         accumulate=train.accumulate,
@@ -217,7 +248,26 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         checkpoint_every_steps=train.checkpoint_every_steps or 0,
         patience=train.patience or 0,
         select=train.select,
+        preset_objective=dict(preset.objective.get(method, {})),
     )
+
+
+def photos_per_process(preset: str, photos: int, processes: int) -> int:
+    """Return the share of each process in a step of a preset, whose learning rates belong to `photos` in all.
+
+    >>> photos_per_process("paper", 8, processes=4)
+    2
+
+    Raises:
+        ConfigError: the processes cannot share the photos equally.
+    """
+    if photos % processes:
+        fitting = ", ".join(str(n) for n in range(2, photos + 1) if photos % n == 0)
+        raise ConfigError(
+            f"preset {preset!r} trains on {photos} photos in a step, which {processes} processes cannot share equally. "
+            f"Start one process, or {fitting}; or set train.batch_size, the photos of each process, and train.lr."
+        )
+    return photos // processes
 
 
 def why_in_steps(config: Config, facts: Facts) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from pydantic import Field
 
-from fewtags.config.presets import Facts
+from fewtags.config.presets import Facts, photos_per_process
 from fewtags.config.sections import MOST_SEED, ObjectiveConfig, Settings, StageConfig
 from fewtags.errors import ConfigError
 from fewtags.formats import FormatName
@@ -67,7 +67,11 @@ class PretrainTrainConfig(Settings):
         gt=0,
         description="learning rate at the start; default: 0.3 (simsiam: 0.05) per 256 photos in a step",
     )
-    batch_size: int | None = Field(None, ge=2, description="per process")
+    batch_size: int | None = Field(
+        None,
+        ge=2,
+        description="photos of each process; default: the preset's photos in a step, shared by the processes",
+    )
     weight_decay: float = Field(1e-4, ge=0, description="added to the gradient")
     schedule: Literal["constant", "cosine", "cosine_epoch"] = Field(
         "cosine_epoch", description="of the learning rate; cosine_epoch changes it between epochs, as MoCo does"
@@ -101,15 +105,19 @@ class PretrainConfig(Settings):
 
 
 class _Preset(Settings):
+    """`batch_size` is the number of photos in a step of all processes together."""
+
     backbone: str
     size: int
     batch_size: int
     epochs: int
+    batchnorm_photos: int | None = None
+    """Photos that BatchNorm sees together; keys are shuffled among these groups. None: those of a process."""
 
 
 PRESETS: Mapping[str, _Preset] = {
-    # Section 4.1 of MLS; batch size and schedule are not stated there and are MoCo's.
-    "paper": _Preset(backbone="resnet50", size=224, batch_size=256, epochs=400),
+    # Section 4.1 of MLS; batch size, schedule and BatchNorm of 8 x 32 photos are not stated there and are MoCo's.
+    "paper": _Preset(backbone="resnet50", size=224, batch_size=256, epochs=400, batchnorm_photos=32),
     # For thousands of photos; takes hours without a GPU.
     "small": _Preset(backbone="resnet18", size=128, batch_size=64, epochs=200),
 }
@@ -152,7 +160,8 @@ def resolve_pretrain(
     train, augment = config.train, config.augment
     name = train.preset or ("paper" if facts.device == "cuda" and facts.samples >= PAPER_IMAGES else "small")
     preset = PRESETS[name]
-    batch, epochs = train.batch_size or preset.batch_size, train.epochs or preset.epochs
+    batch = train.batch_size or photos_per_process(name, preset.batch_size, processes)
+    epochs = train.epochs or preset.epochs
     precision = train.precision or ("bf16" if facts.device == "cuda" and facts.bf16 else "no")
     if precision == "fp16" and facts.device == "cpu":
         raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')
@@ -169,6 +178,9 @@ def resolve_pretrain(
     for key, derived in objective.derived(about_run).items():
         if settings[key] is None or key not in config.objective.model_fields_set:
             settings[key] = derived.value
+    grouped, given = "batchnorm_groups" in settings, "batchnorm_groups" in config.objective.model_fields_set
+    if preset.batchnorm_photos and grouped and not given:
+        settings["batchnorm_groups"] = max(1, batch // preset.batchnorm_photos)
     return PretrainResolved(
         preset=name,
         backbone=config.model.backbone or preset.backbone,

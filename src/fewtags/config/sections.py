@@ -189,7 +189,11 @@ class TrainConfig(Settings):
     )
     epochs: int | None = Field(None, ge=1, description="of all stages in steps together, in the preset's proportions")
     lr: float | None = Field(None, gt=0, description="learning rate of the last stage; the others change in proportion")
-    batch_size: int | None = Field(None, ge=1, description="per process")
+    batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="photos of each process; default: the preset's photos in a step, shared by the processes",
+    )
     optimizer: Literal["adam", "adamw"] | None = Field(
         None, description="adamw decouples weight decay, for matrices and kernels only"
     )

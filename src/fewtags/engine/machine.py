@@ -118,6 +118,24 @@ def torch_device(cpu: bool = False) -> torch.device:
     return torch.device("cpu" if cpu else device_kind())
 
 
+def processes() -> int:
+    """Return the number of processes that train together, which `torchrun` and `accelerate launch` set."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def step_text(batch_size: int, processes: int, accumulate: int = 1) -> str:
+    """Describe the photos in an optimiser step of all processes.
+
+    >>> step_text(8, 1), step_text(2, 4), step_text(4, 1, accumulate=2)
+    ('batch 8', 'batch 8 (4 processes x 2)', 'batch 8 (4 x 2 accumulated)')
+    """
+    if processes * accumulate == 1:
+        return f"batch {batch_size}"
+    parts = [f"{processes} processes"] * (processes > 1) + [str(batch_size)]
+    parts += [f"{accumulate} accumulated"] * (accumulate > 1)
+    return f"batch {batch_size * processes * accumulate} ({' x '.join(parts)})"
+
+
 def facts(samples: int, classes: int, cpu: bool = False, located: bool = False) -> Facts:
     """Collect the facts that `resolve` derives settings from."""
     kind = "cpu" if cpu else device_kind()
@@ -126,6 +144,7 @@ def facts(samples: int, classes: int, cpu: bool = False, located: bool = False) 
         classes=classes,
         device=kind,
         cores=cores(),
+        processes=processes(),
         offline_backbone=OFFLINE_BACKBONE if util.find_spec(OFFLINE_PACKAGE) is not None else None,
         bf16=kind == "cuda" and torch.cuda.is_bf16_supported(),
         located=located,
@@ -198,7 +217,7 @@ def share_of_images(device: torch.device) -> float:
     Sample i belongs to process i mod world (`stores.shard`). Each process has its own GPU, while all processes of a
     machine share its main memory. `torchrun` and `accelerate launch` set the environment variables that are read here.
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = processes()
     here = 1 if device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
     return here / world
 

@@ -259,9 +259,10 @@ def _plain_types(hint: Any) -> Iterator[Any]:
         yield hint
 
 
-def settled(settings: ObjectiveConfig, method: str) -> ObjectiveConfig:
-    """Return the settings, or the defaults of `method` if they name no method."""
-    return settings if settings.name is not None else settings_models()[method](name=method)
+def settled(settings: ObjectiveConfig, method: str, preset: Mapping[str, Any] | None = None) -> ObjectiveConfig:
+    """Return the settings, or the defaults of `method` if they name no method; `preset` replaces None (derive)."""
+    found = settings if settings.name is not None else settings_models()[method](name=method)
+    return found.model_copy(update={k: v for k, v in (preset or {}).items() if getattr(found, k) is None})
 
 
 def make_objective(settings: ObjectiveConfig, **derived: Any) -> Objective:

@@ -15,7 +15,7 @@ from fewtags.check.check import CheckReport, check
 from fewtags.config.presets import IN_STEPS, MOST_CELLS, SOLVED, Facts, Resolved, resolve, why_in_steps
 from fewtags.config.pretrain import PretrainResolved
 from fewtags.config.sections import UNNAMED_METHODS, Config, DataConfig, ObjectiveConfig, paths_of
-from fewtags.engine.machine import facts
+from fewtags.engine.machine import facts, processes, step_text
 from fewtags.engine.memory import refuse_large_stores
 from fewtags.engine.methods import derive_objective, make_objective, settled
 from fewtags.engine.sources import CachePlan, plan_cache
@@ -86,6 +86,7 @@ class RunPlan:
         cache: how views of the frozen trunk are cached; None without a cache.
         fixed: how the view is cached on which a head is solved; None if no stage solves the head.
         notes: sentences about what was derived.
+        processes: the number of processes that train together.
     """
 
     config: Config
@@ -99,6 +100,7 @@ class RunPlan:
     cache: CachePlan | None
     fixed: CachePlan | None
     notes: tuple[str, ...]
+    processes: int = 1
 
     @property
     def baseline(self) -> bool:
@@ -110,7 +112,7 @@ class RunPlan:
     @property
     def method(self) -> ObjectiveConfig:
         """The settings of the method, whether named or derived."""
-        return settled(self.config.objective, self.resolved.method)
+        return settled(self.config.objective, self.resolved.method, self.resolved.preset_objective)
 
     def lines(self) -> Iterator[str]:
         """Describe for people how the labels were read and what the run will do."""
@@ -129,8 +131,9 @@ class RunPlan:
                 tried = ", ".join(f"{v:g}" for v in stage.logit_variances)
                 yield f"stage {stage.name}: solves the head on one view of each photo; logit variances {tried}"
                 continue
-            how = f"{stage.epochs} epochs, lr {stage.lr:g} {stage.schedule}, batch {r.batch_size}"
-            yield f"stage {stage.name}: {how}, trains {trained}"
+            batch = step_text(r.batch_size, self.processes, r.accumulate)
+            how = f"{stage.epochs} epochs, lr {stage.lr:g} {stage.schedule}, {batch}, trains {trained}"
+            yield f"stage {stage.name}: {how}"
         yield from self.notes
 
 
@@ -352,7 +355,7 @@ def derive(
             'train.select = "best" needs a class with known positives and known negatives in the validation images, '
             'and there is none; use "auto" or "last".'
         )
-    settings = settled(config.objective, resolved.method)
+    settings = settled(config.objective, resolved.method, resolved.preset_objective)
     net = create_net(
         resolved.backbone,
         len(train.classes),
@@ -394,6 +397,10 @@ def derive(
         place = "on disk" if store.on_disk else "in memory"
         notes.append(f"{store.name}: {store.size(len(train)) / 1e6:,.1f} MB {place} ({store.detail})")
     notes += objective.notes(about_run)
+    tuned = any(stage.trainable != "head" for stage in resolved.stages)
+    if tuned and not resolved.batchnorm_eval and processes() > 1:
+        batch = counted(resolved.batch_size, "photo")
+        notes.append(f"note: BatchNorm takes its statistics from the {batch} of each process, not from the whole step")
     views = 2 if objective.needs_second_view else 1
     largest = 3 * resolved.size**2 * max(resolved.batch_size * views, EVAL_BATCH)
     notes += shared_memory_notes(Workers(resolved.workers), largest)
@@ -410,6 +417,7 @@ def derive(
         cache=cache,
         fixed=fixed,
         notes=tuple(notes),
+        processes=processes(),
     )
 
 

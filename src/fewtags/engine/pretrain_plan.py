@@ -11,7 +11,7 @@ import torch
 
 from fewtags.config.parse import parse_as
 from fewtags.config.pretrain import PretrainConfig, PretrainResolved, resolve_pretrain
-from fewtags.engine.machine import facts
+from fewtags.engine.machine import facts, step_text
 from fewtags.engine.methods import make_objective, pretrain_settings_models
 from fewtags.engine.plan import make_problem
 from fewtags.errors import ConfigError
@@ -40,6 +40,7 @@ class PretrainPlan:
     encoder: Encoder
     grid: tuple[int, int]
     notes: tuple[str, ...]
+    processes: int = 1
 
     def lines(self) -> Iterator[str]:
         """Describe the run, a line each."""
@@ -54,7 +55,7 @@ class PretrainPlan:
         )
         (stage,) = r.stages
         yield (
-            f"{stage.epochs} epochs, SGD, lr {stage.lr:g} {stage.schedule}, batch {r.batch_size}, "
+            f"{stage.epochs} epochs, SGD, lr {stage.lr:g} {stage.schedule}, {step_text(r.batch_size, self.processes)}, "
             f"weight decay {r.weight_decay:g}"
         )
         yield from self.notes
@@ -137,6 +138,7 @@ def derive_pretrain(
         encoder=encoder,
         grid=grid,
         notes=tuple(_notes(resolved, objective, len(photos), processes)),
+        processes=processes,
     )
 
 
@@ -169,5 +171,10 @@ def _notes(resolved: PretrainResolved, objective: Objective, photos: int, proces
     warnings = list(objective.notes(about_run))
     yield from warnings
     yield from shared_memory_notes(Workers(resolved.workers), 2 * 3 * resolved.size**2 * resolved.batch_size)
+    if resolved.objective.get("batchnorm_groups") == 1 and processes == 1:
+        yield (
+            "note: BatchNorm sees the whole batch at once, and keys are not shuffled, so the net can recognise keys of "
+            "its own batch; objective.batchnorm_groups = 8 shuffles them as on eight GPUs"
+        )
     if single and not (warnings and epochs == 1):
         yield f"note: {photos:,} photos make one step an epoch"

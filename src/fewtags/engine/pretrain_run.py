@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import fields
 from importlib.metadata import version
@@ -23,7 +22,7 @@ from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.encoder_file import EncoderInfo, save_encoder
 from fewtags.engine.events import Ended, EpochEnded, Event, Noted
 from fewtags.engine.fit import Fit, FitConfig
-from fewtags.engine.machine import environment, prepare_process
+from fewtags.engine.machine import environment, prepare_process, processes
 from fewtags.engine.methods import changed_source, method_source
 from fewtags.engine.plan import make_problem
 from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, read_settings
@@ -178,8 +177,7 @@ def open_pretrain_run(out: Path, *, cpu: bool = False) -> PretrainRun:
     note = folder.refuse_lost_checkpoints()
     weights = record.locate_weights(record.resolved.weights)
     resolved = record.resolved.model_copy(update={"collapse": record.settings.train.collapse, "weights": weights})
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    plan = derive_pretrain(record.settings, photos, cpu=cpu, processes=processes, resolved=resolved)
+    plan = derive_pretrain(record.settings, photos, cpu=cpu, processes=processes(), resolved=resolved)
     folder.refuse_other_weights(weights, plan.encoder.origin, record.environment["weights"])
     notes = (note, changed_source(plan.objective, record.environment))
     return PretrainRun(plan, out, cpu=cpu, notes=tuple(line for line in notes if line is not None))

@@ -1,12 +1,16 @@
 """What a budget buys and what is said about it, by hand."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fewtags.budget.costs import PROFILES, Annotation, CostModel
 from fewtags.budget.curves import Result, difference
+from fewtags.budget.paper_curves import paper_curves
 from fewtags.budget.planner import paper_guide, pilot_guide, plan_budget
 from fewtags.errors import ConfigError, DataError
 
@@ -152,10 +156,20 @@ def test_beyond_the_pilot_values_are_marked_and_then_refused():
     assert any(note.startswith("extrapolated values assume that") for note in near.notes)
     assert any("the pilot chose its labels from 200 photos; with 5,000" in note for note in near.notes)
     far = plan_budget(10_000, 5_000, COST, guide, [TAGS])
-    assert purchases(far)["I"].mean_ap.value is None
+    found, end = purchases(far)["I"].mean_ap, plan_budget(3_200, 5_000, COST, guide, [TAGS])
+    assert (found.value, found.bound) == (purchases(end)["I"].mean_ap.value, "at least")
+    shown = f"at least {100 * found.value:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+    assert far.advice().endswith(f"expected mAP {shown}; no other type can be judged.")
     why = "12.5 times the largest pilot; values are given up to 4 times"
-    assert far.advice() == f"No type can be recommended: tags (I): {why}; run a pilot on more photos."
-    assert f"tags (I): no expected mAP: {why}" in far.notes
+    remark = "is the value at 3,200 labels, because more labels do not make it worse"
+    assert f"tags (I): {why}; mAP {shown} {remark}" in far.notes
+    assert [*far.lines()][-1].endswith("end of the curve")
+    assert far.to_dict()["offers"][0]["mAP"]["bound"] == "at least"
+    little = plan_budget(10, 5_000, COST, guide, [TAGS])
+    assert (purchases(little)["I"].mean_ap.bound, purchases(little)["I"].mean_ap.refused[:13]) == (
+        "at most",
+        "less than 1/4",
+    )
 
 
 def test_types_without_a_pilot_are_not_judged():
@@ -199,3 +213,76 @@ def test_what_cannot_be_planned():
         plan_budget(10, 0, COST, paper_guide(4))
     with pytest.raises(ConfigError, match=r"^0\.5 s do not buy a label of tags, one point\.$"):
         plan_budget(0.5, 10, COST, paper_guide(4), [TAGS, SP])
+
+
+# --- a type that gets cheaper never loses
+
+REVIEW = CostModel(classes=20, positives_per_image=1.5, instances_per_image=3)
+
+
+@pytest.mark.parametrize("photos", [3000, 3200, 10_000])
+def test_more_photos_do_not_turn_the_advice(photos):
+    """60 h buy everything. With 3,200 photos, points pass the end of their curve, 3,120 labels a class; tags do not."""
+    plan = plan_budget(60 * 3600, photos, REVIEW, paper_guide(20))
+    assert plan.ranked()[0].kind is SP
+    assert plan.advice().startswith("Buy one point (SP), ")
+    if photos == 3200:
+        assert ": at 19.1 h, the largest budget at which all types can be judged, the difference of" in plan.advice()
+        assert purchases(plan)["SP"].mean_ap.bound == "at least"
+
+
+def test_cheaper_points_do_not_turn_the_advice():
+    """6,813 s: points at 2.4 s are within 4 times the pilot, at 2.0 s beyond."""
+    cost = CostModel(classes=13, positives_per_image=4.3217)
+    pilot = [
+        Result(kind=kind, labels=round(x / price), seed=s, mean_ap=top - 0.3 * (x / 200) ** -0.4 + 0.004 * s)
+        for kind, price, top in ((TAGS, 1, 0.6), (SP, 1.46, 0.65))
+        for x in (160, 320, 640, 1170 * 1.46)
+        for s in range(3)
+    ]
+    guide = pilot_guide(pilot, "the test")
+    plans = [plan_budget(6813, 672, replace(cost, point=point), guide, [TAGS, SP]) for point in (2.4, 2.0, 1.2)]
+    assert [purchases(plan)["SP"].mean_ap.bound for plan in plans] == ["", "at least", "at least"]
+    assert all(plan.advice().startswith("Buy one point (SP)") for plan in plans)
+
+
+@st.composite
+def plans_of_two_prices(draw):
+    """A pilot or the paper, a budget, and two prices of one type: (plan, cheaper plan, type)."""
+    kinds = (TAGS, SP, SB)
+    if draw(st.booleans()):
+        guide, classes = paper_guide(20), 20
+    else:
+        classes, pilot = 4, []
+        for kind in kinds:
+            budgets = sorted(draw(st.sets(st.integers(20, 3000), min_size=3, max_size=5)))
+            top, drop = draw(st.floats(0.3, 0.9)), draw(st.floats(0.0, 0.3))
+            pilot += [
+                Result(kind=kind, labels=x, seed=s, mean_ap=top - drop * (x / budgets[0]) ** -0.5 + 0.002 * s)
+                for x in budgets
+                for s in range(2)
+            ]
+        guide = pilot_guide(pilot, "the test")
+    name, kind = draw(st.sampled_from([("point", SP), ("box", SB)]))
+    dear, cheap = sorted(draw(st.tuples(st.floats(1.0, 30.0), st.floats(1.0, 30.0))), reverse=True)
+    cost = CostModel(classes=classes, positives_per_image=classes / 4, **{name: dear})
+    seconds, photos = draw(st.floats(100, 400_000)), draw(st.integers(50, 5000))
+    make = lambda cost: plan_budget(seconds, photos, cost, guide, kinds)  # noqa: E731
+    return make(cost), make(replace(cost, **{name: cheap})), kind
+
+
+@given(plans_of_two_prices())
+@settings(deadline=None, max_examples=60)
+def test_a_lower_price_never_lowers_the_rank(plans):
+    places = []
+    for plan in plans[:2]:
+        ranked = [purchase.kind for purchase in plan.ranked()]
+        assert plan.advice().startswith(f"Buy {ranked[0].described()}")
+        places.append(ranked.index(plans[2]))
+    assert places[1] <= places[0]
+
+
+def test_all_curves_rise():
+    """The rule rests on it."""
+    for curve in paper_curves().values():
+        assert (np.diff(curve.values["mAP"]) > 0).all()

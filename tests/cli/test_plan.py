@@ -89,17 +89,21 @@ def test_a_pilot_gives_intervals_and_a_plot(run: Run, results: Path, tmp_path: P
         assert picture.format == "PNG"
 
 
-def test_beyond_the_pilot_nothing_is_promised(run: Run, results: Path) -> None:
-    """40 h are 144,000 tags, 18 times the pilot's 8,000."""
+def test_beyond_the_pilot_only_a_bound_is_promised(run: Run, results: Path) -> None:
+    """40 h are 144,000 tags, 18 times the pilot's 8,000; 4 times are 32,000 tags, or 8.9 h."""
+    end = json.loads(run("plan", "--budget", "32000s", *PLACE, "--pilot", results, "--json").stdout)
     content = json.loads(run("plan", "--hours", 40, *PLACE, "--pilot", results, "--json").stdout)
     assert content["offers"][0]["mAP"] == {
-        "value": None,
-        "interval": None,
-        "extrapolated": False,
+        "value": end["offers"][0]["mAP"]["value"],
+        "interval": end["offers"][0]["mAP"]["interval"],
+        "bound": "at least",
+        "extrapolated": True,
         "factor": 18.0,
         "refused": "18 times the largest pilot; values are given up to 4 times",
     }
-    assert content["advice"].startswith("No type can be recommended: tags (I): 18 times the largest pilot")
+    assert content["compared_at_hours"] == pytest.approx(32_000 / 3600)
+    assert [each["mAP"] for each in content["compared"]] == [each["mAP"] for each in end["offers"]]
+    assert " h, the largest budget at which all types can be judged, " in content["advice"]
 
 
 @pytest.fixture(scope="module")

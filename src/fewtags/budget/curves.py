@@ -57,7 +57,8 @@ class Estimate:
         low: lower end of the interval of the expectation; None: no interval.
         high: its upper end.
         factor: labels as a multiple of the largest measured number; above 1, the value is extrapolated.
-        refused: why there is no value.
+        refused: why there is no value at this number of labels.
+        bound: "at least" or "at most", if the value is that at the nearest number of labels that has one: curves rise.
     """
 
     value: float | None
@@ -65,6 +66,7 @@ class Estimate:
     high: float | None = None
     factor: float = 1.0
     refused: str = ""
+    bound: Literal["", "at least", "at most"] = ""
 
     @property
     def extrapolated(self) -> bool:
@@ -116,6 +118,11 @@ class Curve:
         """Largest measured number of labels."""
         return float(self.labels.max())
 
+    @property
+    def judged(self) -> tuple[float, float]:
+        """The smallest and the largest number of labels at which `estimate` gives a value."""
+        return float(self.labels.min()) / FARTHEST, self.most * FARTHEST
+
     def expected(self, labels: float) -> float:
         """Return the weighted mean of the forms, for any number of labels."""
         return float(self.weights @ self.fits.at(labels / self.scale))
@@ -125,11 +132,11 @@ class Curve:
 
         Single runs scatter around it with standard deviation `spread`, which the interval does not include.
         """
-        least, factor, refused = float(self.labels.min()), labels / self.most, ""
-        if factor > FARTHEST * (1 + 1e-9):
+        (least, most), factor, refused = self.judged, labels / self.most, ""
+        if labels > most * (1 + 1e-9):
             refused = f"{factor:.3g} times the largest pilot; values are given up to {FARTHEST:g} times"
-        elif labels < least / FARTHEST:
-            refused = f"less than 1/{FARTHEST:g} of the smallest pilot, {least:,.0f} labels"
+        elif labels < least * (1 - 1e-9):
+            refused = f"less than 1/{FARTHEST:g} of the smallest pilot, {self.labels.min():,.0f} labels"
         if refused:
             return Estimate(None, factor=factor, refused=refused)
         value, (low, high) = self.expected(labels), interval(self.draws.at(labels / self.scale))

@@ -37,6 +37,10 @@ class PaperCurve:
     per_class: NDArray[np.float64]
     values: Mapping[str, NDArray[np.float64]]
 
+    def judged(self, classes: int) -> tuple[float, float]:
+        """Return the smallest and the largest number of labels at which `estimate` gives a value."""
+        return float(self.per_class[0]) * classes, float(self.per_class[-1]) * classes
+
     def estimate(self, labels: float, classes: int, measure: Measure = "mAP") -> Estimate:
         """Return what the paper measured with the same number of labels per class.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import Any, Literal, final
 
 from fewtags.budget.costs import Annotation, CostModel
 from fewtags.budget.curves import FARTHEST, Curve, Estimate, Measure, Result, difference, fit_curve, too_few
@@ -25,6 +25,7 @@ class Guide:
     Attributes:
         source: description of the source.
         guesses: expected values by type; other types cannot be judged.
+        judged: the smallest and the largest number of labels with an expected mAP, by type.
         notes: remarks for the user.
         resolution: smallest difference that is resolved, 0..1; None: the bootstrap decides.
         curves: the fitted curves of mAP.
@@ -33,10 +34,29 @@ class Guide:
 
     source: str
     guesses: Mapping[Annotation, Guess]
+    judged: Mapping[Annotation, tuple[float, float]]
     notes: tuple[str, ...] = ()
     resolution: float | None = None
     curves: Mapping[Annotation, Curve] | None = None
     photos: int | None = None
+
+    def estimate(self, kind: Annotation, labels: float, measure: Measure) -> Estimate:
+        """Return the expected measure; where there is none, a bound: more labels do not make the expectation worse."""
+        if kind not in self.guesses:
+            return Estimate(None, refused="not in the pilot")
+        found = self.guesses[kind](labels, measure)
+        if found.value is not None:
+            return found
+        nearest = self.guesses[kind](self.nearest(kind, labels), measure)
+        bound: Literal["at least", "at most"] = "at least" if labels > self.judged[kind][1] else "at most"
+        if nearest.value is None:
+            return found
+        return replace(nearest, factor=found.factor, refused=found.refused, bound=bound)
+
+    def nearest(self, kind: Annotation, labels: float) -> float:
+        """Return the number of labels nearest to `labels` at which a type can be judged."""
+        least, most = self.judged[kind]
+        return min(max(labels, least), most)
 
 
 def paper_guide(classes: int) -> Guide:
@@ -45,10 +65,11 @@ def paper_guide(classes: int) -> Guide:
     def guess(curve: PaperCurve) -> Guess:
         return lambda labels, measure: curve.estimate(labels, classes, measure)
 
-    resolution = paper_resolution()
+    resolution, curves = paper_resolution(), paper_curves()
     return Guide(
         source=f"the paper's curves ({paper_source()})",
-        guesses={kind: guess(curve) for kind, curve in paper_curves().items()},
+        guesses={kind: guess(curve) for kind, curve in curves.items()},
+        judged={kind: curve.judged(classes) for kind, curve in curves.items()},
         notes=(
             "rough guidance only: other photos, another net and other classes give other numbers; read at the same "
             "number of labels per class. The paper has no intervals. Run a pilot on your own photos: --run-pilot",
@@ -78,14 +99,15 @@ def pilot_guide(results: Sequence[Result], source: str) -> Guide:
     return Guide(
         source=source,
         guesses=guesses,
+        judged={kind: curve.judged for kind, curve in curves.items()},
         notes=(*problems.values(), f"standard deviation of a single training around the expected value: {scatter}"),
         curves=curves,
         photos=max((result.photos for result in results if result.photos is not None), default=None),
     )
 
 
-def _guess(curves: Mapping[Measure, Curve], otherwise: str = "not measured") -> Guess:
-    missing = Estimate(None, refused=otherwise)
+def _guess(curves: Mapping[Measure, Curve]) -> Guess:
+    missing = Estimate(None, refused="not measured")
     return lambda labels, measure: curves[measure].estimate(labels) if measure in curves else missing
 
 
@@ -135,6 +157,7 @@ def _plain(estimate: Estimate) -> dict[str, Any]:
     return {
         "value": estimate.value,
         "interval": None if estimate.low is None else [estimate.low, estimate.high],
+        "bound": estimate.bound or None,
         "extrapolated": estimate.extrapolated,
         "factor": estimate.factor,
         "refused": estimate.refused or None,
@@ -144,18 +167,35 @@ def _plain(estimate: Estimate) -> dict[str, Any]:
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BudgetPlan:
-    """Comparison of the purchases of each type for one budget in seconds and N photos; `notes` are for the user."""
+    """Comparison of the purchases of each type for one budget.
+
+    Attributes:
+        seconds: the budget.
+        photos: N.
+        cost: of the labels.
+        guide: expected values.
+        purchases: what the budget buys of each type.
+        compared: what the largest budget at which no type has passed its curve buys; the purchases, if none has.
+        compared_seconds: that budget.
+        notes: for the user.
+    """
 
     seconds: float
     photos: int
     cost: CostModel
     guide: Guide
     purchases: tuple[Purchase, ...]
+    compared: tuple[Purchase, ...]
+    compared_seconds: float
     notes: tuple[str, ...]
 
     def ranked(self) -> list[Purchase]:
-        """Return the purchases with an expected mAP, best first."""
-        judged = [(purchase, value) for purchase in self.purchases if (value := purchase.mean_ap.value) is not None]
+        """Return the compared purchases with an expected mAP, best first.
+
+        A type never falls in this order because it gets cheaper: it then buys at least as many labels, and the other
+        types at most as many, up to a budget at which all can be judged.
+        """
+        judged = [(purchase, value) for purchase in self.compared if (value := purchase.mean_ap.value) is not None]
         return [purchase for purchase, _ in sorted(judged, key=lambda pair: -pair[1])]
 
     def advice(self) -> str:
@@ -165,20 +205,28 @@ class BudgetPlan:
             cure = "run a pilot on more photos" if self.guide.curves else "run a pilot: --run-pilot"
             return f"No type can be recommended: {reasons}; {cure}."
         best = ranked[0]
+        bought = next(purchase for purchase in self.purchases if purchase.kind is best.kind)
         what = (
-            f"{best.kind.described()}, {best.labels:,} labels in {best.photos:,} photos for {best.seconds / 3600:,.1f} "
-            f"h, expected mAP {_shown(best.mean_ap)}"
+            f"{best.kind.described()}, {bought.labels:,} labels in {bought.photos:,} photos for "
+            f"{bought.seconds / 3600:,.1f} h, expected mAP {_shown(bought.mean_ap)}"
         )
         if len(ranked) == 1:
             return f"Buy {what}; no other type can be judged."
         second = ranked[1]
         low, high, lead = self._lead(best, second)
         ahead = f"{lead} mAP over {second.kind.described()}"
+        at = f"at {self.compared_seconds / 3600:,.1f} h, the largest budget at which all types can be judged, "
+        at = "" if self.compared_seconds >= self.seconds else at
+        if best.mean_ap.bound == "at most" or second.mean_ap.bound == "at least":
+            low, high = min(low, -math.inf), math.inf  # the bounds say nothing about the order
         if low > 0:
-            return f"Buy {what}: {ahead}, the second best."
-        why = f"the difference of {ahead} is not resolved, so"
+            return f"Buy {what}: {at}{ahead}, the second best."
+        why = f"{at}the difference of {ahead} is not resolved, so"
         if high < 0:
-            why = f"compared seed by seed, {ahead} contradicts the curves of all seeds together, so run more seeds, or"
+            why = (
+                f"{at}compared seed by seed, {ahead} contradicts the curves of all seeds together, so run more seeds, "
+                "or"
+            )
         return f"Buy {what}, or else {second.kind.described()}: {why} take what is easier to make."
 
     def _lead(self, best: Purchase, second: Purchase) -> tuple[float, float, str]:
@@ -187,7 +235,8 @@ class BudgetPlan:
         if curves is None:
             resolution = math.inf if self.guide.resolution is None else self.guide.resolution
             return lead - resolution, lead + resolution, f"{100 * lead:+.1f}"
-        found = difference(curves[best.kind], best.labels, curves[second.kind], second.labels)
+        at = [self.guide.nearest(purchase.kind, purchase.labels) for purchase in (best, second)]
+        found = difference(curves[best.kind], at[0], curves[second.kind], at[1])
         if found is None:
             return -math.inf, math.inf, f"{100 * lead:+.1f} (no seeds in common to compare)"
         middle, low, high = (100 * value for value in found)
@@ -213,6 +262,8 @@ class BudgetPlan:
             "cost": dict(vars(self.cost)),
             "source": self.guide.source,
             "offers": [purchase.to_dict() for purchase in self.purchases],
+            "compared_at_hours": self.compared_seconds / 3600,
+            "compared": [purchase.to_dict() for purchase in self.compared],
             "advice": self.advice(),
             "notes": [*self.guide.notes, *self.notes],
         }
@@ -238,14 +289,25 @@ def plan_budget(
     purchases = [purchase for kind in kinds if (purchase := _purchase(kind, seconds, photos, cost, guide)).labels]
     if not purchases:
         raise ConfigError(f"{seconds:g} s do not buy a label of {', '.join(map(str, kinds)) or 'any type'}.")
+    kinds = [purchase.kind for purchase in purchases]
+    common = _common_budget(kinds, seconds, photos, cost, guide)
     return BudgetPlan(
         seconds=seconds,
         photos=photos,
         cost=cost,
         guide=guide,
         purchases=tuple(purchases),
+        compared=tuple(_purchase(kind, common, photos, cost, guide) for kind in kinds),
+        compared_seconds=common,
         notes=(*notes, *_remarks(purchases, photos, cost, guide)),
     )
+
+
+def _common_budget(kinds: Sequence[Annotation], seconds: float, photos: int, cost: CostModel, guide: Guide) -> float:
+    """Return the largest budget, at most `seconds`, that buys no more labels of a type than can be judged."""
+    everything = photos * cost.classes
+    ends = {kind: guide.judged[kind][1] for kind in kinds if kind in guide.judged}
+    return min([seconds, *(end * cost.seconds_per_pair(kind) for kind, end in ends.items() if end < everything)])
 
 
 def _purchase(kind: Annotation, seconds: float, photos: int, cost: CostModel, guide: Guide) -> Purchase:
@@ -253,7 +315,6 @@ def _purchase(kind: Annotation, seconds: float, photos: int, cost: CostModel, gu
     labels = min(everything, math.floor(seconds / each * (1 + 1e-9)))
     present = cost.positives_per_image if not kind.every else cost.instances_per_image or 0.0
     places = labels * present / cost.classes if kind is not Annotation.TAGS else 0.0
-    guess = guide.guesses.get(kind, _guess({}, "not in the pilot"))
     return Purchase(
         kind=kind,
         labels=labels,
@@ -263,8 +324,8 @@ def _purchase(kind: Annotation, seconds: float, photos: int, cost: CostModel, gu
         places=round(places),
         seconds=labels * each,
         left=seconds - labels * each if labels == everything else 0.0,
-        mean_ap=guess(float(labels), "mAP"),
-        mean_ap_loc=guess(float(labels), "mAP_loc"),
+        mean_ap=guide.estimate(kind, float(labels), "mAP"),
+        mean_ap_loc=guide.estimate(kind, float(labels), "mAP_loc"),
     )
 
 
@@ -277,8 +338,16 @@ def _remarks(purchases: Sequence[Purchase], photos: int, cost: CostModel, guide:
                 "photos or a more expensive type"
             )
     for purchase in purchases:
-        if purchase.mean_ap.refused:
-            yield f"{purchase.kind.described()}: no expected mAP: {purchase.mean_ap.refused}"
+        estimate = purchase.mean_ap
+        if estimate.bound:
+            end = guide.nearest(purchase.kind, purchase.labels)
+            yield (
+                f"{purchase.kind.described()}: {estimate.refused}; mAP {_shown(estimate)} is the value at {end:,.0f} "
+                f"labels, because {'more' if estimate.bound == 'at least' else 'fewer'} labels do not make it "
+                f"{'worse' if estimate.bound == 'at least' else 'better'}"
+            )
+        elif estimate.refused:
+            yield f"{purchase.kind.described()}: no expected mAP: {estimate.refused}"
     if any(purchase.mean_ap.extrapolated for purchase in purchases):
         yield (
             "extrapolated values assume that the curves continue as they began; intervals allow for three forms of "
@@ -300,12 +369,18 @@ def _cells(purchase: Purchase) -> tuple[str, ...]:
         f"{purchase.seconds / 3600:,.1f}",
         _shown(estimate),
         _shown(purchase.mean_ap_loc),
-        f"extrapolated x{estimate.factor:.2g}" if estimate.extrapolated else "",
+        _remark(estimate),
     )
+
+
+def _remark(estimate: Estimate) -> str:
+    if estimate.bound:
+        return "end of the curve" if estimate.bound == "at least" else "start of the curve"
+    return f"extrapolated x{estimate.factor:.2g}" if estimate.extrapolated else ""
 
 
 def _shown(estimate: Estimate) -> str:
     if estimate.value is None:
         return "-"
     spread = "" if estimate.low is None else f" [{100 * estimate.low:.1f}, {100 * (estimate.high or 0.0):.1f}]"
-    return f"{100 * estimate.value:.1f}{spread}"
+    return f"{estimate.bound} {100 * estimate.value:.1f}{spread}".strip()

@@ -227,7 +227,7 @@ def test_more_photos_do_not_turn_the_advice(photos):
     assert plan.ranked()[0].kind is SP
     assert plan.advice().startswith("Buy one point (SP), ")
     if photos == 3200:
-        assert ": at 19.1 h, the largest budget at which all types can be judged, the difference of" in plan.advice()
+        assert ": at 19.2 h, the largest budget at which all types can be judged, the difference of" in plan.advice()
         assert purchases(plan)["SP"].mean_ap.bound == "at least"
 
 

@@ -116,11 +116,23 @@ def test_own_thresholds(fitted, scenes, tmp_path):
     clf.save(tmp_path / "own.safetensors")
     again = ft.Classifier.load(tmp_path / "own.safetensors", device="cpu")
     assert again.thresholds_.tolist() == [0.25, *stored[1:]]
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True, action="always") as caught:
         clf.set_thresholds(precision=0.9)
     assert any("in validation that a precision needs" in str(warning.message) for warning in caught)
     with pytest.raises(ConfigError, match=r"^precision needs the validation scores of the run"):
         again.set_thresholds(precision=0.9)
+
+
+def test_groups_of_classes(scenes, tmp_path):
+    """At most one digit: one annotated digit excludes the others, and one tag at most is predicted."""
+    ids = scenes.train.classes.ids
+    settings = {**SETTINGS, "data.at_most_one": [list(ids)]}
+    val = scenes.train.subset([0, 1, 2, 3])
+    clf = classifier(objective=ft.BCE()).fit(scenes.train, val, out=tmp_path / "run", settings=settings)
+    assert clf.info_.at_most_one == (ids,)
+    recorded = json.loads((tmp_path / "run" / "evaluation" / "val.json").read_text("utf-8"))
+    assert recorded["known_cells"] == 4 * len(ids)
+    assert all(len(tags) == 1 for tags in clf.predict(photos(scenes.val), threshold=0))
 
 
 def test_heatmaps(fitted, scenes):

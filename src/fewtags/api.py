@@ -19,7 +19,7 @@ from fewtags.engine.machine import processes, torch_device
 from fewtags.engine.methods import settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
 from fewtags.engine.own_thresholds import Given, with_thresholds
-from fewtags.engine.plan import Tables, hold_out, make_plan
+from fewtags.engine.plan import Tables, hold_out, make_plan, with_groups
 from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
 from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
 from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run, refuse_other_run
@@ -38,7 +38,7 @@ from fewtags.table.overlap import leave_out_measured
 from fewtags.table.table import LabelTable
 
 # Settings of [data] that do not concern label files.
-SPLIT_SETTINGS = ("data.val_share", "data.group_by", "data.decode")
+SPLIT_SETTINGS = ("data.val_share", "data.group_by", "data.decode", "data.exactly_one", "data.at_most_one")
 
 One = LabelTable | Path | str
 """A table, or a path to read one from."""
@@ -226,7 +226,7 @@ class Classifier:
         """
         info = self._with_thresholds(threshold)
         values, ids = np.array(info.thresholds), info.class_ids
-        return [[ids[c] for c in decide(row, values, max_tags)] for row in self._probabilities(photos)]
+        return [[ids[c] for c in decide(row, values, max_tags, info.groups)] for row in self._probabilities(photos)]
 
     def heatmaps(self, photo: Path | str, *, coupled: bool = False) -> NDArray[np.float32]:
         """float32 [C, h, w]: a heatmap per class in the frame of the photo (policy `imagenet`: of its centre crop).
@@ -289,6 +289,7 @@ class Classifier:
             train, val = hold_out(train, config.data.val_share, config.train.seed, config.data.group_by)
         tables = common_vocabulary(leave_out_measured({"train": train, "val": val}))
         matched = None if truth is None else match_images(truth, tables["train"])
+        tables, matched = with_groups(config.data, tables, matched)
         return Tables(tables["train"], tables["val"], None, matched)
 
 

@@ -9,7 +9,7 @@ from sklearn.metrics import f1_score, precision_score, recall_score
 
 from fewtags.errors import DataError
 from fewtags.labels import Label
-from fewtags.metrics.decisions import LabelCardinality, decision_report, label_cardinality
+from fewtags.metrics.decisions import LabelCardinality, decide_cells, decision_report, label_cardinality
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
 
@@ -123,3 +123,19 @@ def test_a_probability_that_is_not_a_number_is_named():
     with pytest.raises(DataError) as error:
         decision_report(np.array([[0.5, np.nan]]), int8([[P, N]]), np.full(2, 0.5))
     assert str(error.value) == "the score of image 0, class 1 is not a number; the model or its input is broken."
+
+
+def test_groups_by_hand():
+    """Exactly one of 0, 1: the better one, at any threshold. At most one of 2, 3: the better of those above theirs."""
+    prob = np.array([[0.1, 0.2, 0.8, 0.9], [0.9, 0.8, 0.7, 0.2], [0.4, 0.4, 0.1, 0.3]])
+    groups = ((True, (0, 1)), (False, (2, 3)))
+    thresholds = np.array([0.5, 0.5, 0.5, 0.95])
+    assert decide_cells(prob, thresholds, groups).tolist() == [
+        [False, True, True, False],
+        [True, False, True, False],
+        [True, False, False, False],
+    ]
+    labels = np.ones((3, 4), np.int8)
+    labels[0] = -1
+    assert decision_report(prob, labels, thresholds, groups).true_positives.tolist() == [2, 0, 1, 0]
+    assert label_cardinality(prob, labels, thresholds, groups).predicted == pytest.approx(5 / 3)

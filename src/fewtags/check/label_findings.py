@@ -55,6 +55,10 @@ _LEFT_OUT: Mapping[ExclusionKind, tuple[Level, str, str, str]] = {
         *("warning", "set of images has labels but no photos here", "sets of images have labels but no photos here"),
         "Download the photos to use them.",
     ),
+    "group": (
+        *("error", "photo contradicts a group of classes", "photos contradict a group of classes"),
+        "The labels of the group are unknown there. Fix them, or change data.exactly_one or data.at_most_one.",
+    ),
     "excluded": ("note", "item is left out as requested", "items are left out as requested", "Nothing to do."),
 }
 """For each kind of `Excluded`: level, text for one item and for several, and what to do."""

@@ -152,7 +152,9 @@ def write_heatmaps(
     if options.arrays:
         files[array := name.with_name(f"{name.name}.npy")] = None
         write_array(array, maps)
-    drawn = list(options.classes) or decide(prob.astype(np.float64), np.array(info.thresholds)).tolist()
+    drawn = (
+        list(options.classes) or decide(prob.astype(np.float64), np.array(info.thresholds), groups=info.groups).tolist()
+    )
     parts = file_names(info.class_ids)
     for c in drawn:
         files[place := name.with_name(f"{name.name}.{parts[c]}.png")] = info.class_ids[c]

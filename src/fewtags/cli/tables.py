@@ -133,7 +133,7 @@ class PredictionWriter:
         if self.wide:
             self._rows.append({"image": image, **dict(zip(ids, prob.round(6).tolist(), strict=True))})
         else:
-            tags = decide(prob, self.thresholds, self.max_tags)
+            tags = decide(prob, self.thresholds, self.max_tags, self.info.groups)
             self.untagged += not len(tags)
             self._rows += [
                 {

@@ -81,6 +81,12 @@ class DataFiles(Settings):
     group_by: str | None = Field(
         None, description="regular expression on image names; images with the same first group stay together"
     )
+    exactly_one: tuple[tuple[str, ...], ...] = Field(
+        (), description='groups of classes of which exactly one is in each photo, as [["day", "night"]]'
+    )
+    at_most_one: tuple[tuple[str, ...], ...] = Field(
+        (), description='groups of classes of which at most one is in each photo, as [["cat", "dog"]]'
+    )
     format: FormatName | None = Field(None, description="format of the labels; default: detected and reported")
 
 

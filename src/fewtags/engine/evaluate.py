@@ -15,7 +15,7 @@ from torch import Tensor
 from fewtags.engine.machine import prepare_process
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
-from fewtags.metrics.decisions import DecisionReport, decision_report, label_cardinality
+from fewtags.metrics.decisions import DecisionReport, Groups, decision_report, label_cardinality
 from fewtags.metrics.intervals import FEWEST_POSITIVES, Intervals, jackknife_intervals
 from fewtags.metrics.metric import Metric, nested, number_or_none, reasons, sentence
 from fewtags.metrics.ranking import RankingReport, positive_only_report, ranking_report
@@ -156,8 +156,9 @@ def evaluate_logits(
     labels: NDArray[np.int8],
     classes: ClassNames,
     thresholds: NDArray[np.float64],
+    groups: Groups = (),
 ) -> Evaluation:
-    """Evaluate logits [N, C] against labels int8 [N, C].
+    """Evaluate logits [N, C] against labels int8 [N, C]; decisions respect `groups` of classes.
 
     Raises:
         DataError: there is no image.
@@ -165,7 +166,7 @@ def evaluate_logits(
     if not len(logits):
         raise DataError("there is no image to evaluate on.")
     scores, prob = logits.astype(np.float64), sigmoid(logits)
-    ranking, decisions = ranking_report(scores, labels), decision_report(prob, labels, thresholds)
+    ranking, decisions = ranking_report(scores, labels), decision_report(prob, labels, thresholds, groups)
     is_counted = len(ranking.excluded) < len(classes)
     intervals = jackknife_intervals(scores, labels) if is_counted else None
     return Evaluation(
@@ -175,7 +176,7 @@ def evaluate_logits(
             *ranking_metrics(ranking, intervals),
             *decision_metrics(ranking, decisions),
             *(() if is_counted else positive_only_metrics(scores, labels)),
-            *cardinality_metrics(prob, labels, thresholds),
+            *cardinality_metrics(prob, labels, thresholds, groups),
         ),
         ranking=ranking,
         intervals=intervals,
@@ -208,10 +209,10 @@ def decision_metrics(ranking: RankingReport, decisions: DecisionReport) -> Itera
 
 
 def cardinality_metrics(
-    prob: NDArray[np.float64], labels: NDArray[np.int8], thresholds: NDArray[np.float64]
+    prob: NDArray[np.float64], labels: NDArray[np.int8], thresholds: NDArray[np.float64], groups: Groups = ()
 ) -> Iterator[Metric]:
     """Yield the known, predicted and expected labels per image."""
-    for name, value in vars(label_cardinality(prob, labels, thresholds)).items():
+    for name, value in vars(label_cardinality(prob, labels, thresholds, groups)).items():
         yield Metric(
             key=f"cardinality.{name}",
             label=f"{name} labels per image",

@@ -19,10 +19,12 @@ from fewtags.engine.tensor_files import (
 )
 from fewtags.errors import CheckpointError
 from fewtags.labels import ClassNames
+from fewtags.metrics.decisions import Groups
 from fewtags.metrics.thresholds import ThresholdRule
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan, Preprocessing, SpatialNet
 from fewtags.photos.augment import Policy, ResizedCrop, SquareCrop, WholeImage
+from fewtags.table.exclusive import ClassGroups
 from fewtags.text import MOST_NAMED, counted, some
 
 MODEL_FORMAT = 1
@@ -44,6 +46,8 @@ class ModelInfo:
         method: name and settings of the objective.
         selection: a text that says which epoch's weights these are, and why.
         version: of fewtags that trained the model.
+        exactly_one: groups of class ids of which exactly one is present in a photo.
+        at_most_one: groups of class ids of which at most one is present.
     """
 
     backbone: str
@@ -60,11 +64,24 @@ class ModelInfo:
     method: dict[str, Any]
     selection: str
     version: str
+    exactly_one: tuple[tuple[str, ...], ...] = ()
+    at_most_one: tuple[tuple[str, ...], ...] = ()
 
     @property
     def classes(self) -> ClassNames:
         """The vocabulary."""
         return ClassNames(self.class_ids, self.class_names)
+
+    @property
+    def class_groups(self) -> ClassGroups:
+        """The groups of classes, by id."""
+        return ClassGroups(self.exactly_one, self.at_most_one)
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of classes by position, for decisions."""
+        found = self.class_groups.positions(self.classes)
+        return tuple((always, tuple(columns.tolist())) for always, columns, _ in found)
 
     @property
     def untagged(self) -> str:
@@ -128,6 +145,8 @@ def read_info(path: Path) -> ModelInfo:
         raise CheckpointError(
             f"{path} has damaged metadata: the numbers of classes and thresholds differ. Train it again."
         )
+    if {i for group in (*info.exactly_one, *info.at_most_one) for i in group} - {*info.class_ids}:
+        raise CheckpointError(f"{path} has damaged metadata: a group has classes that the model lacks. Train it again.")
     return info
 
 

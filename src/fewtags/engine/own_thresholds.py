@@ -259,7 +259,7 @@ def store_thresholds(place: Path, info: ModelInfo) -> list[str]:
         for scores in sorted((place / "evaluation").glob("*.npy")) if place.is_dir() else ():
             table = place / "tables" / f"{scores.stem}.parquet"
             if table.exists():
-                write_evaluation(place, scores.stem, _array(scores), load(table), chosen)
+                write_evaluation(place, scores.stem, _array(scores), load(table), chosen, info.groups)
                 messages.append(f"evaluation of {scores.stem} is computed again at these thresholds")
         save_model(path, net, info)
     if (place / "report.html").exists():

@@ -32,6 +32,7 @@ from fewtags.photos.scan import Tick
 from fewtags.photos.workers import Workers, shared_memory_notes
 from fewtags.stores.shard import Shard
 from fewtags.table.content import content_groups
+from fewtags.table.exclusive import ClassGroups
 from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.overlap import leave_out_measured
 from fewtags.table.table import Excluded, LabelTable, Notes
@@ -275,7 +276,28 @@ def read_tables(data: DataConfig, seed: int) -> Tables:
         tables = {"train": train, "val": val, **{k: v for k, v in tables.items() if k != "train"}}
     tables = common_vocabulary(tables)
     truth = match_images(read_one(data, data.truth, complete=True), tables["train"]) if data.truth else None
+    tables, truth = with_groups(data, tables, truth)
     return Tables(tables["train"], tables["val"], tables.get("test"), truth)
+
+
+def class_groups(data: DataConfig) -> ClassGroups:
+    """Return the groups of classes of a configuration."""
+    return ClassGroups(data.exactly_one, data.at_most_one)
+
+
+def with_groups(
+    data: DataConfig, tables: Mapping[str, LabelTable], truth: LabelTable | None = None
+) -> tuple[dict[str, LabelTable], LabelTable | None]:
+    """Return tables under one vocabulary, and complete labels, with what follows from the groups of classes.
+
+    Raises:
+        ConfigError: see `ClassGroups.resolved`.
+    """
+    if not (asked := class_groups(data)):
+        return dict(tables), truth
+    groups = asked.resolved(next(iter(tables.values())).classes)
+    found = {split: groups.applied(table, split) for split, table in tables.items()}
+    return found, None if truth is None else groups.applied(truth, "truth")
 
 
 def hold_out(

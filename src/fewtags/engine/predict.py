@@ -23,6 +23,7 @@ from fewtags.formats.folder import walk
 from fewtags.formats.locate import is_photo
 from fewtags.geometry import View
 from fewtags.labels import Label
+from fewtags.metrics.decisions import Groups, decide_cells
 from fewtags.nets.spatial import SpatialNet
 from fewtags.nets.tscam import coupled_maps
 from fewtags.photos.dataset import Sample, read_through
@@ -190,7 +191,7 @@ class ScoredTable:
         Raises:
             DataError: there is no photo.
         """
-        result = evaluate_logits(self.logits, self.labels, info.classes, np.array(info.thresholds))
+        result = evaluate_logits(self.logits, self.labels, info.classes, np.array(info.thresholds), info.groups)
         return replace(result, unreadable=self.unreadable)
 
 
@@ -218,6 +219,7 @@ def score_table(
     dense = table.matrix.dense()
     for class_id in known:
         labels[:, info.classes.index(class_id)] = dense[:, table.classes.index(class_id)]
+    labels, follows = info.class_groups.settled(labels, info.classes)
     logits, errors = np.zeros(labels.shape, np.float32), {}
     paths = [root / key for key in table.images.to_pylist()]
     for i, found in enumerate(_logits(net, info, paths, device, 16 if device.type == "cpu" else 64, workers)):
@@ -235,7 +237,7 @@ def score_table(
         named = ", ".join(map(repr, unknown[:_NAMED_CLASSES])) + (", ..." if len(unknown) > _NAMED_CLASSES else "")
         lost = counted(len(unknown), "class", "classes")
         notes.insert(0, f"left out: {lost} that the model does not know ({named})")
-    notes[:0] = [*alike.messages, *(f"warning: {text}" for text in alike.warnings)]
+    notes[:0] = [*alike.messages, *(f"warning: {text}" for text in alike.warnings), *follows]
     return ScoredTable(read, logits[read], labels[read], len(errors), tuple(notes))
 
 
@@ -259,9 +261,9 @@ def matched(info: ModelInfo, table: LabelTable) -> tuple[LabelTable, Notes]:
 
 
 def decide(
-    prob: NDArray[np.float64], thresholds: NDArray[np.float64], max_tags: int | None = None
+    prob: NDArray[np.float64], thresholds: NDArray[np.float64], max_tags: int | None = None, groups: Groups = ()
 ) -> NDArray[np.int64]:
-    """Return the classes whose probability reaches their threshold, best first, at most `max_tags`.
+    """Return the classes that are taken as present (`decide_cells`), best first, at most `max_tags`.
 
     Raises:
         ConfigError: `max_tags` is below 1.
@@ -272,7 +274,7 @@ def decide(
     if max_tags is not None and max_tags < 1:
         raise ConfigError(f"max_tags is {max_tags}; expected 1 or more, or None for all tags.")
     order = np.argsort(-prob, kind="stable")
-    present = order[prob[order] >= thresholds[order]]
+    present = order[decide_cells(prob[None], thresholds, groups)[0, order]]
     return present if max_tags is None else present[:max_tags]
 
 

@@ -29,7 +29,7 @@ from fewtags.engine.gallery import Gallery, save_gallery
 from fewtags.engine.machine import prepare_process
 from fewtags.engine.methods import changed_source, settings_models
 from fewtags.engine.model import ModelInfo, make_policy, save_model
-from fewtags.engine.plan import EVAL_BATCH, RunPlan, Tables, can_rank, derive, head_plan, make_problem
+from fewtags.engine.plan import EVAL_BATCH, RunPlan, Tables, can_rank, class_groups, derive, head_plan, make_problem
 from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
 from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
 from fewtags.engine.tensor_files import load_tensors
@@ -37,6 +37,7 @@ from fewtags.engine.thresholds import choose_thresholds, needs_training_scores, 
 from fewtags.engine.train_record import check_labels_unchanged, method_record, write_record
 from fewtags.files import write_text
 from fewtags.labels import Locations
+from fewtags.metrics.decisions import Groups
 from fewtags.metrics.thresholds import Thresholds
 from fewtags.nets.freezing import freeze
 from fewtags.nets.spatial import SpatialNet
@@ -294,15 +295,16 @@ class TrainRun:
             train_logits = self._train_logits(net) if needs_training_scores(tables, plan.objective) else None
         if self.accelerator.is_main_process:
             thresholds = choose_thresholds(logits["val"], tables, plan.objective, train_logits)
+            info = self._model_info(thresholds, selection)
             for name, values in logits.items():
-                write_evaluation(self.out, name, values, tables.splits()[name], thresholds)
+                write_evaluation(self.out, name, values, tables.splits()[name], thresholds, info.groups)
             save_gallery(self.out, "final", gallery.compute_maps(net, device))
             if baseline is not None:
                 write_text(self.out / BASELINE_FILE, json.dumps(baseline.to_dict(), indent=1))
             self.clock.lap("evaluation")
             write_text(self.out / CLOCK_FILE, json.dumps(self.clock.seconds, indent=1))
             # Written last, because a run with a model counts as finished.
-            save_model(self.out / MODEL_FILE, net, self._model_info(thresholds, selection))
+            save_model(self.out / MODEL_FILE, net, info)
         self.accelerator.wait_for_everyone()
 
     def _predict_train(self, module: nn.Module) -> Tensor:
@@ -340,6 +342,7 @@ class TrainRun:
 
     def _model_info(self, thresholds: Thresholds, selection: str) -> ModelInfo:
         r, pre, classes = self.plan.resolved, self.plan.net.preprocessing, self.plan.tables.train.classes
+        groups = class_groups(self.plan.config.data).resolved(classes)
         return ModelInfo(
             backbone=r.backbone,
             output_stride=r.output_stride,
@@ -355,6 +358,8 @@ class TrainRun:
             method=method_record(self.plan),
             selection=selection,
             version=version("fewtags"),
+            exactly_one=groups.exactly_one,
+            at_most_one=groups.at_most_one,
         )
 
 
@@ -379,11 +384,13 @@ def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Train
     return TrainRun(plan, out, cpu=cpu, tick=tick, notes=tuple(note for note in notes if note is not None))
 
 
-def write_evaluation(out: Path, name: str, logits: Logits, table: LabelTable, thresholds: Thresholds) -> Evaluation:
+def write_evaluation(
+    out: Path, name: str, logits: Logits, table: LabelTable, thresholds: Thresholds, groups: Groups = ()
+) -> Evaluation:
     """Evaluate logits; write `evaluation/<name>.json` and `evaluation/<name>.npy`."""
     folder = out / "evaluation"
     folder.mkdir(exist_ok=True)
-    result = evaluate_logits(logits, table.matrix.dense(), table.classes, thresholds.values)
+    result = evaluate_logits(logits, table.matrix.dense(), table.classes, thresholds.values, groups)
     rules = [str(rule) for rule in thresholds.rules]
     write_text(folder / f"{name}.json", json.dumps({**result.to_dict(), "threshold_rules": rules}, indent=1))
     write_array(folder / f"{name}.npy", logits)

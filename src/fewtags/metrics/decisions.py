@@ -1,7 +1,8 @@
 """Decisions at given thresholds: precision, recall and F1 on known cells, and the number of labels per image.
 
 Arrays are prob [n, c] (probabilities, or whatever scale the thresholds are on), labels [n, c] (values of `Label`) and
-thresholds [c]. A class is predicted as present if prob >= threshold.
+thresholds [c]. A class is predicted as present if prob >= threshold. Of a group with exactly one present class, the
+most probable one is predicted; of a group with at most one, the most probable of those that reach their threshold.
 """
 
 from __future__ import annotations
@@ -93,8 +94,28 @@ class DecisionReport:
         return float(part.sum() / max(whole.sum(), 1)) if positive.any() and negative.any() else np.nan
 
 
+Groups = tuple[tuple[bool, tuple[int, ...]], ...]
+"""Groups of classes by position, and for each whether a class is always present (exactly one) or not (at most one)."""
+
+
+def decide_cells(prob: Float[Array, "n c"], thresholds: Float[Array, " c"], groups: Groups = ()) -> Bool[Array, "n c"]:
+    """Decide which classes are present. Of equally probable classes of a group, the first is.
+
+    >>> decide_cells(np.array([[0.3, 0.4, 0.9]]), np.array([0.5, 0.5, 0.5]), ((True, (0, 1)),)).tolist()
+    [[False, True, True]]
+    """
+    present = prob >= thresholds
+    for always, columns in groups:
+        inside = prob[:, columns]
+        if not always:
+            inside = np.where(present[:, columns], inside, -1.0)
+        best = np.arange(len(columns)) == inside.argmax(1)[:, None]
+        present[:, columns] = best if always else best & present[:, columns]
+    return present
+
+
 def decision_report(
-    prob: Float[Array, "n c"], labels: Int8[Array, "n c"], thresholds: Float[Array, " c"]
+    prob: Float[Array, "n c"], labels: Int8[Array, "n c"], thresholds: Float[Array, " c"], groups: Groups = ()
 ) -> DecisionReport:
     """Decide every cell and count the decisions on known cells. Raises DataError if a probability is NaN.
 
@@ -103,7 +124,8 @@ def decision_report(
     0.6667
     """
     refuse_nan(prob)
-    present, positive, negative = prob >= thresholds, labels == Label.POSITIVE, labels == Label.NEGATIVE
+    present = decide_cells(prob, thresholds, groups)
+    positive, negative = labels == Label.POSITIVE, labels == Label.NEGATIVE
     return DecisionReport(
         true_positives=(present & positive).sum(0),
         false_positives=(present & negative).sum(0),
@@ -129,12 +151,12 @@ class LabelCardinality:
 
 
 def label_cardinality(
-    prob: Float[Array, "n c"], labels: Int8[Array, "n c"], thresholds: Float[Array, " c"]
+    prob: Float[Array, "n c"], labels: Int8[Array, "n c"], thresholds: Float[Array, " c"], groups: Groups = ()
 ) -> LabelCardinality:
     """Mean number of known, predicted and expected labels per image; 0 if there are no images."""
     n = max(len(prob), 1)
     return LabelCardinality(
         known=float(np.sum(labels == Label.POSITIVE) / n),
-        predicted=float(np.sum(prob >= thresholds) / n),
+        predicted=float(np.sum(decide_cells(prob, thresholds, groups)) / n),
         expected=float(prob.sum(dtype=np.float64) / n),
     )

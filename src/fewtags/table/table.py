@@ -59,7 +59,7 @@ class ValueReading:
 
 
 ExclusionKind = Literal[
-    "missing", "unreadable", "unusable", "splits", "bad-place", "unread-place", "partial", "excluded"
+    "missing", "unreadable", "unusable", "splits", "bad-place", "unread-place", "partial", "group", "excluded"
 ]
 """Why an item is left out; `check` reports a finding with this code.
 
@@ -70,6 +70,7 @@ ExclusionKind = Literal[
 - bad-place: a box or point is invalid; its label is kept.
 - unread-place: a region of a kind that is not read; its label is kept.
 - partial: photos were never downloaded.
+- group: several classes of an exclusive group are positive; the labels of the group are unknown.
 - excluded: the user excluded it.
 """
 

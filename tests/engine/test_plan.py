@@ -165,7 +165,8 @@ def test_what_can_be_ranked():
 
 def test_reading_options_come_from_the_configuration():
     said = {
-        "complete": True, "uncertain": "ones", "blank": "negative", "difficult": "positive", "none_folder": "nothing",
+        "complete": True, "uncertain": "ones", "blank": "negative", "difficult": "positive",
+        "none_folder": ("nothing",), "absent_prefix": "!",
         "crowd": "unknown", "image_column": "file", "columns": ("a", "b"), "delimiter": ";", "tags_separator": "|",
         "positive_words": ("oui",), "negative_words": ("non",), "unknown_words": ("peut-être",),
         "points": "pixels", "places": "points", "point_seed": 7, "rename": ("a=b",),

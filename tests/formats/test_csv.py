@@ -226,7 +226,11 @@ def test_one_tag_a_row(read):
 @pytest.mark.parametrize(
     ("cell", "message"),
     [
-        ("none|cat", "row 2, column 'tags': 'none|cat' has both 'none' and a class; fix the cell."),
+        (
+            "none|cat",
+            "row 2, column 'tags': 'none|cat' has both 'none' and a class; fix the cell, or pass "
+            "ReadOptions(none_folder='') if 'none' is a class.",
+        ),
         (
             "\"['cat', 'dog']\"",
             "row 2, column 'tags': \"['cat', 'dog']\" is a list, but 'x|z' is not; write all cells in one way, such as "

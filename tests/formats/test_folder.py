@@ -88,7 +88,7 @@ def test_a_photo_in_a_class_folder_and_in_none_is_contradictory(tmp_path, make_p
     table = read_folder(tmp_path)
     assert labels(table) == {"cat/a.jpg": {"dog": N}, "dog/b.jpg": {"dog": P}}
     assert table.summary().contradictions == 1
-    assert "1 photos are in a class folder and in 'none': unknown" in table.notes.messages
+    assert "1 photos are in a class folder and in one that says no to it: unknown" in table.notes.messages
 
 
 def test_complete(tmp_path, make_photo):

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fewtags.formats.locate import ImageKeys
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Source, Stated, mark_sources
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import LabelTable, Notes
@@ -19,6 +20,7 @@ def source(stated, image=(0, 1), complete=(), empty=(), unit="pixels", size=(200
     n = len(image)
     photos = ImageKeys([f"{i}.jpg" for i in range(max(image) + 1)], np.array(image), None, Notes())
     return Source(
+        options=ReadOptions(),
         path=Path("labels.xml"),
         classes=ClassNames.of(["cat", "dog"]),
         labels=stated.labels(),

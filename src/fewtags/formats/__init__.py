@@ -65,23 +65,42 @@ class Format:
 
 
 _CSV = (
-    *("complete", "blank", "uncertain", "none_folder", "image_column", "columns", "delimiter", "tags_separator"),
+    *(
+        "complete",
+        "blank",
+        "uncertain",
+        "none_folder",
+        "absent_prefix",
+        "image_column",
+        "columns",
+        "delimiter",
+        "tags_separator",
+    ),
     *("points", "positive_words", "negative_words", "unknown_words"),
 )
-_TASKS = ("complete", "none_folder", "image_column", "columns")
+_NEGATIVES = ("none_folder", "absent_prefix")
+_TASKS = ("complete", *_NEGATIVES, "image_column", "columns")
 _VOC = "a VOC folder (with Annotations/ or ImageSets/)"
 
 FORMATS = {
     f.name: f
     for f in (
-        Format("folder", "class folders", "a folder of class folders", (FOLDER,), ("complete", "none_folder")),
+        Format("folder", "class folders", "a folder of class folders", (FOLDER,), ("complete", *_NEGATIVES)),
         Format("csv", "CSV", "a .csv, .tsv or .txt table", (".csv", ".tsv", ".txt"), _CSV),
-        Format("coco", "COCO", "a COCO .json", (".json", FOLDER), ("complete", "crowd", "places", "point_seed")),
-        Format("voc", "VOC", _VOC, (FOLDER,), ("complete", "difficult")),
-        Format("yolo", "YOLO", "a YOLO folder or data.yaml", (".yaml", ".yml", FOLDER), ("complete",)),
-        Format("openimages", "OpenImages", "OpenImages .csv files", (".csv", FOLDER), ("complete", "crowd")),
+        Format(
+            "coco",
+            "COCO",
+            "a COCO .json",
+            (".json", FOLDER),
+            ("complete", *_NEGATIVES, "crowd", "places", "point_seed"),
+        ),
+        Format("voc", "VOC", _VOC, (FOLDER,), ("complete", *_NEGATIVES, "difficult")),
+        Format("yolo", "YOLO", "a YOLO folder or data.yaml", (".yaml", ".yml", FOLDER), ("complete", *_NEGATIVES)),
+        Format(
+            "openimages", "OpenImages", "OpenImages .csv files", (".csv", FOLDER), ("complete", *_NEGATIVES, "crowd")
+        ),
         Format("labelstudio", "Label Studio", "a Label Studio .json", (".json",), _TASKS),
-        Format("cvat", "CVAT", "a CVAT .xml", (".xml", FOLDER), ("complete", "none_folder")),
+        Format("cvat", "CVAT", "a CVAT .xml", (".xml", FOLDER), ("complete", *_NEGATIVES)),
         Format("parquet", "a Parquet label table", "a .parquet label table", (".parquet",)),
     )
 }

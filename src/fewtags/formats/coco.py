@@ -117,6 +117,7 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
     notes = Notes(_readings(file, objects, labels, photos, options), (*unusable, *bad), messages)
     splits = [split_name(plain_text(record.get("split"))) for record in file.images]
     return Source(
+        options=options,
         path=path,
         classes=classes,
         labels=labels,

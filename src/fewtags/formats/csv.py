@@ -18,12 +18,12 @@ from fewtags.formats.csv_rows import Form, label_rows, photo_sizes
 from fewtags.formats.csv_split import Splits
 from fewtags.formats.locate import ImageKeys, locate, usual_folders
 from fewtags.formats.openimages_files import is_openimages
-from fewtags.formats.options import ReadOptions, fold
+from fewtags.formats.options import ReadOptions
 from fewtags.formats.sheet import Meaning, Sheet, check_words, read_sheet, words_of
 from fewtags.formats.stated import Labels, Source, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import LabelTable, Notes
-from fewtags.text import some
+from fewtags.text import setting, some
 
 _MEANINGS = list(Meaning)
 
@@ -69,6 +69,7 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
         layout.warnings + form.notes.warnings,
     )
     return Source(
+        options=options,
         path=path,
         classes=form.classes,
         labels=form.labels,
@@ -170,8 +171,11 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
         if any(map(options.is_none, tags)):
             says_none.add(value)
             if len(tags) > 1:
-                none = fold(options.none_folder)
-                raise DataError(f"{sheet.first(column, value)}: {value!r} has both {none!r} and a class; fix the cell.")
+                none = next(tag for tag in tags if options.is_none(tag))
+                raise DataError(
+                    f"{sheet.first(column, value)}: {value!r} has both {none!r} and a class; fix the cell, or pass "
+                    f"{setting('none_folder', '')} if {none!r} is a class."
+                )
     classes = ClassNames.of(sorted(tag for tag in uses if not options.is_none(tag)))
     number = {
         value: () if value in says_none else [classes.index(tag) for tag in tags] for value, tags in cells.items()
@@ -185,7 +189,7 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     where = f"{sheet.path.name}, column {sheet.header[column]!r}"
     absent = options.complete or options.blank == "negative"
     rows = (
-        *((tag, "none of the classes" if options.is_none(tag) else "positive", n) for tag, n in sorted(uses.items())),
+        *((tag, options.meaning(tag), n) for tag, n in sorted(uses.items())),
         ("(blank)", "none of the classes" if absent else "nothing known", int(empty.sum())),
     )
     total = int(count.sum())

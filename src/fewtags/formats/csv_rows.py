@@ -176,7 +176,7 @@ def _check_points(sheet: Sheet, names: Sequence[str], points: NDArray[np.float64
 def _class_meaning(name: str, options: ReadOptions) -> str:
     if not name:
         return "nothing known"
-    return "none of the classes" if options.is_none(name) else "positive"
+    return options.meaning(name)
 
 
 def _numbers(sheet: Sheet, columns: Sequence[int], unit: Points | None) -> NDArray[np.float64]:

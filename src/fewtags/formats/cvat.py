@@ -69,6 +69,7 @@ def read_cvat(path: Path, images: Path | None = None, options: ReadOptions | Non
     names = spelling([page.names, subsets], file=file, images=images, beside=beside)
     splits = [split_name(subset) for subset in page.subsets]
     return Source(
+        options=options,
         path=file,
         classes=classes,
         labels=page.stated.labels(),

@@ -15,6 +15,7 @@ import numpy as np
 from fewtags.errors import DataError
 from fewtags.formats.common import clean_name, is_split, is_utf8
 from fewtags.formats.locate import extension, is_photo
+from fewtags.formats.negatives import name_warnings
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import value_readings
 from fewtags.labels import ClassNames, Label
@@ -60,7 +61,8 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
     photos = [key for key in files.photos if key not in {e.item for e in excluded}] if excluded else files.photos
     folder = {key: _class_folder(key, split) for key in photos}
     meaning = {name: _tags(name, options, path) for name in sorted({*folder.values()} - {""})}
-    classes = ClassNames.of(sorted({tag for tags in meaning.values() for tag in tags}))
+    named = {tag for tags in meaning.values() for tag in tags}
+    classes = ClassNames.of(sorted({options.absent(tag) or tag for tag in named}))
     if not len(classes):
         raise DataError(_no_classes(path, files, meaning))
     if len(meaning) == 1 and not split:
@@ -76,23 +78,29 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
     position = {key: i for i, key in enumerate(keys)}
     labelled, nothing = np.zeros((2, len(keys)), np.bool_)
     cells: set[tuple[int, int]] = set()
+    denied: set[tuple[int, int]] = set()
     for key, name in folder.items():
         if name:
             i = position[first[key]]
             labelled[i] = True
             nothing[i] |= not meaning[name]
-            cells.update((i, classes.index(tag)) for tag in meaning[name])
+            for tag in meaning[name]:
+                absent = options.absent(tag)
+                (denied if absent else cells).add((i, classes.index(absent or tag)))
     facts = [(i, c, Label.POSITIVE) for i, c in sorted(cells)]
+    facts += [(i, c, Label.NEGATIVE) for i, c in sorted(denied)]
     # For a photo in a class folder and in the `none` folder both facts are kept: the table takes the cell as unknown.
-    facts += [(i, c, Label.NEGATIVE) for i, c in sorted(cells) if nothing[i]]
+    facts += [(i, c, Label.NEGATIVE) for i, c in sorted(cells - denied) if nothing[i]]
     image, class_, state = np.array(facts, np.int64).reshape(-1, 3).T
     messages = _messages(first, split) + _copy_messages(copies, first, split)
-    if contradictory := len(np.unique(image[state == Label.NEGATIVE])):
-        messages += (f"{contradictory:,} photos are in a class folder and in {options.none_folder!r}: unknown",)
+    said = {(i, c) for i, c in cells if nothing[i]} | (cells & denied)
+    if contradictory := len({i for i, _ in said}):
+        messages += (f"{contradictory:,} photos are in a class folder and in one that says no to it: unknown",)
     if options.complete:
         messages += ("complete: other classes than those of its folders are absent from a photo",)
     if excluded:
         messages += (f"{len(excluded):,} photos are in none of the splits and are left out, see the excluded list",)
+    warnings = _warnings(path, files, folder, split) + name_warnings(named, options, path.resolve().name)
     return LabelTable.build(
         keys,
         classes,
@@ -104,8 +112,7 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
         complete_classes=np.ones((1, len(classes)), np.bool_),
         root=path,
         split=[is_split(key.split("/")[0]) for key in keys] if split else None,
-        notes=files.notes
-        + Notes(_readings(path, folder, meaning), excluded, messages, _warnings(path, files, folder, split)),
+        notes=files.notes + Notes(_readings(path, folder, meaning, options), excluded, messages, warnings),
     )
 
 
@@ -312,12 +319,19 @@ def _by_split(keys: Iterable[str], split: bool) -> list[list[str]]:
 
 
 def _readings(
-    root: Path, folder: Mapping[str, str], meaning: Mapping[str, tuple[str, ...]]
+    root: Path, folder: Mapping[str, str], meaning: Mapping[str, tuple[str, ...]], options: ReadOptions
 ) -> tuple[ValueReading, ...]:
     counts = Counter(folder.values())
-    labels = {name: f"positive: {', '.join(tags)}" if tags else "none of the classes" for name, tags in meaning.items()}
+    labels = {name: _label_of(tags, options) for name, tags in meaning.items()}
     rows = [(f"{name}/", label, counts[name]) for name, label in labels.items()]
     return value_readings(str(root), [*rows, ("(in no class folder)", "nothing known", counts[""])])
+
+
+def _label_of(tags: Sequence[str], options: ReadOptions) -> str:
+    """Return what a folder states, for its reading."""
+    present = [tag for tag in tags if not options.absent(tag)]
+    parts = [f"positive: {', '.join(present)}"] if present else []
+    return "; ".join([*parts, *(options.meaning(tag) for tag in tags if options.absent(tag))]) or "none of the classes"
 
 
 def _messages(first: Mapping[str, str], split: bool) -> tuple[str, ...]:

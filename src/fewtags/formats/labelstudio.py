@@ -79,6 +79,7 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
     beside = usual_folders(path)
     names = spelling([*zip(*map(_spellings, texts), strict=True)], file=path, images=images, beside=beside)
     return Source(
+        options=options,
         path=path,
         classes=classes,
         labels=replace(labels, class_=order[labels.class_]),

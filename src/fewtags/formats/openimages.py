@@ -95,6 +95,7 @@ def read_openimages(path: Path, images: Path | None = None, options: ReadOptions
     messages += tuple(text for rows in parts for text in _point_messages(rows))
     messages += tuple(f"{file.name} has neither labels, boxes nor points, and is ignored" for file in files["others"])
     return Source(
+        options=options,
         path=path,
         classes=classes,
         labels=labels,

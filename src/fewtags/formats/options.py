@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self, get_args
@@ -25,6 +26,24 @@ Points = Literal["pixels", "fractions"]
 def fold(word: str) -> str:
     """Return the form in which words are compared: stripped and in lower case."""
     return word.strip().casefold()
+
+
+# Names that mean "none of the classes" wherever they stand alone, and names that may be a class as well.
+_NONE = (
+    *("none", "no finding", "no findings", "none of the above", "none of these", "none of the classes"),
+    *("no object", "no objects", "__background__"),
+)
+_MAYBE_NONE = frozenset(
+    [
+        *("empty", "background", "backgrounds", "blank", "nothing", "negative", "negatives", "normal", "healthy"),
+        *("noanimal", "noanimals", "nolabel", "void", "null", "nil", "nothere", "absent", "allnegative"),
+    ]
+)
+
+
+def _joined(name: str) -> str:
+    """Return a name without case, and without separators inside: "No_Finding" is "nofinding"."""
+    return re.sub(r"(?<=[^\W_])[\s_-]+(?=[^\W_])", "", fold(name))
 
 
 def _split_words(given: Any) -> Any:
@@ -54,8 +73,15 @@ class ReadOptions(BaseModel):
     difficult: Literal["unknown", "positive", "negative"] = Field(
         "unknown", description="meaning of VOC objects that are marked difficult"
     )
-    none_folder: str = Field(
-        "none", description='folder or tag that means "none of the classes"; empty for no such name'
+    none_folder: Words | None = Field(
+        None,
+        description='folders, tags or classes that mean "none of the classes"; empty for no such name; default: none '
+        "and no finding, and others such as empty and background are asked about",
+    )
+    absent_prefix: str = Field(
+        "-",
+        description="beginning of a folder, tag or class that states the absence of the class after it, as in -cat; "
+        "empty for none",
     )
     crowd: Literal["positive", "unknown"] = Field(
         "positive", description="meaning of COCO crowds and OpenImages groups"
@@ -83,8 +109,24 @@ class ReadOptions(BaseModel):
     )
 
     def is_none(self, name: str) -> bool:
-        """Return whether a folder or tag means "none of the classes"."""
-        return bool(self.none_folder) and fold(name) == fold(self.none_folder)
+        """Return whether a folder, tag or class means "none of the classes"."""
+        words = _NONE if self.none_folder is None else self.none_folder
+        return bool(words) and _joined(name) in {_joined(word) for word in words}
+
+    def may_be_none(self, name: str) -> bool:
+        """Return whether a folder, tag or class may mean "none of the classes", and the user has not said which do."""
+        return self.none_folder is None and _joined(name) in _MAYBE_NONE
+
+    def absent(self, name: str) -> str:
+        """Return the class that a folder, tag or class states to be absent, such as "cat" for "-cat"; else ""."""
+        rest = name.removeprefix(self.absent_prefix).strip() if self.absent_prefix else ""
+        return rest if rest and name.startswith(self.absent_prefix) and rest[0].isalpha() else ""
+
+    def meaning(self, name: str) -> str:
+        """Return how a folder or tag is read: "positive", "none of the classes" or "cat is absent"."""
+        if self.is_none(name):
+            return "none of the classes"
+        return f"{absent} is absent" if (absent := self.absent(name)) else "positive"
 
     def without_effect(self, used: Iterable[str]) -> list[str]:
         """Return the options that differ from their default but are not among those that a reader uses."""

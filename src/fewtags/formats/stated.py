@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,110 +13,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fewtags.formats.boxes import Regions, fault_text, regions_of
-from fewtags.formats.common import NO_CORNERS, Corners, Point, clean_name, close_images, distinct, distinct_facts
+from fewtags.formats.common import clean_name, close_images, distinct, distinct_facts
+from fewtags.formats.labels import Labels, Stated
 from fewtags.formats.locate import ImageKeys
+from fewtags.formats.negatives import read_negatives
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import FACTS, Excluded, ExclusionKind, LabelTable, Notes, ValueReading
 from fewtags.text import some
 
-_NO_REGION, _BOX, _POINT = range(3)
-
-
-@final
-class Stated:
-    """A list of stated labels, 60 bytes each.
-
-    A file can also state that a label is unknown: its cell stays unknown in an otherwise completely annotated image.
-    `origins` has the name of each label for messages, if the reader gives it.
-    """
-
-    def __init__(self) -> None:
-        self.origins: list[str] = []
-        self._image, self._class, self._state = array("q"), array("q"), array("b")
-        self._region, self._corners, self._source = array("b"), array("d"), array("q")
-        self._unread: list[tuple[int, str]] = []
-
-    def __len__(self) -> int:
-        return len(self._image)
-
-    def add(
-        self,
-        image: int,
-        class_: int,
-        *,
-        state: Label = Label.POSITIVE,
-        box: Corners | None = None,
-        point: Point | None = None,
-        source: int = 0,
-        unread: str = "",
-        origin: str | None = None,
-    ) -> None:
-        """Append one label, see `Labels`.
-
-        The region is a box x0, y0, x1, y1 (NaN if its numbers are broken) or a point x, y. `unread` is why a region
-        cannot be read, `origin` is the name of the label in the excluded list.
-        """
-        if unread:
-            self._unread.append((len(self), unread))
-        self._image.append(image)
-        self._class.append(class_)
-        self._state.append(state)
-        self._region.append(_POINT if point is not None else _NO_REGION if box is None else _BOX)
-        self._corners.extend(point * 2 if point is not None else box or NO_CORNERS)
-        self._source.append(source)
-        if origin is not None:
-            self.origins.append(origin)
-
-    def labels(self) -> Labels:
-        """Return the labels as arrays."""
-        region = np.array(self._region, np.int8)
-        return Labels(
-            image=np.array(self._image, np.int64),
-            class_=np.array(self._class, np.int64),
-            state=np.array(self._state, np.int8),
-            corners=np.array(self._corners, np.float64).reshape(-1, 4),
-            located=region != _NO_REGION,
-            point=region == _POINT,
-            source=np.array(self._source, np.int64),
-            unread=tuple(self._unread),
-        )
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Labels:
-    """F stated labels as arrays.
-
-    Attributes:
-        image: int64 [F], position of the image in the file's list of image names.
-        class_: int64 [F], position of the class.
-        state: int8 [F], values of `Label`.
-        corners: float64 [F, 4] x0, y0, x1, y1 of a box or, twice, x, y of a point; NaN without a region.
-        located: bool [F], whether there is a region.
-        point: bool [F], whether the region is a point.
-        source: int64 [F], position in `Source.sources`.
-        unread: labels with a region that cannot be read: position, and why.
-    """
-
-    image: NDArray[np.int64]
-    class_: NDArray[np.int64]
-    state: NDArray[np.int8]
-    corners: NDArray[np.float64]
-    located: NDArray[np.bool_]
-    point: NDArray[np.bool_]
-    source: NDArray[np.int64]
-    unread: tuple[tuple[int, str], ...] = ()
-
-    @classmethod
-    def of_images(cls, image: NDArray[np.int64], class_: NDArray[np.int64], state: NDArray[np.int8]) -> Labels:
-        """Return labels without regions. Their corners take no memory."""
-        corners = np.broadcast_to(np.float64(np.nan), (len(image), 4))
-        none, source = np.zeros(len(image), np.bool_), np.zeros(len(image), np.int64)
-        return cls(image=image, class_=class_, state=state, corners=corners, located=none, point=none, source=source)
-
-    def count_unnamed(self, images: int, classes: int) -> int:
-        """Return the number of cells of an image and a class about which nothing is stated."""
-        return images * classes - len(distinct(self.image * classes + self.class_))
+__all__ = ["Labels", "Source", "Stated", "count_messages", "mark_sources", "value_readings"]
 
 
 @final
@@ -132,6 +37,7 @@ class Source:
         photos: image keys of the R names.
         unit: unit of the corners: pixels, or fractions of the photo, in the frame that the file uses ("percent":
             fractions that the file writes as per cent); or fractions of the displayed photo, already checked.
+        options: how annotations are read; they say which names of classes state an absence.
         origin: returns the name of a label in the excluded list, by its position.
         sizes: float64 [R, 2], declared width and height, NaN if unknown; None: unknown for all images.
         complete: bool [R], images that are completely annotated: other classes are absent; None: no image.
@@ -147,6 +53,7 @@ class Source:
     labels: Labels
     photos: ImageKeys
     unit: Literal["pixels", "fractions", "percent", "displayed"]
+    options: ReadOptions
     origin: Callable[[int], str]
     sizes: NDArray[np.float64] | None = None
     complete: NDArray[np.bool_] | None = None
@@ -165,6 +72,9 @@ class Source:
         plain = self._with_plain_names()
         if plain is not None:
             return plain.table()
+        return self._with_negatives()._table()
+
+    def _table(self) -> LabelTable:
         labels, photos = self.labels, self.photos
         image = photos.image[labels.image]
         known = image >= 0
@@ -204,6 +114,23 @@ class Source:
             + Notes(warnings=self._lost(known)),
         )
         return mark_sources(table, self.sources, labels.source[rows])
+
+    def _with_negatives(self) -> Source:
+        """Return the source in which names such as "none" and "-cat" are negative labels, see `read_negatives`."""
+        where = self.path.resolve().name
+        found = read_negatives(self.classes, self.labels, self.photos.image, self.options, where)
+        if found is None:
+            return self
+        origin, kept = self.origin, found.kept
+        empty = found.empty if self.empty is None else found.empty | self.empty
+        return replace(
+            self,
+            classes=found.classes,
+            labels=found.labels,
+            origin=lambda i: origin(int(kept[i])),
+            empty=empty if empty.any() else None,
+            notes=self.notes + found.notes,
+        )
 
     def _with_plain_names(self) -> Source | None:
         """Return the source with one class for names that look the same; None if all names are plain already."""

@@ -79,6 +79,7 @@ def read_voc(path: Path, images: Path | None = None, options: ReadOptions | None
     stated = _state(folder, dict(zip(names, photos.image.tolist(), strict=True)), classes, options)
     labels = stated.labels()
     return Source(
+        options=options,
         path=path,
         classes=classes,
         labels=labels,

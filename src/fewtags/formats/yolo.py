@@ -79,6 +79,7 @@ def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | Non
     messages = tuple(f"{path.resolve().name}: {text}" for text in found.messages)
     messages += count_messages(path, [(len(excluded), "rows left out, see the excluded list")])
     return Source(
+        options=options,
         path=path,
         classes=classes,
         labels=rows.stated.labels(),

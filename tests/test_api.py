@@ -257,7 +257,7 @@ def test_photos_need_not_be_decoded_beforehand(scenes, tmp_path):
 def test_a_finished_run_is_not_overwritten(fitted, scenes):
     _, out, _ = fitted
     before = (out / "model.safetensors").read_bytes()
-    with pytest.raises(ConfigError, match=r"first is not empty; choose another --out\.$"):
+    with pytest.raises(ConfigError, match=r"first is not empty; choose another out\.$"):
         classifier().fit(scenes.train, scenes.val, out=out, settings=SETTINGS)
     assert (out / "model.safetensors").read_bytes() == before
 

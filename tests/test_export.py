@@ -175,5 +175,5 @@ def test_files_that_are_not_encoders_are_refused(tmp_path):
         read_encoder_info(tmp_path / "encoder.safetensors")
     encoder, info = encoder_of("resnet18")
     export_backbone(encoder, info, tmp_path / "a.safetensors", "timm")
-    with pytest.raises(CheckpointError, match="also give its architecture: --backbone NAME"):
+    with pytest.raises(CheckpointError, match="also give its architecture: backbone='NAME'"):
         read_encoder_info(tmp_path / "a.safetensors")

@@ -14,6 +14,8 @@ MOST_NAMED = 20
 """Largest number of classes or photos that a message names; the others are counted."""
 
 _COMMAND_LINE: ContextVar[bool] = ContextVar("command line", default=False)
+_ARGUMENTS = {"method": "objective"}
+"""Arguments in Python that have another name than the flag."""
 _FLAGS = {"images": "--images", "complete": "--complete"}
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -92,6 +94,23 @@ def command_line() -> Iterator[None]:
         yield
     finally:
         _COMMAND_LINE.reset(token)
+
+
+def flag(name: str, value: str = "") -> str:
+    """Return how the user passes an option: a flag of the command, or an argument in Python.
+
+    `name` is the flag without its dashes. With a value, the result can be typed.
+
+    >>> flag("val"), flag("val-images", "FOLDER"), flag("method", "bce")
+    ('val', "val_images='FOLDER'", "objective='bce'")
+    >>> with command_line():
+    ...     flag("val"), flag("val-images", "FOLDER"), flag("method", "bce")
+    ('--val', '--val-images FOLDER', '--method bce')
+    """
+    if _COMMAND_LINE.get():
+        return f"--{name} {value}".rstrip()
+    argument = _ARGUMENTS.get(name, name.replace("-", "_"))
+    return f"{argument}={value!r}" if value else argument
 
 
 def setting(name: str, value: str | bool | Sequence[str] = "NAME") -> str:

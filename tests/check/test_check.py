@@ -77,7 +77,7 @@ def test_images_without_any_label_are_counted_and_a_known_none_is_not_one_of_the
         "warning",
         "unlabelled",
         "train: 1 image has no label. Blank is not absent: if an image shows none of the classes, say so "
-        "(a `none` folder or tag, zeros in a table, --complete).",
+        "(a `none` folder or tag, zeros in a table, ReadOptions(complete=True)).",
     )
     assert report.summaries["train"].without_positive == 2
 
@@ -340,7 +340,7 @@ def test_class_names_that_look_alike_are_a_warning() -> None:
     assert (found.level, found.items) == ("warning", ("'Traffic light' = 'traffic_light'",))
     assert found.message == (
         "1 group of class names differs only in case, spaces, underscores, hyphens or Unicode form; they count as "
-        "different classes. If they are the same, join them: --set data.rename='Traffic light=traffic_light'."
+        "different classes. If they are the same, join them: ReadOptions(rename=('Traffic light=traffic_light',))."
     )
 
 
@@ -388,7 +388,7 @@ def test_small_photos_are_measured_against_the_input(
 def test_a_table_without_a_photo_folder_says_so() -> None:
     report = check({"train": _table(_many(5, [P, P, P]))})
     assert str(_only(report, "no-photos")) == (
-        "warning: train: the folder of the photos is not known, so they were not read; give --images FOLDER."
+        "warning: train: the folder of the photos is not known, so they were not read; give images='FOLDER'."
     )
     assert report.photos == 0
 

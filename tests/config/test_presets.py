@@ -307,7 +307,7 @@ def test_the_last_epoch_is_a_choice_where_epochs_follow_each_other():
          "stage 'late' has warmup = true but comes after a stage without; warm-up stages come first."),
         ({"train__select": "last"},
          'train.select = "last" cannot choose among the 6 logit_variances of stage \'solve\': use "auto", which '
-         "chooses on validation; or give the stage a single one in train.stages; or train in steps (--preset views)."),
+         "chooses on validation; or give the stage a single one in train.stages; or train in steps (preset='views')."),
     ],
 )  # fmt: skip
 def test_settings_that_contradict_each_other(changes, message):

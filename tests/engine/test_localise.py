@@ -329,7 +329,7 @@ def test_labels_without_boxes_are_refused(tmp_path):
     assert not has_boxes(model[1], table)
     expected = (
         "localisation needs boxes, but these labels have 2 positive labels of the model's classes with 1 point and no "
-        "box; give labels with boxes, or leave --localise out."
+        "box; give labels with boxes, or leave localise out."
     )
     scored = ScoredTable(np.arange(2), np.zeros((2, 3), np.float32), np.zeros((2, 3), np.int8))
     for refused in (

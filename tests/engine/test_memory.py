@@ -100,7 +100,7 @@ def test_scores_are_counted_also_without_heatmaps(gigabyte):
         heatmap_memory(smaller, 2_000_000, 400, (14, 14), cpu=True)
     assert str(error.value) == (
         "running scores of 2,000,000 images and 400 classes take 1.6 GB, and 1.0 GB may be used: train with more "
-        "memory, on fewer images, or with --method assume_negative, which has no scores."
+        "memory, on fewer images, or with objective='assume_negative', which has no scores."
     )
 
 

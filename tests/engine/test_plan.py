@@ -332,7 +332,7 @@ def test_a_test_file_that_names_other_splits_is_refused(scenes, tmp_path):
     with pytest.raises(DataError) as error:
         read_named(DataConfig(train=str(scenes.folder / "train_single.csv"), images=str(scenes.train.root), test=path))
     assert str(error.value) == (
-        f"{path} is given as --test and names splits itself (train 12, val 12), but none of them is 'test'. Call the "
+        f"{path} is given as test and names splits itself (train 12, val 12), but none of them is 'test'. Call the "
         "split of the images that are meant 'test', or take the split names out of the file."
     )
 
@@ -382,7 +382,7 @@ def test_a_method_that_nobody_named_uses_points_and_boxes_where_there_are_any(ta
     lines = [*plan.lines()]
     for line in (
         "method: patchml",
-        "patchml was chosen because of 2 points and 1 box; without them: --method expected_negative",
+        "patchml was chosen because of 2 points and 1 box; without them: objective='expected_negative'",
         "unknown classes of labelled photos are taken as negative, since 2 positives and 0 negatives are known "
         "(objective.image_unknown)",
         "a located patch weighs 4, as all of a map (objective.patch_weights)",
@@ -393,7 +393,7 @@ def test_a_method_that_nobody_named_uses_points_and_boxes_where_there_are_any(ta
 def test_a_method_that_does_not_look_at_places_says_so(tables, make_config):
     plan = derive(make_config(), replace(tables, train=with_places(tables.train)), None, cpu=True)
     assert (
-        "1 point and 0 boxes count as tags only: expected_negative does not use locations; --method patchml does"
+        "1 point and 0 boxes count as tags only: expected_negative does not use locations; objective='patchml' does"
     ) in plan.notes
     assert not any("tags only" in note for note in derive(make_config(), tables, None, cpu=True).notes)
 
@@ -476,7 +476,7 @@ def test_labels_without_photos_are_refused(tables, make_config):
     with pytest.raises(DataError) as error:
         make_plan(make_config(), tables=Tables(tables.train, tables.val.with_root(None)), cpu=True)
     assert str(error.value) == (
-        "the val labels do not say where the photos are; give their folder: --val-images FOLDER."
+        "the val labels do not say where the photos are; give their folder: val_images='FOLDER'."
     )
 
 

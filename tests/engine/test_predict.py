@@ -294,7 +294,7 @@ def test_tables_that_cannot_be_measured(scenes, model):
     with pytest.raises(DataError) as error:
         evaluate_table(*model, other, cpu=True)
     assert str(error.value) == ("none of the classes cat is known to the model, which has zero, one, two, three, four.")
-    with pytest.raises(DataError, match="the labels do not say where the photos are; give their folder: --images"):
+    with pytest.raises(DataError, match="the labels do not say where the photos are; give their folder: images="):
         evaluate_table(*model, scenes.val.with_root(None), cpu=True)
     with pytest.raises(DataError, match="there is no image to evaluate on"):
         evaluate_table(*model, scenes.val.subset(np.zeros(11, bool)), cpu=True)
@@ -387,6 +387,6 @@ def test_classes_that_look_like_two_of_the_model_are_named_with_the_cure(scenes,
     notes = score_table(net, named, table, cpu=True).notes
     assert notes[0] == (
         "warning: class 'CAT' looks like 'cat', 'Cat' of the model and is not matched. If it is the same class, pass "
-        "--set data.rename=CAT=cat."
+        "ReadOptions(rename=('CAT=cat',))."
     )
     assert "'CAT'" in notes[1]

@@ -164,7 +164,7 @@ def test_a_run_cannot_go_on_with_other_settings_or_photos(photos, tmp_path):
 
 def test_what_cannot_be_is_refused(whole, photos, tmp_path):
     out, _ = whole
-    with pytest.raises(ConfigError, match="is not empty; choose another --out"):
+    with pytest.raises(ConfigError, match="is not empty; choose another out"):
         finish(PretrainRun(plan_for(photos), out, cpu=True).start())
     with pytest.raises(CheckpointError, match=r"is finished; its encoder is .*encoder\.safetensors"):
         open_pretrain_run(out, cpu=True)

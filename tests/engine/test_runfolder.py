@@ -263,7 +263,7 @@ def test_a_folder_below_a_file(tmp_path):
     with pytest.raises(ConfigError) as error:
         refuse_used_folder(tmp_path / "notes.txt" / "run")
     assert str(error.value) == (
-        f"--out {tmp_path / 'notes.txt' / 'run'} cannot be written: {tmp_path / 'notes.txt'} is not a folder; give "
+        f"out {tmp_path / 'notes.txt' / 'run'} cannot be written: {tmp_path / 'notes.txt'} is not a folder; give "
         "another path."
     )
 
@@ -274,7 +274,7 @@ def test_a_folder_without_permission(tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as error:
         refuse_used_folder(tmp_path / "runs" / "first")
     assert str(error.value) == (
-        f"--out {tmp_path / 'runs' / 'first'} cannot be written: no permission to write in {tmp_path}; give another "
+        f"out {tmp_path / 'runs' / 'first'} cannot be written: no permission to write in {tmp_path}; give another "
         "path."
     )
     assert asked == [tmp_path]
@@ -287,7 +287,7 @@ def test_what_a_killed_start_has_left_is_said(tmp_path):
         refuse_used_folder(tmp_path / "run")
     assert str(error.value) == (
         f"{tmp_path / 'run'} contains check.json, tables of a run that was stopped before it began; delete the folder, "
-        "or choose another --out."
+        "or choose another out."
     )
 
 

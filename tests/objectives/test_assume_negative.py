@@ -99,7 +99,7 @@ def test_bce_without_any_known_negative_is_refused():
     message = (
         "objective 'bce' needs known negatives, and no training image has one: it would learn to predict every class "
         "everywhere. Use 'expected_negative' or 'assume_negative'; or, where what is not named is absent, read the "
-        "labels with --complete."
+        "labels with ReadOptions(complete=True)."
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
         BCE().setup(Pass(), problem([[P, U], [U, P]]))

@@ -54,7 +54,7 @@ def test_content_groups_need_a_folder() -> None:
     assert photo_paths(_table(["0.jpg"], None)) == []
     with pytest.raises(DataError) as error:
         content_groups(_table(["0.jpg"], None))
-    assert str(error.value) == ("the labels do not say where the photos are; give their folder: --images FOLDER.")
+    assert str(error.value) == ("the labels do not say where the photos are; give their folder: images='FOLDER'.")
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 200])

@@ -330,14 +330,14 @@ def test_a_part_without_images_is_refused():
         one_label_each([1, 1, 1, 1, 1]).split(val=0.2)
     assert str(error.value) == (
         "5 images leave no image for 'val' with its share of 0.2; give it a larger share (data.val_share), label "
-        "more images, or name the images yourself (--val LABELS). The first part keeps one image of every class, so "
+        "more images, or name the images yourself (val='LABELS'). The first part keeps one image of every class, so "
         "few images of many classes cannot be split."
     )
     with pytest.raises(DataError) as error:
         one_label_each([5]).split(val=0.5, groups=[1] * 5, stratify=False)
     assert str(error.value) == (
         "5 images in 1 groups leave no image for 'val' with its share of 0.5; give it a larger share (data.val_share), "
-        "label more images, or name the images yourself (--val LABELS)."
+        "label more images, or name the images yourself (val='LABELS')."
     )
 
 

@@ -79,11 +79,11 @@ def test_several_candidates_are_reported_with_the_cure():
     assert found.pairs == {}
     assert found.notes("the model", "val").warnings == (
         "val: class 'CAT' looks like 'Cat', 'cat' of the model and is not matched. If it is the same class, pass "
-        "--set data.rename=CAT=Cat.",
+        "ReadOptions(rename=('CAT=Cat',)).",
     )
     both = Matching.of(ClassNames.of(["Traffic light", "TRAFFIC LIGHT"]), ClassNames.of(["traffic_light"]))
     assert both.pairs == {}
-    assert "--set data.rename='Traffic light=traffic_light'." in both.notes("train").warnings[0]
+    assert "ReadOptions(rename=('Traffic light=traffic_light',))." in both.notes("train").warnings[0]
 
 
 def test_an_id_is_matched_to_a_display_name():

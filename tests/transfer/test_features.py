@@ -41,7 +41,7 @@ def test_features_that_are_not_finite_are_refused(single, encoder, cpu):
 
 
 def test_labels_without_a_photo_folder_are_refused(single, encoder, cpu):
-    with pytest.raises(DataError, match="the labels do not say where the photos are; give their folder: --images"):
+    with pytest.raises(DataError, match="the labels do not say where the photos are; give their folder: images="):
         photo_features(encoder, single.test.with_root(None), WholeImage(32), cpu)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ import numpy as np
 from fewtags.table.summary import Summary
 from fewtags.table.table import Excluded, ExclusionKind, LabelTable
 from fewtags.table.vocabulary import look_alikes
-from fewtags.text import counted
+from fewtags.text import counted, setting
 
 Level = Literal["error", "warning", "note"]
 
@@ -144,13 +143,14 @@ def _split_findings(name: str, summary: Summary, trained_on: bool) -> Iterator[F
     if summary.without_label:
         message = (
             f"{name}: {counted(summary.without_label, 'image has', 'images have')} no label. Blank is not absent: if "
-            "an image shows none of the classes, say so (a `none` folder or tag, zeros in a table, --complete)."
+            "an image shows none of the classes, say so (a `none` folder or tag, zeros in a table, "
+            f"{setting('complete', True)})."
         )
         yield Finding("warning", "unlabelled", message)
     if not trained_on and not sum(summary.negatives):
         message = (
             f"{name}: no negative is known, so average precision has no meaning here; hit@1, recall@k and mean rank "
-            "are reported instead. Use --complete if what is not named is known to be absent."
+            f"are reported instead. Use {setting('complete', True)} if what is not named is known to be absent."
         )
         yield Finding("warning", "no-negatives", message)
     yield from _class_findings(f"{name}: ", summary, trained_on)
@@ -232,7 +232,7 @@ def _look_alikes(summaries: Mapping[str, Summary]) -> Iterator[Finding]:
         first, second, *_ = next(iter(groups))
         text = (
             "only in case, spaces, underscores, hyphens or Unicode form; they count as different classes. If they are "
-            f"the same, join them: --set data.rename={shlex.quote(f'{first}={second}')}."
+            f"the same, join them: {setting('rename', [f'{first}={second}'])}."
         )
         items = [" = ".join(map(repr, group)) for group in groups]
         yield from counted_finding(

@@ -14,6 +14,7 @@ from fewtags.labels import Label
 from fewtags.photos.scan import Scan, Tick, Trait, scan
 from fewtags.table.content import photo_paths, same_content
 from fewtags.table.table import LabelTable
+from fewtags.text import flag
 
 TINY = 32
 """Photos with a shorter side are reported if the input size of the net is unknown."""
@@ -83,7 +84,8 @@ class PhotoScan:
         for split, table in self.tables.items():
             if table.root is None:
                 message = (
-                    f"{split}: the folder of the photos is not known, so they were not read; give --images FOLDER."
+                    f"{split}: the folder of the photos is not known, so they were not read; give "
+                    f"{flag('images', 'FOLDER')}."
                 )
                 yield Finding("warning", "no-photos", message)
         cure = "such images are left out of training, with a line each in excluded.csv"

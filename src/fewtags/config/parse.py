@@ -53,7 +53,8 @@ def apply_overrides(tree: Mapping[str, Any], assignments: Mapping[str, Any] | li
         for part in path:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise ConfigError(f"--set {key}: {part!r} is a value, not a section.")
+                typed = key if isinstance(assignments, Mapping) else f"--set {key}"
+                raise ConfigError(f"{typed}: {part!r} is a value, not a section.")
         node[last] = value
     return out
 

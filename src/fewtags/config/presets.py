@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 
 from fewtags.config.sections import UNNAMED_METHODS, AugmentConfig, Config, Settings, StageConfig
 from fewtags.errors import ConfigError
+from fewtags.text import flag
 
 
 @final
@@ -321,7 +322,7 @@ def _check_selection(select: str, last: StageConfig) -> None:
         raise ConfigError(
             f'train.select = "last" cannot choose among the {len(last.logit_variances)} logit_variances of stage '
             f'{last.name!r}: use "auto", which chooses on validation; or give the stage a single one in train.stages; '
-            "or train in steps (--preset views)."
+            f"or train in steps ({flag('preset', 'views')})."
         )
 
 

@@ -21,6 +21,7 @@ from fewtags.engine.solve import HeadSolver, channel_statistics
 from fewtags.labels import LabelMatrix
 from fewtags.losses.partial import assume_negative
 from fewtags.nets.spatial import SpatialHead
+from fewtags.text import flag
 
 NAME = "logistic regression on the same features, unknown taken as absent"
 MEASURES: Mapping[str, str] = {"mAP": "mAP", "pessimistic_mAP": "mAP with unknown counted as absent"}
@@ -113,6 +114,7 @@ def compare(baseline: Mapping[str, Any], evaluations: Mapping[str, Mapping[str, 
     if round(100 * lead, 1) > 0:
         lines.append(
             f"The baseline is better on {judge} by {100 * lead:.1f}. To get it as a model with thresholds and "
-            "heatmaps, train with `--preset cpu --method assume_negative` and the same model.backbone and augment.size."
+            f"heatmaps, train with `{flag('preset', 'cpu')} {flag('method', 'assume_negative')}` and the "
+            "same model.backbone and augment.size."
         )
     return tuple(lines)

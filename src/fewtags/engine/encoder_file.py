@@ -21,6 +21,7 @@ from fewtags.engine.tensor_files import (
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.nets.spatial import Preprocessing
+from fewtags.text import flag
 
 ENCODER_FORMAT = 1
 WORDS = ("none", "offline", "hub")
@@ -80,7 +81,7 @@ def read_encoder_info(path: Path) -> EncoderInfo:
     if text is None:
         raise CheckpointError(
             f"{path} has weights but is not an encoder that fewtags pretrained; also give its architecture: "
-            "--backbone NAME."
+            f"{flag('backbone', 'NAME')}."
         )
     info = parse_metadata(path, text, EncoderInfo, ENCODER_FORMAT, "Pretrain it again.")
     if not all(map(math.isfinite, (*info.mean, *info.std))) or min(info.std) <= 0:
@@ -147,14 +148,14 @@ def find_encoder(
             return _trunk(path)
         if not path.exists():
             raise CheckpointError(
-                f"{path} does not exist; give a run folder, a weight file with --backbone NAME, or one of "
-                f"{', '.join(WORDS)} with --backbone NAME."
+                f"{path} does not exist; give a run folder, a weight file with {flag('backbone', 'NAME')}, or one of "
+                f"{', '.join(WORDS)} with {flag('backbone', 'NAME')}."
             )
         return load_encoder(path)
     if backbone is None:
-        raise ConfigError(f"{word} does not name an architecture; give one: --backbone resnet50.")
+        raise ConfigError(f"{word} does not name an architecture; give one: {flag('backbone', 'resnet50')}.")
     if word is None and path.is_dir():
-        raise ConfigError(f"{path} contains its architecture; leave out --backbone.")
+        raise ConfigError(f"{path} contains its architecture; leave out {flag('backbone')}.")
     side = size or 224
     encoder = create_encoder(backbone, weights=place, size=side, seed=seed)
     pre, method = encoder.preprocessing, {"name": word or path.name}

@@ -27,7 +27,7 @@ from fewtags.nets.spatial import SpatialNet
 from fewtags.patches import SLACK
 from fewtags.photos.scan import Tick
 from fewtags.table.table import LabelTable
-from fewtags.text import counted
+from fewtags.text import counted, flag
 
 Maps = NDArray[np.float64]
 _Item = TypeVar("_Item")
@@ -112,7 +112,7 @@ def refuse_without_boxes(info: ModelInfo, table: LabelTable) -> None:
     points = int(known[table.locations.classes].sum())
     raise DataError(
         f"localisation needs boxes, but these labels have {counted(positives, 'positive label')} of the model's "
-        f"classes with {counted(points, 'point')} and no box; give labels with boxes, or leave --localise out."
+        f"classes with {counted(points, 'point')} and no box; give labels with boxes, or leave {flag('localise')} out."
     )
 
 

@@ -25,7 +25,7 @@ from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan, Preprocessing, SpatialNet
 from fewtags.photos.augment import Policy, ResizedCrop, SquareCrop, WholeImage
 from fewtags.table.exclusive import ClassGroups
-from fewtags.text import MOST_NAMED, counted, some
+from fewtags.text import MOST_NAMED, counted, flag, some
 
 MODEL_FORMAT = 1
 
@@ -93,7 +93,7 @@ class ModelInfo:
         return (
             f"{counted(len(names), 'class has', 'classes have')} no usable threshold and will hardly ever be tagged, "
             f"since less than one positive is expected among the photos that choose it: "
-            f"{some(names, MOST_NAMED)}. Label more photos of them, or pass --threshold to predict."
+            f"{some(names, MOST_NAMED)}. Label more photos of them, or pass {flag('threshold')} to predict."
         )
 
 

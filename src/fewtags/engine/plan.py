@@ -36,7 +36,7 @@ from fewtags.table.exclusive import ClassGroups
 from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.overlap import leave_out_measured
 from fewtags.table.table import Excluded, LabelTable, Notes
-from fewtags.text import counted
+from fewtags.text import counted, flag
 
 EVAL_BATCH = 64
 """Photos of an evaluation batch, on a GPU."""
@@ -241,8 +241,8 @@ def _part_of(table: LabelTable, split: str, path: str) -> LabelTable:
     sizes = ", ".join(f"{name or 'no split'} {len(part):,}" for name, part in named.items())
     if split not in named:
         raise DataError(
-            f"{path} is given as --{split} and names splits itself ({sizes}), but none of them is {split!r}. Call the "
-            f"split of the images that are meant {split!r}, or take the split names out of the file."
+            f"{path} is given as {flag(split)} and names splits itself ({sizes}), but none of them is {split!r}. Call "
+            f"the split of the images that are meant {split!r}, or take the split names out of the file."
         )
     rest = {name: part for name, part in named.items() if name != split}
     said = f"{split}: of {path}, which names splits itself ({sizes}), only the images of split {split!r} are used"
@@ -340,8 +340,8 @@ def make_plan(
         config, _facts(config, tables.train, cpu)
     )  # so that settings that do not fit are refused before photos are read
     for split, table in tables.splits().items():
-        option = "--images" if split == "train" else f"--{split}-images"
-        table.require_root(f"the {split} labels", f"{option} FOLDER")
+        option = "images" if split == "train" else f"{split}-images"
+        table.require_root(f"the {split} labels", flag(option, "FOLDER"))
     found = check(tables.splits(), decode=config.data.decode, progress=progress).going_on()
     kept: Mapping[str, LabelTable] = found.clean(tables.splits())
     truth = None if tables.truth is None else match_images(tables.truth, kept["train"])
@@ -406,7 +406,7 @@ def derive(
     if any(stage.solved for stage in resolved.stages):
         warmup = all(stage.warmup for stage in resolved.stages if stage.solved) and objective.solvable_warmup
         pooled = net.head.plan.commutes and (warmup or not objective.needs_maps)
-        remedy = "Raise train.cache_gib, or train in steps (--preset views)."
+        remedy = f"Raise train.cache_gib, or train in steps ({flag('preset', 'views')})."
         fixed = plan_cache(len(train), features, 1, limit, pooled=pooled, remedy=remedy)
         notes += _cache_note(fixed, 1, config.train.cache_gib)
     if config.train.preset in (None, SOLVED) and resolved.preset == IN_STEPS and config.train.stages is None:
@@ -483,8 +483,8 @@ def _location_notes(objective: Objective, settings: ObjectiveConfig, facts: RunF
     tags_only, located = UNNAMED_METHODS
     labels = f"{counted(facts.points, 'point')} and {counted(facts.boxes, 'box', 'boxes')}"
     if not objective.uses_locations:
-        return [f"{labels} count as tags only: {settings.name} does not use locations; --method {located} does"]
-    return [] if named else [f"{located} was chosen because of {labels}; without them: --method {tags_only}"]
+        return [f"{labels} count as tags only: {settings.name} does not use locations; {flag('method', located)} does"]
+    return [] if named else [f"{located} was chosen because of {labels}; without them: {flag('method', tags_only)}"]
 
 
 def make_problem(

@@ -38,6 +38,7 @@ from fewtags.photos.worker_failures import worker_errors
 from fewtags.table.content import photo_paths
 from fewtags.table.storage import load, save
 from fewtags.table.table import LabelTable
+from fewtags.text import flag
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -454,16 +455,15 @@ def run_folder(path: Path) -> RunFolder:
 def refuse_used_folder(path: Path) -> None:
     """Raise ConfigError if a run cannot begin in a folder: it is not empty, is a file, or cannot be made or written."""
     if path.exists() and not path.is_dir():
-        raise ConfigError(f"{path} is a file; --out takes a folder for the run.")
+        raise ConfigError(f"{path} is a file; {flag('out')} takes a folder for the run.")
     if path.exists() and (content := {item.name for item in path.iterdir()} - {LOCK_FILE}):
         if content <= set(RECORD_FILES):
             raise ConfigError(
                 f"{path} contains {', '.join(sorted(content))} of a run that was stopped before it began; delete the "
-                "folder, or choose another --out."
+                f"folder, or choose another {flag('out')}."
             )
         folder = run_folder(path)
-        resume = f", or continue the run with: fewtags resume {path}"
-        raise ConfigError(
-            f"{path} is not empty; choose another --out{resume if folder.has_begun and not folder.is_finished else ''}."
-        )
-    refuse_folder(path)
+        going_on = folder.has_begun and not folder.is_finished
+        resume = f", or continue the run with: fewtags resume {path}" if going_on else ""
+        raise ConfigError(f"{path} is not empty; choose another {flag('out')}{resume}.")
+    refuse_folder(path, flag("out"))

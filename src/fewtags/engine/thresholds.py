@@ -11,7 +11,7 @@ from fewtags.labels import Label
 from fewtags.metrics.thresholds import Thresholds, fit_thresholds
 from fewtags.objectives.base import Objective
 from fewtags.table.table import LabelTable
-from fewtags.text import counted
+from fewtags.text import counted, flag
 
 ENOUGH_EXPECTED = 5
 """With fewer expected positives on validation, the scores of training photos help to choose a threshold."""
@@ -81,5 +81,5 @@ def rests_on(val: LabelTable) -> str:
         return text
     return (
         f"{text}. Warning: with fewer than {ENOUGH_POSITIVES} positives this choice is mostly chance; give more "
-        "validation photos (--val)"
+        f"validation photos ({flag('val')})"
     )

@@ -21,7 +21,7 @@ from fewtags.formats.stated import value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.content import same_content
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
-from fewtags.text import setting, some
+from fewtags.text import flag, setting, some
 
 _NO_PHOTOS = frozenset(
     f".{ending}"
@@ -53,8 +53,9 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
     options = options or ReadOptions()
     if images is not None and images.resolve() != path.resolve():
         raise DataError(
-            f"{path} is read as class folders, which contain the photos: leave --images out, or pass the file "
-            "with the labels instead of the folder. (--val-images and --test-images: photos of --val and --test only.)"
+            f"{path} is read as class folders, which contain the photos: leave {flag('images')} out, or pass the file "
+            f"with the labels instead of the folder. ({flag('val-images')} and {flag('test-images')}: photos of "
+            f"{flag('val')} and {flag('test')} only.)"
         )
     files = walk(path)
     split, excluded = _split_level(path, files.photos)

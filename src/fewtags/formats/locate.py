@@ -96,7 +96,8 @@ def locate(
     respelt = sum(key != key_of(name, file, root) for name, key in found.items()) - len(ends)
     if len(excluded) * 2 > len(distinct):
         raise DataError(_mostly_missing(excluded, len(distinct), file, root))
-    messages = [] if images else [f"photos: {root or 'none found beside the file; give --images FOLDER to use them'}"]
+    unfound = f"none found beside the file; give {setting('images', 'FOLDER')} to use them"
+    messages = [] if images else [f"photos: {root or unfound}"]
     if excluded:
         messages.append(f"{file.name}: {len(excluded):,} of {len(distinct):,} photos left out: they do not exist")
     if respelt:

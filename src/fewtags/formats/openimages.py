@@ -30,7 +30,7 @@ from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.stated import Labels, Source, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
-from fewtags.text import some
+from fewtags.text import setting, some
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|val|test)(?:[^a-z]|$)")
 _DEPTH = 2
@@ -184,7 +184,7 @@ def _photos(ids: Sequence[str], path: Path, images: Path | None) -> ImageKeys:
     else:
         if images is not None:
             raise DataError(f"no photo in {str(images)!r} has the name of an image of {path}, such as {ids[0]}.jpg.")
-        message = "photos: none found beside the file; give --images FOLDER to use them"
+        message = f"photos: none found beside the file; give {setting('images', 'FOLDER')} to use them"
         return ImageKeys([f"{i}.jpg" for i in ids], np.arange(len(ids)), None, Notes(messages=(message,)))
     here = [i for i in ids if i in found]
     position = {key: i for i, key in enumerate(here)}

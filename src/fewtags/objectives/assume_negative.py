@@ -13,6 +13,7 @@ from fewtags.labels import Batch, Label
 from fewtags.losses.partial import assume_negative, bce, weak_assume_negative
 from fewtags.objectives.base import Part, Problem, Progress
 from fewtags.objectives.logits import ImageLoss, LogitObjective
+from fewtags.text import setting
 
 
 @final
@@ -30,7 +31,7 @@ class BCE(LogitObjective):
             raise ConfigError(
                 "objective 'bce' needs known negatives, and no training image has one: it would learn to predict every "
                 "class everywhere. Use 'expected_negative' or 'assume_negative'; or, where what is not named is "
-                "absent, read the labels with --complete."
+                f"absent, read the labels with {setting('complete', True)}."
             )
         return {}
 

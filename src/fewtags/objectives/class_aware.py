@@ -16,6 +16,7 @@ from fewtags.objectives.base import Part, Problem, Progress
 from fewtags.objectives.checks import Range, check_settings
 from fewtags.objectives.logits import ImageLoss, LogitObjective
 from fewtags.stores.state import copy_state
+from fewtags.text import setting
 
 
 @final
@@ -88,7 +89,8 @@ class ClassAwareSelective(LogitObjective):
             raise ConfigError(
                 f"mode={self.mode!r}, prior_threshold={self.prior_threshold:g} needs known negatives, and no training "
                 "image has one: every class would be predicted everywhere. Use mode='negative', or mode='selective' "
-                "with prior_threshold=1; or, where what is not named is absent, read the labels with --complete."
+                f"with prior_threshold=1; or, where what is not named is absent, read the labels with "
+                f"{setting('complete', True)}."
             )
         self._shares = (positives / (positives + negatives).clamp(min=1)).to(problem.device)
         self._prior: ClassPrior | None = None

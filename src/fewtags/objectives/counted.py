@@ -21,6 +21,7 @@ from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts, 
 from fewtags.objectives.checks import Range, check_settings
 from fewtags.objectives.logits import ImageLoss, LogitObjective
 from fewtags.stores.cells import EstimatedLabels
+from fewtags.text import flag
 
 
 @dataclass(eq=False, kw_only=True)
@@ -84,7 +85,7 @@ class ROLE(CountedObjective):
 
     def memory(self, facts: RunFacts) -> Sequence[StoreMemory]:
         """Return the memory of the estimated labels and the two moments of Adam."""
-        remedy = "train with more memory, on fewer images, or with --method epr, which estimates no labels."
+        remedy = f"train with more memory, on fewer images, or with {flag('method', 'epr')}, which estimates no labels."
 
         return (StoreMemory(name="estimated labels", size=lambda n: 12 * n * facts.classes, remedy=lambda *_: remedy),)
 

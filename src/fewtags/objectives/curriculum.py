@@ -16,6 +16,7 @@ from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts, 
 from fewtags.objectives.checks import Range, check_settings
 from fewtags.objectives.logits import ImageLoss, LogitObjective
 from fewtags.stores.pseudo import PseudoLabels
+from fewtags.text import setting
 
 
 @final
@@ -77,7 +78,7 @@ class CurriculumLabelling(LogitObjective):
             raise ConfigError(
                 "unknown='ignore' needs known negatives, and no training image has one: every class would be predicted "
                 "everywhere. Use unknown='negative'; or, where what is not named is absent, read the labels with "
-                "--complete."
+                f"{setting('complete', True)}."
             )
         self._problem = problem
         self._labels = PseudoLabels(*problem.labels.shape, shard=problem.shard, device=problem.device)

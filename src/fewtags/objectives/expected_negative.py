@@ -22,6 +22,7 @@ from fewtags.objectives.checks import Range, check_settings
 from fewtags.stores.heatmaps import HeatmapPlan, HeatmapStore, Precision, Rounding, heatmap_bytes
 from fewtags.stores.rows import ScoreStore, score_bytes
 from fewtags.stores.topk import BLOCK_CELLS, ExpectedPositives, Reading, class_blocks, expected_counts
+from fewtags.text import flag
 
 SCL_WEIGHT = 0.1
 
@@ -147,7 +148,8 @@ class ExpectedNegative(Objective):
         def smaller_scores(images: int, free: int) -> str:
             if self.score_dtype == "float32" and score_bytes(images, classes, "float16") <= free:
                 return 'objective.score_dtype = "float16" fits.'
-            return "train with more memory, on fewer images, or with --method assume_negative, which has no scores."
+            method = flag("method", "assume_negative")
+            return f"train with more memory, on fewer images, or with {method}, which has no scores."
 
         def smaller_heatmaps(images: int, free: int) -> str:
             counts = range(max(1, facts.most_positives), plan.kept(classes))

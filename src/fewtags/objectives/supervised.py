@@ -17,6 +17,7 @@ from fewtags.objectives.base import Derived, Objective, RunFacts
 from fewtags.objectives.checks import Range, check_settings
 from fewtags.patches import patch_labels
 from fewtags.stores.pseudo import PseudoCount
+from fewtags.text import setting
 
 Unknown = Literal["ignore", "negative", "selective"]
 Fill = Literal["unlabelled", "unknown"]
@@ -179,7 +180,7 @@ def refuse_without_negatives(settings: SupervisedObjective, labels: LabelMatrix)
             f"objective.prior_threshold={settings.prior_threshold:g} with image_unknown='selective' needs known "
             "negatives, and no training image has one: every class would have the prior 1 and be predicted everywhere. "
             "Leave prior_threshold out, or use image_unknown='negative'; or, where what is not named is absent, read "
-            "the labels with --complete."
+            f"the labels with {setting('complete', True)}."
         )
 
 

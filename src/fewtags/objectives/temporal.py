@@ -17,6 +17,7 @@ from fewtags.objectives.base import Part, Problem, Progress, RunFacts, Step, Sto
 from fewtags.objectives.checks import Range, check_settings
 from fewtags.objectives.logits import ImageLoss, LogitObjective
 from fewtags.stores.ensemble import Ensemble
+from fewtags.text import flag
 
 
 @final
@@ -44,7 +45,9 @@ class TemporalEnsembling(LogitObjective):
 
     def memory(self, facts: RunFacts) -> Sequence[StoreMemory]:
         """Return the memory of the ensembles."""
-        remedy = "train with more memory, on fewer images, or with --method assume_negative, which keeps none."
+        remedy = (
+            f"train with more memory, on fewer images, or with {flag('method', 'assume_negative')}, which keeps none."
+        )
 
         return (StoreMemory(name="ensembles", size=lambda n: 4 * n * (facts.classes + 1), remedy=lambda *_: remedy),)
 

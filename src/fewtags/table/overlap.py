@@ -10,7 +10,7 @@ import numpy as np
 from fewtags.errors import DataError
 from fewtags.table.content import photo_paths, same_content
 from fewtags.table.table import Excluded, LabelTable, Notes
-from fewtags.text import counted
+from fewtags.text import counted, flag
 
 
 def leave_out_measured(tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]:
@@ -38,7 +38,7 @@ def leave_out_measured(tables: Mapping[str, LabelTable]) -> dict[str, LabelTable
     if len(shared) == len(train):
         raise DataError(
             f"all {len(train):,} training photos are also in {where}, so no photo is left to train on. Give other "
-            "photos to validate or test on; without --val, a tenth of the training photos is held out."
+            f"photos to validate or test on; without {flag('val')}, a tenth of the training photos is held out."
         )
     kept = np.ones(len(train), np.bool_)
     kept[list(shared)] = False

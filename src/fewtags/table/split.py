@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label, LabelMatrix
 from fewtags.table.keyed_random import content_hashes, seeded
+from fewtags.text import flag
 
 if TYPE_CHECKING:
     from fewtags.table.table import LabelTable
@@ -64,7 +65,8 @@ def split_table(
     parts = {name: table.subset(part == number) for number, name in enumerate(fractions)}
     if empty := [name for name in parts if not len(parts[name])]:
         what = f"{len(table):,} images" + ("" if groups is None else f" in {len(names):,} groups")
-        cure = "give it a larger share (data.val_share), label more images, or name the images yourself (--val LABELS)"
+        cure = "give it a larger share (data.val_share), label more images, or name the images yourself "
+        cure += f"({flag('val', 'LABELS')})"
         if stratify:
             cure += ". The first part keeps one image of every class, so few images of many classes cannot be split"
         share = fractions[empty[0]]

@@ -19,6 +19,7 @@ from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label, LabelMatrix, Locations
 from fewtags.table.split import Groups, split_table
 from fewtags.table.summary import Summary, summarise
+from fewtags.text import flag
 
 CORNERS = ("x0", "y0", "x1", "y1")
 """Fractions of the displayed (EXIF-rotated) image; a point has x0 = x1 and y0 = y1; null without a location."""
@@ -326,10 +327,12 @@ class LabelTable:
         codes = encoded.indices.to_numpy()
         return {name: self.subset(codes == code) for code, name in enumerate(encoded.dictionary.to_pylist())}
 
-    def require_root(self, labels: str = "the labels", how: str = "--images FOLDER") -> Path:
+    def require_root(self, labels: str = "the labels", how: str = "") -> Path:
         """Return the folder of the photos. The `DataError` for an unknown folder uses the words `labels` and `how`."""
         if self.root is None:
-            raise DataError(f"{labels} do not say where the photos are; give their folder: {how}.")
+            raise DataError(
+                f"{labels} do not say where the photos are; give their folder: {how or flag('images', 'FOLDER')}."
+            )
         return self.root
 
     def with_root(self, root: Path | str | None) -> LabelTable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import pyarrow as pa
 from fewtags.errors import ConfigError
 from fewtags.labels import ClassNames
 from fewtags.table.table import LabelTable, Notes, with_column
-from fewtags.text import MOST_NAMED, counted, some, suggest
+from fewtags.text import MOST_NAMED, counted, setting, some, suggest
 
 
 def folded(name: str) -> str:
@@ -104,7 +103,7 @@ class Matching:
         message = f"{start}{what} matched to {theirs}, because only the spelling differs: {listed}"
         warnings = tuple(
             f"{start}class {old!r} looks like {some(new, MOST_NAMED)} of {theirs} and is not matched. If it is the "
-            f"same class, pass --set data.rename={shlex.quote(f'{old}={new[0]}')}."
+            f"same class, pass {setting('rename', [f'{old}={new[0]}'])}."
             for old, new in self.unclear.items()
         )
         return Notes(messages=(message,) if same else (), warnings=warnings)
@@ -163,7 +162,7 @@ def rename_as_asked(table: LabelTable, words: Sequence[str]) -> LabelTable:
         cuts = [(word[:i].strip(), word[i + 1 :].strip()) for i, c in enumerate(word) if c == "="]
         cuts = [(old, name) for old, name in cuts if old and name]
         if not cuts:
-            raise ConfigError(f"data.rename: {word!r} is not OLD=NEW; write it as in --set data.rename='Cat=cat'.")
+            raise ConfigError(f"data.rename: {word!r} is not OLD=NEW; write it as in {setting('rename', ['Cat=cat'])}.")
         # A name may contain "=" itself.
         old, name = next((cut for cut in cuts if cut[0] in names or cut[0] in names.values()), cuts[0])
         ids = [old] if old in names else [class_id for class_id, shown in names.items() if shown == old]

@@ -15,7 +15,7 @@ from typer.testing import Result
 
 from fewtags.budget.costs import CostModel, find_cost
 from fewtags.budget.purchase import simulate_budget
-from fewtags.budget.simulate import keep, single_positive
+from fewtags.budget.simulate import cole_split, keep, single_positive
 from fewtags.formats.read import read
 from fewtags.labels import ClassNames, Label
 from fewtags.table.merge import with_classes
@@ -126,19 +126,34 @@ def test_check_refuses_maps_without_extent(run: Run, dataset: Path, option: str,
     assert f"Invalid value for '{option}'" in result.stderr
 
 
-@pytest.mark.parametrize("protocol", ["single", "cole"])
-def test_simulate_keeps_one_positive_per_image(run: Run, dataset: Path, tmp_path: Path, protocol: str) -> None:
+def test_simulate_keeps_one_positive_per_image(run: Run, dataset: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "part.parquet"
-    result = run("simulate", dataset / "val.parquet", "--protocol", protocol, "--out", out)
+    result = run("simulate", dataset / "val.parquet", "--protocol", "single", "--out", out)
     assert (result.exit_code, result.stdout) == (0, f"{out}\n"), result.stderr
     read_as, simulated = result.stderr.splitlines()
     assert read_as == "note: val.parquet: read as parquet, by its ending"
-    assert simulated.startswith(f"simulated one positive per image ({'plain' if protocol == 'single' else 'cole'}")
+    assert simulated.startswith("simulated one positive per image (plain")
     full, part = load(dataset / "val.parquet").matrix, load(out).matrix
     assert part.image_counts(Label.POSITIVE).tolist() == [1] * 12
     assert not part.counts(Label.NEGATIVE).any()
     kept = part.dense() == Label.POSITIVE
     assert (full.dense()[kept] == Label.POSITIVE).all()
+
+
+def test_cole_takes_other_tables_in_their_order(run: Run, dataset: Path, tmp_path: Path) -> None:
+    """Draws are those of the training images alone; a fifth of them is val, and the official val is test."""
+    full, out = load(with_splits(dataset, tmp_path, SPLITS)), tmp_path / "part.parquet"
+    result = run("simulate", tmp_path / "full.parquet", "--protocol", "cole", "--out", out)
+    assert result.exit_code == 0, result.stderr
+    assert "left out: 1 image of split 'test', 1 image of no split, 1 image of split 'extra'" in result.stderr
+    assert "the images are taken in the order of the file" in result.stderr
+    official = full.named_splits()["train"]
+    train, val = cole_split(len(official))
+    parts = load(out).named_splits()
+    drawn = single_positive(official, 1200, "cole").subset(train)
+    for name, expected in (("train", drawn), ("val", official.subset(val)), ("test", full.named_splits()["val"])):
+        assert parts[name].images.to_pylist() == expected.images.to_pylist()
+        np.testing.assert_array_equal(parts[name].matrix.dense(), expected.matrix.dense())
 
 
 def test_cole_uses_the_published_seed(run: Run, dataset: Path, tmp_path: Path) -> None:
@@ -175,7 +190,6 @@ def with_splits(dataset: Path, folder: Path, names: tuple[str, ...]) -> Path:
     ("words", "thin"),
     [
         ((), lambda table: single_positive(table, 0)),
-        (("--protocol", "cole"), lambda table: single_positive(table, 1200, "cole")),
         (
             ("--protocol", "keep", "--positives", 0.5, "--negatives", 0.5),
             lambda table: keep(table, positives=0.5, negatives=0.5, seed=0),

@@ -274,8 +274,7 @@ def test_a_folder_without_permission(tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as error:
         refuse_used_folder(tmp_path / "runs" / "first")
     assert str(error.value) == (
-        f"out {tmp_path / 'runs' / 'first'} cannot be written: no permission to write in {tmp_path}; give another "
-        "path."
+        f"out {tmp_path / 'runs' / 'first'} cannot be written: no permission to write in {tmp_path}; give another path."
     )
     assert asked == [tmp_path]
 

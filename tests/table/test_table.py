@@ -335,9 +335,7 @@ def test_notes_add_up_and_print():
 def test_require_root_returns_the_folder_or_names_the_option():
     table = LabelTable.build(["a.jpg"], ClassNames.of(["cat"]), image=[0], class_=[0], state=[1])
     assert table.with_root("photos").require_root() == Path("photos")
-    with pytest.raises(
-        DataError, match=r"^the val labels do not say where the photos are; give their folder: images="
-    ):
+    with pytest.raises(DataError, match=r"^the val labels do not say where the photos are; give their folder: images="):
         table.require_root("the val labels")
 
 

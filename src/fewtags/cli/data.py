@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from fewtags.cli.cole import make_cole
 from fewtags.cli.options import Complete, Covers, Json, ManyImages, ReadingSettings, TestImages, ValImages
 from fewtags.cli.progress import counting, echo, say
-from fewtags.cli.reading import read_labels, reading_flags, split_sizes
+from fewtags.cli.reading import read_labels, reading_flags, split_sizes, training_images
 from fewtags.cli.train import read_settings
-from fewtags.errors import ConfigError, DataError
+from fewtags.errors import ConfigError
 from fewtags.files import refuse_file
 from fewtags.formats import list_formats
 from fewtags.text import some, suggest
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from fewtags.budget.purchase import Mode, PointRule
     from fewtags.table.table import LabelTable
 
@@ -97,10 +95,18 @@ def simulate(
         Path, typer.Option(help="File for the partial labels: .parquet, or .csv (image, class, state, location).")
     ],
     images: ManyImages = None,
+    test: Annotated[
+        str | None,
+        typer.Option(help="With --protocol cole: the official validation labels; default: split val, or else test."),
+    ] = None,
+    test_images: Annotated[
+        Path | None, typer.Option(help="Folder of the photos of --test; default: as for the other labels.")
+    ] = None,
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="single (one positive per image; the default), cole (the same, bit-exact with Cole et al.) or keep."
+            help="single (one positive per image; the default), cole (the same, as Cole et al. drew them, with their "
+            "train, val and test) or keep."
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed; default: 0, with cole 1200 as published.")] = None,
@@ -148,12 +154,16 @@ def simulate(
 
     Use it to test a method with fewer labels. The command reports what it kept on stderr and prints the file name on
     stdout. If the labels have splits, only the labels of training images are thinned; the others are not changed.
+    --protocol cole reads COCO and VOC as published (classes that are not listed are absent; images without annotation
+    are left out), and writes train, val (a fifth of the training images, complete) and test (the official val).
 
     \b
     Examples:
       fewtags simulate full.csv --images photos/ --out single.csv
       fewtags simulate full.csv --images photos/ --protocol keep --positives 0.4 --negatives 0.1 --out part.parquet
       fewtags simulate a.csv b.json --protocol keep --negatives 1 --out merged.parquet
+      fewtags simulate instances_train2014.json --test instances_val2014.json --protocol cole --out cole.parquet
+      fewtags simulate VOC2012/ --protocol cole --out cole.parquet
       fewtags simulate instances.json --complete --budget 1% --type one-point --out points.parquet
     """  # noqa: D301
     from fewtags.budget.costs import find_cost
@@ -164,7 +174,9 @@ def simulate(
     _refuse_mixed(protocol, positives is not None or negatives is not None, budget, purchase)
     if out.suffix.lower() not in (".parquet", ".csv"):
         raise ConfigError(f"--out {out}: expected a file that ends in .parquet or .csv.")
-    refuse_file(out, inputs=[*data, cost])
+    refuse_file(out, inputs=[*data, test, cost])
+    if protocol != "cole" and (test or test_images):
+        raise ConfigError(f"--{'test' if test else 'test-images'} is for --protocol cole, which writes a split test.")
 
     def thin(labels: LabelTable) -> LabelTable:
         if budget is None:
@@ -172,14 +184,23 @@ def simulate(
         mode_, rule = cast("Mode", mode or "flat"), cast("PointRule", points or "uniform")  # checked by the call
         return simulate_budget(labels, budget, type_ or "", seed or 0, find_cost(cost, labels), mode_, rule)
 
-    whole = read_labels(data, images, complete, set_, covers=covers)
-    table = _training_thinned(whole, thin)
+    shown = 0
+    if protocol == "cole":
+        if len(data) > 1 or covers or len(images or []) > 1:
+            raise ConfigError(
+                "--protocol cole reads one label file or folder, and --test the official validation labels."
+            )
+        folder = images[0] if images else None
+        table = make_cole(data[0], folder, test, test_images or folder, complete=complete, assignments=set_, seed=seed)
+    else:
+        whole = read_labels(data, images, complete, set_, covers=covers)
+        table, shown = _training_thinned(whole, thin), len(whole.notes.messages)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix.lower() == ".parquet":
         save(table, out, keep_root=True)
     else:
         write_csv(table, out)
-    say(*table.notes.messages[len(whole.notes.messages) :])
+    say(*table.notes.messages[shown:])
     if out.suffix.lower() == ".csv" and (silent := unwritten_classes(table)):
         say(
             f"warning: {len(silent):,} of {len(table.classes):,} classes have no label left and are not in {out.name}: "
@@ -194,7 +215,7 @@ def _training_thinned(whole: LabelTable, thin: Callable[[LabelTable], LabelTable
 
     from fewtags.table.merge import merge
 
-    training = _training_images(whole)
+    training = training_images(whole)
     train, rest = whole.subset(training), whole.subset(~training)
     messages = _incomplete(train)
     thinned = thin(train)
@@ -205,22 +226,6 @@ def _training_thinned(whole: LabelTable, thin: Callable[[LabelTable], LabelTable
         # Both parts have the notes of the whole table, which must not be repeated.
         thinned = replace(merge([thinned, rest]).subset(order), notes=thinned.notes)
     return thinned.noting(*messages)
-
-
-def _training_images(table: LabelTable) -> NDArray[np.bool_]:
-    """Return bool [N]: the images of split "train"; if there are none, all except those of val and test."""
-    import numpy as np
-
-    if table.split_names is None:
-        return np.ones(len(table), np.bool_)
-    names = np.array([name or "" for name in table.split_names.to_pylist()], str)
-    training = names == "train" if "train" in names else ~np.isin(names, ("val", "test"))
-    if not training.any():
-        raise DataError(
-            f"there are no training images to thin, only {split_sizes(table.named_splits())}; name the split of the "
-            "training images 'train', or leave it empty."
-        )
-    return training
 
 
 def _incomplete(table: LabelTable) -> list[str]:
@@ -267,7 +272,5 @@ def _thinned(
 
     if protocol == "single":
         return make.single_positive(table, seed=seed or 0, protocol="plain")
-    if protocol == "cole":
-        return make.single_positive(table, seed=make.COLE_SEED if seed is None else seed, protocol="cole")
     kept = 1.0 if positives is None else positives
     return make.keep(table, positives=kept, negatives=negatives or 0.0, seed=seed or 0)

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 from fewtags.cli.options import Given, plain_paths, without_none
 from fewtags.cli.progress import say
 from fewtags.cli.train import read_settings
-from fewtags.errors import ConfigError
+from fewtags.errors import ConfigError, DataError
 from fewtags.text import counted
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fewtags.table.table import LabelTable
 
 
@@ -90,3 +93,19 @@ def split_sizes(named: Mapping[str, LabelTable]) -> str:
         f"{counted(len(table), 'image')} of " + (f"split {name!r}" if name else "no split")
         for name, table in named.items()
     )
+
+
+def training_images(table: LabelTable) -> NDArray[np.bool_]:
+    """Return bool [N]: the images of split "train"; if there are none, all except those of val and test."""
+    import numpy as np
+
+    if table.split_names is None:
+        return np.ones(len(table), np.bool_)
+    names = np.array([name or "" for name in table.split_names.to_pylist()], str)
+    training = names == "train" if "train" in names else ~np.isin(names, ("val", "test"))
+    if not training.any():
+        raise DataError(
+            f"there are no training images to thin, only {split_sizes(table.named_splits())}; name the split of the "
+            "training images 'train', or leave it empty."
+        )
+    return training

@@ -132,6 +132,34 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
     ).table()
 
 
+def published_order(path: Path, images: Path | None = None) -> tuple[list[str], ClassNames]:
+    """Return the order of a COCO file that the single-positive labels of Cole et al. (CVPR 2021) need.
+
+    Returns:
+        the keys of the images with an annotation, sorted by image id as text ("10" before "9"); the classes in the
+        order of `categories`.
+
+    Raises:
+        DataError: as `read_coco`; the photo of an annotated image is missing; two image ids have the same photo.
+    """
+    file = _load(path, without("segmentation"))
+    classes, category = _classes(file)
+    row, photos = _find_images(file, images)
+    annotated = {row.get(record.get("image_id"), -1) for record in file.annotations} - {-1}
+    order = sorted(annotated, key=lambda i: str(file.images[i]["id"]))
+    if missing := [i for i in order if photos.image[i] < 0]:
+        raise DataError(
+            f"{path}: the photos of {len(missing):,} of {len(order):,} annotated images are missing or have no name "
+            f"(the first: id {file.images[missing[0]]['id']!r}), but each image changes the random labels of those "
+            "after it. Give the folder with all photos (--images FOLDER), or use --protocol single."
+        )
+    keys = [photos.keys[photos.image[i]] for i in order]
+    if twice := [key for key, n in Counter(keys).items() if n > 1]:
+        raise DataError(f"{path}: {twice[0]!r} is the photo of several image ids; give each photo one id.")
+    first = list(dict.fromkeys(category[record["id"]] for record in file.categories))
+    return keys, ClassNames.of([classes.ids[i] for i in first], [classes.names[i] for i in first])
+
+
 @final
 @dataclass(frozen=True)
 class _File:

@@ -169,7 +169,7 @@ def test_reading_options_come_from_the_configuration():
         "none_folder": ("nothing",), "absent_prefix": "!",
         "crowd": "unknown", "image_column": "file", "columns": ("a", "b"), "delimiter": ";", "tags_separator": "|",
         "positive_words": ("oui",), "negative_words": ("non",), "unknown_words": ("peut-être",),
-        "points": "pixels", "places": "points", "point_seed": 7, "rename": ("a=b",),
+        "points": "pixels", "places": "points", "point_seed": 7, "rename": ("a=b",), "names": "n.csv",
     }  # fmt: skip
     assert vars(read_options(DataConfig(train="x.csv", **said))) == said
     assert read_options(DataConfig(train="x.csv")) == ReadOptions()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import Literal, final
 
 import numpy as np
 
+from fewtags.labels import ClassNames
 from fewtags.table.summary import Summary
 from fewtags.table.table import Excluded, ExclusionKind, LabelTable
 from fewtags.table.vocabulary import look_alikes
@@ -24,6 +26,9 @@ SHARE_COUNT = 5
 FEW = 5
 """A class with fewer training positives is reported."""
 
+
+_AN_ID = re.compile(r"[nN]\d{8}|/[mg]/\w+|\d+|(?:class|label|cat|category|id)[ _-]?\d+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}")
+"""Ids of WordNet, OpenImages, numbers, numbered classes and UUIDs."""
 
 _LEFT_OUT: Mapping[ExclusionKind, tuple[Level, str, str, str]] = {
     "missing": (
@@ -111,6 +116,7 @@ def label_findings(tables: Mapping[str, LabelTable], summaries: Mapping[str, Sum
         if name != train:
             yield from _compared(train, summaries[train], name, summary)
     yield from _look_alikes(summaries)
+    yield from _ids(summaries[train].classes)
     yield from _collisions(tables)
 
 
@@ -223,6 +229,17 @@ def _compared(train: str, ours: Summary, name: str, theirs: Summary) -> Iterator
         "on one may not fit the other; a stratified split keeps the shares."
     )
     yield from counted_finding("warning", "class-share", items, ("class takes", "classes take"), text, f"{name}: ")
+
+
+def _ids(classes: ClassNames) -> Iterator[Finding]:
+    """Classes that are called by an id, such as n02012849 or /m/01yrx, if most classes are."""
+    called = zip(classes.ids, classes.names, strict=True)
+    plain = [name for class_id, name in called if name == class_id and _AN_ID.fullmatch(name)]
+    if 2 * len(plain) > len(classes):
+        text = (
+            f"an id; give names to show with a file that has an id and a name in each row: {setting('names', 'FILE')}."
+        )
+        yield from counted_finding("note", "ids", plain, ("class is called by", "classes are called by"), text)
 
 
 def _look_alikes(summaries: Mapping[str, Summary]) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from fewtags.engine.memory import refuse_large_stores
 from fewtags.engine.methods import derive_objective, make_objective, settled
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.errors import ConfigError, DataError
+from fewtags.formats.class_names import name_classes
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.several import read_sources, refuse_unknown_sources
 from fewtags.labels import Label, LabelMatrix
@@ -180,6 +181,8 @@ def read_named(data: DataConfig) -> dict[str, LabelTable]:
     Raises:
         DataError: a file cannot be used, or names splits but no training images.
     """
+    if data.names is not None:
+        return name_classes(read_named(data.model_copy(update={"names": None})), data.names)
     whole = read_one(data)
     named = {} if whole.split_names is None else whole.named_splits()
     tables = {"train": _training_part(whole, named)}
@@ -275,7 +278,8 @@ def read_tables(data: DataConfig, seed: int) -> Tables:
         train, val = hold_out(tables["train"], data.val_share, seed, data.group_by)
         tables = {"train": train, "val": val, **{k: v for k, v in tables.items() if k != "train"}}
     tables = common_vocabulary(tables)
-    truth = match_images(read_one(data, data.truth, complete=True), tables["train"]) if data.truth else None
+    plain = data.model_copy(update={"names": None})
+    truth = match_images(read_one(plain, data.truth, complete=True), tables["train"]) if data.truth else None
     tables, truth = with_groups(data, tables, truth)
     return Tables(tables["train"], tables["val"], tables.get("test"), truth)
 

@@ -108,6 +108,10 @@ class ReadOptions(BaseModel):
         "one is joined with it",
     )
 
+    names: str | None = Field(
+        None, description="CSV or JSON file with ids of classes and the names to show, such as n02012849,crane"
+    )
+
     def is_none(self, name: str) -> bool:
         """Return whether a folder, tag or class means "none of the classes"."""
         words = _NONE if self.none_folder is None else self.none_folder

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fewtags.errors import DataError
 from fewtags.formats import FOLDER, FORMATS, check_path, list_formats
+from fewtags.formats.class_names import name_classes
 from fewtags.formats.locate import extension
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.sheet import SPREADSHEET
@@ -40,9 +41,10 @@ def read(
     if format is None:
         first = Notes(messages=(f"{path.resolve().name}: read as {name}, {why}",))
         table = replace(table, notes=first + table.notes)
-    if unused := options.without_effect({*FORMATS[name].options, "rename"}):
+    if unused := options.without_effect({*FORMATS[name].options, "rename", "names"}):
         table = table.noting(f"{', '.join(unused)}: no effect on the format {name!r}")
-    return rename_as_asked(table, options.rename)
+    table = rename_as_asked(table, options.rename)
+    return table if options.names is None else name_classes({"": table}, options.names)[""]
 
 
 def detect(path: Path, given: str | None = None) -> tuple[str, str]:

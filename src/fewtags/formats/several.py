@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fewtags.errors import ConfigError, DataError
+from fewtags.formats.class_names import name_classes
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.read import detect, read
 from fewtags.table.merge import merge
@@ -125,6 +126,8 @@ def read_sources(
         ConfigError: a setting names none of the files.
     """
     options = options or ReadOptions()
+    names_file = options.names
+    options = options.model_copy(update={"names": None})  # of all files together
     if len(images) not in (0, 1, len(paths)):
         flag = setting("images", "FOLDER")
         raise ConfigError(
@@ -143,8 +146,10 @@ def read_sources(
         tables[name] = read(path, images=folder, format=format, options=own[name])
     wanted = covered_classes(covers, paths)
     if len(tables) == 1 and not wanted:
-        return tables[names[0]]
-    return merge(_with_folders(tables, paths, format, own), covers=wanted)
+        whole = tables[names[0]]
+    else:
+        whole = merge(_with_folders(tables, paths, format, own), covers=wanted)
+    return whole if names_file is None else name_classes({"": whole}, names_file)[""]
 
 
 def _with_folders(

@@ -13,7 +13,7 @@ import fewtags as ft
 from fewtags.demo_set import make_scenes
 from fewtags.engine.events import Ended, Started, StepEnded
 from fewtags.engine.model import ModelInfo
-from fewtags.engine.plan import hold_out
+from fewtags.engine.plan import hold_out, make_plan
 from fewtags.engine.predict import evaluate_table
 from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.nets.backbones import create_net
@@ -65,6 +65,26 @@ def test_fit_returns_itself_and_tells_what_happens(fitted, scenes):
     assert (out / "model.safetensors").exists()
     assert clf.info_.method["positives_per_image"] == 2.9
     assert clf.thresholds_.tolist() == list(clf.info_.thresholds)
+
+
+def test_fit_shows_what_the_command_shows(scenes, tmp_path, capsys):
+    """The plan with its findings, a line for each epoch, and the result, on stderr only; or nothing at all."""
+    classifier().fit(scenes.train, scenes.val, out=tmp_path / "loud", settings=SETTINGS)
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    plan = make_plan(
+        classifier()._config(None, SETTINGS),
+        tables=ft.Classifier()._tables(classifier()._config(None, SETTINGS), scenes.train, scenes.val, None),
+        cpu=True,
+    )
+    assert lines[: len([*plan.lines()])] == [*plan.lines()]
+    assert any(line.startswith("warning: ") for line in plan.lines())
+    assert [line[:14] for line in lines if line.startswith("epoch ")] == [f"epoch {n}/3 main" for n in (1, 2, 3)]
+    assert any(line.startswith("val: mAP ") for line in lines)
+    assert any(line.startswith("model: ") for line in lines)
+    classifier().fit(scenes.train, scenes.val, out=tmp_path / "quiet", settings=SETTINGS, progress=False)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_evaluate(fitted, scenes):
@@ -381,7 +401,7 @@ def test_reading_options_are_public(tmp_path):
     assert table.matrix.dense().tolist() == [[ft.Label.POSITIVE], [ft.Label.NEGATIVE]]
 
 
-def test_pretraining_goes_on_only_as_it_began(tmp_path):
+def test_pretraining_goes_on_only_as_it_began(tmp_path, capsys):
     """Interrupted after two steps; other settings are refused, the same end with the encoder."""
     rng = np.random.default_rng(0)
     (tmp_path / "photos").mkdir()
@@ -394,8 +414,11 @@ def test_pretraining_goes_on_only_as_it_began(tmp_path):
         if isinstance(event, StepEnded) and event.global_step == 3:
             raise KeyboardInterrupt
 
-    with pytest.warns(UserWarning, match="a queue of 8 for 8 photos"), pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):
         ft.pretrain(tmp_path / "photos", on_event=stop, settings=settings | {"objective.queue_size": 8}, **asked)
+    said = capsys.readouterr().err
+    assert "warning: a queue of 8 for 8 photos" in said
+    assert said.splitlines()[-1] == "interrupted; the same call continues the run."
     with pytest.raises(ConfigError, match=r"is an interrupted run with other settings \(objective\.queue_size 8 -> "):
         ft.pretrain(tmp_path / "photos", settings=settings | {"objective.queue_size": 4}, **asked)
     encoder = ft.pretrain(tmp_path / "photos", settings=settings | {"objective.queue_size": 8}, **asked)

@@ -14,18 +14,16 @@ from fewtags.config.parse import apply_overrides, parse
 from fewtags.config.sections import Config
 from fewtags.engine.encoder_file import initial_weights
 from fewtags.engine.evaluate import Evaluation
-from fewtags.engine.events import Event, Noted
-from fewtags.engine.machine import processes, torch_device
+from fewtags.engine.events import Event
+from fewtags.engine.fitting import fit_tables, pretrain_photos
+from fewtags.engine.machine import torch_device
 from fewtags.engine.methods import settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
 from fewtags.engine.own_thresholds import Given, with_thresholds
-from fewtags.engine.plan import Tables, hold_out, make_plan, with_groups
+from fewtags.engine.plan import Tables, hold_out, with_groups
 from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
-from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
-from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run, refuse_other_run
-from fewtags.engine.runfolder import ENCODER_FILE, IN_MEMORY, PRETRAINING, TRAINING, RunFolder, refuse_used_folder
-from fewtags.engine.train_record import changed_split
-from fewtags.engine.train_run import TrainRun, open_run
+from fewtags.engine.pretrain_plan import read_settings
+from fewtags.engine.runfolder import ENCODER_FILE, IN_MEMORY
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.read import read
 from fewtags.formats.several import merge_given, read_sources
@@ -131,10 +129,13 @@ class Classifier:
         val_images: Path | str | None = None,
         epochs: int | None = None,
         truth: Labels | None = None,
+        progress: bool = True,
         on_event: Callable[[Event], None] | None = None,
         settings: dict[str, Any] | None = None,
     ) -> Self:
         """Train in a run folder. An interrupted fit with the same arguments is resumed.
+
+        Findings in the data, warnings, progress and the result are printed on stderr as by `fewtags train`.
 
         Args:
             train: the labels, or a path that `fewtags.read` reads with its defaults; or several, which are merged.
@@ -145,6 +146,7 @@ class Classifier:
             val_images: the folder for `val`, if it is another one.
             epochs: of all stages that train in steps; None for the preset's.
             truth: complete labels of the training images, for diagnostics only.
+            progress: False prints nothing; the findings are in check.json of the run folder.
             on_event: called with every `fewtags.engine.events` event.
             settings: other settings by dotted key, for example {"train.batch_size": 8}; `fewtags config` lists them.
                 They override the constructor and the objective.
@@ -161,17 +163,7 @@ class Classifier:
         if val_table is None and val_images is not None:
             raise ConfigError("val_images is given, but val is not; give the labels of these photos as val.")
         tables = self._tables(config, _table(train, images), val_table, truth_table)
-        folder = RunFolder(out, TRAINING)
-        if folder.has_begun and not folder.is_finished:
-            run = open_run(out, cpu=cpu)
-            _refuse_other(run, config, tables)
-            events = run.resume()
-        else:
-            refuse_used_folder(out)
-            events = TrainRun(make_plan(config, tables=tables, out=out, cpu=cpu), out, cpu=cpu).start()
-        for event in events:
-            if on_event is not None:
-                on_event(event)
+        fit_tables(config, tables, out, cpu=cpu, progress=progress, on_event=on_event)
         (self._net, self._info), self._run = load_model(out), out
         return self
 
@@ -307,17 +299,6 @@ def _table(labels: Labels, images: Path | str | None = None) -> LabelTable:
     return merge_given([_table(one, images) for one in labels])
 
 
-def _refuse_other(run: TrainRun, config: Config, tables: Tables) -> None:
-    """Check that an interrupted run began with the same settings and labels."""
-    if config != run.plan.config:
-        raise ConfigError(
-            f"{run.out} has an interrupted run with other settings; use those in {run.out / 'run.toml'}, or another "
-            "folder."
-        )
-    if changed := changed_split(run.plan.tables, tables, run.out):
-        raise ConfigError(f"{run.out} has an interrupted run on other {changed} labels; use another folder.")
-
-
 def pretrain(
     photos: One,
     *,
@@ -329,12 +310,13 @@ def pretrain(
     epochs: int | None = None,
     device: str | None = None,
     seed: int = 0,
+    progress: bool = True,
     on_event: Callable[[Event], None] | None = None,
     settings: dict[str, Any] | None = None,
 ) -> Path:
     """Pretrain a backbone on photos without labels. An interrupted run in the folder is resumed.
 
-    Unsuitable settings, and a collapse that does not stop the run, are reported as Python warnings.
+    Warnings and progress are printed on stderr as by `fewtags pretrain`.
 
     Args:
         photos: a folder of photos, a label file or a table; labels are ignored.
@@ -346,6 +328,7 @@ def pretrain(
         epochs: number of epochs; None for the preset's.
         device: "cpu" ignores GPUs; None uses the best device.
         seed: seed of everything random.
+        progress: False prints nothing.
         on_event: called with every `fewtags.engine.events` event.
         settings: other settings by dotted key; `fewtags config --pretrain` lists them.
 
@@ -371,21 +354,5 @@ def pretrain(
     }
     tree = apply_overrides({}, {key: value for key, value in chosen.items() if value is not None})
     config = read_settings(tree, "the settings")
-    folder = RunFolder(out, PRETRAINING)
-    if folder.has_begun and not folder.is_finished:
-        run = open_pretrain_run(out, cpu=cpu)
-        refuse_other_run(run, config, table)
-        events = run.resume()
-    else:
-        refuse_used_folder(out)
-        plan = make_pretrain_plan(config, photos=table, cpu=cpu, processes=processes())
-        for note in plan.notes:
-            if note.startswith("warning: "):
-                warnings.warn(note.removeprefix("warning: "), stacklevel=2)
-        events = PretrainRun(plan, out, cpu=cpu).start()
-    for event in events:
-        if isinstance(event, Noted):
-            warnings.warn(event.text, stacklevel=2)
-        if on_event is not None:
-            on_event(event)
+    pretrain_photos(config, table, out, cpu=cpu, progress=progress, on_event=on_event)
     return out / ENCODER_FILE

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from fewtags.cli.progress import counting, echo, is_main_process, say, show
+from fewtags.cli.progress import counting, echo, is_main_process, say, watch
 from fewtags.errors import DiskError, TrainingError
 
 if TYPE_CHECKING:
@@ -25,10 +24,8 @@ def follow(folder: RunFolder, start: Callable[[Tick], Iterator[Event]], cpu: boo
     also gets its report.
     """
     try:
-        with counting("computing features of the frozen trunk", quiet=is_pretraining(folder)) as tick:
-            events = start(tick)
-            first = next(events)  # features are computed before the first event
-        show(chain([first], events))
+        for _ in watch(start, features=not is_pretraining(folder)):
+            pass
         if is_main_process():
             _finish_or_say_how(folder, cpu)
     except TrainingError:
@@ -78,21 +75,18 @@ def finish(folder: RunFolder, cpu: bool) -> None:
         say(f"  fewtags export-backbone {run} backbone.safetensors")
         return
     from fewtags.engine.clock import clock_line
-    from fewtags.engine.evaluate import headline
+    from fewtags.engine.evaluate import result_lines
     from fewtags.engine.model import read_info
     from fewtags.report.load import load_baseline, load_clock, load_evaluations
 
     page = write_report(folder, cpu)
     evaluations = load_evaluations(run)
-    for split, evaluation in evaluations.items():
-        for line in headline(evaluation):
-            echo(f"{split}: {line}")
+    for line in result_lines(evaluations):
+        echo(line)
     for line in load_baseline(run, evaluations):
         echo(line)
     info = read_info(run / folder.kind.result)
-    say(f"model: {info.selection}")
-    if info.untagged:
-        say(f"warning: {info.untagged}")
+    say(*info.lines())
     echo(f"report: {page}")
     if seconds := load_clock(run):
         say(clock_line(seconds))

@@ -151,6 +151,11 @@ def headline(evaluation: Mapping[str, Any]) -> list[str]:
     return [f"{sentence(metrics)}; {counts}", *reasons(metrics)]
 
 
+def result_lines(evaluations: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the headlines of the evaluations of a run by split."""
+    yield from (f"{split}: {line}" for split, evaluation in evaluations.items() for line in headline(evaluation))
+
+
 def evaluate_logits(
     logits: Logits,
     labels: NDArray[np.int8],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -82,6 +83,12 @@ class ModelInfo:
         """The groups of classes by position, for decisions."""
         found = self.class_groups.positions(self.classes)
         return tuple((always, tuple(columns.tolist())) for always, columns, _ in found)
+
+    def lines(self) -> Iterator[str]:
+        """Say which epoch's weights these are, and warn of classes that are hardly ever tagged."""
+        yield f"model: {self.selection}"
+        if self.untagged:
+            yield f"warning: {self.untagged}"
 
     @property
     def untagged(self) -> str:

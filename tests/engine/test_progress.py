@@ -2,7 +2,7 @@
 
 import pytest
 
-from fewtags.cli import progress
+from fewtags.engine import progress
 from fewtags.engine.events import EpochEnded, EpochStarted, Event, Started, StepEnded
 from fewtags.objectives.base import Progress
 

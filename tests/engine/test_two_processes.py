@@ -63,7 +63,7 @@ def test_rows_of_the_stores_are_those_of_one_process(results, one):
         assert levels.abs().max() <= 1
         assert (levels != 0).float().mean() < 0.01
         cuts = state["expected_positives"]
-        assert torch.equal(cuts["cut_index"], single["state"]["expected_positives"]["cut_index"])
+        assert torch.equal(cuts["cut_key"], single["state"]["expected_positives"]["cut_key"])
 
 
 def test_records_are_means_over_all_images(results, one):

@@ -29,6 +29,18 @@ def golden_labels(which):
     return np.array([[STATE[v] for v in row] for row in SCL[f"labels_{which}"]], np.int8)
 
 
+def scramble(word):
+    """Three rounds of xorshift and multiply on 32 bits, in Python's integers."""
+    word = ((word ^ (word >> 16)) * 0x21F0AAAD) % 2**32
+    word = ((word ^ (word >> 15)) * 0x735A2D97) % 2**32
+    return word ^ (word >> 15)
+
+
+def key_of(image, class_):
+    """What orders equal scores."""
+    return scramble(scramble(int(class_) + 1) ^ int(image))
+
+
 def mask_of(scores, labels, counts, reading, *, blocks=None):
     """z-hat of all images, from scores [N, C] and labels [N, C]."""
     scores, labels = torch.as_tensor(scores, dtype=torch.float32), torch.as_tensor(labels)
@@ -47,19 +59,20 @@ def reference(scores, labels, counts, reading):
             candidates = labels[:, c] == U
         if reading == "fill":
             take = take - (labels[:, c] == P).sum()
-        order = sorted(np.flatnonzero(candidates), key=lambda n, c=c: (-scores[n, c], n))
+        order = sorted(np.flatnonzero(candidates), key=lambda n, c=c: (-scores[n, c], key_of(n, c)))
         mask[order[: max(take, 0)], c] = True
     return mask | (labels == P)
 
 
 def sorted_cuts(scores, labels, counts, reading):
-    """Score and index of the last one taken of each class, by sorting all images."""
+    """Score and tie key of the last one taken of each class, by sorting all images."""
     cuts = []
     for c in range(labels.shape[1]):
         candidates = np.flatnonzero(labels[:, c] != N if reading == "all_then_or" else labels[:, c] == U)
-        order = candidates[np.lexsort((candidates, -scores[candidates, c]))]
+        keys = np.array([key_of(n, c) for n in candidates], np.int64)
+        order = candidates[np.lexsort((keys, -scores[candidates, c]))]
         take = min(counts[c] - ((labels[:, c] == P).sum() if reading == "fill" else 0), len(order))
-        cuts.append((scores[order[take - 1], c], order[take - 1]) if take > 0 else (np.inf, -1))
+        cuts.append((scores[order[take - 1], c], key_of(order[take - 1], c)) if take > 0 else (np.inf, -1))
     return cuts
 
 
@@ -126,12 +139,17 @@ def test_both_forms_agree_with_one_positive_per_image(positives_per_image, sampl
 
 
 def test_mask_by_hand():
-    """p = 2 of .9 (known negative), .7, .5, .5, .2 (annotated): ranked .7, then the first .5; plus the annotated.
+    """p = 2 of .9 (known negative), .7, .5, .5, .2 (annotated): ranked .7, then one .5; plus the annotated.
 
-    `fill`: one more than the annotated, .7. `unannotated_only`: two unannotated ones, .7 and the first .5.
+    `fill`: one more than the annotated, .7. `unannotated_only`: two unannotated ones, .7 and one .5. Of the images 2
+    and 3, the hash prefers the one with the smaller key.
     """
+    third = int(key_of(2, 0) < key_of(3, 0))
     scores, labels = [[0.9], [0.7], [0.5], [0.5], [0.2]], np.array([[N], [U], [U], [U], [P]], np.int8)
-    expected = {"all_then_or": [0, 1, 1, 0, 1], "fill": [0, 1, 0, 0, 1], "unannotated_only": [0, 1, 1, 0, 1]}
+    expected = {
+        "all_then_or": [0, 1, third, 1 - third, 1], "fill": [0, 1, 0, 0, 1],
+        "unannotated_only": [0, 1, third, 1 - third, 1],
+    }  # fmt: skip
     for reading, column in expected.items():
         assert mask_of(scores, labels, np.array([2]), reading)[:, 0].int().tolist() == column, reading
 
@@ -190,7 +208,7 @@ def test_cuts_are_those_of_a_full_sort_bit_for_bit(levels, reading):
         expected, index = ExpectedPositives(classes, reading), torch.arange(samples)
         given = torch.from_numpy(scores), torch.from_numpy(labels)
         number = expected.refresh(0, *given, torch.from_numpy(counts))
-        found = zip(expected.cut_score.numpy(), expected.cut_index.numpy(), strict=True)
+        found = zip(expected.cut_score.numpy(), expected.cut_key.numpy(), strict=True)
         assert [*found] == sorted_cuts(scores, labels, counts, reading)
         assert number == expected.mask(*given, index).sum()
 
@@ -210,7 +228,8 @@ def test_blocks_of_classes_change_nothing_and_classes_permute(seed, reading):
     counts = expected_counts(LabelMatrix.from_dense(labels), 2.0)
     whole = mask_of(scores, labels, counts, reading)
     assert torch.equal(whole, mask_of(scores, labels, counts, reading, blocks=class_blocks(12, 5, cells=24)))
-    order = rng.permutation(5)
+    order, scores = rng.permutation(5), scores + rng.permutation(60).reshape(12, 5) / 1000  # ties depend on the class
+    whole = mask_of(scores, labels, counts, reading)
     assert torch.equal(whole[:, order], mask_of(scores[:, order], labels[:, order], counts[order], reading))
 
 
@@ -243,12 +262,42 @@ def test_mask_during_an_epoch_is_the_mask_at_its_start(dtype, seed, reading):
         scores.update(index, coarse[1, index], labels[index])
 
 
+@pytest.mark.parametrize("score", [0.0, 0.25])
+def test_ties_do_not_follow_the_order_of_the_file(score):
+    """With momentum 1 all unannotated scores stay 0. 200 images, 20 classes, half of the images expected for each.
+
+    By file order, the first half would have all 20 classes and the last half none. By hash, the classes of an image
+    are a draw of 20 with probability 1/2: mean 10, and 3 to 17 with probability .9996; the halves share them equally.
+    """
+    labels = np.full((200, 20), U, np.int8)
+    mask = mask_of(np.full((200, 20), score), labels, np.full(20, 100), "all_then_or").numpy()
+    assert mask.sum(0).tolist() == [100] * 20
+    assert 1 <= mask.sum(1).min() <= mask.sum(1).max() <= 19
+    assert 900 < mask[:100].sum() < 1100
+    overlap = mask.T.astype(int) @ mask
+    assert overlap[~np.eye(20, dtype=bool)].max() < 75  # other classes have other images: mean 50, deviation 3.5
+
+
+def test_tied_half_precision_scores_are_ordered_alike():
+    labels = np.full((50, 2), U, np.int8)
+    scores = ScoreStore(50, 2, dtype=torch.float16)
+    close = 0.6 + torch.arange(100).reshape(50, 2) * 1e-6  # one number in float16
+    scores.update(torch.arange(50), close, torch.from_numpy(labels))
+    read = scores.read(torch.arange(50), torch.from_numpy(labels))
+    assert len(read.unique()) == 1
+    for c in (0, 1):
+        mask = mask_of(read, labels, np.array([7, 7]), "all_then_or")[:, c]
+        assert sorted(range(50), key=lambda n, c=c: key_of(n, c))[:7] == sorted(
+            mask.nonzero()[:, 0].tolist(), key=lambda n, c=c: key_of(n, c)
+        )
+
+
 def test_state_round_trip_and_refusal():
     expected, other = ExpectedPositives(2), ExpectedPositives(2)
     scores, labels = torch.tensor([[0.1, 0.4], [0.3, 0.2]]), torch.zeros(2, 2, dtype=torch.int8)
     expected.refresh(0, scores, labels, torch.tensor([1, 0]))
     assert expected.cut_score.tolist() == [scores[1, 0].item(), float("inf")]
-    assert expected.cut_index.tolist() == [1, -1]
+    assert expected.cut_key.tolist() == [key_of(1, 0), -1]
     other.load_state_dict(expected.state_dict())
     assert torch.equal(other.mask(scores, labels, torch.arange(2)), expected.mask(scores, labels, torch.arange(2)))
     message = (

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fewtags.batched_views import maps_to_crop, maps_to_image
 from fewtags.labels import Label, LabelMatrix
-from fewtags.stores.rounding import round_nearest, round_stochastic, sample_key
+from fewtags.stores.rounding import round_nearest, round_stochastic, sample_key, tie_key
 from fewtags.stores.rows import ScoreStore
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from fewtags.stores.state import copy_state, lazy_zeros
@@ -109,7 +109,7 @@ class HeatmapStore:
     def choose(self, scores: ScoreStore, labels: LabelMatrix) -> None:
         """Choose the k classes of each image that have heatmaps: annotated positives, then the highest scores.
 
-        Equal scores are ordered by class. Appendix G takes the ten highest scores after the warm-up, which need not
+        Equal scores are ordered by `tie_key`. Appendix G takes the ten highest scores after the warm-up, which need not
         include the annotated class. `labels` are those of all N images; none may have more than k positives.
         """
         if self.class_ids is None:
@@ -119,7 +119,10 @@ class HeatmapStore:
         for index in owned.split(max(1, 2**22 // self.classes)):
             known = torch.from_numpy(labels.rows(index.numpy())).to(scores.values.device)
             rank = scores.read(index, known) + 2 * (known == Label.POSITIVE)
-            best = torch.sort(rank, dim=1, descending=True, stable=True).indices[:, :kept]
+            every = torch.arange(self.classes, device=rank.device)
+            order = tie_key(index.to(rank.device)[:, None], every).argsort(1)
+            place = torch.sort(rank.gather(1, order), dim=1, descending=True, stable=True).indices[:, :kept]
+            best = order.gather(1, place)
             self.class_ids[done : done + len(index)] = best.sort(1).values.to(self.class_ids)
             done += len(index)
 

@@ -1,4 +1,4 @@
-"""Rounding of probabilities to stored numbers, with keyed random numbers (see `fewtags.seeds`)."""
+"""Rounding of probabilities to stored numbers, and the order of ties, with keyed random numbers (`fewtags.seeds`)."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ def sample_key(seed: int, index: Int64[Tensor, "b"], visit: Int64[Tensor, "b"]) 
     """Return a key for each (seed, sample, visit of that sample)."""
     start = torch.full_like(index, seed & _WORD)
     return _scramble(_scramble(_scramble(start) ^ (index & _WORD)) ^ visit)
+
+
+def tie_key(index: Int64[Tensor, "*s"], class_: Int64[Tensor, "*s"]) -> Int64[Tensor, "*s"]:
+    """Return a hash of (image, class) that orders equal scores, 0..2^32 - 1; the shapes are broadcast.
+
+    Two images (below 2^32) have different keys in a class, and two classes have different keys in an image. Without a
+    hash, the first images of a file would win all ties.
+    """
+    return _scramble(_scramble(class_ + 1) ^ index)  # 0 is hashed to 0
 
 
 def _scramble(word: Int64[Tensor, "*s"]) -> Int64[Tensor, "*s"]:

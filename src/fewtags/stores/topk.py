@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewtags.labels import Label, LabelMatrix
+from fewtags.stores.rounding import tie_key
 from fewtags.stores.shard import Shard
 from fewtags.stores.state import copy_state
 
@@ -78,7 +79,7 @@ def class_blocks(samples: int, classes: int, cells: int = BLOCK_CELLS) -> Iterat
 class ExpectedPositives:
     """The mask z-hat of eq. (5), stored as one cut per class instead of one bit per (image, class).
 
-    Images are ranked by (score descending, index ascending). The cut is the (score, index) of the last expected
+    Images are ranked by (score descending, `tie_key` ascending). The cut is the (score, key) of the last expected
     positive. The paper computes z-hat at the start of an epoch. An image is visited once per epoch and its scores
     change only after its own step, so comparing them with the cut at that step gives the same result.
 
@@ -99,7 +100,7 @@ class ExpectedPositives:
     def __init__(self, classes: int, reading: Reading = "all_then_or", device: torch.device | None = None) -> None:
         self.reading = reading
         self.cut_score = torch.full((classes,), torch.inf, device=device)
-        self.cut_index = torch.full((classes,), -1, dtype=torch.int64, device=device)
+        self.cut_key = torch.full((classes,), -1, dtype=torch.int64, device=device)
 
     def refresh(
         self,
@@ -118,29 +119,32 @@ class ExpectedPositives:
         if self.reading == "fill":
             counts = counts - torch.bincount(column, minlength=classes)
         ranked = torch.where(candidate, scores, -torch.inf).T.contiguous()
-        cuts = [_last_of_best(those, number) for those, number in zip(ranked, counts.tolist(), strict=True)]
+        numbers = enumerate(zip(ranked, counts.tolist(), strict=True), first)
+        cuts = [_last_of_best(those, number, class_) for class_, (those, number) in numbers]
         block = slice(first, first + classes)
         self.cut_score[block] = self.cut_score.new_tensor([cut.score for cut in cuts])
-        self.cut_index[block] = self.cut_index.new_tensor([cut.place for cut in cuts])
-        chosen = _above(ranked[column, row], row, self.cut_score[block][column], self.cut_index[block][column])
+        self.cut_key[block] = self.cut_key.new_tensor([cut.key for cut in cuts])
+        key = tie_key(row, column + first)
+        chosen = _above(ranked[column, row], key, self.cut_score[block][column], self.cut_key[block][column])
         return sum(cut.taken for cut in cuts) + len(positive) - int(torch.count_nonzero(chosen))
 
     def share(self, shard: Shard, own: Bool[Tensor, "c"]) -> None:
         """Combine the cuts of all processes; one process ranks each class (`own`). Collective: every rank must call."""
         self.cut_score.copy_(shard.sum(torch.where(own, self.cut_score, 0)))
-        self.cut_index.copy_(shard.sum(torch.where(own, self.cut_index, 0)))
+        self.cut_key.copy_(shard.sum(torch.where(own, self.cut_key, 0)))
 
     def mask(
         self, scores: Float[Tensor, "b k"], labels: Int8[Tensor, "b k"], index: Int64[Tensor, "b"], first: int = 0
     ) -> Bool[Tensor, "b k"]:
         """z-hat of the images `index` (global), classes from `first` on; `scores` from before this epoch's visit."""
         block = slice(first, first + scores.shape[1])
-        above = _above(scores, index[:, None], self.cut_score[block], self.cut_index[block])
+        key = tie_key(index[:, None], torch.arange(block.start, block.stop, device=index.device))
+        above = _above(scores, key, self.cut_score[block], self.cut_key[block])
         return (above & (labels == Label.UNKNOWN)) | (labels == Label.POSITIVE)
 
     def state_dict(self) -> Mapping[str, Tensor]:
         """The tensors themselves, not copies."""
-        return {"cut_score": self.cut_score, "cut_index": self.cut_index}
+        return {"cut_score": self.cut_score, "cut_key": self.cut_key}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], /) -> None:
         """Copy a state in place. Raises CheckpointError if its names, shapes or dtypes differ."""
@@ -148,29 +152,31 @@ class ExpectedPositives:
 
 
 class _Cut(NamedTuple):
-    """Score and index of the last expected positive of a class, and their number; (inf, -1, 0) for none."""
+    """Score and tie key of the last expected positive of a class, and their number; (inf, -1, 0) for none."""
 
     score: float
-    place: int
+    key: int
     taken: int
 
 
-def _above(scores: Tensor, index: Tensor, cut_score: Tensor, cut_index: Tensor) -> Tensor:
+def _above(scores: Tensor, key: Tensor, cut_score: Tensor, cut_key: Tensor) -> Tensor:
     """Mask of the images that are ranked at or before a cut."""
-    return (scores > cut_score) | ((scores == cut_score) & (index <= cut_index))
+    return (scores > cut_score) | ((scores == cut_score) & (key <= cut_key))
 
 
-def _last_of_best(ranked: Float[Tensor, "n"], count: int) -> _Cut:
-    """The last of the `count` best by (score descending, index ascending), without scores of minus infinity."""
+def _last_of_best(ranked: Float[Tensor, "n"], count: int, class_: int) -> _Cut:
+    """The last of the `count` best by (score descending, key ascending), without scores of minus infinity."""
     count = min(count, len(ranked))
     if count < 1:
         return _Cut(torch.inf, -1, 0)
     cut = _nth_largest(ranked, count)
     if cut == -torch.inf:
-        return _last_of_best(ranked, int(torch.count_nonzero(ranked > cut)))
-    # Of equal scores at the cut, take the first images by index.
+        return _last_of_best(ranked, int(torch.count_nonzero(ranked > cut)), class_)
+    # Of equal scores at the cut, take the first images by key.
     wanted = count - int(torch.count_nonzero(ranked > cut))
-    return _Cut(cut, int(_indices(ranked == cut)[wanted - 1]), count)
+    tied = _indices(ranked == cut)
+    keys = tie_key(tied, torch.full_like(tied, class_))
+    return _Cut(cut, int(keys.sort().values[wanted - 1]), count)
 
 
 def _nth_largest(values: Float[Tensor, "n"], n: int) -> float:

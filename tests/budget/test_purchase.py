@@ -122,7 +122,9 @@ def test_points_lie_in_their_boxes_and_types_agree():
     """SP's point is one of AP's and lies in SB's box; AP has one point in each of AB's boxes; AB has them all."""
     table = random_table(30, 5)
     source = places_of(table)
-    sp, sb, ap, ab = (places_of(simulate_budget(table, ALL, kind, 3, COST)) for kind in ("SP", "SB", "AP", "AB"))
+    sp, sb, ap, ab = (
+        places_of(simulate_budget(table, ALL, kind, 3, COST, points="uniform")) for kind in ("SP", "SB", "AP", "AB")
+    )
     assert ab == source
     for pair, boxes in source.items():
         assert inside(*sp[pair], *sb[pair])
@@ -147,7 +149,7 @@ def test_every_object_is_shown_equally_often():
 def test_uniform_points():
     """4,000 points in a box of 0.5 x 0.25: uniform by the Kolmogorov-Smirnov distance, across and down, unrelated."""
     table = table_of([(i, 0, 1, (0.25, 0.5, 0.75, 0.75)) for i in range(4000)], 4000, 1)
-    points = simulate_budget(table, ALL, "SP", 0, COST).locations.boxes
+    points = simulate_budget(table, ALL, "SP", 0, COST, points="uniform").locations.boxes
     unit = (points[:, :2] - [0.25, 0.5]) / [0.5, 0.25]
     for values in unit.T:
         assert np.abs(np.sort(values) - np.arange(4000) / 4000).max() < 1.95 / math.sqrt(4000)
@@ -157,7 +159,7 @@ def test_uniform_points():
 def test_points_around_the_centre():
     """4,000 points: mean at the centre (0.4, 0.7), standard deviations 0.02 whatever the box, unrelated, normal."""
     table = table_of([(i, 0, 1, (0.1, 0.65, 0.7, 0.75)) for i in range(4000)], 4000, 1)
-    points = simulate_budget(table, ALL, "SP", 0, COST, points="centre").locations.boxes
+    points = simulate_budget(table, ALL, "SP", 0, COST).locations.boxes  # the default
     z = (points[:, :2] - [0.4, 0.7]) / CENTRE_SIGMA
     assert np.abs(z.mean(0)).max() < 4 / math.sqrt(4000)
     assert np.abs(z.std(0) - 1).max() < 4 / math.sqrt(8000)
@@ -306,7 +308,8 @@ def test_another_seed_buys_other_pairs_and_shows_other_places():
 def test_the_draw_of_a_seed_never_changes():
     """Published experiments are named by their seed."""
     table = table_of([(i, 0, 1, (0.0, 0.0, 1.0, 0.5)) for i in range(8)], 8, 1)
-    bought = places_of(simulate_budget(table, "4s", "SP", 0, CostModel(classes=1, positives_per_image=0)))
+    cost = CostModel(classes=1, positives_per_image=0)
+    bought = places_of(simulate_budget(table, "4s", "SP", 0, cost, points="uniform"))
     assert {image: place[0][:2] for (image, _), place in bought.items()} == {
         1: pytest.approx((0.00111, 0.2297), abs=1e-5),
         2: pytest.approx((0.78547, 0.30209), abs=1e-5),
@@ -462,7 +465,7 @@ def test_saved_and_loaded(tmp_path, kind):
     [
         ({"annotation": "SQ"}, "annotation type 'SQ' is not known"),
         ({"mode": "exakt"}, "mode 'exakt' is not known (did you mean 'exact'?); known: flat, exact."),
-        ({"points": "center"}, "point rule 'center' is not known (did you mean 'centre'?); known: uniform, centre."),
+        ({"points": "center"}, "point rule 'center' is not known (did you mean 'centre'?); known: centre, uniform."),
         ({"budget": "one hour"}, "'one hour' is not a budget; "),
         ({"budget": 0.5}, "the budget 0.5 is 0.5 s and buys nothing: a pair costs 1.35 s."),
         ({"budget": "0.9s", "mode": "exact"}, "the budget 0.9s is 0.9 s and buys nothing: a pair costs 1 s."),

@@ -340,6 +340,40 @@ def boxes(dataset: Path, tmp_path: Path) -> Path:
     return tmp_path / "boxes.parquet"
 
 
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        ((), "outline"),
+        (("--points", "object"), "outline"),
+        (("--points", "centre"), "centre"),
+        (("--set", "data.places=boxes"), "centre"),
+    ],
+)
+def test_points_lie_in_outlines(run: Run, tmp_path: Path, words: tuple[str, ...], where: str) -> None:
+    """The outline is the left tenth of a box that is the whole photo; a point near the centre is not in it."""
+    Image.new("RGB", (100, 80)).save(tmp_path / "a.jpg")
+    outline = [0, 0, 10, 0, 10, 80, 0, 80]
+    one = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 100, 80], "iscrowd": 0, "segmentation": [outline]}
+    photo = {"id": 1, "file_name": "a.jpg", "width": 100, "height": 80}
+    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    content = {"images": [photo], "annotations": [one], "categories": categories}
+    (tmp_path / "coco.json").write_text(json.dumps(content))
+    out = tmp_path / "points.parquet"
+    arguments = ("--complete", "--budget", "100s", "--type", "SP", *words, "--out", out)
+    result = run("simulate", tmp_path / "coco.json", "--images", tmp_path, *arguments)
+    assert result.exit_code == 0, result.stderr
+    x0, _, x1, _ = load(out).locations.boxes[0]
+    assert x0 == x1
+    assert (x0 < 0.1) == (where == "outline")
+    assert ("1 points drawn in masks" in result.stderr) == (where == "outline")
+
+
+def test_an_unknown_point_rule_is_refused(run: Run, boxes: Path, tmp_path: Path) -> None:
+    result = run("simulate", boxes, "--budget", "9s", "--type", "SP", "--points", "center", "--out", tmp_path / "a.csv")
+    assert result.exit_code != 0
+    assert "--points 'center' is not known (did you mean 'centre'?); known: object, centre, uniform." in result.stderr
+
+
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
 @pytest.mark.parametrize("kind", ["tags", "SP", "one-box", "all-points", "AB"])
 def test_simulate_a_budget(run: Run, dataset: Path, boxes: Path, kind: str, ending: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,8 @@ from fewtags.engine.methods import settings_models
 from fewtags.engine.pilot import RESULTS, SETTINGS, Design, measured_split, pilot_parts, run_pilot
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
-from fewtags.table.table import LabelTable
+from fewtags.table.merge import merge
+from fewtags.table.table import LabelTable, with_column
 
 TAGS, SP = Annotation.TAGS, Annotation.ONE_POINT
 DESIGN = Design((TAGS, SP), ("25%", "50%"), 1)
@@ -50,6 +52,14 @@ def config(**changes):
     }
     settings = {**SETTINGS, "train.cached_views": 1, **{key.replace("__", "."): v for key, v in changes.items()}}
     return parse(apply_overrides(tree, settings), settings_models(), "the test")
+
+
+def with_points(table):
+    """The same labels with the first corner of each box as a point."""
+    facts = table.facts
+    for corner, first in (("x1", "x0"), ("y1", "y0")):
+        facts = with_column(facts, corner, facts[first].combine_chunks())
+    return replace(table, facts=facts)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +97,28 @@ def test_rows_say_what_was_bought(pilot, parts, cost):
     bought = simulate_budget(parts[0], "25%", "SP", 0, cost).matrix
     assert row["positives"] == bought.counts(Label.POSITIVE).sum()
     assert row["photos_asked"] == (bought.dense() != Label.UNKNOWN).any(1).sum()
+
+
+def test_labels_with_points_are_bought_where_the_outlines_are(parts, cost, tmp_path, monkeypatch):
+    """Tags come from the boxes' table, points from the one that has outlines, cut to the same photos."""
+    asked = []
+    original = piloting.simulate_budget
+
+    def noted(table, budget, kind, *rest, **options):
+        asked.append((kind.short, table.fingerprint, options["points"]))
+        return original(table, budget, kind, *rest, **options)
+
+    monkeypatch.setattr(piloting, "simulate_budget", noted)
+    monkeypatch.setattr(piloting, "_train", lambda *_: {"mAP": 0.5})
+    pool, measured = parts
+    outlined = merge([with_points(pool), with_points(measured)])
+    run = partial(run_pilot, *parts, config(), Design((TAGS, SP), ("50%",), 1), cost)
+    list(run(tmp_path / "a", points="uniform", pointed=outlined, cpu=True))
+    assert asked == [("I", pool.fingerprint, "uniform"), ("SP", with_points(pool).fingerprint, "uniform")]
+    record = json.loads((tmp_path / "a" / "pilot.json").read_text())
+    assert record["points"] == "outline, or uniform of a box"
+    with pytest.raises(ConfigError, match="has a pilot with other points"):
+        list(run(tmp_path / "a", cpu=True))
 
 
 def test_results_are_what_the_planner_reads(pilot, cost):

@@ -168,6 +168,22 @@ def test_a_point_is_drawn_in_the_box_where_the_mask_has_no_pixel(write, mask):
     assert message in table.notes.messages
 
 
+def test_with_outlines_objects_without_a_mask_keep_their_box(write):
+    records = [
+        annotation(1, 1, 17, (0, 0, 200, 100), segmentation=L),
+        annotation(2, 1, 1),
+        annotation(3, 1, 90, segmentation=[[60.6, 30, 61.4, 30, 61.4, 40]]),  # no pixel
+    ]
+    file = write([image(1, "a.jpg")], records)
+    table = read_coco(file, options=ReadOptions(places="outlines"))
+    (point,), boxes = table.locations.boxes[:1], table.locations.boxes[1:]
+    drawn = read_coco(file, options=ReadOptions(places="points")).locations.boxes[0]
+    assert point.tolist() == drawn.tolist()
+    assert boxes.tolist() == read_coco(file).locations.boxes[1:].tolist()
+    message = "instances.json: 1 points drawn in masks, 2 boxes without a mask stay boxes"
+    assert any(text.startswith(message) for text in table.notes.messages)
+
+
 def test_points_where_there_is_no_place_or_a_broken_one(write):
     records = [
         annotation(1, 1, 17) | {"bbox": None},

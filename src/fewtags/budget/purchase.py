@@ -23,7 +23,7 @@ from fewtags.table.table import CORNERS, LabelTable, implied_facts, with_column
 from fewtags.text import suggest
 
 Mode = Literal["flat", "exact"]
-PointRule = Literal["uniform", "centre"]
+PointRule = Literal["centre", "uniform"]
 
 CENTRE_SIGMA = 0.02
 """Standard deviation of points around the centre of a box, in fractions of the image (PatchML on Objects365)."""
@@ -41,7 +41,7 @@ def simulate_budget(
     seed: int,
     cost: CostModel,
     mode: Mode = "flat",
-    points: PointRule = "uniform",
+    points: PointRule = "centre",
 ) -> LabelTable:
     """Buy answers about random (image, class) pairs until the budget is spent; all other pairs become unknown.
 
@@ -56,15 +56,15 @@ def simulate_budget(
     Images without a bought label remain in the table.
 
     Args:
-        table: fuller labels, ideally complete and with boxes. Points of the source are used unchanged.
+        table: fuller labels, ideally complete and with boxes. Points of the source are used unchanged. To draw points
+            on the objects, as the paper does, read COCO outlines with `places="outlines"`.
         budget: see `budget_seconds`; a share refers to all N x C pairs, including unknown ones.
         annotation: see `Annotation.of`.
         seed: selects the order.
         cost: seconds and averages, see `costs.PROFILES` and `CostModel.measured`.
         mode: "flat": the same cost for every pair, as in PatchML. "exact": the cost of each pair by its answer.
-        points: "uniform": anywhere in the box. (PatchML on COCO: anywhere in the mask. Tables have no masks, but COCO
-            can be read with such points: `places` "points".) "centre": normal around the centre with standard deviation
-            0.02 of the image in x and y (PatchML on Objects365), clipped to the image.
+        points: in boxes. "centre": normal around the centre with standard deviation 0.02 of the image in x and y,
+            clipped to the image, as PatchML does for boxes (Objects365). "uniform": anywhere in the box.
 
     Raises:
         ConfigError: an unknown option, or a budget that buys nothing.

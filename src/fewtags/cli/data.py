@@ -10,9 +10,25 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from fewtags.cli.cole import make_cole
-from fewtags.cli.options import Complete, Covers, Json, ManyImages, ReadingSettings, TestImages, ValImages
+from fewtags.cli.options import (
+    POINTS_HELP,
+    Complete,
+    Covers,
+    Json,
+    ManyImages,
+    ReadingSettings,
+    TestImages,
+    ValImages,
+)
 from fewtags.cli.progress import counting, echo, say
-from fewtags.cli.reading import read_labels, reading_flags, split_sizes, training_images
+from fewtags.cli.reading import (
+    point_rule,
+    read_labels,
+    reading_flags,
+    split_sizes,
+    training_images,
+    with_outlines,
+)
 from fewtags.cli.train import read_settings
 from fewtags.errors import ConfigError
 from fewtags.files import refuse_file
@@ -20,7 +36,7 @@ from fewtags.formats import list_formats
 from fewtags.text import some, suggest
 
 if TYPE_CHECKING:
-    from fewtags.budget.purchase import Mode, PointRule
+    from fewtags.budget.purchase import Mode
     from fewtags.table.table import LabelTable
 
 PROTOCOLS = ("single", "cole", "keep")
@@ -144,7 +160,7 @@ def simulate(
     ] = None,
     points: Annotated[
         str | None,
-        typer.Option(help="With --budget: uniform (anywhere in the box; the default) or centre (near its centre)."),
+        typer.Option(help=f"With --budget. {POINTS_HELP}"),
     ] = None,
     complete: Complete = False,
     covers: Covers = None,
@@ -166,6 +182,7 @@ def simulate(
       fewtags simulate VOC2012/ --protocol cole --out cole.parquet
       fewtags simulate instances.json --complete --budget 1% --type one-point --out points.parquet
     """  # noqa: D301
+    from fewtags.budget.costs import Annotation as LabelType
     from fewtags.budget.costs import find_cost
     from fewtags.budget.purchase import simulate_budget
     from fewtags.table.storage import save, unwritten_classes, write_csv
@@ -181,7 +198,7 @@ def simulate(
     def thin(labels: LabelTable) -> LabelTable:
         if budget is None:
             return _thinned(labels, protocol or "single", seed, positives, negatives)
-        mode_, rule = cast("Mode", mode or "flat"), cast("PointRule", points or "uniform")  # checked by the call
+        mode_, rule = cast("Mode", mode or "flat"), point_rule(points)  # checked by the call
         return simulate_budget(labels, budget, type_ or "", seed or 0, find_cost(cost, labels), mode_, rule)
 
     shown = 0
@@ -193,6 +210,8 @@ def simulate(
         folder = images[0] if images else None
         table = make_cole(data[0], folder, test, test_images or folder, complete=complete, assignments=set_, seed=seed)
     else:
+        if budget is not None and LabelType.of(type_ or "").pointed and points in (None, "object"):
+            set_ = with_outlines(data, images, complete, set_, seed or 0, covers=covers)
         whole = read_labels(data, images, complete, set_, covers=covers)
         table, shown = _training_thinned(whole, thin), len(whole.notes.messages)
     out.parent.mkdir(parents=True, exist_ok=True)

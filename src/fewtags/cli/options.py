@@ -34,6 +34,10 @@ Covers = Annotated[
         "repeated.",
     ),
 ]
+POINTS_HELP = (
+    "Where points are: object (in the outline of a COCO object; else near the centre of its box, as in PatchML; the "
+    "default), centre or uniform (anywhere in the box)."
+)
 Complete = Annotated[bool, typer.Option("--complete", help="Classes not listed for a photo are absent, not unknown.")]
 ReadingSettings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Reading options, e.g. data.uncertain=ones.")

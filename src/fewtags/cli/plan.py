@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtags.cli.options import Complete, Cpu, Images, Json, without_none
+from fewtags.cli.options import POINTS_HELP, Complete, Cpu, Images, Json, without_none
 from fewtags.cli.progress import echo, say
-from fewtags.cli.reading import read_labels, reading_flags
+from fewtags.cli.reading import point_rule, read_labels, reading_flags, with_outlines
 from fewtags.cli.train import read_settings
 from fewtags.errors import ConfigError
 from fewtags.files import refuse_file, refuse_folder
@@ -19,6 +19,7 @@ from fewtags.files import refuse_file, refuse_folder
 if TYPE_CHECKING:
     from fewtags.budget.costs import Annotation, CostModel
     from fewtags.budget.planner import Guide
+    from fewtags.budget.purchase import PointRule
     from fewtags.config.sections import Config
     from fewtags.engine.pilot import Design
     from fewtags.table.table import LabelTable
@@ -77,6 +78,7 @@ def plan(
             min=0.05, max=0.9, help="With --run-pilot: share of DATA to evaluate on; default: 0.3, or a split."
         ),
     ] = None,
+    points: Annotated[str | None, typer.Option(help=f"With --run-pilot. {POINTS_HELP}")] = None,
     complete: Complete = False,
     set_: Annotated[
         list[str] | None,
@@ -112,6 +114,7 @@ def plan(
         _refuse_given(of_reading, "says how to read DATA; give DATA as well, or leave it out")
     if not run_pilot:
         of_pilots = {"--pilot-budgets": pilot_budgets, "--pilot-seeds": pilot_seeds, "--measure-on": measure_on}
+        of_pilots["--points"] = points
         trained = {f"--set {word}": word for word in set_ or () if not word.strip().startswith("data.")}
         _refuse_given(
             {**of_pilots, "--cpu": cpu or None}, "is for --run-pilot; give --run-pilot as well, or leave it out"
@@ -143,7 +146,13 @@ def plan(
 
         config = read_settings(None, {**reading_flags(data, images, complete), **PILOT_SETTINGS}, set_ or [])
         design = _design(kinds, pilot_budgets, pilot_seeds)
-        results = _piloted(table, config, design, measure_on, found, out, cpu)
+        rule, pointed = point_rule(points), None
+        if points in (None, "object") and any(kind.pointed for kind in design.kinds):
+            outlined = with_outlines(data, images, complete, set_, 0)
+            if outlined != list(set_ or []):
+                say("points are drawn in outlines:")
+                pointed = read_labels(data, images, complete, outlined, trains=True)
+        results = _piloted(table, pointed, rule, config, design, measure_on, found, out, cpu)
         guide = pilot_guide(read_results(results, found), f"the pilot in {out}")
     elif pilot is not None:
         guide = pilot_guide(read_results(pilot, found), f"the pilot {pilot}")
@@ -194,7 +203,15 @@ def _design(kinds: tuple[Annotation, ...], budgets: str | None, seeds: int | Non
 
 
 def _piloted(
-    table: LabelTable, config: Config, design: Design, share: float | None, cost: CostModel, out: Path, cpu: bool
+    table: LabelTable,
+    pointed: LabelTable | None,
+    points: PointRule,
+    config: Config,
+    design: Design,
+    share: float | None,
+    cost: CostModel,
+    out: Path,
+    cpu: bool,
 ) -> Path:
     """Run a pilot, or resume it, and report each run; return its results.jsonl."""
     from fewtags.engine.pilot import RESULTS, measured_split, pilot_parts, run_pilot
@@ -206,7 +223,7 @@ def _piloted(
         )
     pool, measured = pilot_parts(table, share or MEASURE_ON, config.data.group_by)
     say(f"pilot: buys labels of {len(pool):,} photos and is evaluated on {len(measured):,} others")
-    for run in run_pilot(pool, measured, config, design, cost, out, cpu=cpu):
+    for run in run_pilot(pool, measured, config, design, cost, out, points=points, pointed=pointed, cpu=cpu):
         row = run.row
         say(
             f"{run.done}/{run.total} {row['type']} {row['budget']}, {row['labels']:,} labels, seed {row['seed']}: "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from fewtags.cli.options import Given, plain_paths, without_none
 from fewtags.cli.progress import say
 from fewtags.cli.train import read_settings
 from fewtags.errors import ConfigError, DataError
-from fewtags.text import counted
+from fewtags.text import counted, suggest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,6 +72,44 @@ def read_labels(
     words = [*_listed(data), *(f"--images {folder}" for folder in _listed(images))]
     say(*reading_lines(table, " ".join(words)))
     return table
+
+
+def point_rule(word: str | None) -> Literal["centre", "uniform"]:
+    """Return the rule for points in boxes that `--points` names.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    words = ("object", "centre", "uniform")
+    if word not in (None, *words):
+        raise ConfigError(f"--points {word!r} is not known{suggest(str(word), words)}; known: {', '.join(words)}.")
+    return "uniform" if word == "uniform" else "centre"
+
+
+def with_outlines(
+    data: Given,
+    images: Given,
+    complete: bool,
+    assignments: list[str] | None,
+    seed: int,
+    *,
+    covers: list[str] | None = None,
+) -> list[str]:
+    """Return the assignments, and those that read points in the outlines of COCO objects, if any label file is COCO.
+
+    Settings of the user have priority.
+    """
+    from fewtags.formats.read import detect
+
+    own = list(assignments or [])
+    settings = read_settings(None, reading_flags(data, images, complete, covers=covers), own).data
+    if not any(detect(Path(path), settings.format)[0] == "coco" for path in _listed(data)):
+        return own
+    named = {word.partition("=")[0].strip() for word in own}
+    added = {"data.places": "outlines", "data.point_seed": seed}
+    if "data.places" in named:
+        return own
+    return [*own, *(f"{key}={value}" for key, value in added.items() if key not in named)]
 
 
 def reading_lines(table: LabelTable, source: str) -> Iterator[str]:

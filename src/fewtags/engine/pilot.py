@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.budget.costs import Annotation, CostModel, budget_seconds
-from fewtags.budget.purchase import simulate_budget
+from fewtags.budget.purchase import PointRule, simulate_budget
 from fewtags.config.sections import Config
 from fewtags.engine.localise import WITHOUT_BOXES, has_boxes, localise_table
 from fewtags.engine.model import load_model
@@ -169,6 +169,8 @@ def run_pilot(
     cost: CostModel,
     out: Path,
     *,
+    points: PointRule = "centre",
+    pointed: LabelTable | None = None,
     cpu: bool = False,
 ) -> Iterator[PilotRun]:
     """Buy labels, train and measure, seed by seed; each run adds a line to `out / "results.jsonl"`.
@@ -178,7 +180,9 @@ def run_pilot(
     images. It is measured by mAP, and also by mAP-loc if these images have boxes. Finished runs are not repeated.
 
     `pool` and `measured` have the complete labels of the images to buy labels for and to measure on. `config` has the
-    settings of each training, except for its seed. `cost` has the seconds that answers take.
+    settings of each training, except for its seed. `cost` has the seconds that answers take. `points` is the rule of
+    `simulate_budget` for points in boxes. `pointed` has the same images with points drawn in outlines; labels with
+    points are bought from it. None draws all points in the boxes of `pool`.
 
     Raises:
         ConfigError: before any training: `out` has a pilot with other labels or settings, an epoch would be chosen
@@ -194,8 +198,12 @@ def run_pilot(
         raise ConfigError(
             'train.select = "best" would choose the epoch on the images that the pilot is measured on; leave it out.'
         )
-    purchases = _purchases(pool, design, cost)
-    rows = _open(out, _record(pool, measured, config, cost))
+    if pointed is not None:
+        mine = set(pool.images.to_pylist())
+        pointed = pointed.subset(np.array([key in mine for key in pointed.images.to_pylist()], np.bool_))
+    purchases = _purchases(pool, pool if pointed is None else pointed, points, design, cost)
+    where = points if pointed is None else f"outline, or {points} of a box"
+    rows = _open(out, _record(pool, measured, config, cost) | {"points": where})
     there, photos = {_key(row): row for row in rows}, _CheckedPhotos()
     for done, purchase in enumerate(purchases, 1):
         fresh = purchase.key not in there
@@ -208,11 +216,13 @@ def run_pilot(
         yield PilotRun(row, done, len(purchases), fresh)
 
 
-def _purchases(pool: LabelTable, design: Design, cost: CostModel) -> list[_Purchase]:
+def _purchases(
+    pool: LabelTable, pointed: LabelTable, points: PointRule, design: Design, cost: CostModel
+) -> list[_Purchase]:
     """Make each different purchase once; two budgets may both buy all labels."""
     found: dict[tuple[str, int, int], _Purchase] = {}
     for seed, budget, kind in product(range(design.seeds), design.budgets, design.kinds):
-        table = simulate_budget(pool, budget, kind, seed, cost)
+        table = simulate_budget(pointed if kind.pointed else pool, budget, kind, seed, cost, points=points)
         known = [int(table.matrix.counts(state).sum()) for state in (Label.POSITIVE, Label.NEGATIVE)]
         if not known[0]:
             raise ConfigError(
@@ -310,6 +320,8 @@ def _open(out: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise ConfigError(
             f"the pilot in {out} is damaged ({error}); remove the line from {RESULTS}, or choose another --out."
         ) from None
+    if isinstance(before, dict):
+        before.setdefault("points", "uniform")  # pilots of older versions
     plain = json.loads(json.dumps(record))
     if changed := next((n for n in plain if not isinstance(before, dict) or before.get(n) != plain[n]), None):
         raise ConfigError(

@@ -76,7 +76,7 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
     - `places="points"`: a random point replaces each box. It is drawn in the mask (`segmentation`: polygons, or run
       lengths, compressed or not), or in the box if no mask has a pixel; sides below a pixel are widened to one. The
       point depends on `point_seed` and the id of the annotation only. This takes about 0.2 ms per annotation.
-      `places="none"`: labels only.
+      `places="outlines"`: the same, but objects without a mask keep their box. `places="none"`: labels only.
     - Images without annotations are kept. Classes without annotation are unknown, or absent if `complete`.
     - LVIS: classes in `neg_category_ids` are absent; `not_exhaustive_category_ids` says nothing about presence.
     - Objects365: `isfake` and `isreflected` change nothing. Photos with names like
@@ -92,17 +92,16 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
             be used.
     """
     options = options or ReadOptions()
-    file = _load(
-        path, outlines_to_points(options.point_seed) if options.places == "points" else without("segmentation")
-    )
+    file = _load(path, outlines_to_points(options.point_seed) if draws_points(options) else without("segmentation"))
     classes, category = _classes(file)
     row, photos = _find_images(file, images)
     objects, unusable = _objects(file, row, category, options)
     absent, bad = _negatives(file, row, category, photos)
     sizes = _sizes(file, photos)
     drawn: tuple[str, ...] = ()
-    if options.places == "points":
-        objects, drawn = _draw_points(file, objects, photos, sizes, options)
+    point = np.zeros(len(objects.index), np.bool_)
+    if draws_points(options):
+        objects, point, drawn = _draw_points(file, objects, photos, sizes, options)
     a, m = len(absent), len(objects.index)
     labels = Labels(
         image=np.concatenate([objects.image, absent[:, 0]]),
@@ -110,7 +109,7 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
         state=np.concatenate([_states(objects, options), np.full(a, Label.NEGATIVE, np.int8)]),
         corners=np.concatenate([objects.corners, np.full((a, 4), np.nan)]),
         located=np.concatenate([objects.located, np.zeros(a, np.bool_)]),
-        point=np.repeat([options.places == "points", False], [m, a]),
+        point=np.concatenate([point, np.zeros(a, np.bool_)]),
         source=np.zeros(m + a, np.int64),
     )
     messages = drawn + _messages(file, row, photos, len(unusable))
@@ -374,26 +373,33 @@ def _states(objects: _Objects, options: ReadOptions) -> NDArray[np.int8]:
     return np.where(objects.crowd & (options.crowd == "unknown"), Label.UNKNOWN, Label.POSITIVE).astype(np.int8)
 
 
+def draws_points(options: ReadOptions) -> bool:
+    """Whether points replace boxes."""
+    return options.places in ("points", "outlines")
+
+
 def _draw_points(
     file: _File, objects: _Objects, photos: ImageKeys, sizes: NDArray[np.float64], options: ReadOptions
-) -> tuple[_Objects, tuple[str, ...]]:
-    """Return the objects with a point instead of each box, and a message with counts."""
+) -> tuple[_Objects, NDArray[np.bool_], tuple[str, ...]]:
+    """Return the objects with points, bool [M] of those that have one instead of their box, and a message."""
     records = [file.annotations[i] for i in objects.index.tolist()]
     masked = np.array([record.get("segmentation") is not None for record in records], np.bool_)
     corners = objects.corners.copy()
     for i, record in enumerate(records):
         if masked[i]:
             corners[i] = record["segmentation"] * 2
-        else:
+        elif options.places == "points":
             size = tuple(sizes[objects.image[i]].tolist())
             corners[i] = point_in_box(corners[i].tolist(), size, draws_of(record, options.point_seed)) * 2
     used = (photos.image[objects.image] >= 0) & (_states(objects, options) != Label.UNKNOWN)
     damaged = sum(bool(records[i].get("pointless")) for i in np.flatnonzero(used).tolist())
     in_boxes = int((objects.boxed & ~masked & used).sum())
-    text = f"{(masked & used).sum():,} points drawn in masks, {in_boxes:,} in boxes without a mask"
+    rest = "in boxes without a mask" if options.places == "points" else "boxes without a mask stay boxes"
+    text = f"{(masked & used).sum():,} points drawn in masks, {in_boxes:,} {rest}"
     text += f" ({damaged:,} have an outline that is damaged or has no pixel)" if damaged else ""
     found = replace(objects, corners=corners, located=masked | objects.boxed)
-    return found, (f"{file.path.name}: {text}; point_seed {options.point_seed}",)
+    pointed = masked if options.places == "outlines" else np.ones(len(records), np.bool_)
+    return found, pointed, (f"{file.path.name}: {text}; point_seed {options.point_seed}",)
 
 
 def _corners(records: Sequence[_Record]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -86,8 +86,10 @@ class ReadOptions(BaseModel):
     crowd: Literal["positive", "unknown"] = Field(
         "positive", description="meaning of COCO crowds and OpenImages groups"
     )
-    places: Literal["boxes", "points", "none"] = Field(
-        "boxes", description="what is read of COCO objects: boxes, one random point in each mask, or labels only (none)"
+    places: Literal["boxes", "points", "outlines", "none"] = Field(
+        "boxes",
+        description="what is read of COCO objects: boxes; a random point in each mask, or else in the box (points); a "
+        "random point in each mask, or else the box (outlines); or labels only (none)",
     )
     point_seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of the random points in masks")
     image_column: str | None = Field(

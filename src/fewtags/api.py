@@ -19,6 +19,7 @@ from fewtags.engine.fitting import fit_tables, pretrain_photos
 from fewtags.engine.machine import torch_device
 from fewtags.engine.methods import settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
+from fewtags.engine.near_copies import leave_out_alike
 from fewtags.engine.own_thresholds import Given, with_thresholds
 from fewtags.engine.plan import Tables, hold_out, with_groups
 from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
@@ -36,7 +37,14 @@ from fewtags.table.overlap import leave_out_measured
 from fewtags.table.table import LabelTable
 
 # Settings of [data] that do not concern label files.
-SPLIT_SETTINGS = ("data.val_share", "data.group_by", "data.decode", "data.exactly_one", "data.at_most_one")
+SPLIT_SETTINGS = (
+    "data.val_share",
+    "data.group_by",
+    "data.decode",
+    "data.exactly_one",
+    "data.at_most_one",
+    "data.near_copies",
+)
 
 One = LabelTable | Path | str
 """A table, or a path to read one from."""
@@ -278,8 +286,12 @@ class Classifier:
         if val is not None:
             val.require_root("the val labels", "val_images=FOLDER")
         else:
-            train, val = hold_out(train, config.data.val_share, config.train.seed, config.data.group_by)
-        tables = common_vocabulary(leave_out_measured({"train": train, "val": val}))
+            near = config.data.near_copies != "off"
+            train, val = hold_out(train, config.data.val_share, config.train.seed, config.data.group_by, near=near)
+        tables = leave_out_measured({"train": train, "val": val})
+        if config.data.near_copies == "leave_out":
+            tables = leave_out_alike(tables)
+        tables = common_vocabulary(tables)
         matched = None if truth is None else match_images(truth, tables["train"])
         tables, matched = with_groups(config.data, tables, matched)
         return Tables(tables["train"], tables["val"], None, matched)

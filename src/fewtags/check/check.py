@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+from fewtags.check.class_findings import class_findings
 from fewtags.check.label_findings import Finding, label_findings, reader_findings, training_split
 from fewtags.check.photo_findings import PhotoScan
 from fewtags.errors import DataError
@@ -138,6 +139,7 @@ def check(
     heatmaps: HeatmapNeed | None = None,
     threads: int | None = None,
     progress: Tick | None = None,
+    near_copies: bool = False,
 ) -> CheckReport:
     """Read labels and photos, describe them and find their problems.
 
@@ -148,6 +150,7 @@ def check(
         heatmaps: memory need and limit of the heatmaps; None: not reported.
         threads: number of photos read in parallel; None: one per core, at most 8.
         progress: called with the numbers of photos done and in total.
+        near_copies: compare what decoded photos look like, if the library for it is installed.
     """
     if not splits:
         raise DataError("there is nothing to check: give at least one split.")
@@ -156,7 +159,9 @@ def check(
     train = splits[training_split(splits)]
     findings = [
         *label_findings(splits, summaries),
+        *class_findings(training_split(splits), train),
         *photos.findings(input_size),
+        *(photos.near_copies(threads) if near_copies and decode else ()),
         *([] if heatmaps is None else _heatmap_findings(train, heatmaps)),
         *reader_findings(splits),
     ]

@@ -11,6 +11,7 @@ import numpy as np
 
 from fewtags.check.label_findings import Finding, counted_finding, training_split
 from fewtags.labels import Label
+from fewtags.photos.alike import BITS, INSTALL, LIMIT, can_compare, find_alike
 from fewtags.photos.scan import Scan, Tick, Trait, scan
 from fewtags.table.content import photo_paths, same_content
 from fewtags.table.table import LabelTable
@@ -159,6 +160,49 @@ class PhotoScan:
             _NOUNS,
             "in several splits to measure on. Epoch and thresholds are chosen on one of them, so scores on the other "
             "are too good. Remove them from one of the splits.",
+        )
+
+    def near_copies(self, threads: int | None = None) -> Iterator[Finding]:
+        """Pairs of photos that look alike, within a split and between training and another one; files are not equal."""
+        if not can_compare():
+            message = f"copies that were encoded again or resized were not looked for; that needs {INSTALL}."
+            yield Finding("note", "near-copies", message)
+            return
+        unusable = self.scan.unusable
+        usable = np.array([n for n in range(len(self.paths)) if n not in unusable], np.int64)
+        alike = find_alike([self.paths[n] for n in usable], threads=threads)
+        # Files of equal content, which another finding reports, have one number.
+        content = np.arange(len(self.paths))
+        for group in self.same:
+            content[list(group)] = group[0]
+        names, train = [*self.tables], training_split(self.tables)
+        first = [owners[0] for owners in self.owners]
+        split = np.array([names.index(name) for name, _ in first], np.int64)[usable]
+        one, other = (split[alike.pairs[:, place]] for place in (0, 1))
+        new = content[usable][alike.pairs[:, 0]] != content[usable][alike.pairs[:, 1]]
+        is_train = (one == names.index(train)) | (other == names.index(train))
+        inside, across, measured = (
+            [
+                f"{self._name(first[usable[a]])} ~ {self._name(first[usable[b]])} (distance {distance})"
+                for a, b, distance in alike.nearest(new & wanted)
+            ]
+            for wanted in (one == other, (one != other) & is_train, (one != other) & ~is_train)
+        )
+        of = f"look alike (encoded again or resized? hashes differ in at most {LIMIT} of {BITS} bits)"
+        nouns = ("pair of photos", "pairs of photos")
+        yield from counted_finding(
+            "warning", "near-copies", inside, nouns, f"in one split {of}. Look at them, and keep one of each if so."
+        )
+        yield from counted_finding(
+            "warning",
+            "near-leak",
+            across,
+            nouns,
+            f"in {train} and in another split {of}. Scores may be too good; to leave them out of {train}: "
+            "--set data.near_copies=leave_out.",
+        )
+        yield from counted_finding(
+            "warning", "near-measured-twice", measured, nouns, f"in two splits to measure on {of}. Look at them."
         )
 
     def _contradictions(self, group: Sequence[Image]) -> Iterator[str]:

@@ -89,6 +89,7 @@ def check(
         found = check_tables(
             tables,
             decode=not headers_only,
+            near_copies=settings.data.near_copies != "off",
             input_size=size,
             heatmaps=heatmap_need((max(1, size // stride), max(1, size // stride))),
             progress=tick,

@@ -81,6 +81,11 @@ class DataFiles(Settings):
     group_by: str | None = Field(
         None, description="regular expression on image names; images with the same first group stay together"
     )
+    near_copies: Literal["warn", "leave_out", "off"] = Field(
+        "warn",
+        description="photos that look alike (encoded again, resized): warn of them, also leave those out of training "
+        "that look like photos to validate or test on, or do not compare; needs imagehash (fewtags[copies])",
+    )
     exactly_one: tuple[tuple[str, ...], ...] = Field(
         (), description='groups of classes of which exactly one is in each photo, as [["day", "night"]]'
     )

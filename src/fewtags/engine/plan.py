@@ -18,6 +18,7 @@ from fewtags.config.sections import UNNAMED_METHODS, Config, DataConfig, Objecti
 from fewtags.engine.machine import facts, processes, step_text
 from fewtags.engine.memory import refuse_large_stores
 from fewtags.engine.methods import derive_objective, make_objective, settled
+from fewtags.engine.near_copies import copy_groups, leave_out_alike
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.class_names import name_classes
@@ -32,7 +33,6 @@ from fewtags.objectives.base import Objective, Problem, RunFacts
 from fewtags.photos.scan import Tick
 from fewtags.photos.workers import Workers, shared_memory_notes
 from fewtags.stores.shard import Shard
-from fewtags.table.content import content_groups
 from fewtags.table.exclusive import ClassGroups
 from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.overlap import leave_out_measured
@@ -274,8 +274,10 @@ def read_tables(data: DataConfig, seed: int) -> Tables:
         DataError: a file cannot be used.
     """
     tables = leave_out_measured(read_named(data))
+    if data.near_copies == "leave_out":
+        tables = leave_out_alike(tables)
     if "val" not in tables:
-        train, val = hold_out(tables["train"], data.val_share, seed, data.group_by)
+        train, val = hold_out(tables["train"], data.val_share, seed, data.group_by, near=data.near_copies != "off")
         tables = {"train": train, "val": val, **{k: v for k, v in tables.items() if k != "train"}}
     tables = common_vocabulary(tables)
     plain = data.model_copy(update={"names": None})
@@ -305,18 +307,19 @@ def with_groups(
 
 
 def hold_out(
-    whole: LabelTable, share: float = 0.1, seed: int = 0, group_by: str | None = None
+    whole: LabelTable, share: float = 0.1, seed: int = 0, group_by: str | None = None, *, near: bool = False
 ) -> tuple[LabelTable, LabelTable]:
     """Split a share of the images off for validation; photos with the same content stay together.
+
+    With `near`, photos that look alike stay together too, see `copy_groups`.
 
     With `group_by`, a regular expression, images whose first group agrees stay together instead.
 
     Raises:
         DataError: the table has no folder of photos, or too few images.
     """
-    groups = group_by or content_groups(whole)
+    groups, together = (group_by, "groups kept together") if group_by else copy_groups(whole, near)
     train, val = whole.split(val=share, seed=seed, groups=groups)
-    together = "groups kept together" if group_by else "equal photos together"
     return train.noting(f"val: {len(val):,} of {len(whole):,} images held out (seed {seed}), {together}"), val
 
 
@@ -346,7 +349,8 @@ def make_plan(
     for split, table in tables.splits().items():
         option = "images" if split == "train" else f"{split}-images"
         table.require_root(f"the {split} labels", flag(option, "FOLDER"))
-    found = check(tables.splits(), decode=config.data.decode, progress=progress).going_on()
+    near = config.data.near_copies != "off"
+    found = check(tables.splits(), decode=config.data.decode, near_copies=near, progress=progress).going_on()
     kept: Mapping[str, LabelTable] = found.clean(tables.splits())
     truth = None if tables.truth is None else match_images(tables.truth, kept["train"])
     cleaned = Tables(kept["train"], kept["val"], kept.get("test"), truth)

@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from io import SEEK_END
 from pathlib import Path
@@ -82,13 +82,20 @@ def _size(path: str) -> int | None:
 
 def _digest(path: str, tail: int = 0) -> bytes | None:
     """Hash of the content, or of the last `tail` bytes if it is not 0; None for an unreadable file."""
-    digest = blake2b(digest_size=16)
     try:
-        with Path(path).open("rb") as file:
-            if tail:
-                file.seek(max(file.seek(0, SEEK_END) - tail, 0))
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except OSError:
+        stat = Path(path).stat()
+        return _hashed(path, stat.st_size, stat.st_mtime_ns, tail)
+    except (OSError, ValueError):
         return None
+
+
+@lru_cache(maxsize=1 << 16)
+def _hashed(path: str, size: int, changed: int, tail: int) -> bytes:  # noqa: ARG001 (a changed file is read again)
+    """Hash a file once, although splits, leaks and `check` are found one after the other."""
+    digest = blake2b(digest_size=16)
+    with Path(path).open("rb") as file:
+        if tail:
+            file.seek(max(file.seek(0, SEEK_END) - tail, 0))
+        while block := file.read(1 << 20):
+            digest.update(block)
     return digest.digest()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fewtags.errors import ConfigError
-from fewtags.files import refuse_file, refuse_folder
+from fewtags.errors import ConfigError, DiskError
+from fewtags.files import refuse_file, refuse_folder, replacing, write_text
 
 
 def refusal(what: object, *words: object) -> str:
@@ -57,3 +57,27 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = f"--out {place} cannot be written: no permission to write in {tmp_path}; give another path."
     assert refusal(refuse_file, place) == refusal(refuse_folder, place) == expected
     assert asked == [(tmp_path, os.W_OK | os.X_OK)] * 2
+
+
+def test_a_device_or_pipe_is_never_replaced(tmp_path: Path) -> None:
+    """A rename onto /dev/null would replace the device by a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, Path(os.devnull)):
+        with pytest.raises(ConfigError, match=r"is a device or a pipe; give the path of a file, for example tags\.csv"):
+            refuse_file(place)
+    with pytest.raises(DiskError, match="it is not a regular file; give the path of a file"), replacing(pipe):
+        pass
+    assert pipe.is_fifo()
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    """Whoever links a result to another disk wants it there."""
+    (tmp_path / "other").mkdir()
+    target, link = tmp_path / "other" / "tags.csv", tmp_path / "tags.csv"
+    link.symlink_to(target)
+    for text in ("new", "newer"):  # the file does not exist at first
+        write_text(link, text)
+        assert link.is_symlink()
+        assert target.read_text("utf-8") == text
+    assert [path.name for path in target.parent.iterdir()] == ["tags.csv"]

@@ -101,11 +101,15 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
     """Yield a temporary path beside `path`; at the end, flush that file to disk and rename it to `path`.
 
     A reader of `path` sees the old file or the new one, never a part. After an error, `path` is unchanged and the
-    temporary file is removed. `size` is the number of bytes, if it is known, for the message about a full disk.
+    temporary file is removed. A symbolic link stays, and the file that it names is replaced. `size` is the number of
+    bytes, if it is known, for the message about a full disk.
 
     Raises:
-        DiskError: the folder of `path` does not exist, or the file cannot be written.
+        DiskError: the folder of `path` does not exist, `path` is a device or a pipe, or the file cannot be written.
     """
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file():
+        raise DiskError(f"cannot write {str(path)!r}: it is not a regular file; give the path of a file.")
     if not path.parent.is_dir():
         raise DiskError(f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; make it first.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
@@ -144,12 +148,14 @@ def refuse_file(
         inputs: files that the command reads and must not overwrite.
 
     Raises:
-        ConfigError: `out` is a folder or an input, or no folder above it can be written.
+        ConfigError: `out` is a folder, a device or an input, or no folder above it can be written.
     """
     if out.exists() and any(path is not None and Path(path).exists() and out.samefile(path) for path in inputs):
         raise ConfigError(f"{option} {out} is an input of this command and would be lost; write to another file.")
     if out.is_dir():
         raise ConfigError(f"{option} {out} is a folder; give a file in it, for example {out / example}.")
+    if out.exists() and not out.is_file():  # a rename would replace the device itself
+        raise ConfigError(f"{option} {out} is a device or a pipe; give the path of a file, for example {example}.")
     _refuse_below(out.parent, out, option)
 
 

@@ -235,3 +235,52 @@ def test_numbers_beside_labels_are_a_warning(read):
     assert table.notes.warnings[0].startswith(
         "labels.csv: the numbers of 'left', 'top' beside the labels are not read."
     )
+
+
+@pytest.mark.parametrize(
+    "cells", [("[True, False]", "[False, True]"), ("yes;no", "no;no"), ("FALSE TRUE", "TRUE TRUE")]
+)
+def test_words_of_states_in_a_cell_are_a_vector(read, cells):
+    """They were read as the classes "True" and "False"."""
+    rows = "".join(f'{name},"{cell}"\n' for name, cell in zip(("a.jpg", "b.jpg"), cells, strict=True))
+    with pytest.raises(DataError, match=r"states present or absent for each class, .* \(the cells have 2 states\)"):
+        read(f"image,labels\n{rows}")
+    state = {"[True, False]": (P, N), "yes;no": (P, N), "FALSE TRUE": (N, P)}[cells[0]]
+    assert labels(read(f"image,cat dog\n{rows}"))["a.jpg"] == dict(zip(("cat", "dog"), state, strict=True))
+
+
+def test_row_numbers_of_pandas_are_not_a_class(read):
+    """With two rows, they are 0 and 1."""
+    assert labels(read("Unnamed: 0,image,cat\n0,a.jpg,1\n1,b.jpg,0\n")) == {"a.jpg": {"cat": P}, "b.jpg": {"cat": N}}
+
+
+def test_boxes_without_states(read, make_photo):
+    """The warning about places asked for these columns, and then did not read them."""
+    make_photo("a.jpg", size=(40, 20))
+    (fact,) = read("image,class,x0,y0,x1,y1\na.jpg,cat,0.1,0.2,0.5,0.6\n").facts.to_pylist()
+    assert [fact[corner] for corner in ("x0", "y0", "x1", "y1")] == pytest.approx([0.1, 0.2, 0.5, 0.6])
+    with pytest.raises(DataError, match=r"row 2, column 'x0': '10' is not in 0\.\.1"):
+        read("image,class,x0,y0,x1,y1\na.jpg,cat,10,20,50,60\n")
+
+
+def test_labels_beside_scores_are_predictions(read):
+    for text in ("image,label,score\na.jpg,cat,0.93\n", "image,class,Model Confidence\na.jpg,cat,0.93\nb.jpg,dog,1\n"):
+        with pytest.raises(DataError, match="between 0 and 1, as the probabilities that a model predicts"):
+            read(text)
+    assert labels(read("image,label,score\na.jpg,cat,0.93\n", columns=("label",))) == {"a.jpg": {"cat": P}}
+
+
+@pytest.mark.parametrize("tag", ["cat/dog", "cat + dog", "cat & dog", "3 17"])
+def test_a_tag_of_other_tags_is_a_warning(read, tag):
+    (warning,) = read(f"image,tags\na.jpg,{tag}\nb.jpg,dog\nc.jpg,cat\n").notes.warnings
+    assert f"{tag!r} is read as one class, but the parts are tags or numbers themselves" in warning
+
+
+def test_names_with_words_of_other_names_are_no_warning(read):
+    assert not read("image,tags\na.jpg,hot dog\nb.jpg,dog\nc.jpg,t-shirt\nd.jpg,traffic light\n").notes.warnings
+
+
+def test_line_breaks_in_a_cell_separate_tags(read):
+    """They became blanks: the class "traffic light dog"."""
+    text = 'image,tags\na.jpg,"traffic light\ndog"\nb.jpg,dog\nc.jpg,traffic light\n'
+    assert labels(read(text))["a.jpg"] == {"traffic light": P, "dog": P}

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -28,8 +29,8 @@ Action = Callable[[], None]
 Bits = tuple[bytes, str, bytes]
 PAUSE = 20.0
 """Seconds between lines about what is done so far."""
-LIMIT = 180.0
-"""Seconds after which a command counts as hanging."""
+LIMIT = float(os.environ.get("FEWTAGS_STRESS_LIMIT", "180"))
+"""Seconds after which a command counts as hanging; more on a machine that other work keeps busy."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,11 @@ def _run_child(arguments: list[str], prepare: Callable[[], None] | None, output:
 
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
 
 CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
@@ -95,7 +98,7 @@ def at_operation(
         number: from 1; 0 never.
         folder: only operations in it count.
         action: what to do.
-        count: a file that gets the number of operations, for a run without an action.
+        count: a file that gets a line for each operation (kind and path), for a run without an action.
     """
 
     def prepare() -> None:
@@ -109,7 +112,8 @@ def at_operation(
             done[0] += 1
             busy[0] = True
             if count is not None:
-                count.write_text(str(done[0]))
+                with count.open("a") as file:
+                    file.write(f"{event} {os.fspath(arguments[0])!s}\n")
             if done[0] == number:
                 action()
             busy[0] = False
@@ -117,6 +121,23 @@ def at_operation(
         sys.addaudithook(watch)
 
     return prepare
+
+
+def counted(run_once: Callable[[Callable[[], None]], Result], folder: Path) -> list[str]:
+    """Run a command undisturbed; return its file operations in a folder (kind and path), in their order."""
+    with tempfile.TemporaryDirectory() as name:
+        lines = Path(name) / "operations"
+        whole = run_once(at_operation(0, folder, lambda: None, lines))
+        assert whole.code == 0, whole.output
+        return lines.read_text("utf-8").splitlines()
+
+
+def distinct(operations: list[str]) -> list[int]:
+    """Return the number of the first operation of each kind and path; numbers in paths do not count."""
+    first: dict[str, int] = {}
+    for number, operation in enumerate(operations, 1):
+        first.setdefault(re.sub(r"[0-9]+", "#", operation), number)
+    return [*first.values()]
 
 
 def make_data(folder: Path) -> list[str]:
@@ -153,12 +174,20 @@ KINDS = {
         ),
     ],
 }
-"""Kinds of runs: what they add to `fewtags train`."""
+"""Kinds of training runs: what they add to `fewtags train`."""
+PRETRAINING = ("mls", "moco")
+"""Kinds of pretraining runs, by method."""
+ALL_KINDS = (*KINDS, *PRETRAINING)
 
 
 def train(data: list[str], kind: str, out: Path) -> list[str]:
-    """Return the arguments of a small training run."""
-    settings = [word for key, value in SMALL for word in ("--set", f"{key}={value}")]
+    """Return the arguments of a small run of `train` or `pretrain`."""
+    small = SMALL
+    if kind in PRETRAINING:
+        small = (*SMALL, ("train.epochs", "2"), ("objective.queue_size", "12"), ("train.checkpoint_every_steps", "1"))
+    settings = [word for key, value in small for word in ("--set", f"{key}={value}")]
+    if kind in PRETRAINING:
+        return ["pretrain", *data[:3], "--cpu", "--method", kind, "--out", str(out), *settings]
     return ["train", *data, "--out", str(out), *settings, *KINDS[kind]]
 
 
@@ -166,10 +195,21 @@ TIMES = ("seconds", "cpu_seconds")
 
 
 def result_of(out: Path) -> Bits:
-    """Return what must have the same bits: the model, the metrics without times, and the logits."""
+    """Return what must have the same bits: the model or encoder, the metrics without times, and the logits."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
     metrics = json.dumps([{k: v for k, v in line.items() if k not in TIMES} for line in lines])
-    return (out / "model.safetensors").read_bytes(), metrics, (out / "evaluation" / "val.npy").read_bytes()
+    logits = out / "evaluation" / "val.npy"
+    return model_of(out).read_bytes(), metrics, logits.read_bytes() if logits.exists() else b""
+
+
+def model_of(out: Path) -> Path:
+    """Return where the result of a run is, or will be."""
+    return out / ("encoder.safetensors" if (out / "pretrain.toml").exists() else "model.safetensors")
+
+
+def has_begun(out: Path) -> bool:
+    """Whether `resume` applies to a folder."""
+    return (out / "run.toml").exists() or (out / "pretrain.toml").exists()
 
 
 def leftovers(out: Path) -> list[str]:

@@ -3,9 +3,24 @@
 import os
 import signal
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from forked import KINDS, Tally, at_operation, count_argument, fresh, leftovers, make_data, result_of, run, train
+from forked import (
+    ALL_KINDS,
+    Tally,
+    at_operation,
+    count_argument,
+    counted,
+    fresh,
+    has_begun,
+    leftovers,
+    make_data,
+    model_of,
+    result_of,
+    run,
+    train,
+)
 
 
 def kill() -> None:
@@ -20,25 +35,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data, wanted, operations = make_data(folder), {}, {}
-        for kind in KINDS:
-            out, counted = folder / f"whole-{kind}", folder / f"{kind}.count"
-            whole = run(train(data, kind, out), at_operation(0, out, kill, counted))
-            assert whole.code == 0, whole.output
-            wanted[kind], operations[kind] = result_of(out), int(counted.read_text())
+        for kind in ALL_KINDS:
+            out = folder / f"whole-{kind}"
+            operations[kind] = len(counted(partial(run, train(data, kind, out)), out))
+            wanted[kind] = result_of(out)
         while tally.done < count:
-            kind = rng.choice(list(KINDS))
+            kind = rng.choice(ALL_KINDS)
             out = fresh(folder / "run")
             places = [rng.randint(1, operations[kind])]
             found = run(train(data, kind, out), at_operation(places[0], out, kill))
             for _ in range(4):
                 if found.code == 0:
                     break
-                begun = (out / "run.toml").exists()
+                begun = has_begun(out)
                 command = ["resume", str(out), "--cpu"] if begun else train(data, kind, out)
                 if not begun:
                     fresh(out)
                 again = rng.randint(1, operations[kind]) if len(places) < 2 and rng.random() < 0.5 else 0
-                if (out / "model.safetensors").exists() and (out / "report.html").exists():
+                if model_of(out).exists() and (out / "report.html").exists():
                     break
                 places.append(again)
                 found = run(command, at_operation(again, out, kill) if again else None)

@@ -15,6 +15,9 @@ from fewtags.text import setting, some
 SEPARATORS = ("|", ";", ",")
 _BLANK = frozenset({"", "nan", "<na>", "[]", "()", "{}", "[nan]", "[none]"})
 _NUMBERS = frozenset({"0", "1", "-1", "0.", "1.", "0.0", "1.0", "-1.0", "nan"})
+_LINES = re.compile(r"[\r\n]+")
+_JOINTS = re.compile(r"\s*[/\\+&]\s*|\s+")
+"""What may separate tags, although it is not read so, because names contain it."""
 _QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 
 
@@ -41,19 +44,20 @@ def tags_of(sheet: Sheet, column: int, options: ReadOptions) -> tuple[dict[str, 
         return dict.fromkeys(sheet.values[column], ()) | lists, "each cell is a list of tags", []
     separator = _separator(sheet, column, values, options)
     cells = {value: () if is_blank(value) else cut(value, separator) for value in sheet.values[column]}
-    warnings = [] if options.tags_separator is not None else _commas(sheet, column, separator, cells)
+    asked = options.tags_separator is not None
+    warnings = [] if asked else [*_commas(sheet, column, separator, cells), *_joined(sheet, column, cells)]
     how = f"tags split at {separator!r}" if separator else "one tag a row"
-    return cells, how, warnings
+    return cells, f"{how}, and at line breaks" if any(map(_LINES.search, values)) else how, warnings
 
 
 def cut(value: str, separator: str) -> tuple[str, ...]:
-    """Return the tags of a cell, without blank ones ("" and NaN) and without repeats."""
-    parts = value.split(separator) if separator else [value]
+    """Return the tags of a cell, without blank ones ("" and NaN) and without repeats; a line break ends a tag, too."""
+    parts = [part for line in _LINES.split(value) for part in (line.split(separator) if separator else [line])]
     return tuple(dict.fromkeys(tag for part in parts if fold(tag := clean_name(part)) not in ("", "nan")))
 
 
 def vectors(sheet: Sheet, column: int, words: Words, options: ReadOptions) -> dict[str, list[Meaning]] | None:
-    """Return the meaning of each number in cells such as "1 0 NaN"; None if the cells are not vectors.
+    """Return the meaning of each state in cells such as "1 0 NaN" or [True, False]; None if they are not vectors.
 
     The header names the classes, in the same order and with as many names; see `vector_classes`.
 
@@ -61,7 +65,7 @@ def vectors(sheet: Sheet, column: int, words: Words, options: ReadOptions) -> di
         DataError: the cells are vectors, but have different lengths, or nothing names their classes.
     """
     values = [value for value in sheet.values[column] if not is_blank(value)]
-    found = {value: _numbers_of(value) for value in values}
+    found = {value: _states_of(value, words) for value in values}
     whole = all(re.fullmatch("[01]{2,}", value.strip()) for value in values)
     if whole and values:
         lengths = {len(value.strip()) for value in values}
@@ -79,12 +83,13 @@ def vectors(sheet: Sheet, column: int, words: Words, options: ReadOptions) -> di
     names = vector_classes(sheet, column)
     value = next(value for value in values if len(known[value]) > 1)
     if len(sizes) > 1 or len(names) != sizes[0]:
-        much = f"{sizes[0]} numbers" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} numbers"
+        stated, unit = ("0 or 1", "numbers") if set(listed) <= _NUMBERS else ("present or absent", "states")
+        much = f"{sizes[0]} {unit}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} {unit}"
         example = " ".join(f"class{i}" for i in range(1, min(sizes[-1], 3) + 1))
         raise DataError(
-            f"{sheet.first(column, value)}: {value!r} states 0 or 1 for each class, but nothing names the classes (the "
-            f"cells have {much}). Make one column per class, or write the names of the classes as the header of this "
-            f"column, separated by blanks: '{example}{' ...' if sizes[-1] > 3 else ''}'."
+            f"{sheet.first(column, value)}: {value!r} states {stated} for each class, but nothing names the classes "
+            f"(the cells have {much}). Make one column per class, or write the names of the classes as the header of "
+            f"this column, separated by blanks: '{example}{' ...' if sizes[-1] > 3 else ''}'."
         )
     meaning = {part: words.meaning(part) or Meaning.OPEN for parts in known.values() for part in parts}
     blank = [Meaning.BLANK] * len(names)
@@ -99,13 +104,13 @@ def vector_classes(sheet: Sheet, column: int) -> list[str]:
     return names if len(set(names)) == len(names) else []
 
 
-def _numbers_of(value: str) -> list[str] | None:
-    """Return the numbers of a vector such as [1, 0] or 1|0|1; None for other cells."""
+def _states_of(value: str, words: Words) -> list[str] | None:
+    """Return the states of a vector such as [1, 0], 1|0|1 or True False; None for other cells."""
     text = value.strip()
     if text[:1] in "[({" and text[-1:] in "])}":
         text = text[1:-1]
     parts = [part.strip("'\" ") for part in re.split(r"[\s|;,]+", text.strip())]
-    return parts if all(fold(part) in _NUMBERS for part in parts) else None
+    return parts if all(fold(part) in _NUMBERS or words.is_label(part) for part in parts) else None
 
 
 def _list_of(value: str) -> tuple[str, ...] | None:
@@ -174,4 +179,23 @@ def _commas(sheet: Sheet, column: int, separator: str, cells: Mapping[str, Colle
             f"{cure}"
         )
     text = f"{some(together, 3)} were split at commas, but their parts never occur apart. {cure}"
+    return [f"{sheet.path.name}, column {sheet.header[column]!r}: {text}"]
+
+
+def _joined(sheet: Sheet, column: int, cells: Mapping[str, Collection[str]]) -> list[str]:
+    """Return a warning about tags that may be several, because each of their parts is a tag, or all are numbers."""
+    tags = dict.fromkeys(tag for found in cells.values() for tag in found)
+    doubts = []
+    for tag in tags:
+        parts = _JOINTS.split(tag)
+        numbers = len(parts) > 1 and all(part.isdecimal() for part in parts)
+        if numbers or (len(parts) > 1 and all(part in tags for part in parts)):
+            doubts.append(tag)
+    if not doubts:
+        return []
+    text = (
+        f"{some(doubts, 3)} {'is read as one class' if len(doubts) == 1 else 'are read as one class each'}, but the "
+        f"parts are tags or numbers themselves. If there are several tags, pass what separates them, for example "
+        f"{setting('tags_separator', 'space')}."
+    )
     return [f"{sheet.path.name}, column {sheet.header[column]!r}: {text}"]

@@ -23,6 +23,9 @@ _IMAGE = (
     *("filename", "file_name", "file", "filepath", "file_path", "path", "photo"),
 )
 _TAGS = frozenset({"tag", "tags", "label", "labels", "class", "classes", "category", "categories", "keywords"})
+_SCORES = frozenset({"score", "scores", "confidence", "conf", "probability", "prob", "proba", "certainty"})
+_NAMELESS = re.compile(r"unnamed: [\d.]+(_level_\d+)?")
+"""What pandas calls a column without a name, such as the row numbers that `to_csv` writes."""
 _PAIRS = (("x", "y"), ("column", "row"), ("col", "row"))
 _SAMPLE = 100
 
@@ -78,6 +81,8 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
         labels = chosen
     elif {"class", "state"} <= names.keys():
         form, labels = "facts", (names["class"], names["state"])
+    elif {"class", "x0", "y0", "x1", "y1"} <= names.keys():
+        form, labels = "facts", (names["class"],)
     elif point:
         found = [names["class"]] if "class" in names else [j for name, j in names.items() if name in _TAGS]
         if len(found) != 1:
@@ -113,8 +118,9 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
         messages.append(f"{sheet.path.name}: column {name!r} ignored, its values are {examples}")
     if chosen is None:
         scores = [j for j in ignored if _are_scores(sheet, j)]
-        if form == "classes" and len(scores) >= len(labels):
-            raise DataError(_scores_text(sheet, scores))
+        rated = [j for j in scores if _SCORES & set(re.split(r"[^a-z]+", fold(sheet.header[j])))]
+        if (form == "classes" and len(scores) >= len(labels)) or rated:
+            raise DataError(_scores_text(sheet, rated or scores))
         warnings += _doubts(sheet, ignored, form, words)
     return Layout(
         form=form,
@@ -252,7 +258,7 @@ def _are_tags(sheet: Sheet, column: int, words: Words, options: ReadOptions) -> 
 def _label_columns(
     sheet: Sheet, rest: Sequence[int], words: Words, options: ReadOptions
 ) -> tuple[Form, tuple[int, ...]]:
-    named = [j for j in rest if sheet.header[j]]
+    named = [j for j in rest if sheet.header[j] and not _NAMELESS.fullmatch(fold(sheet.header[j]))]
     exact = [j for j in named if fold(sheet.header[j]) in _TAGS]
     about = [j for j in named if _TAGS & set(re.split(r"[^a-z]+", fold(sheet.header[j])))]
     share = {j: _share(sheet, j, words) for j in named}

@@ -77,7 +77,15 @@ OF_EACH_PAPER = {
         "stages": [(5, 1e-4, "head", "constant", True), (25, 1e-4, "all", "cosine", False)],
     },
 }  # fmt: skip
-OF_THE_MACHINE = {"preset", "workers", "seed", "checkpoint_every_steps", "pool_temperature", "pool_weight"}
+OF_THE_MACHINE = {
+    "preset",
+    "workers",
+    "seed",
+    "checkpoint_every_steps",
+    "pool_temperature",
+    "pool_weight",
+    "pool_boost",
+}
 
 
 @pytest.mark.parametrize("processes", [1, 4, 8])

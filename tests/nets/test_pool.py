@@ -28,6 +28,7 @@ def test_by_hand():
     """Cells 0 and log 3. Probabilities 1/2 and 3/4. exp: 1 and 3, softmax 1/4 and 3/4.
 
     mean_prob: mean 5/8, logit log(5/3). lse: log((1 + 3) / 2). softmax: 3/4 log 3. csra: (1/2 + 0.1 x 3/4) log 3.
+    boost: 5 log 3 / 2.
     """
     maps = torch.tensor([0.0, math.log(3)], dtype=torch.float64).view(1, 1, 1, 2)
     found = {name: Pool(name)(maps).item() for name in NAMES}
@@ -39,6 +40,7 @@ def test_by_hand():
         "lse": math.log(2),
         "softmax": 0.75 * third,
         "csra": 0.575 * third,
+        "boost": 2.5 * third,
     }
     assert found == pytest.approx(expected)
 
@@ -74,7 +76,16 @@ def test_golden_residual_attention(case):
     np.testing.assert_allclose(w.grad, case["grad_w"], atol=1e-5)
 
 
-@given(st.sampled_from(NAMES[:-1]), st.floats(0.1, 5), st.integers(0, 100))
+def test_golden_boost():
+    """The pool of the public code of BoostLU, recomputed with the same three operations."""
+    golden = json.loads((Path(__file__).parents[1] / "golden/losses.json").read_text())["other"]["boostlu_head"]
+    found = Pool("boost", boost=golden["alpha"])(torch.tensor(golden["cam_B_L_H_W"], dtype=torch.float64))
+    np.testing.assert_allclose(found, golden["pooled_logits"], rtol=1e-12)
+
+
+@given(
+    st.sampled_from([name for name in NAMES if name not in ("csra", "boost")]), st.floats(0.1, 5), st.integers(0, 100)
+)
 def test_a_pool_lies_between_the_lowest_and_the_highest_cell(name, temperature, seed):
     maps = 4 * torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(seed))
     pooled = Pool(name, temperature)(maps)
@@ -88,7 +99,9 @@ def test_cells_in_another_order_and_one_cell(name):
     shuffled = maps.flatten(2)[:, :, torch.randperm(16, generator=torch.Generator().manual_seed(1))].view_as(maps)
     torch.testing.assert_close(Pool(name)(maps), Pool(name)(shuffled))
     one = Pool(name)(maps[:, :, :1, :1])
-    torch.testing.assert_close(one, maps[:, :, 0, 0] * (1.1 if name == "csra" else 1))
+    cell = maps[:, :, 0, 0]
+    expected = {"csra": 1.1 * cell, "boost": torch.where(cell > 0, 5 * cell, cell)}.get(name, cell)
+    torch.testing.assert_close(one, expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,7 +155,7 @@ def renamed(name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: renamed("sum"), "pool must be one of mean, mean_prob, max, lse, softmax, csra, got 'sum'."),
+        (lambda: renamed("sum"), "pool must be one of mean, mean_prob, max, lse, softmax, csra, boost, got 'sum'."),
         (lambda: Pool("lse", 0.0), "the pool's temperature must be above 0, got 0.0."),
         (lambda: HeadPlan(2), "the head's kernel must be 1 or 3, got 2."),
     ],

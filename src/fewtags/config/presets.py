@@ -147,9 +147,10 @@ class Resolved(Settings):
     drop_path: float
     output_stride: int
     head_kernel: int
-    pool: Literal["mean", "mean_prob", "max", "lse", "softmax", "csra"]
+    pool: Literal["mean", "mean_prob", "max", "lse", "softmax", "csra", "boost"]
     pool_temperature: float
     pool_weight: float
+    pool_boost: float
     policy: Literal["coco", "imagenet", "none"]
     size: int
     min_area: float
@@ -228,6 +229,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         pool=model.pool,
         pool_temperature=model.pool_temperature,
         pool_weight=model.pool_weight,
+        pool_boost=model.pool_boost,
         policy=policy,
         size=augment.size or preset.size,
         min_area=augment.min_area or SMALLEST_AREA[policy],

@@ -116,11 +116,12 @@ class ModelConfig(Settings):
     drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth rate in training")
     output_stride: Literal[8, 16, 32] | None = Field(None, description="pixels per map cell; default: the backbone's")
     head_kernel: Literal[1, 3] = Field(1, description="side of the head's convolution; TS-CAM's is 3")
-    pool: Literal["mean", "mean_prob", "max", "lse", "softmax", "csra"] = Field(
+    pool: Literal["mean", "mean_prob", "max", "lse", "softmax", "csra", "boost"] = Field(
         "mean", description="from maps to image logits"
     )
     pool_temperature: float = Field(1.0, gt=0, description="of the pools lse, softmax and csra")
     pool_weight: float = Field(0.1, ge=0, description="of the softmax pool in csra")
+    pool_boost: float = Field(5.0, gt=0, description="factor of positive cells in boost")
 
 
 @final

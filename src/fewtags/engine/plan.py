@@ -527,7 +527,8 @@ def _cache_note(plan: CachePlan, wanted: int, gib: float) -> list[str]:
 
 def head_plan(resolved: Resolved) -> HeadPlan:
     """Return kernel and pool of the head."""
-    return HeadPlan(resolved.head_kernel, Pool(resolved.pool, resolved.pool_temperature, resolved.pool_weight))
+    r = resolved
+    return HeadPlan(r.head_kernel, Pool(r.pool, r.pool_temperature, r.pool_weight, r.pool_boost))
 
 
 def can_rank(table: LabelTable) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fewtags.errors import ConfigError
 from fewtags.text import suggest
 
-PoolName = Literal["mean", "mean_prob", "max", "lse", "softmax", "csra"]
+PoolName = Literal["mean", "mean_prob", "max", "lse", "softmax", "csra", "boost"]
 
 
 @final
@@ -31,8 +31,11 @@ class Pool:
             image score as printed. "max": the maximum. "lse": log(mean exp(T S)) / T, between the mean (T -> 0) and
             the maximum (T -> infinity). "softmax": the mean weighted by softmax(T S). "csra": mean + `weight` x the
             softmax pool (Zhu and Wu, "Residual Attention", ICCV 2021; unlike theirs, our head is not normalised).
+            "boost": the mean of S, in which positive cells count `boost` times (BoostLU; Kim et al., "Bridging the Gap
+            between Model Explanations in Partially Annotated Multi-label Classification", CVPR 2023).
         temperature: T of lse, softmax and csra.
         weight: of the softmax term in csra.
+        boost: factor of positive cells in boost.
 
     Raises:
         ConfigError: an unknown name, or a temperature that is not above 0.
@@ -41,12 +44,15 @@ class Pool:
     name: PoolName = "mean"
     temperature: float = 1.0
     weight: float = 0.1
+    boost: float = 5.0
 
     def __post_init__(self) -> None:
         if self.name not in (known := get_args(PoolName)):
             raise ConfigError(f"pool must be one of {', '.join(known)}, got {self.name!r}{suggest(self.name, known)}.")
         if not self.temperature > 0:
             raise ConfigError(f"the pool's temperature must be above 0, got {self.temperature}.")
+        if not self.boost > 0:
+            raise ConfigError(f"the pool's boost must be above 0, got {self.boost}.")
 
     def __call__(self, maps: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c"]:
         """Image logits.
@@ -70,6 +76,8 @@ class Pool:
                 return _softmax_pool(cells, hot)
             case "csra":
                 return cells.mean(2) + self.weight * _softmax_pool(cells, hot)
+            case "boost":
+                return torch.where(cells > 0, self.boost * cells, cells).mean(2)
 
 
 def _softmax_pool(cells: Float[Tensor, "b c n"], hot: float) -> Float[Tensor, "b c"]:

@@ -243,8 +243,6 @@ class Photo:
     def _load(self) -> Image.Image:
         try:
             self._image.load()
-        except MemoryError as error:
-            raise DataError(f"{self.path}: does not fit into memory once it is decoded; shrink the photo.") from error
         except _DAMAGE as error:
             truncated = "truncated" in str(error).lower()
             problem = _truncation(self._image) if truncated else f"cannot be decoded ({error})"
@@ -302,8 +300,11 @@ def read_image(
 @contextmanager
 def _open_any_size(path: Path | str) -> Iterator[Photo]:
     shown = os.fspath(path).encode("utf-8", "backslashreplace").decode()
-    with _open_file(Path(path), shown) as file:
-        yield _read_header(file, Path(path), shown)
+    try:
+        with _open_file(Path(path), shown) as file:
+            yield _read_header(file, Path(path), shown)
+    except MemoryError as error:  # of the header, the decoder, the conversion of colours or the resize
+        raise DataError(f"{shown}: does not fit into memory once it is decoded; shrink the photo.") from error
 
 
 def _interval(start: float, length: float) -> tuple[float, float]:

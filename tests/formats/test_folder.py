@@ -46,10 +46,10 @@ def test_the_same_photo_in_several_folders_is_one_image(tmp_path, make_photo):
         "dog/1.jpg": {"dog": P},
     }
     assert table.notes.excluded == ()  # nothing is lost
-    copies = (
-        "3 copies of 2 photos joined, 'cat/x.jpg = bird/x.jpg', 'dog/2.jpg = dog/1.jpg', 'dog/y.jpg = bird/x.jpg'; "
-    )
-    assert f"{copies}each photo has the labels of all its folders" in table.notes.messages
+    (joined,) = table.notes.lists
+    assert joined.code == "joined-copies"
+    assert joined.message == ("3 copies of 2 photos joined: equal bytes; each photo has the labels of all its folders")
+    assert joined.items == ("cat/x.jpg = bird/x.jpg", "dog/2.jpg = dog/1.jpg", "dog/y.jpg = bird/x.jpg")
 
 
 def test_equal_size_is_not_equal_content(tmp_path):
@@ -125,10 +125,9 @@ def test_split_folders(tmp_path, make_photo):
         "valid/dog/b.jpg": {"dog": P},
     }
     assert table.split_names.to_pylist() == ["train", "train", "test", "val", "val"]
-    assert table.notes.messages == (
-        "splits: Train, test, valid; the class is the folder below",
-        "1 photos are in several splits, for example 'Train/dog/same.jpg', 'valid/cat/same.jpg'",
-    )
+    assert table.notes.messages == ("splits: Train, test, valid; the class is the folder below",)
+    (found,) = table.notes.lists
+    assert str(found) == ("1 photo is in several splits, with equal bytes (Train/dog/same.jpg = valid/cat/same.jpg)")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ _HANDLED = {
     Trait.ALPHA: ("alpha", "partly transparent and composited on white"),
     Trait.ANIMATED: ("animated", "made of several frames, of which the first is used"),
     Trait.MISNAMED: ("wrong-extension", "not of the format that their name says; the content counts"),
+    Trait.UNENDED: ("unended", "without the last bytes of their file; all pixels are there, and they are used"),
 }
 
 _NOUNS = ("photo is", "photos are")

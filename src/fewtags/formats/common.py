@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import unicodedata
 from collections import Counter
@@ -161,6 +162,18 @@ def first_character(file: Path) -> str:
 def is_hidden(path: str) -> bool:
     """Return whether a relative path, with forward slashes, has a part that begins with a dot."""
     return path.startswith(".") or "/." in path
+
+
+def count_hidden(*folders: Path) -> int:
+    """Return the number of hidden files, and of folders that macOS adds to archives, in folders and below them."""
+    found: set[Path] = set()
+    for folder in folders:
+        for parent, inside, files in os.walk(folder):
+            hidden = [name for name in inside if name == "__MACOSX"]
+            found.update(Path(parent, name).absolute() for name in hidden)
+            inside[:] = [name for name in inside if not name.startswith(".") and name not in hidden]
+            found.update(Path(parent, name).absolute() for name in files if name.startswith("."))
+    return len(found)
 
 
 def number_of(text: str) -> float:

@@ -20,8 +20,8 @@ from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.content import same_content
-from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
-from fewtags.text import flag, setting, some
+from fewtags.table.table import Excluded, LabelTable, Listed, Notes, ValueReading
+from fewtags.text import counted, flag, setting, some
 
 _NO_PHOTOS = frozenset(
     f".{ending}"
@@ -93,7 +93,7 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
     # For a photo in a class folder and in the `none` folder both facts are kept: the table takes the cell as unknown.
     facts += [(i, c, Label.NEGATIVE) for i, c in sorted(cells - denied) if nothing[i]]
     image, class_, state = np.array(facts, np.int64).reshape(-1, 3).T
-    messages = _messages(first, split) + _copy_messages(copies, first, split)
+    messages, lists = _messages(first, split), _copy_lists(copies, first, split)
     said = {(i, c) for i, c in cells if nothing[i]} | (cells & denied)
     if contradictory := len({i for i, _ in said}):
         messages += (f"{contradictory:,} photos are in a class folder and in one that says no to it: unknown",)
@@ -113,7 +113,7 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
         complete_classes=np.ones((1, len(classes)), np.bool_),
         root=path,
         split=[is_split(key.split("/")[0]) for key in keys] if split else None,
-        notes=files.notes + Notes(_readings(path, folder, meaning, options), excluded, messages, warnings),
+        notes=files.notes + Notes(_readings(path, folder, meaning, options), excluded, messages, warnings, lists),
     )
 
 
@@ -364,13 +364,17 @@ def _warnings(root: Path, files: Files, folder: Mapping[str, str], split: bool) 
     return tuple(found)
 
 
-def _copy_messages(copies: Sequence[Sequence[str]], first: Mapping[str, str], split: bool) -> tuple[str, ...]:
-    messages = []
-    joined = [f"{key} = {first[key]}" for key in sorted(first) if first[key] != key]
-    if joined:
+def _copy_lists(copies: Sequence[Sequence[str]], first: Mapping[str, str], split: bool) -> tuple[Listed, ...]:
+    """Return which copies were joined, and which photos are in several splits."""
+    lists = []
+    if joined := tuple(f"{key} = {first[key]}" for key in sorted(first) if first[key] != key):
         merged = len({first[key] for key in first if first[key] != key})
-        text = f"{len(joined):,} copies of {merged:,} photos joined, {some(joined, 3)}"
-        messages.append(f"{text}; each photo has the labels of all its folders")
-    if leaks := [group for group in copies if len(_by_split(group, split)) > 1]:
-        messages.append(f"{len(leaks):,} photos are in several splits, for example {some(leaks[0], 3)}")
-    return tuple(messages)
+        text = (
+            f"{counted(len(joined), 'copy', 'copies')} of {counted(merged, 'photo')} joined: equal bytes; each photo "
+            "has the labels of all its folders"
+        )
+        lists.append(Listed("joined-copies", text, joined))
+    if leaks := tuple(" = ".join(group) for group in copies if len(_by_split(group, split)) > 1):
+        are = counted(len(leaks), "photo is", "photos are")
+        lists.append(Listed("copies-across-splits", f"{are} in several splits, with equal bytes", leaks))
+    return tuple(lists)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import distinct, split_name
+from fewtags.formats.common import count_hidden, distinct, split_name
 from fewtags.formats.locate import ImageKeys, check_images, folder_of, is_photo
 from fewtags.formats.openimages_files import (
     ANNOTATION_FOLDERS,
@@ -88,7 +88,9 @@ def read_openimages(path: Path, images: Path | None = None, options: ReadOptions
 
     rest = "negative (complete)" if options.complete else "unknown"
     unnamed = ("class that is not named in an image", rest, labels.count_unnamed(len(ids), len(classes)))
-    readings = _readings(parts, options) + value_readings(path.name, [unnamed])
+    above = path if path.is_dir() else folder_of(path)
+    hidden = ("hidden files", "skipped", count_hidden(above, *([] if photos.root is None else [photos.root])))
+    readings = _readings(parts, options) + value_readings(path.name, [unnamed, hidden])
     nameless = sum(key == class_id for key, class_id in zip(keys, np.array(classes.ids)[order], strict=True))
     if nameless:
         messages += (f"{nameless:,} classes have no name in a file of class descriptions, and are called by their id",)

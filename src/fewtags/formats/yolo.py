@@ -13,7 +13,7 @@ from typing import final
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import Corners, bounds, named_classes, number_of, text_of
+from fewtags.formats.common import Corners, bounds, count_hidden, named_classes, number_of, text_of
 from fewtags.formats.locate import ImageKeys, is_photo, locate, spelling
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Source, Stated, count_messages, value_readings
@@ -78,6 +78,7 @@ def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | Non
     labelled = np.array([label is not None for label in found.labels], np.bool_)
     messages = tuple(f"{path.resolve().name}: {text}" for text in found.messages)
     messages += count_messages(path, [(len(excluded), "rows left out, see the excluded list")])
+    hidden = value_readings(path.resolve().name, [("hidden files", "skipped", count_hidden(found.root))])
     return Source(
         options=options,
         path=path,
@@ -88,7 +89,7 @@ def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | Non
         complete=labelled & options.complete,
         origin=lambda i: _origin(found, rows.file[i], rows.line[i]),
         splits=found.splits if any(found.splits) else None,
-        notes=Notes(_readings(found, rows, classes.ids, options), (*excluded, *found.repeated), messages),
+        notes=Notes(_readings(found, rows, classes.ids, options) + hidden, (*excluded, *found.repeated), messages),
     ).table()
 
 

@@ -10,7 +10,7 @@ Rules:
   never clipped. 12-bit data in a 16-bit file is therefore dark: rescale such files first.
 - Float pixels must lie in 0..1. Pixels without a known range (32-bit or signed integers) are an error.
 - CMYK and YCCK JPEGs are read as Adobe writes them (inverted), like in every browser.
-- A truncated file is an error.
+- A truncated file is an error, unless every pixel of a JPEG can be decoded: then only its end marker is missing.
 
 Files are untrusted: pixels are counted before they are decoded, and any exception of a decoder becomes a
 `DataError` with the file, the cause and the fix. Threads and processes may read at the same time.
@@ -54,6 +54,7 @@ from fewtags.errors import ConfigError, DataError
 from fewtags.geometry import View
 from fewtags.photos.color_modes import eight_bit
 from fewtags.photos.orientation import orientation_view, swaps_axes
+from fewtags.photos.unended import whole_jpeg
 
 PIXEL_LIMIT = 100_000_000
 """Default for the largest number of pixels of a photo: 10,000 x 10,000.
@@ -186,6 +187,9 @@ class Photo:
     info: ImageInfo
     _image: ImageFile.ImageFile = field(repr=False)
     _was_read: bool = field(default=False, init=False, repr=False)
+    _wanted: tuple[int, int] | None = field(default=None, init=False, repr=False)
+    unended: bool = field(default=False, init=False, repr=False)
+    """Whether the photo was read although the end of its file is missing."""
 
     def read(self, view: View | None = None, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
         """Decode the photo through a view: crop, flip, quarter turn and resize in one pass over the needed pixels.
@@ -237,6 +241,7 @@ class Photo:
         if not self._image.tile:  # the header ends without a scan
             raise DataError(f"{self.path}: has a JPEG header but no image data; re-export or remove the file.")
         wanted = (math.ceil(width * _DRAFT_GAP), math.ceil(height * _DRAFT_GAP))
+        self._wanted = wanted
         scaled = self._image.draft("", wanted)
         return None if scaled is None else scaled[1][2:]
 
@@ -245,6 +250,9 @@ class Photo:
             self._image.load()
         except _DAMAGE as error:
             truncated = "truncated" in str(error).lower()
+            if truncated and self.info.format == "JPEG" and (whole := whole_jpeg(self.path, self._wanted, _DAMAGE)):
+                self.unended = True
+                return whole
             problem = _truncation(self._image) if truncated else f"cannot be decoded ({error})"
             raise DataError(f"{self.path}: {problem}; re-export or remove the file.") from error
         return self._image

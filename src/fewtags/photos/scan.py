@@ -34,6 +34,7 @@ class Trait(IntFlag):
     ALPHA = 16
     ANIMATED = 32
     MISNAMED = 64
+    UNENDED = 128
 
 
 @final
@@ -95,6 +96,8 @@ def _look(path: str, decode: bool) -> _Look:
             seen = _Look(photo.info.width, photo.info.height, _traits(photo.info))
             if decode:
                 photo.read(size=_SMALL)
+                if photo.unended:
+                    seen = seen._replace(traits=seen.traits | Trait.UNENDED)
     except DataError as error:
         return seen._replace(problem=str(error).removeprefix(f"{path}: ").removesuffix("."), missing=_missing(path))
     return seen

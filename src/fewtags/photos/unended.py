@@ -1,0 +1,71 @@
+"""JPEG files that lack only their last bytes, the marker of the end: every pixel can be decoded."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageFile
+
+_END = b"\xff\xd9"
+_FILLS = (b"\x00" * 64, b"\xaa" * 64)
+_MOST_BYTES = 1 << 28
+
+
+def whole_jpeg(path: str, wanted: tuple[int, int] | None, damage: tuple[type[Exception], ...]) -> Image.Image | None:
+    """Return the decoded photo of a JPEG file without an end marker; None if data of pixels are missing as well.
+
+    The file is decoded twice in full size, with different bytes in place of those after its end. If both pictures are
+    equal, no pixel depends on them. Without its last three bytes they must differ: otherwise the end is not data of
+    pixels, as in a progressive JPEG whose last scan is missing. Zeros and line ends after the data are not data.
+
+    Args:
+        path: the file.
+        wanted: (width, height) that the decoder may reduce the photo to; None: the full size.
+        damage: exceptions of a decoder for a broken file.
+    """
+    file = Path(path)
+    try:
+        if not file.is_file() or file.stat().st_size > _MOST_BYTES:
+            return None
+        content = file.read_bytes()
+    except OSError:
+        return None
+    data = content.rstrip(b"\x00\r\n")
+    # A single byte of this kind may belong to the data.
+    for end in [data, *([content] if len(content) == len(data) + 1 else [])]:
+        end = end.removesuffix(b"\xff")
+        if _scans_are_there(end, damage) and _is_whole(end, damage) and not _is_whole(end[:-3], damage):
+            return _decoded(end, _FILLS[0], wanted, damage)
+    return None
+
+
+def _scans_are_there(data: bytes, damage: tuple[type[Exception], ...]) -> bool:
+    """Return whether a progressive JPEG has the usual number of scans (colour: ten, grey: six), or is baseline."""
+    try:
+        with Image.open(io.BytesIO(data + _END), formats=["JPEG"]) as image:
+            usual = 6 if image.mode == "L" else 10
+            return not image.info.get("progressive") or data.count(b"\xff\xda") >= usual
+    except damage:
+        return False
+
+
+def _is_whole(data: bytes, damage: tuple[type[Exception], ...]) -> bool:
+    """Return whether no pixel depends on what comes after the data."""
+    found = [_decoded(data, fill, None, damage) for fill in _FILLS]
+    return found[0] is not None and found[1] is not None and np.array_equal(*map(np.asarray, found))
+
+
+def _decoded(
+    data: bytes, fill: bytes, wanted: tuple[int, int] | None, damage: tuple[type[Exception], ...]
+) -> ImageFile.ImageFile | None:
+    try:
+        image = Image.open(io.BytesIO(data + fill + _END), formats=["JPEG"])
+        assert isinstance(image, ImageFile.ImageFile)
+        if wanted is not None:
+            image.draft("", wanted)
+        image.load()
+    except damage:
+        return None
+    return image

@@ -90,6 +90,22 @@ def test_golden_epochs_0_and_1(which, reading, treatment, loss):
     assert out.logs[loss.lower()].item() == out.loss.item()
 
 
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("cl_weight", [0.0, 0.5])
+def test_nobody_is_expected_where_a_word_says_so(reading, cl_weight):
+    """AN (+ CL) of table 2 in every epoch, without K: the annotated positives are the only ones."""
+    labels = golden_labels("single_positive")
+    method = ExpectedNegative(expected_positives="none", reading=reading, cl_weight=cl_weight, scl_weight=0.0)
+    method.setup(NET, problem_of(labels))
+    batch, negative = batch_of(SCL["logits"], labels), np.mean(SCL["losses_per_image"]["single_positive_AN"])
+    for epoch in range(3):
+        found = method.on_epoch_start(epoch)
+        out = visit(method, batch, epoch)
+        cl = cl_weight * out.logs["cl"].item() if cl_weight else 0.0
+        assert out.loss.item() == pytest.approx(negative + cl, rel=1e-5)
+        assert found.get("expected_positives_per_image", 1.0) == pytest.approx((labels == P).sum() / len(labels))
+
+
 def test_golden_consistency_with_the_start_values():
     labels = golden_labels("single_positive")
     method = ExpectedNegative(positives_per_image=SCL["K"], cl_weight=1.0, scl_weight=0.0)

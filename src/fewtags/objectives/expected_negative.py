@@ -60,7 +60,8 @@ class ExpectedNegative(Objective):
         distance: "l1" (the paper's), "l2" or "jsd", of CL and SCL.
         momentum: mu of both averages.
         expected_positives: "ignore" is EN; "positive" counts them as positives: the paper's EP (section 4.2), which
-            drifts.
+            drifts; "none" expects nobody: with CL or SCL the paper's AN + CL and AN + SCL (table 2), without them
+            assume-negative. K and `class_prior` then have no meaning.
         reading: of the top-p_i rule (`ExpectedPositives`).
         warmup_loss: "assume_negative"; or "expected_negative" from the second warm-up epoch on (not in the paper:
             the averages that CL and SCL start from are then less biased towards "absent"). Default: "assume_negative",
@@ -84,7 +85,7 @@ class ExpectedNegative(Objective):
     scl_weight: Annotated[float | None, Range()] = None
     distance: Literal["l1", "l2", "jsd"] = "l1"
     momentum: Annotated[float, Range(0, 1)] = 0.8
-    expected_positives: Literal["ignore", "positive"] = "ignore"
+    expected_positives: Literal["ignore", "positive", "none"] = "ignore"
     reading: Reading = "all_then_or"
     warmup_loss: Literal["assume_negative", "expected_negative"] | None = None
     corrected_averages: bool = False
@@ -128,7 +129,8 @@ class ExpectedNegative(Objective):
 
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
         """Derive K from the labels; and no SCL if the head is solved, because each image then has only one view."""
-        note = facts.positives_source if self.class_prior is None else ""
+        unused = self.class_prior is not None or self.expected_positives == "none"
+        note = "" if unused else facts.positives_source
         return {
             "positives_per_image": Derived(facts.positives_per_image, note),
             "scl_weight": Derived(0.0 if facts.head_solved else SCL_WEIGHT),
@@ -242,7 +244,7 @@ class ExpectedNegative(Objective):
         logits, labels = out.logits.float(), batch.labels
         scores = self._scores.read(batch.index, labels)
         expected = self._expected.mask(scores, labels, batch.index)
-        if self.expected_positives == "ignore":
+        if self.expected_positives != "positive":  # none: only annotated positives are in the mask
             loss = expected_negative(logits, labels, expected)
             logs = {"en": loss.detach()}
         else:
@@ -311,6 +313,8 @@ class ExpectedNegative(Objective):
 
     def _expected_counts(self, labels: LabelMatrix) -> NDArray[np.int64]:
         classes = labels.shape[1]
+        if self.expected_positives == "none":
+            return np.zeros(classes, np.int64)
         if self.positives_per_image is None and self.class_prior is None:
             raise ConfigError(
                 "expected_negative needs positives_per_image, the mean number of classes in an image (2.9 on COCO, "

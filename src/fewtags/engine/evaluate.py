@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fewtags.engine.machine import prepare_process
 from fewtags.errors import DataError
-from fewtags.labels import ClassNames
+from fewtags.labels import ClassNames, Label
 from fewtags.metrics.decisions import DecisionReport, Groups, decision_report, label_cardinality
 from fewtags.metrics.intervals import FEWEST_POSITIVES, Intervals, jackknife_intervals
 from fewtags.metrics.metric import Metric, nested, number_or_none, reasons, sentence
@@ -134,7 +134,7 @@ class Evaluation:
             why = f"  {self.ranking.excluded[c]}" if c in self.ranking.excluded else ""
             positives = f"{self.ranking.positives[c]:>9,}"
             lines.append(f"{self.classes.display[c]:<{width}}  {value}   {spread}  {positives}  {known:>5,}{why}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *details(self.metrics)])
 
     def headline(self) -> list[str]:
         """Return all metrics in one sentence, and one sentence for each reason why others are not defined."""
@@ -182,6 +182,7 @@ def evaluate_logits(
             *decision_metrics(ranking, decisions),
             *(() if is_counted else positive_only_metrics(scores, labels)),
             *cardinality_metrics(prob, labels, thresholds, groups),
+            *complete_metrics(scores, labels),
         ),
         ranking=ranking,
         intervals=intervals,
@@ -255,6 +256,49 @@ def positive_only_metrics(scores: NDArray[np.float64], labels: NDArray[np.int8])
         items="classes",
         why=why,
     )
+
+
+def complete_metrics(scores: NDArray[np.float64], labels: NDArray[np.int8]) -> Iterator[Metric]:
+    """Yield hit@1 and mAP by number of labels over the completely labelled images with a label, if there are any.
+
+    hit@1 is eq. (9) of Verelst et al. (WACV 2023): the share of images whose highest-scored class is one of its labels.
+    mAP by number of labels is that of the images with exactly so many (their table 3 and fig. 5d); the last group has
+    all images with more.
+    """
+    labels_of = np.where((labels != Label.UNKNOWN).all(1), (labels == Label.POSITIVE).sum(1), 0)
+    if not (labels_of > 0).any():
+        return
+    complete = labels_of > 0
+    report = positive_only_report(scores[complete], labels[complete], ks=())
+    items = "completely labelled images with a label"
+    yield Metric(key="hit@1", label="hit@1", value=report.hit_at_1, count=report.images, items=items, is_detail=True)
+    for k in range(1, MOST_LABELS + 1):
+        last = k == MOST_LABELS
+        group = labels_of >= k if last else labels_of == k
+        if not group.any():
+            continue
+        ranking = ranking_report(scores[group], labels[group])
+        yield Metric(
+            key=f"mAP_by_labels.{k}{' or more' if last else ''}",
+            label=f"mAP of images with {k}{' or more' if last else ''} label{'s' if k > 1 else ''}",
+            value=ranking.mean_average_precision,
+            count=int(group.sum()),
+            items="images",
+            is_detail=True,
+        )
+
+
+MOST_LABELS = 5
+"""Images with so many labels or more are one group of `complete_metrics`."""
+
+
+def details(metrics: Iterable[Metric]) -> Iterator[str]:
+    """Yield a line for the details among the metrics that are defined, with the number of images behind each."""
+    shown = [
+        f"{metric} ({counted(metric.count, 'image')})" for metric in metrics if metric.is_detail and metric.is_defined
+    ]
+    if shown:
+        yield f"Completely labelled images: {', '.join(shown)}."
 
 
 NO_POSITIVE = "no known positive, so there is nothing to rank"

@@ -31,6 +31,7 @@ class Metric:
         interval: (low, high) of the 95 % interval, nan if it is not defined; None for a metric without one.
         chance: value of a model without any information; None for a metric without one.
         why: why the metric is not defined; used only if `value` is nan.
+        is_detail: whether it is left out of the sentence of all metrics.
     """
 
     key: str
@@ -42,6 +43,7 @@ class Metric:
     interval: tuple[float, float] | None = None
     chance: float | int | None = None
     why: str = ""
+    is_detail: bool = False
 
     @property
     def is_defined(self) -> bool:
@@ -100,8 +102,8 @@ def nested(metrics: Iterable[Metric]) -> dict[str, Any]:
 
 
 def sentence(metrics: Iterable[Metric]) -> str:
-    """The metrics that are defined, separated by commas."""
-    return ", ".join(str(metric) for metric in metrics if metric.is_defined)
+    """The metrics that are defined and not details, separated by commas."""
+    return ", ".join(str(metric) for metric in metrics if metric.is_defined and not metric.is_detail)
 
 
 def reasons(metrics: Iterable[Metric]) -> list[str]:

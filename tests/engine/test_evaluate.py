@@ -79,7 +79,8 @@ def test_text():
     assert text.splitlines()[0].endswith("; 2 of 3 classes counted, 4 images, 6 known cells.")
     rows = [line.split()[0] for line in text.splitlines()[2:-1]]
     assert rows == ["cat", "crane", "crane"]
-    assert text.splitlines()[-1].endswith("no known negative")
+    assert text.splitlines()[-2].endswith("no known negative")
+    assert text.splitlines()[-1] == "Completely labelled images: hit@1 0.0 (1 image)."
 
 
 def test_without_known_negatives_the_ranks_are_reported():

@@ -25,6 +25,7 @@ from fewtags.stores.topk import BLOCK_CELLS, ExpectedPositives, Reading, class_b
 from fewtags.text import flag
 
 SCL_WEIGHT = 0.1
+"""Best mean validation mAP of 0, 0.1 and 1 in docs/results.md."""
 
 
 class Predictions(NamedTuple):

@@ -76,16 +76,6 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def option(name: str) -> str:
-    """Return the name of an argument as the user types it: as it is in Python, and as an option on the command line.
-
-    >>> with command_line():
-    ...     option("threshold")
-    '--threshold'
-    """
-    return f"--{name.replace('_', '-')}" if _COMMAND_LINE.get() else name
-
-
 @contextmanager
 def command_line() -> Iterator[None]:
     """Let messages name settings as the user of a command types them, see `setting`."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.check.label_findings import FEW, Finding, counted_finding
+from fewtags.check.label_findings import FEW, Finding, Level, counted_finding
 from fewtags.labels import Label
 from fewtags.table.table import LabelTable
 
@@ -39,7 +39,7 @@ def _imbalance(name: str, table: LabelTable, positives: NDArray[np.int64]) -> It
         return
     lacking = lacking[np.argsort(positives[lacking], kind="stable")]
     rarest, ratio = int(lacking[0]), positives[most] / positives[lacking[0]]
-    level = "warning" if positives[rarest] < RARE else "note"
+    level: Level = "warning" if positives[rarest] < RARE else "note"
     text = (
         f"positives at most a fifth of the {positives[most]:,} of {display[most]!r}, down to {positives[rarest]:,} "
         f"({ratio:.0f} to 1). mAP counts all classes alike, and rare ones score lowest: label more of them first."

@@ -25,7 +25,7 @@ from fewtags.labels import ClassNames, Label
 from fewtags.metrics.thresholds import ThresholdRule, Thresholds, precision_thresholds
 from fewtags.table.storage import load
 from fewtags.table.vocabulary import folded
-from fewtags.text import MOST_NAMED, counted, option, suggest
+from fewtags.text import MOST_NAMED, counted, flag, suggest
 
 ENDINGS = (".csv", ".json", ".toml")
 """Endings of files with thresholds."""
@@ -126,7 +126,7 @@ def _collect(classes: ClassNames, given: Iterable[Given]) -> tuple[float | None,
 
 
 def _entries(given: Given) -> Iterator[Entry]:
-    where = option("threshold")
+    where = flag("threshold")
     if isinstance(given, Mapping):
         yield from (Entry(f"{where} {name}={value}", str(name), value) for name, value in given.items())
     elif isinstance(given, Path) or (isinstance(given, str) and given.lower().endswith(ENDINGS)):
@@ -214,7 +214,7 @@ def _by_precision(
     info: ModelInfo, wanted: float, run: Path | None, skip: set[int]
 ) -> tuple[dict[int, float], list[str]]:
     """Return thresholds by position, chosen on the stored validation scores, and messages about the other classes."""
-    where = option("precision")
+    where = flag("precision")
     if not 0 < wanted <= 1:
         meant = f" (did you mean {wanted / 100:g}?)" if 1 < wanted <= 100 else ""
         raise ConfigError(f"{where} {wanted:g}: expected a number above 0 and at most 1{meant}.")
@@ -286,7 +286,7 @@ def validation_scores(info: ModelInfo, run: Path | None) -> tuple[NDArray[np.flo
     scores, table = (None, None) if run is None else (run / "evaluation" / "val.npy", run / "tables" / "val.parquet")
     if scores is None or table is None or not (scores.exists() and table.exists()):
         raise ConfigError(
-            f"{option('precision')} needs the validation scores of the run; give the run folder"
+            f"{flag('precision')} needs the validation scores of the run; give the run folder"
             f"{'' if run is None else f' ({run} has none)'}, not only its model."
         )
     logits, labels = _array(scores), load(table).matrix.dense()

@@ -62,7 +62,8 @@ class ClassGroups:
 
     def settled(self, labels: NDArray[np.int8], classes: ClassNames) -> tuple[NDArray[np.int8], list[str]]:
         """Return labels int8 [N, C] with what follows from the groups, and messages with counts; see `settle`."""
-        out, messages = labels.copy(), []
+        out = labels.copy()
+        messages: list[str] = []
         for always, columns, name in self.positions(classes):
             out[:, columns], against = settle(labels[:, columns], always)
             messages += _messages(name, labels[:, columns], out[:, columns], int(against.sum()))

@@ -22,10 +22,10 @@ def private():
 def grown(read):
     ours, theirs = os.pipe()
     if not os.fork():
-        for n in range(1000):  # what the interpreter itself touches
+        for n in range(20_000):  # what the interpreter itself touches
             read(n)
         before = private()
-        for n in range(1000, len(names)):
+        for n in range(20_000, len(names)):
             read(n)
         os.write(theirs, str(private() - before).encode())
         os._exit(0)

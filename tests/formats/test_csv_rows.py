@@ -188,3 +188,20 @@ def test_broken_points(read, tmp_path, text, unit, message):
 def test_points_and_boxes_do_not_share_a_table(read):
     with pytest.raises(DataError, match="has columns of points and 'x0' of a box; keep one kind in the table"):
         read("image,class,x_px,y_px,x0,y0,x1,y1\na.jpg,cat,3,4,0,0,1,1\n")
+
+
+@pytest.mark.parametrize("name", ["class", "label"])
+def test_boxes_beside_a_class_without_a_state_are_positives_with_places(read, name):
+    """A table with a class a row and boxes in fractions is unambiguous."""
+    table = read(f"image,{name},x0,y0,x1,y1\na.jpg,cat,.1,.2,.3,.4\nb.jpg,dog,,,,\n")
+    assert table.facts["state"].to_pylist() == [1, 1]
+    assert [None if x is None else round(x, 4) for x in table.facts["x0"].to_pylist()] == [0.1, None]
+    assert not table.notes.warnings
+
+
+def test_boxes_in_pixels_are_not_read_as_fractions(read):
+    with pytest.raises(DataError, match=r"'10' is not in 0..1; divide pixels"):
+        read("image,class,x0,y0,x1,y1\na.jpg,cat,10,20,30,40\nb.jpg,dog,12,21,33,44\n")
+    pixels = read("image,label,x0,y0,x1,y1\na.jpg,cat,10,20,30,40\nb.jpg,dog,12,21,33,44\n")
+    assert pixels.facts["x0"].null_count == 2
+    assert any("beside the labels are not read" in warning for warning in pixels.notes.warnings)

@@ -27,6 +27,7 @@ _SCORES = frozenset({"score", "scores", "confidence", "conf", "probability", "pr
 _NAMELESS = re.compile(r"unnamed: [\d.]+(_level_\d+)?")
 """What pandas calls a column without a name, such as the row numbers that `to_csv` writes."""
 _PAIRS = (("x", "y"), ("column", "row"), ("col", "row"))
+_CORNERS = ("x0", "y0", "x1", "y1")
 _SAMPLE = 100
 
 
@@ -91,6 +92,8 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
             )
             raise DataError(f"{sheet.path}: {what} the class of each point; pass {setting('columns', ['COLUMN'])}.")
         form, labels = "facts", (found[0],)
+    elif (boxed := _boxed_class(sheet, names)) is not None:
+        form, labels = "facts", (boxed,)
     else:
         form, labels = _label_columns(sheet, rest, words, options)
     if form == "tags" and point and chosen is not None:
@@ -100,7 +103,7 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
     sized = unit == "pixels" and {"width", "height"} <= names.keys()
     size = (names["width"], names["height"]) if sized else None
     used = {*labels, *(point or ()), *(size or ())}
-    used |= {names[corner] for corner in ("x0", "y0", "x1", "y1") if form == "facts" and corner in names}
+    used |= {names[corner] for corner in _CORNERS if form == "facts" and corner in names}
     label_names = [sheet.header[j] for j in labels]
     labelled = f"{len(labels):,} class columns {some(label_names)}" if form == "classes" else "one label a row"
     if form == "tags":
@@ -133,6 +136,15 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
         unit=unit,
         size=size,
     )
+
+
+def _boxed_class(sheet: Sheet, names: Mapping[str, int]) -> int | None:
+    """Return the only column of labels beside boxes in fractions of the photo, x0, y0, x1 and y1; else None."""
+    found = [j for name, j in names.items() if name in _TAGS]
+    if not set(_CORNERS) <= names.keys() or len(found) != 1:
+        return None
+    filled = [value for corner in _CORNERS for value in sheet.values[names[corner]] if value.strip()]
+    return found[0] if filled and all(0 <= number_of(value) <= 1 for value in filled) else None
 
 
 def _refuse_predictions(sheet: Sheet, names: Collection[str]) -> None:

@@ -7,14 +7,17 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import fewtags as ft
 from fewtags.demo_set import make_scenes
 from fewtags.engine.events import Ended, Started, StepEnded
+from fewtags.engine.given_photos import GivenPhotos
 from fewtags.engine.model import ModelInfo
 from fewtags.engine.plan import hold_out, make_plan
 from fewtags.engine.predict import evaluate_table
+from fewtags.engine.trained_on import trained_on
 from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan
@@ -304,13 +307,68 @@ def test_nothing_works_before_fit(scenes, tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_one_name_is_not_a_list_of_photos(fitted, scenes):
-    clf, path = fitted[0], photos(scenes.val)[0]
-    for use in (clf.predict, clf.predict_proba):
-        for photo in (path, str(path)):
-            with pytest.raises(DataError) as error:
-                use(photo)
-            assert str(error.value) == f"expected a list of photos, got a single path; pass [{str(path)!r}]."
+def test_photos_of_every_kind_have_one_probability(fitted, scenes, tmp_path):
+    """A PNG as path, text, folder, PIL image, array and table; grey arrays; names of images in memory."""
+    clf = fitted[0]
+    with Image.open(photos(scenes.val)[0]) as opened:
+        image = opened.convert("RGB")
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder" / "a.png"
+    image.save(path)
+    expected = clf.predict_proba([path])
+    for given in (path, str(path), path.parent, image, np.asarray(image), [np.asarray(image)], np.asarray(image)[None]):
+        assert (clf.predict_proba(given) == expected).all()
+    mixed = clf.predict([path.parent, image, str(path), np.asarray(image.convert("L"))])
+    assert mixed.photos == (str(path), "image-0002", str(path), "image-0004")
+    assert (mixed.prob[:3] == mixed.prob[0]).all()
+    assert (clf.heatmaps(image) == clf.heatmaps(path)).all()
+    assert clf.predict(scenes.val).photos == tuple(map(str, photos(scenes.val, 11)))
+    turned = Image.fromarray(np.rot90(np.asarray(image)).copy())
+    turned.getexif()[0x0112] = 6
+    assert (clf.predict_proba(turned) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            np.zeros((4, 4, 3)),
+            "image-0001: the array has the dtype float64; expected uint8 with values 0..255: (array * ",
+        ),
+        (
+            np.zeros((3, 4, 4), np.uint8),
+            "image-0001: the array has the shape 3 x 4 x 4, channels first; expected h x w ",
+        ),
+        (
+            ["a.jpg", np.zeros((4, 4, 4), np.uint8)],
+            "image-0002: the array has the shape 4 x 4 x 4 with an alpha channel",
+        ),
+        (
+            np.zeros((4, 0), np.uint8),
+            "image-0001: the array has the shape 4 x 0; expected h x w x 3, or h x w for grey.",
+        ),
+        (
+            np.zeros((4, 4), np.int64),
+            "image-0001: the array has the dtype int64; expected uint8 with values 0..255: uin",
+        ),
+        (None, "None cannot be read as photos; expected paths of photos or folders, PIL images, or arrays uint8"),
+        (b"a.jpg", "an object of the type bytes cannot be read as photos; expected"),
+        ([3], "image-0001: an object of the type int cannot be read as a photo; expected"),
+        (
+            torch.zeros(3, 4, 4),
+            "image-0001: an object of the type Tensor cannot be read as a photo; make an array with",
+        ),
+    ],
+)
+def test_what_is_not_a_photo_is_refused_with_the_cure(given, message):
+    with pytest.raises(DataError) as error:
+        GivenPhotos.of(given)
+    assert str(error.value).startswith(message)
+
+
+def test_heatmaps_are_of_one_photo(fitted, scenes):
+    with pytest.raises(DataError, match=r"^heatmaps takes one photo, but got 3; call it for each of them\.$"):
+        fitted[0].heatmaps(photos(scenes.val))
 
 
 def test_an_unreadable_photo_is_named(fitted, scenes, tmp_path):
@@ -426,3 +484,142 @@ def test_pretraining_goes_on_only_as_it_began(tmp_path, capsys):
     assert ft.Classifier(init=encoder)._config(None, {}).model.backbone == "test_resnet"
     with pytest.raises(ConfigError, match="are both initial weights; give one of them"):
         ft.Classifier(init=encoder, weights="none")._config(None, {})
+
+
+# --- the estimator
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        (
+            {"epoch": 3},
+            TypeError,
+            "Classifier has no argument 'epoch' (did you mean 'epochs' of fit?); its arguments are",
+        ),
+        ({"wieghts": "none"}, TypeError, "Classifier has no argument 'wieghts' (did you mean 'weights'?)"),
+        (
+            {"batch_size": 8},
+            TypeError,
+            "Classifier has no argument 'batch_size' (settings={'train.batch_size': ...} of ",
+        ),
+        ({"preset": "finetun"}, ConfigError, "preset is 'finetun', which is not a preset (did you mean 'finetune'?)"),
+        (
+            {"objective": "expected_negativ"},
+            ConfigError,
+            "objective is 'expected_negativ', which is not a method (did you",
+        ),
+        ({"objective": ft.BCE}, TypeError, "objective is the class BCE; give an instance: BCE()."),
+        ({"objective": 3}, TypeError, "objective is 3 of the type int; expected a method's name, an instance such as"),
+        ({"size": "64"}, TypeError, "size is '64' of the type str; expected a whole number, 32 or more."),
+        ({"size": 8}, ConfigError, "size is 8; expected 32 or more."),
+        ({"seed": -1}, ConfigError, "seed is -1; expected 0 to 4294967295."),
+        ({"seed": True}, TypeError, "seed is True of the type bool"),
+        ({"weights": "offlin"}, ConfigError, "weights is 'offlin', which is not a file (did you mean 'offline'?)"),
+        (
+            {"backbone": "resnet5"},
+            ConfigError,
+            "'resnet5' is not a backbone that timm knows (did you mean 'resnet50'?)",
+        ),
+        ({"device": "gpu"}, ConfigError, "device is 'gpu'; give 'cpu', or None for the best device."),
+        ({"init": 3}, TypeError, "init is 3 of the type int; expected the folder of a pretraining run"),
+    ],
+)
+def test_the_constructor_refuses_typos(options, kind, message):
+    with pytest.raises(ConfigError) as error:
+        ft.Classifier(**options)
+    assert isinstance(error.value, kind)
+    assert str(error.value).startswith(message)
+
+
+def test_typos_of_the_other_calls(tmp_path):
+    with pytest.raises(TypeError, match=r"^Classifier\.fit has no argument 'epoch' \(did you mean 'epochs'\?\)"):
+        ft.Classifier().fit("photos", out=tmp_path / "run", epoch=3)
+    with pytest.raises(TypeError, match=r"^pretrain has no argument 'ephocs' \(did you mean 'epochs'\?\)"):
+        ft.pretrain("photos", out=tmp_path / "run", ephocs=3)
+    with pytest.raises(DataError, match=r"^an object of the type int cannot be read as labels; give a path"):
+        ft.Classifier().fit(3, out=tmp_path / "run")
+
+
+def test_a_method_by_name():
+    config = classifier(objective="bce")._config(None, {})
+    assert config.objective.name == "bce"
+
+
+def test_parameters_work_as_in_scikit_learn():
+    sklearn_base = pytest.importorskip("sklearn.base")
+    clf = classifier(objective=ft.ExpectedNegative(scl_weight=0.5), seed=3)
+    again = sklearn_base.clone(clf)
+    mine, theirs = clf.get_params(), again.get_params()
+    assert again is not clf
+    assert {k: v for k, v in mine.items() if k != "objective"} == {k: v for k, v in theirs.items() if k != "objective"}
+    assert mine["objective__scl_weight"] == 0.5
+    before = clf.objective
+    assert clf.set_params(seed=4, objective__scl_weight=0.25, objective__cl_weight=0.1) is clf
+    assert (clf.seed, clf.objective.scl_weight, clf.objective.cl_weight, before.scl_weight) == (4, 0.25, 0.1, 0.5)
+    assert clf.set_params(objective="bce").get_params()["objective"] == "bce"
+    for wrong, message in (
+        ({"sed": 1}, r"Classifier has no argument 'sed' \(did you mean 'seed'\?\)"),
+        ({"objective__scl_wieght": 1}, r"BCE has no setting 'scl_wieght'"),
+        ({"seed": 1, "preset": "fast"}, r"preset is 'fast'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            clf.set_params(**wrong)
+    assert (clf.seed, clf.preset) == (4, "cpu")
+
+
+def test_score_is_the_mean_average_precision(fitted, scenes):
+    assert fitted[0].score(scenes.val) == fitted[0].evaluate(scenes.val).mean_average_precision
+
+
+def test_version_and_short_texts(fitted, scenes):
+    clf = fitted[0]
+    assert re.match(r"\d+\.\d+", ft.__version__)
+    assert repr(classifier(seed=3)) == (
+        "Classifier(backbone='test_resnet', weights='none', size=64, preset='cpu', device='cpu', seed=3)"
+    )
+    assert repr(clf).endswith("trained: 10 classes)")
+    evaluation = clf.evaluate(scenes.val)
+    assert re.fullmatch(r"Evaluation\(mAP \d+\.\d, 11 images, 10 classes, 110 known cells\)", repr(evaluation))
+    tags = clf.predict(photos(scenes.val))
+    assert repr(tags) == f"Predictions(3 photos, 10 classes, {sum(map(len, tags))} tags)"
+    for shown in (clf, evaluation, tags, scenes.val):
+        html = shown._repr_html_()
+        assert html.count("<table>") == html.count("</table>") == 1
+        assert len(html) < 10_000
+
+
+def test_html_is_escaped():
+    table = ft.from_array(["a.jpg"], ["<script>"], [[1]])
+    assert "<script>" not in table._repr_html_()
+    assert "&lt;script&gt;" in table._repr_html_()
+
+
+def test_photos_that_were_trained_on_are_reported(fitted, scenes, tmp_path):
+    """By path and by content; not with a model that has no record beside it."""
+    clf = fitted[0]
+    message = r"^the model was trained on 24 photos of these 24, for example .*; scores on them are too good"
+    copies = scenes.train_truth.with_root(shutil.copytree(scenes.train.root, tmp_path / "copies"))
+    for table in (scenes.train_truth, copies):
+        with pytest.warns(UserWarning, match=message):
+            clf.evaluate(table)
+    assert trained_on(fitted[1], scenes.val) == []
+    clf.save(tmp_path / "alone" / "model.safetensors")
+    assert ft.Classifier.load(tmp_path / "alone", device="cpu").evaluate(scenes.train_truth).images == 24
+
+
+def test_data_frames(fitted, scenes, tmp_path):
+    pd = pytest.importorskip("pandas")
+    for name in ("a.jpg", "b.jpg"):
+        shutil.copy(photos(scenes.val)[0], tmp_path / name)
+    frame = pd.DataFrame({"photo": ["a.jpg", "b.jpg"], "cat": [1, 0], "dog": [None, 1.0]})
+    table = ft.from_pandas(frame, images=tmp_path)
+    assert table.images.to_pylist() == ["a.jpg", "b.jpg"]
+    assert table.matrix.dense().tolist() == [[1, 0], [-1, 1]]
+    clf, frame = fitted[0], scenes.val.to_pandas()
+    frame["image"] = [str(scenes.val.root / key) for key in frame["image"]]
+    assert clf.evaluate(frame).to_dict() == clf.evaluate(scenes.val).to_dict()
+    tags = clf.predict(photos(scenes.val))
+    assert list(tags.to_pandas().columns) == ["image", "class", "name", "probability", "threshold"]
+    assert tags.to_pandas(wide=True).shape == (3, 11)
+    assert len(clf.evaluate(scenes.val).to_pandas()) == 10

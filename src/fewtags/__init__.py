@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fewtags.api import Classifier, pretrain
     from fewtags.engine.fit import Fit, FitConfig
+    from fewtags.formats.frames import from_pandas
     from fewtags.formats.options import ReadOptions
     from fewtags.formats.read import read
     from fewtags.labels import ClassNames, Label
@@ -39,6 +40,7 @@ _HOMES = {
     "PatchML": "fewtags.objectives.patchml",
     "ReadOptions": "fewtags.formats.options",
     "from_array": "fewtags.table.arrays",
+    "from_pandas": "fewtags.formats.frames",
     "merge": "fewtags.table.merge",
     "pretrain": "fewtags.api",
     "read": "fewtags.formats.read",
@@ -61,6 +63,7 @@ __all__ = [
     "PatchML",
     "ReadOptions",
     "from_array",
+    "from_pandas",
     "merge",
     "pretrain",
     "read",
@@ -70,6 +73,10 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("fewtags")
     if name not in _HOMES:
         raise AttributeError(f"module 'fewtags' has no attribute {name!r}")
     value: object = getattr(import_module(_HOMES[name]), name)

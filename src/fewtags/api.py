@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,29 +13,36 @@ from numpy.typing import NDArray
 
 from fewtags.config.parse import apply_overrides, parse
 from fewtags.config.sections import Config
+from fewtags.engine.arguments import named_arguments, refuse_unknown, refuse_wrong_values
 from fewtags.engine.encoder_file import initial_weights
 from fewtags.engine.evaluate import Evaluation
 from fewtags.engine.events import Event
 from fewtags.engine.fitting import fit_tables, pretrain_photos
+from fewtags.engine.given_photos import GivenPhotos
 from fewtags.engine.machine import torch_device
-from fewtags.engine.methods import settings_models, settings_of
+from fewtags.engine.methods import changed_objective, settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
 from fewtags.engine.near_copies import leave_out_alike
 from fewtags.engine.own_thresholds import Given, with_thresholds
 from fewtags.engine.plan import Tables, hold_out, with_groups
 from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
+from fewtags.engine.predictions import Predictions
 from fewtags.engine.pretrain_plan import read_settings
 from fewtags.engine.runfolder import ENCODER_FILE, IN_MEMORY
+from fewtags.engine.trained_on import trained_on
 from fewtags.errors import ConfigError, DataError
+from fewtags.formats.frames import from_pandas, is_frame
 from fewtags.formats.read import read
 from fewtags.formats.several import merge_given, read_sources
 from fewtags.labels import ClassNames
 from fewtags.nets.spatial import SpatialNet
+from fewtags.notebook import html_table
 from fewtags.objectives.base import Objective
 from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD
 from fewtags.table.merge import common_vocabulary, match_images, merge
 from fewtags.table.overlap import leave_out_measured
 from fewtags.table.table import LabelTable
+from fewtags.text import counted
 
 # Settings of [data] that do not concern label files.
 SPLIT_SETTINGS = (
@@ -46,8 +54,14 @@ SPLIT_SETTINGS = (
     "data.near_copies",
 )
 
-One = LabelTable | Path | str
-"""A table, or a path to read one from."""
+One = Any
+"""A `LabelTable`, a path to read one from, or a pandas DataFrame."""
+Photo = Any
+"""A path, a PIL image, or an array; see `Classifier.predict_proba`."""
+Photos = Any
+"""A photo, a folder, a `LabelTable`, or a list of these."""
+PARAMS = ("backbone", "objective", "weights", "size", "preset", "device", "seed", "init")
+"""Arguments of the constructor."""
 Labels = One | Sequence[One] | Mapping[str, One]
 """Labels from one source or from several, see `fewtags.merge`; a mapping names its sources."""
 
@@ -56,12 +70,13 @@ Labels = One | Sequence[One] | Mapping[str, One]
 class Classifier:
     """A multi-label image classifier that is trained from few labels.
 
-    Attributes that `fit` sets end in an underscore.
+    Attributes that `fit` sets end in an underscore. `get_params`, `set_params` and `sklearn.base.clone` work as in
+    scikit-learn.
 
     Args:
         backbone: any timm model with a spatial feature map; None for the preset's.
-        objective: the method; None for `PatchML` if the labels have points or boxes, else `ExpectedNegative`, with
-            settings derived from the labels.
+        objective: the method or its name; None for `PatchML` if the labels have points or boxes, else
+            `ExpectedNegative`, with settings derived from the labels.
         weights: "hub", "offline", "none" or a file; None for "offline" if that package is installed, else "hub".
         size: input side in pixels; None for the preset's.
         preset: "cpu", "finetune", "paper", ...; None chooses by machine.
@@ -69,15 +84,21 @@ class Classifier:
         seed: seed of everything random.
         init: a pretraining run, or its encoder file, whose backbone training starts from.
 
+    Raises:
+        ConfigError: a name is unknown, with the closest known one, or a number is out of range.
+
     >>> clf = Classifier(backbone="resnet50", preset="paper")
+    >>> clf
+    Classifier(backbone='resnet50', preset='paper')
     >>> clf.fitted
     False
     """
 
+    @named_arguments
     def __init__(
         self,
         backbone: str | None = None,
-        objective: Objective | None = None,
+        objective: Objective | str | None = None,
         *,
         weights: str | None = None,
         size: int | None = None,
@@ -92,6 +113,54 @@ class Classifier:
         self._net: SpatialNet | None = None
         self._info: ModelInfo | None = None
         self._run: Path | None = None
+        refuse_wrong_values(self.get_params(deep=False))
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the arguments of the constructor; with `deep`, also the objective's settings as `objective__NAME`."""
+        params: dict[str, Any] = {name: getattr(self, name) for name in PARAMS}
+        if deep and isinstance(self.objective, Objective):
+            settings = settings_of(self.objective).model_dump(exclude={"name"})
+            params |= {f"objective__{name}": getattr(self.objective, name) for name in settings}
+        return params
+
+    def set_params(self, **params: Any) -> Self:
+        """Change arguments of the constructor, and settings of the objective as `objective__NAME`. A model stays.
+
+        Raises:
+            ConfigError: a name or value is not known. Nothing is changed then.
+        """
+        nested = {key.removeprefix("objective__"): v for key, v in params.items() if key.startswith("objective__")}
+        plain = {key: value for key, value in params.items() if not key.startswith("objective__")}
+        refuse_unknown("Classifier", plain, [*PARAMS])
+        changed = self.get_params(deep=False) | plain
+        refuse_wrong_values(changed)
+        if nested:
+            changed["objective"] = changed_objective(changed["objective"], nested)
+        for name, value in changed.items():
+            setattr(self, name, value)
+        return self
+
+    def score(self, table: Labels) -> float:
+        """The mAP on a table or the labels at a path, in 0..1; nan if no class has known positives and negatives."""
+        return self.evaluate(table).mean_average_precision
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self.fitted
+
+    def __repr__(self) -> str:
+        defaults = inspect.signature(Classifier).parameters
+        given = [f"{k}={v!r}" for k, v in self.get_params(deep=False).items() if v != defaults[k].default]
+        if self._info is not None:
+            given.append(f"trained: {counted(len(self._info.class_ids), 'class', 'classes')}")
+        return f"Classifier({', '.join(given)})"
+
+    def _repr_html_(self) -> str:
+        if self._info is None:
+            return html_table(repr(self), (), (), ["not trained yet"])
+        info = self._info
+        rows = [(name, f"{t:.3f}") for name, t in zip(info.classes.display, info.thresholds, strict=True)]
+        facts = [f"{info.backbone}, {info.size} px", *info.lines()]
+        return html_table(repr(self), ("class", "threshold"), rows, facts)
 
     @classmethod
     def load(cls, place: Path | str, device: str | None = None) -> Self:
@@ -127,6 +196,7 @@ class Classifier:
         """The metadata of the model file."""
         return self._trained()[1]
 
+    @named_arguments
     def fit(
         self,
         train: Labels,
@@ -204,32 +274,45 @@ class Classifier:
         Raises DataError if the table has no photos, or no class that the model knows.
         """
         (net, _), info = self._trained(), self._with_thresholds(threshold)
-        result, notes = evaluate_table(net, info, _table(table), cpu=self._cpu)
-        for note in notes:
-            warnings.warn(note, stacklevel=2)
+        given = _table(table)
+        result, notes = evaluate_table(net, info, given, cpu=self._cpu)
+        for note in (*notes, *trained_on(self._run, given), *([info.untagged] if info.untagged else [])):
+            warnings.warn(note.removeprefix("warning: "), stacklevel=2)
         return result
 
-    def predict_proba(self, photos: Sequence[Path | str]) -> NDArray[np.float32]:
-        """float32 [n, C]: the probability of every class in every photo. Raises DataError if one cannot be read."""
-        return self._probabilities(photos).astype(np.float32)
+    def predict_proba(self, photos: Photos) -> NDArray[np.float32]:
+        """float32 [n, C]: the probability of every class in every photo, in the order given.
+
+        `photos` are paths of photos or folders, PIL images, arrays uint8 [h, w, 3] (RGB) or [h, w] (grey), a label
+        table, or a list that may mix these. The photos of a folder come in the order of `fewtags predict`.
+        Raises DataError if one cannot be read.
+        """
+        return self._probabilities(photos)[0].astype(np.float32)
 
     def predict(
         self,
-        photos: Sequence[Path | str],
+        photos: Photos,
         max_tags: int | None = None,
         *,
         threshold: Given | Sequence[Given] | None = None,
-    ) -> list[list[str]]:
-        """The class ids of every photo, best first; errors as in `predict_proba`.
+    ) -> Predictions:
+        """The class ids of every photo, best first, as a list of lists; photos and errors as in `predict_proba`.
 
-        `threshold` replaces stored thresholds, as in `set_thresholds`.
+        The result also has the names and probabilities, and `to_pandas()`. A Python warning names classes that are
+        hardly ever tagged. `threshold` replaces stored thresholds, as in `set_thresholds`.
         """
         info = self._with_thresholds(threshold)
         values, ids = np.array(info.thresholds), info.class_ids
-        return [[ids[c] for c in decide(row, values, max_tags, info.groups)] for row in self._probabilities(photos)]
+        prob, names = self._probabilities(photos)
+        if info.untagged:
+            warnings.warn(info.untagged, stacklevel=2)
+        tags = tuple([ids[c] for c in decide(row, values, max_tags, info.groups)] for row in prob)
+        return Predictions(photos=names, tags=tags, prob=prob, classes=info.classes, thresholds=values)
 
-    def heatmaps(self, photo: Path | str, *, coupled: bool = False) -> NDArray[np.float32]:
+    def heatmaps(self, photo: Photo, *, coupled: bool = False) -> NDArray[np.float32]:
         """float32 [C, h, w]: a heatmap per class in the frame of the photo (policy `imagenet`: of its centre crop).
+
+        `photo` is a path, a PIL image or an array, as in `predict_proba`.
 
         Heatmaps are probabilities. With `coupled`, they are the class token's attention times the class logits
         (TS-CAM), which have no common scale and may be negative.
@@ -239,18 +322,22 @@ class Classifier:
             DataError: the photo cannot be read.
         """
         net, info = self._trained()
-        return heatmaps(net, info, Path(photo), torch_device(self._cpu), coupled=coupled)[1]
+        given = GivenPhotos.of(photo)
+        if len(given.photos) != 1:
+            raise DataError(f"heatmaps takes one photo, but got {len(given.photos):,}; call it for each of them.")
+        return heatmaps(net, info, given.photos[0], torch_device(self._cpu), coupled=coupled)[1]
 
-    def _probabilities(self, photos: Sequence[Path | str]) -> NDArray[np.float64]:
+    def _probabilities(self, photos: Photos) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+        """Return float64 [n, C], and the names of the photos."""
         net, info = self._trained()
-        if isinstance(photos, str | Path):
-            raise DataError(f"expected a list of photos, got a single path; pass [{str(photos)!r}].")
-        rows = []
-        for found in predict_photos(net, info, [Path(p) for p in photos], torch_device(self._cpu)):
+        given, rows = GivenPhotos.of(photos), []
+        for note in given.notes:
+            warnings.warn(note, stacklevel=3)
+        for found in predict_photos(net, info, given.photos, torch_device(self._cpu)):
             if found.prob is None:
                 raise DataError(found.error)
             rows.append(found.prob)
-        return np.stack(rows) if rows else np.zeros((0, len(info.class_ids)))
+        return (np.stack(rows) if rows else np.zeros((0, len(info.class_ids)))), given.names
 
     def _trained(self) -> tuple[SpatialNet, ModelInfo]:
         if self._net is None or self._info is None:
@@ -277,7 +364,10 @@ class Classifier:
             raise ConfigError(
                 f"{meaningless[0]} is a setting for reading label files, but fit gets a table; pass it to fewtags.read."
             )
-        tree = {} if self.objective is None else {"objective": settings_of(self.objective).model_dump()}
+        tree: dict[str, Any] = {}
+        if self.objective is not None:
+            named = isinstance(self.objective, str)
+            tree["objective"] = {"name": self.objective} if named else settings_of(self.objective).model_dump()
         tree = apply_overrides(tree, {k: v for k, v in chosen.items() if v is not None})
         return parse(tree, settings_models(), "the arguments")
 
@@ -303,6 +393,14 @@ def _table(labels: Labels, images: Path | str | None = None) -> LabelTable:
         return labels if images is None else labels.with_root(images)
     if isinstance(labels, str | Path):
         return read(labels, images=images)
+    if is_frame(labels):
+        return from_pandas(labels, images=images)
+    if labels is None or not isinstance(labels, Sequence | Mapping):
+        kind = "None" if labels is None else f"an object of the type {type(labels).__name__}"
+        raise DataError(
+            f"{kind} cannot be read as labels; give a path, a LabelTable, a pandas DataFrame, or several of them. "
+            "from_array makes a table from an array."
+        )
     if isinstance(labels, Mapping):
         return merge({name: _table(one, images) for name, one in labels.items()})
     paths = [one for one in labels if isinstance(one, str | Path)]
@@ -311,6 +409,7 @@ def _table(labels: Labels, images: Path | str | None = None) -> LabelTable:
     return merge_given([_table(one, images) for one in labels])
 
 
+@named_arguments
 def pretrain(
     photos: One,
     *,

@@ -16,6 +16,10 @@ class ConfigError(FewtagsError):
     """A setting is unknown, out of range, or contradicts another."""
 
 
+class ArgumentError(ConfigError, TypeError):
+    """An argument in Python has an unknown name or another type than expected."""
+
+
 class CheckpointError(FewtagsError):
     """A run folder, checkpoint or weight file cannot be used."""
 

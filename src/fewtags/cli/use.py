@@ -68,6 +68,7 @@ def evaluate(
     from fewtags.engine.localise import even_cuts, localise_table, refuse_without_boxes
     from fewtags.engine.model import load_model
     from fewtags.engine.predict import score_table
+    from fewtags.engine.trained_on import trained_on
 
     if loc_cuts is not None and not localise:
         raise ConfigError("--loc-cuts is for --localise; give --localise as well, or leave it out.")
@@ -78,7 +79,9 @@ def evaluate(
     if localise:
         refuse_without_boxes(info, table)
     scored = score_table(net, info, table, cpu=cpu)
-    say(*scored.notes)
+    say(*scored.notes, *trained_on(model if model.is_dir() else model.parent, table))
+    if info.untagged:
+        say(f"warning: {info.untagged}")
     result = scored.evaluate(info)
     content, text = result.to_dict(), str(result)
     if localise:

@@ -20,11 +20,15 @@ from fewtags.metrics.intervals import FEWEST_POSITIVES, Intervals, jackknife_int
 from fewtags.metrics.metric import Metric, nested, number_or_none, reasons, sentence
 from fewtags.metrics.ranking import RankingReport, positive_only_report, ranking_report
 from fewtags.nets.spatial import SpatialNet
+from fewtags.notebook import data_frame, html_table
 from fewtags.photos.loader import EvalLoader
 from fewtags.stores.shard import Shard
 from fewtags.text import counted
 
 Logits = NDArray[np.float32]
+_PERCENT = ("average_precision", "precision", "recall", "f1")
+_SHOWN = ("name", "average_precision", "positives", "negatives", "threshold", "precision", "recall", "f1")
+"""Columns of the table of classes, in notebooks and data frames."""
 
 
 def predict_logits(
@@ -56,7 +60,7 @@ def sigmoid(logits: Logits) -> NDArray[np.float64]:
 
 
 @final
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Evaluation:
     """The metrics of a model on one table, and the counts behind them.
 
@@ -135,6 +139,29 @@ class Evaluation:
             positives = f"{self.ranking.positives[c]:>9,}"
             lines.append(f"{self.classes.display[c]:<{width}}  {value}   {spread}  {positives}  {known:>5,}{why}")
         return "\n".join([*lines, *details(self.metrics)])
+
+    def __repr__(self) -> str:
+        value = self.mean_average_precision
+        mean = "not defined" if math.isnan(value) else f"{100 * value:.1f}"
+        sizes = f"{counted(self.images, 'image')}, {counted(len(self.classes), 'class', 'classes')}"
+        return f"Evaluation(mAP {mean}, {sizes}, {self.ranking.known_cells:,} known cells)"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            tuple(
+                "-" if row[key] is None else f"{100 * row[key]:.1f}" if key in _PERCENT else row[key] for key in _SHOWN
+            )
+            for row in self.to_dict()["per_class"]
+        ]
+        return html_table(repr(self), [name.replace("_", " ") for name in _SHOWN], rows, self.headline())
+
+    def to_pandas(self) -> Any:
+        """Return a DataFrame with a row per class: AP, counts, threshold, precision, recall and F1 as fractions.
+
+        Raises ConfigError if pandas is not installed.
+        """
+        rows = self.to_dict()["per_class"]
+        return data_frame({key: [row[key] for row in rows] for key in ("id", *_SHOWN, "unknown", "excluded")})
 
     def headline(self) -> list[str]:
         """Return all metrics in one sentence, and one sentence for each reason why others are not defined."""

@@ -17,6 +17,7 @@ from fewtags.labels import Label
 from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.augment import Policy
 from fewtags.photos.dataset import read_through
+from fewtags.photos.in_memory import NamedImage
 from fewtags.photos.loader import Collate
 from fewtags.table.table import LabelTable
 
@@ -104,7 +105,7 @@ class Gallery:
 
 
 def class_maps(
-    net: SpatialNet, path: Path, policy: Policy, collate: Collate, device: torch.device
+    net: SpatialNet, path: Path | NamedImage, policy: Policy, collate: Collate, device: torch.device
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Compute the probabilities [C] and probability maps [C, h, w] of one photo through the test view."""
     pixels, _ = read_through(path, policy.test_view, policy.size)

@@ -302,6 +302,28 @@ def settings_of(objective: Objective) -> ObjectiveConfig:
     return validated(settings_model(method), {"name": name, **values}, method.__name__)
 
 
+def changed_objective(objective: Objective | str | None, settings: Mapping[str, Any]) -> Objective:
+    """Return a new objective of the same class with other settings.
+
+    Raises:
+        ConfigError: there is no objective, or a setting is not known or out of range.
+    """
+    if objective is None:
+        raise ConfigError(f"objective__{next(iter(settings))} needs an objective; set objective as well.")
+    if isinstance(objective, str):
+        method, values = method_class(objective), {}
+    else:
+        method, values = type(objective), settings_of(objective).model_dump(exclude={"name"})
+    known = [field.name for field in dataclasses.fields(method) if field.init]  # type: ignore[arg-type]
+    if unknown := [name for name in settings if name not in known]:
+        raise ConfigError(
+            f"{method.__name__} has no setting {unknown[0]!r}{suggest(unknown[0], known)}; known: {', '.join(known)}."
+        )
+    changed = method(**{**values, **settings})
+    settings_of(changed)
+    return changed
+
+
 def collapsed_losses(settings: Mapping[str, Any]) -> Mapping[str, float]:
     """Return `Objective.collapsed_losses` of recorded settings; nothing for a method of your own, to not import it."""
     name = str(settings.get("name"))

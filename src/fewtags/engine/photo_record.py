@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -31,6 +32,11 @@ def photo_contents(table: LabelTable) -> NDArray[np.int64]:
     missing photo has zeros.
     """
     return np.array([*each(_content, photo_paths(table))], np.int64).reshape(-1, 4)
+
+
+def photo_digests(paths: Sequence[str]) -> NDArray[np.int64]:
+    """int64 [n, 2]: the digests that `photo_contents` records, of photos at paths."""
+    return np.array([*each(_digest, paths)], np.int64).reshape(-1, 2)
 
 
 def changed_contents(table: LabelTable, before: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -27,6 +27,7 @@ from fewtags.metrics.decisions import Groups, decide_cells
 from fewtags.nets.spatial import SpatialNet
 from fewtags.nets.tscam import coupled_maps
 from fewtags.photos.dataset import Sample, read_through
+from fewtags.photos.in_memory import NamedImage
 from fewtags.photos.loader import Collate
 from fewtags.photos.workers import WorkerLoader, Workers
 from fewtags.table.table import LabelTable, Notes
@@ -72,7 +73,7 @@ def find_photos(places: Sequence[Path | str]) -> tuple[list[Path], list[str]]:
 class Prediction:
     """The result for one photo: probabilities float64 [C], or None and the error of reading it."""
 
-    path: Path
+    path: Path | NamedImage
     prob: NDArray[np.float64] | None
     error: str = ""
 
@@ -81,9 +82,10 @@ class Prediction:
 class _Files(Dataset[Sample | str]):
     """Photos by index, through the test view; an unreadable photo is the text of its error."""
 
-    def __init__(self, paths: Sequence[Path], info: ModelInfo) -> None:
+    def __init__(self, paths: Sequence[Path | NamedImage], info: ModelInfo) -> None:
         # An Arrow array: worker processes would copy the objects of a list. Bytes: a file name need not be text.
-        self.paths = pa.array([os.fsencode(p) for p in paths], pa.binary())
+        self.paths = pa.array([os.fsencode(p) if isinstance(p, Path) else None for p in paths], pa.binary())
+        self.images = {n: image for n, image in enumerate(paths) if isinstance(image, NamedImage)}
         self.policy = make_policy(info.policy, info.size)
         self.classes = len(info.class_ids)
 
@@ -92,7 +94,7 @@ class _Files(Dataset[Sample | str]):
 
     def __getitem__(self, index: int) -> Sample | str:
         try:
-            path = Path(os.fsdecode(self.paths[index].as_py()))
+            path = self.images.get(index) or Path(os.fsdecode(self.paths[index].as_py()))
             pixels, view = read_through(path, self.policy.test_view, self.policy.size)
         except FewtagsError as error:
             return str(error)
@@ -102,7 +104,7 @@ class _Files(Dataset[Sample | str]):
 def predict_photos(
     net: SpatialNet,
     info: ModelInfo,
-    paths: Sequence[Path],
+    paths: Sequence[Path | NamedImage],
     device: torch.device,
     *,
     batch_size: int = 16,
@@ -115,7 +117,12 @@ def predict_photos(
 
 
 def _logits(
-    net: SpatialNet, info: ModelInfo, paths: Sequence[Path], device: torch.device, batch_size: int, workers: int
+    net: SpatialNet,
+    info: ModelInfo,
+    paths: Sequence[Path | NamedImage],
+    device: torch.device,
+    batch_size: int,
+    workers: int,
 ) -> Iterator[Logits | str]:
     """Yield float32 [C] for every photo, in order, or the error of reading it."""
     net.to(device).eval()
@@ -128,7 +135,7 @@ def _logits(
 
 
 def _read(
-    info: ModelInfo, paths: Sequence[Path], device: torch.device, batch_size: int, workers: int
+    info: ModelInfo, paths: Sequence[Path | NamedImage], device: torch.device, batch_size: int, workers: int
 ) -> Iterator[tuple[list[Sample | str], torch.Tensor | None]]:
     """Yield batches: a sample or error for each photo, in order, and a tensor of the readable ones if there are any."""
     prepare_process()
@@ -144,7 +151,7 @@ def _read(
 def predict_maps(
     net: SpatialNet,
     info: ModelInfo,
-    paths: Sequence[Path],
+    paths: Sequence[Path | NamedImage],
     device: torch.device,
     *,
     batch_size: int = 16,
@@ -279,7 +286,7 @@ def decide(
 
 
 def heatmaps(
-    net: SpatialNet, info: ModelInfo, path: Path, device: torch.device, *, coupled: bool = False
+    net: SpatialNet, info: ModelInfo, path: Path | NamedImage, device: torch.device, *, coupled: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Compute the probabilities [C] and maps [C, h, w] of one photo, in the frame of its test view.
 

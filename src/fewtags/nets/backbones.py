@@ -157,6 +157,11 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
+def check_backbone(name: str) -> None:
+    """Raise ConfigError if timm does not know a backbone."""
+    _has_fixed_size(name)
+
+
 def _has_fixed_size(name: str) -> bool:
     """Whether timm fixes the image size of the model. Raises ConfigError for an unknown name."""
     if not timm.is_model(name):

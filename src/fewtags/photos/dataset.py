@@ -7,6 +7,7 @@ passes to the data set; no data set, transform or worker has a state.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -21,6 +22,7 @@ from fewtags.geometry import View
 from fewtags.labels import LabelMatrix, Locations
 from fewtags.photos.augment import PixelChange, Policy
 from fewtags.photos.decode import open_photo
+from fewtags.photos.in_memory import NamedImage, photo_in_memory
 from fewtags.seeds import rng
 
 AUGMENTATION, SECOND_VIEW = 0, 2
@@ -157,11 +159,14 @@ class EvalSet(Dataset[Sample | Failure]):
         return Sample(pixels=pixels, labels=self.labels.rows([index])[0], index=index, view=view)
 
 
-def read_through(path: Path, view_of: Callable[[float], View], size: int) -> tuple[NDArray[np.uint8], View]:
+def read_through(
+    source: Path | NamedImage, view_of: Callable[[float], View], size: int
+) -> tuple[NDArray[np.uint8], View]:
     """Read a photo through a view: pixels uint8 [size, size, 3], and the view. An unreadable photo is a `DataError`.
 
     `view_of` maps an aspect (displayed width / height) to a view, for example the `test_view` of a policy.
     """
-    with open_photo(path) as photo:
+    opened = nullcontext(photo_in_memory(source)) if isinstance(source, NamedImage) else open_photo(source)
+    with opened as photo:
         view = view_of(photo.info.aspect)
         return photo.read(view, (size, size)), view

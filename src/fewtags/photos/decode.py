@@ -113,7 +113,7 @@ _OTHERS = (
 )
 
 # Exceptions of Pillow's decoders for broken files, found with thousands of truncated and damaged files.
-_DAMAGE = (
+DAMAGE = (
     OSError,
     SyntaxError,
     ValueError,
@@ -185,7 +185,7 @@ class Photo:
 
     path: str
     info: ImageInfo
-    _image: ImageFile.ImageFile = field(repr=False)
+    _image: Image.Image = field(repr=False)
     _was_read: bool = field(default=False, init=False, repr=False)
     _wanted: tuple[int, int] | None = field(default=None, init=False, repr=False)
     unended: bool = field(default=False, init=False, repr=False)
@@ -236,7 +236,7 @@ class Photo:
 
         The size is fractional: the decoder rounds it up, and the photo covers only a part of the last row and column.
         """
-        if self.info.format != "JPEG":
+        if self.info.format != "JPEG" or not isinstance(self._image, ImageFile.ImageFile):
             return None  # for HEIF it would mean the embedded thumbnail
         if not self._image.tile:  # the header ends without a scan
             raise DataError(f"{self.path}: has a JPEG header but no image data; re-export or remove the file.")
@@ -248,9 +248,9 @@ class Photo:
     def _load(self) -> Image.Image:
         try:
             self._image.load()
-        except _DAMAGE as error:
+        except DAMAGE as error:
             truncated = "truncated" in str(error).lower()
-            if truncated and self.info.format == "JPEG" and (whole := whole_jpeg(self.path, self._wanted, _DAMAGE)):
+            if truncated and self.info.format == "JPEG" and (whole := whole_jpeg(self.path, self._wanted, DAMAGE)):
                 self.unended = True
                 return whole
             problem = _truncation(self._image) if truncated else f"cannot be decoded ({error})"
@@ -357,7 +357,7 @@ def _read_header(file: BinaryIO, path: Path, shown: str) -> Photo:
                 image.info["exif"] = _late_exif(file)
             orientation = _orientation(image)
             animated = bool(getattr(image, "is_animated", False))  # only formats that may hold frames define it
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise DataError(
             f"{shown}: its {kind} header is damaged or of an unknown kind ({error}); re-export or remove the file."
         ) from error
@@ -407,7 +407,7 @@ def _orientation(image: Image.Image) -> int:
     try:
         # Not `image.getexif()`, which for a PNG decodes the pixels.
         value = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
-    except _DAMAGE:
+    except DAMAGE:
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
@@ -443,7 +443,7 @@ def _truncation(image: Image.Image) -> str:
     image.tile = []  # type: ignore[attr-defined]  # nothing more to decode: keep what there is
     try:
         filled = image.getbbox()
-    except _DAMAGE:
+    except DAMAGE:
         filled = None
     if filled is None or filled[3] == image.height:
         return "truncated, its data end before the image does"

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fewtags.errors import DataError
+from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames, Label, LabelMatrix, Locations
+from fewtags.notebook import data_frame, html_table
 from fewtags.table.split import Groups, split_table
 from fewtags.table.summary import Summary, summarise
 from fewtags.text import flag
@@ -187,6 +188,28 @@ class LabelTable:
     def __repr__(self) -> str:
         where = f", root={str(self.root)!r}" if self.root is not None else ""
         return f"LabelTable({len(self):,} images, {len(self.classes):,} classes, {len(self.facts):,} facts{where})"
+
+    def _repr_html_(self) -> str:
+        summary = self.summary()
+        shown, left_out = summary.listed_classes()
+        rows = [
+            (self.classes.display[c], summary.positives[c], summary.negatives[c], summary.unknowns[c]) for c in shown
+        ]
+        notes = [left_out] if left_out else []
+        title = f"{len(self):,} images, {len(self.classes):,} classes: {summary.kind}"
+        return html_table(title, ("class", "positive", "negative", "unknown"), rows, notes)
+
+    def to_pandas(self) -> Any:
+        """Return a DataFrame with the column image, and a column for each class: 1 positive, 0 negative, NaN unknown.
+
+        Raises ConfigError if pandas is not installed.
+        """
+        states = self.matrix.dense()
+        values = np.where(states == Label.UNKNOWN, np.nan, (states == Label.POSITIVE).astype(np.float64))
+        columns = dict(zip(self.classes.ids, values.T, strict=True))
+        if "image" in columns:
+            raise ConfigError("a class is named 'image', like the column of the photos; rename it.")
+        return data_frame({"image": self.images.to_pylist(), **columns})
 
     @classmethod
     def build(

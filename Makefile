@@ -19,6 +19,8 @@ stress: setup
 	$(BIN)/python tests/stress/kills.py 20
 	$(BIN)/python tests/stress/runfiles.py 60
 	$(BIN)/python tests/stress/disks.py 12
+	$(BIN)/python tests/stress/commands.py
+	$(BIN)/python tests/stress/photo_memory.py 4
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks

@@ -8,6 +8,7 @@ Linux only.
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,12 @@ from PIL import Image
 from fewtags.photos.decode import open_photo
 
 SIDE = 64
-LIMIT_BYTES = 17
+LIMIT_BYTES = 28
 """What `fewtags.photos.decode` and docs/reliability.md state."""
 
 
-def write(folder: Path, width: int, height: int) -> dict[str, Path]:
-    """Write a photo of noise in every format and mode; return the files by their description."""
+def write(folder: Path, width: int, height: int) -> Iterator[tuple[str, Path]]:
+    """Write a photo of noise in every format and mode; yield the description and the file of each."""
     rng = np.random.default_rng(0)
     grey = rng.integers(0, 256, (height, width), np.uint8)
     rgb = np.repeat(grey[:, :, None], 3, 2)
@@ -52,20 +53,18 @@ def write(folder: Path, width: int, height: int) -> dict[str, Path]:
         ("JPEG 2000", "RGB", "jp2", {}),
         ("AVIF", "RGB", "avif", {"speed": 10}),
     ]
-    found = {}
-    for kind, mode, ending, options in kinds:
-        path = folder / f"{len(found)}-{width}.{ending}"
+    for number, (kind, mode, ending, options) in enumerate(kinds):
+        path = folder / f"{number}-{width}.{ending}"
         images[mode].save(path, **options)
-        found[f"{kind}, {mode}"] = path
+        yield f"{kind}, {mode}", path
     path = folder / f"see-through-{width}.png"
     see_through.save(path, compress_level=1)
-    found["PNG, palette with transparency"] = path
+    yield "PNG, palette with transparency", path
     turned = Image.Exif()
     turned[0x0112] = 6
     path = folder / f"turned-{width}.png"
     images["RGBA"].save(path, compress_level=1, exif=turned)
-    found["PNG, RGBA, turned by EXIF"] = path
-    return found
+    yield "PNG, RGBA, turned by EXIF", path
 
 
 def resident() -> int:
@@ -97,10 +96,10 @@ def main() -> None:
     width = int((megapixels * 1e6) ** 0.5)
     most = 0.0
     with tempfile.TemporaryDirectory() as name:
-        large, small = write(Path(name), width, width), write(Path(name), SIDE, SIDE)
         print(f"bytes a pixel at {width} x {width}: read small, read whole", flush=True)
-        for kind, path in large.items():
-            found = [(peak(path, whole) - peak(small[kind], whole)) / width**2 for whole in (False, True)]
+        pairs = zip(write(Path(name), width, width), write(Path(name), SIDE, SIDE), strict=True)
+        for (kind, path), (_, small) in pairs:
+            found = [(peak(path, whole) - peak(small, whole)) / width**2 for whole in (False, True)]
             most = max(most, *found)
             print(f"{kind:34}{found[0]:8.1f}{found[1]:8.1f}", flush=True)
     print(f"most: {most:.1f} bytes a pixel; stated: {LIMIT_BYTES}")

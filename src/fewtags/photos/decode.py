@@ -59,7 +59,8 @@ from fewtags.photos.unended import whole_jpeg
 PIXEL_LIMIT = 100_000_000
 """Default for the largest number of pixels of a photo: 10,000 x 10,000.
 
-Reading takes up to 17 bytes a pixel for a moment (PNG and WebP with transparency), which is 1.7 GB at the limit.
+Reading takes up to 21 bytes a pixel for a moment, and up to 28 if the result keeps the size of the photo (lossless WebP
+with transparency): 2.1 and 2.8 GB at the limit. `tests/stress/photo_memory.py` measures this for each format.
 """
 LARGE = 10_000_000
 """A photo of more pixels is decoded alone: the threads of a process that read large photos wait for each other."""

@@ -53,8 +53,8 @@ def _scans_are_there(data: bytes, damage: tuple[type[Exception], ...]) -> bool:
 
 def _is_whole(data: bytes, damage: tuple[type[Exception], ...]) -> bool:
     """Return whether no pixel depends on what comes after the data."""
-    found = [_decoded(data, fill, None, damage) for fill in _FILLS]
-    return found[0] is not None and found[1] is not None and np.array_equal(*map(np.asarray, found))
+    first, second = (_decoded(data, fill, None, damage) for fill in _FILLS)
+    return first is not None and second is not None and np.array_equal(np.asarray(first), np.asarray(second))
 
 
 def _decoded(

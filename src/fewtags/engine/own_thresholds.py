@@ -99,8 +99,8 @@ def class_position(classes: ClassNames, word: str, where: str = "") -> int:
     if len(alike) == 1:
         return alike[0]
     if alike:
-        names = " and ".join(repr(classes.ids[c]) for c in alike[:MOST_NAMED])
-        raise DataError(f"{start}{word!r} could be the classes {names}; write the id of one.")
+        listed = " and ".join(repr(classes.ids[c]) for c in alike[:MOST_NAMED])
+        raise DataError(f"{start}{word!r} could be the classes {listed}; write the id of one.")
     known = dict.fromkeys((*classes.ids, *classes.display))
     raise DataError(f"{start}{word!r} is not a class of this model{suggest(word, known)}.")
 
@@ -221,7 +221,8 @@ def _by_precision(
     logits, labels = validation_scores(info, run)
     found = precision_thresholds(sigmoid(logits), labels, wanted)
     chosen = {c: float(found.values[c]) for c in np.flatnonzero(np.isfinite(found.values)).tolist() if c not in skip}
-    display, groups = info.classes.display, {"few": [], "missed": []}
+    display = info.classes.display
+    groups: dict[str, list[str]] = {"few": [], "missed": []}
     for c in range(len(display)):
         if c in chosen or c in skip:
             continue

@@ -281,7 +281,7 @@ def decide(
     if max_tags is not None and max_tags < 1:
         raise ConfigError(f"max_tags is {max_tags}; expected 1 or more, or None for all tags.")
     order = np.argsort(-prob, kind="stable")
-    present = order[decide_cells(prob[None], thresholds, groups)[0, order]]
+    present: NDArray[np.int64] = order[decide_cells(prob[None], thresholds, groups)[0, order]]
     return present if max_tags is None else present[:max_tags]
 
 

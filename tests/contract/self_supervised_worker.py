@@ -59,8 +59,6 @@ METHODS = {
     "mls-knn-2": mls(neighbour_loss="knn_eq2"),
     "mls-knn-11": mls(neighbour_loss="knn_eq11"),
     "mls-self": mls(include_self=True),
-    "mls-mask": mls(mask_same=True),
-    "mls-mask-self": mls(mask_same=True, include_self=True),
     "mls-warm-up": mls(neighbour_from=2),
     "mls-projections": mls(source="projections"),
     "mls-features": mls(source="features"),

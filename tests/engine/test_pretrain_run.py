@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from fewtags.engine.encoder_file import find_encoder, load_encoder
 from fewtags.engine.events import EpochEnded, Noted, StepEnded
 from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
-from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run
+from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run, purity_hint
 from fewtags.engine.tensor_files import load_part
 from fewtags.errors import CheckpointError, ConfigError, DataError, TrainingError
 
@@ -100,25 +100,41 @@ def test_workers_change_nothing(whole, photos, tmp_path):
 
 
 def test_small_problems_scale_what_nobody_chose(photos):
-    """20 photos: the smallest queue, of which a hundredth is less than one label; a tenth of 40 epochs warms up."""
+    """20 photos: the smallest queue, of which 5 in 256 are less than one label; a tenth of 40 epochs warms up."""
     plan = plan_for(photos, objective={"name": "mls", "momentum": 0.95}, train={"epochs": 40})
-    tree = read_settings(
-        {"data": {"train": str(photos)}, "objective": {"momentum": 0.95}, "train": {"epochs": 40}}, "x"
-    )
+    objective = {"name": "mls", "momentum": 0.95}
+    tree = read_settings({"data": {"train": str(photos)}, "objective": objective, "train": {"epochs": 40}}, "x")
     objective = make_pretrain_plan(tree, cpu=True).resolved.objective
-    assert {k: objective[k] for k in ("queue_size", "k", "momentum", "neighbour_from")} == {
+    assert {k: objective[k] for k in ("queue_size", "k", "momentum", "neighbour_from", "reduction")} == {
         "queue_size": 16,
         "k": 1,
         "momentum": 0.95,
         "neighbour_from": 4,
+        "reduction": "balanced",
     }
     assert plan.resolved.objective["k"] == 2
 
 
+def test_the_default_is_moco(photos):
+    assert (
+        make_pretrain_plan(read_settings({"data": {"train": str(photos)}}, "x"), cpu=True).resolved.objective["name"]
+        == "moco"
+    )
+
+
 def test_the_plan_says_what_suits_the_data_badly(photos):
-    lines = [*plan_for(photos, objective={"queue_size": 16, "k": 4}).lines()]
-    assert any(line.startswith("warning: a queue of 16 for 20 photos") for line in lines)
-    assert "warning: k = 4 of a queue of 16: more than a twentieth are positives; lower objective.k" in lines
+    lines = [*plan_for(photos, objective={"queue_size": 21, "k": 4}).lines()]
+    assert any(line.startswith("warning: a queue of 21 for 20 photos has several keys of the same") for line in lines)
+    assert "warning: k = 4 of a queue of 21: more than a twentieth are positives; lower objective.k" in lines
+    assert not any(line.startswith("warning: the queue has") for line in lines)
+
+
+def test_a_queue_shorter_than_a_step_is_said(photos):
+    lines = [*plan_for(photos, objective={"queue_size": 4, "k": 1}).lines()]
+    assert any(
+        line.startswith("warning: the queue has 4 slots, but a step has 6 photos: 2 keys of each step are not stored")
+        for line in lines
+    )
 
 
 def test_an_unreadable_photo_is_named_and_left_out(photos, tmp_path):
@@ -222,7 +238,7 @@ def test_a_last_batch_of_one_is_refused(photos, tmp_path):
 def test_the_paper_preset_leaves_nothing_to_derive(photos):
     plan = plan_for(photos, train={"preset": "paper"}, objective={"name": "mls", "k": 20, "queue_size": None})
     assert plan.resolved.objective["queue_size"] == 4096
-    assert any("a queue of 4,096 for 20 photos: 100 % of the queries" in note for note in plan.notes)
+    assert any("a queue of 4,096 for 20 photos has several keys" in note for note in plan.notes)
     assert plan.resolved.stages[0].lr == 0.05
 
 
@@ -264,3 +280,30 @@ def test_photos_in_a_step_and_batchnorm_that_is_not_shuffled(photos):
     assert any("batch 12 (2 processes x 6)" in line for line in two.lines())
     grouped = plan_for(photos, objective={"batchnorm_groups": 2})
     assert not any(said in line for line in grouped.lines())
+
+
+def test_labels_are_logged_and_change_nothing(whole, photos, tmp_path):
+    """A table with half of the photos a, half b: purity from the second epoch on; the rest is as without labels."""
+    names = [f"{n:02}.png" for n in range(PHOTOS)]
+    lines = ["image,a,b", *(f"{name},{n % 2},{1 - n % 2}" for n, name in enumerate(names))]
+    (tmp_path / "tags.csv").write_text("\n".join(lines), "utf-8")
+    plan = plan_for(photos, data={"train": str(tmp_path / "tags.csv"), "images": str(photos)})
+    assert any("only to log how many nearest photos share a class" in line for line in plan.lines())
+    records = finish(PretrainRun(plan, tmp_path / "run", cpu=True).start())
+    assert [set(r) - set(bare) for r, bare in zip(records, whole[1], strict=True)] == [
+        set(),
+        *2 * [{"state/neighbour_purity", "state/neighbour_chance"}],
+    ]
+    assert all(r[key] == value for r, bare in zip(records, whole[1], strict=True) for key, value in bare.items())
+    stopped = tmp_path / "stopped"
+    finish(
+        PretrainRun(plan_for(photos, data=plan.config.data.model_dump(exclude_none=True)), stopped, cpu=True).start(), 6
+    )
+    assert finish(open_pretrain_run(stopped, cpu=True).resume())[-1] == records[-1]
+
+
+def test_a_hint_where_neighbours_are_near_chance():
+    near = purity_hint({"state/neighbour_purity": 0.265, "state/neighbour_chance": 0.231})
+    assert near.startswith("26 % of the nearest photos share a class, by chance 23 %: neighbours cannot help yet.")
+    assert purity_hint({"state/neighbour_purity": 0.53, "state/neighbour_chance": 0.23}) == ""
+    assert purity_hint({}) == ""

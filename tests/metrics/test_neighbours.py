@@ -48,10 +48,12 @@ def test_precision_by_hand():
 
 
 def test_what_is_not_known_is_not_judged():
-    """Image 2's b is unknown for image 0's class a: neighbour 2 is neither right nor wrong. Image 3 knows nothing."""
-    labels = np.array([[1, 0], [1, 0], [0, 1], [0, 0]], np.int8)
+    """Image 2's b is unknown for image 0's class a: neighbour 2 is neither right nor wrong. Image 3 is without a."""
+    labels = np.array([[1, 0], [1, 0], [0, 1], [-1, 0]], np.int8)
     report = neighbour_precision(FEATURES, labels, 2)
-    assert (report.images, report.precision, report.chance) == (2, 1.0, 1.0)
+    assert (report.images, report.precision, report.chance) == (2, 1.0, 0.5)
+    only_positives = np.array([[1, 0], [1, 0], [0, 1], [0, 0]], np.int8)
+    assert neighbour_precision(FEATURES, only_positives, 2).images == 0
     nothing = neighbour_precision(FEATURES, np.zeros((4, 2), np.int8), 2)
     assert nothing.images == 0
     assert math.isnan(nothing.precision)

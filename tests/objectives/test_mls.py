@@ -167,8 +167,8 @@ def test_include_self_makes_the_own_key_a_slot():
     assert out.payload.neighbours[:, 0].tolist() == [0, 1, 2]
 
 
-def test_mask_same_leaves_the_own_older_key_out():
-    net, method, _ = golden_method(mask_same=True)
+def test_the_own_older_key_is_no_label():
+    net, method, _ = golden_method()
     batch = step_batch(0)
     own = method.step(net, batch, Progress(0, 0, 4)).payload.neighbours[0, 0]
     again = replace(batch, index=torch.tensor([int(own), 1, 2]))

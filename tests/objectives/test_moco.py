@@ -69,8 +69,8 @@ def test_a_run_written_out():
 def test_queue_size_follows_from_the_images():
     method = MoCo()
     parts = method.setup(Cells(), problem(samples=5000))
-    assert parts["queue"].size == 256
-    assert parts["queue"].read("projections").shape == (256, 128)
+    assert parts["queue"].size == 512
+    assert parts["queue"].read("projections").shape == (512, 128)
     assert [tuple(p.shape) for p in parts["projector"].parameters()] == [(5, 5), (5,), (128, 5), (128,)]
 
 
@@ -92,3 +92,19 @@ def test_a_batch_of_one_view_is_refused():
     net, method, _ = made()
     with pytest.raises(ConfigError, match=r"^MoCo needs two views of every image"):
         method.step(net, replace(batch_of([1, 2], 0), second_view=None), Progress(0, 0, 4))
+
+
+def test_an_own_older_key_is_no_negative():
+    """Images 0..2 are in the queue; as other images, 7..9, they meet all keys, and the loss is the unmasked one."""
+    net, method, parts = made()
+    first, at = batch_of([0, 1, 2], 0), Progress(0, 0, 6)
+    method.commit(net, first, method.step(net, first, at))
+    again = batch_of([0, 1, 2], 1)
+    query = lengths_one(layer_by_layer(parts["projector"], image_features(net, again.images))).detach()
+    key = method.step(net, again, at).payload[1]["projections"]
+    queue = parts["queue"].read("projections")[:3].double()
+    kept = [queue[torch.arange(3) != row] for row in range(3)]
+    expected = torch.stack([infonce(query[n : n + 1], key[n : n + 1], kept[n]) for n in range(3)]).mean()
+    assert method.step(net, again, at).loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    others = method.step(net, replace(again, index=torch.tensor([7, 8, 9])), at).loss
+    assert others.item() == pytest.approx(infonce(query, key, queue).item(), abs=1e-6)

@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from two_processes import both, load
 from two_views import Cells, batch_of, in_double, layer_by_layer, lengths_one, problem
 
+from fewtags.labels import LabelMatrix
 from fewtags.nets.encoder import Encoder
 from fewtags.objectives.base import Progress
 from fewtags.objectives.momentum import (
@@ -17,10 +19,12 @@ from fewtags.objectives.momentum import (
     MomentumPair,
     default_queue_size,
     mean_norm,
+    neighbour_purity,
     predicting_heads,
     run,
 )
 from fewtags.seeds import seed_of
+from fewtags.stores.queue import AlignedQueues
 from fewtags.stores.shard import SINGLE_PROCESS
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "mls.json").read_text("utf-8"))
@@ -187,7 +191,7 @@ def test_a_net_runs_in_parts():
 
 
 @pytest.mark.parametrize(
-    ("samples", "size"), [(0, 16), (511, 16), (512, 32), (2048, 128), (118_287, 4096), (10**8, 65536)]
+    ("samples", "size"), [(0, 16), (63, 16), (64, 32), (511, 128), (512, 256), (2048, 256), (4096, 512), (10**8, 65536)]
 )
 def test_default_queue(samples, size):
     assert default_queue_size(samples) == size
@@ -198,3 +202,16 @@ def test_length_of_the_mean():
     rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [9.0, 9.0]])
     assert mean_norm(rows, torch.tensor([True, True, False])).item() == pytest.approx(0.5**0.5)
     assert mean_norm(rows, torch.tensor([False] * 3)).item() == 0
+
+
+def test_purity_of_a_queue_by_hand():
+    """Seven photos a, seven photos b, at right angles: all 5 nearest share the class, by chance 6 of 13."""
+    queues = AlignedQueues(20, {"projections": 2})
+    rows = torch.tensor([[1.0, 0.0]] * 7 + [[0.0, 1.0]] * 7)
+    queues.enqueue(torch.arange(14), {"projections": rows})
+    queues.enqueue(torch.tensor([0]), {"projections": rows[:1]})  # a second key of photo 0 is not its own neighbour
+    complete = np.array([[1, -1]] * 7 + [[-1, 1]] * 7, np.int8)
+    found = neighbour_purity(queues, LabelMatrix.from_dense(complete))
+    assert found == pytest.approx({"neighbour_purity": 1.0, "neighbour_chance": 6 / 13})
+    assert neighbour_purity(queues, LabelMatrix.from_dense(complete.clip(0))) == {}, "no pair is known to differ"
+    assert neighbour_purity(queues, None) == {}

@@ -46,8 +46,8 @@ def pretrain(
     \b
     Examples:
       fewtags pretrain photos/
-      fewtags pretrain photos/ --backbone resnet50 --out runs/mls --set train.epochs=400
-      fewtags pretrain instances.json --images photos/ --method moco
+      fewtags pretrain photos/ --method mls --backbone resnet50 --out runs/mls --set train.epochs=400
+      fewtags pretrain instances.json --images photos/ --method densecl
       fewtags train tags.csv --images photos/ --init runs/pretrained
     """  # noqa: D301
     from fewtags.config.parse import check_sections

@@ -27,6 +27,7 @@ from fewtags.cli.transfer_options import (
     refuse_processes,
     settings_of,
 )
+from fewtags.errors import ConfigError
 from fewtags.files import refuse_file
 
 transfer_app = typer.Typer(
@@ -217,7 +218,9 @@ def neighbours(
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Do not read labels; only make the page.")] = False,
     backbone: Backbone = None,
     size: Size = None,
-    out: Annotated[Path, typer.Option(help="HTML file.")] = Path("neighbours.html"),
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file; default: neighbours.html in the run folder, else none.")
+    ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Photos to show with their neighbours.")] = 12,
     k: Annotated[int, typer.Option("--neighbours", "-k", min=1, help="Neighbours of each photo.")] = 10,
     most: Annotated[int, typer.Option(min=2, help="Use at most this many photos, sampled at random.")] = 2000,
@@ -227,7 +230,8 @@ def neighbours(
 ) -> None:
     """Show photos with their nearest neighbours.
 
-    Writes a page, and reports how many neighbours share a class with their photo.
+    Writes a page, and reports how many neighbours share a class with their photo. Only pairs of photos for which the
+    labels decide that are counted.
 
     \b
     Examples:
@@ -244,20 +248,27 @@ def neighbours(
     from fewtags.report.neighbours import neighbour_rows
     from fewtags.report.pretraining import build_neighbours_page
 
-    refuse_file(out, example="neighbours.html", inputs=[data])
+    if out is None and Path(encoder).is_dir():
+        out = Path(encoder) / "neighbours.html"
+    if out is not None:
+        refuse_file(out, example="neighbours.html", inputs=[data])
+    elif unlabelled:
+        raise ConfigError(f"{encoder} is not a run folder, and --unlabelled only makes the page; give --out FILE.")
     net, info = find_encoder(encoder, backbone=backbone, size=size)
     table = read_unlabelled(data, images) if unlabelled else read_labels(data, images, complete, None)
+    said = () if unlabelled else table.notes.messages
     table = check_photos(table, decode=False)
-    say(*table.notes.messages, *excluded_lines(table))
+    say(*(line for line in table.notes.messages if line not in said), *excluded_lines(table))
     view = WholeImage(size or info.size)
     with counting("encoding photos") as tick:
         found = neighbour_rows(net, table, view, torch_device(cpu), queries=rows, k=k, most=most, seed=seed, tick=tick)
-    build_neighbours_page(net, info, table, found, out, encoder)
+    if out is not None:
+        build_neighbours_page(net, info, table, found, out, encoder)
     report = found.report
     if as_json:
         values = {} if report is None else asdict(report)
         known = {key: None if value != value else value for key, value in values.items()}
-        echo(json.dumps({**known, "photos": found.photos, "page": str(out)}))
+        echo(json.dumps({**known, "photos": found.photos, "page": None if out is None else str(out)}))
         return
     if report is not None and report.images:
         echo(
@@ -265,5 +276,12 @@ def neighbours(
             f"(chance {100 * report.chance:.1f} %), {report.images:,} photos"
         )
     elif report is not None:
-        say("no photo has a known class and neighbours with known labels.")
-    echo(out)
+        say(
+            "warning: no share of neighbours: no photo is known to differ from another one. The labels only name "
+            "classes that are present; give labels with absent classes, "
+            "or --complete if every photo is labelled completely"
+        )
+    if out is None:
+        say("no page was written; give --out FILE.")
+    else:
+        echo(out)

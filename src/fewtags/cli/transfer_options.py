@@ -268,6 +268,8 @@ def print_probe_result(
     say(*results.notes)
     if not is_main_process():
         return
+    from fewtags.transfer.measure import chance_map
+
     task, counted = trials.task, _counted_classes(trials.task)
     if counted and not options.as_json:
         say(counted)
@@ -281,6 +283,7 @@ def print_probe_result(
         "test_photos": len(task.test),
         "settings": settings,
         "classes_counted": counted or None,
+        "chance_mAP": chance_map(task),
         "notes": results.notes,
     }
     print_result(command, options, info, facts, results.runs, protocol)
@@ -316,6 +319,8 @@ def print_result(
         echo(json.dumps(content))
         return
     for name, spread in spreads.items():
+        chance = facts.get("chance_mAP") if name == "mAP" else None
+        by_chance = "" if chance is None else f" (chance {100 * chance:.2f})"
         several = f" (sd {100 * spread.sd:.2f} over {len(spread.runs)} runs)" if len(spread.runs) > 1 else ""
-        echo(f"{METRICS[name]}: {100 * spread.mean:.2f}{several}")
+        echo(f"{METRICS[name]}: {100 * spread.mean:.2f}{several}{by_chance}")
     echo(protocol)

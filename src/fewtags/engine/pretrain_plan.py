@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 
 from fewtags.config.parse import parse_as
@@ -16,6 +17,7 @@ from fewtags.engine.methods import make_objective, pretrain_settings_models
 from fewtags.engine.plan import make_problem
 from fewtags.errors import ConfigError
 from fewtags.formats.unlabelled import check_photos, unlabelled
+from fewtags.labels import LabelMatrix
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.objectives.base import Objective, RunFacts
 from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD
@@ -30,7 +32,7 @@ from fewtags.table.table import LabelTable
 class PretrainPlan:
     """A pretraining run, ready to start; attributes as those of `RunPlan`.
 
-    `photos` is a table without classes, of the photos that can be read.
+    `photos` are those that can be read. Their labels, if there are any, are only used to log `neighbour_purity`.
     """
 
     config: PretrainConfig
@@ -86,7 +88,7 @@ def make_pretrain_plan(
     processes: int = 1,
     progress: Tick | None = None,
 ) -> PretrainPlan:
-    """Find the photos, check them, and resolve the settings; the labels of a table `photos` are ignored.
+    """Find the photos, check them, and resolve the settings; the labels of a table `photos` do not change training.
 
     Raises:
         DataError: no photo can be read.
@@ -94,7 +96,9 @@ def make_pretrain_plan(
     """
     objective = make_objective(config.objective)  # raises an error for a value out of range before photos are read
     table = (
-        photos if photos is not None else unlabelled(config.data.train, config.data.images, format=config.data.format)
+        photos
+        if photos is not None
+        else unlabelled(config.data.train, config.data.images, format=config.data.format, keep_labels=True)
     )
     resolve_pretrain(config, facts(len(table), 0, cpu), objective, processes)
     table = check_photos(table, decode=config.data.decode, progress=progress)
@@ -128,7 +132,7 @@ def derive_pretrain(
     objective = objective_of(resolved)
     grid = encoder.grid((resolved.size, resolved.size))
     # A copy is set up on a device without memory: settings that do not fit raise their error now.
-    problem = make_problem(resolved, photos.matrix, encoder.features_dim, grid, torch.device("meta"))
+    problem = make_problem(resolved, no_labels(photos), encoder.features_dim, grid, torch.device("meta"))
     objective_of(resolved).setup(encoder, problem)
     return PretrainPlan(
         config=config,
@@ -140,6 +144,11 @@ def derive_pretrain(
         notes=tuple(_notes(resolved, objective, len(photos), processes)),
         processes=processes,
     )
+
+
+def no_labels(photos: LabelTable) -> LabelMatrix:
+    """Return labels of the photos without a class: methods of pretraining see no label."""
+    return LabelMatrix.from_dense(np.zeros((len(photos), 0), np.int8))
 
 
 def _refuse_small_batches(resolved: PretrainResolved, photos: int, processes: int) -> None:
@@ -170,6 +179,12 @@ def _notes(resolved: PretrainResolved, objective: Objective, photos: int, proces
     about_run = RunFacts(samples=photos, classes=0, epochs=epochs, steps_per_epoch=1 if single else 0)
     warnings = list(objective.notes(about_run))
     yield from warnings
+    queue, step = resolved.objective.get("queue_size"), min(photos, resolved.batch_size * processes)
+    if queue and queue < step:
+        yield (
+            f"warning: the queue has {queue:,} slots, but a step has {step:,} photos: {step - queue:,} keys of each "
+            "step are not stored; raise objective.queue_size (half of the photos is possible) or lower train.batch_size"
+        )
     yield from shared_memory_notes(Workers(resolved.workers), 2 * 3 * resolved.size**2 * resolved.batch_size)
     if resolved.objective.get("batchnorm_groups") == 1 and processes == 1:
         yield (

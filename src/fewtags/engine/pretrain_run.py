@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
@@ -25,7 +25,7 @@ from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.machine import environment, prepare_process, processes
 from fewtags.engine.methods import changed_source, method_source
 from fewtags.engine.plan import make_problem
-from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, read_settings
+from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, no_labels, read_settings
 from fewtags.engine.runfolder import PRETRAINING, RunFolder
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import Encoder
@@ -80,12 +80,15 @@ class PretrainRun:
             encoder.backbone = converted
         given = {f.name: getattr(r, f.name) for f in fields(FitConfig) if f.name in PretrainResolved.model_fields}
         config = FitConfig(**given, optimizer="sgd")
-        problem = make_problem(r, plan.photos.matrix, encoder.features_dim, plan.grid, device, self.shard)
+        unlabelled = no_labels(plan.photos)
+        problem = make_problem(r, unlabelled, encoder.features_dim, plan.grid, device, self.shard)
+        problem = replace(problem, truth=plan.photos.matrix if len(plan.photos.classes) else None)
         fit = Fit(encoder, plan.objective, self._source(), config, problem, accelerator=self.accelerator, out=self.out)
         if not resume:
             if self.accelerator.is_main_process:
                 write_pretrain_record(plan, self.out)
             self.accelerator.wait_for_everyone()
+        hinted = r.objective["name"] not in ("mls", "nnclr")  # methods that learn from neighbours
         for event in fit.run(resume):
             if isinstance(event, Ended):
                 self._finish(encoder, fit, event)
@@ -97,6 +100,9 @@ class PretrainRun:
                         f'{problem_text} To continue regardless, set collapse = "warn" in {settings} and resume.'
                     )
                 yield Noted(problem_text)
+            if isinstance(event, EpochEnded) and not hinted and (hint := purity_hint(event.record)):
+                hinted = True
+                yield Noted(hint)
 
     def _source(self) -> TrainLoader:
         plan, r = self.plan, self.plan.resolved
@@ -107,7 +113,7 @@ class PretrainRun:
         assert root is not None
         data = TrainSet(
             photos=PhotoFolder(root, plan.photos.images),
-            labels=plan.photos.matrix,
+            labels=no_labels(plan.photos),
             policy=ResizedCrop(r.size, (a.min_area, 1.0), flip=a.flip),
             seed=r.seed,
             jitter=pixels,
@@ -139,6 +145,20 @@ class PretrainRun:
             )
             save_encoder(self.out / self.folder.kind.result, encoder, info)
         self.accelerator.wait_for_everyone()
+
+
+def purity_hint(record: Mapping[str, float | int | str]) -> str:
+    """Return a warning if the nearest photos share a class hardly more often than random ones; "" otherwise.
+
+    Near chance: less than a tenth of the way from chance to 1.
+    """
+    purity, chance = (float(record.get(f"state/{key}", 1.0)) for key in ("neighbour_purity", "neighbour_chance"))
+    if purity - chance >= 0.1 * (1 - chance):
+        return ""
+    return (
+        f"{100 * purity:.0f} % of the nearest photos share a class, by chance {100 * chance:.0f} %: neighbours cannot "
+        "help yet. Compare with --method moco, or set a later objective.neighbour_from (mls)"
+    )
 
 
 def write_pretrain_record(plan: PretrainPlan, out: Path) -> None:

@@ -123,6 +123,9 @@ def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool)
         parts.append(f"predicted positives/image {float(record['train/sum_of_probabilities']):.2f}")
     if "train/spread" in record:
         parts.append(f"spread {float(record['train/spread']):.2f}")
+    if "state/neighbour_purity" in record:
+        purity, chance = (100 * float(record[f"state/neighbour_{key}"]) for key in ("purity", "chance"))
+        parts.append(f"neighbours that share a class {purity:.0f} % (chance {chance:.0f} %)")
     parts.append(f"{float(record['seconds']):.1f} s")
     return "  ".join(parts)
 

@@ -33,7 +33,12 @@ _MASKS = frozenset({"segmentationclass", "segmentationobject", "annotations", "m
 
 
 def unlabelled(
-    path: Path | str, images: Path | str | None = None, *, format: str | None = None, options: ReadOptions | None = None
+    path: Path | str,
+    images: Path | str | None = None,
+    *,
+    format: str | None = None,
+    options: ReadOptions | None = None,
+    keep_labels: bool = False,
 ) -> LabelTable:
     """Find photos, and drop what is known about them.
 
@@ -43,7 +48,8 @@ def unlabelled(
       extension is the only photo of that name. The first line is a header if the second is a photo and it is not.
     - Any file that `read` can read: the photos that it names. See there for the other arguments.
 
-    The table has no classes. It has the folder of the photos, and its notes list what was left out.
+    The table has no classes, except for a label file with `keep_labels`. It has the folder of the
+    photos, and its notes list what was left out.
 
     Raises:
         DataError: the path does not exist, has no photo or no known format, or photos are not where the file says.
@@ -55,7 +61,8 @@ def unlabelled(
     elif path.is_file() and format is None and (lines := _listed(path)):
         table = _from_list(path, folder, lines)
     else:
-        table = _without_labels(path, read(path, images=folder, format=format, options=options))
+        labelled = read(path, images=folder, format=format, options=options)
+        table = _kept_labels(path, labelled) if keep_labels else _without_labels(path, labelled)
     if not len(table):
         seen = [f"{reading.value} {reading.count:,}" for reading in table.notes.readings]
         seen += [f"{e.item}: {e.reason}" for e in table.notes.excluded[:3]]
@@ -155,6 +162,14 @@ def _from_list(path: Path, images: Path | None, lines: Sequence[str]) -> LabelTa
         messages.append(f"{path.name}: {counted(repeats, 'line repeats', 'lines repeat')} another one; each photo once")
     found = locate(lines, file=path, images=images, beside=[folder_of(path)])
     return _table(found.keys, found.root, Notes(messages=tuple(messages)) + found.notes)
+
+
+def _kept_labels(path: Path, table: LabelTable) -> LabelTable:
+    """Return the table with the notes of `_without_labels`, except that its labels are used for a diagnostic."""
+    bare, old = _without_labels(path, table).notes, "are not used"
+    uses = "are not used for training, only to log how many nearest photos share a class"
+    messages = tuple(line.replace(old, uses) if line.endswith(old) else line for line in bare.messages)
+    return replace(table, notes=replace(bare, messages=messages))
 
 
 def _without_labels(path: Path, table: LabelTable) -> LabelTable:

@@ -24,7 +24,8 @@ class NeighbourReport:
 
     Attributes:
         k: number of neighbours of each image.
-        images: number of images with a known positive class and at least one neighbour that can be judged.
+        images: number of images with a known positive class, at least one neighbour that can be judged, and at least
+            one other image that is known to differ. Without the last, the share is 1 whatever the features are.
         precision: share of the judged neighbours that have a known positive class in common with the image, averaged
             over these images; nan if there are none.
         chance: the same share among all other images, which random neighbours reach.
@@ -79,8 +80,9 @@ def neighbour_precision(features: Float[Array, "n d"], labels: Int8[Array, "_ c"
     """Precision of the k nearest images, for labels that may be partial.
 
     A neighbour is correct if it shares a known positive class with the image, and wrong if all known positive classes
-    of the image are known negatives of it. Other neighbours, and images without a known positive, are left out. Raises
-    DataError if `features` and `labels` have different numbers of images, or there are fewer than k other images.
+    of the image are known negatives of it. Other neighbours are left out, and so are images without a known positive
+    and images from which no other image is known to differ (positives only). Raises DataError if `features` and
+    `labels` have different numbers of images, or there are fewer than k other images.
     """
     if len(features) != len(labels):
         raise DataError(f"features are of {len(features)} images and labels of {len(labels)}; give the same images.")
@@ -96,7 +98,7 @@ def neighbour_precision(features: Float[Array, "n d"], labels: Int8[Array, "_ c"
         for judged in (correct, wrong):
             judged[np.arange(len(rows)), rows] = False
         near_correct, near_wrong = (np.take_along_axis(judged, near, 1).sum(1) for judged in (correct, wrong))
-        precisions.append(ratio(near_correct, near_correct + near_wrong))
+        precisions.append(np.where(wrong.any(1), ratio(near_correct, near_correct + near_wrong), np.nan))
         chances.append(ratio(correct.sum(1), correct.sum(1) + wrong.sum(1)))
     precision = np.concatenate(precisions) if precisions else np.zeros(0)
     counted = ~np.isnan(precision)

@@ -29,15 +29,15 @@ class DenseCL(QueueObjective):
     grid (eq. 2). Both queues contain the same images at the same slots. A momentum encoder computes the keys; its
     outputs are put back in order after the shuffled BatchNorm.
 
-    Deviations: the queues start empty, and empty slots are not negatives; L_cells has the same weight from the first
-    step on (published configurations omit it from the first thousand steps); any batch size can be combined with any
-    queue size.
+    Deviations: the queues start empty; empty slots and older keys of the same image are not negatives; L_cells has the
+    same weight from the first step on (published configurations omit it from the first thousand steps); any batch size
+    can be combined with any queue size.
 
     Args:
         weight: lambda.
         temperature: tau, of both losses.
         momentum: m of the momentum encoder.
-        queue_size: D, of each queue; default: about a sixteenth of the images, a power of two (16 to 65536).
+        queue_size: D, of each queue; default: see `default_queue_size`.
         projection_dim: of both projectors.
         hidden_dim: width of the hidden layer of both; default: that of the features.
         batchnorm_groups: see `MoCo`.
@@ -70,10 +70,10 @@ class DenseCL(QueueObjective):
         )
         own = slice(first, first + len(query))
         queue, cell_queue = (self._queues.read(name).to(query) for name in ("projections", "cells"))
-        filled = self._queues.counted()
-        contrast = infonce(query, key[own], queue, self.temperature, counted=filled[None])
+        filled, others = self._queues.counted(), self._queues.others(batch.index)
+        contrast = infonce(query, key[own], queue, self.temperature, counted=others)
         dense = dense_infonce(
-            cells, key_cells[own], grid.flatten(2), key_grid[own], cell_queue, self.temperature, counted=filled[None]
+            cells, key_cells[own], grid.flatten(2), key_grid[own], cell_queue, self.temperature, counted=others
         )
         logs = {"infonce": contrast.detach(), "dense_infonce": dense.detach()}
         ids = shard.concatenate(batch.index, sizes)[0]

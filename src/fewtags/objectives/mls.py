@@ -47,9 +47,9 @@ class MLS(QueueObjective):
 
     Readings: both losses use the queues as they were before this step's keys are enqueued (the paper leaves it open;
     `include_self` is the other reading); z1 has unit length in eq. 8; labels and logits come from the same snapshot.
-    Empty slots are ignored. With the literal mean over D negatives outweigh positives by
-    (D - k) / k, and small problems can collapse (docs/pretraining.md): `neighbour_from`, `reduction` and
-    `logit_bias` are remedies, off as in the paper.
+    Empty slots and an image's own older keys are ignored (the published code counts them). With the literal mean
+    over D negatives outweigh positives by (D - k) / k, and small problems can collapse (docs/pretraining.md):
+    `neighbour_from`, `reduction` and `logit_bias` are remedies, off as in the paper.
 
     Args:
         k: labels per image.
@@ -61,13 +61,12 @@ class MLS(QueueObjective):
             same. For the two BCE losses.
         logit_bias: added to the logits of "bce"; log(k / (D - k)) lets it start from its base rate.
         neighbour_from: first epoch with L_ml; InfoNCE alone before (the paper's remedy 1, which it does not use).
-        mask_same: an image's own older keys are neither positive nor negative labels.
         include_self: this step's keys of all images count as slots too, for L_ml.
         source: where labels and logits come from (table 7): "both": Q_g and Q_z; "projections": Q_z alone;
             "features": Q_g alone.
         temperature: tau, of both losses.
         momentum: m of the momentum encoder.
-        queue_size: D; default: about a sixteenth of the images, a power of two (16 to 65536).
+        queue_size: D; default: see `default_queue_size`.
         projection_dim: d_z.
         hidden_dim: width of the projector's hidden layer; default: that of the features.
         batchnorm_groups: see `MoCo`.
@@ -79,7 +78,6 @@ class MLS(QueueObjective):
     reduction: Literal["mean", "per_positive", "balanced"] = "mean"
     logit_bias: Annotated[float, Range(-INFINITY)] = 0.0
     neighbour_from: Annotated[int, Range()] = 0
-    mask_same: bool = False
     include_self: bool = False
     source: Literal["both", "projections", "features"] = "both"
     temperature: Annotated[float, Range(1e-3)] = 0.2
@@ -99,12 +97,18 @@ class MLS(QueueObjective):
             )
 
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
-        """Derive also `k` (1 % of the queue) and a later `neighbour_from` if there are few images."""
+        """Derive also `k`, `reduction` and a later `neighbour_from` if there are few images.
+
+        They are those of the row "MLS balanced, warm-up" in docs/pretraining_benchmark.md: k 5 of 256 slots, a tenth of
+        the epochs. Other numbers of images were not measured.
+        """
         derived = dict(super().derived(facts))
         if facts.few_images:
             size = self.queue_size or derived["queue_size"].value
-            derived["k"] = Derived(max(1, min(20, round(size / 100))))
+            derived["k"] = Derived(max(1, min(20, round(size * 5 / 256))))
             derived["neighbour_from"] = Derived(facts.epochs // 10)
+            if self.neighbour_loss == "bce":
+                derived["reduction"] = Derived("balanced")
         return derived
 
     def notes(self, facts: RunFacts) -> Iterator[str]:
@@ -155,8 +159,8 @@ class MLS(QueueObjective):
         keys = self._pair.keys(net, second_view(batch, "MLS"), batch.index, at)
         slots = self._slots(batch.index, query, keys, include=False)
         own = keys.own(len(query)).projections.to(query)
-        filled = self._queues.counted()  # an image's own older keys are negatives of InfoNCE, as in MoCo
-        contrast = infonce(query, own, slots.projections, self.temperature, counted=filled[None])
+        filled = self._queues.counted()
+        contrast = infonce(query, own, slots.projections, self.temperature, counted=slots.counted)
         if self.include_self:
             slots = self._slots(batch.index, query, keys, include=True)
         labels, nearest = self._labels(features, query, slots)
@@ -180,9 +184,7 @@ class MLS(QueueObjective):
 
     def _slots(self, index: Tensor, like: Tensor, keys: Keys, *, include: bool) -> Slots:
         features, projections = (self._queues.read(name) for name in ("features", "projections"))
-        ids, counted = self._queues.ids, self._queues.counted().expand(len(index), -1)
-        if self.mask_same:
-            counted = counted & (ids != index[:, None])
+        ids, counted = self._queues.ids, self._queues.others(index)
         if include:
             features = torch.cat([features, keys.features.to(features)])
             projections = torch.cat([projections, keys.projections.to(projections)])
@@ -203,8 +205,8 @@ class MLS(QueueObjective):
 
     def _logits(self, features: Tensor, query: Tensor, slots: Slots) -> Tensor:
         if self.source == "features":
-            return unit(features).to(slots.features) @ slots.features.T / self.temperature
-        return query @ slots.projections.T / self.temperature
+            return similarity(unit(features), slots.features) / self.temperature
+        return similarity(query, slots.projections) / self.temperature
 
     def _loss(self, logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
         if self.neighbour_loss == "bce":

@@ -22,13 +22,14 @@ class MoCo(QueueObjective):
 
     The step is that of the published code: queries; keys by the momentum encoder, shuffled among the parts that
     BatchNorm sees; the loss against the queue as it was; then the keys are enqueued. Deviations: the queue starts
-    empty, and empty slots are not negatives (the published queue starts with random vectors); any batch size can be
-    combined with any queue size.
+    empty, and empty slots are not negatives (the published queue starts with random vectors); an image's older keys
+    are not its negatives, so that a queue can be long for few images; any batch size can be combined with any
+    queue size.
 
     Args:
         temperature: tau.
         momentum: m of the momentum encoder.
-        queue_size: D, keys in the queue; default: about a sixteenth of the images, a power of two (16 to 65536).
+        queue_size: D, keys in the queue; default: see `default_queue_size`.
         projection_dim: d_z.
         hidden_dim: width of the projector's hidden layer; default: that of the features.
         batchnorm_groups: number of parts in which BatchNorm sees a process's batch; keys are shuffled among the parts.
@@ -54,5 +55,6 @@ class MoCo(QueueObjective):
         keys = self._pair.keys(net, second_view(batch, "MoCo"), batch.index, at)
         own, queue = keys.own(len(query)).projections.to(query), self._queues.read("projections").to(query)
         filled = self._queues.counted()
-        loss = infonce(query, own, queue, self.temperature, counted=filled[None])
+        others = self._queues.others(batch.index)
+        loss = infonce(query, own, queue, self.temperature, counted=others)
         return Step(loss, key_logs(query, own, queue, filled), (keys.ids, {"projections": keys.projections}))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fewtags.errors import ConfigError
-from fewtags.labels import Batch
+from fewtags.labels import Batch, LabelMatrix
 from fewtags.losses.contrastive import collapse
+from fewtags.metrics.neighbours import neighbour_precision
 from fewtags.nets.encoder import pooled
 from fewtags.nets.precision import mixed_precision
 from fewtags.nets.projection import MLP, Follower, parameters_of, unit
@@ -21,6 +23,9 @@ from fewtags.stores.queue import AlignedQueues
 
 # Streams of the random numbers that belong to a step or a run, apart from those of the loader.
 SHUFFLE, PROJECTION, PREDICTION, DENSE = 101, 102, 103, 104
+
+PURITY_K, PURITY_PHOTOS = 5, 2000
+"""Neighbours of each key, and most keys, in `neighbour_purity`."""
 
 PAPER_QUEUE = 4096
 """Length of the queue in the published code of MLS; the default except for few images."""
@@ -170,6 +175,10 @@ class QueueObjective(TwoViewObjective):
         """Warn of a queue that is too long for the number of images."""
         return queue_notes(self.queue_size, facts)
 
+    def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
+        """Return the purity of neighbours in the queue, if there are labels."""
+        return neighbour_purity(self._queues, self._pair.problem.truth)
+
     @torch.no_grad()
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
         """Enqueue the keys of all processes, and move the momentum encoder."""
@@ -180,6 +189,25 @@ class QueueObjective(TwoViewObjective):
         """Return the encoder and its momentum encoder, with further heads."""
         widths = (self.hidden_dim or channels_of(problem), self.projection_dim)
         return MomentumPair(net, problem, widths, self.momentum, self.batchnorm_groups, **heads)
+
+
+def neighbour_purity(queues: AlignedQueues, truth: LabelMatrix | None) -> dict[str, float]:
+    """Return how many of the nearest keys in a queue share a class with a key, and the same by chance, if it is known.
+
+    Keys are compared by features, or else by projections; a photo has one key, and at most `PURITY_PHOTOS` photos are
+    compared. Which pairs count: `metrics.neighbours.neighbour_precision`. Waits for the device.
+    """
+    if truth is None or not truth.shape[1]:
+        return {}
+    rows = queues.rows.get("features", queues.rows["projections"])
+    ids, places = np.unique(queues.ids[queues.counted()].cpu().numpy(), return_index=True)
+    chosen = np.linspace(0, len(ids) - 1, min(len(ids), PURITY_PHOTOS)).astype(np.int64)
+    if len(chosen) <= PURITY_K:
+        return {}
+    report = neighbour_precision(rows.cpu().float().numpy()[places[chosen]], truth.rows(ids[chosen]), PURITY_K)
+    if not report.images:
+        return {}
+    return {"neighbour_purity": report.precision, "neighbour_chance": report.chance}
 
 
 def make_queues(size: int | None, problem: Problem, dims: Mapping[str, int]) -> AlignedQueues:
@@ -244,13 +272,15 @@ def second_view(batch: Batch, method: str) -> Tensor:
 
 
 def default_queue_size(samples: int) -> int:
-    """Return a power of two (16 to 65536) near a sixteenth of the images, so that images rarely meet their older keys.
+    """Return a power of two (16 to 65536): an eighth of the images, or 256, but at most half.
 
-    >>> default_queue_size(118_287), default_queue_size(5_000), default_queue_size(200)
-    (4096, 256, 16)
+    At 3,520 images it is 256, the length in docs/pretraining_benchmark.md; others were not measured.
+
+    >>> default_queue_size(118_287), default_queue_size(3_520), default_queue_size(1_000), default_queue_size(260)
+    (8192, 256, 256, 128)
     """
-    size = 16
-    while size < 65536 and 2 * size <= samples / 16:
+    size, most = 16, min(samples / 2, max(samples / 8, 256))
+    while size < 65536 and 2 * size <= most:
         size *= 2
     return size
 
@@ -265,16 +295,14 @@ def derived_momentum(facts: RunFacts) -> dict[str, Derived]:
     return {"momentum": Derived(0.99)} if facts.few_images else {}
 
 
-def queue_notes(queue_size: int | None, facts: RunFacts, role: str = "negative") -> Iterator[str]:
-    """Warn of a queue that is too long for the number of images; `role` is the role of an image's own older key."""
+def queue_notes(queue_size: int | None, facts: RunFacts) -> Iterator[str]:
+    """Warn of a queue that is longer than the number of images, and of a run that never uses its queue."""
     if not queue_size:
         return
-    if queue_size > facts.samples / 4:
-        # The share of queries that meet their own older key if every epoch is a new permutation.
-        share = min(1.0, (queue_size / facts.samples) ** 2 / 2 if queue_size < facts.samples else 1.0)
+    if queue_size > facts.samples:
         yield (
-            f"warning: a queue of {queue_size:,} for {facts.samples:,} photos: {100 * share:.0f} % of the queries meet "
-            f"an older key of their own image as a {role}; set objective.queue_size to {max(1, facts.samples // 16):,}"
+            f"warning: a queue of {queue_size:,} for {facts.samples:,} photos has several keys of the same photos; set "
+            f"objective.queue_size to {max(1, facts.samples // 2):,} or less"
         )
     if facts.steps_per_epoch == 1 and facts.epochs == 1:
         yield f"warning: {facts.samples:,} photos make a single step, and its queue is empty: nothing will be learned"

@@ -20,6 +20,7 @@ from fewtags.objectives.momentum import (
     channels_of,
     derived_queue,
     make_queues,
+    neighbour_purity,
     predicting_heads,
     queue_notes,
     second_view,
@@ -37,13 +38,14 @@ class NNCLR(TwoViewObjective):
 
     The candidates are the images of all processes. Predictions get a gradient, neighbours do not.
 
-    Deviations: the queue starts empty, and while it is empty, NN(z) is z itself without its gradient (the published
-    queue starts with random vectors); the projector's last BatchNorm has no weight and bias; BatchNorm in
-    projector and predictor sees the batch of one process.
+    Deviations: an image's own older vectors are not its neighbours; the queue starts empty, and without a vector of
+    another image, NN(z) is z itself without its gradient (the published queue starts with random vectors); the
+    projector's last BatchNorm has no weight and bias; BatchNorm in projector and
+    predictor sees the batch of one process.
 
     Args:
         temperature: t.
-        queue_size: D, projections in the queue; default: about a sixteenth of the images, a power of two (16 to 65536).
+        queue_size: D, projections in the queue; default: see `default_queue_size`.
         projection_dim: of z and p.
         hidden_dim: width of the projector's two hidden layers; default: that of the features.
         predictor_dim: width of the predictor's hidden layer.
@@ -61,17 +63,21 @@ class NNCLR(TwoViewObjective):
 
     def notes(self, facts: RunFacts) -> Iterator[str]:
         """Warn of a queue that is too long for the number of images."""
-        return queue_notes(self.queue_size, facts, role="neighbour")
+        return queue_notes(self.queue_size, facts)
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
         """Create the projector, the predictor and the queue."""
         hidden, out = 2 * [self.hidden_dim or channels_of(problem)], self.projection_dim
-        self._shard = problem.shard
+        self._shard, self._truth = problem.shard, problem.truth
         self._projector, self._predictor = predicting_heads(
             problem, hidden, out, self.predictor_dim, normalised_output=True
         )
         self._queue = make_queues(self.queue_size, problem, {"projections": out})
         return {"projector": self._projector, "predictor": self._predictor, "queue": self._queue}
+
+    def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
+        """Return the purity of neighbours in the queue, if there are labels."""
+        return neighbour_purity(self._queue, self._truth)
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
         """Compute the symmetrised loss of neighbours against the queue before this batch is enqueued."""
@@ -79,7 +85,7 @@ class NNCLR(TwoViewObjective):
         projector, predictor = self._projector.train(net.training), self._predictor.train(net.training)
         z1, z2 = (projector(pooled(features)) for features in views)
         p1, p2 = unit(predictor(z1)), unit(predictor(z2))
-        near1, near2 = (self._nearest(unit(z.detach())) for z in (z1, z2))
+        near1, near2 = (self._nearest(unit(z.detach()), batch.index) for z in (z1, z2))
         loss = (self._contrast(near1, p2) + self._contrast(near2, p1)) / 2
         logs = {"spread": collapse(z1.detach()), "positive": (near1 * p2.detach()).sum(1).mean()}
         ids, projections = (self._shard.concatenate(rows)[0] for rows in (batch.index, unit(z1.detach())))
@@ -91,11 +97,11 @@ class NNCLR(TwoViewObjective):
         self._queue.enqueue(*out.payload)
 
     @torch.no_grad()
-    def _nearest(self, rows: Tensor) -> Tensor:
-        """Return NN(z) of unit rows [b, p]; the rows themselves if the queue is empty."""
-        queue, counted = self._queue.read("projections").to(rows), self._queue.counted()
-        best = similarity(rows, queue).masked_fill(~counted, -INFINITY).argmax(1)
-        return torch.where(counted.any(), queue[best], rows)
+    def _nearest(self, rows: Tensor, index: Tensor) -> Tensor:
+        """Return NN(z) of unit rows [b, p] of the images `index`; the row itself if the queue has no other image."""
+        queue, others = self._queue.read("projections").to(rows), self._queue.others(index)
+        best = similarity(rows, queue).masked_fill(~others, -INFINITY).argmax(1)
+        return torch.where(others.any(1, keepdim=True), queue[best], rows)
 
     def _contrast(self, neighbours: Tensor, predictions: Tensor) -> Tensor:
         """Compute NT-Xent over the global batch, with a gradient for this process's predictions.

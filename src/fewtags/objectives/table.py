@@ -81,8 +81,10 @@ METHODS: Mapping[str, Method] = {
 """Methods of `fewtags train`."""
 
 PRETRAIN_METHODS: Mapping[str, Method] = {
-    "mls": Method("fewtags.objectives.mls:MLS", "the nearest images are an image's labels, several at once"),
     "moco": Method("fewtags.objectives.moco:MoCo", "MoCo-v2: match two views of an image against a queue of others"),
+    "mls": Method(
+        "fewtags.objectives.mls:MLS", "MoCo-v2, and the nearest images are an image's labels, several at once"
+    ),
     "simsiam": Method("fewtags.objectives.simsiam:SimSiam", "each view predicts the other view's projection"),
     "byol": Method("fewtags.objectives.byol:BYOL", "each view predicts a moving average of the net on the other view"),
     "nnclr": Method(
@@ -92,7 +94,7 @@ PRETRAIN_METHODS: Mapping[str, Method] = {
 }
 """Methods of `fewtags pretrain`; they use no labels."""
 
-DEFAULT_METHOD, LOCATED_METHOD, DEFAULT_PRETRAIN_METHOD = "expected_negative", "patchml", "mls"
+DEFAULT_METHOD, LOCATED_METHOD, DEFAULT_PRETRAIN_METHOD = "expected_negative", "patchml", "moco"
 """The methods for training with tags, for training with tags, points and boxes, and for pretraining."""
 
 OWN_METHOD = "my_package.my_module:MyObjective"

@@ -50,6 +50,10 @@ class AlignedQueues:
         """Mask of the filled slots."""
         return torch.arange(self.size, device=self.ids.device) < self.filled
 
+    def others(self, index: Int64[Tensor, "b"]) -> Bool[Tensor, "b D"]:
+        """Mask of the filled slots of other images, for each of the images `index` (numbers as in `enqueue`)."""
+        return self.counted() & (self.ids != index.to(self.ids)[:, None])
+
     def enqueue(self, ids: Int64[Tensor, "n"], rows: Mapping[str, Tensor]) -> None:
         """Replace the oldest rows. Of more than `size` rows only the last `size` are stored, without gradient.
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
+from fewtags.labels import Label
 from fewtags.metrics.interpolated import Definition, average_precision_by
 from fewtags.metrics.ranking import mean_of_known
 from fewtags.transfer.task import Task, targets
@@ -64,6 +65,19 @@ def measure(task: Task, scores: NDArray[np.floating]) -> dict[str, float]:
     return {
         name: mean_of_known(average_precision_by(d, values, labels)) for name, d in zip(names, definitions, strict=True)
     }
+
+
+def chance_map(task: Task) -> float | None:
+    """Return the mAP that random scores reach: the mean share of positives among the known test photos of a class.
+
+    None for single-label tasks and without a class that counts. Interpolated definitions have a slightly higher one.
+    """
+    if task.kind == "single":
+        return None
+    labels = task.test.matrix.dense()
+    positive, negative = ((labels == state).sum(0) for state in (Label.POSITIVE, Label.NEGATIVE))
+    counted = (positive > 0) & (negative > 0)
+    return float((positive[counted] / (positive + negative)[counted]).mean()) if counted.any() else None
 
 
 def over_runs(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:

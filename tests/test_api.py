@@ -466,20 +466,20 @@ def test_pretraining_goes_on_only_as_it_began(tmp_path, capsys):
     for n in range(8):
         Image.fromarray(rng.integers(0, 255, (40, 40, 3), np.uint8)).save(tmp_path / "photos" / f"{n}.png")
     settings = {"train.batch_size": 4, "train.workers": 0, "train.checkpoint_every_steps": 1, "objective.k": 1}
-    asked = {"out": tmp_path / "run", "backbone": "test_resnet", "size": 32, "epochs": 2, "device": "cpu"}
+    asked = {"out": tmp_path / "run", "backbone": "test_resnet", "size": 32, "epochs": 2, "device": "cpu", "method": "mls"}
 
     def stop(event):
         if isinstance(event, StepEnded) and event.global_step == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ft.pretrain(tmp_path / "photos", on_event=stop, settings=settings | {"objective.queue_size": 8}, **asked)
+        ft.pretrain(tmp_path / "photos", on_event=stop, settings=settings | {"objective.queue_size": 9}, **asked)
     said = capsys.readouterr().err
-    assert "warning: a queue of 8 for 8 photos" in said
+    assert "warning: a queue of 9 for 8 photos" in said
     assert said.splitlines()[-1] == "interrupted; the same call continues the run."
-    with pytest.raises(ConfigError, match=r"is an interrupted run with other settings \(objective\.queue_size 8 -> "):
+    with pytest.raises(ConfigError, match=r"is an interrupted run with other settings \(objective\.queue_size 9 -> "):
         ft.pretrain(tmp_path / "photos", settings=settings | {"objective.queue_size": 4}, **asked)
-    encoder = ft.pretrain(tmp_path / "photos", settings=settings | {"objective.queue_size": 8}, **asked)
+    encoder = ft.pretrain(tmp_path / "photos", settings=settings | {"objective.queue_size": 9}, **asked)
     assert encoder == tmp_path / "run" / "encoder.safetensors"
     assert ft.Classifier(init=encoder)._config(None, {}).model.backbone == "test_resnet"
     with pytest.raises(ConfigError, match="are both initial weights; give one of them"):

@@ -19,7 +19,7 @@ Run = Callable[..., Result]
 TINY = (
     *("--cpu", "--backbone", "test_resnet", "--set", "augment.size=32", "--set", "train.workers=0"),
     *("--set", "train.epochs=2", "--set", "train.batch_size=4", "--set", "objective.queue_size=8"),
-    *("--set", "objective.k=2", "--set", "objective.projection_dim=8"),
+    *("--method", "mls", "--set", "objective.k=2", "--set", "objective.projection_dim=8"),
 )
 
 

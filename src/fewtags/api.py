@@ -366,8 +366,8 @@ class Classifier:
             )
         tree: dict[str, Any] = {}
         if self.objective is not None:
-            named = isinstance(self.objective, str)
-            tree["objective"] = {"name": self.objective} if named else settings_of(self.objective).model_dump()
+            own = self.objective
+            tree["objective"] = {"name": own} if isinstance(own, str) else settings_of(own).model_dump()
         tree = apply_overrides(tree, {k: v for k, v in chosen.items() if v is not None})
         return parse(tree, settings_models(), "the arguments")
 

@@ -48,7 +48,7 @@ class Result:
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Estimate:
     """Expected value of a measure at one number of labels.
 
@@ -138,9 +138,9 @@ class Curve:
         elif labels < least * (1 - 1e-9):
             refused = f"less than 1/{FARTHEST:g} of the smallest pilot, {self.labels.min():,.0f} labels"
         if refused:
-            return Estimate(None, factor=factor, refused=refused)
+            return Estimate(value=None, factor=factor, refused=refused)
         value, (low, high) = self.expected(labels), interval(self.draws.at(labels / self.scale))
-        return Estimate(value, min(low, value), max(high, value), factor)
+        return Estimate(value=value, low=min(low, value), high=max(high, value), factor=factor)
 
     def of_seed(self, labels: float, seed: int) -> Values:
         """Fit a and b to the runs of one seed, with the bootstrap shapes; return the measure, float64 [R] in 0..1."""

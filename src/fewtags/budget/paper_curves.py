@@ -48,14 +48,14 @@ class PaperCurve:
         frequencies.
         """
         if measure not in self.values:
-            return Estimate(None, refused="the paper has no value")
+            return Estimate(value=None, refused="the paper has no value")
         first, last, each = float(self.per_class[0]), float(self.per_class[-1]), labels / classes
         if not first * (1 - 1e-3) <= each <= last * (1 + 1e-3):
             where = "fewer" if each < first else "more"
             why = f"{each:,.0f} labels per class are {where} than the {first:,.0f} to {last:,.0f} of the paper"
-            return Estimate(None, factor=each / last, refused=why)
+            return Estimate(value=None, factor=each / last, refused=why)
         value = np.interp(np.log(each), np.log(self.per_class), self.values[measure])
-        return Estimate(float(value), factor=min(1.0, each / last))
+        return Estimate(value=float(value), factor=min(1.0, each / last))
 
 
 def paper_curves() -> dict[Annotation, PaperCurve]:

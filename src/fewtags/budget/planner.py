@@ -43,7 +43,7 @@ class Guide:
     def estimate(self, kind: Annotation, labels: float, measure: Measure) -> Estimate:
         """Return the expected measure; where there is none, a bound: more labels do not make the expectation worse."""
         if kind not in self.guesses:
-            return Estimate(None, refused="not in the pilot")
+            return Estimate(value=None, refused="not in the pilot")
         found = self.guesses[kind](labels, measure)
         if found.value is not None:
             return found
@@ -107,7 +107,7 @@ def pilot_guide(results: Sequence[Result], source: str) -> Guide:
 
 
 def _guess(curves: Mapping[Measure, Curve]) -> Guess:
-    missing = Estimate(None, refused="not measured")
+    missing = Estimate(value=None, refused="not measured")
     return lambda labels, measure: curves[measure].estimate(labels) if measure in curves else missing
 
 

@@ -127,7 +127,7 @@ class PredictionWriter:
             self.failed.append(found)
             return
         ids, names, prob = self.info.class_ids, self.info.classes.display, found.prob
-        image = text_name(found.path)
+        image = text_name(Path(str(found.path)))
         if image != str(found.path):
             self.escaped.append(image)
         if self.wide:

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from itertools import chain
@@ -53,7 +53,9 @@ def _live() -> bool:
     return sys.stderr.isatty() or (Console(stderr=True).is_jupyter and find_spec("ipywidgets") is not None)
 
 
-def watch(start: Callable[[Tick], Iterator[Event]], *, features: bool = True, quiet: bool = False) -> Iterator[Event]:
+def watch(
+    start: Callable[[Tick], Iterator[Event]], *, features: bool = True, quiet: bool = False
+) -> Generator[Event, None, None]:
     """Start or resume a run, and yield its events while they are shown; nothing is printed if `quiet`.
 
     The argument of `start` shows the progress before the first event: `features` says whether features are computed.
@@ -71,7 +73,7 @@ def show(events: Iterable[Event], label: str = "") -> None:
         pass
 
 
-def shown(events: Iterable[Event], label: str = "", *, quiet: bool = False) -> Iterator[Event]:
+def shown(events: Iterable[Event], label: str = "", *, quiet: bool = False) -> Generator[Event, None, None]:
     """Yield events, and show each of them first; each line starts with `label`."""
     from fewtags.engine.events import EpochEnded, EpochStarted, Noted, Started, StepEnded
 

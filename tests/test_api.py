@@ -466,7 +466,14 @@ def test_pretraining_goes_on_only_as_it_began(tmp_path, capsys):
     for n in range(8):
         Image.fromarray(rng.integers(0, 255, (40, 40, 3), np.uint8)).save(tmp_path / "photos" / f"{n}.png")
     settings = {"train.batch_size": 4, "train.workers": 0, "train.checkpoint_every_steps": 1, "objective.k": 1}
-    asked = {"out": tmp_path / "run", "backbone": "test_resnet", "size": 32, "epochs": 2, "device": "cpu", "method": "mls"}
+    asked = {
+        "out": tmp_path / "run",
+        "backbone": "test_resnet",
+        "size": 32,
+        "epochs": 2,
+        "device": "cpu",
+        "method": "mls",
+    }
 
     def stop(event):
         if isinstance(event, StepEnded) and event.global_step == 3:

@@ -131,8 +131,9 @@ def test_a_pilot_runs_once_and_its_results_are_reused(run: Run, scenes: Path, tm
         (budget, seed) for seed in (0, 1) for budget in ("25%", "50%", "100%")
     ]
     lines = result.stderr.splitlines()
-    assert lines[1].startswith("pilot: buys labels of ")
-    assert [line.split()[0] for line in lines[2:8]] == [f"{i}/6" for i in range(1, 7)]
+    assert lines[1] == "methods: one point (SP) patchml"
+    assert lines[2].startswith("pilot: buys labels of ")
+    assert [line.split()[0] for line in lines[3:9]] == [f"{i}/6" for i in range(1, 7)]
     assert "one point (SP)" in result.stdout
     again = run(*words, "--types", "sp")
     assert again.stdout == result.stdout
@@ -140,6 +141,50 @@ def test_a_pilot_runs_once_and_its_results_are_reused(run: Run, scenes: Path, tm
     # The same rows serve a plan without the photos, at other prices.
     later = run("plan", scenes, "--budget", "300s", "--photos", 500, "--pilot", tmp_path / "p" / "results.jsonl")
     assert later.exit_code == 0, later.stderr
+
+
+def test_each_type_is_trained_by_its_own_method(run: Run, scenes: Path, tmp_path: Path) -> None:
+    """By default the one that `train` chooses: expected_negative for tags, patchml for labels with points."""
+    out = tmp_path / "p"
+    words = ("plan", scenes, "--budget", "300s", "--photos", 500, "--run-pilot", "--out", out, "--types", "i,sp")
+    result = run(*words, *TINY, "--arm", "SP:objective.patch_weight=2")
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    assert "methods: tags (I) expected_negative, one point (SP) patchml\n" in result.stderr
+    settings = json.loads((out / "pilot.json").read_text())["settings"]
+    assert {kind: arm["objective"]["name"] for kind, arm in settings.items()} == {
+        "I": "expected_negative",
+        "SP": "patchml",
+    }
+    assert settings["SP"]["objective"]["patch_weight"] == 2
+    assert "patch_weight" not in settings["I"]["objective"]
+    changed = run(*words, *TINY, "--arm", "one-point:objective.patch_weight=3")
+    assert (changed.exit_code, "has a pilot with other settings" in changed.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("sb:train.workers=0", "the pilot has no one box (SB); add it to --types."),
+        ("objective.name=patchml", "expected TYPE:KEY=VALUE, such as tags:objective.name=assume_negative."),
+        ("sp:data.complete=true", "labels are read once for all types; use --set data.complete=true."),
+    ],
+)
+def test_wrong_settings_of_a_type(run: Run, scenes: Path, tmp_path: Path, word: str, message: str) -> None:
+    words = ("--budget", "300s", "--photos", 500, "--run-pilot", "--out", tmp_path / "p", "--types", "i,sp")
+    result = run("plan", scenes, *words, *TINY, "--arm", word)
+    assert (result.exit_code, f"error: --arm {word}: {message}\n" in result.stderr) == (1, True), result.stderr
+
+
+def test_a_pilot_starts_from_an_encoder(run: Run, scenes: Path, tmp_path: Path) -> None:
+    folder = max((p for p in scenes.parent.rglob("*") if p.is_dir()), key=lambda p: len([*p.glob("*.*")]))
+    pre = ("--set", "model.backbone=test_resnet", "--set", "augment.size=32", "--cpu", "--set", "train.epochs=1")
+    made = run("pretrain", folder, "--out", tmp_path / "pre", "--weights", "none", *pre)
+    assert made.exit_code == 0, (made.stderr, made.exception)
+    words = ("--budget", "300s", "--photos", 500, "--run-pilot", "--out", tmp_path / "p", "--types", "i")
+    result = run("plan", scenes, *words, "--init", tmp_path / "pre", *TINY[4:])
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    model = json.loads((tmp_path / "p" / "pilot.json").read_text())["settings"]["I"]["model"]
+    assert (model["backbone"], model["weights"]) == ("test_resnet", str(tmp_path / "pre" / "encoder.safetensors"))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +219,10 @@ def test_a_pilot_runs_once_and_its_results_are_reused(run: Run, scenes: Path, tm
                 ("--photos", 9, "--hours", 1, *words),
                 f"{words[0]} is for --run-pilot; give --run-pilot as well, or leave it out.",
             )
-            for words in (("--pilot-seeds", 2), ("--pilot-budgets", "50%"), ("--measure-on", 0.2), ("--cpu",))
+            for words in (
+                *(("--pilot-seeds", 2), ("--pilot-budgets", "50%"), ("--measure-on", 0.2), ("--cpu",)),
+                *(("--arm", "sp:train.workers=0"), ("--init", "runs/pre"), ("--weights", "none")),
+            )
         ),
         *(
             (

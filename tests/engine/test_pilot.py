@@ -50,7 +50,12 @@ def config(**changes):
         "augment": {"size": 64},
         "train": {"workers": 0, "stages": [{"name": "main", "epochs": 1, "lr": 0.01, "trainable": "head"}]},
     }
-    settings = {**SETTINGS, "train.cached_views": 1, **{key.replace("__", "."): v for key, v in changes.items()}}
+    settings = {
+        **SETTINGS,
+        "objective.name": "patchml",
+        "train.cached_views": 1,
+        **{key.replace("__", "."): v for key, v in changes.items()},
+    }
     return parse(apply_overrides(tree, settings), settings_models(), "the test")
 
 

@@ -79,6 +79,21 @@ def plan(
         ),
     ] = None,
     points: Annotated[str | None, typer.Option(help=f"With --run-pilot. {POINTS_HELP}")] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TYPE:KEY=VALUE",
+            help="With --run-pilot: a training setting of one type, e.g. tags:objective.name=assume_negative; can be "
+            "repeated. Default method: the one that `train` chooses for such labels.",
+        ),
+    ] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(help="With --run-pilot: pretraining run (or its encoder file) whose backbone the pilot uses."),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="With --run-pilot: weights of the backbone, as in `train`: a file, hub, ...")
+    ] = None,
     complete: Complete = False,
     set_: Annotated[
         list[str] | None,
@@ -113,8 +128,12 @@ def plan(
         of_reading = {"--images": images, "--complete": complete or None, "--set": set_ or None}
         _refuse_given(of_reading, "says how to read DATA; give DATA as well, or leave it out")
     if not run_pilot:
-        of_pilots = {"--pilot-budgets": pilot_budgets, "--pilot-seeds": pilot_seeds, "--measure-on": measure_on}
-        of_pilots["--points"] = points
+        of_pilots: dict[str, object] = {
+            "--pilot-budgets": pilot_budgets,
+            "--pilot-seeds": pilot_seeds,
+            "--measure-on": measure_on,
+        }
+        of_pilots |= {"--points": points, "--arm": arm or None, "--init": init, "--weights": weights}
         trained = {f"--set {word}": word for word in set_ or () if not word.strip().startswith("data.")}
         _refuse_given(
             {**of_pilots, "--cpu": cpu or None}, "is for --run-pilot; give --run-pilot as well, or leave it out"
@@ -142,17 +161,23 @@ def plan(
                 f"the costs are for {found.classes:,} classes, but the labels have {len(table.classes):,}; leave "
                 "--classes out, or give labels of the classes you plan for."
             )
-        from fewtags.engine.pilot import SETTINGS as PILOT_SETTINGS
+        from fewtags.engine.pilot import arm_settings
 
-        config = read_settings(None, {**reading_flags(data, images, complete), **PILOT_SETTINGS}, set_ or [])
         design = _design(kinds, pilot_budgets, pilot_seeds)
+        own = _own_settings(arm or [], design)
+        flags = {**reading_flags(data, images, complete), "model.weights": weights}
+        arms = {
+            kind: read_settings(None, {**flags, **arm_settings(kind, table)}, [*(set_ or []), *own[kind]], init=init)
+            for kind in design.kinds
+        }
+        say("methods: " + ", ".join(f"{kind.described()} {config.objective.name}" for kind, config in arms.items()))
         rule, pointed = point_rule(points), None
         if points in (None, "object") and any(kind.pointed for kind in design.kinds):
             outlined = with_outlines(data, images, complete, set_, 0)
             if outlined != list(set_ or []):
                 say("points are drawn in outlines:")
                 pointed = read_labels(data, images, complete, outlined, trains=True)
-        results = _piloted(table, pointed, rule, config, design, measure_on, found, out, cpu)
+        results = _piloted(table, pointed, rule, arms, design, measure_on, found, out, cpu)
         guide = pilot_guide(read_results(results, found), f"the pilot in {out}")
     elif pilot is not None:
         guide = pilot_guide(read_results(pilot, found), f"the pilot {pilot}")
@@ -187,6 +212,23 @@ def _refuse_given(options: Mapping[str, object], why: str) -> None:
         raise ConfigError(f"{name} {why}.")
 
 
+def _own_settings(assignments: list[str], design: Design) -> dict[Annotation, list[str]]:
+    """Return the KEY=VALUE of each type of the pilot, from the words of --arm."""
+    from fewtags.budget.costs import Annotation
+
+    own: dict[Annotation, list[str]] = {kind: [] for kind in design.kinds}
+    for text in assignments:
+        word, colon, assignment = text.partition(":")
+        if not colon or "=" not in assignment or "=" in word:
+            raise ConfigError(f"--arm {text}: expected TYPE:KEY=VALUE, such as tags:objective.name=assume_negative.")
+        if (kind := Annotation.of(word)) not in own:
+            raise ConfigError(f"--arm {text}: the pilot has no {kind.described()}; add it to --types.")
+        if assignment.strip().startswith("data."):
+            raise ConfigError(f"--arm {text}: labels are read once for all types; use --set {assignment}.")
+        own[kind].append(assignment)
+    return own
+
+
 def _design(kinds: tuple[Annotation, ...], budgets: str | None, seeds: int | None) -> Design:
     from fewtags.budget.curves import LEAST_BUDGETS, LEAST_SEEDS
     from fewtags.engine.pilot import Design
@@ -206,7 +248,7 @@ def _piloted(
     table: LabelTable,
     pointed: LabelTable | None,
     points: PointRule,
-    config: Config,
+    arms: Mapping[Annotation, Config],
     design: Design,
     share: float | None,
     cost: CostModel,
@@ -221,9 +263,11 @@ def _piloted(
             f"--measure-on {share:g} has no effect: the pilot is evaluated on the split {split!r} of the labels; leave "
             "--measure-on out."
         )
+    config = arms[design.kinds[0]]  # settings of data are the same for all types
     pool, measured = pilot_parts(table, share or MEASURE_ON, config.data.group_by)
     say(f"pilot: buys labels of {len(pool):,} photos and is evaluated on {len(measured):,} others")
-    for run in run_pilot(pool, measured, config, design, cost, out, points=points, pointed=pointed, cpu=cpu):
+    pilot = run_pilot(pool, measured, config, design, cost, out, arms=arms, points=points, pointed=pointed, cpu=cpu)
+    for run in pilot:
         row = run.row
         say(
             f"{run.done}/{run.total} {row['type']} {row['budget']}, {row['labels']:,} labels, seed {row['seed']}: "

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fewtags.budget.costs import Annotation, CostModel, budget_seconds
 from fewtags.budget.purchase import PointRule, simulate_budget
-from fewtags.config.sections import Config
+from fewtags.config.sections import UNNAMED_METHODS, Config
 from fewtags.engine.localise import WITHOUT_BOXES, has_boxes, localise_table
 from fewtags.engine.model import load_model
 from fewtags.engine.plan import Tables, can_rank, hold_out, make_plan
@@ -33,12 +33,17 @@ from fewtags.text import counted
 RESULTS, RECORD = "results.jsonl", "pilot.json"
 
 SETTINGS: Mapping[str, Any] = {
-    "objective.name": "patchml",
     "train.preset": "views",
     "train.cached_views": 2,
     "train.select": "last",
 }
 """Default settings of a pilot: it trains the head on a frozen trunk, with two cached views per photo."""
+
+
+def arm_settings(kind: Annotation, table: LabelTable) -> dict[str, Any]:
+    """Return the default settings for one type of labels: `SETTINGS`, and the method that `train` chooses for them."""
+    located = kind is not Annotation.TAGS and len(table.locations) > 0
+    return {**SETTINGS, "objective.name": UNNAMED_METHODS[located]}
 
 
 @final
@@ -169,6 +174,7 @@ def run_pilot(
     cost: CostModel,
     out: Path,
     *,
+    arms: Mapping[Annotation, Config] | None = None,
     points: PointRule = "centre",
     pointed: LabelTable | None = None,
     cpu: bool = False,
@@ -180,9 +186,9 @@ def run_pilot(
     images. It is measured by mAP, and also by mAP-loc if these images have boxes. Finished runs are not repeated.
 
     `pool` and `measured` have the complete labels of the images to buy labels for and to measure on. `config` has the
-    settings of each training, except for its seed. `cost` has the seconds that answers take. `points` is the rule of
-    `simulate_budget` for points in boxes. `pointed` has the same images with points drawn in outlines; labels with
-    points are bought from it. None draws all points in the boxes of `pool`.
+    settings of each training, except for its seed; `arms` has those of single types instead. `cost` has the seconds
+    that answers take. `points` is the rule of `simulate_budget` for points in boxes. `pointed` has the same images with
+    points drawn in outlines; labels with points are bought from it. None draws all points in the boxes of `pool`.
 
     Raises:
         ConfigError: before any training: `out` has a pilot with other labels or settings, an epoch would be chosen
@@ -194,7 +200,8 @@ def run_pilot(
             f"a pilot runs in one process, but WORLD_SIZE is {processes}; start it without torchrun or accelerate "
             "launch."
         )
-    if config.train.select == "best":
+    arms = {kind: (arms or {}).get(kind, config) for kind in design.kinds}
+    if any(arm.train.select == "best" for arm in arms.values()):
         raise ConfigError(
             'train.select = "best" would choose the epoch on the images that the pilot is measured on; leave it out.'
         )
@@ -203,12 +210,12 @@ def run_pilot(
         pointed = pointed.subset(np.array([key in mine for key in pointed.images.to_pylist()], np.bool_))
     purchases = _purchases(pool, pool if pointed is None else pointed, points, design, cost)
     where = points if pointed is None else f"outline, or {points} of a box"
-    rows = _open(out, _record(pool, measured, config, cost) | {"points": where})
+    rows = _open(out, _record(pool, measured, arms, cost) | {"points": where})
     there, photos = {_key(row): row for row in rows}, _CheckedPhotos()
     for done, purchase in enumerate(purchases, 1):
         fresh = purchase.key not in there
         if fresh:
-            row = _row(purchase, pool, cost, _train(purchase, measured, photos, config, out, cpu))
+            row = _row(purchase, pool, cost, _train(purchase, measured, photos, arms[purchase.kind], out, cpu))
             rows.append(row)
             write_text(out / RESULTS, "".join(json.dumps(row) + "\n" for row in rows))
         else:
@@ -282,12 +289,15 @@ def _row(purchase: _Purchase, pool: LabelTable, cost: CostModel, measures: Mappi
     }
 
 
-def _record(pool: LabelTable, measured: LabelTable, config: Config, cost: CostModel) -> dict[str, Any]:
-    """Make the record of a pilot, which is the same for all its runs."""
-    settings = config.model_dump(mode="json", serialize_as_any=True)
+def _record(
+    pool: LabelTable, measured: LabelTable, arms: Mapping[Annotation, Config], cost: CostModel
+) -> dict[str, Any]:
+    """Make the record of a pilot, which is the same for all its runs; settings are recorded by type."""
+    dumped = {kind.short: arm.model_dump(mode="json", serialize_as_any=True) for kind, arm in arms.items()}
+    sections = ("model", "augment", "objective", "train")
     return {
         "labels": {"bought from": pool.fingerprint, "measured on": measured.fingerprint},
-        "settings": {section: settings[section] for section in ("model", "augment", "objective", "train")},
+        "settings": {name: {section: arm[section] for section in sections} for name, arm in dumped.items()},
         "cost": dict(vars(cost)),
     }
 
@@ -323,11 +333,30 @@ def _open(out: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     if isinstance(before, dict):
         before.setdefault("points", "uniform")  # pilots of older versions
     plain = json.loads(json.dumps(record))
+    added = _with_other_types(before, plain)
     if changed := next((n for n in plain if not isinstance(before, dict) or before.get(n) != plain[n]), None):
         raise ConfigError(
             f"{out} has a pilot with other {changed}; use the same (see {path}), or choose another --out."
         )
+    if added:
+        write_text(path, json.dumps(plain, indent=1))
     return rows
+
+
+def _with_other_types(before: Any, record: dict[str, Any]) -> bool:
+    """Give the settings of each type to both records if only one has the type; return whether types are added.
+
+    Records of older versions have the same settings for all types.
+    """
+    settings = before.get("settings") if isinstance(before, dict) else None
+    if not isinstance(settings, dict):
+        return False
+    if "objective" in settings:
+        settings = dict.fromkeys((kind.short for kind in Annotation), settings)
+    added = not record["settings"].keys() <= settings.keys()
+    before["settings"] = {**record["settings"], **settings}
+    record["settings"] = {**settings, **record["settings"]}
+    return added
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, int, int]:

@@ -159,7 +159,7 @@ def test_splc_corrects_from_its_first_epoch_on():
 
 def test_gr_moves_linearly_over_the_epochs():
     logits, labels = random_logits(), torch.from_numpy(SINGLE)
-    method = GeneralisedRobust(slope=(0, 4), offset=(-2, -1), centre=(0.5, 0.9), width=(2, 1))
+    method = GeneralisedRobust(slope=(0.0, 4.0), offset=(-2.0, -1.0), centre=(0.5, 0.9), width=(2.0, 1.0))
     method.setup(Pass(), problem(epochs=5))
     found = [method.step(Pass(), batch(logits), at(epoch)).loss.item() for epoch in (0, 2, 4)]
     wanted = [

@@ -36,7 +36,7 @@ def sample_key(seed: int, index: Int64[Tensor, "b"], visit: Int64[Tensor, "b"]) 
     return _scramble(_scramble(_scramble(start) ^ (index & _WORD)) ^ visit)
 
 
-def tie_key(index: Int64[Tensor, "*s"], class_: Int64[Tensor, "*s"]) -> Int64[Tensor, "*s"]:
+def tie_key(index: Int64[Tensor, "*#s"], class_: Int64[Tensor, "*#s"]) -> Int64[Tensor, "*#s"]:
     """Return a hash of (image, class) that orders equal scores, 0..2^32 - 1; the shapes are broadcast.
 
     Two images (below 2^32) have different keys in a class, and two classes have different keys in an image. Without a
@@ -45,7 +45,7 @@ def tie_key(index: Int64[Tensor, "*s"], class_: Int64[Tensor, "*s"]) -> Int64[Te
     return _scramble(_scramble(class_ + 1) ^ index)  # 0 is hashed to 0
 
 
-def _scramble(word: Int64[Tensor, "*s"]) -> Int64[Tensor, "*s"]:
+def _scramble(word: Int64[Tensor, "*#s"]) -> Int64[Tensor, "*#s"]:
     """A 32-bit integer hash (xorshift-multiply, three rounds) in int64.
 
     Both multipliers are below 2^31, so no product overflows and every device gives the same result.

@@ -383,7 +383,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(scenes, tmp_path
     with pytest.raises(ConfigError) as error:
         classifier().fit(scenes.train, out=out, settings={"train.batchsize": 8, "train.epochs": 0})
     assert str(error.value).splitlines() == [
-        "2 problem(s) in the arguments:",
+        "2 problems in the arguments:",
         "  train.epochs = 0: input should be greater than or equal to 1",
         "  unknown key 'train.batchsize'; did you mean 'train.batch_size'?",
     ]

@@ -14,7 +14,7 @@ MOST_NAMED = 20
 """Largest number of classes or photos that a message names; the others are counted."""
 
 _COMMAND_LINE: ContextVar[bool] = ContextVar("command line", default=False)
-_ARGUMENTS = {"method": "objective"}
+_ARGUMENTS = {"json": "to_json()", "method": "objective"}
 """Arguments in Python that have another name than the flag."""
 _FLAGS = {"images": "--images", "complete": "--complete"}
 

@@ -11,10 +11,12 @@ from PIL import Image
 
 from fewtags.check.check import CheckReport, HeatmapNeed, check
 from fewtags.check.label_findings import Finding
+from fewtags.check.lines import class_lines, reading_lines
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
 from fewtags.table.merge import merge
 from fewtags.table.table import Excluded, ExclusionKind, LabelTable, Notes, ValueReading
+from fewtags.text import command_line
 
 P, N, U = 1, -1, 0  # as written in the tables below
 
@@ -388,7 +390,8 @@ def test_small_photos_are_measured_against_the_input(
 def test_a_table_without_a_photo_folder_says_so() -> None:
     report = check({"train": _table(_many(5, [P, P, P]))})
     assert str(_only(report, "no-photos")) == (
-        "warning: train: the folder of the photos is not known, so they were not read; give images='FOLDER'."
+        "warning: train: the labels do not say where the photos are, so no photo was read, and training cannot "
+        "begin; give images='FOLDER'."
     )
     assert report.photos == 0
 
@@ -484,26 +487,29 @@ def test_what_readers_doubt_is_a_warning() -> None:
 
 def test_errors_come_before_warnings_before_notes(tmp_path: Path) -> None:
     table = _table({"gone": [P, P, U]}, root=tmp_path, notes=Notes(messages=("hello",)))
-    levels = [f.level for f in check({"train": table}).findings]
+    report = check({"train": table})
+    levels = [f.level for f in report.findings]
     assert levels == sorted(levels, key=["error", "warning", "note"].index)
     assert set(levels) == {"error", "warning", "note"}
+    # The text ends with the worst ones, where a terminal stops.
+    assert [line.split(":")[0] for line in [*report.lines()][-1 - len(levels) : -1]] == levels[::-1]
 
 
 def test_the_lines_for_people() -> None:
     train = _table({**_many(5, [P, N, N]), **_many(5, [U, P, P], "j")})
     report = check({"train": train, "val": _table({"v": [P, P, P]})}, heatmaps=_need(300))
     lines = list(report.lines())
-    assert lines[:9] == [
+    assert lines[:10] == [
         "train: 10 images, 3 classes, labels: partial; 1.50 positives per image; "
         "0 without a positive, 0 without any label",
         "val: 1 image, 3 classes, labels: full; 3.00 positives per image; 0 without a positive, 0 without any label",
         "photos: 0 files read (decoded)",
         "heatmaps of all classes: 300 bytes",
-        "class        train +         -         ?          val +         -         ?"
-        "   (+ positive, - negative, ? unknown)",
-        "a                  5         0         5              1         0         0",
-        "b                  5         5         0              1         0         0",
-        "c                  5         5         0              1         0         0",
+        "images of each class: + positive, - negative, ? unknown",
+        "class  train +  -  ?  val +  -  ?",
+        "a            5  0  5      1  0  0",
+        "b            5  5  0      1  0  0",
+        "c            5  5  0      1  0  0",
         str(report.findings[0]),
     ]
     assert lines[-1] == f"0 errors, {len(report.warnings)} warnings"
@@ -524,10 +530,9 @@ def test_points_and_boxes_are_counted_by_class() -> None:
     assert lines[1] == "  2 points, 1 box"
     start = next(n for n, line in enumerate(lines) if line.startswith("class"))
     assert lines[start : start + 3] == [
-        "class        train +         -         ?    points     boxes          val +         -         ?"
-        "   (+ positive, - negative, ? unknown)",
-        "a                  1         0         0         2         0              1         0         0",
-        "b                  1         0         0         0         1              0         0         1",
+        "class  train +  -  ?  points  boxes  val +  -  ?",
+        "a            1  0  0       2      0      1  0  0",
+        "b            1  0  0       0      1      0  0  1",
     ]
     classes = json.loads(report.to_json())["splits"]["train"]["classes"]
     assert [(c["points"], c["boxes"]) for c in classes] == [(2, 0), (0, 1)]
@@ -546,7 +551,37 @@ def test_of_many_classes_the_first_and_the_last_are_printed() -> None:
     start = next(n for n, line in enumerate(lines) if line.startswith("class"))
     shown = [line.split()[0] for line in lines[start + 1 : start + 42]]
     assert shown == [*classes[:20], "...", *classes[30:]]
-    assert lines[start + 21] == "... 10 more classes"
+    assert lines[start + 21] == "... 10 more classes; to_json() lists all"
+
+
+def test_three_splits_with_boxes_fit_a_terminal() -> None:
+    """Ten thousand boxes in each: beside each other they need 100 columns, so each split has a table of its own."""
+    count = 10_000
+    places = np.tile([0.0, 0.0, 0.5, 1.0], (count, 1))
+    table = LabelTable.build(
+        [f"i{n}" for n in range(count)], ClassNames.of(["a" * 60, "b"]), image=np.arange(count),
+        class_=np.zeros(count), state=np.ones(count), locations=places,
+    )  # fmt: skip
+    summaries = {split: table.summary() for split in ("train", "val", "test")}
+    lines = [*class_lines(summaries)]
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[1] for line in lines if line.startswith("class")] == ["train", "val", "test"]
+    assert lines[2] == f"{'a' * 23}…   10,000  0       0       0  10,000"
+    beside = [*class_lines({"train": summaries["train"]})]
+    assert beside == lines[:4]
+
+
+def test_readings_of_one_meaning_share_a_line_and_long_runs_are_cut() -> None:
+    readings = [ValueReading("a.xml", f"'c{n}'", f"class 'c{n}'", 1) for n in range(50)]
+    readings += [ValueReading("b.csv", word, "absent", 2) for word in ("0", "no", "nein", "non")]
+    lines = [*reading_lines(readings)]
+    assert lines[7:] == [
+        "read: a.xml: 'c7' -> class 'c7' (1)",
+        "read: a.xml: 42 more lines; to_json() lists all",
+        "read: b.csv: 0, no, nein and 1 more -> absent (8)",
+    ]
+    with command_line():
+        assert [*reading_lines(readings)][8].endswith("; --json lists all")
 
 
 def test_long_lists_are_cut_for_people_and_complete_for_programs(tmp_path: Path) -> None:

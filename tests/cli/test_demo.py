@@ -31,16 +31,16 @@ def test_trains_both_methods_and_compares_them(
         assert (tmp_path / "demo" / name / "report.html").exists()
 
 
-def test_runs_that_the_demo_did_not_make_are_kept(tmp_path: Path) -> None:
-    model = tmp_path / "runs" / "assume_negative" / "model.safetensors"
+@pytest.mark.parametrize("name", ["assume_negative/model.safetensors", "model.safetensors", "mine.txt"])
+def test_files_that_the_demo_did_not_make_are_kept(tmp_path: Path, name: str) -> None:
+    """Also where the demo would only add to them: a finished run, and any other folder."""
+    model = tmp_path / "runs" / name
     model.parent.mkdir(parents=True)
     model.write_text("mine")
-    with pytest.raises(
-        ConfigError, match=r"assume_negative was not made by the demo, which would replace it; choose another"
-    ):
+    with pytest.raises(ConfigError, match=r"runs is not empty; choose another out"):
         demo.run_demo(tmp_path / "runs", seed=0)
     assert model.read_text() == "mine"
-    assert [entry.name for entry in (tmp_path / "runs").iterdir()] == ["assume_negative"]
+    assert [entry for entry in (tmp_path / "runs").rglob("*") if entry.is_file()] == [model]
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32])

@@ -11,6 +11,7 @@ from typer.testing import Result
 from fewtags.config.parse import parse, parse_as
 from fewtags.config.presets import PRESETS
 from fewtags.config.pretrain import PretrainConfig
+from fewtags.engine import machine
 from fewtags.engine.methods import METHODS, PRETRAIN_METHODS, pretrain_settings_models, settings_models
 
 Run = Callable[..., Result]
@@ -93,7 +94,21 @@ def test_doctor_on_a_sound_machine(run: Run) -> None:
     result = run("doctor")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.endswith("ready.\n")
+    heif = next(line for line in result.stdout.splitlines() if line.startswith("pillow-heif: "))
+    assert heif.endswith("(photos of iPhones, .heic)")
     assert json.loads(run("doctor", "--json").stdout)["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("torch", "device", "said"), [("2.9.0+cu130", "cpu", 1), ("2.9.0+cpu", "cpu", 0), ("2.9.0+cu130", "cuda", 0)]
+)
+def test_doctor_names_the_smaller_torch_where_there_is_no_gpu(
+    run: Run, monkeypatch: pytest.MonkeyPatch, torch: str, device: str, said: int
+) -> None:
+    facts = machine.environment()
+    facts = {**facts, "device": device, "gpu": None, "packages": {**facts["packages"], "torch": torch}}
+    monkeypatch.setattr("fewtags.engine.machine.environment", lambda: facts)
+    assert run("doctor").stdout.count("--index-url https://download.pytorch.org/whl/cpu") == said
 
 
 def test_doctor_finds_what_is_broken(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

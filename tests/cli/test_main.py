@@ -1,5 +1,6 @@
 """Exit codes, messages and streams of the command line as a whole."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -152,3 +153,28 @@ def test_wrong_paths_and_settings_are_reported_without_torch(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout == "1 False\n"
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("fewtags tra", {"train", "transfer"}),
+        ("fewtags train --batch", {"--batch-size"}),
+        ("fewtags train --method expected", {"expected_negative"}),
+        ("fewtags train --preset paper", {"paper", "paper_scratch", "paper_imagenet"}),
+        ("fewtags pretrain --method ml", {"mls"}),
+    ],
+)
+def test_completion_of_a_shell(words: str, offered: set[str]) -> None:
+    """What the script of `--show-completion bash` asks the program."""
+    asked = {"_FEWTAGS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    command = [sys.executable, "-m", "fewtags"]
+    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == offered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script(shell: str) -> None:
+    asked = {**os.environ, "_FEWTAGS_COMPLETE": f"source_{shell}"}
+    done = subprocess.run([sys.executable, "-m", "fewtags"], env=asked, capture_output=True, text=True, check=True)
+    assert f"_FEWTAGS_COMPLETE=complete_{shell}" in done.stdout

@@ -60,6 +60,20 @@ def test_flags_win_over_the_file_and_set_over_both(run: Run, dataset: Path, tmp_
     assert "lr 0.25" in result.stderr
 
 
+def test_common_settings_have_flags_and_set_overrides_them(run: Run, train_command: tuple[str, ...]) -> None:
+    """--epochs is all epochs of the run; TINY sets train.epochs=6, which has priority."""
+    words = [w for w in train_command if w != "train.epochs=6"]
+    at = next(n for n in range(len(words)) if words[n : n + 2] == ["--set", "--set"])
+    del words[at]
+    few = run(*words, "--epochs", 9, "--lr", 0.25, "--batch-size", 5, "--dry-run")
+    assert few.exit_code == 0, few.stderr
+    assert ("lr 0.25" in few.stderr, "batch 5" in few.stderr) == (True, True)
+    more = run(*train_command, "--epochs", 9, "--dry-run")
+    for result, epochs in ((few, 9), (more, 6)):
+        assert sum(map(int, re.findall(r"stage .*: (\d+) epochs?", result.stderr))) == epochs
+    assert "Invalid value for '--epochs'" in run(*words, "--epochs", 0).stderr
+
+
 def test_dry_run_writes_nothing(run: Run, train_command: tuple[str, ...], tmp_path: Path) -> None:
     result = run(*train_command, "--out", tmp_path / "run", "--dry-run")
     assert (result.exit_code, result.stdout) == (0, "")

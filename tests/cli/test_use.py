@@ -173,8 +173,13 @@ def test_an_unknown_split(run: Run, model: Path, dataset: Path, labels: Path) ->
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines()[-1] == (
         "error: --split tset is not a split of these labels (did you mean 'test'?); there are 2 images of split "
-        "'train', 3 images of split 'val', 1 image of split 'test', 1 image of no split."
+        "'train', 3 images of split 'val', 1 image of split 'test', 1 image of no split; or give all."
     )
+    everything = run("evaluate", model, labels, "--images", dataset / "images", "--split", "all", "--cpu")
+    assert everything.exit_code == 0, everything.stderr
+    assert "evaluating on all 7 images: 2 images of split 'train', 3 images of split 'val'" in everything.stderr
+    whole = run("evaluate", model, dataset / "val.parquet", "--split", "all", "--cpu")
+    assert "evaluating on 12 images" in whole.stderr
     result = run("evaluate", model, dataset / "val.parquet", "--split", "val", "--cpu")
     assert result.stderr.splitlines()[-1] == (
         "error: --split val: these labels have no splits; leave it out to evaluate on all images."

@@ -32,7 +32,7 @@ def problems(tree):
     with pytest.raises(ConfigError) as error:
         parse(tree, settings_models(), "run.toml")
     first, *lines = str(error.value).splitlines()
-    assert first == f"{len(lines)} problem(s) in run.toml:"
+    assert first == f"{len(lines)} problems in run.toml:"
     return [line.removeprefix("  ") for line in lines]
 
 
@@ -103,6 +103,8 @@ KNOWN = ", ".join(sorted(METHODS))
         (BARE | {"model": {"zzz": 1}},
          "unknown key 'model.zzz'; known here: backbone, weights, drop_path, output_stride, head_kernel, pool, "
          "pool_temperature, pool_weight, pool_boost"),
+        (BARE | {"epochs": 3}, "unknown key 'epochs'; did you mean 'train.epochs'?"),
+        (BARE | {"train": {"complete": True}}, "unknown key 'train.complete'; did you mean 'data.complete'?"),
         (BARE | {"train": {"stages": [STAGE | {"eposch": 3}]}},
          "unknown key 'train.stages.0.eposch'; did you mean 'train.stages.0.epochs'?"),
         (BARE | {"train": {"stages": [STAGE, {"name": "x", "lr": 1}]}}, "missing key 'train.stages.1.epochs'"),
@@ -252,7 +254,7 @@ def test_one_section_alone():
     with pytest.raises(ConfigError) as error:
         validated(AugmentConfig, {"size": 1, "flop": True}, "here")
     assert str(error.value) == (
-        "2 problem(s) in here:\n  size = 1: input should be greater than or equal to 32\n"
+        "2 problems in here:\n  size = 1: input should be greater than or equal to 32\n"
         "  unknown key 'flop'; did you mean 'flip'?"
     )
 

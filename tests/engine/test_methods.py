@@ -90,9 +90,7 @@ def test_the_methods_own_checks_hold():
 def test_a_setting_that_cannot_be_written_down():
     with pytest.raises(ConfigError) as error:
         settings_of(ExpectedNegative(scl_weight=float("inf")))
-    assert str(error.value) == (
-        "1 problem(s) in ExpectedNegative:\n  scl_weight = inf: input should be a finite number"
-    )
+    assert str(error.value) == ("1 problem in ExpectedNegative:\n  scl_weight = inf: input should be a finite number")
 
 
 def test_a_class_that_cannot_be_imported_again_is_refused():

@@ -14,6 +14,7 @@ from typing import Any, final
 
 from fewtags.check.class_findings import class_findings
 from fewtags.check.label_findings import Finding, label_findings, reader_findings, training_split
+from fewtags.check.lines import class_lines, reading_lines
 from fewtags.check.photo_findings import PhotoScan
 from fewtags.errors import DataError
 from fewtags.files import replacing
@@ -90,7 +91,7 @@ class CheckReport:
         return replace(self, findings=tuple(findings))
 
     def lines(self) -> Iterator[str]:
-        """Yield the report as lines of text."""
+        """Yield the report as lines of text: notes, then warnings, then errors."""
         for split, summary in self.summaries.items():
             yield (
                 f"{split}: {counted(summary.images, 'image')}, {counted(len(summary.classes), 'class', 'classes')}, "
@@ -100,12 +101,12 @@ class CheckReport:
             if summary.points or summary.boxes:
                 yield f"  {counted(summary.points, 'point')}, {counted(summary.boxes, 'box', 'boxes')}"
         how = "decoded" if self.decoded else "headers only"
-        yield f"photos: {self.photos:,} files read ({how})"
+        yield f"photos: {counted(self.photos, 'file')} read ({how})"
         if self.heatmap_bytes is not None:
             yield f"heatmaps of all classes: {_size(self.heatmap_bytes)}"
-        yield from _class_lines(self.summaries)
-        yield from (f"read: {reading}" for reading in self.readings)
-        yield from map(str, self.findings)
+        yield from class_lines(self.summaries)
+        yield from reading_lines(self.readings)
+        yield from map(str, sorted(self.findings, key=_level, reverse=True))  # a terminal shows the end
         yield f"{counted(len(self.errors), 'error')}, {counted(len(self.warnings), 'warning')}"
 
     def to_json(self) -> str:
@@ -121,6 +122,10 @@ class CheckReport:
             "excluded": [asdict(row) for row in self.excluded_rows()],
         }
         return json.dumps(content)
+
+
+def _level(finding: Finding) -> int:
+    return ("error", "warning", "note").index(finding.level)
 
 
 def write_excluded(rows: Iterable[Excluded], path: Path) -> None:
@@ -165,10 +170,9 @@ def check(
         *([] if heatmaps is None else _heatmap_findings(train, heatmaps)),
         *reader_findings(splits),
     ]
-    order = ["error", "warning", "note"]
     return CheckReport(
         summaries=summaries,
-        findings=tuple(sorted(findings, key=lambda f: order.index(f.level))),
+        findings=tuple(sorted(findings, key=_level)),
         readings=tuple(dict.fromkeys(r for t in splits.values() for r in t.notes.readings)),
         photos=len(photos.paths),
         decoded=decode,
@@ -214,31 +218,6 @@ def _without(split: str, table: LabelTable, unusable: Mapping[str, str]) -> Labe
     message = f"{split}: {counted(len(unusable), 'image')} left out, without a readable photo; see excluded.csv"
     notes = Notes(excluded=tuple(Excluded(key, why, split) for key, why in unusable.items()), messages=(message,))
     return replace(table.subset(kept), notes=table.notes + notes)
-
-
-def _class_lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
-    """Yield positive, negative and unknown images of every class in every split, and points and boxes if any."""
-    first, *others = summaries.values()
-    if any(other.classes.ids != first.classes.ids for other in others):
-        return  # another finding reports this
-    shown, left_out = first.listed_classes()
-    display = first.classes.display
-    width = min(40, max([5, *(len(display[c]) for c in shown)]))
-    placed = {split: summary.points + summary.boxes > 0 for split, summary in summaries.items()}
-    columns = "".join(
-        f"{split[:12] + ' +':>15}{'-':>10}{'?':>10}" + (f"{'points':>10}{'boxes':>10}" if placed[split] else "")
-        for split in summaries
-    )
-    yield f"{'class':<{width}}{columns}   (+ positive, - negative, ? unknown)"
-    for place, c in enumerate(shown):
-        if left_out and place == len(shown) // 2:
-            yield left_out
-        cells = "".join(
-            f"{s.positives[c]:>15,}{s.negatives[c]:>10,}{s.unknowns[c]:>10,}"
-            + (f"{s.points_of[c]:>10,}{s.boxes_of[c]:>10,}" if placed[split] else "")
-            for split, s in summaries.items()
-        )
-        yield f"{display[c][:width]:<{width}}{cells}"
 
 
 def _summary_facts(summary: Summary) -> dict[str, Any]:

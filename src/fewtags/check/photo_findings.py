@@ -86,8 +86,8 @@ class PhotoScan:
         for split, table in self.tables.items():
             if table.root is None:
                 message = (
-                    f"{split}: the folder of the photos is not known, so they were not read; give "
-                    f"{flag('images', 'FOLDER')}."
+                    f"{split}: the labels do not say where the photos are, so no photo was read, and training cannot "
+                    f"begin; give {flag('images', 'FOLDER')}."
                 )
                 yield Finding("warning", "no-photos", message)
         cure = "such images are left out of training, with a line each in excluded.csv"

@@ -20,7 +20,7 @@ from fewtags.cli.options import (
     TestImages,
     ValImages,
 )
-from fewtags.cli.progress import counting, echo, say
+from fewtags.cli.progress import counting, echo, echo_finding, say
 from fewtags.cli.reading import (
     point_rule,
     read_labels,
@@ -94,7 +94,11 @@ def check(
             heatmaps=heatmap_need((max(1, size // stride), max(1, size // stride))),
             progress=tick,
         )
-    echo(found.to_json() if as_json else "\n".join(found.lines()))
+    if as_json:
+        echo(found.to_json())
+    else:
+        for line in found.lines():
+            echo_finding(line)
     if excluded is not None:
         excluded.parent.mkdir(parents=True, exist_ok=True)
         found.write_excluded_csv(excluded)

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from fewtags.cli.progress import echo, epoch_line, say
-from fewtags.errors import ConfigError
 
 # A small network from scratch, because the demo must work without a download. Crops of 48 pixels keep the size of the
 # digits; no flips, because mirrored digits are wrong. Both methods start with the same assume-negative epochs, because
@@ -64,11 +63,12 @@ def run_demo(out: Path, seed: int) -> None:
     """Make the scenes, train both methods in parallel, and write the comparison."""
     from fewtags.config.parse import apply_overrides
     from fewtags.demo_set import make_scenes
+    from fewtags.engine.runfolder import refuse_used_folder
     from fewtags.report.build import build_report
 
     runs = [out / name for name in METHODS]
-    if foreign := next((run for run in runs if run.exists() and not (out / "scenes/demo.json").exists()), None):
-        raise ConfigError(f"{foreign} was not made by the demo, which would replace it; choose another --out.")
+    if not (out / "scenes/demo.json").exists():  # a second demo replaces the first
+        refuse_used_folder(out)
     began = time.perf_counter()
     say("Scenes of 2 to 4 handwritten digits; in the training set, one digit of each scene is labelled.")
     scenes = make_scenes(out / "scenes", **SCENES, seed=seed)

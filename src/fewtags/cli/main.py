@@ -61,7 +61,6 @@ app = typer.Typer(
     name="fewtags",
     help="Train multi-label image classifiers with heatmaps from one label per photo, or from any labels you have.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     # Rich boxes on a terminal, plain lines in a pipe.
     rich_markup_mode="rich" if sys.stdout.isatty() else None,

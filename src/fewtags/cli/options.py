@@ -57,6 +57,16 @@ Precision = Annotated[
         help="Use the lowest threshold of each class that has this precision on the validation photos of the run."
     ),
 ]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, help="Epochs of the whole run (train.epochs); default: those of the preset.")
+]
+Rate = Annotated[
+    float | None, typer.Option("--lr", help="Learning rate of the last stage (train.lr); default: that of the preset.")
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(min=1, help="Photos per step of each process (train.batch_size); default: that of the preset."),
+]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random; default 0.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Read and check the data and print the plan; write nothing.")]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Do not use a GPU.")]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fewtags.cli.follow import follow
-from fewtags.cli.options import Cpu, DryRun, Seed
+from fewtags.cli.options import BatchSize, Cpu, DryRun, Epochs, Rate, Seed
 from fewtags.cli.progress import counting, is_main_process, say
 from fewtags.cli.train import FASTER_CHECK, Set, merged_tree, refuse_missing_inputs
 from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD, PRETRAIN_METHODS, method_help
@@ -21,7 +21,12 @@ def pretrain(
     ] = None,
     images: Annotated[Path | None, typer.Option(help="Folder that image names in a file are relative to.")] = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/pretrained"),
-    method: Annotated[str | None, typer.Option(help=method_help(PRETRAIN_METHODS, DEFAULT_PRETRAIN_METHOD))] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help=method_help(PRETRAIN_METHODS, DEFAULT_PRETRAIN_METHOD), autocompletion=lambda: [*PRETRAIN_METHODS]
+        ),
+    ] = None,
     preset: Annotated[
         str | None, typer.Option(help="paper or small; default: paper with a GPU and 50,000 photos, else small.")
     ] = None,
@@ -34,6 +39,9 @@ def pretrain(
         typer.Option(help="TOML file with settings (see `fewtags config --pretrain`); flags and --set override it."),
     ] = None,
     set_: Set = None,
+    epochs: Epochs = None,
+    lr: Rate = None,
+    batch_size: BatchSize = None,
     seed: Seed = None,
     dry_run: DryRun = False,
     cpu: Cpu = False,
@@ -46,7 +54,7 @@ def pretrain(
     \b
     Examples:
       fewtags pretrain photos/
-      fewtags pretrain photos/ --method mls --backbone resnet50 --out runs/mls --set train.epochs=400
+      fewtags pretrain photos/ --method mls --backbone resnet50 --out runs/mls --epochs 400
       fewtags pretrain instances.json --images photos/ --method densecl
       fewtags train tags.csv --images photos/ --init runs/pretrained
     """  # noqa: D301
@@ -59,6 +67,9 @@ def pretrain(
         "data.images": None if images is None else str(images),
         "objective.name": method,
         "train.preset": preset,
+        "train.epochs": epochs,
+        "train.lr": lr,
+        "train.batch_size": batch_size,
         "train.seed": seed,
         "model.backbone": backbone,
         "model.weights": weights,

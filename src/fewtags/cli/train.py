@@ -10,11 +10,14 @@ import typer
 
 from fewtags.cli.follow import finish, follow, is_pretraining, write_report
 from fewtags.cli.options import (
+    BatchSize,
     Complete,
     Covers,
     Cpu,
     DryRun,
+    Epochs,
     ManyImages,
+    Rate,
     Seed,
     TestImages,
     ValImages,
@@ -37,6 +40,13 @@ METHOD_HELP = method_help(METHODS, f"{LOCATED_METHOD} if points or boxes are kno
 FASTER_CHECK = "--set data.decode=false reads headers only, and a broken photo then stops training"
 
 
+def preset_names() -> list[str]:
+    """Return the names of the presets, for the completion of a shell."""
+    from fewtags.config.presets import PRESETS
+
+    return [*PRESETS]
+
+
 def train(
     data: Annotated[list[str] | None, typer.Argument(help=f"Labels: {list_formats('title')}; one or several.")] = None,
     images: ManyImages = None,
@@ -47,12 +57,13 @@ def train(
     val_images: ValImages = None,
     test_images: TestImages = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/first"),
-    method: Annotated[str | None, typer.Option(help=METHOD_HELP)] = None,
+    method: Annotated[str | None, typer.Option(help=METHOD_HELP, autocompletion=lambda: [*METHODS])] = None,
     preset: Annotated[
         str | None,
         typer.Option(
             help="cpu (frozen trunk, head solved), views (frozen trunk, head trained on random views), finetune, "
-            "paper, paper_scratch or paper_imagenet; default: finetune with a GPU, else cpu."
+            "paper, paper_scratch or paper_imagenet; default: finetune with a GPU, else cpu.",
+            autocompletion=preset_names,
         ),
     ] = None,
     weights: Annotated[
@@ -69,6 +80,9 @@ def train(
         Path | None, typer.Option(help="TOML file with settings (see `fewtags config`); flags and --set override it.")
     ] = None,
     set_: Set = None,
+    epochs: Epochs = None,
+    lr: Rate = None,
+    batch_size: BatchSize = None,
     complete: Complete = False,
     covers: Covers = None,
     seed: Seed = None,
@@ -86,7 +100,7 @@ def train(
       fewtags train tags.csv --images photos/ --out runs/tags
       fewtags train cats.csv dogs.json --images photos/ --covers cats.csv=cat
       fewtags train instances.json --images photos/ --complete --method bce
-      fewtags train photos/ --set objective.scl_weight=1 --set train.epochs=20
+      fewtags train photos/ --set objective.scl_weight=1 --epochs 20
       fewtags train tags.csv --images photos/ --init runs/pretrained --preset finetune
     """  # noqa: D301
     flags = {
@@ -100,6 +114,9 @@ def train(
         "data.complete": True if complete else None,
         "objective.name": method,
         "train.preset": preset,
+        "train.epochs": epochs,
+        "train.lr": lr,
+        "train.batch_size": batch_size,
         "train.seed": seed,
         "model.weights": weights,
     }

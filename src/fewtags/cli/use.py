@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Model = Annotated[Path, typer.Argument(help="Run folder, or its model.safetensors.")]
 
+ALL_IMAGES = "all"
+"""What --split takes for the images of every split."""
 LOC_CUTS = 20
 """Default number of map thresholds of MaxBoxAccV2."""
 
@@ -33,7 +35,9 @@ def evaluate(
     images: ManyImages = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Split to evaluate, if the labels have splits; default: test, or else val, or else all."),
+        typer.Option(
+            help="Split to evaluate, if the labels have splits; or all; default: test, or else val, or else all."
+        ),
     ] = None,
     complete: Complete = False,
     covers: Covers = None,
@@ -113,22 +117,26 @@ def _exit_if_unreadable(unreadable: int, photos: int) -> None:
 def choose_split(whole: LabelTable, asked: str | None) -> tuple[LabelTable, str]:
     """Return the images to evaluate on, and a line that describes them.
 
-    `asked` is a split in any common spelling; None: test, or else val, or else all images.
+    `asked` is a split in any common spelling, or "all"; None: test, or else val, or else all images.
     """
     from fewtags.formats.common import split_name
 
     named = {} if whole.split_names is None else whole.named_splits()
     if not any(named):
-        if asked is not None:
+        if asked not in (None, ALL_IMAGES):
             raise ConfigError(f"--split {asked}: these labels have no splits; leave it out to evaluate on all images.")
         return whole, f"evaluating on {counted(len(whole), 'image')}"
+    if asked == ALL_IMAGES and asked not in named:
+        return whole, f"evaluating on all {len(whole):,} images: {split_sizes(named)}"
     usual = next((name for name in ("test", "val") if name in named), None)
     name = usual if asked is None else asked if asked in named else split_name(asked)
     if name is None:
         return whole, f"evaluating on all {len(whole):,} images, no split is test or val: {split_sizes(named)}"
     if name not in named:
         hint = suggest(name, list(named))
-        raise ConfigError(f"--split {asked} is not a split of these labels{hint}; there are {split_sizes(named)}.")
+        raise ConfigError(
+            f"--split {asked} is not a split of these labels{hint}; there are {split_sizes(named)}; or give all."
+        )
     rest = {other: table for other, table in named.items() if other != name}
     which = f"evaluating on {split_sizes({name: named[name]})}"
     return named[name], f"{which}; not on {split_sizes(rest)}" if rest else f"{which} (all images)"
@@ -268,7 +276,7 @@ def heatmap(
                 key.add(path, name, files)
                 written += sum(class_id is not None for class_id in files.values())
             tick(done, len(names))
-    say(f"{written:,} overlays of {len(names) - len(errors):,} photos")
+    say(f"{counted(written, 'overlay')} of {counted(len(names) - len(errors), 'photo')}")
     if changed := key.write():
         say(changed)
     say(*(f"skipped: {message}" for message in errors))

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from fewtags.config.sections import UNNAMED_METHODS, Config, ObjectiveConfig, Section
 from fewtags.errors import ConfigError
-from fewtags.text import suggest
+from fewtags.text import counted, suggest
 
 
 def load_toml(path: Path) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _validate(model: type[Section], values: Any, prefix: str = "") -> tuple[Sect
 
 
 def _refusal(problems: list[str], where: str) -> ConfigError:
-    return ConfigError(f"{len(problems)} problem(s) in {where}:\n" + "\n".join(f"  {p}" for p in problems))
+    return ConfigError(f"{counted(len(problems), 'problem')} in {where}:\n" + "\n".join(f"  {p}" for p in problems))
 
 
 def _parse_objective(
@@ -182,8 +182,8 @@ def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[
             section = _model_at(model, path[:-1])
             known = [] if section is None else list(section.model_fields)
             close = difflib.get_close_matches(path[-1], known, n=1)
-            near = prefix + ".".join([*path[:-1], *close])
-            hint = f"did you mean {near!r}?" if close else f"known here: {', '.join(known)}"
+            near = [prefix + ".".join([*path[:-1], *close])] if close else _elsewhere(model, path)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known here: {', '.join(known)}"
             lines[key] = f"unknown key {key!r}; {hint}"
         elif problem["type"] == "value_error":
             lines[key] = f"{key}: {problem['ctx']['error']}"
@@ -193,6 +193,12 @@ def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[
                 text += f"; a list in TOML looks like {key} = {_example(model, path)}"
             lines[key] = f"{lines[key]}, or {text}" if key in lines else f"{key} = {problem['input']!r}: {text}"
     return list(lines.values())
+
+
+def _elsewhere(model: type[BaseModel], path: list[str]) -> list[str]:
+    """Return the settings of other sections that have the name at the end of a path."""
+    sections = {name: _section(field.annotation) for name, field in model.model_fields.items()}
+    return [f"{name}.{path[-1]}" for name, inner in sections.items() if inner and path[-1] in inner.model_fields]
 
 
 def _path_of_field(model: type[BaseModel], path: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ from fewtags.engine.methods import settings_models
 from fewtags.errors import ConfigError
 from fewtags.objectives.table import METHODS
 from fewtags.seeds import rng
+from fewtags.text import counted
 
 BARE = {"data": {"train": "photos"}}
 SOLVE = {"name": "solve", "logit_variances": [0.1, 1.0], "trainable": "head"}
@@ -32,7 +33,7 @@ def problems(tree):
     with pytest.raises(ConfigError) as error:
         parse(tree, settings_models(), "run.toml")
     first, *lines = str(error.value).splitlines()
-    assert first == f"{len(lines)} problems in run.toml:"
+    assert first == f"{counted(len(lines), 'problem')} in run.toml:"
     return [line.removeprefix("  ") for line in lines]
 
 

@@ -34,7 +34,9 @@ def test_options_refuse_a_text_for_several_names():
 def test_options_refuse_other_places():
     with pytest.raises(ConfigError) as error:
         ReadOptions(places="point")
-    assert str(error.value) == "places = 'point' (did you mean 'points'?): expected one of boxes, points, none."
+    assert (
+        str(error.value) == "places = 'point' (did you mean 'points'?): expected one of boxes, points, outlines, none."
+    )
 
 
 def test_options_without_effect():

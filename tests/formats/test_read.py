@@ -108,7 +108,8 @@ def test_options_without_effect_are_reported(one_of_each):
 
 def test_every_option_has_an_effect_somewhere():
     in_readers = {name for format in FORMATS.values() for name in format.options}
-    assert in_readers | {"rename"} == ReadOptions.model_fields.keys()  # `read` itself renames
+    # `read` itself renames, and names are those of all files together.
+    assert in_readers | {"rename", "names"} == ReadOptions.model_fields.keys()
 
 
 @pytest.mark.parametrize("settings", [DataConfig, PretrainDataConfig])

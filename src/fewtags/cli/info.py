@@ -114,7 +114,8 @@ def _lines(model: type[BaseModel]) -> Iterator[str]:
             continue
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         if field.is_required():
-            word, assignment = "required", f'{key} = "photos/"' if field.annotation is str else f"# {key} ="
+            # Only the labels are required: a path, or several.
+            word, assignment = "required", f'{key} = "photos/"' if key == "train" else f"# {key} ="
         elif default is None:
             word, assignment = "", f"# {key} ="
         else:

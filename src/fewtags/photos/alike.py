@@ -72,7 +72,8 @@ def find_alike(paths: Sequence[str], *, threads: int | None = None) -> Alike:
         raise ConfigError(f"finding re-encoded copies needs the library imagehash: {INSTALL}.")
     found = [_print(path) for path in paths] if threads == 1 else [*each(_print, paths, threads=threads)]
     usable = np.array([n for n, bits in enumerate(found) if bits is not None], np.int64)
-    prints = np.array([np.frombuffer(bits, np.uint8) for bits in found if bits is not None]).reshape(-1, BITS // 8)
+    read = b"".join(bits for bits in found if bits is not None)
+    prints = np.frombuffer(read, np.uint8).reshape(-1, BITS // 8)
     pairs, distances = near_pairs(prints)
     pairs = usable[pairs].reshape(-1, 2)
     return Alike(pairs, distances, linked(len(paths), pairs))

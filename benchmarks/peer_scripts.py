@@ -278,10 +278,15 @@ def finetune_once(
 ) -> Any:
     """Train with one learning rate and weight decay: (value on val, epoch, network) of the best epoch by val."""
     import torch
+    from timm.utils import ModelEmaV3
     from torch.utils.data import DataLoader
 
     torch.manual_seed(seed)
     model: Any = make_trunk(train.labels.shape[1])
+    if options.reset_head:
+        # timm starts the classifier of an EfficientNet at +-1 / sqrt(classes), torch at +-1 / sqrt(features).
+        model.reset_classifier(train.labels.shape[1])
+    average: Any = ModelEmaV3(model, decay=options.weight_ema) if options.weight_ema else None
     frozen = freeze(model, options.trainable_blocks)
     generator = torch.Generator().manual_seed(seed)
     loader: Any = DataLoader(train, BATCH, shuffle=True, num_workers=options.workers, generator=generator)  # type: ignore[arg-type]
@@ -302,11 +307,14 @@ def finetune_once(
             loss.backward()
             optimizer.step()
             schedule.step()
+            if average is not None:
+                average.update(model)
+        seen = model if average is None else average.module
         # Without the bias: AP ranks the photos of one class.
-        scores = features(model.eval(), val, options.workers)[0] @ model.classifier.weight.detach().numpy().T
+        scores = features(seen.eval(), val, options.workers)[0] @ seen.classifier.weight.detach().numpy().T
         value = float(np.nanmean(average_precision(scores, val.labels)))
         if value > best[0]:
-            best = (value, epoch, {k: v.clone() for k, v in model.state_dict().items()})
+            best = (value, epoch, {k: v.clone() for k, v in seen.state_dict().items()})
     model.load_state_dict(best[2])
     return best[0], best[1], model.eval()
 
@@ -337,6 +345,8 @@ def timm_finetune(arguments: Sequence[str]) -> None:
         "--head-factor", type=float, default=1.0, help="head's learning rate over the others' (default 1)"
     )
     parser.add_argument("--weight-decay", type=float, nargs="+", default=[1e-4, 1e-2], help="several are a grid")
+    parser.add_argument("--reset-head", action="store_true", help="give the classifier the start values of torch")
+    parser.add_argument("--weight-ema", type=float, default=0.0, help="decay of averaged weights (default 0, none)")
     parser.add_argument("--min-area", type=float, default=0.25, help="of the random crop (default 0.25)")
     options = parser.parse_args(arguments)
     folder, transform = Folder(options.folder), stretch(options.size)

@@ -20,7 +20,10 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 # Benchmarks are scripts that import each other from their folder.
 sys.path.insert(0, str(BENCHMARKS))
-peers, scripts, datasets = (importlib.import_module(name) for name in ("peers", "peer_scripts", "datasets"))
+# `regions` is imported while it is used, when the folder is no longer on the path.
+peers, scripts, datasets, _ = (
+    importlib.import_module(name) for name in ("peers", "peer_scripts", "datasets", "regions")
+)
 sys.path.remove(str(BENCHMARKS))
 
 CLASSES = ClassNames.of(["cat", "dog", "image of a cow"])
@@ -233,6 +236,18 @@ def test_fine_tuning_takes_the_grid_point_that_is_best_on_val_and_leaves_frozen_
     assert record["val_mAP"] == 100
     assert np.load(folder.path / "0-maps.npy").shape == (2, 3, 2, 2)
     assert record["chosen"]["lr"] == 0.03
+
+
+def test_averaged_weights_of_a_fresh_head_are_the_network_that_is_measured(job):
+    """With a decay of 1 the average stays at the start, whatever is learned: an untrained head of small weights."""
+    folder = job([0])
+    small = ["--size", "64", "--workers", "0", "--epochs", "1", "--trainable-blocks", "0", "--lr", "0.03"]
+    found = {}
+    for decay in ("0.5", "1"):
+        scripts.timm_finetune([str(folder.path), *small, "--weight-decay", "0", "--reset-head", "--weight-ema", decay])
+        found[decay] = np.load(folder.path / "0-scores.npy")
+    assert np.abs(found["1"]).max() < np.abs(found["0.5"]).max()
+    assert not np.array_equal(found["1"], found["0.5"])
 
 
 def test_frozen_parts_are_counted_from_the_end():

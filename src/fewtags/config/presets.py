@@ -119,7 +119,7 @@ PRESETS: Mapping[str, _Preset] = {
 
 ON_CPU: Mapping[str, _Preset] = {
     # A net that two cores can train, after the head is solved. Learning rates and weight decay were chosen on
-    # validation at 192 px (docs/LOG.md). The size is that of the preset `cpu`; this combination was not measured.
+    # validation at 192 px (docs/LOG.md). The size is that of the preset `cpu`; docs/results.md has this combination.
     "finetune": _Preset(
         backbone="tf_efficientnet_lite0",
         size=288,

@@ -278,7 +278,7 @@ def finetune_once(
 ) -> Any:
     """Train with one learning rate and weight decay: (value on val, epoch, network) of the best epoch by val."""
     import torch
-    from timm.utils import ModelEmaV3
+    from timm.utils.model_ema import ModelEmaV3
     from torch.utils.data import DataLoader
 
     torch.manual_seed(seed)

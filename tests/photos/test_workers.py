@@ -89,16 +89,6 @@ def test_a_killed_worker_is_one_sentence():
         list(WorkerLoader(Deadly(), KEYS, torch.stack, Workers(1)))
 
 
-def test_a_killed_worker_is_reported_once():
-    """Any child process that ends later would otherwise raise the error again, in whatever is running then."""
-    loader = WorkerLoader(Deadly(), KEYS, torch.stack, Workers(1))
-    with pytest.raises(WorkerError) as kept:
-        list(loader)
-    for _ in range(3):
-        os.kill(os.getpid(), signal.SIGCHLD)
-    assert kept.value.__traceback__ is not None, "which keeps the iterator alive"
-
-
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

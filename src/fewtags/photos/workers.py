@@ -118,15 +118,8 @@ class WorkerLoader:
 
     def __iter__(self) -> Iterator[Any]:
         with worker_errors():
-            iterator = iter(self._loader)
-            try:
-                for batch in iterator:
-                    yield pickle.loads(batch) if self._pickled else batch  # from our own worker
-            except RuntimeError:
-                # Until torch forgets a dead worker, each end of any child process raises its error again, anywhere.
-                if (forget := getattr(iterator, "_shutdown_workers", None)) is not None:
-                    forget()
-                raise
+            for batch in self._loader:
+                yield pickle.loads(batch) if self._pickled else batch  # from our own worker
 
 
 @final

@@ -19,7 +19,7 @@ from fewtags.metrics.intervals import difference_interval
 from fewtags.metrics.metric import Metric
 from fewtags.metrics.ranking import RankingReport
 from fewtags.report import build
-from fewtags.report.build import alone, build_report, class_rows, difference, match_runs, render
+from fewtags.report.build import BADGES, alone, build_report, class_rows, difference, match_runs, render
 from fewtags.report.gallery import SIDE, cards, over_epochs, read_picture
 from fewtags.report.load import RunData, load_evaluations, load_run
 from fewtags.table.storage import save
@@ -63,9 +63,9 @@ def test_every_panel_is_told_with_probability_and_threshold(make_run: MakeRun) -
     seen = text_of(render([run]))
     for shown in run.gallery:
         for panel in shown.panels:
-            sign, tick = ("≥", " ✓") if panel.prob >= 0.5 else ("<", "")
+            sign, tick = ("≥", " tagged") if panel.prob >= 0.5 else ("<", "")
             name = run.info.class_names[panel.class_]
-            assert f"{name} {panel.prob:.2f} {sign} 0.50{tick} {panel.role}" in seen
+            assert f"{name} {panel.prob:.2f} {sign} 0.50{tick} {BADGES.get(panel.role, panel.role)}" in seen
 
 
 @pytest.mark.parametrize("nasty", ['<b>&"', "<script>alert(1)</script>", "猫 و ☃", "$x_1$", "{{ 7 * 7 }}", "'"])
@@ -183,9 +183,22 @@ def test_progress_follows_the_class_even_when_others_are_shown(make_run: MakeRun
     other = tuple(replace(s, panels=tuple(reversed(s.panels[1:]))) for s in run.gallery)
     rows = over_epochs(replace(run, progress={0: other, 4: run.gallery}))
     mine = [row for row in rows if row["key"] == first.key]
-    assert [[s["epoch"] for s in row["steps"]] for row in mine] == [[5], [1, 5], [1, 5]]
+    assert [[s["epoch"] for s in row["steps"]] for row in mine] == [[1, 5]] * 3  # the columns are the same epochs
+    assert [[s["picture"] != "" for s in row["steps"]] for row in mine] == [[False, True], [True, True], [True, True]]
     for row, panel in zip(mine, first.panels, strict=False):
-        assert {s["prob"] for s in row["steps"]} == {panel.prob}
+        assert {s["prob"] for s in row["steps"] if s["picture"]} == {panel.prob}
+
+
+def test_marks_do_not_say_more_than_is_known(make_run: MakeRun) -> None:
+    """No tick that reads as "correct"; long strips are folded; the words of the results are explained."""
+    run = make_run()
+    page = render([replace(run, progress={0: run.gallery})])
+    assert "✓" not in page
+    assert 'predicted">predicted<' not in page
+    assert "<details><summary>Heatmaps over epochs" in page
+    terms = text_of(page[page.index('id="terms"') :])
+    for word in ("cell ", "mAP", "CF1", "OF1", "hit@1", "expected_count", "class_f1", "K "):
+        assert word in terms
 
 
 def test_difference_is_that_of_the_means_with_a_paired_interval(make_run: MakeRun) -> None:

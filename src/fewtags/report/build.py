@@ -23,6 +23,28 @@ from fewtags.report.load import RunData, load_run
 from fewtags.report.overlay import scale
 from fewtags.table.vocabulary import Matching
 
+BADGES = {"predicted": "not annotated"}
+"""What a photo's panel is called on the page, where that is not its role."""
+TERMS = (
+    ("cell", "one class in one photo: known to be present (positive), known to be absent (negative), or unknown."),
+    ("AP, mAP", "average precision: photos are ordered by the probability of a class, and AP is the mean precision at "
+     "its positives; 100 if all of them come first. mAP is the mean over the classes."),
+    ("95 % interval", "how far the number could move with other photos of the same kind; other seeds are not in it."),
+    ("threshold", "a class is tagged if its probability is at or above this number."),
+    ("rule", "how the threshold was chosen. class_f1: the best F1 of the class; pooled_f1: the best F1 of all classes "
+     "together; expected_count: as many tags as the expected number of positives; none_expected: that number is 0; half: "
+     ".5, without labels to choose from; precision: the lowest with a wanted precision; own: given by you."),
+    ("precision, recall, F1", "share of the tags that are right; share of the positives that are tagged; their "
+     "harmonic mean."),
+    ("CF1, OF1", "F1 at the thresholds: CF1 from the mean precision and recall of the classes, OF1 over all cells "
+     "together."),
+    ("hit@1", "share of the photos whose most probable class is one of their known labels."),
+    ("recall@k, mean rank", "share of the known labels among the k most probable classes of their photo; their mean "
+     "place there (1 is the best)."),
+    ("K", "expected number of positives per photo, which expected-negative training uses."),
+)  # fmt: skip
+"""The glossary of the page."""
+
 
 def build_report(runs: Sequence[Path], out: Path | None) -> Path:
     """Write the report of one run or of several runs side by side, and `curves.png` of each; return the file.
@@ -86,6 +108,8 @@ def render(runs: Sequence[RunData], matched: Sequence[str] = ()) -> str:
         "progress": [(run.name, over_epochs(run)) for run in runs],
         "scale": png_pixels(scale()),
         "clock_line": clock_line,
+        "badges": BADGES,
+        "terms": TERMS,
     }
     return render_template("report.html.j2", values)
 

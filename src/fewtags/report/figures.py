@@ -124,13 +124,13 @@ def label_epochs(axes: Axes, title: str) -> None:
     """Set the title of a plot, and label its horizontal axis by epochs."""
     axes.set_title(title, fontsize=11)
     axes.set_xlabel("epoch", fontsize=10)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     tidy(axes)
 
 
 def add_legend(axes: Axes) -> None:
-    """Add a legend through which the plot can be seen."""
-    axes.legend(fontsize=9, framealpha=0.85, edgecolor="none")
+    """Add a legend below the plot, where it hides nothing."""
+    axes.legend(fontsize=9, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2, borderaxespad=0)
 
 
 def _expected_line(axes: Axes, runs: Sequence[RunData]) -> None:

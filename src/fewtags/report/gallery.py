@@ -84,16 +84,20 @@ def _overlaid(run: RunData, picture: Picture, panel: Panel, side: int) -> str:
 
 
 def over_epochs(run: RunData) -> list[dict[str, Any]]:
-    """Return the maps of some training photos and classes over the epochs that were kept (SCL paper, fig. 3)."""
+    """Return the maps of some training photos and classes over the epochs that were kept (SCL paper, fig. 3).
+
+    Every row has a step for each of these epochs; its picture is empty if the class was not recorded then.
+    """
     rows: list[dict[str, Any]] = []
     training = [shown for shown in run.gallery if shown.split == "train"]
     for final_ in training[:PROGRESS_PHOTOS]:
         picture = read_picture(run.tables["train"], final_.key, SMALL)
         for panel in final_.panels[:PROGRESS_CLASSES]:
             steps = [
-                {"epoch": epoch + 1, "prob": then.prob, "picture": _overlaid(run, picture, then, SMALL)}
+                {"epoch": epoch + 1, "prob": 0.0, "picture": ""}
+                if (then := _same_panel(shown, final_, panel)) is None
+                else {"epoch": epoch + 1, "prob": then.prob, "picture": _overlaid(run, picture, then, SMALL)}
                 for epoch, shown in run.progress.items()
-                if (then := _same_panel(shown, final_, panel)) is not None
             ]
             name = run.info.classes.display[panel.class_]
             rows.append({"key": final_.key, "name": name, "role": panel.role, "steps": steps})

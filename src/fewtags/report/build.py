@@ -32,8 +32,8 @@ TERMS = (
     ("95 % interval", "how far the number could move with other photos of the same kind; other seeds are not in it."),
     ("threshold", "a class is tagged if its probability is at or above this number."),
     ("rule", "how the threshold was chosen. class_f1: the best F1 of the class; pooled_f1: the best F1 of all classes "
-     "together; expected_count: as many tags as the expected number of positives; none_expected: that number is 0; half: "
-     ".5, without labels to choose from; precision: the lowest with a wanted precision; own: given by you."),
+     "together; expected_count: as many tags as the expected number of positives; none_expected: that number is 0; "
+     "half: .5, without labels to choose from; precision: the lowest with a wanted precision; own: given by you."),
     ("precision, recall, F1", "share of the tags that are right; share of the positives that are tagged; their "
      "harmonic mean."),
     ("CF1, OF1", "F1 at the thresholds: CF1 from the mean precision and recall of the classes, OF1 over all cells "

@@ -551,7 +551,7 @@ def test_coupled_heatmaps_are_drawn_from_their_lowest_to_their_highest_value(
     """Arrays contain the unscaled products; a picture is the overlay of (map - lowest) / (highest - lowest)."""
     options = ("--class", "red", "--class", "blue", "--arrays", "--cpu")
     result = run("heatmap", vit, photos / "1.png", *options, "--coupled", "--out", tmp_path / "coupled")
-    assert (result.exit_code, result.stderr) == (0, "2 overlays of 1 photos\n"), result.exception
+    assert (result.exit_code, result.stderr) == (0, "2 overlays of 1 photo\n"), result.exception
     run("heatmap", vit, photos / "1.png", *options, "--out", tmp_path / "plain")
     maps, plain = (np.load(tmp_path / kind / "1.npy") for kind in ("coupled", "plain"))
     assert ((maps > 0) == (plain > 0.5)).all()

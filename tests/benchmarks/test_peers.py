@@ -20,7 +20,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 # Benchmarks are scripts that import each other from their folder.
 sys.path.insert(0, str(BENCHMARKS))
-# `regions` is imported while it is used, when the folder is no longer on the path.
+# `peers` imports `regions` late, when the folder has left the path.
 peers, scripts, datasets, _ = (
     importlib.import_module(name) for name in ("peers", "peer_scripts", "datasets", "regions")
 )

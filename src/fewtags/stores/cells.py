@@ -166,6 +166,6 @@ def lowest(
         place = (counts.to(scores.device) - 1).clamp(0, samples - 1)
         cut = everywhere.sort(0).values.gather(0, place[None])[0]
         cut = torch.where(counts.to(scores.device) > 0, cut, -torch.inf)
-    # Infinities do not survive a sum with zeros of other processes unless they are the only term; they are.
+    # Only process 0 has a cut; the others add 0.
     cut = shard.sum(cut) if shard.world > 1 else cut
     return among & (masked <= cut)

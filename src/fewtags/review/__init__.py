@@ -1,0 +1,1 @@
+"""Review: questions about unknown labels, suspicious labels, and answers."""

@@ -1,0 +1,238 @@
+"""Questions about unknown cells: which to ask, why, and where the model sees the class.
+
+`suggest` is all that a page or a command needs. `suggest_from` does the same with scores that are already there, so
+that a server scores its photos once and asks again after every few answers:
+
+    scored = score_table(net, info, table)          # engine.predict; slow, once for each model
+    questions = suggest_from(scored, info, table, share, limit=50)
+    questions = add_evidence(questions, net, info, table)
+
+`unasked(questions, answers)` drops what was answered meanwhile. `answers` are (image, class id) pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.engine.machine import torch_device
+from fewtags.engine.model import ModelInfo
+from fewtags.engine.predict import ScoredTable, matched, predict_maps, score_table
+from fewtags.errors import ConfigError
+from fewtags.geometry import View
+from fewtags.labels import Label
+from fewtags.metrics.localisation import normalise_map
+from fewtags.metrics.wsol import component_boxes
+from fewtags.nets.spatial import SpatialNet
+from fewtags.review.calibrate import calibrate, expected_unknown
+from fewtags.review.orders import DEFAULT_ORDER, ORDERS, Cells, choose
+from fewtags.table.table import LabelTable
+from fewtags.text import counted
+from fewtags.text import suggest as closest
+
+LIMIT = 100
+"""Default number of questions."""
+EVIDENCE_CUT = 0.5
+"""Evidence is the largest part of a map, scaled to 0..1, above this value."""
+
+Box = tuple[float, float, float, float]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One unknown cell to ask about: "does this photo show this class?".
+
+    Attributes:
+        image: key of the photo in the table; its file is `table.root / image`.
+        class_: id of the class; its display name is `name`.
+        name: display name of the class.
+        probability: that the answer is yes, calibrated, in 0..1.
+        rank: position among the unknown cells of the class by probability; 1 is the most probable.
+        expected: how many of these unknown cells are expected to be positive.
+        reason: a sentence.
+        box: where the model sees the class: x0, y0, x1, y1 in 0..1 of the photo; None if nothing stands out.
+        gain: expected value of the answer, relative to other questions; larger is better.
+    """
+
+    image: str
+    class_: str
+    name: str
+    probability: float
+    rank: int
+    expected: float
+    reason: str
+    box: Box | None = None
+    gain: float = 0.0
+
+
+def suggest(
+    net: SpatialNet,
+    info: ModelInfo,
+    table: LabelTable,
+    *,
+    share: NDArray[np.floating] | None = None,
+    order: str = DEFAULT_ORDER,
+    limit: int = LIMIT,
+    per_class: int | None = None,
+    seed: int = 0,
+    cpu: bool = False,
+    workers: int = 0,
+) -> list[Question]:
+    """Return questions about the unknown cells of a table, best first, with evidence.
+
+    Args:
+        net: the model.
+        info: its metadata.
+        table: photos and what is known about them. Photos that cannot be read are left out.
+        share: [C], share of images that contain each class of the model; None: see `assumed_share`.
+        order: a key of `ORDERS`.
+        limit: most questions.
+        per_class: most questions about one class.
+        seed: of random orders.
+        cpu: do not use a GPU.
+        workers: processes that decode photos.
+
+    Raises:
+        ConfigError: no such order, or a limit below 1.
+        DataError: see `score_table`.
+    """
+    check_order(order, limit, per_class)
+    table, _ = matched(info, table)
+    scored = score_table(net, info, table, cpu=cpu, workers=workers)
+    asked = suggest_from(scored, info, table, share, order=order, limit=limit, per_class=per_class, seed=seed)
+    return add_evidence(asked, net, info, table, cpu=cpu, workers=workers)
+
+
+def check_order(order: str, limit: int, per_class: int | None) -> None:
+    """Raise ConfigError if there is no such order, or a limit is below 1."""
+    if order not in ORDERS:
+        raise ConfigError(f"{order!r} is not an order{closest(order, ORDERS)}; known: {', '.join(ORDERS)}.")
+    for name, value in (("limit", limit), ("per_class", per_class)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}; expected 1 or more.")
+
+
+def suggest_from(
+    scored: ScoredTable,
+    info: ModelInfo,
+    table: LabelTable,
+    share: NDArray[np.floating] | None = None,
+    *,
+    order: str = DEFAULT_ORDER,
+    limit: int = LIMIT,
+    per_class: int | None = None,
+    seed: int = 0,
+) -> list[Question]:
+    """Return questions without evidence, from the scores of a table; arguments as in `suggest`."""
+    check_order(order, limit, per_class)
+    cells = make_cells(scored, info, share)
+    keys = table.images.take(scored.index).to_pylist()
+    ids, display = info.class_ids, info.classes.display
+    image, class_ = choose(cells, ORDERS[order](cells, seed), limit, per_class)
+    return [
+        Question(
+            image=keys[i],
+            class_=ids[c],
+            name=display[c],
+            probability=float(cells.prob[i, c]),
+            rank=int(cells.rank[i, c]),
+            expected=float(cells.expected[c]),
+            reason=reason_of(display[c], int(cells.rank[i, c]), float(cells.expected[c])),
+        )
+        for i, c in zip(image.tolist(), class_.tolist(), strict=True)
+    ]
+
+
+def make_cells(scored: ScoredTable, info: ModelInfo, share: NDArray[np.floating] | None = None) -> Cells:
+    """Return what orders know about a scored table."""
+    share = assumed_share(info, scored.labels) if share is None else share
+    expected = expected_unknown(scored.labels, share)
+    prob = calibrate(scored.logits, scored.labels, expected)
+    return Cells(logits=scored.logits, labels=scored.labels, prob=prob, expected=expected)
+
+
+def assumed_share(info: ModelInfo, labels: NDArray[np.int8]) -> NDArray[np.float64]:
+    """Return the share of images that contain each class, float64 [C]: the class prior of the model's method, or K.
+
+    K positives per image are divided among the classes like the known positives in `labels` [N, C]; half a positive is
+    added to each class, so that a class without a label is not impossible. A method without K is given one from the
+    known cells, if more than half of them are known, or else twice the known positives per image.
+    """
+    prior = info.method.get("class_prior")
+    if prior is not None and len(prior) == len(info.class_ids):
+        return np.array(prior, np.float64)
+    positive, known = labels == Label.POSITIVE, labels != Label.UNKNOWN
+    k = info.method.get("positives_per_image")
+    if k is None:
+        k = positive.sum() / max(int(known.sum()), 1) * labels.shape[1]
+        if known.mean() <= 0.5:
+            k = 2 * positive.sum() / max(len(labels), 1)
+    count = positive.sum(0) + 0.5
+    return np.asarray(np.clip(k * count / count.sum(), 0.0, 1.0), np.float64)
+
+
+def reason_of(name: str, rank: int, expected: float) -> str:
+    """Return why a cell is asked about, as a sentence.
+
+    >>> reason_of("dog", 12, 310.2)
+    "ranked 12th for 'dog' among the photos without an answer, where 310 positives are expected"
+    """
+    more = counted(round(expected), "positive is", "positives are")
+    return f"ranked {ordinal(rank)} for {name!r} among the photos without an answer, where {more} expected"
+
+
+def ordinal(number: int) -> str:
+    """Return 1st, 2nd, 3rd, 11th and so on."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
+
+
+def add_evidence(
+    questions: Sequence[Question],
+    net: SpatialNet,
+    info: ModelInfo,
+    table: LabelTable,
+    *,
+    cpu: bool = False,
+    workers: int = 0,
+) -> list[Question]:
+    """Return the questions with the boxes of their evidence; each photo goes through the net once.
+
+    Raises:
+        DataError: a photo cannot be read.
+    """
+    root, keys = table.require_root(), list(dict.fromkeys(q.image for q in questions))
+    device, boxes = torch_device(cpu), dict[tuple[str, str], Box | None]()
+    asked: dict[str, list[str]] = {}
+    for question in questions:
+        asked.setdefault(question.image, []).append(question.class_)
+    found = predict_maps(net, info, [root / key for key in keys], device, workers=workers)
+    for key, (view, maps) in zip(keys, found, strict=True):
+        boxes |= {(key, c): evidence_box(maps[info.classes.index(c)], view) for c in asked[key]}
+    return [replace(q, box=boxes[q.image, q.class_]) for q in questions]
+
+
+def evidence_box(heatmap: NDArray[np.floating], view: View) -> Box | None:
+    """Return the box around the largest part of a map [h, w], in 0..1 of the photo; None if the map is flat.
+
+    The map is scaled to 0..1 and cut at `EVIDENCE_CUT`.
+    """
+    boxes = component_boxes(normalise_map(heatmap, "minmax") >= EVIDENCE_CUT, parts="outer")
+    if heatmap.max() <= heatmap.min() or not len(boxes):
+        return None
+    x0, y0, x1, y1 = boxes[np.argmax((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))].tolist()
+    h, w = heatmap.shape
+    corners = view.to_image(np.array([[x0 / w, y0 / h], [x1 / w, y1 / h]]))
+    left, top, right, bottom = np.clip(np.concatenate([corners.min(0), corners.max(0)]), 0.0, 1.0).tolist()
+    return left, top, right, bottom
+
+
+def unasked(questions: Sequence[Question], answers: Collection[tuple[str, str]]) -> list[Question]:
+    """Return the questions whose (image, class id) is not among the answers, in their order."""
+    answered = set(answers)
+    return [q for q in questions if (q.image, q.class_) not in answered]

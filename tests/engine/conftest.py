@@ -1,6 +1,5 @@
 """Tiny photos, nets and runs; nothing here is downloaded."""
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,6 @@ from fewtags.engine.methods import settings_models
 from fewtags.engine.plan import Tables
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_old_garbage():
-    """Every training stage collects garbage; looking through all of torch each time would take most of the time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

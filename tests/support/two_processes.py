@@ -5,14 +5,18 @@ A test calls `both(worker, folder)`; the worker is a script beside it that ends 
 
 import gc
 import importlib.util
+import multiprocessing
 import os
-import subprocess
+import runpy
 import sys
-from contextlib import ExitStack
+import time
+import traceback
+import warnings
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from accelerate.state import AcceleratorState
 
 from fewtags.stores.shard import Shard
 
@@ -26,26 +30,42 @@ def load(path):
 
 
 def both(worker, folder, timeout=250):
-    """Run a script as rank 0 and rank 1 in a folder; what each of them saved there."""
-    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    with ExitStack() as stack:
-        logs = [stack.enter_context((folder / f"{rank}.log").open("w")) for rank in range(2)]
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-W", "error", str(worker), str(rank), str(folder)],
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
-                stderr=log,
-            )
-            for rank, log in enumerate(logs)
-        ]
-        try:
-            codes = [rank.wait(timeout=timeout) for rank in ranks]
-        finally:
+    """Run a script as rank 0 and rank 1 in a folder; what each of them saved there.
+
+    The processes are forked: a new interpreter needs several seconds until it has imported torch.
+    """
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_run, args=(worker, rank, folder)) for rank in range(2)]
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
             for rank in ranks:
-                rank.kill()
-                rank.wait()
+                rank.start()
+        until = time.monotonic() + timeout
+        for rank in ranks:
+            rank.join(max(0.0, until - time.monotonic()))
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+    codes = [rank.exitcode for rank in ranks]
     assert codes == [0, 0], [(folder / f"{rank}.log").read_text()[-3000:] for rank in range(2)]
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def _run(worker, rank, folder):
+    """In the forked process: nothing of the parent's training is left, and the script runs as in a new interpreter."""
+    with (folder / f"{rank}.log").open("w", buffering=1) as sys.stderr:
+        os.dup2(sys.stderr.fileno(), 2)
+        warnings.simplefilter("error")
+        AcceleratorState._reset_state(reset_partial_state=True)
+        sys.argv = [str(worker), str(rank), str(folder)]
+        try:
+            runpy.run_path(str(worker), run_name="__main__")
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)  # without the parent's exit handlers
 
 
 def main(function):

@@ -11,9 +11,12 @@ from two_processes import both
 
 from fewtags.engine.evaluate import predict_logits
 from fewtags.engine.model import load_model, make_policy
+from fewtags.engine.plan import Tables
+from fewtags.engine.thresholds import choose_thresholds
 from fewtags.photos.dataset import EvalSet, PhotoFolder
 from fewtags.photos.loader import Collate, EvalLoader
 from fewtags.stores.shard import Shard
+from fewtags.table.storage import load
 
 WORKER = Path(__file__).with_name("two_processes_worker.py")
 
@@ -138,6 +141,25 @@ def test_fewer_images_than_processes(results):
     _, (first, second) = results
     assert first["one photo"].shape == (1, 10)
     assert torch.equal(first["one photo"], second["one photo"])
+
+
+@pytest.mark.parametrize("name", ["frozen", "moving"])
+def test_thresholds_from_training_scores_are_those_of_one_process(results, scenes, name):
+    """Three validation photos with positives only: each class takes its share of 3 + 24 photos, none twice."""
+    folder, _ = results
+    net, info = load_model(folder / name)
+    train, val = load(folder / name / "tables" / "train.parquet"), load(folder / name / "tables" / "val.parquet")
+    assert len(train) == len(scenes.train)
+    logits = []
+    for table in (val, train):
+        data = EvalSet(PhotoFolder(table.root, table.images), table.matrix, make_policy(info.policy, info.size))
+        loader = EvalLoader(data, 4, Collate(info.mean, info.std))
+        logits.append(predict_logits(net, loader, len(table), torch.device("cpu")))
+    alone = choose_thresholds(logits[0], Tables(train, val), None, logits[1])
+    assert [*alone.rules] == [*info.threshold_rules]
+    np.testing.assert_allclose(info.thresholds, alone.values, rtol=0, atol=1e-4)
+    without = choose_thresholds(logits[0], Tables(train, val))
+    assert np.abs(without.values - info.thresholds).max() > 1e-3
 
 
 def test_the_model_is_there_when_the_run_has_ended_on_every_process(results):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from disks import Ended, fill, small_disk
-from forked import Tally, at_operation, count_argument, counted, distinct, fresh, make_data, run, train
+from forked import Tally, at_operation, count_argument, counted, distinct, fresh, make_data, run, train, watched
 
 IGNORED = {"report.html"}
 """Files with times or paths, which differ from run to run."""
@@ -111,4 +111,4 @@ def _try(
 
 
 if __name__ == "__main__":
-    main()
+    watched(main)

@@ -33,6 +33,7 @@ from forked import (
     result_of,
     run,
     train,
+    watched,
 )
 
 INSIDE = "FEWTAGS_STRESS_INSIDE"
@@ -142,4 +143,4 @@ def _try_lost(tally: Tally, kind: str, place: int, data: list[str], out: Path) -
 
 
 if __name__ == "__main__":
-    main()
+    watched(main)

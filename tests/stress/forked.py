@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,11 +62,15 @@ def run(arguments: list[str], prepare: Callable[[], None] | None = None) -> Resu
             os.waitpid(child, 0)
         output.seek(0)
         text = output.read()
+    if not ended[0]:
+        text += f"\nstopped after {LIMIT:g} s: it hangs, or FEWTAGS_STRESS_LIMIT is too small for this machine"
     return Result(os.waitstatus_to_exitcode(ended[1]) if ended[0] else None, text)
 
 
 def _run_child(arguments: list[str], prepare: Callable[[], None] | None, output: int) -> None:
     code = 70
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -75,8 +80,6 @@ def _run_child(arguments: list[str], prepare: Callable[[], None] | None, output:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         try:
@@ -128,7 +131,7 @@ def counted(run_once: Callable[[Callable[[], None]], Result], folder: Path) -> l
     with tempfile.TemporaryDirectory() as name:
         lines = Path(name) / "operations"
         whole = run_once(at_operation(0, folder, lambda: None, lines))
-        assert whole.code == 0, whole.output
+        assert whole.code == 0, f"without a fault, the command ends with {whole.code}:\n{whole.output[-3000:]}"
         return lines.read_text("utf-8").splitlines()
 
 
@@ -240,6 +243,23 @@ class Tally:
         """Print the figure and end the script."""
         print(f"{self.name}: {self.done:,} tried, {self.failed:,} failed", flush=True)
         sys.exit(bool(self.failed))
+
+
+def watched(main: Callable[[], None]) -> None:
+    """Call the `main` of a script; print whatever ends it early, a signal too, as a failure."""
+
+    def stop(number: int, _: object) -> None:
+        print(f"FAILED: stopped from outside by {signal.Signals(number).name}", flush=True)
+        sys.exit(1)
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, stop)
+    print(f"{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip() + " begins", flush=True)
+    try:
+        main()
+    except Exception:
+        print(f"FAILED: the script itself ended\n{traceback.format_exc()}", flush=True)
+        sys.exit(1)
 
 
 def count_argument(default: int) -> tuple[int, random.Random]:

@@ -20,6 +20,7 @@ from forked import (
     result_of,
     run,
     train,
+    watched,
 )
 
 
@@ -39,13 +40,14 @@ def main() -> None:
             out = folder / f"whole-{kind}"
             operations[kind] = len(counted(partial(run, train(data, kind, out)), out))
             wanted[kind] = result_of(out)
+            print(f"{tally.name}: a whole run of {kind} has {operations[kind]} file operations", flush=True)
         while tally.done < count:
             kind = rng.choice(ALL_KINDS)
             out = fresh(folder / "run")
             places = [rng.randint(1, operations[kind])]
             found = run(train(data, kind, out), at_operation(places[0], out, kill))
             for _ in range(4):
-                if found.code == 0:
+                if found.code != -signal.SIGKILL:
                     break
                 begun = has_begun(out)
                 command = ["resume", str(out), "--cpu"] if begun else train(data, kind, out)
@@ -56,11 +58,13 @@ def main() -> None:
                     break
                 places.append(again)
                 found = run(command, at_operation(again, out, kill) if again else None)
-            right = found.code in (0, -signal.SIGKILL) and result_of(out) == wanted[kind]
+            ended = found.code in (0, -signal.SIGKILL) and model_of(out).exists()
+            right = ended and result_of(out) == wanted[kind]
             rest = [] if found.code else leftovers(out)
-            tally.check(right and not rest, f"{kind} at operations {places}, left {rest}", found.output)
+            what = f"{kind} at operations {places}: ended with {found.code}, same bits {right}, left {rest}"
+            tally.check(right and not rest, what, found.output)
     tally.end()
 
 
 if __name__ == "__main__":
-    main()
+    watched(main)

@@ -8,7 +8,7 @@ import traceback
 import warnings
 from pathlib import Path
 
-from forked import Tally, count_argument
+from forked import Tally, count_argument, watched
 from PIL import Image
 
 from fewtags.errors import FewtagsError
@@ -163,6 +163,8 @@ def main() -> None:
                 tally.check(True, "")
             except FewtagsError as error:
                 tally.check(bool(str(error)), f"{format}: an error without a text")
+            except SystemExit:
+                raise
             except BaseException:
                 tally.check(False, f"{format} {file.name} {changed[:3000]!r}", traceback.format_exc())
             finally:
@@ -171,4 +173,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    watched(main)

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from forked import Tally, count_argument
+from forked import Tally, count_argument, watched
 from PIL import Image
 
 from fewtags.photos.scan import scan
@@ -78,6 +78,8 @@ def main() -> None:
             path.write_bytes(changed)
             try:
                 scan([str(path)], threads=1)
+            except SystemExit:
+                raise
             except BaseException:
                 tally.check(False, f"{ending} {changed[:4000].hex()}", traceback.format_exc())
             else:
@@ -86,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    watched(main)

@@ -21,6 +21,7 @@ from forked import (
     result_of,
     run,
     train,
+    watched,
 )
 from kills import kill
 
@@ -65,4 +66,4 @@ def is_whole(result: Result, out: Path, wanted: Bits) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    watched(main)

@@ -4,6 +4,7 @@ import re
 import unicodedata
 from dataclasses import replace
 
+import annotated
 import pytest
 from annotated import CLASSES, PHOTOS, WRITERS, Photo, save_photo, write_text
 from seen import labels
@@ -180,6 +181,20 @@ def test_names_in_unicode(write, name, in_file, on_disk, tmp_path):
     named = [replace(photo, name=unicodedata.normalize(on_disk, photo.name)) for photo in photos]
     assert content(table) == expected(name, named)
     assert all((table.root / key).is_file() for key in table.images.to_pylist())
+
+
+@pytest.mark.parametrize("other", ["cafe\u0301", "caf\u00e9\u200b", "\u00a0caf\u00e9\u202e "])
+@pytest.mark.parametrize("name", sorted(WRITERS.keys() - {"parquet"}))
+def test_class_names_that_look_the_same_are_one_class_and_named(write, name, other, monkeypatch):
+    """Accents in another form, and invisible characters; a saved label table keeps the classes that it has."""
+    names = dict(zip(CLASSES, ("caf\u00e9", other, "owl"), strict=True))
+    monkeypatch.setattr(annotated, "CLASSES", (*names.values(),))
+    table = read(write(name, [replace(p, boxes=[(names[c], *box) for c, *box in p.boxes]) for p in PHOTOS]))
+    assert sorted(table.classes.ids) == ["caf\u00e9", "owl"]
+    found = {key: {c for c, _ in facts} for key, facts in content(table).items() if facts}
+    assert found == {"a": {"caf\u00e9"}, "b": {"caf\u00e9"}, "c": {"owl"}}
+    (warning,) = table.notes.warnings
+    assert "spellings that look the same ('caf\u00e9') are one class each" in warning
 
 
 @pytest.mark.parametrize("name", SEARCHING)

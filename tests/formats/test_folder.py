@@ -354,4 +354,6 @@ def test_classes_that_vanish_and_tag_files(tmp_path, make_photo):
 def test_names_that_look_the_same_are_one_class(tmp_path, make_photo):
     make_photo("cafe\u0301/a.jpg")
     make_photo("caf\u00e9\u200b/b.jpg", 1)
-    assert read_folder(tmp_path).classes.ids == ("caf\u00e9",)
+    table = read_folder(tmp_path)
+    assert table.classes.ids == ("caf\u00e9",)
+    assert table.notes.warnings[-1].startswith(f"{tmp_path}: spellings that look the same ('caf\u00e9')")

@@ -7,8 +7,8 @@ import math
 import os
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fewtags.errors import DataError
 from fewtags.formats.options import fold
 from fewtags.labels import ClassNames
+from fewtags.text import some
 
 Point = tuple[float, float]
 Corners = tuple[float, float, float, float]
@@ -98,6 +99,21 @@ def clean_name(text: str) -> str:
     words = " ".join(unicodedata.normalize("NFC", text).split())
     visible = "".join(c for c in words if unicodedata.category(c) not in ("Cf", "Cc") or c == "\u200d")
     return " ".join(visible.split())
+
+
+def joined_names(where: str, spellings: Iterable[str]) -> tuple[str, ...]:
+    r"""Return a warning if several spellings of class names look the same and are read as one class.
+
+    >>> joined_names("a.csv", ["cafe\u0301", "caf\xe9", "cat", "cat "])[0].partition(": ")[2]
+    "spellings that look the same ('café') are one class each; they differ in blanks, accents or invisible characters"
+    """
+    forms: dict[str, set[str]] = defaultdict(set)
+    for text in dict.fromkeys(spellings):
+        forms[clean_name(text)].add(text.strip())
+    if not (same := sorted(name for name, texts in forms.items() if name and len(texts) > 1)):
+        return ()
+    text = f"spellings that look the same ({some(same)}) are one class each; they differ in blanks, accents or"
+    return (f"{where}: {text} invisible characters",)
 
 
 def named_classes(names: Mapping[int, str] | Mapping[int | str, str]) -> ClassNames:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fewtags.errors import DataError
-from fewtags.formats.common import clean_name
+from fewtags.formats.common import clean_name, joined_names
 from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.sheet import Meaning, Sheet, Words
 from fewtags.text import setting, some
@@ -32,6 +32,7 @@ def tags_of(sheet: Sheet, column: int, options: ReadOptions) -> tuple[dict[str, 
     Raises:
         DataError: it is not clear what separates the tags.
     """
+    where = f"{sheet.path.name}, column {sheet.header[column]!r}"
     values = [value for value in sheet.values[column] if not is_blank(value)]
     lists = {value: tags for value in values if (tags := _list_of(value)) is not None}
     if lists and len(lists) < len(values):
@@ -41,19 +42,30 @@ def tags_of(sheet: Sheet, column: int, options: ReadOptions) -> tuple[dict[str, 
             "cat|dog."
         )
     if lists:
-        return dict.fromkeys(sheet.values[column], ()) | lists, "each cell is a list of tags", []
+        alike = joined_names(where, (tag for tags in lists.values() for tag in tags))
+        cells = dict.fromkeys(sheet.values[column], ()) | {value: _plain(tags) for value, tags in lists.items()}
+        return cells, "each cell is a list of tags", [*alike]
     separator = _separator(sheet, column, values, options)
     cells = {value: () if is_blank(value) else cut(value, separator) for value in sheet.values[column]}
     asked = options.tags_separator is not None
     warnings = [] if asked else [*_commas(sheet, column, separator, cells), *_joined(sheet, column, cells)]
+    warnings += joined_names(where, (tag for value in values for tag in _parts(value, separator)))
     how = f"tags split at {separator!r}" if separator else "one tag a row"
     return cells, f"{how}, and at line breaks" if any(map(_LINES.search, values)) else how, warnings
 
 
 def cut(value: str, separator: str) -> tuple[str, ...]:
     """Return the tags of a cell, without blank ones ("" and NaN) and without repeats; a line break ends a tag, too."""
-    parts = [part for line in _LINES.split(value) for part in (line.split(separator) if separator else [line])]
-    return tuple(dict.fromkeys(tag for part in parts if fold(tag := clean_name(part)) not in ("", "nan")))
+    return _plain(_parts(value, separator))
+
+
+def _parts(value: str, separator: str) -> list[str]:
+    return [part for line in _LINES.split(value) for part in (line.split(separator) if separator else [line])]
+
+
+def _plain(tags: Iterable[str]) -> tuple[str, ...]:
+    """Return tags as names of classes, without blank ones ("" and NaN) and without repeats."""
+    return tuple(dict.fromkeys(tag for text in tags if fold(tag := clean_name(text)) not in ("", "nan")))
 
 
 def vectors(sheet: Sheet, column: int, words: Words, options: ReadOptions) -> dict[str, list[Meaning]] | None:
@@ -113,18 +125,17 @@ def _states_of(value: str, words: Words) -> list[str] | None:
     return parts if all(fold(part) in _NUMBERS or words.is_label(part) for part in parts) else None
 
 
-def _list_of(value: str) -> tuple[str, ...] | None:
-    """Return the tags of a cell such as ['cat', 'dog'] or [cat, dog]; None for other cells."""
+def _list_of(value: str) -> Sequence[str] | None:
+    """Return the tags of a cell such as ['cat', 'dog'] or [cat, dog], as they are written; None for other cells."""
     text = value.strip()
     if len(text) < 2 or text[0] + text[-1] not in ("[]", "()", "{}"):
         return None
     inner = text[1:-1]
     quoted = [one or other for one, other in _QUOTED.findall(inner)]
     if not quoted:
-        return cut(inner, ",") if text[0] == "[" else None
+        return _parts(inner, ",") if text[0] == "[" else None
     between = _QUOTED.sub("", inner)
-    tags = (clean_name(re.sub(r"\\(.)", r"\1", tag)) for tag in quoted)
-    return tuple(dict.fromkeys(tag for tag in tags if tag)) if not between.strip(" ,\n\t") else None
+    return [re.sub(r"\\(.)", r"\1", tag) for tag in quoted] if not between.strip(" ,\n\t") else None
 
 
 def _separator(sheet: Sheet, column: int, values: Sequence[str], options: ReadOptions) -> str:

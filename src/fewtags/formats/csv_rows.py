@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import clean_name, number_of
+from fewtags.formats.common import clean_name, joined_names, number_of
 from fewtags.formats.csv_layout import Layout
 from fewtags.formats.locate import ImageKeys
 from fewtags.formats.options import Points, ReadOptions, fold
@@ -59,19 +59,21 @@ def label_rows(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     clean = {value: clean_name(value) for value in sheet.values[layout.labels[0]]}
     names = [clean[value] for value in sheet.columns[layout.labels[0]]]
     corners, points = _corners(sheet), _points(sheet, layout)
-    warnings: tuple[str, ...] = ()
+    column = f"{sheet.path.name}, column {sheet.header[layout.labels[0]]!r}"
+    warnings = joined_names(column, clean)
     empty = np.zeros(len(sheet), np.bool_)
     if len(layout.labels) == 2:
         meanings = _states(sheet, layout, names, words)
         where, values = f"{sheet.path.name}, column {sheet.header[layout.labels[1]]!r}", sheet.values[layout.labels[1]]
-        readings, warnings = words.readings(where, [values], "nothing known"), words.unsure(where, [values])
+        readings, unsure = words.readings(where, [values], "nothing known"), words.unsure(where, [values])
+        warnings += unsure
     else:
         empty = np.array([bool(name) and options.is_none(name) for name in names], np.bool_)
         meanings = [
             Meaning.POSITIVE if name and not none else Meaning.BLANK for name, none in zip(names, empty, strict=True)
         ]
         named = ((name or "(blank)", _class_meaning(name, options), n) for name, n in sorted(Counter(names).items()))
-        readings = value_readings(f"{sheet.path.name}, column {sheet.header[layout.labels[0]]!r}", named)
+        readings = value_readings(column, named)
     state = np.fromiter((meaning.label for meaning in meanings), np.int8, len(sheet))
     if points is not None and layout.point is not None:
         axes = [sheet.header[j] for j in layout.point]

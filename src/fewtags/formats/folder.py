@@ -13,7 +13,7 @@ from typing import final
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import clean_name, is_split, is_utf8
+from fewtags.formats.common import clean_name, is_split, is_utf8, joined_names
 from fewtags.formats.locate import extension, is_photo
 from fewtags.formats.negatives import name_warnings
 from fewtags.formats.options import ReadOptions
@@ -102,6 +102,7 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
     if excluded:
         messages += (f"{len(excluded):,} photos are in none of the splits and are left out, see the excluded list",)
     warnings = _warnings(path, files, folder, split) + name_warnings(named, options, path.resolve().name)
+    warnings += joined_names(str(path), (tag for name in meaning for tag in name.split(",")))
     return LabelTable.build(
         keys,
         classes,

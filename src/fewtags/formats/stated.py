@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fewtags.formats.boxes import Regions, fault_text, regions_of
-from fewtags.formats.common import clean_name, close_images, distinct, distinct_facts
+from fewtags.formats.common import clean_name, close_images, distinct, distinct_facts, joined_names
 from fewtags.formats.labels import Labels, Stated
 from fewtags.formats.locate import ImageKeys
 from fewtags.formats.negatives import read_negatives
@@ -141,10 +140,7 @@ class Source:
         names = dict(zip(ids, plain, strict=True))
         position = {key: i for i, key in enumerate(names)}
         class_ = np.array([position[key] for key in ids], np.int64)[self.labels.class_]
-        text = f"{self.path.resolve().name}: names of classes with invisible characters or accents in another form"
-        warnings: tuple[str, ...] = ()
-        if same := sorted(key for key, n in Counter(ids).items() if n > 1):
-            warnings = (f"{text} look the same, {some(same)}; they are read as one class each",)
+        warnings = joined_names(self.path.resolve().name, self.classes.ids)
         notes = self.notes + Notes(warnings=warnings)
         classes = ClassNames.of(names, names.values())
         return replace(self, classes=classes, labels=replace(self.labels, class_=class_), notes=notes)

@@ -31,6 +31,7 @@ from fewtags.engine.pretrain_plan import read_settings
 from fewtags.engine.runfolder import ENCODER_FILE, IN_MEMORY
 from fewtags.engine.trained_on import trained_on
 from fewtags.errors import ConfigError, DataError
+from fewtags.formats.answers import read_answers
 from fewtags.formats.frames import from_pandas, is_frame
 from fewtags.formats.read import read
 from fewtags.formats.several import merge_given, read_sources
@@ -39,6 +40,7 @@ from fewtags.nets.spatial import SpatialNet
 from fewtags.notebook import html_table
 from fewtags.objectives.base import Objective
 from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD
+from fewtags.table.answered import with_answers
 from fewtags.table.merge import common_vocabulary, match_images, merge
 from fewtags.table.overlap import leave_out_measured
 from fewtags.table.table import LabelTable
@@ -207,6 +209,7 @@ class Classifier:
         val_images: Path | str | None = None,
         epochs: int | None = None,
         truth: Labels | None = None,
+        answers: Path | str | Sequence[Path | str] = (),
         progress: bool = True,
         on_event: Callable[[Event], None] | None = None,
         settings: dict[str, Any] | None = None,
@@ -224,6 +227,7 @@ class Classifier:
             val_images: the folder for `val`, if it is another one.
             epochs: of all stages that train in steps; None for the preset's.
             truth: complete labels of the training images, for diagnostics only.
+            answers: run folders whose photos were reviewed (`fewtags review`); their answers count as labels.
             progress: False prints nothing; the findings are in check.json of the run folder.
             on_event: called with every `fewtags.engine.events` event.
             settings: other settings by dotted key, for example {"train.batch_size": 8}; `fewtags config` lists them.
@@ -240,7 +244,9 @@ class Classifier:
         truth_table = None if truth is None else _table(truth, images)
         if val_table is None and val_images is not None:
             raise ConfigError("val_images is given, but val is not; give the labels of these photos as val.")
-        tables = self._tables(config, _table(train, images), val_table, truth_table)
+        places = [answers] if isinstance(answers, str | Path) else answers
+        answered = [table for place in places for table in read_answers(place)]
+        tables = self._tables(config, _table(train, images), val_table, truth_table, answered)
         fit_tables(config, tables, out, cpu=cpu, progress=progress, on_event=on_event)
         (self._net, self._info), self._run = load_model(out), out
         return self
@@ -371,7 +377,14 @@ class Classifier:
         tree = apply_overrides(tree, {k: v for k, v in chosen.items() if v is not None})
         return parse(tree, settings_models(), "the arguments")
 
-    def _tables(self, config: Config, train: LabelTable, val: LabelTable | None, truth: LabelTable | None) -> Tables:
+    def _tables(
+        self,
+        config: Config,
+        train: LabelTable,
+        val: LabelTable | None,
+        truth: LabelTable | None,
+        answers: Sequence[LabelTable],
+    ) -> Tables:
         train.require_root("the training labels", "images=FOLDER")
         if val is not None:
             val.require_root("the val labels", "val_images=FOLDER")
@@ -381,7 +394,7 @@ class Classifier:
         tables = leave_out_measured({"train": train, "val": val})
         if config.data.near_copies == "leave_out":
             tables = leave_out_alike(tables)
-        tables = common_vocabulary(tables)
+        tables = common_vocabulary(with_answers(tables, answers))
         matched = None if truth is None else match_images(truth, tables["train"])
         tables, matched = with_groups(config.data, tables, matched)
         return Tables(tables["train"], tables["val"], None, matched)

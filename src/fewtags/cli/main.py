@@ -10,7 +10,7 @@ from typing import Any, final
 import typer
 from typer.core import TyperGroup
 
-from fewtags.cli import data, demo, export, info, plan, pretrain, thresholds, train, transfer_dense, use
+from fewtags.cli import data, demo, export, info, plan, pretrain, review, thresholds, train, transfer_dense, use
 from fewtags.cli.progress import echo
 from fewtags.cli.transfer import transfer_app
 from fewtags.errors import FewtagsError
@@ -70,6 +70,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Data": (data.check, data.simulate, plan.plan),
     "Training": (train.train, train.resume, pretrain.pretrain, train.report),
     "Use": (use.evaluate, use.predict, use.heatmap, thresholds.thresholds, export.export_backbone),
+    "Labels from people": (review.review,),
     "About": (demo.demo, info.methods, info.config, info.doctor),
 }
 for panel, commands in PANELS.items():

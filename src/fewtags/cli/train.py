@@ -56,6 +56,10 @@ def train(
     test: Annotated[list[str] | None, typer.Option(help="Labels to test on once, after training.")] = None,
     val_images: ValImages = None,
     test_images: TestImages = None,
+    answers: Annotated[
+        list[str] | None,
+        typer.Option(help="Run whose photos were reviewed: its answers count as labels. May be repeated."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/first"),
     method: Annotated[str | None, typer.Option(help=METHOD_HELP, autocompletion=lambda: [*METHODS])] = None,
     preset: Annotated[
@@ -102,6 +106,7 @@ def train(
       fewtags train instances.json --images photos/ --complete --method bce
       fewtags train photos/ --set objective.scl_weight=1 --epochs 20
       fewtags train tags.csv --images photos/ --init runs/pretrained --preset finetune
+      fewtags train photos/ --answers runs/first --out runs/second
     """  # noqa: D301
     flags = {
         "data.train": plain_paths(data),
@@ -110,6 +115,7 @@ def train(
         "data.test": plain_paths(test),
         "data.val_images": plain_paths(val_images),
         "data.test_images": plain_paths(test_images),
+        "data.answers": plain_paths(answers),
         "data.covers": covers or None,
         "data.complete": True if complete else None,
         "objective.name": method,
@@ -126,10 +132,10 @@ def train(
         refuse_used_folder(out)
     settings = read_settings(config, flags, set_ or [], init=init)
     from fewtags.engine.clock import Clock
-    from fewtags.engine.plan import make_plan
+    from fewtags.engine.plan import make_plan, with_last_steps
     from fewtags.engine.train_run import TrainRun
 
-    clock = Clock()
+    settings, clock = with_last_steps(settings), Clock()
     with counting("checking photos", faster=FASTER_CHECK if settings.data.decode else "") as tick:
         plan = make_plan(settings, out=out, cpu=cpu, progress=tick)
     clock.lap("reading and checking")
@@ -206,6 +212,7 @@ def read_settings(
     """
     from fewtags.config.parse import apply_overrides, check_sections, parse
     from fewtags.config.sections import Config, paths_of
+    from fewtags.formats.answers import answers_path
 
     where = "the configuration" if config is None else str(config)
     tree = merged_tree(config, flags, assignments, "a folder or label file, for example `fewtags train photos/`")
@@ -213,6 +220,8 @@ def read_settings(
         data = sections.data
         labels = [path for given in (data.train, data.val, data.test, data.truth) for path in paths_of(given)]
         refuse_missing_inputs(labels, paths_of(data.images), data.format)
+        for place in paths_of(data.answers):
+            answers_path(place)
         for split, measured, folders in (("val", data.val, data.val_images), ("test", data.test, data.test_images)):
             for folder in paths_of(folders):
                 if measured is None:

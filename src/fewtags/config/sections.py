@@ -69,6 +69,12 @@ class DataFiles(Settings):
     val_images: Paths | None = Field(None, description="folder of the photos of `val`; default: that of `images`")
     test_images: Paths | None = Field(None, description="folder of the photos of `test`; default: that of `images`")
     truth: Paths | None = Field(None, description="complete labels of the training set, for diagnostics only")
+    answers: Paths | None = Field(
+        None, description="run whose photos were reviewed (`fewtags review`), or its answers.sqlite; or a list of them"
+    )
+    answers_step: tuple[int, ...] = Field(
+        (), description="last step of each file of `answers` that counts; `train` sets it to the last one there is"
+    )
     covers: SourceWords = Field(
         (),
         description="FILE=CLASS,CLASS for each label file that covers other classes than those it names; a class that "

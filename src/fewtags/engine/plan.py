@@ -21,6 +21,7 @@ from fewtags.engine.methods import derive_objective, make_objective, settled
 from fewtags.engine.near_copies import copy_groups, leave_out_alike
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.errors import ConfigError, DataError
+from fewtags.formats.answers import answers_path, last_step, read_answers
 from fewtags.formats.class_names import name_classes
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.several import read_sources, refuse_unknown_sources
@@ -33,6 +34,7 @@ from fewtags.objectives.base import Objective, Problem, RunFacts
 from fewtags.photos.scan import Tick
 from fewtags.photos.workers import Workers, shared_memory_notes
 from fewtags.stores.shard import Shard
+from fewtags.table.answered import with_answers
 from fewtags.table.exclusive import ClassGroups
 from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.overlap import leave_out_measured
@@ -279,11 +281,37 @@ def read_tables(data: DataConfig, seed: int) -> Tables:
     if "val" not in tables:
         train, val = hold_out(tables["train"], data.val_share, seed, data.group_by, near=data.near_copies != "off")
         tables = {"train": train, "val": val, **{k: v for k, v in tables.items() if k != "train"}}
-    tables = common_vocabulary(tables)
+    tables = common_vocabulary(with_answers(tables, given_answers(data)) if data.answers else tables)
     plain = data.model_copy(update={"names": None})
     truth = match_images(read_one(plain, data.truth, complete=True), tables["train"]) if data.truth else None
     tables, truth = with_groups(data, tables, truth)
     return Tables(tables["train"], tables["val"], tables.get("test"), truth)
+
+
+def given_answers(data: DataConfig) -> list[LabelTable]:
+    """Read the answers of a configuration, see `read_answers`.
+
+    Raises:
+        DataError: a file does not exist or cannot be read.
+        ConfigError: there is a step for another number of files.
+    """
+    places = paths_of(data.answers)
+    if data.answers_step and len(data.answers_step) != len(places):
+        raise ConfigError(
+            f"data.answers_step has {counted(len(data.answers_step), 'step')} for {counted(len(places), 'file')} of "
+            "data.answers; give one for each, or leave it out."
+        )
+    steps = data.answers_step or (None,) * len(places)
+    return [table for place, step in zip(places, steps, strict=True) for table in read_answers(place, step)]
+
+
+def with_last_steps(config: Config) -> Config:
+    """Return the settings with the last step of each file of answers, so that later answers do not change the run."""
+    data = config.data
+    if data.answers is None or data.answers_step:
+        return config
+    steps = tuple(last_step(answers_path(place)) for place in paths_of(data.answers))
+    return config.model_copy(update={"data": data.model_copy(update={"answers_step": steps})})
 
 
 def class_groups(data: DataConfig) -> ClassGroups:

@@ -21,7 +21,7 @@ from fewtags.files import write_text
 from fewtags.table.table import LabelTable
 from fewtags.text import safe_cell
 
-PATHS = ("train", "images", "val", "val_images", "test", "test_images", "truth", "names")
+PATHS = ("train", "images", "val", "val_images", "test", "test_images", "truth", "names", "answers")
 """Settings of [data] that name files or folders; relative ones begin where the run was started."""
 
 

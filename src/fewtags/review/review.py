@@ -1,0 +1,253 @@
+"""A review: the photos, questions, answers and pictures of one run, without the web."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+from fewtags.engine.model import ModelInfo, model_path, read_info
+from fewtags.engine.run_lock import locked
+from fewtags.errors import DataError
+from fewtags.formats.answers import ANSWERS_FILE, read_answers
+from fewtags.formats.common import clean_name
+from fewtags.labels import Label
+from fewtags.review.asking import Asked, Queue
+from fewtags.review.heat import HeatMaps
+from fewtags.review.pictures import PhotoId, PhotoSet, Pictures
+from fewtags.review.questions import Question
+from fewtags.review.retrain import Retraining, training_table_of
+from fewtags.review.scoring import Scoring
+from fewtags.review.store import AnswerStore, CellKey
+from fewtags.table.answered import with_answers
+from fewtags.table.storage import load
+from fewtags.table.table import LabelTable
+from fewtags.table.vocabulary import folded
+
+WORK_FOLDER = "review"
+"""Folder in the run for everything that can be made again: pictures, questions, logs of training."""
+TOKEN_FILE = "token"
+LONGEST_NAME = 200
+
+
+@final
+@dataclass(frozen=True)
+class ClassRow:
+    """A class for the page: id, display name, open questions, and whether a person added it."""
+
+    id: str
+    name: str
+    open: int
+    new: bool = False
+
+
+@final
+class Review:
+    """Everything that the page of one run needs. `opened` makes one.
+
+    Attributes:
+        run: the run whose answers are collected.
+        model_run: the run whose model asks: `run`, or the last one that was trained from here.
+        table: the photos, and what is known without the answers.
+        token: the secret in the address of the page.
+    """
+
+    def __init__(self, run: Path, table: LabelTable, *, order: str | None = None, cpu: bool = False) -> None:
+        self.run, self.order, self.cpu = run, order, cpu
+        self.folder = run / WORK_FOLDER
+        self.store = AnswerStore(run / ANSWERS_FILE)
+        self.queue = Queue(self.store)
+        self.photos = PhotoSet()
+        self.pictures = Pictures(self.folder / "pictures")
+        self.retraining = Retraining(run, self.folder, cpu=cpu)
+        self.token = _token(self.folder / TOKEN_FILE)
+        self._changing = threading.Lock()
+        self.model_run = run
+        self.table = table
+        self.photos.add(table)
+        trained = self.retraining.status()
+        start = (
+            Path(self.retraining.training.out) if self.retraining.training and trained["state"] == "finished" else run
+        )
+        self._use(start)
+
+    def close(self) -> None:
+        """End the processes that a review started, except training, and close the file of answers."""
+        self.scoring.stop()
+        self.store.close()
+
+    # --- the model
+
+    def _use(self, model_run: Path) -> None:
+        """Ask with the model of a run about everything that nobody answered."""
+        self.info: ModelInfo = read_info(model_path(model_run))
+        self.model_run = model_run
+        self._heat: HeatMaps | None = None
+        self._rows = {key: row for row, key in enumerate(self.table.images.to_pylist())}
+        folder = str(self.table.require_root().absolute())
+
+        def publish(questions: list[Question], all_: bool) -> None:
+            asked = [Asked(folder, question) for question in questions]
+            (self.queue.load if all_ else self.queue.improve)(asked)
+
+        table = (
+            with_answers({"train": self.table}, read_answers(self.run))["train"]
+            if self.store.answered()
+            else self.table
+        )
+        self.scoring = Scoring(model_run, table, self.folder, publish, order=self.order, cpu=self.cpu)
+
+    def use_new_model(self) -> bool:
+        """Ask with the model that was trained from here, if there is a new one; return whether there was."""
+        with self._changing:
+            training = self.retraining.training
+            if training is None or Path(training.out) == self.model_run:
+                return False
+            if self.retraining.status()["state"] != "finished":
+                return False
+            self.scoring.stop()
+            self._use(Path(training.out))
+            return True
+
+    def heat(self, photo: PhotoId, class_id: str) -> bytes:
+        """Return the heatmap of a class as PNG; the first call loads the model."""
+        with self._changing:
+            if self._heat is None:
+                self._heat = HeatMaps(self.model_run, cpu=self.cpu)
+            heat = self._heat
+        return heat.picture(photo.path, class_id)
+
+    # --- what the pages show
+
+    def classes(self) -> list[ClassRow]:
+        """Return all classes: those of the model, then those that people added."""
+        counts = self.queue.open_counts()
+        model = [
+            ClassRow(i, n, counts.get(i, 0))
+            for i, n in zip(self.info.class_ids, self.info.classes.display, strict=True)
+        ]
+        known = {*self.info.class_ids}
+        return model + [ClassRow(name, name, 0, new=True) for name in self.store.new_classes() if name not in known]
+
+    def name_of(self, class_id: str) -> str:
+        """Return the display name of a class."""
+        classes = self.info.classes
+        return classes.display[classes.index(class_id)] if class_id in classes else class_id
+
+    def knows_class(self, class_id: str) -> bool:
+        """Whether a class is one of the model's, or was added."""
+        return class_id in self.info.classes or class_id in self.store.new_classes()
+
+    def add_class(self, who: str, name: str, request: str | None) -> str:
+        """Add a class, and return its id; a class with this name in another spelling is used instead.
+
+        Raises:
+            DataError: the name is empty or too long.
+        """
+        plain = clean_name(name)
+        if not plain or len(plain) > LONGEST_NAME:
+            raise DataError(f"the name of a class has 1 to {LONGEST_NAME} characters, not {len(plain)}.")
+        for row in self.classes():
+            if folded(plain) in (folded(row.id), folded(row.name)):
+                return row.id
+        self.store.add_class(who, plain, request=request)
+        return plain
+
+    def about(self, photo: PhotoId, class_id: str, who: str) -> dict[str, Any]:
+        """Return what is known about a cell, for the page."""
+        cell = CellKey(photo.folder, photo.image, class_id)
+        says = self.store.says(cell)
+        asked = self.queue.find(cell)
+        return {
+            "photo": photo.id,
+            "image": photo.image,
+            "class": class_id,
+            "name": self.name_of(class_id),
+            "probability": None if asked is None else round(asked.question.probability, 4),
+            "reason": "" if asked is None else asked.question.reason,
+            "box": None if asked is None else asked.question.box,
+            "rank": None if asked is None else asked.question.rank,
+            "mine": says.get(who),
+            "others": {name: answer for name, answer in says.items() if name != who},
+            "regions": self.store.regions(cell),
+            "note": self.store.note_of(photo.folder, photo.image),
+            "known": self.known(photo),
+            "heat": class_id in self.info.classes,
+        }
+
+    def known(self, photo: PhotoId) -> list[list[str]]:
+        """Return the positive labels of a photo that the files give: name of each class."""
+        row = self._rows.get(photo.image) if str(self.table.require_root().absolute()) == photo.folder else None
+        if row is None:
+            return []
+        labels = self.table.matrix.rows([row])[0]
+        names = self.table.classes.display
+        return [[names[c]] for c in (labels == Label.POSITIVE).nonzero()[0]]
+
+    def progress(self, who: str) -> dict[str, Any]:
+        """Return counts for the page: answers of this person and of all, seconds per answer, open questions."""
+        mine, seconds = self.store.totals(who)
+        every, _ = self.store.totals()
+        scoring = self.scoring.progress
+        return {
+            "mine": mine,
+            "all": every,
+            "seconds": round(seconds, 2),
+            "questions": len(self.queue),
+            "disputed": len(self.store.disputed()),
+            "doing": scoring.doing,
+            "done": scoring.done,
+            "total": scoring.total,
+            "error": scoring.error,
+            "ready": scoring.finished,
+            "model": self.model_run.name,
+        }
+
+
+def _token(path: Path) -> str:
+    """Return the secret of the page; a restarted server keeps it, so that open pages go on."""
+    if path.exists() and (known := path.read_text("utf-8").strip()):
+        return known
+    token = secrets.token_urlsafe(24)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        file.write(token)
+    return token
+
+
+@contextmanager
+def opened(
+    run: Path, table: LabelTable | None = None, *, order: str | None = None, cpu: bool = False
+) -> Iterator[Review]:
+    """Open a review of a run, and close it at the end; one process at a time.
+
+    Args:
+        run: a finished run.
+        table: photos to review, and what is known about them; None for the training photos of the run.
+        order: a key of `orders.ORDERS`; None for the default.
+        cpu: do not use a GPU.
+
+    Raises:
+        CheckpointError: the run has no model, or another process reviews it.
+        DataError: the photos are not where the run found them.
+    """
+    read_info(model_path(run))
+    if table is None:
+        table = load(training_table_of(run))
+        root = table.require_root("the training labels", "pass the labels to review: review RUN DATA")
+        if not root.is_dir():
+            raise DataError(
+                f"the photos of {run} were in {root}, which does not exist. Pass the labels and photos to review: "
+                f"`fewtags review {run} LABELS --images FOLDER`."
+            )
+    table = replace(table, root=table.require_root().absolute())
+    (run / WORK_FOLDER).mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        stack.enter_context(locked(run / WORK_FOLDER))
+        review = Review(run, table, order=order, cpu=cpu)
+        stack.callback(review.close)
+        yield review

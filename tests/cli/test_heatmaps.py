@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewtags.cli.heatmaps import NameKey, file_names, output_names
+from fewtags.cli.heatmaps import NameKey, file_names, output_names, verdict
 from fewtags.engine.own_thresholds import class_position
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames
@@ -103,3 +103,9 @@ def test_classes_are_found_by_id_and_by_display_name() -> None:
     assert [class_position(classes, word) for word in ("c2", "owl", "crane [c1]")] == [1, 2, 0]
     with pytest.raises(DataError, match=r"'owls' is not a class of this model \(did you mean 'owl'\?\)\."):
         class_position(classes, "owls")
+
+
+def test_the_caption_says_what_was_decided() -> None:
+    """Of classes that exclude each other, one below its threshold may be tagged, and one above it may not."""
+    assert verdict(0.3, 0.5, tagged=True) == "0.30 < 0.50, tagged as the best of its group"
+    assert verdict(0.6, 0.5, tagged=False) == "0.60 ≥ 0.50, another of its group is tagged"

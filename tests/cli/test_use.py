@@ -471,10 +471,10 @@ def test_heatmaps_of_a_folder_keep_their_subfolders(run: Run, model: Path, datas
     """train/0.png and val/0.png have the same name; neither overwrites the other."""
     result = run("heatmap", model, dataset / "images", "--class", "red", "--arrays", "--out", tmp_path, "--cpu")
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path}\n"), result.stderr
-    assert result.stderr == "36 overlays of 36 photos\n"
+    assert result.stderr.endswith("36 overlays of 36 photos\n")
     assert len(list(tmp_path.rglob("*.red.png"))) == 36
     with Image.open(tmp_path / "val" / "0.red.png") as overlaid:
-        assert overlaid.size == (64, 48)
+        assert overlaid.size == (2 * 360 + 36, 270 + 80)  # photo and map, each enlarged to 360 px
     maps = np.load(tmp_path / "train" / "0.npy")
     assert maps.dtype == np.float32
     assert maps.shape[0] == 3
@@ -558,9 +558,11 @@ def test_coupled_heatmaps_are_drawn_from_their_lowest_to_their_highest_value(
     assert maps.min() < 0
     for number, colour in ((0, "red"), (2, "blue")):
         low, high = maps[number].min(), maps[number].max()
-        expected = overlay(read_image(photos / "1.png"), (maps[number] - low) / (high - low))
-        with Image.open(tmp_path / "coupled" / f"1.{colour}.png") as drawn:
-            np.testing.assert_allclose(np.asarray(drawn, int), expected.astype(int), atol=1)
+        with Image.open(tmp_path / "coupled" / f"1.{colour}.png") as page:
+            drawn = np.asarray(page, int)
+        photo = Image.fromarray(read_image(photos / "1.png")).resize((360, 270), Image.Resampling.LANCZOS)
+        expected = overlay(np.asarray(photo), (maps[number] - low) / (high - low))
+        np.testing.assert_allclose(drawn[12 : 12 + 270, 360 + 24 : -12], expected.astype(int), atol=1)
 
 
 def test_coupled_heatmaps_of_a_cnn_are_refused_before_anything_is_written(
@@ -586,3 +588,28 @@ def test_heatmaps_name_an_unreadable_photo(run: Run, model: Path, photos: Path, 
     assert "broken.png" in result.stderr
     assert result.stderr.endswith("1 of 2 photos could not be read and were skipped.\n")
     assert [p.name for p in (tmp_path / "maps").iterdir()] == ["1.blue.png"]
+
+
+def test_low_probabilities_are_drawn_on_a_scale_of_their_own(
+    run: Run, model: Path, photos: Path, tmp_path: Path
+) -> None:
+    """On the fixed scale, a map below .5 differs from that on its own scale; --scale says which."""
+    pages = {}
+    for kind in ("auto", "fixed", "relative"):
+        out = tmp_path / kind
+        run("heatmap", model, photos / "1.png", "--class", "red", "--arrays", "--scale", kind, "--out", out, "--cpu")
+        pages[kind] = (out / "1.red.png").read_bytes()
+    low = np.load(tmp_path / "auto" / "1.npy")[0].max() < 0.5
+    assert pages["fixed"] != pages["relative"]
+    assert pages["auto"] == pages["relative" if low else "fixed"]
+
+
+def test_scales_that_do_not_exist_are_refused_first(run: Run, photos: Path, tmp_path: Path) -> None:
+    result = run("heatmap", tmp_path / "none", photos, "--scale", "relativ")
+    assert result.stderr == (
+        "error: --scale relativ: expected one of auto, fixed, relative (did you mean 'relative'?).\n"
+    )
+    result = run("heatmap", tmp_path / "none", photos, "--scale", "fixed", "--coupled")
+    assert result.stderr == (
+        "error: --coupled maps have no common scale, so --scale fixed has no meaning; remove one option.\n"
+    )

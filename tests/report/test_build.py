@@ -357,3 +357,16 @@ def test_classes_that_are_hardly_tagged_are_named(make_run: MakeRun) -> None:
     seen = text_of(render([replace(run, info=replace(run.info, threshold_rules=rules))]))
     assert "1 class has no usable threshold and will hardly ever be tagged" in seen
     assert "no usable threshold" not in text_of(render([run]))
+
+
+def test_weak_maps_of_all_runs_share_one_scale_that_the_page_states(make_run: MakeRun) -> None:
+    """Maps of .1 and .2 in one run and .1 and .4 in the other: .1 to .4 in both, so that they can be compared."""
+    runs = [make_run("a"), make_run("b")]
+    for number, high in enumerate((0.2, 0.4)):
+        weak = np.array([[0.1, high]], np.float16)
+        gallery = tuple(replace(s, panels=tuple(replace(p, map=weak) for p in s.panels)) for s in runs[number].gallery)
+        runs[number] = replace(runs[number], gallery=gallery, progress={0: gallery})
+    shared = [p for photo in cards(runs) for row in photo["rows"] for p in row["panels"]]
+    assert "relative scale: 0.10 to 0.40" in {p["scale"] for p in shared}
+    assert "relative scale: 0.10 to 0.40" in render(runs)
+    assert {row["scale"] for row in over_epochs(runs[0])} == {"relative scale: 0.10 to 0.20"}

@@ -11,7 +11,6 @@ from typing import final
 
 import numpy as np
 import torch
-from PIL import Image
 
 from fewtags.cli.tables import escaped_names, text_name
 from fewtags.engine.checkpoint import write_array
@@ -19,10 +18,10 @@ from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.engine.predict import decide, heatmaps
 from fewtags.errors import ConfigError
 from fewtags.files import replacing
-from fewtags.metrics.localisation import normalise_map
 from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.decode import read_image
-from fewtags.report.overlay import overlay
+from fewtags.report.heatmap_picture import heatmap_picture
+from fewtags.report.overlay import HeatScale, ScaleKind
 from fewtags.text import counted, safe_cell
 
 _KEY_COLUMNS = ["file", "image", "class"]
@@ -129,17 +128,22 @@ class HeatmapOptions:
         arrays: whether to write the maps of all classes as well.
         coupled: draw TS-CAM's maps, attention times class logits, instead of probability maps. They have no common
             scale, so each is drawn from its lowest to its highest value, as in TS-CAM. Arrays are not scaled.
+        scale: of the colours of probability maps, see `HeatScale.of`.
     """
 
     classes: Sequence[int] = ()
     arrays: bool = False
     coupled: bool = False
+    scale: ScaleKind = "auto"
 
 
 def write_heatmaps(
     net: SpatialNet, info: ModelInfo, path: Path, name: Path, options: HeatmapOptions, device: torch.device
 ) -> dict[Path, str | None]:
-    """Write overlays of a photo as `<name>.<class>.png`, and the maps of all classes as `<name>.npy`.
+    """Write pictures of a photo and its maps as `<name>.<class>.png`, and the maps of all classes as `<name>.npy`.
+
+    A picture has the photo, the map over it, the class with its probability and threshold, the name of the photo, and
+    the scale of the colours (`heatmap_picture`).
 
     Returns:
         the files, each with the id of its class; None for the array.
@@ -152,13 +156,32 @@ def write_heatmaps(
     if options.arrays:
         files[array := name.with_name(f"{name.name}.npy")] = None
         write_array(array, maps)
-    drawn = (
-        list(options.classes) or decide(prob.astype(np.float64), np.array(info.thresholds), groups=info.groups).tolist()
-    )
+    tagged = decide(prob.astype(np.float64), np.array(info.thresholds), groups=info.groups).tolist()
     parts = file_names(info.class_ids)
-    for c in drawn:
+    for c in options.classes or tagged:
         files[place := name.with_name(f"{name.name}.{parts[c]}.png")] = info.class_ids[c]
-        heat = normalise_map(maps[c], "minmax") if options.coupled else maps[c]
+        said = f"{info.classes.display[c]}  {verdict(prob[c], info.thresholds[c], tagged=c in tagged)}"
+        heat_scale = HeatScale.of([maps[c]], "relative" if options.coupled else options.scale)
+        picture = heatmap_picture(photo, maps[c], view, heat_scale, (said, text_name(path)))
         with replacing(place) as temporary:
-            Image.fromarray(overlay(photo, heat, view=view)).save(temporary, "PNG")
+            picture.save(temporary, "PNG", compress_level=3)  # a third of the time for 10 % more room
     return files
+
+
+def verdict(prob: float, threshold: float, *, tagged: bool) -> str:
+    """Return a probability beside its threshold, with enough digits to show which is higher, and what was decided.
+
+    The decision differs from the comparison only for classes that exclude each other.
+
+    >>> verdict(0.83, 0.5, tagged=True), verdict(0.496, 0.5, tagged=False)
+    ('0.83 ≥ 0.50, tagged', '0.496 < 0.500')
+    """
+    digits = next((d for d in (2, 3, 4) if f"{prob:.{d}f}" != f"{threshold:.{d}f}"), 2)
+    above = bool(prob >= threshold)
+    decision = {
+        (True, True): ", tagged",
+        (False, True): ", tagged as the best of its group",
+        (True, False): ", another of its group is tagged",
+        (False, False): "",
+    }
+    return f"{prob:.{digits}f} {'≥' if above else '<'} {threshold:.{digits}f}{decision[above, tagged]}"

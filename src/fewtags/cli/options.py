@@ -10,6 +10,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from fewtags.errors import ConfigError
+from fewtags.text import suggest
+
 Images = Annotated[Path | None, typer.Option(help="Folder that image names in the labels are relative to.")]
 ManyImages = Annotated[
     list[Path] | None,
@@ -128,3 +131,10 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options whose value is not None."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def check_choice(option: str, word: str, known: Sequence[str]) -> str:
+    """Return the value of an option if it is known; otherwise raise a `ConfigError` that suggests the closest."""
+    if word not in known:
+        raise ConfigError(f"{option} {word}: expected one of {', '.join(known)}{suggest(word, known)}.")
+    return word

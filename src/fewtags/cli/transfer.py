@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fewtags.cli.options import Complete, Cpu, Images, Json, expand_groups
+from fewtags.cli.options import Complete, Cpu, Images, Json, check_choice, expand_groups
 from fewtags.cli.progress import counting, echo, say, show
 from fewtags.cli.reading import read_labels
 from fewtags.cli.transfer_options import (
@@ -19,7 +19,6 @@ from fewtags.cli.transfer_options import (
     SearchOptions,
     Size,
     TaskOptions,
-    check_choice,
     check_schedule,
     consume,
     prepare,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, final
 
 import typer
 
-from fewtags.cli.options import expand_groups, without_none
+from fewtags.cli.options import check_choice, expand_groups, without_none
 from fewtags.cli.progress import counting, say
-from fewtags.cli.transfer_options import EncoderOptions, check_choice, print_result, refuse_processes
+from fewtags.cli.transfer_options import EncoderOptions, print_result, refuse_processes
 from fewtags.errors import ConfigError
 
 if TYPE_CHECKING:

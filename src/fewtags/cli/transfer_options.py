@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, final
 
 import typer
 
-from fewtags.cli.options import Complete, Cpu, Images, Json, ReadingSettings, TestImages, ValImages
+from fewtags.cli.options import Complete, Cpu, Images, Json, ReadingSettings, TestImages, ValImages, check_choice
 from fewtags.cli.progress import echo, is_main_process, say
 from fewtags.cli.reading import reading_flags, reading_lines
 from fewtags.cli.train import read_settings
 from fewtags.errors import ConfigError
-from fewtags.text import suggest
 
 if TYPE_CHECKING:
     from fewtags.engine.encoder_file import EncoderInfo
@@ -223,13 +222,6 @@ def refuse_processes(command: str) -> None:
 def check_schedule(word: str) -> Literal["cosine", "steps", "constant"]:
     """Return the value of --schedule if it is known."""
     return cast('Literal["cosine", "steps", "constant"]', check_choice("--schedule", word, SCHEDULES))
-
-
-def check_choice(option: str, word: str, known: Sequence[str]) -> str:
-    """Return the value of an option if it is known; otherwise raise a `ConfigError` that suggests the closest."""
-    if word not in known:
-        raise ConfigError(f"{option} {word}: expected one of {', '.join(known)}{suggest(word, known)}.")
-    return word
 
 
 def settings_of(candidates: Sequence[TrainSettings]) -> dict[str, Any]:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from fewtags.cli.options import Complete, Covers, Cpu, Json, ManyImages, Precision, ReadingSettings, Threshold
+from fewtags.cli.options import (
+    Complete,
+    Covers,
+    Cpu,
+    Json,
+    ManyImages,
+    Precision,
+    ReadingSettings,
+    Threshold,
+    check_choice,
+)
 from fewtags.cli.progress import counting, echo, say
 from fewtags.cli.reading import read_labels, split_sizes
 from fewtags.errors import ConfigError, DataError
@@ -224,6 +234,13 @@ def heatmap(
     coupled: Annotated[
         bool, typer.Option("--coupled", help="Maps times attention (TS-CAM), for a ViT with a class token.")
     ] = False,
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="Colours: fixed (probability 0 to 1), relative (lowest to highest value of the map), or auto "
+            "(relative if no place of the map reaches 0.5)."
+        ),
+    ] = "auto",
     threshold: Threshold = None,
     precision: Precision = None,
     cpu: Cpu = False,
@@ -234,9 +251,11 @@ def heatmap(
     says which photo and class a file shows. Photos that cannot be read are reported and skipped, and the exit code
     is 1.
 
-    A heatmap shows the probability of the class at each position, on one scale for all pictures. With --coupled it
-    shows the class token's attention times the class logit, scaled from the lowest to the highest value of each
-    picture: where in the photo, not how sure. The arrays then contain the unscaled products.
+    A picture has the photo, the heatmap over it, the class with its probability and threshold, and the scale of the
+    colours. A heatmap shows the probability of the class at each position. If no place reaches 0.5, the colours go
+    from the lowest to the highest value of this map, and the picture says so; --scale fixed makes all pictures
+    comparable. With --coupled it shows the class token's attention times the class logit, scaled from the lowest to
+    the highest value of each picture: where in the photo, not how sure. The arrays then contain the unscaled products.
 
     \b
     Examples:
@@ -251,6 +270,9 @@ def heatmap(
     from fewtags.engine.predict import find_photos
     from fewtags.nets.tscam import attention_layers
 
+    kind = cast('Literal["auto", "fixed", "relative"]', check_choice("--scale", scale, ("auto", "fixed", "relative")))
+    if coupled and kind == "fixed":
+        raise ConfigError("--coupled maps have no common scale, so --scale fixed has no meaning; remove one option.")
     refuse_folder(out)
     key = NameKey(out)
     found, skipped = find_photos(photos)
@@ -260,7 +282,7 @@ def heatmap(
         given = "--threshold" if threshold else "--precision"
         raise ConfigError(f"--class says which classes to draw, so {given} has no effect; remove one option.")
     info = with_own_thresholds(info, model, threshold, precision)
-    options = HeatmapOptions([class_position(info.classes, name) for name in classes or []], arrays, coupled)
+    options = HeatmapOptions([class_position(info.classes, name) for name in classes or []], arrays, coupled, kind)
     if coupled:
         attention_layers(net)  # raises now if the model has none
     say(*skipped, *notes)

@@ -15,7 +15,7 @@ from fewtags.errors import DataError
 from fewtags.photos.decode import open_photo
 from fewtags.report.figures import jpeg
 from fewtags.report.load import RunData
-from fewtags.report.overlay import overlay
+from fewtags.report.overlay import HeatScale, overlay
 from fewtags.table.table import LabelTable
 
 # Longest side of the pictures in pixels: sharp on a dense screen, and the page stays below a few megabytes.
@@ -56,17 +56,26 @@ def cards(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     found = []
     for shown in runs[0].gallery:
         picture = read_picture(runs[0].tables[shown.split], shown.key)
-        rows = []
-        for run in runs:
-            same = next((s for s in run.gallery if (s.split, s.key) == (shown.split, shown.key)), None)
-            if same is not None:
-                rows.append({"run": run.name, "panels": [_panel(run, picture, p) for p in same.panels]})
+        same = [(run, s) for run in runs for s in run.gallery if (s.split, s.key) == (shown.split, shown.key)]
+        # One scale for a class of a photo, so that the runs can be compared.
+        maps: dict[str, list[NDArray[np.float16]]] = {}
+        for run, photo in same:
+            for p in photo.panels:
+                maps.setdefault(run.info.class_ids[p.class_], []).append(p.map)
+        scales = {class_id: HeatScale.of(found_maps) for class_id, found_maps in maps.items()}
+        rows = [
+            {
+                "run": run.name,
+                "panels": [_panel(run, picture, p, scales[run.info.class_ids[p.class_]]) for p in photo.panels],
+            }
+            for run, photo in same
+        ]
         small = {"picture": jpeg(picture.pixels), "missing": picture.missing}
         found.append({"split": shown.split, "key": shown.key, **small, "rows": rows})
     return found
 
 
-def _panel(run: RunData, picture: Picture, panel: Panel) -> dict[str, Any]:
+def _panel(run: RunData, picture: Picture, panel: Panel, heat_scale: HeatScale) -> dict[str, Any]:
     threshold = run.info.thresholds[panel.class_]
     return {
         "name": run.info.classes.display[panel.class_],
@@ -74,13 +83,14 @@ def _panel(run: RunData, picture: Picture, panel: Panel) -> dict[str, Any]:
         "prob": panel.prob,
         "threshold": threshold,
         "present": panel.prob >= threshold,
-        "picture": _overlaid(run, picture, panel, SIDE),
+        "scale": heat_scale.text if heat_scale.relative else "",
+        "picture": _overlaid(run, picture, panel, heat_scale, SIDE),
     }
 
 
-def _overlaid(run: RunData, picture: Picture, panel: Panel, side: int) -> str:
+def _overlaid(run: RunData, picture: Picture, panel: Panel, heat_scale: HeatScale, side: int) -> str:
     view = make_policy(run.info.policy, run.info.size).test_view(picture.aspect)
-    return jpeg(overlay(picture.pixels, panel.map, side, view))
+    return jpeg(overlay(picture.pixels, heat_scale.apply(panel.map), side, view))
 
 
 def over_epochs(run: RunData) -> list[dict[str, Any]]:
@@ -93,14 +103,18 @@ def over_epochs(run: RunData) -> list[dict[str, Any]]:
     for final_ in training[:PROGRESS_PHOTOS]:
         picture = read_picture(run.tables["train"], final_.key, SMALL)
         for panel in final_.panels[:PROGRESS_CLASSES]:
+            then = {epoch: _same_panel(shown, final_, panel) for epoch, shown in run.progress.items()}
+            # One scale for the row, so that its epochs can be compared.
+            heat_scale = HeatScale.of([p.map for p in (panel, *then.values()) if p is not None])
             steps = [
                 {"epoch": epoch + 1, "prob": 0.0, "picture": ""}
-                if (then := _same_panel(shown, final_, panel)) is None
-                else {"epoch": epoch + 1, "prob": then.prob, "picture": _overlaid(run, picture, then, SMALL)}
-                for epoch, shown in run.progress.items()
+                if p is None
+                else {"epoch": epoch + 1, "prob": p.prob, "picture": _overlaid(run, picture, p, heat_scale, SMALL)}
+                for epoch, p in then.items()
             ]
             name = run.info.classes.display[panel.class_]
-            rows.append({"key": final_.key, "name": name, "role": panel.role, "steps": steps})
+            relative = heat_scale.text if heat_scale.relative else ""
+            rows.append({"key": final_.key, "name": name, "role": panel.role, "scale": relative, "steps": steps})
     return rows
 
 

@@ -34,6 +34,7 @@ from fewtags.errors import ConfigError, DataError
 from fewtags.formats.answers import read_answers
 from fewtags.formats.frames import from_pandas, is_frame
 from fewtags.formats.read import read
+from fewtags.formats.scores import scores_of
 from fewtags.formats.several import merge_given, read_sources
 from fewtags.labels import ClassNames
 from fewtags.nets.spatial import SpatialNet
@@ -210,6 +211,7 @@ class Classifier:
         epochs: int | None = None,
         truth: Labels | None = None,
         answers: Path | str | Sequence[Path | str] = (),
+        teacher: Any = None,
         progress: bool = True,
         on_event: Callable[[Event], None] | None = None,
         settings: dict[str, Any] | None = None,
@@ -228,6 +230,8 @@ class Classifier:
             epochs: of all stages that train in steps; None for the preset's.
             truth: complete labels of the training images, for diagnostics only.
             answers: run folders whose photos were reviewed (`fewtags review`); their answers count as labels.
+            teacher: scores in 0..1 of another model, for methods that use them: a path, a DataFrame in one of its forms
+                (`formats.scores.read_scores`), or an array [N, C] with the images and classes of `train`, NaN for none.
             progress: False prints nothing; the findings are in check.json of the run folder.
             on_event: called with every `fewtags.engine.events` event.
             settings: other settings by dotted key, for example {"train.batch_size": 8}; `fewtags config` lists them.
@@ -239,15 +243,17 @@ class Classifier:
             TrainingError: the loss is not finite.
         """
         out, cpu = Path(out), self._cpu
-        config = self._config(epochs, settings or {})
+        config = self._config(epochs, settings or {}, teacher)
         val_table = None if val is None else _table(val, val_images or images)
         truth_table = None if truth is None else _table(truth, images)
         if val_table is None and val_images is not None:
             raise ConfigError("val_images is given, but val is not; give the labels of these photos as val.")
         places = [answers] if isinstance(answers, str | Path) else answers
         answered = [table for place in places for table in read_answers(place)]
-        tables = self._tables(config, _table(train, images), val_table, truth_table, answered)
-        fit_tables(config, tables, out, cpu=cpu, progress=progress, on_event=on_event)
+        train_table = _table(train, images)
+        scores = None if teacher is None else scores_of(teacher, train_table)
+        tables = self._tables(config, train_table, val_table, truth_table, answered)
+        fit_tables(config, tables, out, cpu=cpu, progress=progress, on_event=on_event, scores=scores)
         (self._net, self._info), self._run = load_model(out), out
         return self
 
@@ -356,9 +362,11 @@ class Classifier:
             raise ConfigError(f"device is {self.device!r}; give 'cpu', or None for the best device.")
         return self.device == "cpu"
 
-    def _config(self, epochs: int | None, settings: dict[str, Any]) -> Config:
+    def _config(self, epochs: int | None, settings: dict[str, Any], teacher: Any) -> Config:
+        given = str(teacher) if isinstance(teacher, str | Path) else IN_MEMORY
         chosen = {
             "data.train": IN_MEMORY,
+            "data.teacher": None if teacher is None else given,
             **initial_weights(self.init, self.weights, self.backbone),
             "augment.size": self.size,
             "train.preset": self.preset,

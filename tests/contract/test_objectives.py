@@ -64,6 +64,19 @@ METHODS = {
         ),
         2,
     ),
+    "epr-cl": (expected_negative(expected_positives="counted", cl_weight=0.5, distance="l2"), 0),
+    "epr-scl": (expected_negative(expected_positives="counted", scl_weight=1.0), 1),
+    "bce-taught": (BCE, 0),
+    "an-taught": (lambda: AssumeNegative(teacher_weight=0.5), 1),
+    "en-taught": (expected_negative(), 1),
+    "en-scl-taught-start": (expected_negative(scl_weight=1.0, scores_start="teacher", teacher_weight=0.0), 1),
+    "em-taught": (lambda: EntropyMaximisation(teacher_above=0.6), 0),
+    "em-apl-taught": (lambda: EntropyMaximisation(soft_weight=0.5, soft_from=2, teacher_above=0.6), 0),
+    "em-taught-soft": (lambda: EntropyMaximisation(teacher_as="soft"), 0),
+    "gr-taught": (
+        lambda: GeneralisedRobust(teacher_top_k=2, teacher_negatives=0.3, count_weight=0.1, positives_per_image=1.8),
+        1,
+    ),
     "epr": (lambda: EPR(positives_per_image=1.8), 0),
     "role": (lambda: ROLE(positives_per_image=1.8), 1),
     "pairwise-ranking": (PairwiseRanking, 0),
@@ -171,12 +184,14 @@ class Scenes:
         labels: int8 [N, C], what is told.
         truth: int8 [N, C], complete.
         boxes: float32 [N, 4], where the told positive is: in turn not said, a box, a point.
+        teacher: float16 [N, C], scores that are better than chance; NaN for some cells.
     """
 
     images: torch.Tensor
     labels: torch.Tensor
     truth: torch.Tensor
     boxes: torch.Tensor
+    teacher: torch.Tensor
 
     @classmethod
     def make(cls):
@@ -199,7 +214,10 @@ class Scenes:
         labels[~present & (rng.random(present.shape) < 0.1)] = Label.NEGATIVE
         truth = np.where(present, Label.POSITIVE, Label.NEGATIVE).astype(np.int8)
         arrays = (torch.from_numpy(values) for values in (labels, truth))
-        return cls(torch.from_numpy(images).float(), *arrays, torch.from_numpy(boxes).float())
+        teacher = 0.3 * present + 0.7 * rng.random(present.shape)
+        teacher[rng.random(present.shape) < 0.1] = np.nan
+        scores = torch.from_numpy(teacher).half()
+        return cls(torch.from_numpy(images).float(), *arrays, torch.from_numpy(boxes).float(), scores)
 
     def batch(self, epoch, step):
         """Crops and flips, and stronger contrast in the second ones: a function of (epoch, step) alone."""
@@ -249,6 +267,7 @@ class Fit(ContractLoop):
             state_dir=folder,
             truth=LabelMatrix.from_dense(data.truth.numpy()),
             features_dim=12,
+            teacher=data.teacher.numpy() if "taught" in name else None,
         )
         self.parts = self.method.setup(self.net, self.problem)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.3, momentum=0.9)
@@ -432,7 +451,7 @@ def test_the_global_generator_is_left_alone(name, tmp_path):
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("en-scl-stochastic", "role", "en-cl")])
 def test_classes_permute(name, tmp_path):
     order = torch.tensor([3, 0, 4, 1, 2])
-    other = Scenes(DATA.images, DATA.labels[:, order], DATA.truth[:, order], DATA.boxes)
+    other = Scenes(DATA.images, DATA.labels[:, order], DATA.truth[:, order], DATA.boxes, DATA.teacher[:, order])
     net = Net(0)
     with torch.no_grad():
         for parameter in net.head.parameters():

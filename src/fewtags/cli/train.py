@@ -60,6 +60,13 @@ def train(
         list[str] | None,
         typer.Option(help="Run whose photos were reviewed: its answers count as labels. May be repeated."),
     ] = None,
+    teacher: Annotated[
+        Path | None,
+        typer.Option(
+            help="Scores of another model for the training photos, CSV or Parquet, as `fewtags "
+            "predict --wide` writes them; methods that use them: bce, assume_negative, expected_negative, em, gr."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/first"),
     method: Annotated[str | None, typer.Option(help=METHOD_HELP, autocompletion=lambda: [*METHODS])] = None,
     preset: Annotated[
@@ -105,6 +112,7 @@ def train(
       fewtags train cats.csv dogs.json --images photos/ --covers cats.csv=cat
       fewtags train instances.json --images photos/ --complete --method bce
       fewtags train photos/ --set objective.scl_weight=1 --epochs 20
+      fewtags train tags.csv --images photos/ --teacher scores.parquet --method em
       fewtags train tags.csv --images photos/ --init runs/pretrained --preset finetune
       fewtags train photos/ --answers runs/first --out runs/second
     """  # noqa: D301
@@ -116,6 +124,7 @@ def train(
         "data.val_images": plain_paths(val_images),
         "data.test_images": plain_paths(test_images),
         "data.answers": plain_paths(answers),
+        "data.teacher": None if teacher is None else str(teacher),
         "data.covers": covers or None,
         "data.complete": True if complete else None,
         "objective.name": method,
@@ -222,6 +231,8 @@ def read_settings(
         refuse_missing_inputs(labels, paths_of(data.images), data.format)
         for place in paths_of(data.answers):
             answers_path(place)
+        if data.teacher is not None and not Path(data.teacher).is_file():
+            raise DataError(f"--teacher {data.teacher} is not a file; give a CSV or Parquet file with scores.")
         for split, measured, folders in (("val", data.val, data.val_images), ("test", data.test, data.test_images)):
             for folder in paths_of(folders):
                 if measured is None:

@@ -75,6 +75,9 @@ class DataFiles(Settings):
     answers_step: tuple[int, ...] = Field(
         (), description="last step of each file of `answers` that counts; `train` sets it to the last one there is"
     )
+    teacher: str | None = Field(
+        None, description="scores in 0..1 of another model, as CSV or Parquet, for methods that learn from a teacher"
+    )
     covers: SourceWords = Field(
         (),
         description="FILE=CLASS,CLASS for each label file that covers other classes than those it names; a class that "

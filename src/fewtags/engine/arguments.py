@@ -23,7 +23,7 @@ from fewtags.text import suggest
 P = ParamSpec("P")
 T = TypeVar("T")
 PRESETS = tuple(word for part in get_args(TrainConfig.model_fields["preset"].annotation) for word in get_args(part))
-FIT_ARGUMENTS = ("epochs", "settings", "images", "truth", "progress", "on_event")
+FIT_ARGUMENTS = ("epochs", "settings", "images", "truth", "teacher", "progress", "on_event")
 SMALLEST = 32
 """Smallest side of the input in pixels, as in the setting augment.size."""
 

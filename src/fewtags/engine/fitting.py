@@ -19,9 +19,11 @@ from fewtags.engine.pretrain_plan import make_pretrain_plan
 from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run, refuse_other_run
 from fewtags.engine.progress import counting, is_main_process, say, watch
 from fewtags.engine.runfolder import MODEL_FILE, PRETRAINING, TRAINING, RunFolder, refuse_used_folder
+from fewtags.engine.teacher import match_scores
 from fewtags.engine.train_record import changed_split
 from fewtags.engine.train_run import BASELINE_FILE, TrainRun, open_run
 from fewtags.errors import ConfigError
+from fewtags.formats.scores import ScoreTable
 from fewtags.photos.scan import Tick
 from fewtags.table.table import LabelTable
 
@@ -29,8 +31,19 @@ OnEvent = Callable[[Event], None] | None
 _Start = Callable[[Tick], Iterator[Event]]
 
 
-def fit_tables(config: Config, tables: Tables, out: Path, *, cpu: bool, progress: bool, on_event: OnEvent) -> None:
+def fit_tables(
+    config: Config,
+    tables: Tables,
+    out: Path,
+    *,
+    cpu: bool,
+    progress: bool,
+    on_event: OnEvent,
+    scores: ScoreTable | None = None,
+) -> None:
     """Train in a run folder, or resume the run in it; with `progress`, print what `fewtags train` prints.
+
+    `scores` are those of a teacher.
 
     Raises:
         ConfigError: settings do not fit; the folder has a finished run or another run.
@@ -39,7 +52,7 @@ def fit_tables(config: Config, tables: Tables, out: Path, *, cpu: bool, progress
     start: _Start
     if folder.has_begun and not folder.is_finished:
         opened = open_run(out, cpu=cpu)
-        _refuse_other(opened, config, tables)
+        _refuse_other(opened, config, tables, scores)
         _say(progress, *opened.notes)
 
         def start(tick: Tick) -> Iterator[Event]:
@@ -48,7 +61,7 @@ def fit_tables(config: Config, tables: Tables, out: Path, *, cpu: bool, progress
     else:
         refuse_used_folder(out)
         with counting("checking photos", quiet=not progress) as checked:
-            plan = make_plan(config, tables=tables, out=out, cpu=cpu, progress=checked)
+            plan = make_plan(config, tables=tables, scores=scores, out=out, cpu=cpu, progress=checked)
         _say(progress, *plan.lines())
 
         def start(tick: Tick) -> Iterator[Event]:
@@ -108,8 +121,8 @@ def _result(out: Path) -> Iterator[str]:
     yield from read_info(out / MODEL_FILE).lines()
 
 
-def _refuse_other(run: TrainRun, config: Config, tables: Tables) -> None:
-    """Check that an interrupted run began with the same settings and labels."""
+def _refuse_other(run: TrainRun, config: Config, tables: Tables, scores: ScoreTable | None) -> None:
+    """Check that an interrupted run began with the same settings, labels and scores of a teacher."""
     if config != run.plan.config:
         raise ConfigError(
             f"{run.out} has an interrupted run with other settings; use those in {run.out / 'run.toml'}, or another "
@@ -117,3 +130,8 @@ def _refuse_other(run: TrainRun, config: Config, tables: Tables) -> None:
         )
     if changed := changed_split(run.plan.tables, tables, run.out):
         raise ConfigError(f"{run.out} has an interrupted run on other {changed} labels; use another folder.")
+    began = run.plan.teacher
+    if scores is None or began is None:  # equal settings: both are None
+        return
+    if match_scores(scores, run.plan.tables.splits()).digest != began.digest:
+        raise ConfigError(f"{run.out} has an interrupted run with other scores of a teacher; use another folder.")

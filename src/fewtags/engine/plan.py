@@ -20,10 +20,12 @@ from fewtags.engine.memory import refuse_large_stores
 from fewtags.engine.methods import derive_objective, make_objective, settled
 from fewtags.engine.near_copies import copy_groups, leave_out_alike
 from fewtags.engine.sources import CachePlan, plan_cache
+from fewtags.engine.teacher import Teacher, match_scores, refuse_teacher
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.answers import answers_path, last_step, read_answers
 from fewtags.formats.class_names import name_classes
 from fewtags.formats.options import ReadOptions
+from fewtags.formats.scores import ScoreTable, read_scores
 from fewtags.formats.several import read_sources, refuse_unknown_sources
 from fewtags.labels import Label, LabelMatrix
 from fewtags.nets.backbones import create_net
@@ -91,6 +93,7 @@ class RunPlan:
         fixed: how the view is cached on which a head is solved; None if no stage solves the head.
         notes: sentences about what was derived.
         processes: the number of processes that train together.
+        teacher: scores for the training photos; None without a teacher.
     """
 
     config: Config
@@ -105,6 +108,7 @@ class RunPlan:
     fixed: CachePlan | None
     notes: tuple[str, ...]
     processes: int = 1
+    teacher: Teacher | None = None
 
     @property
     def baseline(self) -> bool:
@@ -355,14 +359,16 @@ def make_plan(
     config: Config,
     *,
     tables: Tables | None = None,
+    scores: ScoreTable | None = None,
     out: Path | None = None,
     cpu: bool = False,
     progress: Tick | None = None,
 ) -> RunPlan:
     """Read, check and resolve.
 
-    `tables` are label tables in memory (Python interface); None reads them. The disk of the run folder `out`, by
-    default the working directory, needs room for stores. `progress` is called with the number of checked photos.
+    `tables` are label tables in memory (Python interface), and `scores` those of a teacher; None reads them. The disk
+    of the run folder `out`, by default the working directory, needs room for stores. `progress` is called with the
+    number of checked photos.
 
     Raises:
         DataError: labels or photos that cannot be used.
@@ -370,6 +376,10 @@ def make_plan(
     """
     if config.objective.name is not None:
         make_objective(config.objective)  # so that a value out of range is refused before anything is read
+        if config.data.teacher is not None:
+            refuse_teacher(config.objective.name)
+    if scores is None and config.data.teacher is not None:
+        scores = read_scores(Path(config.data.teacher))
     tables = tables or read_tables(config.data, config.train.seed)
     resolve(
         config, _facts(config, tables.train, cpu)
@@ -382,7 +392,8 @@ def make_plan(
     kept: Mapping[str, LabelTable] = found.clean(tables.splits())
     truth = None if tables.truth is None else match_images(tables.truth, kept["train"])
     cleaned = Tables(kept["train"], kept["val"], kept.get("test"), truth)
-    return derive(config, cleaned, found, out=out, cpu=cpu)
+    teacher = None if scores is None else match_scores(scores, cleaned.splits())
+    return derive(config, cleaned, found, out=out, cpu=cpu, teacher=teacher)
 
 
 def derive(
@@ -393,6 +404,7 @@ def derive(
     out: Path | None = None,
     cpu: bool = False,
     resolved: Resolved | None = None,
+    teacher: Teacher | None = None,
 ) -> RunPlan:
     """Derive a plan from checked tables.
 
@@ -414,6 +426,8 @@ def derive(
             'and there is none; use "auto" or "last".'
         )
     settings = settled(config.objective, resolved.method, resolved.preset_objective)
+    if teacher is not None:
+        refuse_teacher(resolved.method)
     net = create_net(
         resolved.backbone,
         len(train.classes),
@@ -425,7 +439,7 @@ def derive(
         head=head_plan(resolved),
     )
     grid = net.grid((resolved.size, resolved.size))
-    about_run = _run_facts(tables, resolved, grid)
+    about_run = _run_facts(tables, resolved, grid, teacher)
     objective, explained = derive_objective(settings, about_run)
     notes = _location_notes(objective, settings, about_run, named=config.objective.name is not None) + explained
     for stage in resolved.stages:  # so that a stage that cannot begin is refused before the first one is trained
@@ -433,6 +447,7 @@ def derive(
     freeze(net, "all")
     # A copy is set up on a device without memory: settings that do not fit the labels raise their error now.
     problem = make_problem(resolved, train.matrix, net.head.features_dim, grid, torch.device("meta"))
+    problem = problem if teacher is None else replace(problem, teacher=teacher.values)
     copy(objective).setup(net, problem)
     cache, fixed, limit = None, None, int(config.train.cache_gib * 2**30)
     features = (net.head.features_dim, *grid)
@@ -455,6 +470,7 @@ def derive(
         place = "on disk" if store.on_disk else "in memory"
         notes.append(f"{store.name}: {store.size(len(train)) / 1e6:,.1f} MB {place} ({store.detail})")
     notes += objective.notes(about_run)
+    notes += () if teacher is None else teacher.notes
     tuned = any(stage.trainable != "head" for stage in resolved.stages)
     if tuned and not resolved.batchnorm_eval and processes() > 1:
         batch = counted(resolved.batch_size, "photo")
@@ -476,6 +492,7 @@ def derive(
         fixed=fixed,
         notes=tuple(notes),
         processes=processes(),
+        teacher=teacher,
     )
 
 
@@ -484,7 +501,8 @@ def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     located = len(train.locations) > 0
     method = settled(config.objective, config.objective.name or UNNAMED_METHODS[located])
     # The question is whether a head can be solved, so settings that are open are those of a run that solves it.
-    solved = RunFacts(samples=len(train), classes=len(train.classes), head_solved=True)
+    taught = config.data.teacher is not None
+    solved = RunFacts(samples=len(train), classes=len(train.classes), head_solved=True, teacher=taught)
     objective, _ = derive_objective(method, solved)
     found = facts(len(train), len(train.classes), cpu, located)
     return found.model_copy(
@@ -492,7 +510,7 @@ def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     )
 
 
-def _run_facts(tables: Tables, resolved: Resolved, grid: tuple[int, int]) -> RunFacts:
+def _run_facts(tables: Tables, resolved: Resolved, grid: tuple[int, int], teacher: Teacher | None) -> RunFacts:
     train, counts = tables.train, tables.train.summary()
     positives, source = positives_per_image(tables)
     return RunFacts(
@@ -509,6 +527,7 @@ def _run_facts(tables: Tables, resolved: Resolved, grid: tuple[int, int]) -> Run
         positives_source=source,
         head_solved=any(stage.solved and not stage.warmup for stage in resolved.stages),
         warmup_solved=resolved.stages[0].solved,
+        teacher=teacher is not None,
     )
 
 

@@ -56,7 +56,10 @@ MODEL_FILE, ENCODER_FILE = "model.safetensors", "encoder.safetensors"
 REPORT_FILE, METRICS_FILE = "report.html", "metrics.jsonl"
 NO_FILES = ("hub", "offline", "none")
 """Values of the setting `weights` that are not files."""
-RECORD_FILES = ("state", "tables", "check.json", "excluded.csv", "vocabulary.json", "environment.json", "resolved.toml")
+RECORD_FILES = (
+    *("state", "tables", "check.json", "excluded.csv", "vocabulary.json", "teacher.npy"),
+    *("environment.json", "resolved.toml"),
+)
 """What a run and its objective may write before the settings file."""
 LOST_PROCESS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "ncclRemoteError")
 """Words of the errors of torch when another process of a run has ended."""

@@ -16,6 +16,7 @@ from fewtags.engine.machine import environment
 from fewtags.engine.methods import method_source
 from fewtags.engine.plan import RunPlan, Tables, read_tables
 from fewtags.engine.runfolder import IN_MEMORY, NO_FILES, TRAINING, TRUTH, Record, RunFolder
+from fewtags.engine.teacher import save_teacher, teacher_record
 from fewtags.errors import CheckpointError, FewtagsError
 from fewtags.files import write_text
 from fewtags.table.table import LabelTable
@@ -42,10 +43,12 @@ def write_record(plan: RunPlan, out: Path) -> None:
         "weights": None if plan.net.origin is None else vars(plan.net.origin),
         "method": method_record(plan),
         "method_source": method_source(plan.objective),
+        "teacher": teacher_record(plan.teacher),
         "grid": plan.grid,
         "heatmap_bytes": plan.heatmap_bytes,
         "notes": plan.notes,
     }
+    save_teacher(plan.teacher, out)
     folder.write_record(plan.config, plan.resolved, all_tables(tables), facts)
 
 

@@ -32,6 +32,7 @@ from fewtags.engine.model import ModelInfo, make_policy, save_model
 from fewtags.engine.plan import EVAL_BATCH, RunPlan, Tables, can_rank, class_groups, derive, head_plan, make_problem
 from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
 from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
+from fewtags.engine.teacher import load_teacher
 from fewtags.engine.tensor_files import load_tensors
 from fewtags.engine.thresholds import choose_thresholds, needs_training_scores, rests_on, scored_rows
 from fewtags.engine.train_record import check_labels_unchanged, method_record, write_record
@@ -116,7 +117,8 @@ class TrainRun:
         config = FitConfig(**{f.name: getattr(r, f.name) for f in fields(FitConfig) if f.name in Resolved.model_fields})
         truth, state = None if tables.truth is None else tables.truth.matrix, self.out / "state"
         problem = make_problem(r, tables.train.matrix, net.head.features_dim, plan.grid, device, self.shard)
-        problem = replace(problem, state_dir=state, truth=truth)
+        teacher = None if plan.teacher is None else plan.teacher.values
+        problem = replace(problem, state_dir=state, truth=truth, teacher=teacher)
         fit = Fit(
             net,
             plan.objective,
@@ -378,7 +380,8 @@ def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Train
     notes = [check_labels_unchanged(record, tables, out), folder.refuse_lost_checkpoints()]
     weights = record.locate_weights(record.resolved.weights)
     resolved = record.resolved.model_copy(update={"weights": weights})
-    plan = derive(record.settings, tables, None, cpu=cpu, resolved=resolved)
+    teacher = load_teacher(out, record.environment)
+    plan = derive(record.settings, tables, None, cpu=cpu, resolved=resolved, teacher=teacher)
     folder.refuse_other_weights(weights, plan.net.origin, record.environment["weights"])
     notes.append(changed_source(plan.objective, record.environment))
     return TrainRun(plan, out, cpu=cpu, tick=tick, notes=tuple(note for note in notes if note is not None))

@@ -18,12 +18,14 @@ from fewtags.text import setting, some
 
 Form = Literal["classes", "tags", "facts"]
 
-_IMAGE = (
+IMAGE_COLUMNS = (
     *("image", "images", "image_name", "image_path", "image_file", "image_index", "image_id", "img", "img_path"),
     *("filename", "file_name", "file", "filepath", "file_path", "path", "photo"),
 )
+"""Names of columns of images, likeliest first."""
 _TAGS = frozenset({"tag", "tags", "label", "labels", "class", "classes", "category", "categories", "keywords"})
-_SCORES = frozenset({"score", "scores", "confidence", "conf", "probability", "prob", "proba", "certainty"})
+SCORE_COLUMNS = frozenset({"score", "scores", "confidence", "conf", "probability", "prob", "proba", "certainty"})
+"""Names of columns of scores."""
 _NAMELESS = re.compile(r"unnamed: [\d.]+(_level_\d+)?")
 """What pandas calls a column without a name, such as the row numbers that `to_csv` writes."""
 _PAIRS = (("x", "y"), ("column", "row"), ("col", "row"))
@@ -121,7 +123,7 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
         messages.append(f"{sheet.path.name}: column {name!r} ignored, its values are {examples}")
     if chosen is None:
         scores = [j for j in ignored if _are_scores(sheet, j)]
-        rated = [j for j in scores if _SCORES & set(re.split(r"[^a-z]+", fold(sheet.header[j])))]
+        rated = [j for j in scores if SCORE_COLUMNS & set(re.split(r"[^a-z]+", fold(sheet.header[j])))]
         if (form == "classes" and len(scores) >= len(labels)) or rated:
             raise DataError(_scores_text(sheet, rated or scores))
         warnings += _doubts(sheet, ignored, form, words)
@@ -233,7 +235,7 @@ def _point_columns(
 
 def _image_column(sheet: Sheet) -> int:
     plain = [re.sub(r"[\s\-]+", "_", fold(name)) for name in sheet.header]
-    named = [j for alias in _IMAGE for j, name in enumerate(plain) if name == alias]
+    named = [j for alias in IMAGE_COLUMNS for j, name in enumerate(plain) if name == alias]
     photos = [j for j, column in enumerate(sheet.columns) if _are_photos(column)]
     for candidates in ([j for j in named if j in photos], named, photos if len(photos) == 1 else []):
         if candidates:

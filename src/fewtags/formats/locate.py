@@ -138,7 +138,7 @@ def _unique(otherwise: Mapping[str, str]) -> dict[str, str]:
 
 def _elsewhere(ends: Mapping[str, str], file: Path) -> tuple[str, ...]:
     """Return a warning if photos were found in another folder than their name says."""
-    apart = [f"{name} = {key}" for name, key in ends.items() if _folders_differ(path_of(name), key)]
+    apart = [f"{name} = {key}" for name, key in ends.items() if folders_differ(path_of(name), key)]
     if not apart:
         return ()
     return (
@@ -147,7 +147,8 @@ def _elsewhere(ends: Mapping[str, str], file: Path) -> tuple[str, ...]:
     )
 
 
-def _folders_differ(name: str, key: str) -> bool:
+def folders_differ(name: str, key: str) -> bool:
+    """Whether a photo that was found by the end of its path is in a folder of another name, except `PHOTO_FOLDERS`."""
     named, found = (loose(text).split("/")[-2:-1] for text in (name, key))
     return bool(named and found) and named != found and found[0] not in PHOTO_FOLDERS
 

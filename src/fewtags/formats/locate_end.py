@@ -67,9 +67,25 @@ class PhotosBelow:
     If `split` is not "", folders of other splits are skipped as well.
     """
 
-    def __init__(self, root: Path, split: str = "") -> None:
+    def __init__(self, root: Path | None, split: str = "") -> None:
         self._split = split
         self._named: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+        if root is not None:
+            self._search(root)
+
+    @classmethod
+    def among(cls, paths: Iterable[str]) -> PhotosBelow:
+        """Return given photos, by their paths with forward slashes and without a slash at the beginning."""
+        found = cls(None)
+        for path in paths:
+            found._add(tuple(path.split("/")))
+        return found
+
+    def _add(self, parts: tuple[str, ...]) -> None:
+        self._named[loose(parts[-1])].append(parts)
+        self._named[loose(Path(parts[-1]).stem)].append(parts)
+
+    def _search(self, root: Path) -> None:
         seen = 0
         for parent, folders, names in os.walk(root):
             seen += len(names) + len(folders)
@@ -80,8 +96,7 @@ class PhotosBelow:
             inside = Path(parent).relative_to(root).parts
             for name in names:
                 if _is_photo(name) and not is_hidden(name):
-                    self._named[loose(name)].append((*inside, name))
-                    self._named[loose(Path(name).stem)].append((*inside, name))
+                    self._add((*inside, name))
 
     def ends(self, name: str) -> tuple[list[str], int]:
         """Return the keys that have the longest common end with a name, and the number of its common parts."""
@@ -109,9 +124,9 @@ def _common_end(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def find_by_end(
-    names: Iterable[str], root: Path, *, taken: Iterable[str] = (), split: str = ""
+    names: Iterable[str], root: Path | PhotosBelow, *, taken: Iterable[str] = (), split: str = ""
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Find photos below a folder by as much of the end of their name as is unique.
+    """Find photos below a folder, or among given ones, by as much of the end of their name as is unique.
 
     Photos in folders of another split than the name, or else than `split`, are not used. A photo that another name has
     (`taken`, or a name with a longer common end) is not used again.
@@ -119,7 +134,7 @@ def find_by_end(
     Returns:
         The key of each name that is found, and why others are not: several photos, or several names, could be meant.
     """
-    photos, used = PhotosBelow(root, split), {*taken}
+    photos, used = root if isinstance(root, PhotosBelow) else PhotosBelow(root, split), {*taken}
     claims: dict[str, list[tuple[int, str]]] = defaultdict(list)
     why = {}
     for name in names:

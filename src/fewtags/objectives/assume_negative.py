@@ -12,22 +12,29 @@ from fewtags.errors import ConfigError
 from fewtags.labels import Batch, Label
 from fewtags.losses.partial import assume_negative, bce, weak_assume_negative
 from fewtags.objectives.base import Part, Problem, Progress
+from fewtags.objectives.checks import check_settings
 from fewtags.objectives.logits import ImageLoss, LogitObjective
+from fewtags.objectives.taught import TaughtObjective
 from fewtags.text import setting
 
 
 @final
-@dataclass(frozen=True)
-class BCE(LogitObjective):
+@dataclass
+class BCE(TaughtObjective, LogitObjective):
     """Binary cross-entropy of the known cells; unknown cells are ignored (SCL paper, eq. 1).
 
     Use it if labels are complete, or if enough negatives are known. Labels without any negative are refused: the net
-    would learn to predict every class everywhere (section 3.1).
+    would learn to predict every class everywhere (section 3.1). With a teacher they are not: its scores are then the
+    labels of unknown cells.
     """
 
+    def __post_init__(self) -> None:
+        check_settings(self)
+
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Check that at least one negative is known."""
-        if not problem.labels.counts(Label.NEGATIVE).any():
+        """Check that at least one negative is known, or that there is a teacher."""
+        self.meet_teacher(problem)
+        if self._teacher is None and not problem.labels.counts(Label.NEGATIVE).any():
             raise ConfigError(
                 "objective 'bce' needs known negatives, and no training image has one: it would learn to predict every "
                 "class everywhere. Use 'expected_negative' or 'assume_negative'; or, where what is not named is "
@@ -43,12 +50,13 @@ class BCE(LogitObjective):
     def image_loss(self, logits: Tensor, batch: Batch, at: Progress) -> ImageLoss:
         """Compute eq. (1)."""
         loss = bce(logits, batch.labels)
-        return ImageLoss(loss, {"bce": loss.detach()})
+        logs = {"bce": loss.detach()}
+        return ImageLoss(self.with_distillation(loss, logs, logits, batch), logs)
 
 
 @final
-@dataclass(frozen=True)
-class AssumeNegative(LogitObjective):
+@dataclass(kw_only=True)
+class AssumeNegative(TaughtObjective, LogitObjective):
     """Unknown labels count as negative: AN (SCL paper, eq. 2), AN-LS and WAN (Cole et al., CVPR 2021).
 
     Args:
@@ -61,6 +69,7 @@ class AssumeNegative(LogitObjective):
     negative_weight: float | Literal["weak"] | None = None
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if not 0 <= self.smoothing < 0.5:
             raise ConfigError(
                 f"smoothing must be in 0..0.5 (0.5 excluded: labels would say nothing), got {self.smoothing}."
@@ -75,7 +84,8 @@ class AssumeNegative(LogitObjective):
             )
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
-        """Check the weight; this method has no state."""
+        """Check the weight, and keep the scores of a teacher; this method has no state."""
+        self.meet_teacher(problem)
         if self.negative_weight == "weak" and problem.labels.shape[1] < 2:
             raise ConfigError(
                 "negative_weight='weak' is 1 / (classes - 1) and needs at least 2 classes; give a number."
@@ -94,4 +104,5 @@ class AssumeNegative(LogitObjective):
         else:
             weight = None if self.negative_weight == "weak" else self.negative_weight
             loss = weak_assume_negative(logits, batch.labels, negative_weight=weight)
-        return ImageLoss(loss, {"an": loss.detach()})
+        logs = {"an": loss.detach()}
+        return ImageLoss(self.with_distillation(loss, logs, logits, batch), logs)

@@ -13,7 +13,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, final, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fewtags.labels import Batch, LabelMatrix
@@ -41,6 +43,7 @@ class RunFacts:
         head_solved: a stage after the warm-up solves the head on one view of each image.
         warmup_solved: the first stage solves the head.
         few_images: pretraining uses the preset for few images.
+        teacher: the training images have scores of a teacher.
     """
 
     samples: int
@@ -58,6 +61,7 @@ class RunFacts:
     head_solved: bool = False
     warmup_solved: bool = False
     few_images: bool = False
+    teacher: bool = False
 
 
 @final
@@ -106,6 +110,8 @@ class Problem:
         truth: complete labels, if they are known; for diagnostics only.
         features_dim: d, channels of the net's features; 0 if unknown.
         precision: arithmetic of forward passes that the objective runs itself: "no" (float32), "bf16" or "fp16".
+        teacher: scores of a teacher for the cells, float16 [N, C] in 0..1, on the CPU; NaN for no score. None without a
+            teacher. See `fewtags.stores.teacher.TeacherScores`.
     """
 
     labels: LabelMatrix
@@ -120,6 +126,7 @@ class Problem:
     truth: LabelMatrix | None = None
     features_dim: int = 0
     precision: str = "no"
+    teacher: NDArray[np.float16] | None = None
 
 
 @final
@@ -181,11 +188,13 @@ class Objective(ABC):
     Attributes:
         needs_second_view: whether every batch needs a second view of each image.
         uses_locations: whether points and boxes change the loss.
+        uses_teacher: whether the scores of a teacher (`Problem.teacher`) can change the loss.
         base_lr: default learning rate of pretraining (SGD) per 256 images in a step.
     """
 
     needs_second_view: ClassVar[bool] = False
     uses_locations: ClassVar[bool] = False
+    uses_teacher: ClassVar[bool] = False
     base_lr: ClassVar[float] = 0.3
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from fewtags.errors import ConfigError
 from fewtags.labels import Batch, Label, LabelMatrix
 from fewtags.losses.consistency import consistency
+from fewtags.losses.counted import expected_positive_regularisation
 from fewtags.losses.partial import expected_negative, expected_positive
 from fewtags.nets.spatial import Output
-from fewtags.objectives.base import Derived, Objective, Part, Problem, Progress, RunFacts, Step, StoreMemory
+from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts, Step, StoreMemory
 from fewtags.objectives.checks import Range, check_settings
+from fewtags.objectives.taught import TaughtObjective, needs_teacher, teacher_memory
 from fewtags.stores.heatmaps import HeatmapPlan, HeatmapStore, Precision, Rounding, heatmap_bytes
 from fewtags.stores.rows import ScoreStore, score_bytes
 from fewtags.stores.topk import BLOCK_CELLS, ExpectedPositives, Reading, class_blocks, expected_counts
@@ -37,7 +39,7 @@ class Predictions(NamedTuple):
 
 @final
 @dataclass(eq=False, kw_only=True)
-class ExpectedNegative(Objective):
+class ExpectedNegative(TaughtObjective):
     """EN (eq. 5), EN + CL (eq. 6) and EN + SCL (eq. 7): L = L_EN + gamma_CL L_CL + gamma_SCL L_SCL (eq. 8).
 
     Running averages s of the scores rank the images of each class. The best p_i images are *expected positives*, and
@@ -62,7 +64,8 @@ class ExpectedNegative(Objective):
         momentum: mu of both averages.
         expected_positives: "ignore" is EN; "positive" counts them as positives: the paper's EP (section 4.2), which
             drifts; "none" expects nobody: with CL or SCL the paper's AN + CL and AN + SCL (table 2), without them
-            assume-negative. K and `class_prior` then have no meaning.
+            assume-negative, and K and `class_prior` have no meaning; "counted" has no loss for unknown labels but a
+            penalty on the mean number of predicted classes: the paper's EPR, EPR + CL and EPR + SCL (`losses.counted`).
         reading: of the top-p_i rule (`ExpectedPositives`).
         warmup_loss: "assume_negative"; or "expected_negative" from the second warm-up epoch on (not in the paper:
             the averages that CL and SCL start from are then less biased towards "absent"). Default: "assume_negative",
@@ -78,6 +81,9 @@ class ExpectedNegative(Objective):
         heatmap_rounding: "nearest" or "stochastic", of uint8.
         heatmap_storage: "memory" of the net's device, or "disk" (a memory map in the run's state folder).
         score_dtype: "float32", or "float16" where images x classes is large.
+        scores_start: start values of s: 1 for annotated positives and 0 elsewhere ("labels", the paper's), or elsewhere
+            the scores of a "teacher" (not in the paper), which then rank the images from the first epoch on, in place
+            of the scores of the warm-up. The default of `teacher_weight` is then 0.
     """
 
     positives_per_image: Annotated[float | None, Range(0, above=True)] = None
@@ -86,7 +92,7 @@ class ExpectedNegative(Objective):
     scl_weight: Annotated[float | None, Range()] = None
     distance: Literal["l1", "l2", "jsd"] = "l1"
     momentum: Annotated[float, Range(0, 1)] = 0.8
-    expected_positives: Literal["ignore", "positive", "none"] = "ignore"
+    expected_positives: Literal["ignore", "positive", "none", "counted"] = "ignore"
     reading: Reading = "all_then_or"
     warmup_loss: Literal["assume_negative", "expected_negative"] | None = None
     corrected_averages: bool = False
@@ -96,6 +102,7 @@ class ExpectedNegative(Objective):
     heatmap_rounding: Rounding = "nearest"
     heatmap_storage: Literal["memory", "disk"] = "memory"
     score_dtype: Literal["float32", "float16"] = "float32"
+    scores_start: Literal["labels", "teacher"] = "labels"
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -121,12 +128,12 @@ class ExpectedNegative(Objective):
     @property
     def solvable(self) -> bool:
         """Whether CL and SCL are off: EN is convex in the logits while the expected positives stay the same."""
-        return not self.cl_weight and not self.scl_weight
+        return not self.cl_weight and not self.scl_weight and self.expected_positives != "counted"
 
     @property
     def solvable_warmup(self) -> bool:
         """Consistency starts after the warm-up."""
-        return True
+        return self.expected_positives != "counted"
 
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
         """Derive K from the labels; and no SCL if the head is solved, because each image then has only one view."""
@@ -136,6 +143,7 @@ class ExpectedNegative(Objective):
             "positives_per_image": Derived(facts.positives_per_image, note),
             "scl_weight": Derived(0.0 if facts.head_solved else SCL_WEIGHT),
             "warmup_loss": Derived("expected_negative" if facts.warmup_solved else "assume_negative"),
+            "teacher_weight": Derived(float(facts.teacher and self.scores_start == "labels")),
         }
 
     @property
@@ -168,8 +176,9 @@ class ExpectedNegative(Objective):
             return score_bytes(images, classes, self.score_dtype)
 
         scores = StoreMemory(name="running scores", size=size_of_scores, remedy=smaller_scores)
+        taught = (teacher_memory(facts),) if facts.teacher and self.teacher_weight else ()
         if not self.gamma:
-            return (scores,)
+            return (scores, *taught)
         heatmaps = StoreMemory(
             name="heatmaps",
             size=lambda images: heatmap_bytes(images, classes, grid, plan),
@@ -177,7 +186,17 @@ class ExpectedNegative(Objective):
             on_disk=on_disk,
             detail=f"{2 * grid[0]} x {2 * grid[1]} per image and class",
         )
-        return scores, heatmaps
+        return scores, heatmaps, *taught
+
+    def notes(self, facts: RunFacts) -> Iterator[str]:
+        """Say so if a teacher has no effect, or next to none."""
+        if self.scores_start == "labels":
+            yield from super().notes(facts)
+        elif self.corrected_averages:
+            yield (
+                "objective.corrected_averages replaces the scores of the teacher by those of the net when a photo is "
+                "first seen, so they rank the photos in the first epoch only"
+            )
 
     def heatmap_plan(self, seed: int = 0) -> HeatmapPlan:
         """Return how heatmaps are kept, for `heatmap_bytes`."""
@@ -205,6 +224,9 @@ class ExpectedNegative(Objective):
             shard=shard,
             device=device,
         )
+        self.meet_teacher(problem)
+        if self.scores_start == "teacher":
+            self._start_with_teacher(problem)
         self._expected = ExpectedPositives(classes, self.reading, device)
         self._heatmaps: HeatmapStore | None = None
         parts: dict[str, Part] = {"scores": self._scores, "expected_positives": self._expected}
@@ -221,9 +243,10 @@ class ExpectedNegative(Objective):
         problem = self._problem
         if self._heatmaps is not None and epoch == self._first_scl_epoch:
             self._heatmaps.choose(self._scores, problem.labels)
-        if epoch == 0:
+        taught = self.scores_start == "teacher"
+        if epoch == 0 and not taught:
             return {}
-        ranked = epoch >= problem.warmup_epochs or self.warmup_loss == "expected_negative"
+        ranked = taught or epoch >= problem.warmup_epochs or self.warmup_loss == "expected_negative"
         samples, classes = problem.labels.shape
         cells = min(BLOCK_CELLS, -(-samples * classes // problem.shard.world))  # a block for every rank, at least
         blocks = [*class_blocks(samples, classes, cells)]
@@ -245,12 +268,16 @@ class ExpectedNegative(Objective):
         logits, labels = out.logits.float(), batch.labels
         scores = self._scores.read(batch.index, labels)
         expected = self._expected.mask(scores, labels, batch.index)
-        if self.expected_positives != "positive":  # none: only annotated positives are in the mask
-            loss = expected_negative(logits, labels, expected)
-            logs = {"en": loss.detach()}
-        else:
+        if self.expected_positives == "positive":
             loss = expected_positive(logits, labels, expected)
             logs = {"ep": loss.detach()}
+        elif self.expected_positives == "counted":
+            loss = expected_positive_regularisation(logits, labels, self._mean_count, total=self._problem.shard.sum)
+            logs = {"epr": loss.detach()}
+        else:  # none: only annotated positives are in the mask
+            loss = expected_negative(logits, labels, expected)
+            logs = {"en": loss.detach()}
+        loss = self.with_distillation(loss, logs, logits, batch)
         ramp = self._ramp(at)
         if self.cl_weight > 0 and at.epoch >= self._problem.warmup_epochs:
             seen = self._scores.seen(batch.index)[:, None] if self.corrected_averages else None
@@ -312,6 +339,20 @@ class ExpectedNegative(Objective):
         since = at.exact_epoch - self._problem.warmup_epochs
         return min(1.0, max(0.0, since / self.ramp_epochs)) if self.ramp_epochs else 1.0
 
+    @property
+    def _mean_count(self) -> float:
+        """K; the sum of the class prior if it is given."""
+        prior, mean = self.class_prior, self.positives_per_image
+        assert prior is not None or mean is not None, "derive K first"
+        return float(sum(prior) if prior is not None else mean or 0.0)
+
+    def _start_with_teacher(self, problem: Problem) -> None:
+        if problem.teacher is None:
+            raise ConfigError(f'objective.scores_start = "teacher" {needs_teacher()}')
+        if problem.device.type != "meta":
+            own = problem.teacher[problem.shard.rank :: problem.shard.world]
+            self._scores.start_with(torch.from_numpy(np.array(own)))
+
     def _expected_counts(self, labels: LabelMatrix) -> NDArray[np.int64]:
         classes = labels.shape[1]
         if self.expected_positives == "none":
@@ -325,6 +366,8 @@ class ExpectedNegative(Objective):
             raise ConfigError(f"positives_per_image is {self.positives_per_image}, but there are {classes} classes.")
         if self.class_prior is not None and len(self.class_prior) != classes:
             raise ConfigError(f"class_prior has {len(self.class_prior)} shares, but there are {classes} classes.")
+        if self.expected_positives == "counted":
+            return np.zeros(classes, np.int64)
         return expected_counts(labels, self.positives_per_image, self.class_prior)
 
     def _make_heatmaps(self, problem: Problem) -> HeatmapStore:

@@ -57,11 +57,11 @@ METHODS: Mapping[str, Method] = {
     ),
     "em": Method(
         "fewtags.objectives.uncertain:EntropyMaximisation",
-        "the entropy of unknown labels is maximised; the lowest-scored get soft labels (EM, APL)",
+        "the entropy of unknown labels is maximised; the lowest-scored get soft labels (EM, APL; VLPL with a teacher)",
     ),
     "gr": Method(
         "fewtags.objectives.uncertain:GeneralisedRobust",
-        "unknown labels have soft labels and weights that depend on their scores",
+        "unknown labels have soft labels and weights that depend on their scores (GR; GPR with a teacher)",
     ),
     "temporal_ensembling": Method(
         "fewtags.objectives.temporal:TemporalEnsembling",

@@ -63,6 +63,14 @@ class ScoreStore:
         self.values = lazy_zeros((rows, classes), dtype, device)
         self.visits = torch.zeros(rows, dtype=torch.int32, device=device)
 
+    @torch.no_grad()
+    def start_with(self, scores: Float[Tensor, "rows c"]) -> None:
+        """Set other start values than 0 for the cells that are not annotated positives; NaN keeps 0.
+
+        `scores` are those of this process's samples, in the order of `Shard.owned`. Call it before any update.
+        """
+        self.values.copy_(scores.to(self.values.device).nan_to_num(0.0))
+
     def read(self, index: Int64[Tensor, "b"], labels: Int8[Tensor, "b c"]) -> Float[Tensor, "b c"]:
         """Averages of the samples `index` (global, owned by this process), float32."""
         rows = self.shard.local(index).to(self.values.device)
@@ -106,5 +114,5 @@ class ScoreStore:
 
 
 def _or_start(kept: Tensor, visits: Tensor, labels: Tensor) -> Tensor:
-    """Rows in float32, with start values in the place of rows that were never updated."""
-    return torch.where((visits == 0)[:, None], (labels == Label.POSITIVE).float(), kept.float())
+    """Rows in float32; in rows that were never updated, annotated positives have the start value 1."""
+    return torch.where((visits == 0)[:, None] & (labels == Label.POSITIVE), 1.0, kept.float())

@@ -67,7 +67,7 @@ def read_scores(path: Path) -> ScoreTable:
     """Read a CSV or Parquet file of scores.
 
     Long form: the columns image, class and score (or probability), and an optional column name with display names.
-    Wide form: a column image, and a column of scores for each class. A blank or a cell that is not there is no score.
+    Wide form: a column image, and a column of scores for each class. Blank and missing cells have no score.
 
     Raises:
         DataError: there is no such file, a column is missing, or a cell is not a number in 0..1.
@@ -91,7 +91,7 @@ def read_scores(path: Path) -> ScoreTable:
 def scores_of(given: object, table: LabelTable) -> ScoreTable:
     """Return scores that are given in Python: a path, a DataFrame in one of the forms of `read_scores`, or an array.
 
-    An array, float [N, C], has the rows and classes of the training labels `table`; NaN is no score.
+    An array, float [N, C], has the rows and classes of the training labels `table`; NaN means that there is no score.
 
     Raises:
         DataError: it is something else, an array of another shape, or a cell is not a number in 0..1.

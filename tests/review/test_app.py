@@ -146,7 +146,7 @@ def test_skipped_questions_come_last(visit):
     browser = visit()
     one_class = next_one(browser)["class"]
     every = browser.get("/api/next", params={"count": 200, "class": one_class}).json()["questions"]
-    browser.post("/api/skip", json={"request": request(), "photo": every[0]["photo"], "class": one_class})
+    browser.post("/api/skip", json={"request": request(), "cells": [{"photo": every[0]["photo"], "class": one_class}]})
     after = browser.get("/api/next", params={"count": 200, "class": one_class}).json()["questions"]
     assert [q["photo"] for q in after] == [q["photo"] for q in [*every[1:], every[0]]]
 
@@ -166,6 +166,39 @@ def test_a_new_class_with_a_hostile_name(visit, run):
     assert again["class"] == made
     empty = browser.post("/api/class", json={"request": request(), "text": " "})
     assert (empty.status_code, empty.json()["error"]) == (400, "the name of a class has 1 to 200 characters, not 0.")
+
+
+def test_a_wall_is_one_step(visit, run):
+    browser = visit()
+    one_class = next_one(browser)["class"]
+    wall = content(browser.get("/wall", params={"class": one_class}))
+    assert {q["class"] for q in wall["questions"]} == {one_class}
+    assert 0 < len(wall["questions"]) <= 30
+    words = ["no", "unsure", *["yes"] * (len(wall["questions"]) - 2)]
+    answers = [
+        {"photo": q["photo"], "class": one_class, "answer": word, "seconds": 0.5}
+        for q, word in zip(wall["questions"], words, strict=True)
+    ]
+    assert browser.post("/api/answer", json={"request": request(), "answers": answers}).status_code == 200
+    (table,) = read_answers(run)
+    assert sorted(table.matrix.dense()[:, 0].tolist()) == [-1, 0, *[1] * (len(words) - 2)]
+    undone = browser.post("/api/undo", json={"request": request()}).json()["undone"]
+    assert [u["photo"] for u in undone] == [q["photo"] for q in wall["questions"]]
+    again = content(browser.get("/wall", params={"class": one_class}))
+    assert [q["photo"] for q in again["questions"]] == [q["photo"] for q in wall["questions"]]
+
+
+def test_the_answers_page_lists_disputes_and_links_to_them(visit):
+    ann, bob = visit(), visit()
+    question = next_one(ann)
+    answer(ann, question, "yes")
+    answer(bob, question, "no")
+    page = ann.get("/answers").text
+    assert "People disagree about 1" in page
+    assert re.search(r"reviewer 1: <b class=\"yes-text\">yes</b>,\s+reviewer 2: <b class=\"no-text\">no</b>", page)
+    link = re.search(r'href="(/photo\?[^"]+)"', page)[1].replace("&amp;", "&")
+    one = content(ann.get(link))["one"]
+    assert (one["photo"], one["class"], one["mine"]) == (question["photo"], question["class"], "yes")
 
 
 def test_notes(visit):

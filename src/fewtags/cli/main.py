@@ -10,7 +10,20 @@ from typing import Any, final
 import typer
 from typer.core import TyperGroup
 
-from fewtags.cli import data, demo, export, info, plan, pretrain, review, thresholds, train, transfer_dense, use
+from fewtags.cli import (
+    data,
+    demo,
+    export,
+    info,
+    plan,
+    pretrain,
+    review,
+    suggest,
+    thresholds,
+    train,
+    transfer_dense,
+    use,
+)
 from fewtags.cli.progress import echo
 from fewtags.cli.transfer import transfer_app
 from fewtags.errors import FewtagsError
@@ -70,7 +83,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Data": (data.check, data.simulate, plan.plan),
     "Training": (train.train, train.resume, pretrain.pretrain, train.report),
     "Use": (use.evaluate, use.predict, use.heatmap, thresholds.thresholds, export.export_backbone),
-    "Labels from people": (review.review,),
+    "Labels from people": (suggest.suggest, review.review),
     "About": (demo.demo, info.methods, info.config, info.doctor),
 }
 for panel, commands in PANELS.items():
@@ -79,6 +92,7 @@ for panel, commands in PANELS.items():
 for command in (transfer_dense.detect, transfer_dense.segment):
     transfer_app.command()(command)
 app.add_typer(transfer_app, name="transfer", rich_help_panel="Training")
+app.add_typer(review.answers_app, name="answers", rich_help_panel="Labels from people")
 
 
 def _version(show: bool) -> None:

@@ -12,6 +12,7 @@ from fewtags.cli.options import Complete, Covers, Cpu, ManyImages, ReadingSettin
 from fewtags.cli.progress import counting, echo, say
 from fewtags.cli.reading import read_labels
 from fewtags.errors import ConfigError
+from fewtags.files import refuse_file
 
 if TYPE_CHECKING:
     from fewtags.table.table import LabelTable
@@ -73,9 +74,46 @@ def review(
                 f"warning: --host {host} opens the page to everybody who reaches this machine and has the link; the "
                 "connection is not encrypted."
             )
+
+        def ready() -> None:
+            if open_:
+                webbrowser.open(link)
+
         echo(link)
         say("Ctrl-C ends the page; every answer is saved at once.")
-        serve(opened_review, bound, ready=lambda: open_ and webbrowser.open(link))  # type: ignore[arg-type,return-value]
+        serve(opened_review, bound, ready=ready)
+
+
+answers_app = typer.Typer(no_args_is_help=True, help="What people answered in `fewtags review`.")
+
+
+@answers_app.command()
+def export(
+    runs: Annotated[list[Path], typer.Argument(help="Runs whose photos were reviewed, or their answers.sqlite.")],
+    out: Annotated[Path, typer.Option(help="File to write: .csv, or .json for coco and label-studio.")],
+    to: Annotated[
+        str | None, typer.Option(help="csv, coco or label-studio; default: csv if --out ends in .csv.")
+    ] = None,
+) -> None:
+    """Write the answers to a file that other tools, and `fewtags train`, can read.
+
+    Confirmed labels are positive, with their points and boxes; denied ones are negative. Disputed labels are left out.
+
+    \b
+    Examples:
+      fewtags answers export runs/first --out answers.csv
+      fewtags answers export runs/first --to coco --out answers.json
+    """  # noqa: D301
+    from fewtags.review.export import answers_table, export_answers
+
+    if to is None and out.suffix.lower() != ".csv":
+        raise ConfigError(f"--out {out}: give --to coco or --to label-studio, or a file that ends in .csv.")
+    refuse_file(out, example="answers.csv", inputs=runs)
+    table = answers_table(runs)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    say(*table.notes.messages, *export_answers(table, out, to or "csv"))
+    say(f"{len(table.facts):,} labels of {len(table):,} photos, whose names are relative to {table.root}")
+    echo(out)
 
 
 def photos_to_review(

@@ -22,6 +22,7 @@ from fewtags.review.requests import (
     Answers,
     ClassQuery,
     OneAnswer,
+    OneCell,
     OneClass,
     Only,
     People,
@@ -104,7 +105,7 @@ def make_app(review: Review) -> FastAPI:
             raise HTTPException(404, "there is no such photo")
         return found
 
-    def cell_of(given: OneAnswer | Skip) -> CellKey:
+    def cell_of(given: OneAnswer | OneCell) -> CellKey:
         photo = photo_of(given.photo)
         if not review.knows_class(given.class_):
             raise HTTPException(404, "there is no such class")
@@ -138,8 +139,13 @@ def make_app(review: Review) -> FastAPI:
         return page("home.html.j2", response, who, **content)
 
     @app.get("/photo")
-    async def photo_page(response: Response, who: Who, class_: ClassQuery = None) -> HTMLResponse:
+    async def photo_page(
+        response: Response, who: Who, class_: ClassQuery = None, photo: str | None = None
+    ) -> HTMLResponse:
+        one = None if photo is None or class_ is None else review.about(photo_of(photo), class_, who.who)
+        class_ = class_ if one is None else None
         content = {
+            "one": one,
             "questions": questions(who, AHEAD, class_),
             "history": history(who),
             "class": class_,
@@ -147,6 +153,15 @@ def make_app(review: Review) -> FastAPI:
             "classes": [{"id": row.id, "name": row.name} for row in review.classes()],
         }
         return page("photo.html.j2", response, who, content=content)
+
+    @app.get("/wall")
+    async def wall_page(response: Response, who: Who, class_: OneClass) -> HTMLResponse:
+        content = {"questions": questions(who, WALL, class_), "class": class_, "count": WALL}
+        return page("wall.html.j2", response, who, content={**content, "name": review.name_of(class_)})
+
+    @app.get("/answers")
+    async def answers_page(response: Response, who: Who) -> HTMLResponse:
+        return page("answers.html.j2", response, who, disputed=review.disputed_rows(), steps=review.last_rows())
 
     # --- what the pages ask for
 
@@ -176,7 +191,8 @@ def make_app(review: Review) -> FastAPI:
 
     @app.post("/api/skip")
     async def skip(given: Skip, who: Who) -> dict[str, Any]:
-        review.queue.skip(who.session, cell_of(given))
+        for cell in map(cell_of, given.cells):
+            review.queue.skip(who.session, cell)
         return {}
 
     @app.post("/api/note")

@@ -12,26 +12,30 @@ that a server scores its photos once and asks again after every few answers:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fewtags.engine.checkpoint import reading_record
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import ModelInfo
-from fewtags.engine.predict import ScoredTable, matched, predict_maps, score_table
-from fewtags.errors import ConfigError
+from fewtags.engine.predict import ScoredTable, find_photos, matched, predict_maps, score_table
+from fewtags.errors import CheckpointError, ConfigError
 from fewtags.geometry import View
-from fewtags.labels import Label
+from fewtags.labels import ClassNames, Label
 from fewtags.metrics.localisation import normalise_map
 from fewtags.metrics.wsol import component_boxes
 from fewtags.nets.spatial import SpatialNet
 from fewtags.review.calibrate import calibrate, expected_unknown
 from fewtags.review.orders import DEFAULT_ORDER, ORDERS, Cells, choose
+from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
-from fewtags.text import counted
+from fewtags.text import counted, flag
 from fewtags.text import suggest as closest
 
 LIMIT = 100
@@ -174,6 +178,48 @@ def assumed_share(info: ModelInfo, labels: NDArray[np.int8]) -> NDArray[np.float
             k = 2 * positive.sum() / max(len(labels), 1)
     count = positive.sum(0) + 0.5
     return np.asarray(np.clip(k * count / count.sum(), 0.0, 1.0), np.float64)
+
+
+def run_table(run: Path) -> LabelTable:
+    """Return the training photos of a run, with their labels.
+
+    Raises:
+        CheckpointError: the folder has no training labels, or they are damaged.
+    """
+    file = run / "tables" / "train.parquet"
+    if not file.exists():
+        raise CheckpointError(
+            f"{run} has no record of its training photos (tables/{file.name}); give labels (DATA) or photos "
+            f"({flag('photos')})."
+        )
+    with reading_record(file):
+        return load(file)
+
+
+def run_share(run: Path, info: ModelInfo) -> NDArray[np.float64] | None:
+    """Return `assumed_share` for the training labels of a run; None if the folder has no record of them."""
+    if not (run / "tables" / "train.parquet").exists():
+        return None
+    table = run_table(run)
+    if table.classes.ids != info.class_ids:
+        return None
+    return assumed_share(info, table.matrix.dense())
+
+
+def unlabelled(places: Sequence[Path], classes: ClassNames) -> tuple[LabelTable, list[str]]:
+    """Return a table of photos about which nothing is known, and messages about skipped files.
+
+    Raises:
+        DataError: see `find_photos`.
+    """
+    found, notes = find_photos(places)
+    paths = [path.absolute() for path in found]
+    root = Path(os.path.commonpath([path.parent for path in paths]))
+    none = np.zeros(0, np.int64)
+    table = LabelTable.build(
+        [path.relative_to(root).as_posix() for path in paths], classes, image=none, class_=none, state=none, root=root
+    )
+    return table, notes
 
 
 def reason_of(name: str, rank: int, expected: float) -> str:

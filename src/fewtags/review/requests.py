@@ -52,12 +52,18 @@ class Answers(_Body):
         return self
 
 
-class Skip(_Body):
-    """A question that a person does not want to answer now."""
+class OneCell(_Body):
+    """One class of one photo."""
 
-    request: RequestId
     photo: str
     class_: Annotated[str, Field(alias="class")]
+
+
+class Skip(_Body):
+    """Questions that a person does not want to answer now."""
+
+    request: RequestId
+    cells: Annotated[list[OneCell], Field(min_length=1, max_length=MOST_CELLS)]
 
 
 class Text(_Body):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
+from urllib.parse import urlencode
 
 from fewtags.engine.model import ModelInfo, model_path, read_info
 from fewtags.engine.run_lock import locked
@@ -188,6 +190,26 @@ class Review:
         labels = self.table.matrix.rows([row])[0]
         names = self.table.classes.display
         return [[names[c]] for c in (labels == Label.POSITIVE).nonzero()[0]]
+
+    def disputed_rows(self) -> list[dict[str, Any]]:
+        """Return the cells about which people disagree, for the page of answers."""
+        return [{**self._row(cell), "says": says} for cell, says in self.store.disputed()]
+
+    def last_rows(self, limit: int = 60) -> list[dict[str, Any]]:
+        """Return the last steps of all people, newest first, for the page of answers."""
+        rows = []
+        for step in self.store.history(limit=limit):
+            cell, answer = step.cells[0]
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(step.at))
+            more = len(step.cells) - 1
+            rows.append({**self._row(cell), "answer": answer, "who": step.who, "when": when, "more": more})
+        return rows
+
+    def _row(self, cell: CellKey) -> dict[str, Any]:
+        photo = PhotoId(cell.folder, cell.image)
+        self.photos.add_each([photo])  # of an earlier review of other photos
+        link = f"/photo?{urlencode({'class': cell.class_, 'photo': photo.id})}"
+        return {"photo": photo.id, "image": cell.image, "name": self.name_of(cell.class_), "link": link}
 
     def progress(self, who: str) -> dict[str, Any]:
         """Return counts for the page: answers of this person and of all, seconds per answer, open questions."""

@@ -165,7 +165,11 @@ def make_questions(
         parts.append(ScoredTable(part.index + start, part.logits, part.labels))
     if not parts:
         raise problem or DataError("there is no photo to ask about.")
-    scored = ScoredTable(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("index", "logits", "labels")))
+    scored = ScoredTable(
+        np.concatenate([part.index for part in parts]),
+        np.concatenate([part.logits for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+    )
     tell(Progress("chooses the questions", len(table), len(table)))
     asked = suggest_from(scored, info, table, order=order or DEFAULT_ORDER, limit=MOST_QUESTIONS, per_class=PER_CLASS)
     yield asked

@@ -3,7 +3,8 @@
 
 const content = readJson("content");
 const AHEAD = 4;
-const items = [...content.history, ...content.questions];
+const key = (item) => `${item.photo} ${item.class}`;
+const items = [...content.history, ...(content.one ? [content.one] : []), ...content.questions];
 let at = content.history.length;
 let asking = null;
 let ended = false;
@@ -11,7 +12,6 @@ let heatOn = false;
 let zoom = { scale: 1, x: 0, y: 0 };
 const scope = content.class === null ? "" : `class=${encodeURIComponent(content.class)}&`;
 
-const key = (item) => `${item.photo} ${item.class}`;
 const current = () => items[at];
 const picture = (item, side = 1600) => `/picture/${item.photo}?side=${side}`;
 
@@ -113,7 +113,7 @@ function addRegion(corners) {
 function forward() {
   const item = current();
   if (!item) return;
-  if (!item.mine) act("/api/skip", { photo: item.photo, class: item.class }).catch(() => {});
+  if (!item.mine) act("/api/skip", { cells: [{ photo: item.photo, class: item.class }] }).catch(() => {});
   at += 1;
   show();
 }

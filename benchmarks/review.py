@@ -3,14 +3,15 @@
     OMP_NUM_THREADS=1 python benchmarks/review.py --out benchmarks/results/review.jsonl
     python benchmarks/review.py --out benchmarks/results/review.jsonl --table
 
-EfficientNet-Lite0 at 224 pixels, frozen; linear heads that are solved to the end (EN; a solved head has one view of each
-photo, so SCL is off, as in `fewtags train`). One random positive label per training photo. The reviewer answers in
-rounds; after each the head is solved again, and the next questions are chosen with it. Answers come from the complete
-labels; a share of them is wrong. Strengths of regularisation are chosen on the complete validation labels, for every run
-alike. `--choose` runs label seeds 10 to 12, whose validation mAP chooses the default order; the table has seeds 0 to 4.
+EfficientNet-Lite0 at 224 pixels, frozen, and linear heads that are solved to the end. One random positive label per
+training photo. The method is EN; a solved head has one view of each photo, so SCL is off, as in `fewtags train`. The
+reviewer answers in rounds. After each round the head is solved again, and the next questions are chosen with it.
+Answers come from the complete labels; a share of them is wrong. An answer takes the seconds of a tag in the cost model
+of `fewtags plan` (1 s). Strengths of regularisation are chosen on the complete validation labels, for every run alike.
 
-Every line is one set, order, share of wrong answers and seed, with validation and test mAP after every round. A line
-that is there is not done again.
+The gap is that between EN without answers and the same head on full labels. Every line of the file is one set, order,
+share of wrong answers and seed, with validation and test mAP after every round. A line that is there is not done again.
+`--choose` runs label seeds 10 to 12, whose validation mAP chooses the default order; the table has seeds 0 to 4.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -30,18 +30,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datasets import CACHE, DATA, NAMES, REPOSITORY, BenchmarkSet, load
+from fewtags.budget.costs import CostModel
 from fewtags.budget.simulate import single_positive
 from fewtags.engine.solve import ChannelStatistics, HeadSolver
-from fewtags.labels import Label, LabelMatrix
+from fewtags.labels import Label
 from fewtags.losses.partial import cross_entropy
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.spatial import SpatialHead
 from fewtags.review.calibrate import calibrate, expected_unknown
-from fewtags.review.orders import ORDERS, Cells, choose
+from fewtags.review.orders import DEFAULT_ORDER, ORDERS, Cells, choose
 from fewtags.seeds import rng
 from fewtags.stores.topk import ExpectedPositives
 from frozen_heads import features
 from protocol import read_lines
+from table import paired, table_head, table_row
 
 SEEDS, CHOICE_SEEDS = (0, 1, 2, 3, 4), (10, 11, 12)
 SETS = ("camvid", "collages", "voc2", "ccp")
@@ -53,15 +55,18 @@ ITERATIONS = 25  # of L-BFGS for each strength
 MOMENTUM = 0.5
 VARIANCES = (1.0, 3.0, 10.0, 30.0)
 """Strengths of regularisation: the weaker half of those of the preset `cpu`, and one more."""
+WRONG = 0.05
+"""Share of wrong answers of the less careful reviewer."""
+SECONDS = CostModel(classes=1, positives_per_image=1).tag
+"""Seconds of an answer."""
 Labels = NDArray[np.int8]
 
 
 class Weights(NamedTuple):
     """Weights of cells in the loss: verified ones (by an answer), and unknown ones that are taken for negative."""
 
-    verified: float = 1.0
+    verified: float = 4.0
     assumed: float = 1.0
-    represent: float = 0.0
 
 
 @final
@@ -125,7 +130,11 @@ class Trainer:
         known, x = torch.from_numpy(labels), self.photos.x["train"]
         n, c = known.shape
         first = self.scores is None
-        tried = range(len(VARIANCES)) if first else sorted({self.best, min(self.best + 1, len(VARIANCES) - 1), self.best - 1} - {-1})[-2:]
+        tried = (
+            range(len(VARIANCES))
+            if first
+            else sorted({self.best, min(self.best + 1, len(VARIANCES) - 1), self.best - 1} - {-1})[-2:]
+        )
         scores = (known == Label.POSITIVE).float() if self.scores is None else self.scores
         checked = torch.from_numpy(verified) & (known != Label.UNKNOWN)
         found: list[tuple[float, int, dict[str, Tensor], Tensor]] = []
@@ -137,8 +146,7 @@ class Trainer:
                 self.ranking.refresh(0, scores, known, counts)
                 expected = self.ranking.mask(scores, known, torch.arange(n))
             assumed = (known == Label.UNKNOWN) & ~expected & (not complete)
-            ignored = (known == Label.UNKNOWN) & expected
-            certain = 1 + checked * (self.weights.verified - 1 + self.weights.represent * ignored.sum(0) / checked.sum(0).clamp_min(1))
+            certain = 1 + checked * (self.weights.verified - 1)
             positive = (known == Label.POSITIVE) * certain
             negative = (known == Label.NEGATIVE) * certain + assumed * self.weights.assumed
 
@@ -219,3 +227,124 @@ def bounds(photos: Photos, seed: int) -> dict[str, float]:
     _, _, counts = start(photos, seed)
     truth = photos.labels("train")
     return Trainer(photos, counts, Weights()).fit(truth, np.zeros(truth.shape, np.bool_), complete=True)
+
+
+FULL = "full labels"
+Job = tuple[str, str, float, int]
+"""Set, order, share of wrong answers, label seed."""
+
+
+def jobs(sets: Sequence[str], orders: Sequence[str], wrong: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
+    """Every run: all orders with right answers, and the orders `wrong` with 5 % wrong ones, seed by seed."""
+    for seed in seeds:
+        for name in sets:
+            yield name, FULL, 0.0, seed
+            for order in orders:
+                yield name, order, 0.0, seed
+            for order in wrong:
+                yield name, order, WRONG, seed
+
+
+def key_of(record: Mapping[str, Any]) -> Job:
+    return record["set"], record["order"], record["wrong"], record["seed"]
+
+
+def report(records: Sequence[Mapping[str, Any]], split: str) -> Iterator[str]:
+    """Markdown: share of the gap that is closed after each round, by order and set; then mAP against minutes."""
+    found = {key_of(record): record for record in records}
+    sets = [name for name in SETS if any(job[0] == name for job in found)]
+    arms = list(dict.fromkeys((job[1], job[2]) for job in found if job[1] != FULL))
+    shares = [f"{100 * share:g}" for share in ROUNDS]
+    yield f"Share of the gap that answers on {' / '.join(shares)} % of all cells close, {split} mAP."
+    yield ""
+    yield from table_head(["order", *sets])
+    for order, wrong in arms:
+        name = f"{order}, {100 * wrong:g} % wrong" if wrong else order
+        yield table_row([name, *(" / ".join(_closed(found, s, order, wrong, split)) or "–" for s in sets)])
+    yield ""
+    yield from table_head(["5 % of the cells", *sets])
+    base = {s: paired(*_gains(found, s, DEFAULT_ORDER, 0.0, "random", split)) for s in sets}
+    yield table_row([f"{DEFAULT_ORDER} - random, mAP", *(str(base[s] or "–") for s in sets)])
+    base = {s: paired(*_gains(found, s, DEFAULT_ORDER, 0.0, "complete-images", split)) for s in sets}
+    yield table_row([f"{DEFAULT_ORDER} - complete images, mAP", *(str(base[s] or "–") for s in sets)])
+    yield ""
+    yield from table_head(["minutes", *(f"{s}: minutes, EN, {DEFAULT_ORDER}, random, full" for s in sets)])
+    for n, share in enumerate(ROUNDS, 1):
+        yield table_row([f"{100 * share:g} % of the cells", *(_minutes(found, s, n, split) for s in sets)])
+
+
+def _runs(found: Mapping[Job, Mapping[str, Any]], name: str, order: str, wrong: float) -> dict[int, Mapping[str, Any]]:
+    return {job[3]: record for job, record in found.items() if job[:3] == (name, order, wrong)}
+
+
+def _closed(found: Mapping[Job, Mapping[str, Any]], name: str, order: str, wrong: float, split: str) -> list[str]:
+    """Mean gain over mean gap, after each round."""
+    runs, full = _runs(found, name, order, wrong), _runs(found, name, FULL, 0.0)
+    seeds = [seed for seed in runs if seed in full]
+    if not seeds:
+        return []
+    start = statistics.fmean(runs[s]["rounds"][0][split] for s in seeds)
+    gap = statistics.fmean(full[s][split] for s in seeds) - start
+    means = [statistics.fmean(runs[s]["rounds"][n][split] for s in seeds) for n in range(1, len(ROUNDS) + 1)]
+    return [f"{(mean - start) / gap:.2f}".replace("0.", ".") for mean in means]
+
+
+def _gains(
+    found: Mapping[Job, Mapping[str, Any]], name: str, order: str, wrong: float, other: str, split: str
+) -> tuple[dict[int, float], dict[int, float]]:
+    at = ROUNDS.index(0.05) + 1
+    one, two = _runs(found, name, order, wrong), _runs(found, name, other, wrong)
+    return ({s: r["rounds"][at][split] for s, r in one.items()}, {s: r["rounds"][at][split] for s, r in two.items()})
+
+
+def _minutes(found: Mapping[Job, Mapping[str, Any]], name: str, n: int, split: str) -> str:
+    own, rest = _runs(found, name, DEFAULT_ORDER, 0.0), _runs(found, name, "random", 0.0)
+    full = _runs(found, name, FULL, 0.0)
+    seeds = [seed for seed in own if seed in rest and seed in full]
+    if not seeds:
+        return "–"
+    minutes = ROUNDS[n - 1] * own[seeds[0]]["cells"] * SECONDS / 60
+    values = [
+        *(statistics.fmean(own[s]["rounds"][k][split] for s in seeds) for k in (0, n)),
+        statistics.fmean(rest[s]["rounds"][n][split] for s in seeds),
+        statistics.fmean(full[s][split] for s in seeds),
+    ]
+    return f"{minutes:.1f} min: " + " / ".join(f"{value:.1f}" for value in values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines; what is in it is not done again")
+    parser.add_argument("--sets", nargs="+", choices=NAMES, default=SETS)
+    parser.add_argument("--orders", nargs="+", choices=ORDERS, default=[*ORDERS])
+    parser.add_argument(
+        "--wrong", nargs="*", choices=ORDERS, default=[DEFAULT_ORDER], help="orders with 5 %% wrong answers"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--choose", action="store_true", help="seeds 10 to 12 and validation mAP")
+    parser.add_argument("--table", action="store_true", help="print what is there, and do nothing")
+    parser.add_argument("--data", type=Path, default=REPOSITORY / DATA, help=f"folder of the photos (default {DATA})")
+    parser.add_argument("--cache", type=Path, default=REPOSITORY / CACHE, help=f"for what is made (default {CACHE})")
+    options = parser.parse_args()
+    records = read_lines(options.out)
+    if options.table:
+        print("\n".join(report(records, "val" if options.choose else "test")))
+        return
+    torch.set_num_threads(1)
+    done = {key_of(record) for record in records}
+    photos: dict[str, Photos] = {}
+    seeds = CHOICE_SEEDS if options.choose else options.seeds
+    for name, order, wrong, seed in jobs(options.sets, options.orders, options.wrong, seeds):
+        if (name, order, wrong, seed) in done:
+            continue
+        if name not in photos:
+            photos[name] = open_photos(load(name, options.data, options.cache), options.cache)
+        own = photos[name]
+        found = bounds(own, seed) if order == FULL else run(own, order, wrong, seed, Weights())
+        line = {"set": name, "order": order, "wrong": wrong, "seed": seed, **found}
+        with options.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()

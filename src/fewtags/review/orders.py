@@ -150,6 +150,24 @@ def gain(cells: Cells, seed: int) -> Values:
     return expected_change(cells) / np.sqrt(np.maximum(found + cells.expected, 1.0))
 
 
+def balanced(cells: Cells, seed: int) -> Values:
+    """Half of the questions in the order `best`, half in the order `gain`, in turns; a cell keeps its better place.
+
+    `gain` finds cells that change the loss most, and `best` gives every class its share: hard negatives and positives
+    at the top of its ranking, which decide its AP.
+    """
+    places = [_place(cells, order(cells, seed)) for order in (best_of_each_class, gain)]
+    return -np.minimum(*places).astype(np.float64)
+
+
+def _place(cells: Cells, values: Values) -> NDArray[np.int64]:
+    """Return the place of every cell, int64 [N, C] from 0; known cells come last."""
+    order = np.argsort(np.where(cells.unknown, -values, np.inf), axis=None, kind="stable")
+    place = np.empty(order.size, np.int64)
+    place[order] = np.arange(order.size)
+    return place.reshape(values.shape)
+
+
 ORDERS: Mapping[str, Callable[[Cells, int], Values]] = {
     "random": random_cells,
     "complete-images": complete_images,
@@ -158,9 +176,10 @@ ORDERS: Mapping[str, Callable[[Cells, int], Values]] = {
     "near-cut": near_cut,
     "diverse": diverse,
     "gain": gain,
+    "balanced": balanced,
 }
 """Orders by name."""
-DEFAULT_ORDER = "best"
+DEFAULT_ORDER = "balanced"
 
 
 def choose(

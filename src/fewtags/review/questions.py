@@ -32,7 +32,7 @@ from fewtags.metrics.localisation import normalise_map
 from fewtags.metrics.wsol import component_boxes
 from fewtags.nets.spatial import SpatialNet
 from fewtags.review.calibrate import calibrate, expected_unknown
-from fewtags.review.orders import DEFAULT_ORDER, ORDERS, Cells, choose
+from fewtags.review.orders import DEFAULT_ORDER, ORDERS, Cells, choose, gain
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
 from fewtags.text import counted, flag
@@ -60,7 +60,7 @@ class Question:
         expected: how many of these unknown cells are expected to be positive.
         reason: a sentence.
         box: where the model sees the class: x0, y0, x1, y1 in 0..1 of the photo; None if nothing stands out.
-        gain: expected value of the answer, relative to other questions; larger is better.
+        gain: how much the answer is expected to teach (`orders.gain`), as a multiple of an average unknown cell.
     """
 
     image: str
@@ -138,6 +138,8 @@ def suggest_from(
     keys = table.images.take(scored.index).to_pylist()
     ids, display = info.class_ids, info.classes.display
     image, class_ = choose(cells, ORDERS[order](cells, seed), limit, per_class)
+    teaches = gain(cells, seed)
+    average = max(float(teaches[cells.unknown].mean()), 1e-12) if len(image) else 1.0
     return [
         Question(
             image=keys[i],
@@ -147,6 +149,7 @@ def suggest_from(
             rank=int(cells.rank[i, c]),
             expected=float(cells.expected[c]),
             reason=reason_of(display[c], int(cells.rank[i, c]), float(cells.expected[c])),
+            gain=float(teaches[i, c]) / average,
         )
         for i, c in zip(image.tolist(), class_.tolist(), strict=True)
     ]
@@ -264,15 +267,16 @@ def add_evidence(
 
 
 def evidence_box(heatmap: NDArray[np.floating], view: View) -> Box | None:
-    """Return the box around the largest part of a map [h, w], in 0..1 of the photo; None if the map is flat.
+    """Return the box around the largest part of a map [h, w], in 0..1 of the photo; None if it is the whole map.
 
     The map is scaled to 0..1 and cut at `EVIDENCE_CUT`.
     """
     boxes = component_boxes(normalise_map(heatmap, "minmax") >= EVIDENCE_CUT, parts="outer")
-    if heatmap.max() <= heatmap.min() or not len(boxes):
-        return None
-    x0, y0, x1, y1 = boxes[np.argmax((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))].tolist()
     h, w = heatmap.shape
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    if heatmap.max() <= heatmap.min() or areas.max() == h * w:
+        return None
+    x0, y0, x1, y1 = boxes[np.argmax(areas)].tolist()
     corners = view.to_image(np.array([[x0 / w, y0 / h], [x1 / w, y1 / h]]))
     left, top, right, bottom = np.clip(np.concatenate([corners.min(0), corners.max(0)]), 0.0, 1.0).tolist()
     return left, top, right, bottom

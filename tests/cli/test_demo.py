@@ -1,5 +1,6 @@
 """The demo with few scenes and short training."""
 
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,9 @@ def test_trains_both_methods_and_compares_them(
     monkeypatch.setattr(demo, "SCENES", {"train": 16, "val": 12, "test": 12, "size": 64})
     stages = [{**stage, "epochs": 1} for stage in demo.RECIPE["train"]["stages"]]
     monkeypatch.setitem(demo.RECIPE["train"], "stages", stages)
-    for _ in range(2):  # a second call replaces the runs and keeps the scenes
+    start = multiprocessing.get_context
+    for method in ("spawn", "fork"):  # a second call replaces the runs and keeps the scenes; forked, as it is faster
+        monkeypatch.setattr(demo.multiprocessing, "get_context", lambda _, method=method: start(method))
         demo.run_demo(tmp_path / "demo", seed=0)
         out = capfd.readouterr()
         page = (tmp_path / "demo" / "report.html").read_text("utf-8")

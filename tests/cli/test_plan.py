@@ -10,7 +10,9 @@ import pytest
 from PIL import Image
 from typer.testing import Result
 
+from fewtags.config.sections import Config
 from fewtags.demo_set import make_scenes
+from fewtags.engine import pilot as piloting
 from fewtags.table.storage import load, save
 
 Run = Callable[..., Result]
@@ -143,13 +145,29 @@ def test_a_pilot_runs_once_and_its_results_are_reused(run: Run, scenes: Path, tm
     assert later.exit_code == 0, later.stderr
 
 
-def test_each_type_is_trained_by_its_own_method(run: Run, scenes: Path, tmp_path: Path) -> None:
+def train_once(monkeypatch: pytest.MonkeyPatch, often: int) -> list[tuple[str, str]]:
+    """Let a pilot train so many nets; others get made-up measures. Returns the type and the method of each training."""
+    train, seen = piloting._train, []
+
+    def train_or_not(purchase: piloting._Purchase, measured: object, photos: object, config: Config, *rest: object):
+        seen.append((purchase.kind.short, config.objective.name))
+        made_up = {"mAP": 0.4 + 0.001 * purchase.labels + 0.01 * purchase.seed}
+        return train(purchase, measured, photos, config, *rest) if len(seen) <= often else made_up
+
+    monkeypatch.setattr(piloting, "_train", train_or_not)
+    return seen
+
+
+def test_each_type_is_trained_by_its_own_method(
+    run: Run, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By default the one that `train` chooses: expected_negative for tags, patchml for labels with points."""
-    out = tmp_path / "p"
+    out, seen = tmp_path / "p", train_once(monkeypatch, 1)
     words = ("plan", scenes, "--budget", "300s", "--photos", 500, "--run-pilot", "--out", out, "--types", "i,sp")
     result = run(*words, *TINY, "--arm", "SP:objective.patch_weight=2")
     assert result.exit_code == 0, (result.stderr, result.exception)
     assert "methods: tags (I) expected_negative, one point (SP) patchml\n" in result.stderr
+    assert seen == [("I", "expected_negative"), ("SP", "patchml")] * 6
     settings = json.loads((out / "pilot.json").read_text())["settings"]
     assert {kind: arm["objective"]["name"] for kind, arm in settings.items()} == {
         "I": "expected_negative",
@@ -175,7 +193,10 @@ def test_wrong_settings_of_a_type(run: Run, scenes: Path, tmp_path: Path, word: 
     assert (result.exit_code, f"error: --arm {word}: {message}\n" in result.stderr) == (1, True), result.stderr
 
 
-def test_a_pilot_starts_from_an_encoder(run: Run, scenes: Path, tmp_path: Path) -> None:
+def test_a_pilot_starts_from_an_encoder(
+    run: Run, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_once(monkeypatch, 1)
     folder = max((p for p in scenes.parent.rglob("*") if p.is_dir()), key=lambda p: len([*p.glob("*.*")]))
     pre = ("--set", "model.backbone=test_resnet", "--set", "augment.size=32", "--cpu", "--set", "train.epochs=1")
     made = run("pretrain", folder, "--out", tmp_path / "pre", "--weights", "none", *pre)

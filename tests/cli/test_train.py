@@ -16,6 +16,7 @@ from fewtags.engine.methods import METHODS
 from fewtags.engine.train_run import TrainRun as EngineRun
 
 Run = Callable[..., Result]
+ONE_EPOCH = ("--set", "train.epochs=1")  # where the model does not matter
 
 
 def test_training_writes_a_run_and_says_where(trained: tuple[Path, Result]) -> None:
@@ -130,10 +131,10 @@ def test_interrupted_before_anything_was_written(
 
     with monkeypatch.context() as patch:
         patch.setattr("fewtags.engine.train_run.write_record", stopped)
-        first = run(*train_command, "--out", tmp_path / "run")
+        first = run(*train_command, *ONE_EPOCH, "--out", tmp_path / "run")
     assert first.exit_code == 130
     assert first.stderr.endswith("interrupted; nothing was written yet; run the same command again.\n")
-    assert run(*train_command, "--out", tmp_path / "run").exit_code == 0
+    assert run(*train_command, *ONE_EPOCH, "--out", tmp_path / "run").exit_code == 0
 
 
 def test_interrupted_while_the_report_is_written(
@@ -144,7 +145,7 @@ def test_interrupted_while_the_report_is_written(
 
     with monkeypatch.context() as patch:
         patch.setattr("fewtags.report.build.build_report", stopped)
-        first = run(*train_command, "--out", tmp_path / "run")
+        first = run(*train_command, *ONE_EPOCH, "--out", tmp_path / "run")
     assert first.exit_code == 130
     resume = f"`fewtags resume {tmp_path / 'run'}`"
     assert first.stderr.endswith(f"interrupted; the model is complete; {resume} writes the missing report.\n")
@@ -164,7 +165,7 @@ def test_resume_says_what_it_could_not_look_at(
 
     with monkeypatch.context() as patch:
         patch.setattr(EngineRun, "start", stopped)
-        run("train", tmp_path / "train.parquet", *train_command[2:], "--out", tmp_path / "run")
+        run("train", tmp_path / "train.parquet", *train_command[2:], *ONE_EPOCH, "--out", tmp_path / "run")
     (tmp_path / "train.parquet").unlink()
     result = run("resume", tmp_path / "run", "--cpu")
     assert result.exit_code == 0, result.stderr
@@ -292,7 +293,7 @@ def test_interrupted_before_the_first_checkpoint(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(EngineRun, "start", stopped)
-    first = run(*train_command, "--out", tmp_path / "run")
+    first = run(*train_command, *ONE_EPOCH, "--out", tmp_path / "run")
     assert first.exit_code == 130
     assert first.stderr.endswith("starts again from the first epoch, because no checkpoint was complete.\n")
     assert run("resume", tmp_path / "run", "--cpu").exit_code == 0

@@ -4,13 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test stress check fix setup clean
+.PHONY: demo test stress check lint fix setup clean
 
 demo: setup
 	$(BIN)/fewtags demo
 
 test: setup
-	$(BIN)/python -m pytest tests src --doctest-modules -n 2 --dist loadfile --jaxtyping-packages=fewtags.losses,fewtags.stores,fewtags.metrics,fewtags.geometry,fewtags.batched_views,fewtags.nets,fewtags.objectives,beartype.beartype
+	$(BIN)/python -m pytest tests src --doctest-modules -n 2 --dist worksteal --jaxtyping-packages=fewtags.losses,fewtags.stores,fewtags.metrics,fewtags.geometry,fewtags.batched_views,fewtags.nets,fewtags.objectives,beartype.beartype
 
 # Kills, damaged files and full disks; docs/reliability.md has the figures of longer runs.
 stress: setup
@@ -22,12 +22,14 @@ stress: setup
 	$(BIN)/python tests/stress/commands.py
 	$(BIN)/python tests/stress/photo_memory.py 4
 
-check: setup
+check: lint
+	$(BIN)/python -m pytest tests/docs
+
+lint: setup
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest tests/docs
 
 fix: setup
 	$(BIN)/ruff format src tests benchmarks

@@ -1,15 +1,7 @@
-"""A loop small enough to be run many times, and processes that run it until they are killed.
+"""A loop small enough to be run many times, also until the process is killed."""
 
-Tests import this file. As a script it takes JSON, folder -> arguments of `run_until_death`, and prints how each ended.
-"""
-
-import gc
-import json
 import os
 import signal
-import sys
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -195,20 +187,3 @@ def run_until_death(out, *, die_after=None, die_saving=None, **options):
     for event in make_fit(out, **options).run():
         if isinstance(event, StepEnded) and event.global_step == die_after:
             die()
-
-
-def in_a_fork(function):
-    """How a child process that ran the function ended: its exit code, or minus the signal that killed it."""
-    if not (child := os.fork()):
-        try:
-            function()
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    gc.freeze()  # every stage collects garbage, and looking through all of torch takes longer than a stage
-    for folder, job in json.loads(sys.argv[1]).items():
-        print(in_a_fork(partial(run_until_death, Path(folder), **job)), flush=True)

@@ -2,12 +2,12 @@
 
 import json
 import shutil
-import subprocess
-import sys
+from functools import partial
 
 import pytest
 import torch
 from fits import STEPS, assert_same_run, assert_same_state, records, state, take
+from forks import forked
 from torch import nn
 
 from fewtags.config.sections import StageConfig
@@ -58,7 +58,8 @@ def test_an_interrupted_run_is_bitwise_equal(tiny, tmp_path, variant):
     events = take(whole)
     assert whole.parts.keys() == {"scores", "heatmaps", "expected_positives"}
     steps = events[-3].record["step"]  # EpochEnded, Saved, Ended
-    for stop in sorted({2, steps // 4, steps // 2 + 1, steps}):
+    ends = {2, steps} if variant in ("plain", "everything") else set()
+    for stop in sorted({steps // 4, steps // 2 + 1} | ends):
         out = tmp_path / f"stop-{stop}"
         take(tiny.make_fit(out, **options), stop)
         second = tiny.make_fit(out, net_seed=5 if (out / "checkpoints").exists() else 0, **options)
@@ -97,10 +98,8 @@ def test_kill_9_in_the_middle_of_an_epoch(tiny, tmp_path):
     whole = tiny.make_fit(tmp_path / "whole", **options)
     take(whole)
     deaths = {"between steps": {"die_after": 10}, "while saving": {"die_saving": 4}}
-    jobs = {str(tmp_path / name): options | death for name, death in deaths.items()}
-    command = [sys.executable, "-W", "error", tiny.__file__, json.dumps(jobs)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=200)
-    assert done.stdout.split() == [b"-9", b"-9"]
+    for name, death in deaths.items():
+        assert forked(partial(tiny.run_until_death, tmp_path / name, **options, **death)).code == -9
     assert (tmp_path / "while saving" / "checkpoints" / ".step-000000012.tmp" / "net.safetensors").exists()
     for name in deaths:
         out = tmp_path / name

@@ -63,8 +63,15 @@ def test_predictions_are_those_of_the_evaluated_net_on_test_views(stages, tables
     assert not torch.equal(given[0][1], given[1][1])
 
 
-@pytest.mark.parametrize("stages", [{}, FINETUNE], ids=["frozen", "finetune"])
-@pytest.mark.parametrize("name", ["curriculum", "em", "role"])
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [
+        pytest.param("curriculum", {}, id="curriculum-frozen"),
+        pytest.param("curriculum", FINETUNE, id="curriculum-finetune"),
+        pytest.param("em", FINETUNE, id="em-finetune"),
+        pytest.param("role", {}, id="role-frozen"),
+    ],
+)
 def test_an_interrupted_run_ends_with_the_same_bits(name, stages, tables, make_config, tmp_path):
     config = make_config({"name": name, **PREDICTING.get(name, {})}, **stages)
     list(start(config, tables, tmp_path / "whole"))

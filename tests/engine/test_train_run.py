@@ -805,12 +805,12 @@ def test_a_run_that_solves_the_head_and_then_trains_all_resumes_to_the_same_bits
     assert [line.get("logit_variance") for line in lines] == [0.3, 3.0, None, None]
     assert ["train/scl" in line for line in lines] == [False, False, True, True]
     assert [line.get("state/expected_positives_per_image", 0) > 0 for line in lines] == [False, True, True, True]
-    for stop in (1, 2, 3):
-        out = tmp_path / f"cut-{stop}"
-        train(config, tables, out, stop=stop)
-        take(open_run(out, cpu=True).resume())
-        for name in ("model.safetensors", "evaluation/val.npy", "evaluation/test.npy"):
-            assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), (stop, name)
+    out = tmp_path / "cut"
+    train(config, tables, out, stop=1)
+    for stop in (2, 3, None):
+        take(open_run(out, cpu=True).resume(), stop)
+    for name in ("model.safetensors", "evaluation/val.npy", "evaluation/test.npy"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
 def test_a_head_of_three_by_three_is_solved(tables, make_config, tmp_path):

@@ -8,6 +8,7 @@ tested with the engine.
 
 import copy
 import dataclasses
+import functools
 import os
 import pickle
 
@@ -37,6 +38,7 @@ from fewtags.objectives.uncertain import EntropyMaximisation, GeneralisedRobust
 
 SAMPLES, CLASSES, SIZE, BATCH, EPOCHS = 24, 5, 12, 8, 4
 STEPS = SAMPLES // BATCH
+STOPS = (2, 6, 10)  # inside the warm-up, at the end of an epoch, and in the middle of one that has a ranking
 
 
 def expected_negative(**options):
@@ -175,7 +177,7 @@ class Net(nn.Module):
         return Output(maps.mean((2, 3)), maps, features)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Scenes:
     """Class c paints its own texture into a quarter; one positive an image is told, and a few negatives.
 
@@ -221,6 +223,10 @@ class Scenes:
 
     def batch(self, epoch, step):
         """Crops and flips, and stronger contrast in the second ones: a function of (epoch, step) alone."""
+        return copy.deepcopy(self._batch(epoch, step))
+
+    @functools.cache  # noqa: B019  (all methods see the same few batches)
+    def _batch(self, epoch, step):
         index = np.random.default_rng([1, epoch]).permutation(SAMPLES)[step * BATCH : (step + 1) * BATCH]
         (views, strong), index = (crops([k, epoch, step], len(index)) for k in (2, 3)), torch.from_numpy(index)
         row = (self.boxes[index, 0] >= 0).nonzero()[:, 0]
@@ -285,6 +291,49 @@ class Fit(ContractLoop):
         return logits
 
 
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A run to the end; its checkpoints by step; what was seen before it, and what is the same afterwards."""
+
+    fit: Fit
+    saved: dict
+    loose: tuple
+    tensors: tuple
+    generators: tuple
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Make the uninterrupted run of a method, once for all tests that only look at it."""
+
+    @functools.cache
+    def make(name):
+        fit = Fit(name, tmp_path_factory.mktemp("whole"))
+        seen, saved = ([loose(fit)], [tensors(fit)], [generators()]), {}
+        for steps in STOPS:
+            saved[steps] = fit.run(stop_after=steps - len(fit.losses)).save()
+        fit.run()
+        for values, now in zip(seen, (loose(fit), tensors(fit), generators()), strict=True):
+            values.append(now)
+        return Whole(fit, saved, *map(tuple, seen))
+
+    return make
+
+
+def loose(fit):
+    """The state of a method that is not in its parts."""
+    parts = {id(part) for part in fit.parts.values()}
+    return {key: pickle.dumps(value) for key, value in vars(fit.method).items() if id(value) not in parts}
+
+
+def tensors(fit):
+    return {(name, key): value for name, part in fit.parts.items() for key, value in part.state_dict().items()}
+
+
+def generators():
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()  # noqa: NPY002
+
+
 @every_method
 def test_trained_beats_fresh_on_a_fixed_batch(name, tmp_path):
     fit = Fit(name, tmp_path, epochs=8).run()
@@ -306,22 +355,21 @@ def margin(net, batch):
 
 
 @every_method
-def test_an_interrupted_run_is_bitwise_equal(name, tmp_path):
+def test_an_interrupted_run_is_bitwise_equal(name, whole, tmp_path):
     """Stopped inside the warm-up, at the end of an epoch, and in the middle of one that has a ranking."""
-    whole = Fit(name, tmp_path / "whole").run()
-    for stop in (2, 6, 10):
-        first = Fit(name, tmp_path / "first").run(stop_after=stop)
+    whole, saved = whole(name).fit, whole(name).saved
+    for stop in STOPS:
         with torch.random.fork_rng():
             torch.manual_seed(999)  # a new process has another global generator
-            second = Fit(name, tmp_path / f"second-{stop}", net=Net(5)).load(first.save()).run()
-        assert first.losses + second.losses == whole.losses
-        assert first.diagnostics + second.diagnostics == whole.diagnostics
+            second = Fit(name, tmp_path / f"second-{stop}", net=Net(5)).load(saved[stop]).run()
+        assert second.losses == whole.losses[stop:]
+        assert second.diagnostics == whole.diagnostics[len(whole.diagnostics) - len(second.diagnostics) :]
         assert_same(second.state(), whole.state())
 
 
 @every_method
-def test_step_changes_no_part_and_repeats_itself(name, tmp_path):
-    fit = Fit(name, tmp_path).run(stop_after=10)
+def test_step_changes_no_part_and_repeats_itself(name, whole, tmp_path):
+    fit = Fit(name, tmp_path).load(whole(name).saved[10])
     batch, before = DATA.batch(fit.epoch, fit.step), fit.parts_now()
     inputs = copy.deepcopy(batch)
     fit.net.eval()
@@ -359,9 +407,9 @@ def on_features(fit, pooled):
 
 
 @every_method
-def test_pooled_features_are_enough_where_no_maps_are_needed(name, tmp_path):
+def test_pooled_features_are_enough_where_no_maps_are_needed(name, whole, tmp_path):
     """To rounding of the mean over 9 cells: 1e-6 of a loss near 1. What needs maps must say so."""
-    fit = Fit(name, tmp_path).run(stop_after=10)
+    fit = Fit(name, tmp_path).load(whole(name).saved[10])
     if fit.method.needs_maps:
         return
     losses = [fit.method.step(*reversed(on_features(fit, pooled)), fit.at()).loss.item() for pooled in (True, False)]
@@ -369,12 +417,12 @@ def test_pooled_features_are_enough_where_no_maps_are_needed(name, tmp_path):
 
 
 @every_method
-def test_what_is_solvable_is_smooth_and_looks_at_one_view(name, tmp_path):
+def test_what_is_solvable_is_smooth_and_looks_at_one_view(name, whole, tmp_path):
     """Along a line of weights the gradient is the slope of the loss, everywhere: no jumps, no changed labels.
 
     patchml is looked at without its focal factor ("patchml-cross-entropy"), which is detached on purpose.
     """
-    fit = Fit(name, tmp_path).run(stop_after=10)
+    fit = Fit(name, tmp_path).load(whole(name).saved[10])
     if not fit.method.solvable or name == "patchml":
         return
     assert not fit.method.needs_second_view
@@ -406,57 +454,45 @@ def test_some_methods_are_solvable_and_some_need_no_maps():
 
 
 @every_method
-def test_all_that_changes_is_in_a_part(name, tmp_path):
-    fit = Fit(name, tmp_path)
-
-    def loose():
-        parts = {id(part) for part in fit.parts.values()}
-        return {key: pickle.dumps(value) for key, value in vars(fit.method).items() if id(value) not in parts}
-
-    before = loose()
-    fit.run()
-    assert loose() == before
+def test_all_that_changes_is_in_a_part(name, whole):
+    before, after = whole(name).loose
+    assert after == before
 
 
 @every_method
-def test_parts_hold_flat_names_and_tensors_and_are_written_in_place(name, tmp_path):
-    fit = Fit(name, tmp_path)
-    held = {(part, key): value for part in fit.parts for key, value in fit.parts[part].state_dict().items()}
-    fit.run()
-    for (part, key), value in held.items():
-        assert isinstance(fit.parts[part], Part)
+def test_parts_hold_flat_names_and_tensors_and_are_written_in_place(name, whole):
+    assert all(isinstance(part, Part) for part in whole(name).fit.parts.values())
+    before, after = whole(name).tensors
+    for key, value in before.items():
         assert isinstance(value, torch.Tensor)
-        assert fit.parts[part].state_dict()[key].data_ptr() == value.data_ptr(), (part, key)
+        assert after[key].data_ptr() == value.data_ptr(), key
 
 
 @every_method
-def test_hidden_truth_never_reaches_a_loss(name, tmp_path):
+def test_hidden_truth_never_reaches_a_loss(name, whole, tmp_path):
     lie = dataclasses.replace(DATA, truth=-DATA.truth)
-    honest, deceived = Fit(name, tmp_path / "a").run(), Fit(name, tmp_path / "b", data=lie).run()
+    honest, deceived = whole(name).fit, Fit(name, tmp_path, data=lie).run()
     assert honest.losses == deceived.losses
     assert_same(honest.state(), deceived.state())
 
 
 @every_method
-def test_the_global_generator_is_left_alone(name, tmp_path):
-    state = torch.get_rng_state()
-    numpy_state = np.random.get_state()[1].copy()  # noqa: NPY002
-    Fit(name, tmp_path).run()
-    assert torch.equal(torch.get_rng_state(), state)
-    assert np.array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002
+def test_the_global_generator_is_left_alone(name, whole):
+    before, after = whole(name).generators
+    assert after == before
 
 
 # Stochastic rounding, the start of ROLE and the order of equal scores (float16) draw by cell: another class order is
 # another draw.
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("en-scl-stochastic", "role", "en-cl")])
-def test_classes_permute(name, tmp_path):
+def test_classes_permute(name, whole, tmp_path):
     order = torch.tensor([3, 0, 4, 1, 2])
     other = Scenes(DATA.images, DATA.labels[:, order], DATA.truth[:, order], DATA.boxes, DATA.teacher[:, order])
     net = Net(0)
     with torch.no_grad():
         for parameter in net.head.parameters():
             parameter.copy_(parameter[order])
-    plain, permuted = Fit(name, tmp_path / "a").run(), Fit(name, tmp_path / "b", data=other, net=net).run()
+    plain, permuted = whole(name).fit, Fit(name, tmp_path, data=other, net=net).run()
     # Sums over classes are taken in another order, and a level of uint8 may round to its neighbour.
     assert permuted.losses == pytest.approx(plain.losses, rel=1e-3)
     torch.testing.assert_close(permuted.net.head.weight, plain.net.head.weight[order], rtol=0, atol=1e-3)
@@ -466,8 +502,8 @@ def test_classes_permute(name, tmp_path):
 
 
 @every_method
-def test_a_batch_of_only_unknown_labels_works(name, tmp_path):
-    fit = Fit(name, tmp_path).run(stop_after=9)
+def test_a_batch_of_only_unknown_labels_works(name, whole, tmp_path):
+    fit = Fit(name, tmp_path).load(whole(name).saved[10])
     batch = DATA.batch(fit.epoch, fit.step)
     fit.train(dataclasses.replace(batch, labels=torch.full_like(batch.labels, Label.UNKNOWN)))
     assert np.isfinite(fit.losses[-1])
@@ -476,8 +512,8 @@ def test_a_batch_of_only_unknown_labels_works(name, tmp_path):
 
 
 @every_method
-def test_a_loss_that_is_not_a_number_leaves_the_parts_untouched(name, tmp_path):
-    fit = Fit(name, tmp_path).run(stop_after=9)
+def test_a_loss_that_is_not_a_number_leaves_the_parts_untouched(name, whole, tmp_path):
+    fit = Fit(name, tmp_path).load(whole(name).saved[10])
     batch, before = DATA.batch(fit.epoch, fit.step), fit.parts_now()
     with pytest.raises(FloatingPointError):
         fit.train(dataclasses.replace(batch, images=batch.images * float("nan")))

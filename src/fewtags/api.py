@@ -45,7 +45,7 @@ from fewtags.table.answered import with_answers
 from fewtags.table.merge import common_vocabulary, match_images, merge
 from fewtags.table.overlap import leave_out_measured
 from fewtags.table.table import LabelTable
-from fewtags.text import counted
+from fewtags.text import counted, reading_of
 
 # Settings of [data] that do not concern label files.
 SPLIT_SETTINGS = (
@@ -244,7 +244,8 @@ class Classifier:
         """
         out, cpu = Path(out), self._cpu
         config = self._config(epochs, settings or {}, teacher)
-        val_table = None if val is None else _table(val, val_images or images)
+        with reading_of("val"):
+            val_table = None if val is None else _table(val, val_images or images)
         truth_table = None if truth is None else _table(truth, images)
         if val_table is None and val_images is not None:
             raise ConfigError("val_images is given, but val is not; give the labels of these photos as val.")

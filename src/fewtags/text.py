@@ -14,6 +14,7 @@ MOST_NAMED = 20
 """Largest number of classes or photos that a message names; the others are counted."""
 
 _COMMAND_LINE: ContextVar[bool] = ContextVar("command line", default=False)
+_MEASURED: ContextVar[str] = ContextVar("split whose labels are read", default="")
 _ARGUMENTS = {"json": "to_json()", "method": "objective"}
 """Arguments in Python that have another name than the flag."""
 _FLAGS = {"images": "--images", "complete": "--complete"}
@@ -86,6 +87,16 @@ def command_line() -> Iterator[None]:
         _COMMAND_LINE.reset(token)
 
 
+@contextmanager
+def reading_of(split: str) -> Iterator[None]:
+    """Let messages name the folder of the photos of a split that has labels of its own, see `setting`."""
+    token = _MEASURED.set(split)
+    try:
+        yield
+    finally:
+        _MEASURED.reset(token)
+
+
 def flag(name: str, value: str = "") -> str:
     """Return how the user passes an option: a flag of the command, or an argument in Python.
 
@@ -111,7 +122,12 @@ def setting(name: str, value: str | bool | Sequence[str] = "NAME") -> str:
     >>> with command_line():
     ...     setting("columns", ["cat", "dog"]), setting("images", "FOLDER"), setting("complete", True)
     ('--set data.columns=cat,dog', '--images FOLDER', '--complete')
+    >>> with reading_of("val"):
+    ...     setting("images", "FOLDER")
+    "val_images='FOLDER'"
     """
+    if name == "images" and isinstance(value, str) and _MEASURED.get():
+        return flag(f"{_MEASURED.get()}-images", shlex.quote(value) if _COMMAND_LINE.get() else value)
     if not _COMMAND_LINE.get():
         given = value if isinstance(value, str | bool) else tuple(value)
         return f"{name}={given!r}" if name in ("images", "format") else f"ReadOptions({name}={given!r})"

@@ -1,5 +1,7 @@
 """Exit codes, messages and streams of the command line as a whole."""
 
+import errno
+import io
 import json
 import os
 import subprocess
@@ -195,3 +197,18 @@ def test_completion_script(shell: str) -> None:
     asked = {**os.environ, "_FEWTAGS_COMPLETE": f"source_{shell}"}
     done = subprocess.run([sys.executable, "-m", "fewtags"], env=asked, capture_output=True, text=True, check=True)
     assert f"_FEWTAGS_COMPLETE=complete_{shell}" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("--version",), ("--help",), ("methods",), ("train", "--help")])
+def test_what_is_printed_to_a_full_disk_is_an_error(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(SystemExit) as ended:
+        app([*words], prog_name="fewtags")
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: No space left on device: what the command prints cannot be written.\n"

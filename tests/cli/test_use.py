@@ -79,6 +79,27 @@ def test_evaluate_without_known_negatives(run: Run, model: Path, dataset: Path) 
     assert "hit@1" in result.stdout
 
 
+def test_evaluate_on_photos_that_were_trained_on(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None:
+    """By path, or copied under other names; the model file knows its run folder, and a model elsewhere has none."""
+    line = (
+        "warning: the model was trained on 24 photos of these 24, for example train/0.png; scores on them are too good."
+    )
+    for place in (model, model / "model.safetensors"):
+        assert line in run("evaluate", place, dataset / "train.parquet", "--cpu").stderr
+    assert "trained on" not in run("evaluate", model, dataset / "val.parquet", "--cpu").stderr
+    shutil.copy(model / "model.safetensors", tmp_path)
+    assert (
+        "trained on" not in run("evaluate", tmp_path / "model.safetensors", dataset / "train.parquet", "--cpu").stderr
+    )
+    table = load(dataset / "train.parquet").subset(range(2))
+    for key in table.images.to_pylist():
+        (tmp_path / key).parent.mkdir(exist_ok=True)
+        shutil.copy(dataset / "images" / key, tmp_path / key)
+    save(table, tmp_path / "copies.parquet")
+    copies = run("evaluate", model, tmp_path / "copies.parquet", "--images", tmp_path, "--cpu")
+    assert "warning: the model was trained on 2 photos of these 2" in copies.stderr
+
+
 def test_evaluate_without_a_model(run: Run, dataset: Path) -> None:
     result = run("evaluate", dataset, dataset / "val.parquet")
     assert result.exit_code == 1

@@ -57,6 +57,7 @@ def test_what_is_given(given, values):
         ("t.csv", "cat,0.7\nc2,.5\n"),
         ("t.csv", "\ufeffThreshold;Name\n0,7;cat\n0,5;traffic light\n"),
         ("t.csv", "image\tclass\tthreshold\na.jpg\tcat\t0.7\nb.jpg\tcat\t0.7\nb.jpg\tc2\t0.5\n"),
+        ("t.csv", "sep=;\nclass;threshold\ncat;0,7\nc2;0,5\n"),
         ("t.json", '{"cat": 0.7, "c2": 0.5}'),
         ("t.json", '{"thresholds": [{"class": "cat", "threshold": 0.7}, {"class": "c2", "threshold": 0.5}]}'),
         ("T.JSON", '[{"class": "cat", "threshold": 0.7}, {"class": "c2", "threshold": "0.5"}]'),
@@ -93,6 +94,12 @@ def test_files(tmp_path, name, content):
             ConfigError,
             "the threshold is given twice, as 0.3 (--threshold 0.3) and 0.4 (--threshold 0.4)",
         ),
+        (
+            "cat=0.3,c2=0.4",
+            ConfigError,
+            "--threshold cat=0.3,c2=0.4: expected CLASS=NUMBER; for several classes, repeat",
+        ),
+        ("=0.3", DataError, "--threshold =0.3: the name of the class is missing."),
         (["cat=0.3", "Cat=0.4"], ConfigError, "the threshold of class 'cat' is given twice"),
         ("none.csv", DataError, "none.csv cannot be read: No such file"),
     ],
@@ -107,6 +114,8 @@ def test_refused(given, error, text):
     ("name", "content", "text"),
     [
         ("t.csv", "class,threshold\ncat,0.7\nbrid,0.5\n", "t.csv row 3: 'brid' is not a class of this model"),
+        ("t.csv", "class,threshold\n,0.7\n", "t.csv row 2: the name of the class is missing."),
+        ("t.json", '{"cat": 0.7, "c2": 0.1, "cat": 0.5}', "t.json cannot be read as JSON: 'cat' is there twice"),
         ("t.csv", "class,threshold\ncat,high\n", "t.csv row 2: 'high' is not a threshold"),
         ("t.csv", "class,threshold\ncat\n", "t.csv row 2: 1 cell; expected a class and a threshold."),
         ("t.csv", "a,b,c\n1,2,3\n", "expected the columns class and threshold, found a, b, c."),
@@ -135,3 +144,9 @@ def test_two_classes_of_one_spelling_are_asked_about():
     assert with_thresholds(info, "CAT=0.9")[0].thresholds == (0.1, 0.9, 0.3)
     with pytest.raises(DataError, match="'Cat' could be the classes 'cat' and 'CAT'; write the id of one"):
         with_thresholds(info, "Cat=0.9")
+
+
+def test_a_file_that_is_not_utf8(tmp_path):
+    (tmp_path / "t.csv").write_text("class,threshold\ncat,0.7\n", "utf-16")
+    with pytest.raises(DataError, match=r"t\.csv is not UTF-8; save it as UTF-8\."):
+        with_thresholds(INFO, tmp_path / "t.csv")

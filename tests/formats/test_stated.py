@@ -123,6 +123,18 @@ def test_two_names_of_one_photo():
     assert (clash.reason, clash.kind) == ("is in train and in val; the first of them counts", "splits")
 
 
+def test_a_class_whose_photos_are_all_left_out_is_named():
+    """Photo 1 is missing: with it go the only dog, one of two cats, and the known absence of a bird."""
+    stated = Stated()
+    for image, class_, state in ((0, 0, P), (1, 0, P), (1, 1, P), (0, 2, P), (1, 2, N)):
+        stated.add(image, class_, state=state)
+    classes = ClassNames.of(["cat", "dog", "bird"])
+    table = replace(source(stated, image=(0, -1)), classes=classes).table()
+    assert table.notes.messages == ("labels.xml: 3 labels belong to photos that are left out",)
+    assert table.notes.warnings == ("labels.xml: all photos with 'dog' are left out, so nothing is known of it",)
+    assert not replace(source(stated), classes=classes).table().notes.warnings
+
+
 def test_sources():
     stated = Stated()
     stated.add(0, 0, source=1)

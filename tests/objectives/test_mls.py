@@ -227,3 +227,28 @@ def test_problems_that_do_not_fit_are_refused():
     net, method, _ = golden_method()
     with pytest.raises(ConfigError, match=r"^MLS needs two views of every image; load them from a TrainSet"):
         method.step(net, replace(step_batch(0), second_view=None), Progress(0, 0, 4))
+
+
+@pytest.mark.parametrize("loss", ["bce", "bce_pos", "knn_eq10", "knn_eq2", "knn_eq11"])
+@pytest.mark.parametrize("source", ["both", "features", "projections"])
+def test_what_follows_the_nets_is_float32_inside_autocast(loss, source):
+    """The linear layers keep float32 here, so every bit must be that of a step outside autocast."""
+    found = []
+    for enabled in (False, True):
+        net, method, parts = golden_method(neighbour_loss=loss, source=source, neighbour_from=0)
+        modules = [net, *(part for part in parts.values() if isinstance(part, nn.Module))]
+        for module in modules:
+            for layer in module.float().modules():
+                if isinstance(layer, nn.Linear):
+                    layer.forward = torch.autocast("cpu", enabled=False)(layer.forward)
+        given = step_batch(0)
+        batch = batch_of(given.images.float(), given.second_view.images.float(), given.index)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            out = method.step(net, batch, Progress(0, 0, 4))
+        out.loss.backward()
+        method.commit(net, batch, out)
+        grads = [parameter.grad for module in modules for parameter in module.parameters()]
+        found.append([out.loss, *out.logs.values(), *parts["queues"].state_dict().values(), *grads])
+    assert found[1][0].dtype == torch.float32
+    for inside, outside in zip(*found, strict=True):
+        assert inside is None or torch.equal(torch.as_tensor(inside), torch.as_tensor(outside))

@@ -53,10 +53,17 @@ def main() -> None:
         copy = ["thresholds", str(out / "run"), "--threshold", "0.25", "--store"]
         _try(tally, ended, "thresholds --store", copy, out, count, before=trained)
         for name, command in {
+            "evaluate": ["evaluate", str(trained), data[4], *labels[1:], "--cpu"],
             "evaluate --json": ["evaluate", str(trained), data[4], *labels[1:], "--json", "--cpu"],
             "check --json": ["check", *labels, "--json"],
             "thresholds --json": ["thresholds", str(trained), "--json"],
+            "predict": ["predict", str(trained), photos, "--cpu"],
+            "check": ["check", *labels],
             "config": ["config"],
+            "methods": ["methods"],
+            "doctor": ["doctor"],
+            "--help": ["--help"],
+            "--version": ["--version"],
         }.items():
             fill(disk)
             found = run(command, partial(_print_to, disk / "printed"))

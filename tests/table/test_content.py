@@ -1,6 +1,9 @@
 """Same content: bytes decide, whatever the names, sizes and times say."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -43,6 +46,30 @@ def test_groups_are_those_of_a_slow_comparison(tmp_path_factory: pytest.TempPath
     paths = _write(tmp_path_factory.mktemp("files"), contents)
     slow = {tuple(n for n, other in enumerate(contents) if other == content) for content in contents}
     assert same_content(paths) == sorted(group for group in slow if len(group) > 1)
+
+
+def _noting(function: Callable[..., IO[Any]], names: list[str]) -> Callable[..., IO[Any]]:
+    def called(path: Path, *words: object, **more: object) -> IO[Any]:
+        names.append(path.name)
+        return function(path, *words, **more)
+
+    return called
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split, leaks and check compare the same files one after the other."""
+    paths, opened = _write(tmp_path, [b"a" * 9, b"a" * 9, b"b" * 9]), []
+    monkeypatch.setattr(Path, "open", _noting(Path.open, opened))
+    assert same_content(paths, threads=1) == [(0, 1)]
+    assert sorted(opened) == ["0.jpg", "0.jpg", "1.jpg", "1.jpg", "2.jpg"]  # the tail, then the whole of equal ones
+    opened.clear()
+    assert same_content(paths, threads=1) == [(0, 1)]
+    assert opened == []
+    (tmp_path / "2.jpg").write_bytes(b"a" * 9)
+    os.utime(tmp_path / "2.jpg", (0, 0))
+    opened.clear()
+    assert same_content(paths, threads=1) == [(0, 1, 2)]
+    assert {*opened} == {"2.jpg"}
 
 
 def test_content_groups_number_the_first_copy(tmp_path: Path) -> None:

@@ -51,8 +51,7 @@ class Commands(TyperGroup):
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader closed the pipe; typer exits silently
                 raise
-            place = "" if error.filename is None else f" {error.filename}"
-            _refuse(f"{error.strerror or error}:{place}" if place else str(error), ctx, error)
+            _refuse(_system_message(error), ctx, error)
         except RuntimeError as error:
             if (reason := worker_failure(str(error))) is None:
                 raise
@@ -60,6 +59,25 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             echo("interrupted.", err=True)
             raise typer.Exit(130) from None
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the app; help and the version, which are printed before a command begins, may meet a full disk, too."""
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            if "--debug" in sys.argv:
+                raise
+            echo(f"error: {_system_message(error)}", err=True)
+            sys.exit(1)
+
+
+def _system_message(error: OSError) -> str:
+    """Return a system error as a message; one of printing names no file."""
+    if error.filename is not None:
+        return f"{error.strerror or error}: {error.filename}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return f"{error.strerror}: what the command prints cannot be written."
+    return str(error)
 
 
 def _refuse(message: str, ctx: Any, error: Exception) -> None:

@@ -101,6 +101,8 @@ def class_position(classes: ClassNames, word: str, where: str = "") -> int:
     if alike:
         listed = " and ".join(repr(classes.ids[c]) for c in alike[:MOST_NAMED])
         raise DataError(f"{start}{word!r} could be the classes {listed}; write the id of one.")
+    if not word:
+        raise DataError(f"{start}the name of the class is missing.")
     known = dict.fromkeys((*classes.ids, *classes.display))
     raise DataError(f"{start}{word!r} is not a class of this model{suggest(word, known)}.")
 
@@ -114,6 +116,8 @@ def _collect(classes: ClassNames, given: Iterable[Given]) -> tuple[float | None,
     found: dict[int | None, tuple[float, str]] = {}
     for entry in (entry for one in given for entry in _entries(one)):
         value = _number(entry)
+        if entry.name is not None and "=" in entry.name and entry.name not in (*classes.ids, *classes.display):
+            raise ConfigError(f"{entry.where}: expected CLASS=NUMBER; for several classes, repeat {flag('threshold')}.")
         position = None if entry.name is None else class_position(classes, entry.name, entry.where)
         before, where = found.setdefault(position, (value, entry.where))
         if before != value:
@@ -171,9 +175,11 @@ def _from_file(path: Path) -> Iterator[Entry]:
         if ending == ".csv":
             yield from _rows(path, text)
             return
-        content = json.loads(text) if ending == ".json" else tomllib.loads(text)
+        content = json.loads(text, object_pairs_hook=_unrepeated) if ending == ".json" else tomllib.loads(text)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not UTF-8; save it as UTF-8.") from None
     except (ValueError, RecursionError, csv.Error) as error:  # not UTF-8, JSON, TOML or CSV
         raise DataError(f"{path} cannot be read as {ending[1:].upper()}: {error}.") from None
     if isinstance(content, dict) and isinstance(inside := content.get("thresholds"), dict | list):
@@ -189,11 +195,24 @@ def _from_file(path: Path) -> Iterator[Entry]:
     yield from (Entry(f"{path}, {name}", str(name), value) for name, value in pairs)
 
 
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object of its pairs, of which a parser keeps the last with each name."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        name = next(name for n, (name, _) in enumerate(pairs) if name in dict(pairs[:n]))
+        raise ValueError(f"{name!r} is there twice; remove one")
+    return content
+
+
 def _rows(path: Path, text: str) -> Iterator[Entry]:
     """Yield the thresholds of a CSV with the columns class and threshold, or with two columns in this order."""
-    first = text.partition("\n")[0]
-    delimiter = max(",;\t", key=first.count)
-    rows = [(n, row) for n, row in enumerate(csv.reader(text.splitlines(), delimiter=delimiter), 1) if any(row)]
+    lines = text.splitlines()
+    # Excel begins a file with a line such as "sep=;".
+    stated = lines[0].casefold() if lines else ""
+    begin = int(len(stated) == 5 and stated.startswith("sep="))
+    delimiter = stated[4] if begin else max(",;\t", key=stated.count)
+    read = enumerate(csv.reader(lines[begin:], delimiter=delimiter), begin + 1)
+    rows = [(n, row) for n, row in read if any(row)]
     names = [word.strip().casefold() for word in rows[0][1]] if rows else []
     columns = [0, 1]
     if "threshold" in names and (known := [word for word in _CLASS_COLUMNS if word in names]):

@@ -41,7 +41,7 @@ from fewtags.table.exclusive import ClassGroups
 from fewtags.table.merge import common_vocabulary, match_images
 from fewtags.table.overlap import leave_out_measured
 from fewtags.table.table import Excluded, LabelTable, Notes
-from fewtags.text import counted, flag
+from fewtags.text import counted, flag, reading_of
 
 EVAL_BATCH = 64
 """Photos of an evaluation batch, on a GPU."""
@@ -195,7 +195,9 @@ def read_named(data: DataConfig) -> dict[str, LabelTable]:
     for split, path, folder in (("val", data.val, data.val_images), ("test", data.test, data.test_images)):
         if path:
             shown = " and ".join(paths_of(path))
-            tables[split] = _part_of(_read_measured(data, path, folder, tables["train"]), split, shown)
+            with reading_of(split):
+                measured = _read_measured(data, path, folder, tables["train"])
+            tables[split] = _part_of(measured, split, shown)
             if split in named:
                 said = f"{split}: {shown} is used, and not the {len(named[split]):,} images of split {split!r}"
                 tables["train"] = tables["train"].noting(said)

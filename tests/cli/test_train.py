@@ -14,6 +14,7 @@ from fewtags.config.parse import load_toml
 from fewtags.engine.events import Event, Saved
 from fewtags.engine.methods import METHODS
 from fewtags.engine.train_run import TrainRun as EngineRun
+from fewtags.table.storage import load, write_csv
 
 Run = Callable[..., Result]
 ONE_EPOCH = ("--set", "train.epochs=1")  # where the model does not matter
@@ -281,6 +282,38 @@ def test_interrupted_and_resumed_run_has_the_same_weights(
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "run", trained[0]))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+def test_a_run_of_several_files_is_resumed_from_any_folder(
+    run: Run, dataset: Path, train_command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative paths begin where the run was started; a change of the second file is refused, and undone it is not."""
+    table = load(dataset / "train.parquet")
+    for name, rows in (("a.csv", range(12)), ("b.csv", range(12, 24))):
+        write_csv(table.subset(rows), tmp_path / name)
+    whole, saved = EngineRun.start, []
+
+    def stopped(self: EngineRun) -> Iterator[Event]:
+        for event in whole(self):
+            yield event
+            saved.append(isinstance(event, Saved))
+            if any(saved):
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(EngineRun, "start", stopped)
+    monkeypatch.chdir(tmp_path)
+    command = ("train", "a.csv", "b.csv", "--images", dataset / "images", *train_command[2:])
+    assert run(*command, "--set", "train.epochs=2", "--out", "run").exit_code == 130
+    monkeypatch.chdir(dataset)
+    labels = (tmp_path / "b.csv").read_text()
+    (tmp_path / "b.csv").write_text(labels.replace("positive", "negative", 1))
+    refused = run("resume", tmp_path / "run", "--cpu")
+    assert refused.exit_code == 1
+    assert "labels have changed" in refused.stderr
+    (tmp_path / "b.csv").write_text(labels)
+    resumed = run("resume", tmp_path / "run", "--cpu")
+    assert resumed.exit_code == 0, resumed.stderr
+    assert {*load(tmp_path / "run" / "tables" / "train.parquet").facts["source"].to_pylist()} == {"a.csv", "b.csv"}
 
 
 def test_interrupted_before_the_first_checkpoint(

@@ -41,11 +41,16 @@ def from_array(
     >>> table.matrix.dense().tolist()
     [[1, -1], [0, 1]]
     """
+    if isinstance(images, str):
+        raise DataError(f"images is the text {images!r}; give a list of image names.")
     if isinstance(classes, str):
         raise DataError(f"classes is the text {classes!r}; give a list of names.")
     names = classes if isinstance(classes, ClassNames) else ClassNames.of(map(str, classes))
     try:
-        values = np.asarray(labels, np.float64)
+        values = np.asarray(labels)
+        if values.dtype.kind == "c":
+            raise TypeError("complex numbers")
+        values = values.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"labels is not an array of numbers ({error}); use 1, 0, -1 and NaN.") from None
     expected = (len(images), len(names))

@@ -25,6 +25,7 @@ from fewtags.errors import DataError
 from fewtags.files import replacing
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import CORNERS, FACTS, LabelTable, Notes, implied_facts
+from fewtags.text import some
 
 FORMAT = 1
 """Number of the file format; increased if an older fewtags could misread a file."""
@@ -61,9 +62,24 @@ class _Header(BaseModel):
 def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> None:
     """Write a table to one Parquet file, atomically. The readings, exclusions and warnings of its notes are not stored.
 
-    `keep_root` stores the image folder too. It is off by default: photos move, and a path may reveal private names. If
-    the folder of `path` does not exist, the error is a `DiskError`.
+    A path that ends in .csv gets the text table of `write_csv`. `keep_root` stores the image folder too (not in CSV).
+    It is off by default: photos move, and a path may reveal private names. If the folder of `path` does not exist, the
+    error is a `DiskError`.
+
+    Raises:
+        DataError: another ending, or classes without a label, which a CSV cannot keep.
     """
+    if not isinstance(table, LabelTable):
+        raise DataError(f"save writes a LabelTable, not an object of the type {type(table).__name__}.")
+    ending = Path(path).suffix.lower()
+    if ending == ".csv":
+        if lost := unwritten_classes(table):
+            are = "the class" if len(lost) == 1 else "the classes"
+            raise DataError(f"{path}: a CSV cannot keep {are} without a label, {some(lost)}; save as .parquet.")
+        write_csv(table, path)
+        return
+    if ending != ".parquet":
+        raise DataError(f"{path}: a label table is saved as .parquet or .csv; give a name with one of these endings.")
     index, fact = _rows_by_image(table.facts["image"].to_numpy(), np.arange(len(table), dtype=np.int32))
     taken = _taken(table.facts, fact)
     names = None if table.split_names is None else pc.fill_null(table.split_names, "").dictionary_encode()

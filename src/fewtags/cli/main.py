@@ -19,6 +19,7 @@ from fewtags.cli import (
     pretrain,
     review,
     suggest,
+    teach,
     thresholds,
     train,
     transfer_dense,
@@ -99,7 +100,7 @@ app = typer.Typer(
 )
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Data": (data.check, data.simulate, plan.plan),
-    "Training": (train.train, train.resume, pretrain.pretrain, train.report),
+    "Training": (train.train, train.resume, pretrain.pretrain, teach.teach, train.report),
     "Use": (use.evaluate, use.predict, use.heatmap, thresholds.thresholds, export.export_backbone),
     "Labels from people": (suggest.suggest, review.review),
     "About": (demo.demo, info.methods, info.config, info.doctor),

@@ -63,7 +63,7 @@ def train(
     teacher: Annotated[
         Path | None,
         typer.Option(
-            help="Scores of another model for the training photos, CSV or Parquet, as `fewtags "
+            help="Scores of another model for the training photos, CSV or Parquet, as `fewtags teach` or `fewtags "
             "predict --wide` writes them; methods that use them: bce, assume_negative, expected_negative, em, gr."
         ),
     ] = None,

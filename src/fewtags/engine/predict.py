@@ -26,6 +26,7 @@ from fewtags.labels import Label
 from fewtags.metrics.decisions import Groups, decide_cells
 from fewtags.nets.spatial import SpatialNet
 from fewtags.nets.tscam import coupled_maps
+from fewtags.nets.zero_shot import ZeroShotNet
 from fewtags.photos.dataset import Sample, read_through
 from fewtags.photos.in_memory import NamedImage
 from fewtags.photos.loader import Collate
@@ -102,7 +103,7 @@ class _Files(Dataset[Sample | str]):
 
 
 def predict_photos(
-    net: SpatialNet,
+    net: SpatialNet | ZeroShotNet,
     info: ModelInfo,
     paths: Sequence[Path | NamedImage],
     device: torch.device,
@@ -117,7 +118,7 @@ def predict_photos(
 
 
 def _logits(
-    net: SpatialNet,
+    net: SpatialNet | ZeroShotNet,
     info: ModelInfo,
     paths: Sequence[Path | NamedImage],
     device: torch.device,

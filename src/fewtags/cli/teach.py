@@ -1,0 +1,145 @@
+"""`fewtags teach`: scores of an image-text model, for `fewtags train --teacher`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fewtags.cli.options import Cpu
+from fewtags.cli.progress import counting, echo, say
+from fewtags.errors import ConfigError, DataError
+from fewtags.files import refuse_file
+
+if TYPE_CHECKING:
+    from fewtags.labels import ClassNames
+
+SCORES = ("auto", "softmax", "sigmoid")
+
+
+def teach(
+    photos: Annotated[list[Path], typer.Argument(help="Photos, or folders of photos.")],
+    classes: Annotated[
+        str,
+        typer.Option(help="Your labels (their classes), a text file of a class a line, or a list: cat,dog."),
+    ],
+    out: Annotated[Path, typer.Option(help="File ending in .parquet, .csv or .jsonl.")] = Path("scores.parquet"),
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A model of open_clip, a folder with its open_clip_config.json, or hf-hub:OWNER/NAME; default: "
+            "ViT-B-16-quickgelu, the CLIP of AEVLP."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="A file, or pretrained weights of open_clip (download); default: openai.")
+    ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Text with {} for the class name; default: 'a photo of a {}.'. May be repeated; they are averaged."
+        ),
+    ] = None,
+    names: Annotated[
+        Path | None, typer.Option(help="File with ids and display names (as data.names); prompts use the names.")
+    ] = None,
+    scores: Annotated[
+        str,
+        typer.Option(
+            help="softmax over the classes (CLIP), sigmoid for each class (SigLIP), or auto: what the model was "
+            "trained with."
+        ),
+    ] = "auto",
+    temperature: Annotated[
+        float | None, typer.Option(help="Of the scores; default: what the model learned, 0.01 for CLIP.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Photos per batch.")] = 32,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode photos; 0: none.")] = 0,
+    cpu: Cpu = False,
+) -> None:
+    """Score photos with an image-text model, without training.
+
+    Writes a row for each photo and a column for each class: the table that `fewtags train --teacher` reads. A model of
+    your own needs no `teach`: `fewtags predict RUN PHOTOS --wide --out scores.parquet` writes the same table. Photos
+    that cannot be read are reported and skipped, and the exit code is 1. Needs open_clip: pip install 'fewtags[teach]'.
+
+    \b
+    Examples:
+      fewtags teach photos/ --classes tags.csv --out scores.parquet
+      fewtags teach photos/ --classes cat,dog --prompt "a photo of a {}." --prompt "a drawing of a {}."
+      fewtags teach photos/ --classes classes.txt --model ViT-L-14-336-quickgelu --weights openai
+      fewtags teach photos/ --classes tags.csv --model ViT-B-16-SigLIP --weights webli
+      fewtags train tags.csv --images photos/ --teacher scores.parquet --method em
+    """  # noqa: D301
+    from fewtags.cli.tables import PredictionWriter, escaped_names
+    from fewtags.engine.machine import torch_device
+    from fewtags.engine.predict import find_photos, predict_photos
+    from fewtags.engine.zero_shot import DEFAULT_MODEL, DEFAULT_PROMPT, ZeroShotOptions, make_zero_shot
+
+    if scores not in SCORES:
+        raise ConfigError(f"--scores {scores!r} is not one of {', '.join(SCORES)}.")
+    refuse_file(out, example="scores.parquet")
+    vocabulary = with_names(read_classes(classes), names)
+    paths, notes = find_photos(photos)
+    options = ZeroShotOptions(
+        model=model or DEFAULT_MODEL,
+        weights=weights,
+        prompts=tuple(prompt or (DEFAULT_PROMPT,)),
+        scores=scores,  # type: ignore[arg-type]  # checked above
+        temperature=temperature,
+    )
+    net, info = make_zero_shot(options, vocabulary)
+    writer = PredictionWriter(out, info, True, None)
+    say(*notes, f"scores: {info.method['scores']} of {len(vocabulary):,} classes, temperature {1 / net.scale:.4g}")
+    device = torch_device(cpu)
+    with counting("scoring photos") as tick, writer:
+        found = predict_photos(net, info, paths, device, batch_size=batch_size, workers=workers)
+        for done, one in enumerate(found, 1):
+            writer.add(one)
+            tick(done, len(paths))
+    if writer.escaped:
+        say(escaped_names(writer.escaped))
+    say(*(f"skipped: {failed.error}" for failed in writer.failed))
+    echo(out)
+    if writer.failed:
+        say(f"{len(writer.failed):,} of {len(paths):,} photos could not be read and were skipped.")
+        raise typer.Exit(1)
+
+
+def read_classes(given: str) -> ClassNames:
+    """Return the classes of labels, those in the lines of a text file, or those of a list with commas.
+
+    Raises:
+        DataError: no class is named.
+    """
+    from fewtags.formats.common import clean_name, text_of
+    from fewtags.formats.read import read
+    from fewtags.labels import ClassNames
+
+    path = Path(given)
+    if path.exists() and path.suffix.lower() != ".txt":
+        return read(path).classes
+    words = text_of(path).splitlines() if path.exists() else given.split(",")
+    found = ClassNames.of(dict.fromkeys(name for word in words if (name := clean_name(word))))
+    if not len(found):
+        raise DataError(f"--classes {given!r} names no class; write them as cat,dog, or give a file.")
+    if not path.exists() and len(found) == 1 and (path.suffix or "/" in given):
+        raise DataError(f"--classes {given} does not exist; give your labels, a text file, or classes as cat,dog.")
+    return found
+
+
+def with_names(classes: ClassNames, file: Path | None) -> ClassNames:
+    """Return the classes with the display names of a file."""
+    from fewtags.formats.class_names import read_names
+    from fewtags.labels import ClassNames
+    from fewtags.text import some
+
+    if file is None:
+        return classes
+    names = read_names(file)
+    if not any(i in names for i in classes.ids):
+        raise DataError(f"--names {file}: none of its ids is a class ({some(classes.ids)}).")
+    if unnamed := [i for i in classes.ids if i not in names]:
+        say(f"{file.name}: {some(unnamed)} not in it; the prompt has the name as it is")
+    return ClassNames.of(classes.ids, [names.get(i, n) for i, n in zip(classes.ids, classes.names, strict=True)])

@@ -133,6 +133,12 @@ def test_without_open_clip_the_error_names_the_extra(run, dataset, tmp_path, mon
     assert not (tmp_path / "s.parquet").exists()
 
 
+def test_a_file_that_train_does_not_read_is_refused(run, dataset):
+    result = run("teach", dataset / "images", "--classes", "red,blue", "--out", "s.jsonl")
+    assert result.exit_code == 1
+    assert "--out s.jsonl: expected a file ending in .parquet or .csv" in result.stderr
+
+
 def test_classes_from_words_files_and_labels(tmp_path, dataset):
     assert read_classes("cat, traffic  light,cat").ids == ("cat", "traffic light")
     (tmp_path / "classes.txt").write_text("cat\n\ndog, black\n")

@@ -24,7 +24,7 @@ def teach(
         str,
         typer.Option(help="Your labels (their classes), a text file of a class a line, or a list: cat,dog."),
     ],
-    out: Annotated[Path, typer.Option(help="File ending in .parquet, .csv or .jsonl.")] = Path("scores.parquet"),
+    out: Annotated[Path, typer.Option(help="File ending in .parquet or .csv.")] = Path("scores.parquet"),
     model: Annotated[
         str | None,
         typer.Option(
@@ -79,6 +79,8 @@ def teach(
 
     if scores not in SCORES:
         raise ConfigError(f"--scores {scores!r} is not one of {', '.join(SCORES)}.")
+    if out.suffix.lower() not in (".parquet", ".csv"):
+        raise ConfigError(f"--out {out}: expected a file ending in .parquet or .csv, which --teacher reads.")
     refuse_file(out, example="scores.parquet")
     vocabulary = with_names(read_classes(classes), names)
     paths, notes = find_photos(photos)

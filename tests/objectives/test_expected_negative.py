@@ -68,6 +68,20 @@ def visit(method, batch, epoch):
     return out
 
 
+# --- answers
+
+
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+def test_answers_have_a_weight_in_the_loss(weight):
+    """Logits 0, so every cell that counts has log 2; of 4 cells, two are answered: (2 + 2 w) log 2 / 4 in epoch 0."""
+    labels, answered = int8([[P, N], [U, P]]), int8([[U, N], [U, P]])
+    method = ExpectedNegative(positives_per_image=1.0, scl_weight=0.0, answer_weight=weight)
+    method.setup(NET, problem_of(labels, answered=LabelMatrix.from_dense(answered.numpy())))
+    method.on_epoch_start(0)
+    out = method.step(NET, batch_of(torch.zeros(2, 2), labels), at(0))
+    assert out.loss.item() == pytest.approx((2 + 2 * weight) * np.log(2) / 4)
+
+
 # --- golden
 
 

@@ -306,3 +306,15 @@ def test_state_round_trip_and_refusal():
     )
     with pytest.raises(CheckpointError, match=re.escape(message)):
         ExpectedPositives(3).load_state_dict(expected.state_dict())
+
+
+def test_answers_do_not_change_what_is_frequent():
+    """Drawn positives: 2 of class 0 and 1 of class 1, K = 1.5, 4 images: 1.5 x 4 x (2/3, 1/3) = 4 and 2.
+
+    Two answers found class 1, which has 3 positives then: counted like the others, it would get 3.6; now it gets 3,
+    because so many are known. Class 0 has an answered negative, so at most 3 images can show it.
+    """
+    labels = LabelMatrix.from_dense(np.array([[1, 1], [1, 0], [-1, 1], [0, 1]], np.int8))
+    answered = LabelMatrix.from_dense(np.array([[0, 1], [0, 0], [-1, 1], [0, 0]], np.int8))
+    assert expected_counts(labels, 1.5, answered=answered).tolist() == [3, 3]
+    assert expected_counts(labels, 1.5).tolist() == [2, 4]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fewtags.labels import ClassNames
-from fewtags.table.answered import with_answers
+from fewtags.table.answered import answered, with_answers, without_answers
 from fewtags.table.table import LabelTable
 
 
@@ -98,3 +98,14 @@ def test_without_answers_nothing_changes(make):
     assert with_answers(tables, []) == tables
     out = with_answers(tables, [make("one", ["a"], [])])["train"]
     assert out.fingerprint == tables["train"].fingerprint
+
+
+def test_answered_cells_and_the_others(make):
+    """Facts of answers and of files in one table; an answer that agrees with a file leaves the file's fact."""
+    train = make("one", ["a", "b"], [("a", "cat", 1)])
+    assert answered(train) is None
+    assert without_answers(train) is train
+    answers = make("one", ["b", "a"], [("b", "cat", -1), ("a", "dog", 1), ("a", "cat", 1)], source="answers of first")
+    both = with_answers({"train": train}, [answers])["train"]
+    assert answered(both).dense().tolist() == [[1, 1], [-1, 0]]
+    assert without_answers(both).matrix.dense().tolist() == [[1, 0], [0, 0]]

@@ -49,6 +49,7 @@ from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader
 from fewtags.photos.scan import Tick
 from fewtags.photos.workers import Workers
 from fewtags.stores.shard import Shard
+from fewtags.table.answered import answered
 from fewtags.table.table import LabelTable
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ class TrainRun:
         truth, state = None if tables.truth is None else tables.truth.matrix, self.out / "state"
         problem = make_problem(r, tables.train.matrix, net.head.features_dim, plan.grid, device, self.shard)
         teacher = None if plan.teacher is None else plan.teacher.values
-        problem = replace(problem, state_dir=state, truth=truth, teacher=teacher)
+        problem = replace(problem, state_dir=state, truth=truth, teacher=teacher, answered=answered(tables.train))
         fit = Fit(
             net,
             plan.objective,

@@ -18,6 +18,7 @@ import numpy as np
 
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
+from fewtags.table.answered import ANSWERS
 from fewtags.table.table import LabelTable
 
 ANSWERS_FILE = "answers.sqlite"
@@ -212,7 +213,7 @@ def read_answers(place: Path | str, until: int | None = None) -> list[LabelTable
     by_folder: dict[str, list[Cell]] = {}
     for cell in cells:
         by_folder.setdefault(cell.folder, []).append(cell)
-    return [_table(folder, own, classes, f"answers of {name}") for folder, own in by_folder.items()]
+    return [_table(folder, own, classes, f"{ANSWERS}{name}") for folder, own in by_folder.items()]
 
 
 def _table(folder: str, cells: Sequence[Cell], classes: ClassNames, source: str) -> LabelTable:

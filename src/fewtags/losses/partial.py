@@ -78,6 +78,7 @@ def expected_negative(
     labels: Int8[Tensor, "b c"],
     expected_positive: Bool[Tensor, "b c"],
     *,
+    weight: Float[Tensor, "b c"] | None = None,
     log_eps: float = 0.0,
 ) -> Float[Tensor, ""]:
     """EN: unknown cells are assumed negative, except expected positives, which are ignored (SCL eq. 5).
@@ -85,11 +86,14 @@ def expected_negative(
     mean of: z positive -> -log f; z negative -> -log(1 - f); z unknown -> 0 where expected positive, else -log(1 - f).
 
     As printed, eq. 5 adds -log(1 - f) to an annotated positive that is not an expected positive, and ignores a known
-    negative that is one. Both contradict the annotation, so here the annotation has priority.
+    negative that is one. Both contradict the annotation, so here the annotation has priority. `weight` (not in the
+    paper) multiplies the loss of each cell; the mean is still over all cells.
     """
     positive = labels == Label.POSITIVE
     negative = (labels == Label.NEGATIVE) | ((labels == Label.UNKNOWN) & ~expected_positive)
-    return cross_entropy(logits, positive, negative, log_eps)
+    if weight is None:
+        return cross_entropy(logits, positive, negative, log_eps)
+    return cross_entropy(logits, positive * weight, negative * weight, log_eps)
 
 
 def expected_positive(

@@ -108,6 +108,7 @@ class Problem:
         device: the device of the net. On the device "meta", `setup` must allocate and write nothing.
         state_dir: folder for memory-mapped state; None keeps everything in memory.
         truth: complete labels, if they are known; for diagnostics only.
+        answered: the labels that people answered when they were asked; None if there are none.
         features_dim: d, channels of the net's features; 0 if unknown.
         precision: arithmetic of forward passes that the objective runs itself: "no" (float32), "bf16" or "fp16".
         teacher: scores of a teacher for the cells, float16 [N, C] in 0..1, on the CPU; NaN for no score. None without a
@@ -124,6 +125,7 @@ class Problem:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     state_dir: Path | None = None
     truth: LabelMatrix | None = None
+    answered: LabelMatrix | None = None
     features_dim: int = 0
     precision: str = "no"
     teacher: NDArray[np.float16] | None = None

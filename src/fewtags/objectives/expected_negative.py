@@ -30,6 +30,10 @@ SCL_WEIGHT = 0.1
 """Best mean validation mAP of 0, 0.1 and 1 in docs/results.md."""
 
 
+ANSWER_WEIGHT = 4.0
+"""Better than 1 on the validation photos of docs/review.md."""
+
+
 class Predictions(NamedTuple):
     """Payload of a step: detached float32 probabilities of the training-mode forward."""
 
@@ -84,6 +88,8 @@ class ExpectedNegative(TaughtObjective):
         scores_start: start values of s: 1 for annotated positives and 0 elsewhere ("labels", the paper's), or elsewhere
             the scores of a "teacher" (not in the paper), which then rank the images from the first epoch on, in place
             of the scores of the warm-up. The default of `teacher_weight` is then 0.
+        answer_weight: weight in EN's loss of cells that people answered (`fewtags review`); other cells have 1. Each
+            answer is one of many hard cells that nobody was asked about (not in the paper).
     """
 
     positives_per_image: Annotated[float | None, Range(0, above=True)] = None
@@ -103,6 +109,7 @@ class ExpectedNegative(TaughtObjective):
     heatmap_storage: Literal["memory", "disk"] = "memory"
     score_dtype: Literal["float32", "float16"] = "float32"
     scores_start: Literal["labels", "teacher"] = "labels"
+    answer_weight: Annotated[float, Range(0, above=True)] = ANSWER_WEIGHT
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -275,7 +282,7 @@ class ExpectedNegative(TaughtObjective):
             loss = expected_positive_regularisation(logits, labels, self._mean_count, total=self._problem.shard.sum)
             logs = {"epr": loss.detach()}
         else:  # none: only annotated positives are in the mask
-            loss = expected_negative(logits, labels, expected)
+            loss = expected_negative(logits, labels, expected, weight=self._weights(batch))
             logs = {"en": loss.detach()}
         loss = self.with_distillation(loss, logs, logits, batch)
         ramp = self._ramp(at)
@@ -300,6 +307,13 @@ class ExpectedNegative(TaughtObjective):
         self._scores.update(batch.index, seen.prob, batch.labels)
         if self._heatmaps is not None and seen.prob_maps is not None:
             self._heatmaps.update(batch.index, batch.labels, batch.views, seen.prob_maps)
+
+    def _weights(self, batch: Batch) -> Tensor | None:
+        """Return the weights of the cells in EN's loss, float32 [b, C]; None if all are 1."""
+        if self._problem.answered is None:
+            return None
+        answered = torch.from_numpy(self._problem.answered.rows(batch.index.cpu().numpy())).to(batch.labels.device)
+        return torch.where(answered == Label.UNKNOWN, 1.0, self.answer_weight)
 
     def _own_blocks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Tensor]]:
         """Yield the number and the scores (all images) of this rank's blocks of classes. Collective.
@@ -368,7 +382,7 @@ class ExpectedNegative(TaughtObjective):
             raise ConfigError(f"class_prior has {len(self.class_prior)} shares, but there are {classes} classes.")
         if self.expected_positives == "counted":
             return np.zeros(classes, np.int64)
-        return expected_counts(labels, self.positives_per_image, self.class_prior)
+        return expected_counts(labels, self.positives_per_image, self.class_prior, answered=self._problem.answered)
 
     def _make_heatmaps(self, problem: Problem) -> HeatmapStore:
         samples, classes = problem.labels.shape

@@ -33,6 +33,7 @@ from fewtags.metrics.wsol import component_boxes
 from fewtags.nets.spatial import SpatialNet
 from fewtags.review.calibrate import calibrate, expected_unknown
 from fewtags.review.orders import DEFAULT_ORDER, ORDERS, Cells, choose, gain
+from fewtags.table.answered import without_answers
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
 from fewtags.text import counted, flag
@@ -200,13 +201,13 @@ def run_table(run: Path) -> LabelTable:
 
 
 def run_share(run: Path, info: ModelInfo) -> NDArray[np.float64] | None:
-    """Return `assumed_share` for the training labels of a run; None if the folder has no record of them."""
+    """Return `assumed_share` for the training labels of a run without answers; None if there is no record of them."""
     if not (run / "tables" / "train.parquet").exists():
         return None
     table = run_table(run)
     if table.classes.ids != info.class_ids:
         return None
-    return assumed_share(info, table.matrix.dense())
+    return assumed_share(info, without_answers(table).matrix.dense())
 
 
 def unlabelled(places: Sequence[Path], classes: ClassNames) -> tuple[LabelTable, list[str]]:

@@ -21,7 +21,7 @@ from fewtags.engine.predict import ScoredTable, matched, score_table
 from fewtags.errors import DataError, FewtagsError
 from fewtags.files import write_text
 from fewtags.review.orders import DEFAULT_ORDER
-from fewtags.review.questions import Question, add_evidence, suggest_from
+from fewtags.review.questions import Question, add_evidence, run_share, suggest_from
 from fewtags.table.storage import load, save
 from fewtags.table.table import LabelTable
 
@@ -171,7 +171,15 @@ def make_questions(
         np.concatenate([part.labels for part in parts]),
     )
     tell(Progress("chooses the questions", len(table), len(table)))
-    asked = suggest_from(scored, info, table, order=order or DEFAULT_ORDER, limit=MOST_QUESTIONS, per_class=PER_CLASS)
+    asked = suggest_from(
+        scored,
+        info,
+        table,
+        run_share(run, info),
+        order=order or DEFAULT_ORDER,
+        limit=MOST_QUESTIONS,
+        per_class=PER_CLASS,
+    )
     yield asked
     for start in range(0, len(asked), EVIDENCE_CHUNK):
         tell(Progress("looks for the evidence", start, len(asked)))

@@ -25,6 +25,7 @@ def expected_counts(
     class_prior: Sequence[float] | None = None,
     *,
     normalised: bool = True,
+    answered: LabelMatrix | None = None,
 ) -> NDArray[np.int64]:
     """Return the number of images expected to contain each class: p_i, int64 [C].
 
@@ -41,6 +42,8 @@ def expected_counts(
             same clamp, for every class, and K is not used. Class shares from the annotations, as in eq. (3), can be
             off by a factor of two (COCO: spoon 0.5, bear 2.6).
         normalised: see above.
+        answered: labels that people gave when they were asked. Their positives do not count in count_i, because a class
+            that is asked about more often is found more often; if there are no others, they do (not in the paper).
 
     >>> one_each = LabelMatrix.from_dense(np.eye(4, 2, dtype=np.int8))  # two of four images have a label
     >>> expected_counts(one_each, 1.5).tolist(), expected_counts(one_each, 1.5, normalised=False).tolist()
@@ -48,13 +51,15 @@ def expected_counts(
     """
     images = labels.shape[0]
     annotated = labels.counts(Label.POSITIVE)
+    drawn = annotated if answered is None else np.maximum(annotated - answered.counts(Label.POSITIVE), 0)
+    drawn = drawn if drawn.any() else annotated
     if class_prior is not None:
         expected: NDArray[np.floating] = np.asarray(class_prior, np.float64) * images
     else:
         assert positives_per_image is not None, "give positives_per_image or class_prior"
         # In this order the factor is exactly 1 for one positive per image, so that both forms round alike.
-        scale = images / max(int(annotated.sum()), 1) if normalised else 1.0
-        expected = positives_per_image * annotated * scale
+        scale = images / max(int(drawn.sum()), 1) if normalised else 1.0
+        expected = positives_per_image * drawn * scale
     rounded = np.floor(expected + 0.5).astype(np.int64)
     most: NDArray[np.int64] = images - labels.counts(Label.NEGATIVE)
     clamped: NDArray[np.int64] = np.minimum(np.maximum(rounded, annotated), most)

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fewtags.labels import Label
+from fewtags.labels import Label, LabelMatrix
 from fewtags.table.merge import common_vocabulary, merge
 from fewtags.table.overlap import leave_out_measured
 from fewtags.table.table import LabelTable, Listed, Notes
 from fewtags.text import counted
 
+ANSWERS = "answers of "
+"""How the source of facts that people answered begins."""
 _OVERRULED = ("label contradicts an answer, which counts", "labels contradict an answer, which counts")
 _DISPUTED = ("answer is disputed, so it is unknown", "answers are disputed, so they are unknown")
 
@@ -56,6 +59,26 @@ def with_answers(tables: Mapping[str, LabelTable], answers: Sequence[LabelTable]
         where = " and ".join(f"{count:,} in {split}" for split, count in counts.items())
         out["train"] = out["train"].noting(f"{source}: {where or 'none'}")
     return out
+
+
+def answered(table: LabelTable) -> LabelMatrix | None:
+    """Return the cells of a table that people answered, with their states; None if there are none."""
+    mask = _from_answers(table)
+    if not mask.any():
+        return None
+    none = np.full(len(table), -1, np.int16)
+    return replace(table, facts=table.facts.filter(pa.array(mask)), complete_set=none).matrix
+
+
+def without_answers(table: LabelTable) -> LabelTable:
+    """Return a table without the facts that people answered. What was asked for does not say what is frequent."""
+    mask = _from_answers(table)
+    return replace(table, facts=table.facts.filter(pa.array(~mask))) if mask.any() else table
+
+
+def _from_answers(table: LabelTable) -> NDArray[np.bool_]:
+    sources = table.facts["source"].cast(pa.string())
+    return np.asarray(pc.starts_with(sources, pattern=ANSWERS), np.bool_)
 
 
 def _owners(tables: Mapping[str, LabelTable], given: LabelTable) -> dict[int, tuple[str, str]]:

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forks import Ended, command, forked
 from PIL import Image
+
+import fewtags.report.build
+from fewtags.api import Classifier
+from fewtags.engine.checkpoint import CheckpointFolder
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "write_an_objective.md").read_text("utf-8")
@@ -18,22 +23,20 @@ TINY = (
     *("--set", "augment.size=64", "--set", "train.cached_views=0", "--set", "train.batch_size=4"),
     *("--set", "train.workers=0", "--set", "train.epochs=3", "--set", "train.baseline=false"),
 )
-INTERRUPTED = """
-from fewtags.cli.main import run
-from fewtags.engine.checkpoint import CheckpointFolder
 
-finish, finished = CheckpointFolder.finish, []
 
-def stopping(*args):
-    path = finish(*args)
-    finished.append(path)
-    if len(finished) == 2:
-        raise KeyboardInterrupt
-    return path
+def interrupted():
+    """In a forked process: as if Ctrl-C came after the second checkpoint."""
+    finish, finished = CheckpointFolder.finish, []
 
-CheckpointFolder.finish = stopping
-run()
-"""
+    def stopping(*args):
+        path = finish(*args)
+        finished.append(path)
+        if len(finished) == 2:
+            raise KeyboardInterrupt
+        return path
+
+    CheckpointFolder.finish = stopping
 
 
 @pytest.fixture
@@ -52,68 +55,64 @@ def place(tmp_path):
 
 
 def fewtags(*arguments, folder):
-    """Run the command line in a process of its own, in a folder."""
+    """Run the command line in a new interpreter, in a folder."""
     words = [sys.executable, "-c", "from fewtags.cli.main import run; run()", *map(str, arguments)]
     done = subprocess.run(words, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=300)
-    return done.returncode, done.stdout, done.stderr
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def test_it_trains_resumes_predicts_and_reports(place):
     """An interrupted run is resumed in another folder, to the same bits; the model needs no class of ours."""
-    code, _, err = fewtags("train", "photos", "--method", METHOD, *TINY, "--out", "whole", folder=place)
-    assert code == 0, err
-    assert f"method: {METHOD}" in err
+    done = fewtags("train", "photos", "--method", METHOD, *TINY, "--out", "whole", folder=place)
+    assert done.code == 0, done.err
+    assert f"method: {METHOD}" in done.err
     assert (place / "whole" / "report.html").exists()
     record = json.loads((place / "whole" / "environment.json").read_text("utf-8"))
     assert record["method"] == {"name": METHOD, "growth": 0.002}
     assert record["method_source"]["file"] == str(place / "my_losses.py")
 
-    script = place / "interrupted.py"
-    script.write_text(INTERRUPTED, "utf-8")
-    words = [sys.executable, str(script), "train", "photos", "--method", METHOD, *TINY, "--out", "half"]
-    assert subprocess.run(words, cwd=place, env=os.environ, capture_output=True, timeout=300).returncode == 130
+    words = ("train", "photos", "--method", METHOD, *TINY, "--out", "half")
+    assert command(*words, folder=place, before=interrupted).code == 130
     (place / "elsewhere").mkdir()
-    code, _, err = fewtags("resume", "../half", folder=place / "elsewhere")
-    assert code == 0, err
+    done = command("resume", "../half", folder=place / "elsewhere")
+    assert done.code == 0, done.err
     logits = [np.load(place / run / "evaluation" / "val.npy") for run in ("whole", "half")]
     assert np.array_equal(*logits)
 
     (place / "my_losses.py").unlink()
-    assert fewtags("predict", "../half", "../photos", folder=place / "elsewhere")[0] == 0
-    assert fewtags("evaluate", "half", "photos", folder=place)[0] == 0
-    assert fewtags("report", "half", folder=place)[0] == 0
+    assert command("predict", "../half", "../photos", folder=place / "elsewhere").code == 0
+    assert command("evaluate", "half", "photos", folder=place).code == 0
+    assert command("report", "half", folder=place).code == 0
 
 
 def test_a_run_whose_module_is_gone_says_what_to_do(place):
-    script = place / "interrupted.py"
-    script.write_text(INTERRUPTED, "utf-8")
-    words = [sys.executable, str(script), "train", "photos", "--method", METHOD, *TINY, "--out", "half"]
-    subprocess.run(words, cwd=place, env=os.environ, capture_output=True, timeout=300)
+    command("train", "photos", "--method", METHOD, *TINY, "--out", "half", folder=place, before=interrupted)
     (place / "my_losses.py").unlink()
-    code, _, err = fewtags("resume", "half", folder=place)
-    assert code == 1
-    assert f"cannot find the module 'my_losses' of the method {METHOD}: there is no my_losses.py" in err
+    done = command("resume", "half", folder=place)
+    assert done.code == 1
+    assert f"cannot find the module 'my_losses' of the method {METHOD}: there is no my_losses.py" in done.err
 
 
 def test_settings_are_checked(place):
-    code, _, err = fewtags("train", "photos", "--method", METHOD, "--set", "objective.growth=2", folder=place)
-    assert (code, "growth must be in 0..1, got 2" in err) == (1, True)
-    code, _, err = fewtags("train", "photos", "--method", METHOD, "--set", "objective.grow=0.1", folder=place)
-    assert (code, "did you mean 'objective.growth'?" in err) == (1, True)
+    done = command("train", "photos", "--method", METHOD, "--set", "objective.growth=2", folder=place)
+    assert (done.code, "growth must be in 0..1, got 2" in done.err) == (1, True)
+    done = command("train", "photos", "--method", METHOD, "--set", "objective.grow=0.1", folder=place)
+    assert (done.code, "did you mean 'objective.growth'?" in done.err) == (1, True)
 
 
 def test_the_python_interface_takes_the_object(place):
-    text = """
-import fewtags as ft
-from my_losses import LargeLossRejection
-settings = {"model.backbone": "test_resnet", "train.workers": 0, "train.epochs": 2, "train.baseline": False}
-clf = ft.Classifier(objective=LargeLossRejection(growth=0.1), weights="none", size=64, preset="views", device="cpu")
-clf.fit("photos", out="run", settings=settings)
-print(clf.info_.method)
-"""
-    done = subprocess.run([sys.executable, "-c", text], cwd=place, env=os.environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str({"name": METHOD, "growth": 0.1})
+    def use():
+        from my_losses import LargeLossRejection
+
+        settings = {"model.backbone": "test_resnet", "train.workers": 0, "train.epochs": 2, "train.baseline": False}
+        method = LargeLossRejection(growth=0.1)
+        clf = Classifier(objective=method, weights="none", size=64, preset="views", device="cpu")
+        clf.fit("photos", out="run", settings=settings)
+        print(clf.info_.method)
+
+    done = forked(use, place)
+    assert done.code == 0, done.err
+    assert done.out.strip() == str({"name": METHOD, "growth": 0.1})
 
 
 PULL = """
@@ -137,10 +136,10 @@ def test_a_method_of_pretraining_works_the_same_way(place):
     (place / "my_views.py").write_text(PULL, "utf-8")
     options = ("--backbone", "test_resnet", "--set", "augment.size=64", "--set", "train.workers=0", "--cpu")
     options += ("--set", "train.epochs=2", "--set", "objective.scale=0.5", "--out", "run")
-    code, out, err = fewtags("pretrain", "photos", "--method", "my_views:Pull", *options, folder=place)
-    assert code == 0, err
-    assert "report: run/report.html" in out
-    assert "method: my_views:Pull (scale 0.5)" in err
+    done = command("pretrain", "photos", "--method", "my_views:Pull", *options, folder=place)
+    assert done.code == 0, done.err
+    assert "report: run/report.html" in done.out
+    assert "method: my_views:Pull (scale 0.5)" in done.err
 
 
 def test_it_keeps_the_contract(place):

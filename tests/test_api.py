@@ -630,3 +630,25 @@ def test_data_frames(fitted, scenes, tmp_path):
     assert list(tags.to_pandas().columns) == ["image", "class", "name", "probability", "threshold"]
     assert tags.to_pandas(wide=True).shape == (3, 11)
     assert len(clf.evaluate(scenes.val).to_pandas()) == 10
+
+
+def test_a_teacher_reaches_the_run(scenes, tmp_path, monkeypatch):
+    """As a path, a frame or an array of the rows and classes of `train`; other methods refuse it before training."""
+    given = []
+    monkeypatch.setattr("fewtags.api.fit_tables", lambda config, *_, scores, **__: given.append((config, scores)))
+    monkeypatch.setattr("fewtags.api.load_model", lambda _: (None, None))
+    values = np.linspace(0, 1, 240).reshape(24, 10)
+    names = scenes.train.images.to_pylist()
+    path = tmp_path / "scores.csv"
+    rows = (f"{name},{','.join(map(str, row))}" for name, row in zip(names, values.tolist(), strict=True))
+    path.write_text("\n".join([f"image,{','.join(scenes.train.classes.ids)}", *rows]))
+    for teacher in (values, str(path)):
+        classifier(objective="em").fit(scenes.train, scenes.val, out=tmp_path / "run", teacher=teacher, progress=False)
+    (first, one), (second, two) = given
+    assert (first.data.teacher, second.data.teacher) == ("(tables in memory)", str(path))
+    for scores in (one, two):
+        np.testing.assert_allclose(scores.score, values.reshape(-1))
+        assert scores.images == tuple(names)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="teacher: the method splc cannot use the scores of a teacher"):
+        classifier(objective="splc").fit(scenes.train, scenes.val, out=tmp_path / "run", teacher=values, progress=False)

@@ -120,6 +120,51 @@ def test_nobody_is_expected_where_a_word_says_so(reading, cl_weight):
         assert found.get("expected_positives_per_image", 1.0) == pytest.approx((labels == P).sum() / len(labels))
 
 
+@pytest.mark.parametrize("weights", [{"cl_weight": 0.5, "scl_weight": 0.0}, {"cl_weight": 0.0, "scl_weight": 0.5}])
+def test_epr_with_consistency(weights):
+    """EPR (+ CL or SCL) of table 2 by hand: K = 2 of 3 classes; unknown labels have no loss but the penalty."""
+    labels, logits = int8([[P, U, U], [U, N, P]]), torch.tensor([[1.0, -1.0, 0.5], [0.0, 2.0, -0.5]])
+    method = ExpectedNegative(expected_positives="counted", positives_per_image=2.0, **weights)
+    method.setup(NET, problem_of(labels))
+    f = logits.double().sigmoid()
+    known = -(f[0, 0].log() + (1 - f[1, 1]).log() + f[1, 2].log()) / 6
+    epr = known + ((f.sum(1).mean() - 2) / 3) ** 2
+    for epoch in range(2):
+        method.on_epoch_start(epoch)
+        out = visit(method, batch_of(logits, labels), epoch)
+        assert out.logs["epr"].item() == pytest.approx(epr.item(), rel=1e-5)
+        term = out.logs["cl" if weights["cl_weight"] else "scl"].item()
+        assert term > 0
+        assert out.loss.item() == pytest.approx(epr.item() + 0.5 * term, rel=1e-5)
+    assert not method.solvable
+    assert not method.solvable_warmup
+
+
+def test_a_teacher_ranks_the_photos_from_the_first_epoch_on():
+    """K = 1.5 over two photos and classes: 1.5 of class 0, so p = 2 by rounding: the photo with a score is expected."""
+    labels, teacher = int8([[P, U], [U, P]]), np.array([[0.5, 0.2], [0.9, np.nan]], np.float16)
+    logits = torch.zeros(2, 2)
+    for start, ignored in (("teacher", 2), ("labels", 0)):
+        method = ExpectedNegative(positives_per_image=1.5, scl_weight=0.0, scores_start=start, teacher_weight=0.0)
+        method.setup(NET, problem_of(labels, warmup_epochs=1, teacher=teacher))
+        method.on_epoch_start(0)
+        out = method.step(NET, batch_of(logits, labels), at(0))
+        assert out.loss.item() == pytest.approx((4 - ignored) / 4 * np.log(2), rel=1e-5)
+
+
+def test_distillation_beside_expected_negatives():
+    """teacher_weight times the cross-entropy with the scores is added; a known label has none."""
+    labels, teacher = int8([[P, U], [U, N]]), np.array([[0.5, 0.25], [np.nan, 0.9]], np.float16)
+    logits = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+    losses = []
+    for weight in (0.0, 2.0):
+        method = ExpectedNegative(positives_per_image=1.0, scl_weight=0.0, teacher_weight=weight)
+        method.setup(NET, problem_of(labels, teacher=teacher))
+        losses.append(method.step(NET, batch_of(logits, labels), at(0)).loss.item())
+    f = 1 / (1 + np.exp(-1.0))
+    assert losses[1] - losses[0] == pytest.approx(2 * (-0.25 * np.log(f) - 0.75 * np.log(1 - f)) / 4, rel=1e-4)
+
+
 def test_golden_consistency_with_the_start_values():
     labels = golden_labels("single_positive")
     method = ExpectedNegative(positives_per_image=SCL["K"], cl_weight=1.0, scl_weight=0.0)

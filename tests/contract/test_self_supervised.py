@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import io
 import pickle
 from pathlib import Path
@@ -20,9 +21,58 @@ WORKER = Path(__file__).with_name("self_supervised_worker.py")
 loops = load(WORKER)
 Loop, Net, METHODS = loops.Loop, loops.Net, loops.METHODS
 every_method = pytest.mark.parametrize("name", METHODS)
+STOPS = (2, 6, 10)
 DRAWN = torch.from_numpy(
     np.random.default_rng(0).choice([1, 0, -1], size=(loops.SAMPLES, loops.CLASSES)).astype(np.int8)
 )
+
+
+class WithoutParts(pickle.Pickler):
+    """Writes the parts, wherever they are held, as their names."""
+
+    def __init__(self, file, parts):
+        super().__init__(file)
+        self.names = {id(part): name for name, part in parts.items()}
+
+    def persistent_id(self, held):
+        return self.names.get(id(held))
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A run to the end; its checkpoints by step; what was seen before it, and what is the same afterwards."""
+
+    loop: Loop
+    saved: dict
+    loose: tuple
+    tensors: tuple
+    generators: tuple
+
+
+@functools.cache
+def whole_run(name):
+    """The uninterrupted run of a method, once for all tests that only look at it."""
+    loop, saved = Loop(name), {}
+    before = loose(loop), tensors(loop), generators()
+    for stop in STOPS:
+        saved[stop] = loop.run(stop_after=stop - len(loop.losses)).save()
+    loop.run()
+    return Whole(loop, saved, *zip(before, (loose(loop), tensors(loop), generators()), strict=True))
+
+
+def loose(loop):
+    """The state of a method that is not in its parts."""
+    file = io.BytesIO()
+    WithoutParts(file, loop.parts).dump(vars(loop.method))
+    return file.getvalue()
+
+
+def tensors(loop):
+    return {(name, key): value for name, part in loop.parts.items() for key, value in part.state_dict().items()}
+
+
+def generators():
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()  # noqa: NPY002
 
 
 @every_method
@@ -43,12 +93,9 @@ def test_trained_beats_fresh_on_a_fixed_batch(name):
 @every_method
 def test_an_interrupted_run_is_bitwise_equal(name):
     """Stopped inside an epoch, at the end of one, and after the queues have wrapped."""
-    whole, saved, stops = Loop(name), {}, (2, 6, 10)
-    for stop in stops:
-        saved[stop] = whole.run(stop_after=stop - len(whole.losses)).save()
-    whole.run()
+    whole, saved = whole_run(name).loop, whole_run(name).saved
     assert len(whole.losses) == 12
-    for stop in stops:
+    for stop in STOPS:
         with torch.random.fork_rng():
             torch.manual_seed(999)  # a new process has another global generator
             second = Loop(name, net=Net(5)).load(saved[stop]).run()
@@ -85,45 +132,24 @@ def test_a_step_in_training_changes_the_statistics_of_batchnorm_alone(name):
     assert all(key.endswith(("running_mean", "running_var", "num_batches_tracked")) for key in changed)
 
 
-class WithoutParts(pickle.Pickler):
-    """Writes the parts, wherever they are held, as their names."""
-
-    def __init__(self, file, parts):
-        super().__init__(file)
-        self.names = {id(part): name for name, part in parts.items()}
-
-    def persistent_id(self, held):
-        return self.names.get(id(held))
-
-
 @every_method
 def test_all_that_changes_is_in_a_part(name):
-    loop = Loop(name)
-
-    def loose():
-        file = io.BytesIO()
-        WithoutParts(file, loop.parts).dump(vars(loop.method))
-        return file.getvalue()
-
-    before = loose()
-    loop.run()
-    assert loose() == before
+    before, after = whole_run(name).loose
+    assert after == before
 
 
 @every_method
 def test_parts_hold_flat_names_and_tensors_and_are_written_in_place(name):
-    loop = Loop(name)
-    held = {(part, key): value for part in loop.parts for key, value in loop.parts[part].state_dict().items()}
-    loop.run()
-    for (part, key), value in held.items():
-        assert isinstance(loop.parts[part], Part)
+    assert all(isinstance(part, Part) for part in whole_run(name).loop.parts.values())
+    before, after = whole_run(name).tensors
+    for key, value in before.items():
         assert isinstance(value, torch.Tensor)
-        assert loop.parts[part].state_dict()[key].data_ptr() == value.data_ptr(), (part, key)
+        assert after[key].data_ptr() == value.data_ptr(), key
 
 
 @every_method
 def test_labels_never_matter(name):
-    without, labelled = Loop(name).run(), Loop(name, labels=DRAWN).run()
+    without, labelled = whole_run(name).loop, Loop(name, labels=DRAWN).run()
     assert {int(value) for value in DRAWN.flatten()} == {int(label) for label in Label}
     assert without.losses == labelled.losses
     assert_same(without.state(), labelled.state())
@@ -131,11 +157,8 @@ def test_labels_never_matter(name):
 
 @every_method
 def test_the_global_generator_is_left_alone(name):
-    state = torch.get_rng_state()
-    numpy_state = np.random.get_state()[1].copy()  # noqa: NPY002
-    Loop(name).run()
-    assert torch.equal(torch.get_rng_state(), state)
-    assert np.array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002
+    before, after = whole_run(name).generators
+    assert after == before
 
 
 @every_method

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test stress check lint fix setup clean
+.PHONY: demo test stress browser check lint fix setup clean
 
 demo: setup
 	$(BIN)/fewtags demo
@@ -21,6 +21,12 @@ stress: setup
 	$(BIN)/python tests/stress/disks.py 12
 	$(BIN)/python tests/stress/commands.py
 	$(BIN)/python tests/stress/photo_memory.py 4
+	$(BIN)/python tests/stress/review_kills.py 200
+
+# The review page in Chromium (CHROMIUM=/path; apt-get install chromium).
+browser: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/lock.txt playwright
+	$(BIN)/python -m pytest tests/review/browser.py
 
 check: lint
 	$(BIN)/python -m pytest tests/docs

@@ -6,47 +6,24 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from typer.testing import CliRunner
+from review_runs import make_run, train_command
 
-from fewtags.cli.main import app
-from fewtags.demo_set import make_scenes
 from fewtags.review.app import make_app
 from fewtags.review.review import WORK_FOLDER, Review, opened
-from fewtags.review.scoring import make_questions, questions_file, write_questions
-from fewtags.table.storage import load, write_csv
-
-TINY = (
-    *("--weights", "none", "--preset", "views", "--cpu", "--seed", "1", "--epochs", "2"),
-    *("--set", "model.backbone=test_resnet", "--set", "augment.size=64", "--set", "train.cached_views=1"),
-    *("--set", "train.workers=0", "--set", "train.baseline=false"),
-)
+from fewtags.review.scoring import questions_file
+from fewtags.table.storage import load
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `train.csv`, `scenes/` and the run `first`, whose questions are made already."""
-    folder = tmp_path_factory.mktemp("review")
-    scenes = make_scenes(folder / "scenes", train=24, val=12, test=1, size=64, seed=0)
-    write_csv(scenes.train, folder / "train.csv")
-    write_csv(scenes.val, folder / "val.csv")
-    out, photos = folder / "first", folder / "scenes" / "images"
-    arguments = ("train", folder / "train.csv", "--images", photos, "--val", folder / "val.csv", "--out", out, *TINY)
-    result = CliRunner().invoke(app, [str(word) for word in arguments])
-    assert result.exit_code == 0, (result.stderr, result.exception)
-    table = load(out / "tables" / "train.parquet")
-    first, *evidence = make_questions(out, table, order=None, cpu=True, tell=lambda _: None)
-    better = {(q.image, q.class_): q for part in evidence for q in part}
-    (out / WORK_FOLDER).mkdir()
-    place = questions_file(out / WORK_FOLDER, out, table, None)
-    write_questions(place, [better[q.image, q.class_] for q in first])
-    return folder
+    """A folder with the data and the run of `make_run`."""
+    return make_run(tmp_path_factory.mktemp("review")).parent
 
 
 @pytest.fixture
-def train_arguments(trained: Path) -> tuple[object, ...]:
+def train_arguments(trained: Path) -> tuple[str, ...]:
     """`train` with the settings of that run, without --out."""
-    photos = trained / "scenes" / "images"
-    return ("train", trained / "train.csv", "--images", photos, "--val", trained / "val.csv", *TINY)
+    return train_command(trained)
 
 
 @pytest.fixture

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, final
 from urllib.parse import urlencode
 
+from fewtags.config.parse import load_toml
 from fewtags.engine.model import ModelInfo, model_path, read_info
 from fewtags.engine.run_lock import locked
+from fewtags.engine.runfolder import TRAINING
 from fewtags.errors import DataError
 from fewtags.formats.answers import ANSWERS_FILE, read_answers
 from fewtags.formats.common import clean_name
@@ -97,11 +99,12 @@ class Review:
             asked = [Asked(folder, question) for question in questions]
             (self.queue.load if all_ else self.queue.improve)(asked)
 
-        table = (
-            with_answers({"train": self.table}, read_answers(self.run))["train"]
-            if self.store.answered()
-            else self.table
-        )
+        table = self.table
+        if (
+            model_run != self.run
+        ):  # with the answers that this model was trained with: a later start finds its questions
+            steps = load_toml(model_run / TRAINING.settings).get("data", {}).get("answers_step") or [None]
+            table = with_answers({"train": table}, read_answers(self.run, steps[-1]))["train"]
         self.scoring = Scoring(model_run, table, self.folder, publish, order=self.order, cpu=self.cpu)
 
     def use_new_model(self) -> bool:

@@ -136,10 +136,11 @@ def _work(pipe: Connection, run: Path, asked: Path, known: Path, order: str | No
             questions |= {(q.image, q.class_): q for q in found}
         write_questions(known, [*questions.values()])
         pipe.send(Progress(doing="ready", finished=True))
-    except (FewtagsError, OSError) as error:
-        pipe.send(Progress(error=str(error)))
     except BrokenPipeError:
         pass  # the server has gone
+    except (FewtagsError, OSError) as error:
+        with suppress(BrokenPipeError):
+            pipe.send(Progress(error=str(error)))
 
 
 def make_questions(

@@ -56,7 +56,7 @@ async function deliver() {
   let delay = 250;
   while (memory.length) {
     const action = memory[0];
-    showSaved("saving", "saving…");
+    if (byId("saved").dataset.state !== "lost") showSaved("saving", "saving…");
     let reply, content;
     try {
       reply = await fetch(action.path, {

@@ -155,7 +155,8 @@ function showMarks() {
     Object.assign(mark.style, { left: `${x0}%`, top: `${y0}%`, width: `${x1 - x0}%`, height: `${y1 - y0}%` });
     place.append(mark);
   };
-  if (item.box) put(item.box, "evidence");
+  const area = item.box ? (item.box[2] - item.box[0]) * (item.box[3] - item.box[1]) : 1;
+  if (area < 0.8) put(item.box, "evidence"); // else the model sees it everywhere, and a frame says nothing
   for (const box of item.regions) put(box, box[0] === box[2] && box[1] === box[3] ? "point" : "box");
 }
 

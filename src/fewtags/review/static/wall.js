@@ -5,7 +5,8 @@ const content = readJson("content");
 const CYCLE = { yes: "no", no: "unsure", unsure: "yes" };
 const INVERTED = { no: "yes", yes: "unsure", unsure: "no" };
 let cells = content.questions;
-let inverted = false;
+// Where the model expects fewer than half, the person clicks what is right.
+let inverted = cells.length > 0 && cells.reduce((sum, item) => sum + (item.probability ?? 0.5), 0) / cells.length < 0.5;
 let busy = false;
 let lastProgress = readJson("progress-data");
 const usual = () => (inverted ? "no" : "yes");
@@ -40,7 +41,7 @@ function show() {
     mark(button, item);
     return line;
   }));
-  byId("wall").querySelector("button").focus({ preventScroll: true });
+  if (matchMedia("(pointer: fine)").matches) byId("wall").querySelector("button").focus({ preventScroll: true });
   scrollTo(0, 0);
   watch.start();
 }
@@ -108,13 +109,17 @@ async function skip() {
 
 function invert() {
   inverted = !inverted;
+  for (const item of cells) item.mine = null;
+  title();
+  show();
+}
+
+function title() {
   byId("invert").setAttribute("aria-pressed", String(inverted));
   const name = element("strong", content.name);
   document.querySelector("h1").replaceChildren(inverted ? "Which of these show " : "Which of these do not show ", name, "?");
   byId("hint").textContent = inverted ? "Click what is right; click again if you are unsure. Enter confirms all."
     : "Click what is wrong; click again if you are unsure. Enter confirms all.";
-  for (const item of cells) item.mine = null;
-  show();
 }
 
 function look() {
@@ -159,6 +164,7 @@ async function poll() {
 
 document.addEventListener("DOMContentLoaded", () => {
   for (const [id, action] of Object.entries({ confirm, invert, undo, skip, look })) byId(id).addEventListener("click", action);
+  title();
   show();
   setTimeout(poll, cells.length ? 5000 : 500);
 });

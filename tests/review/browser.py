@@ -1,0 +1,351 @@
+"""The page in Chromium, driven through Playwright: `make browser`. Not part of `make test`.
+
+CHROMIUM names the browser; default: /usr/bin/chromium. Screenshots go to the folder SCREENSHOTS, if it is set.
+"""
+
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from fewtags.formats.answers import read_answers
+from fewtags.review.app import make_app
+from fewtags.review.serve import address, listen
+
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"there is no {CHROMIUM}; set CHROMIUM")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Site:
+    """A real server in a thread, which can be stopped and started again on its port."""
+
+    def __init__(self, review):
+        self.review, self.port = review, None
+        self.start()
+
+    def start(self):
+        bound = listen(port=self.port)
+        self.port = bound.getsockname()[1]
+        self.url = address(bound, "127.0.0.1", self.review.token)
+        self.server = uvicorn.Server(uvicorn.Config(make_app(self.review), log_level="warning", lifespan="off"))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [bound]}, daemon=True)
+        self.thread.start()
+
+    def stop(self):
+        self.server.should_exit = self.server.force_exit = True
+        self.thread.join()
+
+
+@pytest.fixture
+def site(review):
+    made = Site(review)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def visit(chromium, site):
+    """Open a page in a new browser profile; at the end, no error and no request to another host is allowed."""
+    contexts, errors, hosts = [], [], set()
+
+    def open_page(path="/photo", **options):
+        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("request", lambda request: hosts.add(re.sub(r"^\w+://([^/:]*).*", r"\1", request.url)))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda text: errors.append(text.text) if "Content Security" in text.text else None)
+        page.goto(site.url)
+        page.goto(f"http://127.0.0.1:{site.port}{path}")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert errors == []
+    assert hosts <= {"127.0.0.1"}
+
+
+def until(page, script, timeout=20_000):
+    """Wait until a script is true. Playwright's own function for it needs eval, which the page forbids."""
+    end = time.monotonic() + timeout / 1000
+    while not page.evaluate(script):
+        assert time.monotonic() < end, (script, page.inner_text("body"))
+        page.wait_for_timeout(30)
+
+
+def saved(page, count=None):
+    """Wait until everything is saved, and `count` answers are shown."""
+    until(page, "document.getElementById('saved').dataset.state === 'saved'")
+    if count is not None:
+        until(page, f"document.getElementById('count').textContent.startsWith('{count} ')")
+
+
+def question(page):
+    return page.inner_text("#question"), page.get_attribute("#photo", "src")
+
+
+def states(run):
+    """(image, class) -> state of all answers."""
+    found = {}
+    for table in read_answers(run):
+        dense = table.matrix.dense()
+        found |= {
+            (table.images[i].as_py(), table.classes.ids[c]): int(dense[i, c])
+            for i, c in zip(*dense.nonzero(), strict=True)
+        }
+    return found
+
+
+def test_keys(visit, run):
+    page = visit()
+    seen = []
+    for key in "ynuy":
+        seen.append(question(page))
+        page.keyboard.press(key)
+    saved(page, 4)
+    assert len(set(seen)) == 4
+    assert sorted(states(run).values()) == [-1, 1, 1]
+    page.keyboard.press("ArrowLeft")
+    assert question(page) == seen[3]
+    assert "Your answer: yes" in page.inner_text("#said")
+    page.keyboard.press("n")  # changes it
+    saved(page)
+    assert sorted(states(run).values()) == [-1, -1, 1]
+    for key, expected in (("z", [-1, 1, 1]), ("Backspace", [-1, 1]), ("Control+z", [-1, 1]), ("z", [1]), ("z", [])):
+        page.keyboard.press(key)
+        saved(page)
+        page.wait_for_timeout(100)
+        assert sorted(states(run).values()) == expected, key
+    assert question(page) == seen[0]
+    page.keyboard.press("z")
+    until(page, "document.getElementById('saved').textContent === 'nothing to undo'")
+
+
+def test_skip_heatmap_zoom_and_help_by_keyboard(visit):
+    page = visit()
+    first = question(page)
+    page.keyboard.press("f")
+    assert question(page) != first
+    page.keyboard.press("b")
+    assert question(page) == first
+    page.keyboard.press("h")
+    until(page, "document.getElementById('heat').naturalWidth > 0")
+    page.keyboard.press("+")
+    assert "scale(1.5)" in page.get_attribute("#frame", "style")
+    page.keyboard.press("0")
+    assert "scale(1)" in page.get_attribute("#frame", "style")
+    page.keyboard.press("?")
+    assert page.is_visible("#help-dialog")
+    page.keyboard.press("y")  # is for the page, not for the window above it
+    page.keyboard.press("Escape")
+    assert not page.is_visible("#help-dialog")
+    assert page.inner_text("#count") == "0 answers"
+
+
+def test_a_click_is_a_point_and_a_drag_is_a_box(visit, run):
+    page = visit()
+    frame = page.locator("#frame").bounding_box()
+    at = lambda x, y: (frame["x"] + x * frame["width"], frame["y"] + y * frame["height"])  # noqa: E731
+    page.mouse.click(*at(0.25, 0.5))
+    page.mouse.move(*at(0.5, 0.25))
+    page.mouse.down()
+    page.mouse.move(*at(0.7, 0.6))
+    page.mouse.move(*at(0.75, 0.75))
+    page.mouse.up()
+    saved(page, 2)
+    assert (page.locator("#marks .point").count(), page.locator("#marks .box").count()) == (1, 1)
+    (table,) = read_answers(run)
+    boxes = table.locations.boxes.tolist()
+    assert len(boxes) == 2
+    for found, expected in zip(boxes, [[0.25, 0.5, 0.25, 0.5], [0.5, 0.25, 0.75, 0.75]], strict=True):
+        assert found == pytest.approx(expected, abs=0.005)
+    page.keyboard.press("z")
+    saved(page, 1)
+    until(page, "document.querySelectorAll('#marks .box').length === 0")
+
+
+def test_a_wall(visit, run, review):
+    page = visit(f"/wall?class={review.info.class_ids[0]}")
+    cells = page.locator(".cell")
+    count = cells.count()
+    assert count > 3
+    if page.get_attribute("#invert", "aria-pressed") == "true":
+        page.keyboard.press("i")
+    until(page, "[...document.querySelectorAll('.cell img')].every((i) => i.naturalWidth > 0)")
+    cells.nth(1).click()
+    cells.nth(2).click()
+    cells.nth(2).click()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press(" ")  # the fourth is wrong, by keyboard
+    assert page.inner_text("#tally") == f"{count - 3} yes, 2 no, 1 unsure"
+    page.keyboard.press("Enter")
+    saved(page, count)
+    assert sorted(states(run).values()) == [-1, -1, *[1] * (count - 3)]
+    page.keyboard.press("z")
+    saved(page, 0)
+    until(page, f"document.querySelectorAll('.cell').length === {count}")
+    assert states(run) == {}
+
+
+def test_an_inverted_wall(visit, run, review):
+    page = visit(f"/wall?class={review.info.class_ids[0]}")
+    count = page.locator(".cell").count()
+    if page.get_attribute("#invert", "aria-pressed") == "false":
+        page.keyboard.press("i")
+    page.locator(".cell").nth(0).click()
+    page.keyboard.press("Enter")
+    saved(page, count)
+    assert sorted(states(run).values()) == [*[-1] * (count - 1), 1]
+
+
+def test_two_browsers_at_once(visit, run):
+    ann, bob = visit(), visit()
+    asked = set()
+    for _ in range(6):
+        for page in (ann, bob):
+            asked.add(question(page))
+            page.keyboard.press("y")
+    saved(ann), saved(bob)
+    assert len(asked) == 12
+    assert len(states(run)) == 12
+
+
+def test_disagreement_is_shown_to_both(visit, run):
+    ann = visit()
+    ann.keyboard.press("y")
+    saved(ann, 1)
+    bob = visit("/answers")
+    bob.click(".rows a")
+    bob.wait_for_selector("#photo")
+    assert "Others: reviewer 1: yes" in bob.inner_text("#said")
+    bob.keyboard.press("n")
+    saved(bob, 1)
+    assert states(run) == {}
+    bob.goto(bob.url.split("/photo")[0] + "/answers")
+    assert "People disagree about 1" in bob.inner_text("main")
+
+
+def test_reload_in_the_middle(visit):
+    page = visit()
+    page.keyboard.press("y")
+    page.keyboard.press("n")
+    saved(page, 2)
+    before = question(page)
+    page.reload()
+    assert question(page) == before
+    assert page.inner_text("#count") == "2 answers"
+    page.keyboard.press("b")
+    assert "Your answer: no" in page.inner_text("#said")
+
+
+def test_answers_wait_for_a_server_that_is_away(visit, run, site):
+    page = visit()
+    page.keyboard.press("y")
+    saved(page, 1)
+    site.stop()
+    page.keyboard.press("y")
+    page.keyboard.press("n")
+    until(page, "document.getElementById('saved').dataset.state === 'lost'")
+    assert "not saved yet" in page.inner_text("#saved")
+    assert len(states(run)) == 1
+    site.start()
+    saved(page, 3)
+    assert sorted(states(run).values()) == [-1, 1, 1]
+
+
+def test_another_class_and_a_note(visit, run, review):
+    page = visit()
+    hostile = "<img src=x onerror=alert(1)>"
+    page.keyboard.press("t")
+    page.keyboard.type(hostile)
+    page.wait_for_selector("#class-list .new")
+    page.keyboard.press("Enter")
+    until(page, "document.getElementById('question').textContent.includes('<img')")
+    saved(page, 1)
+    assert page.locator("#question img").count() == 0
+    assert [class_ for _, class_ in states(run)] == [hostile]
+    page.keyboard.press("c")
+    page.keyboard.type("<b>too dark</b>")
+    page.keyboard.press("Control+Enter")
+    until(page, "document.getElementById('note-shown').textContent === 'Note: <b>too dark</b>'")
+    saved(page)
+    page.goto(page.url.split("/photo")[0] + "/")
+    assert hostile in page.inner_text("#classes")
+    assert page.locator("#classes img").count() == 0
+
+
+def test_search_of_a_thousand_classes(visit, review):
+    for n in range(1000):
+        review.store.add_class("ann", f"species {n:03}")
+    page = visit("/")
+    page.keyboard.press("/")
+    page.keyboard.type("species 123")
+    assert page.locator("#classes li:visible").count() == 1
+    page.keyboard.type("x")
+    assert page.is_visible("#nothing")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+def test_nothing_is_cut_off(visit, review, scheme, device):
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    options = {"color_scheme": scheme, **(phone if device == "phone" else {})}
+    one_class = review.info.class_ids[0]
+    for name, path in (
+        ("home", "/"),
+        ("photo", "/photo"),
+        ("wall", f"/wall?class={one_class}"),
+        ("answers", "/answers"),
+    ):
+        page = visit(path, **options)
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (name, device)
+        if name == "photo":
+            for id in ("yes", "no", "unsure"):
+                box = page.locator(f"#{id}").bounding_box()
+                assert box["y"] + box["height"] <= page.viewport_size["height"]
+                assert min(box["width"], box["height"]) >= 44
+        if folder := os.environ.get("SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / f"{name}-{device}-{scheme}.png")
+
+
+def test_a_finger_draws_after_mark(visit, run):
+    page = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page.tap("#frame")
+    page.wait_for_timeout(200)
+    assert states(run) == {}
+    page.tap("#mark")
+    page.tap("#frame")
+    saved(page, 1)
+    (table,) = read_answers(run)
+    assert len(table.locations) == 1
+
+
+def test_retrain_and_go_on_with_the_new_model(visit, review, run):
+    page = visit()
+    for key in "yn":
+        page.keyboard.press(key)
+    saved(page, 2)
+    page.goto(page.url.split("/photo")[0] + "/")
+    page.click("#retrain")
+    until(page, "document.getElementById('training').textContent.includes('first-2 trains')")
+    until(page, "document.getElementById('doing').textContent.includes('questions by first-2')", timeout=280_000)
+    assert (run.parent / "first-2" / "model.safetensors").exists()
+    assert (run / "model.safetensors").exists()
+    assert "first-2 is ready" in page.inner_text("#training")
+    assert time.time() > review.retraining.training.began

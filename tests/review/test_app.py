@@ -221,7 +221,7 @@ def test_pictures_are_made_and_kept(visit, review):
     with Image.open(io.BytesIO(reply.content)) as picture:
         assert picture.mode == "RGBA"
         opacity = np.asarray(picture)[:, :, 3]
-        assert (opacity.min(), opacity.max()) == (0, 190)
+        assert (opacity.min(), opacity.max()) == (0, 150)
 
 
 @pytest.mark.parametrize(

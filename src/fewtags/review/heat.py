@@ -22,7 +22,7 @@ KEPT = 64
 """Number of photos whose maps are kept in memory."""
 SIDE = 256
 """Sides of a heatmap picture in pixels; the page stretches it over the photo."""
-STRONGEST = 190
+STRONGEST = 150
 """Opacity, 0..255, of the largest value of a map."""
 COLOURS = np.array([[13, 8, 135], [126, 3, 168], [204, 71, 120], [248, 149, 64], [240, 249, 33]], np.float64)
 """From weak to strong: matplotlib's plasma, as in the report."""
@@ -70,7 +70,7 @@ def paint(map_: NDArray[np.floating], box: tuple[float, float, float, float]) ->
     steps = np.linspace(0, 1, len(COLOURS))
     colour = [np.interp(value, steps, COLOURS[:, channel]) for channel in range(3)]
     pixels = np.zeros((SIDE, SIDE, 4), np.uint8)
-    pixels[y0 : y0 + size[1], x0 : x0 + size[0]] = np.round(np.stack([*colour, STRONGEST * value], -1))
+    pixels[y0 : y0 + size[1], x0 : x0 + size[0]] = np.round(np.stack([*colour, STRONGEST * value**1.5], -1))
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", compress_level=1)
     return file.getvalue()

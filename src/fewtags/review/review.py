@@ -224,7 +224,7 @@ class Review:
             "all": every,
             "seconds": round(seconds, 2),
             "questions": len(self.queue),
-            "disputed": len(self.store.disputed()),
+            "disputed": self.store.disputes,
             "doing": scoring.doing,
             "done": scoring.done,
             "total": scoring.total,

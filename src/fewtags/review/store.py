@@ -91,6 +91,7 @@ class AnswerStore:
             if new:
                 self._db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
             self._cells = {CellKey(c.folder, c.image, c.class_): dict(c.says) for c in read_cells(self._db)}
+            self._disputed = {cell for cell, says in self._cells.items() if settle([*says.values()]) == "disputed"}
             self._totals = {who: (int(count), float(seconds)) for who, count, seconds in self._db.execute(_TOTALS)}
         except sqlite3.OperationalError as error:
             raise DiskError(f"cannot write {path}: {error}; make its folder writable, or make room.") from error
@@ -134,6 +135,7 @@ class AnswerStore:
             if added:
                 for one in given:
                     self._cells.setdefault(one.cell, {})[who] = one.answer
+                    self._mark(one.cell)
                 self._count(who, [one.seconds for one in given], 1)
             return step
 
@@ -220,7 +222,12 @@ class AnswerStore:
     def disputed(self) -> list[tuple[CellKey, dict[str, Answer]]]:
         """Return the cells about which people disagree, with the answer of each."""
         with self._lock:
-            return [(cell, dict(says)) for cell, says in self._cells.items() if settle([*says.values()]) == "disputed"]
+            return [(cell, self.says(cell)) for cell in sorted(self._disputed)]
+
+    @property
+    def disputes(self) -> int:
+        """The number of cells about which people disagree."""
+        return len(self._disputed)
 
     def answered(self) -> dict[CellKey, State]:
         """Return the state of all cells with an answer."""
@@ -292,3 +299,11 @@ class AnswerStore:
         self._cells[cell] = {who: answer for who, answer, _ in rows}
         if not rows:
             del self._cells[cell]
+        self._mark(cell)
+
+    def _mark(self, cell: CellKey) -> None:
+        """Remember whether people disagree about a cell."""
+        if self.state(cell) == "disputed":
+            self._disputed.add(cell)
+        else:
+            self._disputed.discard(cell)

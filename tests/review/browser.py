@@ -83,9 +83,18 @@ def visit(chromium, site):
 def until(page, script, timeout=20_000):
     """Wait until a script is true. Playwright's own function for it needs eval, which the page forbids."""
     end = time.monotonic() + timeout / 1000
-    while not page.evaluate(script):
+    while not _is_true(page, script):
         assert time.monotonic() < end, (script, page.inner_text("body"))
         page.wait_for_timeout(30)
+
+
+def _is_true(page, script):
+    try:
+        return page.evaluate(script)
+    except playwright.Error as error:
+        if "Execution context was destroyed" not in str(error):
+            raise
+        return False  # the page is being loaded again
 
 
 def saved(page, count=None):

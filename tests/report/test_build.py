@@ -370,3 +370,27 @@ def test_weak_maps_of_all_runs_share_one_scale_that_the_page_states(make_run: Ma
     assert "relative scale: 0.10 to 0.40" in {p["scale"] for p in shared}
     assert "relative scale: 0.10 to 0.40" in render(runs)
     assert {row["scale"] for row in over_epochs(runs[0])} == {"relative scale: 0.10 to 0.20"}
+
+
+def test_differences_by_class_are_paired_and_need_enough_positives(make_run: MakeRun) -> None:
+    """Each class of 40 images has at least 26 positives; of 6 images, 4, which is too few for an interval."""
+    runs = [make_run("a", images=40), make_run("b", images=40, quality=3.0)]
+    labels = runs[0].tables["val"].matrix.dense()
+    first, second = (run.logits["val"].astype(np.float64) for run in runs)
+    for row in class_rows(runs, "val"):
+        found, (before, after) = row["difference"], row["runs"]
+        c = [r["name"] for r in runs[0].evaluations["val"]["per_class"]].index(row["name"])
+        assert found["value"] == pytest.approx(after["average_precision"] - before["average_precision"])
+        assert (found["low"], found["high"]) == difference_interval(first[:, [c]], second[:, [c]], labels[:, [c]])
+    few = class_rows([make_run("a", images=6), make_run("b", images=6)], "val")
+    assert {row["difference"]["low"] for row in few} == {None}
+    assert "b − a" in text_of(render(runs))
+    assert {row["difference"] for row in class_rows([make_run("a"), make_run("b", seed=1)], "val")} == {None}
+
+
+def test_photos_and_maps_share_the_width_of_the_page(make_run: MakeRun) -> None:
+    """As many columns as the photo with its maps needs, so that a photo with two maps does not leave half empty."""
+    run = make_run()
+    for photo in cards([run]):
+        assert photo["columns"] == 1 + len(photo["rows"][0]["panels"])
+        assert f'style="--columns:{photo["columns"]}"' in render([run])

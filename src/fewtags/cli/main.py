@@ -17,6 +17,7 @@ from fewtags.cli import (
     info,
     plan,
     pretrain,
+    report,
     review,
     suggest,
     teach,
@@ -100,7 +101,7 @@ app = typer.Typer(
 )
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Data": (data.check, data.simulate, plan.plan),
-    "Training": (train.train, train.resume, pretrain.pretrain, teach.teach, train.report),
+    "Training": (train.train, train.resume, pretrain.pretrain, teach.teach, report.report),
     "Use": (use.evaluate, use.predict, use.heatmap, thresholds.thresholds, export.export_backbone),
     "Labels from people": (suggest.suggest, review.review),
     "About": (demo.demo, info.methods, info.config, info.doctor),

@@ -1,4 +1,4 @@
-"""`fewtags train`, `resume` and `report`; and the settings of commands that read labels."""
+"""`fewtags train` and `resume`; and the settings of commands that read labels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fewtags.cli.follow import finish, follow, is_pretraining, write_report
+from fewtags.cli.follow import finish, follow, is_pretraining
 from fewtags.cli.options import (
     BatchSize,
     Complete,
@@ -24,7 +24,7 @@ from fewtags.cli.options import (
     plain_paths,
     without_none,
 )
-from fewtags.cli.progress import counting, echo, is_main_process, say
+from fewtags.cli.progress import counting, is_main_process, say
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats import check_path, list_formats
 from fewtags.objectives.table import DEFAULT_METHOD, LOCATED_METHOD, METHODS, method_help
@@ -182,33 +182,6 @@ def resume(run: Annotated[Path, typer.Argument(help="Folder of an interrupted ru
         return events
 
     follow(folder, begin, cpu)
-
-
-def report(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    other: Annotated[Path | None, typer.Argument(help="A second run to compare with.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="HTML file; default: report.html (of two runs: compare.html) in the first run's folder."),
-    ] = None,
-) -> None:
-    """Write the report of a run, or of two side by side.
-
-    The report is one HTML file without links to others. `train` writes the report of a single run itself.
-
-    \b
-    Example:
-      fewtags report runs/baseline runs/first --out compare.html
-    """  # noqa: D301
-    from fewtags.engine.runfolder import run_folder
-
-    folder = run_folder(run)
-    if other is None and out is None and is_pretraining(folder):
-        echo(write_report(folder, cpu=False))
-        return
-    from fewtags.report.build import build_report
-
-    echo(build_report([run] if other is None else [run, other], out))
 
 
 def read_settings(

@@ -193,6 +193,11 @@ class ScoredTable:
     unreadable: int = 0
     notes: tuple[str, ...] = ()
 
+    def rows(self, index: NDArray[np.int64]) -> ScoredTable:
+        """Return the photos with these rows in the table, in order."""
+        kept = np.isin(self.index, index)
+        return replace(self, index=self.index[kept], logits=self.logits[kept], labels=self.labels[kept])
+
     def evaluate(self, info: ModelInfo) -> Evaluation:
         """Evaluate the logits at the thresholds of the model.
 

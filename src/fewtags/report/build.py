@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -10,16 +10,20 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
+from numpy.typing import NDArray
 
 from fewtags.engine.clock import clock_line
+from fewtags.engine.evaluate import headline
 from fewtags.errors import ConfigError
 from fewtags.files import refuse_file, write_text
+from fewtags.labels import Label
 from fewtags.metrics.intervals import FEWEST_POSITIVES, difference_interval
 from fewtags.metrics.metric import Metric
 from fewtags.metrics.ranking import ranking_report
 from fewtags.report.figures import COLOURS, curves, png, png_pixels, save_png, score_distributions
 from fewtags.report.gallery import cards, over_epochs
 from fewtags.report.load import RunData, load_run
+from fewtags.report.on_labels import OnLabels, measured
 from fewtags.report.overlay import scale
 from fewtags.table.vocabulary import Matching
 
@@ -46,17 +50,22 @@ TERMS = (
 """The glossary of the page."""
 
 
-def build_report(runs: Sequence[Path], out: Path | None) -> Path:
+def build_report(
+    runs: Sequence[Path], out: Path | None, on: OnLabels | None = None, tell: Callable[[str], None] = lambda _: None
+) -> Path:
     """Write the report of one run or of several runs side by side, and `curves.png` of each; return the file.
 
     Args:
         runs: finished run folders. Classes are matched by id, or by names that differ only in spelling; classes that
             some runs lack are listed.
         out: the HTML file; None: `report.html` in the first folder, `compare.html` there for several.
+        on: labels on which all runs are evaluated; None: only the evaluations that the runs recorded are shown.
+        tell: gets lines for the user about that evaluation, the difference of two runs among them.
 
     Raises:
         CheckpointError: a run is not finished.
         ConfigError: the runs have no common class, or the file cannot be written.
+        DataError: a run cannot be evaluated on the labels.
     """
     page = out or runs[0] / ("report.html" if len(runs) == 1 else "compare.html")
     if page.is_dir():
@@ -71,9 +80,26 @@ def build_report(runs: Sequence[Path], out: Path | None) -> Path:
         raise ConfigError(f"{some} have no class in common; report each on its own.")
     for run in loaded:
         save_png(curves([run]), run.path / "curves.png")
+    notes: list[str] = []
+    if on is not None:
+        loaded, notes = measured(loaded, on)
+        for line in [*notes, *_results_on(loaded, on.name)]:
+            tell(line)
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_text(page, render(loaded, matched))
+    write_text(page, render(loaded, [*matched, *notes]))
     return page
+
+
+def _results_on(runs: Sequence[RunData], split: str) -> Iterator[str]:
+    """Yield the mAP of each run on given labels, and the difference of two runs."""
+    for run in runs:
+        yield from (f"{run.name}, {split}: {line}" for line in headline(run.evaluations[split]))
+    if len(runs) == 2 and "value" in (found := difference(runs, split)):
+        low, high = 100 * found["low"], 100 * found["high"]
+        yield (
+            f"{runs[1].name} - {runs[0].name}: {100 * found['value']:+.1f} mAP (95 % interval over the same images "
+            f"{low:+.1f} .. {high:+.1f}; it does not cover other seeds)"
+        )
 
 
 def render_template(name: str, values: Mapping[str, Any]) -> str:
@@ -159,8 +185,40 @@ def class_rows(runs: Sequence[RunData], split: str) -> list[dict[str, Any]]:
             {**run.evaluations[split]["per_class"][c], "rule": run.evaluations[split]["threshold_rules"][c]}
             for run, c in zip(runs, places, strict=True)
         ]
-        rows.append({"name": each[0]["name"], "runs": each})
+        rows.append({"name": each[0]["name"], "runs": each, "difference": None})
+    if len(runs) == 2 and (pair := _paired(runs, split)) is not None:
+        for position, row in enumerate(rows):
+            row["difference"] = _class_difference(*(part[:, [position]] for part in pair))
     return sorted(rows, key=lambda row: -(row["runs"][0]["average_precision"] or -1.0))
+
+
+def _paired(
+    runs: Sequence[RunData], split: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int8]] | None:
+    """Return the logits [n, c] of two runs for the classes that both know, and the labels; None if these differ."""
+    common = common_classes(runs)
+    tables, columns = [run.tables[split] for run in runs], [_columns(run, common) for run in runs]
+    labels, others = (table.matrix.dense()[:, own] for table, own in zip(tables, columns, strict=True))
+    if not tables[0].images.equals(tables[1].images) or not np.array_equal(labels, others):
+        return None
+    first, second = (run.logits[split][:, own].astype(np.float64) for run, own in zip(runs, columns, strict=True))
+    return first, second, labels
+
+
+def _class_difference(
+    first: NDArray[np.float64], second: NDArray[np.float64], labels: NDArray[np.int8]
+) -> dict[str, float | None] | None:
+    """Return AP of the second run minus that of the first, and its interval if there are enough positives.
+
+    Arrays are [n, 1]; None if the class has no AP.
+    """
+    before, after = (ranking_report(scores, labels).mean_average_precision for scores in (first, second))
+    if np.isnan(before):
+        return None
+    low = high = None
+    if (labels == Label.POSITIVE).sum() >= FEWEST_POSITIVES:
+        low, high = difference_interval(first, second, labels)
+    return {"value": after - before, "low": low, "high": high}
 
 
 def difference(runs: Sequence[RunData], split: str) -> dict[str, Any]:
@@ -171,16 +229,16 @@ def difference(runs: Sequence[RunData], split: str) -> dict[str, Any]:
     Returns:
         `value`, `low`, `high` and `split`; or `why`, the reason why there is no difference.
     """
-    common = common_classes(runs)
-    tables, columns = [run.tables[split] for run in runs], [_columns(run, common) for run in runs]
-    labels, others = (table.matrix.dense()[:, own] for table, own in zip(tables, columns, strict=True))
-    if not tables[0].images.equals(tables[1].images) or not np.array_equal(labels, others):
-        return {"why": f"The runs were measured on different {split} labels, so their difference has no meaning."}
+    if (pair := _paired(runs, split)) is None:
+        return {
+            "why": f"The runs were measured on different {split} labels, so their difference has no meaning. Compare "
+            f"them on the same labels: fewtags report {runs[0].path} {runs[1].path} --on LABELS --images FOLDER"
+        }
     if runs[0].evaluations[split]["mAP"] is None:
         return {"why": ""}
-    logits = [run.logits[split][:, own].astype(np.float64) for run, own in zip(runs, columns, strict=True)]
-    means = [ranking_report(scores, labels).mean_average_precision for scores in logits]
+    first, second, labels = pair
+    means = [ranking_report(scores, labels).mean_average_precision for scores in (first, second)]
     if np.isnan(means[0]):
         return {"why": f"No class that both runs know has known positives and known negatives in {split}."}
-    low, high = difference_interval(logits[0], logits[1], labels)
+    low, high = difference_interval(first, second, labels)
     return {"split": split, "value": means[1] - means[0], "low": low, "high": high, "why": ""}

@@ -19,7 +19,7 @@ from fewtags.report.overlay import HeatScale, overlay
 from fewtags.table.table import LabelTable
 
 # Longest side of the pictures in pixels: sharp on a dense screen, and the page stays below a few megabytes.
-SIDE, SMALL = 360, 200
+SIDE, SMALL = 400, 200
 PROGRESS_PHOTOS, PROGRESS_CLASSES = 2, 3
 
 
@@ -71,7 +71,8 @@ def cards(runs: Sequence[RunData]) -> list[dict[str, Any]]:
             for run, photo in same
         ]
         small = {"picture": jpeg(picture.pixels), "missing": picture.missing}
-        found.append({"split": shown.split, "key": shown.key, **small, "rows": rows})
+        columns = 1 + max(len(photo.panels) for _, photo in same)
+        found.append({"split": shown.split, "key": shown.key, "columns": columns, **small, "rows": rows})
     return found
 
 

@@ -276,7 +276,7 @@ def test_ranks_are_those_of_the_evaluation(drawn):
     scored = score_table(*model, drawn, cpu=True)
     logits = scored.logits.copy()
     logits[0, 1] = 100.0
-    other = ScoredTable(scored.index, logits, scored.labels)
+    other = ScoredTable(index=scored.index, logits=logits, labels=scored.labels)
     report = localise_table(*model, drawn, other, cpu=True, options=SMALL).report
     assert report.ranked.classified[:2].tolist() == [1.0, 0.5]
 
@@ -295,7 +295,7 @@ def test_maps_are_not_kept(tmp_path, monkeypatch):
             yield View.identity(), one
 
     monkeypatch.setattr(localising, "predict_maps", maps)
-    scored = ScoredTable(np.arange(30), np.zeros((30, 3), np.float32), table.matrix.dense())
+    scored = ScoredTable(index=np.arange(30), logits=np.zeros((30, 3), np.float32), labels=table.matrix.dense())
     model = colour_net(32, 8)
     localise_table(*model, table, scored, cpu=True, options=SMALL, tick=lambda *counts: done.append(counts))
     assert len(alive) == 30
@@ -331,7 +331,7 @@ def test_labels_without_boxes_are_refused(tmp_path):
         "localisation needs boxes, but these labels have 2 positive labels of the model's classes with 1 point and no "
         "box; give labels with boxes, or leave localise out."
     )
-    scored = ScoredTable(np.arange(2), np.zeros((2, 3), np.float32), np.zeros((2, 3), np.int8))
+    scored = ScoredTable(index=np.arange(2), logits=np.zeros((2, 3), np.float32), labels=np.zeros((2, 3), np.int8))
     for refused in (
         lambda: refuse_without_boxes(model[1], table),
         lambda: localise_table(*model, table, scored, cpu=True),

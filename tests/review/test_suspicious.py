@@ -51,7 +51,7 @@ def test_planted_errors_come_first():
     for cell in planted:
         labels.flat[cell] *= -1
     info = SimpleNamespace(class_ids=("a", "b", "c"), classes=ClassNames.of("abc"), method={})
-    scored = ScoredTable(np.arange(60), logits.astype(np.float32), labels)
+    scored = ScoredTable(index=np.arange(60), logits=logits.astype(np.float32), labels=labels)
     table = SimpleNamespace(images=pa.array([f"{i}.jpg" for i in range(60)]))
     found = find_suspicious(scored, info, table, truth.mean(0))
     first = {int(s.image[:-4]) * 3 + "abc".index(s.class_) for s in found[:10]}

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewtags.engine.machine import prepare_process
+from fewtags.engine.object_sizes import BY_SIZE, size_metrics
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
 from fewtags.metrics.decisions import DecisionReport, Groups, decision_report, label_cardinality
@@ -189,8 +190,11 @@ def evaluate_logits(
     classes: ClassNames,
     thresholds: NDArray[np.float64],
     groups: Groups = (),
+    sizes: NDArray[np.float64] | None = None,
 ) -> Evaluation:
     """Evaluate logits [N, C] against labels int8 [N, C]; decisions respect `groups` of classes.
+
+    `sizes` [N, C] are those of `cell_sizes`, for mAP by size of the objects.
 
     Raises:
         DataError: there is no image.
@@ -210,6 +214,7 @@ def evaluate_logits(
             *(() if is_counted else positive_only_metrics(scores, labels)),
             *cardinality_metrics(prob, labels, thresholds, groups),
             *complete_metrics(scores, labels),
+            *size_metrics(scores, labels, sizes),
         ),
         ranking=ranking,
         intervals=intervals,
@@ -320,12 +325,14 @@ MOST_LABELS = 5
 
 
 def details(metrics: Iterable[Metric]) -> Iterator[str]:
-    """Yield a line for the details among the metrics that are defined, with the number of images behind each."""
-    shown = [
-        f"{metric} ({counted(metric.count, 'image')})" for metric in metrics if metric.is_detail and metric.is_defined
-    ]
-    if shown:
-        yield f"Completely labelled images: {', '.join(shown)}."
+    """Yield a line for each kind of detail among the metrics that are defined, with the number of items behind each."""
+    shown = [metric for metric in metrics if metric.is_detail and metric.is_defined]
+    sized = [metric for metric in shown if metric.key.startswith(BY_SIZE)]
+    complete = [metric for metric in shown if metric not in sized]
+    kinds = (("Completely labelled images", complete, "image"), ("Positive labels with a box", sized, "label"))
+    for head, found, item in kinds:
+        if found:
+            yield f"{head}: {', '.join(f'{metric} ({counted(metric.count, item)})' for metric in found)}."
 
 
 NO_POSITIVE = "no known positive, so there is nothing to rank"

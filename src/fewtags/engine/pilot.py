@@ -266,7 +266,7 @@ def _measure(run: Path, measured: LabelTable, cpu: bool) -> dict[str, float]:
     net, info = load_model(run)
     if has_boxes(info, measured):
         logits = np.load(run / "evaluation" / "val.npy", allow_pickle=False)
-        scored = ScoredTable(np.arange(len(measured)), logits, measured.matrix.dense())
+        scored = ScoredTable(index=np.arange(len(measured)), logits=logits, labels=measured.matrix.dense())
         report = localise_table(net, info, measured, scored, cpu=cpu, options=WITHOUT_BOXES).report
         if not math.isnan(report.ranked.map_loc):
             found["mAP_loc"] = report.ranked.map_loc

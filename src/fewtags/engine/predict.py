@@ -18,6 +18,7 @@ from fewtags.engine.evaluate import Evaluation, Logits, evaluate_logits, sigmoid
 from fewtags.engine.gallery import class_maps
 from fewtags.engine.machine import prepare_process, torch_device
 from fewtags.engine.model import ModelInfo, make_policy
+from fewtags.engine.object_sizes import cell_sizes
 from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.formats.folder import walk
 from fewtags.formats.locate import is_photo
@@ -175,7 +176,7 @@ def predict_maps(
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ScoredTable:
     """The logits of a model for the readable photos of a table, with their labels.
 
@@ -183,6 +184,7 @@ class ScoredTable:
         index: int64 [n], rows of the photos in the table.
         logits: float32 [n, C], for the model's classes.
         labels: int8 [n, C], values of `Label`; classes that the table does not have are unknown.
+        sizes: float64 [n, C] of the objects, see `cell_sizes`; None without boxes.
         unreadable: number of photos that could not be read.
         notes: messages about what was left out.
     """
@@ -190,13 +192,15 @@ class ScoredTable:
     index: NDArray[np.int64]
     logits: Logits
     labels: NDArray[np.int8]
+    sizes: NDArray[np.float64] | None = None
     unreadable: int = 0
     notes: tuple[str, ...] = ()
 
     def rows(self, index: NDArray[np.int64]) -> ScoredTable:
         """Return the photos with these rows in the table, in order."""
         kept = np.isin(self.index, index)
-        return replace(self, index=self.index[kept], logits=self.logits[kept], labels=self.labels[kept])
+        sizes = None if self.sizes is None else self.sizes[kept]
+        return replace(self, index=self.index[kept], logits=self.logits[kept], labels=self.labels[kept], sizes=sizes)
 
     def evaluate(self, info: ModelInfo) -> Evaluation:
         """Evaluate the logits at the thresholds of the model.
@@ -204,7 +208,8 @@ class ScoredTable:
         Raises:
             DataError: there is no photo.
         """
-        result = evaluate_logits(self.logits, self.labels, info.classes, np.array(info.thresholds), info.groups)
+        thresholds = np.array(info.thresholds)
+        result = evaluate_logits(self.logits, self.labels, info.classes, thresholds, info.groups, self.sizes)
         return replace(result, unreadable=self.unreadable)
 
 
@@ -251,7 +256,15 @@ def score_table(
         lost = counted(len(unknown), "class", "classes")
         notes.insert(0, f"left out: {lost} that the model does not know ({named})")
     notes[:0] = [*alike.messages, *(f"warning: {text}" for text in alike.warnings), *follows]
-    return ScoredTable(read, logits[read], labels[read], len(errors), tuple(notes))
+    sizes = cell_sizes(table, info.classes)
+    return ScoredTable(
+        index=read,
+        logits=logits[read],
+        labels=labels[read],
+        sizes=None if sizes is None else sizes[read],
+        unreadable=len(errors),
+        notes=tuple(notes),
+    )
 
 
 def matched(info: ModelInfo, table: LabelTable) -> tuple[LabelTable, Notes]:

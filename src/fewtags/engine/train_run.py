@@ -29,6 +29,7 @@ from fewtags.engine.gallery import Gallery, save_gallery
 from fewtags.engine.machine import prepare_process
 from fewtags.engine.methods import changed_source, settings_models
 from fewtags.engine.model import ModelInfo, make_policy, save_model
+from fewtags.engine.object_sizes import cell_sizes
 from fewtags.engine.plan import EVAL_BATCH, RunPlan, Tables, can_rank, class_groups, derive, head_plan, make_problem
 from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
 from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
@@ -394,7 +395,8 @@ def write_evaluation(
     """Evaluate logits; write `evaluation/<name>.json` and `evaluation/<name>.npy`."""
     folder = out / "evaluation"
     folder.mkdir(exist_ok=True)
-    result = evaluate_logits(logits, table.matrix.dense(), table.classes, thresholds.values, groups)
+    sizes = cell_sizes(table, table.classes)
+    result = evaluate_logits(logits, table.matrix.dense(), table.classes, thresholds.values, groups, sizes)
     rules = [str(rule) for rule in thresholds.rules]
     write_text(folder / f"{name}.json", json.dumps({**result.to_dict(), "threshold_rules": rules}, indent=1))
     write_array(folder / f"{name}.npy", logits)

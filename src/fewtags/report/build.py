@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from numpy.typing import NDArray
 
 from fewtags.engine.clock import clock_line
-from fewtags.engine.evaluate import headline
+from fewtags.engine.evaluate import details, headline
 from fewtags.errors import ConfigError
 from fewtags.files import refuse_file, write_text
 from fewtags.labels import Label
@@ -134,6 +134,7 @@ def render(runs: Sequence[RunData], matched: Sequence[str] = ()) -> str:
         "progress": [(run.name, over_epochs(run)) for run in runs],
         "scale": png_pixels(scale()),
         "clock_line": clock_line,
+        "details": details,
         "badges": BADGES,
         "terms": TERMS,
     }

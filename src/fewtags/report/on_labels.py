@@ -8,7 +8,6 @@ from typing import final
 
 import numpy as np
 
-from fewtags.engine.evaluate import evaluate_logits
 from fewtags.engine.model import load_model
 from fewtags.engine.predict import ScoredTable, score_table
 from fewtags.engine.trained_on import trained_on
@@ -59,8 +58,6 @@ def measured(runs: Sequence[RunData], on: OnLabels) -> tuple[list[RunData], list
 
 def _with(run: RunData, scored: ScoredTable, on: OnLabels) -> RunData:
     info, keys = run.info, on.table.images.take(scored.index).to_pylist()
-    thresholds = np.array(info.thresholds)
-    evaluation = evaluate_logits(scored.logits, scored.labels, info.classes, thresholds, info.groups)
     image, class_ = np.nonzero(scored.labels)
     table = LabelTable.build(
         keys,
@@ -71,7 +68,7 @@ def _with(run: RunData, scored: ScoredTable, on: OnLabels) -> RunData:
         source=on.name,
         root=on.table.root,
     )
-    content = {**evaluation.to_dict(), "threshold_rules": list(info.threshold_rules)}
+    content = {**scored.evaluate(info).to_dict(), "threshold_rules": list(info.threshold_rules)}
     return replace(
         run,
         evaluations={**run.evaluations, on.name: content},

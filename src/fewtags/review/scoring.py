@@ -163,13 +163,13 @@ def make_questions(
         except DataError as error:  # of 64 photos, none can be read
             problem = error
             continue
-        parts.append(ScoredTable(part.index + start, part.logits, part.labels))
+        parts.append(ScoredTable(index=part.index + start, logits=part.logits, labels=part.labels))
     if not parts:
         raise problem or DataError("there is no photo to ask about.")
     scored = ScoredTable(
-        np.concatenate([part.index for part in parts]),
-        np.concatenate([part.logits for part in parts]),
-        np.concatenate([part.labels for part in parts]),
+        index=np.concatenate([p.index for p in parts]),
+        logits=np.concatenate([p.logits for p in parts]),
+        labels=np.concatenate([p.labels for p in parts]),
     )
     tell(Progress("chooses the questions", len(table), len(table)))
     asked = suggest_from(

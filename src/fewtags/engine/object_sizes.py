@@ -1,0 +1,83 @@
+"""mAP by the size of the objects (Verelst et al., WACV 2023, supplement D and fig. D.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewtags.labels import ClassNames, Label
+from fewtags.metrics.metric import Metric
+from fewtags.metrics.ranking import ranking_report
+from fewtags.table.table import LabelTable
+
+BY_SIZE = "mAP_by_size"
+"""Name of the group of metrics in JSON."""
+BINS = ("small", "medium", "large")
+FEWEST_SIZED = 30
+"""Fewer positive labels with a box are not divided into bins."""
+
+
+def cell_sizes(table: LabelTable, classes: ClassNames) -> NDArray[np.float64] | None:
+    """Return the size of the object in each positive cell, float64 [n, C] for these classes; None without any box.
+
+    The size is the share of the image that the largest box of the class covers. The paper gives an annotation the area
+    of its box and does not say what it does with several objects of a class; the largest one is what a model needs to
+    see. Cells without a box (tags and points) are nan.
+    """
+    row, number, boxes = table.locations.rows(np.arange(len(table)))
+    area = np.prod(boxes[:, 2:].astype(np.float64) - boxes[:, :2], axis=1)
+    at = np.array([classes.index(i) if i in classes else -1 for i in table.classes.ids], np.int64)[number]
+    kept = (area > 0) & (at >= 0)
+    if not kept.any():
+        return None
+    sizes = np.full((len(table), len(classes)), -np.inf)
+    np.maximum.at(sizes, (row[kept], at[kept]), area[kept])
+    sizes[np.isinf(sizes)] = np.nan
+    return sizes
+
+
+def size_metrics(
+    scores: NDArray[np.float64], labels: NDArray[np.int8], sizes: NDArray[np.float64] | None
+) -> Iterator[Metric]:
+    """Yield the mAP of small, medium and large objects; nothing with fewer than 30 positive cells with a size.
+
+    The positive cells with a size are divided into three bins of equal number (up to equal sizes). The mAP of a bin has
+    its positives and all negatives, since negatives have no size; other positives do not count. Bins have other classes
+    and other shares of positives, so two models are compared in one bin, and not two bins of one model.
+
+    Args:
+        scores: float64 [n, C].
+        labels: int8 [n, C], values of `Label`.
+        sizes: [n, C], see `cell_sizes`.
+    """
+    if sizes is None:
+        return
+    sized = (labels == Label.POSITIVE) & ~np.isnan(sizes)
+    if sized.sum() < FEWEST_SIZED:
+        return
+    ends = np.quantile(sizes[sized], np.arange(len(BINS) + 1) / len(BINS))
+    bin_of = np.where(sized, np.searchsorted(ends[1:-1], np.nan_to_num(sizes), side="left"), -1)
+    for number, name in enumerate(BINS):
+        own = bin_of == number
+        ranking = ranking_report(scores, np.where((labels == Label.POSITIVE) & ~own, Label.UNKNOWN, labels))
+        low, high = ends[number], ends[number + 1]
+        yield Metric(
+            key=f"{BY_SIZE}.{name}",
+            label=f"mAP of {name} objects ({_percent(low)} to {_percent(high)} % of the image)",
+            value=ranking.mean_average_precision,
+            count=int(own.sum()),
+            items="positive labels",
+            why="no class has both known positives of this size and known negatives",
+            is_detail=True,
+        )
+
+
+def _percent(share: float) -> str:
+    """Write a share in per cent with two digits.
+
+    >>> _percent(0.00123), _percent(0.5), _percent(1.0)
+    ('0.12', '50', '100')
+    """
+    return f"{100 * share:.2g}" if share < 0.995 else f"{100 * share:.0f}"

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmark_regions import cells_of_masks
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -14,7 +13,7 @@ from fewtags.batched_views import stack_views
 from fewtags.errors import ConfigError
 from fewtags.geometry import View
 from fewtags.labels import Label, Places
-from fewtags.patches import SLACK, cells_of_boxes, locations_to_crop, patch_labels
+from fewtags.patches import SLACK, cells_of_boxes, cells_of_masks, locations_to_crop, patch_labels
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "patch_losses.json").read_text())["own"]
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN

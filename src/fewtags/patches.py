@@ -122,6 +122,28 @@ def patch_labels(
     return patches, labels.masked_fill(positive & known & ~shown, Label.UNKNOWN)
 
 
+def cells_of_masks(
+    masks: Bool[Tensor, "m H W"] | Float[Tensor, "m H W"], grid: tuple[int, int], coverage: float = 0.5
+) -> Bool[Tensor, "m h w"]:
+    """Return the cells that each mask fills, by the rule of `cells_of_boxes`; an empty mask fills none.
+
+    Masks cover the whole crop at any resolution: True, or the share 0..1 of a pixel that belongs to the object. Pixels
+    on the border of two cells count for both, by area. Raises ConfigError if `coverage` is out of range.
+    """
+    with torch.autocast(masks.device.type, enabled=False):
+        pixels = masks.to(torch.float32)
+        rows, columns = (_pixels(side, cells, masks.device) for side, cells in zip(masks.shape[1:], grid, strict=True))
+        share = rows.T @ pixels @ columns
+    flat = share.flatten(1)
+    return filled_cells(share, flat.argmax(1), coverage) & (flat.amax(1) > 0)[:, None, None]
+
+
+def _pixels(side: int, cells: int, device: torch.device) -> Float[Tensor, "side cells"]:
+    """Share of each cell that lies in each pixel, along one side."""
+    edges = torch.linspace(0, 1, side + 1, device=device)
+    return shares_of_cells(edges[:-1], edges[1:], cells)
+
+
 def shares_of_cells(low: Float[Tensor, "m"], high: Float[Tensor, "m"], cells: int) -> Float[Tensor, "m cells"]:
     """Share of each of `cells` equal parts of 0..1 that is inside each interval low..high."""
     first = torch.arange(cells, dtype=low.dtype, device=low.device)

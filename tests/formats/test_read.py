@@ -42,6 +42,15 @@ def one_of_each(tmp_path):
     }
     shapes = '<annotations><image name="a.jpg" width="2" height="1"><tag label="cat"/></image></annotations>'
     touch(tmp_path / "cvat/annotations.xml", shapes)
+    for folder in ("hill", "real"):
+        touch(tmp_path / folder / "classes.txt", "cat\n")
+    touch(tmp_path / "real/a.jpg")
+    touch(tmp_path / "nus/ConceptsList/Concepts81.txt", "cat\n")
+    touch(tmp_path / "nus/ImageList/Imagelist.txt", "a.jpg\n")
+    touch(tmp_path / "nus/AllLabels/Labels_cat.txt", "1\n")
+    touch(tmp_path / "cub/images.txt", "1 a.jpg\n")
+    touch(tmp_path / "cub/attributes/attributes.txt", "1 cat\n")
+    touch(tmp_path / "cub/attributes/image_attribute_labels.txt", "1 1 1 3 2.5\n")
     ids, zeros = ClassNames.of(["cat"]), np.zeros(1, np.int64)
     save(LabelTable.build(["a.jpg"], ids, image=zeros, class_=zeros, state=zeros + 1), tmp_path / "t.parquet")
     return {
@@ -61,12 +70,27 @@ def one_of_each(tmp_path):
         "labelstudio": touch(tmp_path / "ls.json", json.dumps([task])),
         "cvat": tmp_path / "cvat",
         "cvat xml": tmp_path / "cvat/annotations.xml",
+        "hill": touch(tmp_path / "hill/list.txt", "a.jpg,0\n"),
+        "real": touch(tmp_path / "real/real.json", "[[0]]"),
+        "nuswide": tmp_path / "nus",
+        "cub": tmp_path / "cub",
         "parquet": tmp_path / "t.parquet",
     }
 
 
 KINDS = ("folder", "voc", "voc xml", "voc lists", "coco", "csv", "tsv", "txt", "points", "yolo", "yolo yaml")
-KINDS += ("openimages", "openimages csv", "labelstudio", "cvat", "cvat xml", "parquet")
+KINDS += (
+    "openimages",
+    "openimages csv",
+    "labelstudio",
+    "cvat",
+    "cvat xml",
+    "hill",
+    "real",
+    "nuswide",
+    "cub",
+    "parquet",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)

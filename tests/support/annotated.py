@@ -196,6 +196,48 @@ def _parquet(root: Path, photos: Sequence[Photo]) -> Path:
     return root / "table.parquet"
 
 
+def _numbers(photo: Photo) -> list[int]:
+    return sorted({CLASSES.index(name) for name, *_ in photo.boxes})
+
+
+def _hill(root: Path, photos: Sequence[Photo]) -> Path:
+    write_text(root / "classes.txt", "\n".join(CLASSES))
+    lines = [f"{photo.name}.jpg, {' '.join(map(str, _numbers(photo)))}\n" for photo in photos]
+    return write_text(root / "list.txt", "".join(lines))
+
+
+def _real(root: Path, photos: Sequence[Photo]) -> Path:
+    """The lists are in the order of the names of the photos."""
+    write_text(root / "classes.txt", "\n".join(CLASSES))
+    ordered = sorted(photos, key=lambda photo: photo.name)
+    return write_text(root / "real.json", json.dumps([_numbers(photo) for photo in ordered]))
+
+
+def _nuswide(root: Path, photos: Sequence[Photo]) -> Path:
+    write_text(root / "ConceptsList/Concepts81.txt", "".join(f"{name}\r\n" for name in CLASSES))
+    for split in {photo.split for photo in photos}:
+        own = [photo for photo in photos if photo.split == split]
+        title, end = split.title(), f"_{split.title()}" * bool(split)
+        write_text(root / f"ImageList/{title}Imagelist.txt", "".join(f"{photo.name}.jpg\r\n" for photo in own))
+        for c, name in enumerate(CLASSES):
+            folder = "TrainTestLabels" if split else "Groundtruth/AllLabels"
+            column = "".join(f"{int(c in _numbers(photo))}\n" for photo in own)
+            write_text(root / folder / f"Labels_{name}{end}.txt", column)
+    return root
+
+
+def _cub(root: Path, photos: Sequence[Photo]) -> Path:
+    write_text(root / "attributes.txt", "".join(f"{c} {name}\n" for c, name in enumerate(CLASSES, 1)))
+    write_text(root / "images.txt", "".join(f"{i} {photo.name}.jpg\n" for i, photo in enumerate(photos, 1)))
+    rows = [
+        f"{i} {c + 1} {int(c in _numbers(photo))} 3 27.7{' 0' * (i == 1)}\n"
+        for i, photo in enumerate(photos, 1)
+        for c in range(len(CLASSES))
+    ]
+    write_text(root / "attributes/image_attribute_labels.txt", "".join(rows))
+    return root
+
+
 @dataclass(frozen=True, kw_only=True)
 class Writer:
     """How the photos are written in a format, and what the format can say.
@@ -233,6 +275,23 @@ WRITERS = {
     ),
     "labelstudio": Writer(write=_labelstudio, splits=False, broken=("tasks.json", '"x": 25.0, "y"', '"x": "?", "y"')),
     "cvat": Writer(write=_cvat, broken=("annotations.xml", 'xtl="10"', 'xtl="x"')),
+    "hill": Writer(
+        write=_hill, located=False, declares_size=False, splits=False, broken=("list.txt", "b.jpg, 1", "b.jpg, x")
+    ),
+    "real": Writer(
+        write=_real,
+        located=False,
+        declares_size=False,
+        splits=False,
+        looks_for_photos=False,
+        broken=("real.json", "[0, 1], [1]", '[0, 1], ["x"]'),
+    ),
+    "nuswide": Writer(
+        write=_nuswide, located=False, declares_size=False, broken=("**/Labels_owl.txt", "0\n0\n1\n0", "0\nx\n1\n0")
+    ),
+    "cub": Writer(
+        write=_cub, located=False, declares_size=False, splits=False, broken=("attributes/image*.txt", "2 2 1", "2 2 x")
+    ),
     "parquet": Writer(write=_parquet, declares_size=False, looks_for_photos=False),
 }
 """How each format is written, by its name in `FORMATS`."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fewtags.cli.progress import say
 from fewtags.cli.reading import read_labels, reading_flags, split_sizes, training_images
 from fewtags.cli.train import read_settings
-from fewtags.errors import ConfigError, DataError
-from fewtags.text import counted
+from fewtags.errors import ConfigError
 
 if TYPE_CHECKING:
     from fewtags.table.table import LabelTable
@@ -44,12 +43,13 @@ def _read_published(data: str, images: Path | None, complete: bool, assignments:
     COCO: images with an annotation, sorted by id as text. VOC: images with an object that is not difficult, sorted by
     file name; difficult objects count as absent. Other formats: all images in the order of the file.
     """
+    from fewtags.budget.cole import coco_in_order, voc_in_order
     from fewtags.formats.read import detect
 
     given = read_settings(None, reading_flags(data, images, complete), assignments or []).data
     kind, _ = detect(Path(data), given.format)
     if kind == "coco":
-        return _coco_in_order(data, images, _read(data, images, True, assignments))
+        return coco_in_order(Path(data), images, _read(data, images, True, assignments))
     if kind != "voc":
         table = _read(data, images, complete, assignments)
         say(f"note: {data}: the images are taken in the order of the file; it must be that of the published labels")
@@ -59,48 +59,13 @@ def _read_published(data: str, images: Path | None, complete: bool, assignments:
             f"--set data.difficult={given.difficult}: the published labels take difficult objects as absent "
             "(data.difficult=negative). Leave it out, or use --protocol single."
         )
-    return _voc_in_order(data, _read(data, images, True, [*(assignments or []), "data.difficult=negative"]))
+    return voc_in_order(Path(data), _read(data, images, True, [*(assignments or []), "data.difficult=negative"]))
 
 
 def _read(data: str, images: Path | None, complete: bool, assignments: list[str] | None) -> LabelTable:
     """Read labels as `read_labels` does, and drop the messages, which it prints."""
     table = read_labels([data], None if images is None else [images], complete, assignments)
     return replace(table, notes=replace(table.notes, messages=()))
-
-
-def _coco_in_order(data: str, images: Path | None, table: LabelTable) -> LabelTable:
-    from fewtags.formats.coco import published_order
-    from fewtags.table.merge import with_classes
-
-    keys, classes = published_order(Path(data), images)
-    row = {key: i for i, key in enumerate(table.images.to_pylist())}
-    ordered = with_classes(table.subset([row[key] for key in keys]), classes)
-    if len(keys) < len(table):
-        ordered = ordered.noting(_left_out(len(table) - len(keys), len(table)))
-    return ordered.noting("images in the order of their ids as text, as in Cole et al.")
-
-
-def _voc_in_order(data: str, table: LabelTable) -> LabelTable:
-    import numpy as np
-
-    from fewtags.labels import Label
-
-    if missing := [row for row in table.notes.excluded if row.kind == "missing"]:
-        raise DataError(
-            f"{data}: {counted(len(missing), 'photo is', 'photos are')} missing (the first: {missing[0].item!r}), but "
-            "each image changes the random labels of those after it. Give the folder with all photos (--images "
-            "FOLDER), or use --protocol single."
-        )
-    names = [PurePosixPath(key).stem + ".jpg" for key in table.images.to_pylist()]
-    ordered = table.subset(sorted(range(len(names)), key=lambda i: names[i]))
-    annotated = ordered.matrix.image_counts(Label.POSITIVE) > 0
-    if not annotated.all():
-        ordered = ordered.subset(annotated).noting(_left_out(int(np.count_nonzero(~annotated)), len(table)))
-    return ordered.noting("images in the order of their file names, as in Cole et al.")
-
-
-def _left_out(few: int, images: int) -> str:
-    return f"{few:,} of {images:,} images without annotation are left out"
 
 
 def _official_splits(table: LabelTable, test: LabelTable | None) -> tuple[LabelTable, LabelTable | None]:

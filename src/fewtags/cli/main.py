@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from fewtags.cli import (
+    bench,
     data,
     demo,
     export,

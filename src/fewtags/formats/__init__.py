@@ -101,6 +101,10 @@ FORMATS = {
         ),
         Format("labelstudio", "Label Studio", "a Label Studio .json", (".json",), _TASKS),
         Format("cvat", "CVAT", "a CVAT .xml", (".xml", FOLDER), ("complete", *_NEGATIVES)),
+        Format("hill", "Hill lists", "a .txt list of photos and class numbers", (".txt",), ("complete", *_NEGATIVES)),
+        Format("real", "ImageNet ReaL", "real.json of ImageNet ReaL", (".json",), ("complete", *_NEGATIVES)),
+        Format("nuswide", "NUS-WIDE", "a folder of NUS-WIDE", (FOLDER,), _NEGATIVES),
+        Format("cub", "CUB attributes", "a folder of CUB-200-2011", (FOLDER,), _NEGATIVES),
         Format("parquet", "a Parquet label table", "a .parquet label table", (".parquet",)),
     )
 }
@@ -113,8 +117,8 @@ if not TYPE_CHECKING:
 def list_formats(attribute: Literal["title", "expected"]) -> str:
     """Return the titles of all formats, or what to pass for them, as a list in words.
 
-    >>> list_formats("title")
-    'class folders, CSV, COCO, VOC, YOLO, OpenImages, Label Studio, CVAT or a Parquet label table'
+    >>> list_formats("title").split(", ")[-2:]
+    ['NUS-WIDE', 'CUB attributes or a Parquet label table']
     """
     words: list[str] = [getattr(format, attribute) for format in FORMATS.values()]
     return f"{', '.join(words[:-1])} or {words[-1]}"

@@ -16,6 +16,7 @@ from fewtags.formats.csv_cells import tags_of, vector_classes, vectors
 from fewtags.formats.csv_layout import Layout, find_layout
 from fewtags.formats.csv_rows import Form, label_rows, photo_sizes
 from fewtags.formats.csv_split import Splits
+from fewtags.formats.hill import is_number_list
 from fewtags.formats.locate import ImageKeys, locate, usual_folders
 from fewtags.formats.openimages_files import is_openimages
 from fewtags.formats.options import ReadOptions
@@ -29,8 +30,8 @@ _MEANINGS = list(Meaning)
 
 
 def recognise(path: Path) -> str:
-    """Return why a file is a text table, or "" if it is a CSV of OpenImages."""
-    return "" if is_openimages(path) else "a text table by its ending"
+    """Return why a file is a text table, or "" if it is a CSV of OpenImages or a list of photos and class numbers."""
+    return "" if is_openimages(path) or is_number_list(path) else "a text table by its ending"
 
 
 def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:

@@ -19,6 +19,7 @@ from fewtags.formats.labelstudio_questions import Questions, questions_of
 from fewtags.formats.labelstudio_regions import region_of
 from fewtags.formats.locate import is_photo, locate, spelling, usual_folders
 from fewtags.formats.options import ReadOptions
+from fewtags.formats.real import is_list_of_lists
 from fewtags.formats.stated import Source, Stated, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes
@@ -30,7 +31,7 @@ _LABELLED = ("choices", "labels")  # and whatever ends with the latter
 
 def recognise(path: Path) -> str:
     """Return why a JSON file is an export of Label Studio, or "" if it is not."""
-    return "its JSON is a list" if first_character(path) == "[" else ""
+    return "its JSON is a list" if first_character(path) == "[" and not is_list_of_lists(path) else ""
 
 
 def read_labelstudio(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:

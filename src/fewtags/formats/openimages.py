@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
+from fewtags.formats.by_id import photos_by_id
 from fewtags.formats.common import count_hidden, distinct, split_name
-from fewtags.formats.locate import ImageKeys, check_images, folder_of, is_photo
+from fewtags.formats.locate import folder_of
 from fewtags.formats.openimages_files import (
-    ANNOTATION_FOLDERS,
     FileKind,
     Rows,
     describe,
@@ -30,10 +28,8 @@ from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.stated import Labels, Source, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
-from fewtags.text import setting, some
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|val|test)(?:[^a-z]|$)")
-_DEPTH = 2
 _KINDS: tuple[FileKind, ...] = ("labels", "boxes", "points")
 
 
@@ -77,7 +73,7 @@ def read_openimages(path: Path, images: Path | None = None, options: ReadOptions
     keys, class_ = _numbered(rows.class_ for rows in parts)
     classes, order = _classes(keys, describe(files["classes"]))
     labels = _labels(parts, image, order[class_], options)
-    photos = _photos(ids, path, images)
+    photos = photos_by_id(ids, path, images)
     splits, messages, several = _splits(ids, parts, image, files["images"])
     sources = [f"{rows.file.name}: {word}" if word else rows.file.name for rows in parts for word in rows.sources]
     ends = np.cumsum([len(rows) for rows in parts])
@@ -171,50 +167,6 @@ def _splits(
     if clashes:
         messages.append(f"{len(clashes):,} images are in several splits; the first of them counts")
     return splits if any(splits) else None, tuple(messages), tuple(clashes.values())
-
-
-def _photos(ids: Sequence[str], path: Path, images: Path | None) -> ImageKeys:
-    """Find the photos anywhere in a folder by their id, which is their name without the extension."""
-    check_images(images)
-    above = Path(os.path.normpath(path.absolute())) if path.is_dir() else folder_of(path)
-    likely = [above, above.parent] if above.name in ANNOTATION_FOLDERS else [above]
-    wanted = {*ids}
-    for root in likely if images is None else [images]:
-        found, repeated = _search(root, wanted, None if images is not None else _DEPTH)
-        if found:
-            break
-    else:
-        if images is not None:
-            raise DataError(f"no photo in {str(images)!r} has the name of an image of {path}, such as {ids[0]}.jpg.")
-        message = f"photos: none found beside the file; give {setting('images', 'FOLDER')} to use them"
-        return ImageKeys([f"{i}.jpg" for i in ids], np.arange(len(ids)), None, Notes(messages=(message,)))
-    here = [i for i in ids if i in found]
-    position = {key: i for i, key in enumerate(here)}
-    messages = [f"photos: {root}"] if images is None else []
-    gone = [i for i in ids if i not in found]
-    excluded = (Excluded(f"{some(gone, 3)}", f"photo not found in {root}", str(path), "partial"),) if gone else ()
-    if gone:
-        messages.append(f"{path.name}: {len(gone):,} of {len(ids):,} images left out: their photos do not exist")
-    if repeated:
-        messages.append(f"{path.name}: {repeated:,} photos exist more than once; the first of each is used")
-    image = np.fromiter((position.get(i, -1) for i in ids), np.int64, len(ids))
-    return ImageKeys([found[i] for i in here], image, root, Notes((), excluded, tuple(messages)))
-
-
-def _search(root: Path, wanted: set[str], depth: int | None) -> tuple[dict[str, str], int]:
-    """Return the key of each wanted photo below a folder, and the number of photos that exist more than once."""
-    spelt = {unicodedata.normalize("NFC", name): name for name in wanted}
-    found: dict[str, str] = {}
-    repeated = 0
-    for parent, folders, names in os.walk(root):
-        inside = Path(parent).relative_to(root)
-        shown = [] if depth is not None and len(inside.parts) >= depth else folders
-        folders[:] = sorted(name for name in shown if not name.startswith("."))
-        for name in sorted(filter(is_photo, names)):
-            if stem := spelt.get(unicodedata.normalize("NFC", name.rpartition(".")[0])):
-                repeated += stem in found
-                found.setdefault(stem, (inside / name).as_posix())
-    return found, repeated
 
 
 def _point_messages(rows: Rows) -> tuple[str, ...]:

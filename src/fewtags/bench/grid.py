@@ -1,0 +1,267 @@
+"""The grid of runs of a protocol: which runs, which of them are done, and one or several processes that do the rest."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import queue
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+
+from fewtags.bench.data import SetData
+from fewtags.bench.protocol import Job, Protocol
+from fewtags.bench.run import run
+from fewtags.engine.events import EpochEnded, Event, Started
+from fewtags.engine.machine import cores
+from fewtags.engine.progress import epoch_line
+from fewtags.engine.run_lock import locked
+from fewtags.errors import CheckpointError, ConfigError, DataError, TrainingError, WorkerError
+from fewtags.files import write_text
+from fewtags.text import suggest
+
+RESULTS, RESULT, RUNS = "results.jsonl", "result.json", "runs"
+Record = dict[str, Any]
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """Which runs of a protocol are meant; None: all. Names may have the wildcards * and ?.
+
+    Attributes:
+        methods: names of rows.
+        sets: names of data sets.
+        known: names of conditions.
+        seeds: "0-2" or "0,2"; None: the protocol's.
+    """
+
+    methods: Sequence[str] | None = None
+    sets: Sequence[str] | None = None
+    known: Sequence[str] | None = None
+    seeds: str | None = None
+
+
+def choose_jobs(protocol: Protocol, choice: Choice) -> list[Job]:
+    """Return the runs, seed by seed.
+
+    Raises:
+        ConfigError: a name that fits nothing, or seeds that are not numbers.
+    """
+    rows = [name for name, row in protocol.rows.items() if row.runs]
+    if protocol.measure == "statistics" and choice.methods:
+        raise ConfigError(f"{protocol.name} counts labels and has no methods; leave --methods out.")
+    methods = _fitting("--methods", choice.methods, rows) | {""}
+    sets = _fitting("--sets", choice.sets, [*protocol.sets])
+    known = _fitting("--known", choice.known, [*protocol.knowns])
+    numbers = seed_numbers(choice.seeds, 1 if protocol.measure == "statistics" else protocol.seeds)
+    jobs = [job for job in protocol.jobs() if job.row in methods and job.set_name in sets and job.known in known]
+    made = [
+        replace(job, seed=seed)
+        for seed in numbers
+        for job in jobs
+        if seed == numbers[0] or (job.row and not protocol.rows[job.row].untrained)
+    ]
+    if not made:
+        raise ConfigError(f"{protocol.name} has no run with this choice of --methods, --sets and --known.")
+    return made
+
+
+def _fitting(option: str, words: Sequence[str] | None, there: Sequence[str]) -> set[str]:
+    found: set[str] = set()
+    for word in there if words is None else words:
+        fits = [name for name in there if fnmatchcase(name, word)]
+        if not fits:
+            raise ConfigError(f"{option} {word!r} fits nothing{suggest(word, there)}; there are: {', '.join(there)}.")
+        found.update(fits)
+    return found
+
+
+def seed_numbers(seeds: str | None, default: int) -> list[int]:
+    """The seeds that "0-9" or "0,3,5" stands for; None for the first `default` ones.
+
+    Raises:
+        ConfigError: other text.
+    """
+    if seeds is None:
+        return list(range(default))
+    try:
+        parts = [part.split("-") for part in seeds.split(",")]
+        found = [n for part in parts for n in range(int(part[0]), int(part[-1]) + 1)]
+    except ValueError:
+        found = []
+    if not found or any(len(part) > 2 for part in parts):
+        raise ConfigError(f"--seeds {seeds}: give numbers like 0-9 or 0,3,5.")
+    return list(dict.fromkeys(found))
+
+
+def result_file(out: Path, job: Job) -> Path:
+    """Where the record of a finished run is."""
+    return out / RUNS / job.folder / RESULT
+
+
+def read_results(out: Path, protocol: Protocol, jobs: Sequence[Job]) -> dict[Job, Record]:
+    """Return the records of the runs that are done.
+
+    Raises:
+        DataError: a run was made with other settings.
+    """
+    found: dict[Job, Record] = {}
+    for job in jobs:
+        file = result_file(out, job)
+        if not file.exists():
+            continue
+        record = json.loads(file.read_text("utf-8"))
+        if record["digest"] != protocol.digest(job):
+            raise DataError(
+                f"{file.parent} was made with other settings (the protocol or --set has changed since); use another "
+                "--out, or delete this folder to repeat the run."
+            )
+        found[job] = record
+    return found
+
+
+def write_results(out: Path) -> Path:
+    """Write the records of all finished runs in a folder as JSON lines; return the file."""
+    records = [json.loads(file.read_text("utf-8")) for file in sorted((out / RUNS).glob(f"*/{RESULT}"))]
+    lines = [json.dumps(record) + "\n" for record in records]
+    write_text(out / RESULTS, "".join(lines))
+    return out / RESULTS
+
+
+# --- what happens, for the command line
+
+
+@final
+@dataclass(frozen=True)
+class Told:
+    """What happened to a run: the end of an epoch, of the run, a failure, or "busy": another driver does it.
+
+    `text` describes it, and `share` is the share of the run that is done.
+    """
+
+    job: Job
+    what: Literal["epoch", "done", "failed", "busy"]
+    text: str = ""
+    share: float = 0.0
+
+
+Tell = Callable[[Told], None]
+
+
+def run_grid(
+    protocol: Protocol, jobs: Sequence[Job], root: Path, out: Path, tell: Tell, *, processes: int = 1, cpu: bool = False
+) -> None:
+    """Do the runs that are not done yet, in one or several processes, and `tell` what happens.
+
+    Each run is claimed by a lock on its folder, so that several drivers can share one folder. An interrupted run
+    continues. A run that fails is told, and the others go on.
+
+    Raises:
+        TrainingError: one of the processes was killed.
+    """
+    (out / RUNS).mkdir(parents=True, exist_ok=True)
+    left = [job for job in jobs if not result_file(out, job).exists()]
+    processes = min(processes, len(left))
+    if processes < 2:
+        work(protocol, left, root, out, tell, cpu=cpu)
+        return
+    context = multiprocessing.get_context("spawn")
+    told: Any = context.Queue()
+    gpus = [] if cpu else _gpus()
+    threads = max(1, cores() // processes)
+    workers = []
+    for n in range(processes):
+        mine = [*left[n * len(left) // processes :], *left[: n * len(left) // processes]]  # few want the same run
+        gpu = gpus[n % len(gpus)] if gpus else ""
+        workers.append(context.Process(target=_beside, args=(told, protocol, mine, root, out, cpu, gpu, threads)))
+    seen: set[Job] = set()
+    try:
+        for worker in workers:
+            worker.start()
+        while any(worker.is_alive() for worker in workers) or not told.empty():
+            with suppress(queue.Empty):
+                message: Told = told.get(timeout=0.2)
+                if message.what != "busy":  # the other process may be one of these
+                    seen.add(message.job)
+                    tell(message)
+    finally:
+        for worker in workers:
+            if worker.is_alive():
+                worker.terminate()
+            worker.join()
+    if codes := [worker.exitcode for worker in workers if worker.exitcode]:
+        raise TrainingError(
+            f"a process of --jobs ended with code {codes[0]}; its message says why. The same command continues."
+        )
+    for job in left:
+        if job not in seen and not result_file(out, job).exists():
+            tell(Told(job, "busy"))
+
+
+def _gpus() -> list[str]:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(n) for n in range(torch.cuda.device_count())]
+
+
+def _beside(
+    told: Any, protocol: Protocol, jobs: list[Job], root: Path, out: Path, cpu: bool, gpu: str, threads: int
+) -> None:
+    """What each process of `run_grid` does."""
+    if gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    torch.set_num_threads(threads)
+    try:
+        work(protocol, jobs, root, out, told.put, cpu=cpu)
+    except KeyboardInterrupt:  # the first process says so
+        told.cancel_join_thread()
+
+
+def work(protocol: Protocol, jobs: Sequence[Job], root: Path, out: Path, tell: Tell, *, cpu: bool = False) -> None:
+    """Do runs one after the other, except those that another driver has done or claimed."""
+    last: SetData | None = None  # the labels of one data set at a time are in memory
+    for job in jobs:
+        folder = result_file(out, job).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(folder))
+            except CheckpointError as error:
+                tell(Told(job, "busy", str(error)))
+                continue
+            if result_file(out, job).exists():
+                continue
+            try:
+                last = (
+                    last
+                    if last is not None and last.set_name == job.set_name
+                    else SetData(protocol, job.set_name, root)
+                )
+                _do(protocol, job, last, folder, tell, cpu)
+            except (TrainingError, ConfigError, DataError, CheckpointError, WorkerError) as error:
+                tell(Told(job, "failed", str(error)))
+
+
+def _do(protocol: Protocol, job: Job, data: SetData, folder: Path, tell: Tell, cpu: bool) -> None:
+    """Do a run and write its record."""
+    began, epochs = time.perf_counter(), 0
+
+    def watch(event: Event) -> None:
+        nonlocal epochs
+        if isinstance(event, Started):
+            epochs = event.epochs
+        elif isinstance(event, EpochEnded):
+            share = (int(event.record["epoch"]) + 1) / max(epochs, 1)
+            tell(Told(job, "epoch", epoch_line(event.record, epochs, event.best), share))
+
+    record = run(protocol, job, data, folder / "run", cpu=cpu, on_event=watch)
+    record["seconds"] = round(time.perf_counter() - began, 1)
+    write_text(folder / RESULT, json.dumps(record))
+    tell(Told(job, "done", json.dumps(record.get(protocol.select, record.get("last"))), 1.0))

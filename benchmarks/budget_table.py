@@ -1,4 +1,4 @@
-"""Results of `budgets.py` and `paper_protocol.py` (JSON lines) -> Markdown, with tables like PatchML's 1, 2 and 3.
+"""Results of `budgets.py` (JSON lines) -> Markdown, with tables like PatchML's 1, 2 and 3.
 
     python benchmarks/budget_table.py benchmarks/results/budgets.jsonl > docs/budget_benchmark.md
 
@@ -84,16 +84,14 @@ def set_section(benchmark: str, arms: Arms) -> Iterator[str]:
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     own = f"python benchmarks/budgets.py benchmarks/{benchmark}.toml --out benchmarks/results/{benchmark}.jsonl"
     yield (
-        f"`{first.get('command', own)}`, on "
+        f"`{own}`, on "
         f"{'; '.join(sorted({r['machine'] for r in every}))}: {seeds} seed{'s' * (counts[-1] > 1)}, {first['epochs']} "
         f"epochs, {first['images']:,} training images, {first['classes']} classes, {first['scored']} of them scored, "
         f"{first['positives_per_image']:.2f} labels per image, chance mAP-cl {first['chance_mAP']:.1f}.\n"
     )
     base = min(arms, key=lambda arm: next(iter(arms[arm].values()))["order"][2])[2]
     plain = {arm: seeds for arm, seeds in arms.items() if arm[2] == base}
-    published = [("Beside the paper", paper_table(arms))] if any("paper" in record for record in every) else []
     for title, lines in (
-        *published,
         ("What the budgets buy", bought_table(plain)),
         (f"Types of annotation at equal budget (method: {_label(arms, base)})", types_table(plain)),
         (f"Methods at equal budget: mAP-cl, last, and differences to {_label(arms, base)}", method_table(arms, base)),
@@ -105,32 +103,16 @@ def set_section(benchmark: str, arms: Arms) -> Iterator[str]:
         yield ""
 
 
-def paper_table(arms: Arms) -> Iterator[str]:
-    """The same runs as in the paper's tables, and its numbers."""
-    columns = ["mAP-cl, last", "mAP-cl, best", "the paper's", "mAP-loc", "the paper's"]
-    yield from table_head(["budget", "type", "method", *columns])
-    for (budget, annotation, method), seeds in arms.items():
-        paper = next(iter(seeds.values()))["paper"]
-        there = {name: "" if value is None else f"{value:.1f}" for name, value in paper.items()}
-        cells = [_spread(seeds, cl_last), _spread(seeds, cl_best), there["mAP-cl"]]
-        cells += [_spread(seeds, localised), there["mAP-loc"]]
-        yield table_row([budget, annotation, _label(arms, method), *cells])
-
-
 def bought_table(arms: Arms) -> Iterator[str]:
     """Counts like those of PatchML's tables 1 and 2, in the mean over seeds."""
     counts = ["pairs", "positive", "negative", "points", "boxes", "images", "classes without a positive"]
-    masked = any("on_object" in r["bought"] for seeds in arms.values() for r in seeds.values())
-    yield from table_head(["budget", "type", "seconds per pair", *counts, *(["patches on the object"] * masked)])
+    yield from table_head(["budget", "type", "seconds per pair", *counts])
     names = ("positives", "negatives", "points", "boxes", "images", "classes_without_positive")
     for (budget, annotation, _), seeds in arms.items():
         mean = [statistics.fmean(r["bought"][name] for r in seeds.values()) for name in names]
         cells = [f"{number:,.0f}" for number in (mean[0] + mean[1], *mean[:-1])]
         price = next(iter(seeds.values()))["seconds_per_pair"]
-        right = [r["bought"].get("on_object") for r in seeds.values()] if masked else []
-        shares = [value for value in right if value is not None]
-        last = [f"{statistics.fmean(shares):.0f}" if shares else ""] if masked else []
-        yield table_row([budget, annotation, f"{price:.2f}", *cells, f"{mean[-1]:.1f}", *last])
+        yield table_row([budget, annotation, f"{price:.2f}", *cells, f"{mean[-1]:.1f}"])
 
 
 def types_table(arms: Arms) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import final
 
 import numpy as np
@@ -66,8 +66,6 @@ class SetData:
             return self._bought(job, row.unlabelled)
         if self.own.draw == "cole":
             return Observed(self._complete_train if row.labels == "complete" else self._cole["train"])
-        if row.labels == "complete" and self.own.complete is not None:
-            return Observed(self._listed(self.own.complete))
         return Observed(self._listed(job.known, row.labels == "complete"))
 
     @cached_property
@@ -81,16 +79,22 @@ class SetData:
         return self._cole["test"] if self.own.draw == "cole" else self._test.subset(self._chosen[1])
 
     @cached_property
-    def single(self) -> LabelTable | None:
-        """One label for each of the test images, if the data set has them."""
-        if self.own.single is None:
+    def single(self) -> NDArray[np.int64] | None:
+        """int64 [N]: the class of each test photo's folder, if the data set has such folders.
+
+        Raises:
+            DataError: a folder is not a class.
+        """
+        if not self.own.single:
             return None
-        found = self._read(self.own.single)
-        row = {Path(key).stem: i for i, key in enumerate(found.images.to_pylist())}
-        keys = self.test.images.to_pylist()
-        if missing := [key for key in keys if Path(key).stem not in row]:
-            raise DataError(f"{self.root / self.own.single.labels}: the test photo {missing[0]!r} has no label there.")
-        return found.subset([row[Path(key).stem] for key in keys])
+        keys, classes = self.test.images.to_pylist(), self.test.classes
+        folders = [PurePosixPath(key).parent.name for key in keys]
+        if other := next((key for key, folder in zip(keys, folders, strict=True) if folder not in classes), None):
+            raise DataError(
+                f"{self.root / str(self.own.test.images)}: {other!r} is not in the folder of a class, such as "
+                f"{classes.ids[0]}/; the top-1 accuracy on single labels needs these folders."
+            )
+        return np.array([classes.index(folder) for folder in folders], np.int64)
 
     @cached_property
     def located(self) -> NDArray[np.int64]:
@@ -128,7 +132,7 @@ class SetData:
         return self.own.draw == "none"
 
     def complete_parts(self) -> dict[str, LabelTable]:
-        """All labels of train, val and test; val only if it is no part of the test images."""
+        """All labels of train, val and test; val only if it is apart from the test images."""
         if self.own.draw != "cole":
             return {"train": self._listed(next(iter(self.protocol.knowns)), False), "test": self._test}
         train, val = (self.official.subset(index) for index in self._parts)
@@ -240,7 +244,7 @@ class SetData:
 
     def missing(self) -> list[str]:
         """The files and folders that the data set needs, and that do not exist."""
-        parts = [self.own.train, self.own.test, *([self.own.single] if self.own.single is not None else [])]
+        parts = [self.own.train, self.own.test]
         needed = [path for part in parts for path in (part.labels, part.images) if path is not None]
         labels = [c.labels for c in self.protocol.conditions.values() if c.labels is not None]
         needed = [*(labels or []), *(path for path in needed if not labels or path != self.own.train.labels)]

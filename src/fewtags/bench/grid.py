@@ -128,12 +128,23 @@ def read_results(out: Path, protocol: Protocol, jobs: Sequence[Job]) -> dict[Job
     return found
 
 
-def write_results(out: Path) -> Path:
-    """Write the records of all finished runs in a folder as JSON lines; return the file."""
+def all_results(out: Path, protocol: Protocol) -> dict[Job, Record]:
+    """Return the records of all finished runs in a folder that were made with the settings of a protocol."""
+    found: dict[Job, Record] = {}
+    possible = {(job.set_name, job.known, job.row, job.trial) for job in protocol.jobs()}
+    for file in sorted((out / RUNS).glob(f"*/{RESULT}")):
+        record = json.loads(file.read_text("utf-8"))
+        job = Job(record["set"], record["known"], record["row"], record["trial"], record["seed"])
+        listed = (job.set_name, job.known, job.row, job.trial) in possible
+        if record["protocol"] == protocol.name and listed and record["digest"] == protocol.digest(job):
+            found[job] = record
+    return found
+
+
+def write_results(out: Path) -> None:
+    """Write the records of all finished runs in a folder as JSON lines."""
     records = [json.loads(file.read_text("utf-8")) for file in sorted((out / RUNS).glob(f"*/{RESULT}"))]
-    lines = [json.dumps(record) + "\n" for record in records]
-    write_text(out / RESULTS, "".join(lines))
-    return out / RESULTS
+    write_text(out / RESULTS, "".join(json.dumps(record) + "\n" for record in records))
 
 
 # --- what happens, for the command line

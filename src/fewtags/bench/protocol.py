@@ -54,7 +54,7 @@ class DataSet(Settings):
         get: where to get the files.
         train: what is learned from; a condition may replace its labels.
         test: what is measured on.
-        single: one label for each test image, for the top-1 accuracy of ImageNet; None without it.
+        single: the folder of each test image names its single label, for the top-1 accuracy of ImageNet.
         draw: "cole": one positive of each training image, and a fifth of the images for validation (`cole_benchmark`);
             "none": the labels as they are; "purchase": what a budget buys.
         val_images: number of test images that validate, and are not measured on; 0: the fifth of "cole".
@@ -69,7 +69,7 @@ class DataSet(Settings):
     get: str
     train: Part
     test: Part
-    single: Part | None = None
+    single: bool = False
     draw: Literal["cole", "none", "purchase"] = "none"
     val_images: int = 0
     monitor: bool = False
@@ -158,7 +158,8 @@ class Protocol(Settings):
         purchase: conditions made by budgets, in place of `conditions`.
         measure: "mAP"; "real": top-1 and mAP on ImageNet ReaL; "located": mAP of images and of heatmaps; "statistics":
             counts of the labels, without training.
-        select: whether the best epoch on validation or the last one is reported.
+        select: whether the best epoch on validation or the last one is reported; both are recorded, except for "real".
+        shown: the measures in the table; None: those of `measure`. "val" is the mAP on validation.
         settings: of training, as in a run's TOML file, without data and objective.
         objective: settings that all rows share.
         rows: by name.
@@ -174,6 +175,7 @@ class Protocol(Settings):
     purchase: Purchase | None = None
     measure: Literal["mAP", "real", "located", "statistics"] = "mAP"
     select: Literal["best", "last"] = "best"
+    shown: tuple[str, ...] | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     objective: dict[str, Any] = Field(default_factory=dict)
     rows: dict[str, Row] = Field(default_factory=dict)
@@ -230,7 +232,7 @@ class Protocol(Settings):
         condition = self.conditions[job.known].labels if job.known in self.conditions else job.known
         bought = None if self.purchase is None else self.purchase.model_dump(mode="json", exclude={"budgets", "types"})
         method = {} if row.untrained else self.method(job)
-        shared = [self.measure, self.select, self.settings, bought]
+        shared = [self.measure, self.settings, bought]
         return digest([shared, own, condition, method, row.labels, row.unlabelled, row.untrained])
 
     def published_value(self, metric: str, row: str, column: str) -> float | None:

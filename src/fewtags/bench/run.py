@@ -74,7 +74,7 @@ def run(
     validated = [record.get("val/mAP") for record in epochs]
     last = measures(protocol, net, info, data)
     found: Record = {"last": {"epoch": len(epochs), "val": _percent_or_none(validated[-1]), **last}}
-    if protocol.select == "best" and (folder / "best.safetensors").exists():
+    if protocol.measure != "real" and (folder / "best.safetensors").exists():
         best = int(np.nanargmax([np.nan if v is None else v for v in validated]))
         if best + 1 < len(epochs):
             net.load_state_dict(load_tensors(folder / "best.safetensors"))
@@ -84,7 +84,7 @@ def run(
         **identity(protocol, job),
         **found,
         "sizes": {"train": len(observed.labels), "val": len(data.val), "test": len(data.test)},
-        "known": {
+        "labels": {
             state.name.lower(): int(observed.labels.matrix.counts(state).sum())
             for state in (Label.POSITIVE, Label.NEGATIVE)
         },
@@ -172,11 +172,12 @@ def ranking_of(logits: NDArray[np.float32], info: ModelInfo, test: LabelTable) -
 
 def real_measures(logits: NDArray[np.float32], info: ModelInfo, data: SetData) -> Record:
     """Top-1 of single labels, top-1 of ReaL (eq. 9 of Verelst et al.), and mAP by the number of labels (table 3)."""
-    single, found = data.single, {}
-    if single is not None:
-        own = positive_only_report(logits[:, columns(info, single)].astype(np.float64), single.matrix.dense(), ks=())
-        found["top-1 IN-val"] = _percent(own.hit_at_1)
     labels, scores = data.test.matrix.dense(), logits[:, columns(info, data.test)].astype(np.float64)
+    found: Record = {}
+    if data.single is not None:
+        single = np.full(labels.shape, Label.NEGATIVE, np.int8)
+        single[np.arange(len(single)), data.single] = Label.POSITIVE
+        found["top-1 IN-val"] = _percent(positive_only_report(scores, single, ks=()).hit_at_1)
     count = (labels == Label.POSITIVE).sum(1)
     found["top-1 ReaL"] = _percent(positive_only_report(scores, labels, ks=()).hit_at_1)
     groups = {"k = all": count > 0, **{f"k = {k}": count == k for k in range(1, MOST_LABELS)}}
@@ -301,13 +302,15 @@ def counts(data: SetData) -> Record:
         found[f"labels, {name}"] = int(table.matrix.counts(Label.POSITIVE).sum())
     measured = "val" if "val" in parts else "test"
     found["K"] = round(found[f"labels, {measured}"] / max(found[f"images, {measured}"], 1), 3)
-    drawn = data.drawn_parts()
+    named = {f"labels, {name}": table for name, table in parts.items()}
+    named |= {f"drawn, {name}": table for name, table in data.drawn_parts().items()}
+    of_class = {
+        name: dict(zip(table.classes.ids, table.matrix.counts(Label.POSITIVE).tolist(), strict=True))
+        for name, table in named.items()
+    }
     found["by class"] = {
-        class_id: {
-            **{f"labels, {name}": int(table.matrix.counts(Label.POSITIVE)[c]) for name, table in parts.items()},
-            **{f"drawn, {name}": int(table.matrix.counts(Label.POSITIVE)[c]) for name, table in drawn.items()},
-        }
-        for c, class_id in enumerate(parts["test"].classes.ids)
+        class_id: {name: count.get(class_id, 0) for name, count in of_class.items()}
+        for class_id in parts["test"].classes.ids
     }
     return found
 

@@ -23,6 +23,7 @@ MEASURES = {
     ),
 }
 """The columns of each kind of measure."""
+TITLES = {"val": "validation mAP", "mAP": "test mAP"}
 
 
 @final
@@ -41,7 +42,7 @@ def make_tables(protocol: Protocol, records: Mapping[Job, Record]) -> list[Table
     if protocol.measure == "statistics":
         return [*statistics_tables(protocol, records)]
     chosen = best_trials(protocol, records)
-    metrics = MEASURES[protocol.measure]
+    metrics = protocol.shown or MEASURES[protocol.measure]
     wide = len([*protocol.columns()]) * len(metrics) <= WIDE
     made = [wide_table(protocol, chosen, metrics) if wide else long_table(protocol, chosen, metrics)]
     searched = search_table(protocol, records, chosen)
@@ -95,7 +96,7 @@ def wide_table(protocol: Protocol, chosen: Mapping[Job, Record], metrics: Sequen
     head = ["method"]
     for (set_name, known), metric in columns:
         parts = [protocol.sets[set_name].title if len(protocol.sets) > 1 else "", _title(protocol, known)]
-        parts += [metric] if len(metrics) > 1 or not any(parts) else []
+        parts += [TITLES.get(metric, metric)] if len(metrics) > 1 or not any(parts) else []
         head += [", ".join(part for part in parts if part), "published"]
     rows = []
     for name, row in protocol.rows.items():
@@ -114,7 +115,7 @@ def long_table(protocol: Protocol, chosen: Mapping[Job, Record], metrics: Sequen
                 where = [protocol.sets[column[0]].title] if len(protocol.sets) > 1 else []
                 first = " ".join([*where, _title(protocol, column[1])])
                 rows.append([first, _marked(protocol, name, row.label), *(cell for pair in found for cell in pair)])
-    head = ["labels", "method", *(word for metric in metrics for word in (metric, "published"))]
+    head = ["labels", "method", *(word for metric in metrics for word in (TITLES.get(metric, metric), "published"))]
     return Table(protocol.title, head, rows, _notes(protocol, chosen))
 
 
@@ -141,10 +142,23 @@ def _notes(protocol: Protocol, chosen: Mapping[Job, Record]) -> list[str]:
         f"Per cent on the test images, {moment}: mean ± standard deviation over seeds ({len(seeds)}).",
         f"Published: {protocol.source}.",
     ]
-    made += [f"[{n}] published by: {source}." for n, source in enumerate(_sources(protocol), 1)]
+    made += [f"[{n}] published by: {source.removesuffix('.')}." for n, source in enumerate(_sources(protocol), 1)]
+    made += _sizes(protocol, chosen)
     if machines := sorted({record["machine"] for record in chosen.values()}):
         made.append(f"Ours: {'; '.join(machines)}.")
     return made
+
+
+def _sizes(protocol: Protocol, chosen: Mapping[Job, Record]) -> list[str]:
+    """A sentence for each data set whose numbers of images are not the published ones."""
+    found: dict[str, str] = {}
+    for job, record in chosen.items():
+        published = protocol.sets[job.set_name].sizes
+        ours = {name: record["sizes"][name] for name in published if name in record.get("sizes", {})}
+        if other := {name: count for name, count in ours.items() if count != published[name]}:
+            words = ", ".join(f"{name} {count:,} (published {published[name]:,})" for name, count in other.items())
+            found[job.set_name] = f"OTHER DATA than published: {protocol.sets[job.set_name].title}, images of {words}."
+    return [*found.values()]
 
 
 def search_table(protocol: Protocol, records: Mapping[Job, Record], chosen: Mapping[Job, Record]) -> Table:
@@ -168,7 +182,7 @@ def bought_table(chosen: Mapping[Job, Record]) -> Table:
     first: dict[str, str] = {}
     for job, record in chosen.items():
         if "bought" in record and first.setdefault(job.known, job.row) == job.row:
-            found[job.known].append({**record["known"], **record["bought"]})
+            found[job.known].append({**record["labels"], **record["bought"]})
     names = [*next(iter(found.values()))[0]] if found else []
     rows = []
     for known, records in found.items():
@@ -225,7 +239,7 @@ def _classes(protocol: Protocol, job: Job, record: Record) -> tuple[list[str], l
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,g}"
+    return "" if value is None else f"{int(value):,}" if value == int(value) else f"{value:,g}"
 
 
 def _close(ours: float, paper: float) -> bool:

@@ -96,7 +96,7 @@ def bench(
     finally:
         if (out / "runs").exists():
             write_results(out)
-    _write_tables(read, chosen, out)
+    _write_tables(read, out)
     if watched.failed:
         raise ConfigError(watched.summary())
 
@@ -105,12 +105,12 @@ def _words(given: str | None) -> list[str] | None:
     return None if given is None else [word.strip() for word in given.split(",") if word.strip()]
 
 
-def _write_tables(protocol: Protocol, jobs: Sequence[Job], out: Path) -> None:
-    """Write the tables of the chosen runs, and print them."""
-    from fewtags.bench.grid import read_results
+def _write_tables(protocol: Protocol, out: Path) -> None:
+    """Write the tables of all finished runs, and print them."""
+    from fewtags.bench.grid import all_results
     from fewtags.bench.tables import make_tables, markdown, page
 
-    tables = make_tables(protocol, read_results(out, protocol, jobs))
+    tables = make_tables(protocol, all_results(out, protocol))
     text = markdown(tables)
     write_text(out / "tables.md", text)
     write_text(out / "tables.html", page(tables))

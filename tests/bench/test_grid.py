@@ -9,7 +9,7 @@ import bench_sets
 import pytest
 
 from fewtags.bench import grid
-from fewtags.bench.grid import Choice, Told, all_results, choose_jobs, read_results, result_file, run_grid, work
+from fewtags.bench.grid import Choice, Message, all_results, choose_jobs, read_results, result_file, run_grid, work
 from fewtags.bench.protocol import Job, read_protocol, trials
 from fewtags.errors import ConfigError, DataError, TrainingError
 
@@ -212,7 +212,7 @@ def test_an_interrupted_run_continues(protocol, root, tmp_path):
     """The second of two epochs is interrupted; the same call continues, and gives what an uninterrupted run gives."""
     job = Job("coco", "", "bce", "", 0)
 
-    def stop(message: Told):
+    def stop(message: Message):
         if message.what == "epoch" and message.share == 1.0:
             raise InterruptedError
 

@@ -152,7 +152,7 @@ def write_results(out: Path) -> None:
 
 @final
 @dataclass(frozen=True)
-class Told:
+class Message:
     """What happened to a run: the end of an epoch, of the run, a failure, or "busy": another driver does it.
 
     `text` describes it, and `share` is the share of the run that is done.
@@ -164,7 +164,7 @@ class Told:
     share: float = 0.0
 
 
-Tell = Callable[[Told], None]
+Tell = Callable[[Message], None]
 
 
 def run_grid(
@@ -173,7 +173,7 @@ def run_grid(
     """Do the runs that are not done yet, in one or several processes, and `tell` what happens.
 
     Each run is claimed by a lock on its folder, so that several drivers can share one folder. An interrupted run
-    continues. A run that fails is told, and the others go on.
+    continues. A run that fails is reported, and the others go on.
 
     Raises:
         TrainingError: one of the processes was killed.
@@ -185,21 +185,21 @@ def run_grid(
         work(protocol, left, root, out, tell, cpu=cpu)
         return
     context = multiprocessing.get_context("spawn")
-    told: Any = context.Queue()
+    messages: Any = context.Queue()
     gpus = [] if cpu else _gpus()
     threads = max(1, cores() // processes)
     workers = []
     for n in range(processes):
         mine = [*left[n * len(left) // processes :], *left[: n * len(left) // processes]]  # few want the same run
         gpu = gpus[n % len(gpus)] if gpus else ""
-        workers.append(context.Process(target=_beside, args=(told, protocol, mine, root, out, cpu, gpu, threads)))
+        workers.append(context.Process(target=_beside, args=(messages, protocol, mine, root, out, cpu, gpu, threads)))
     seen: set[Job] = set()
     try:
         for worker in workers:
             worker.start()
-        while any(worker.is_alive() for worker in workers) or not told.empty():
+        while any(worker.is_alive() for worker in workers) or not messages.empty():
             with suppress(queue.Empty):
-                message: Told = told.get(timeout=0.2)
+                message: Message = messages.get(timeout=0.2)
                 if message.what != "busy":  # the other process may be one of these
                     seen.add(message.job)
                     tell(message)
@@ -214,7 +214,7 @@ def run_grid(
         )
     for job in left:
         if job not in seen and not result_file(out, job).exists():
-            tell(Told(job, "busy"))
+            tell(Message(job, "busy"))
 
 
 def _gpus() -> list[str]:
@@ -223,16 +223,16 @@ def _gpus() -> list[str]:
 
 
 def _beside(
-    told: Any, protocol: Protocol, jobs: list[Job], root: Path, out: Path, cpu: bool, gpu: str, threads: int
+    messages: Any, protocol: Protocol, jobs: list[Job], root: Path, out: Path, cpu: bool, gpu: str, threads: int
 ) -> None:
     """What each process of `run_grid` does."""
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     torch.set_num_threads(threads)
     try:
-        work(protocol, jobs, root, out, told.put, cpu=cpu)
+        work(protocol, jobs, root, out, messages.put, cpu=cpu)
     except KeyboardInterrupt:  # the first process says so
-        told.cancel_join_thread()
+        messages.cancel_join_thread()
 
 
 def work(protocol: Protocol, jobs: Sequence[Job], root: Path, out: Path, tell: Tell, *, cpu: bool = False) -> None:
@@ -245,7 +245,7 @@ def work(protocol: Protocol, jobs: Sequence[Job], root: Path, out: Path, tell: T
             try:
                 stack.enter_context(locked(folder))
             except CheckpointError as error:
-                tell(Told(job, "busy", str(error)))
+                tell(Message(job, "busy", str(error)))
                 continue
             if result_file(out, job).exists():
                 continue
@@ -257,7 +257,7 @@ def work(protocol: Protocol, jobs: Sequence[Job], root: Path, out: Path, tell: T
                 )
                 _do(protocol, job, last, folder, tell, cpu)
             except (TrainingError, ConfigError, DataError, CheckpointError, WorkerError) as error:
-                tell(Told(job, "failed", str(error)))
+                tell(Message(job, "failed", str(error)))
 
 
 def _do(protocol: Protocol, job: Job, data: SetData, folder: Path, tell: Tell, cpu: bool) -> None:
@@ -270,9 +270,9 @@ def _do(protocol: Protocol, job: Job, data: SetData, folder: Path, tell: Tell, c
             epochs = event.epochs
         elif isinstance(event, EpochEnded):
             share = (int(event.record["epoch"]) + 1) / max(epochs, 1)
-            tell(Told(job, "epoch", epoch_line(event.record, epochs, event.best), share))
+            tell(Message(job, "epoch", epoch_line(event.record, epochs, event.best), share))
 
     record = run(protocol, job, data, folder / "run", cpu=cpu, on_event=watch)
     record["seconds"] = round(time.perf_counter() - began, 1)
     write_text(folder / RESULT, json.dumps(record))
-    tell(Told(job, "done", json.dumps(record.get(protocol.select, record.get("last"))), 1.0))
+    tell(Message(job, "done", json.dumps(record.get(protocol.select, record.get("last"))), 1.0))

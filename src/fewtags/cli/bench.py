@@ -18,7 +18,7 @@ from fewtags.text import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fewtags.bench.grid import Told
+    from fewtags.bench.grid import Message
     from fewtags.bench.protocol import Job, Protocol
 
 EVERY = 30.0
@@ -128,7 +128,7 @@ class _Watched:
         self._shares: dict[Job, float] = {}
         self._said = time.perf_counter()
 
-    def tell(self, message: Told) -> None:
+    def tell(self, message: Message) -> None:
         """Report one message."""
         now = time.perf_counter()
         self._shares[message.job] = message.share

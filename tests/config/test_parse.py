@@ -193,6 +193,15 @@ def test_further_words_with_commas():
         ("objective.class_prior=0.1,0.2",
          "objective.class_prior = '0.1,0.2': input should be a valid tuple; a list in TOML looks like "
          "objective.class_prior = [0.5, 1.0]"),
+        ("data.exactly_one=a,b",
+         "data.exactly_one = 'a,b': input should be a valid tuple; a list in TOML looks like "
+         'data.exactly_one = [["first", "second"]]'),
+        ('data.exactly_one=["a"]',
+         "data.exactly_one.0 = 'a': input should be a valid tuple; a list in TOML looks like "
+         'data.exactly_one = [["first", "second"]]'),
+        ('train.stages=[{name="a", lr=1, epochs=1, logit_variances=1}]',
+         "train.stages.0.logit_variances = 1: input should be a valid tuple; a list in TOML looks like "
+         "train.stages.0.logit_variances = [0.5, 1.0]"),
         ("train.stages=head",
          "train.stages = 'head': input should be a valid tuple; a list in TOML looks like train.stages = "
          '[{ name = "main", epochs = 10, lr = 0.001 }]'),
@@ -200,7 +209,8 @@ def test_further_words_with_commas():
 )  # fmt: skip
 def test_what_should_be_a_list_is_told_with_an_example_that_works(text, line):
     assert problems(apply_overrides(BARE, [text])) == [line]
-    parse(apply_overrides(BARE, [line.split("looks like ")[1]]), settings_models())
+    if ".0.logit" not in line:  # a place in a list cannot be set
+        parse(apply_overrides(BARE, [line.split("looks like ")[1]]), settings_models())
 
 
 def test_a_list_of_three_is_told_with_three():
@@ -218,6 +228,7 @@ def test_a_list_of_three_is_told_with_three():
         (tuple[Literal["a", "b"], ...], '["a", "b"]'),
         (tuple[Literal["a"], ...] | None, '["a"]'),
         (tuple[bool, ...], "[true, false]"),
+        (tuple[tuple[int, ...], ...], "[[1, 2]]"),
     ],
 )
 def test_lists_of_every_kind_of_setting_have_an_example(kind, example):

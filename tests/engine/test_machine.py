@@ -207,3 +207,11 @@ def test_cores_and_threads_fit_the_quota(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     limit_threads()
     assert counts == [2]
+
+
+def test_more_workers_than_cores_are_a_note(monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: 1)
+    assert machine.worker_notes(0) == machine.worker_notes(1) == []
+    assert machine.worker_notes(3) == [
+        "note: 3 worker processes for 1 core; as many as cores are as fast (train.workers)"
+    ]

@@ -263,12 +263,14 @@ def split_file(scenes, tmp_path, names):
     return str(tmp_path / "labels.parquet")
 
 
-@pytest.mark.parametrize("other", ["trainval", ""])
-def test_without_a_split_called_train_the_rest_is_learned_from_and_never_the_test_images(scenes, tmp_path, other):
+@pytest.mark.parametrize(("other", "words"), [("trainval", "split 'trainval'"), ("", "no split")])
+def test_without_a_split_called_train_the_rest_is_learned_from_and_never_the_test_images(
+    scenes, tmp_path, other, words
+):
     tables = read_named(DataConfig(train=split_file(scenes, tmp_path, [other, other, "test"])))
     assert {name: len(table) for name, table in tables.items()} == {"train": 16, "test": 8}
     assert not set(tables["train"].images.to_pylist()) & set(tables["test"].images.to_pylist())
-    message = f"no split is called 'train': the 16 images of {other!r} are learned from"
+    message = f"no split is called 'train': the 16 images of {words} are learned from"
     assert message in tables["train"].notes.messages
 
 
@@ -281,7 +283,7 @@ def test_images_of_further_splits_are_left_out_with_a_line_each(scenes, tmp_path
     train = read_named(DataConfig(train=split_file(scenes, tmp_path, ["train", "val", "foo"])))["train"]
     assert len(train) == 8
     assert "split 'foo': 8 images left out" in train.notes.messages
-    assert len([e for e in train.notes.excluded if e.reason == "split 'foo' is none of train, val, test"]) == 8
+    assert len([e for e in train.notes.excluded if e.reason == "split 'foo': not train, val or test"]) == 8
 
 
 def test_fold_numbers_are_no_splits_to_keep_apart(scenes, tmp_path):
@@ -315,7 +317,7 @@ def test_a_val_file_that_names_splits_itself_is_used_for_its_own_rows_only(scene
         key for first in (0, 2) for key in scenes.train.images.to_pylist()[first::3]
     ]
     assert {row.reason for row in left_out} == {
-        f"split 'train' of {path} is not val", f"split '' of {path} is not val"
+        f"split 'train': of {path}, only split 'val' is used", f"no split: of {path}, only split 'val' is used"
     }  # fmt: skip
 
 

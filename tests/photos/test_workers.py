@@ -52,6 +52,13 @@ def test_systems_without_a_limit(monkeypatch, tmp_path):
     assert not shared_memory_is_short(Workers(100))
 
 
+def test_more_workers_than_cores_are_the_choice_of_the_user(monkeypatch):
+    """torch would warn twice, and warnings are errors here."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    loader = WorkerLoader(Numbers(), KEYS, torch.stack, Workers(2))
+    assert [len(batch) for batch in loader] == [2, 2, 1]
+
+
 @pytest.mark.parametrize("free", [0, 2**40])
 def test_batches_are_the_same_through_pipes(monkeypatch, free):
     monkeypatch.setattr(module, "free_shared_memory", lambda: free)

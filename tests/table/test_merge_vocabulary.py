@@ -65,10 +65,18 @@ def test_the_common_vocabulary_is_the_union_in_order_of_appearance():
     assert [t.classes.ids for t in tables.values()] == [("dog", "cat", "emu")] * 2
     assert cells(tables["train"]) == {"dog": [1], "cat": [0], "emu": [0]}
     assert cells(tables["val"]) == {"dog": [0], "cat": [-1], "emu": [1]}
-    assert tables["train"].notes.messages == (
-        "train: 1 classes occur in other splits only (emu); they are unknown here.",
-    )
-    assert tables["val"].notes.messages == ("val: 1 classes occur in other splits only (dog); they are unknown here.",)
+    assert tables["train"].notes.messages == ("train: 1 class occurs in other splits only, and is unknown here: 'emu'",)
+    assert tables["val"].notes.messages == ("val: 1 class occurs in other splits only, and is unknown here: 'dog'",)
+
+
+def test_labels_to_measure_on_that_share_no_class_are_refused():
+    train, val = table(["a"], ["dog", "cat"], [("a", "dog", 1)]), table(["b"], ["emu"], [("b", "emu", 1)])
+    text = r"^val: none of its classes 'emu' is a class of the training labels, 'dog', 'cat'\. Give other labels as val"
+    with pytest.raises(DataError, match=text):
+        common_vocabulary({"train": train, "val": val})
+    empty = table(["b"], [], [])
+    assert common_vocabulary({"train": train, "val": empty})["val"].classes.ids == ("dog", "cat")
+    assert common_vocabulary({"one": train, "two": val})["two"].classes.ids == ("dog", "cat", "emu")
 
 
 def test_equal_vocabularies_say_nothing():

@@ -8,7 +8,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -190,7 +190,10 @@ def _lines(error: ValidationError, model: type[BaseModel], prefix: str) -> list[
         else:
             text = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
             if problem["type"] == "tuple_type":
-                text += f"; a list in TOML looks like {key} = {_example(model, path)}"
+                field = list(path)
+                while field[-1].isdigit():  # a place in the list
+                    field.pop()
+                text += f"; a list in TOML looks like {prefix}{'.'.join(field)} = {_example(model, field)}"
             lines[key] = f"{lines[key]}, or {text}" if key in lines else f"{key} = {problem['input']!r}: {text}"
     return list(lines.values())
 
@@ -228,11 +231,18 @@ def _example(model: type[BaseModel], path: list[str]) -> str:
     """Return an example of a list for the field at a path."""
     parent = _model_at(model, path[:-1])
     assert parent is not None
-    members = _members(parent.model_fields[path[-1]].annotation)
+    return _example_of(_members(parent.model_fields[path[-1]].annotation))
+
+
+def _example_of(members: tuple[Any, ...]) -> str:
+    if get_origin(members[0]) is Annotated:
+        return _example_of((get_args(members[0])[0], *members[1:]))
     if _section(members[0]) is not None:
         return '[{ name = "main", epochs = 10, lr = 0.001 }]'
     if get_origin(members[0]) is Literal:
         words = tuple(f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in get_args(members[0]))
+    elif get_origin(members[0]) is tuple:
+        return f"[{_example_of(get_args(members[0]))}]"
     else:
         words = _EXAMPLES.get(members[0], ("...",))
     return f"[{', '.join(words[: 2 if members[1] is ... else len(members)])}]"

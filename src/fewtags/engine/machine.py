@@ -20,6 +20,7 @@ import torch
 from fewtags.config.presets import Facts
 from fewtags.nets.weights import OFFLINE_BACKBONE, OFFLINE_PACKAGE
 from fewtags.photos.worker_failures import free_shared_memory
+from fewtags.text import counted
 
 PACKAGES = (
     *("fewtags", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow", "pyarrow", "pydantic", "safetensors"),
@@ -37,6 +38,15 @@ def cores() -> int:
     found = machine_cores()
     quota = cpu_quota()
     return found if quota is None else max(1, min(found, math.ceil(quota)))
+
+
+def worker_notes(workers: int) -> list[str]:
+    """Return a note if there are more worker processes than cores."""
+    if workers <= max(1, cores()):
+        return []
+    return [
+        f"note: {workers} worker processes for {counted(cores(), 'core')}; as many as cores are as fast (train.workers)"
+    ]
 
 
 def machine_cores() -> int:

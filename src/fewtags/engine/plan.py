@@ -15,7 +15,7 @@ from fewtags.check.check import CheckReport, check
 from fewtags.config.presets import IN_STEPS, MOST_CELLS, SOLVED, Facts, Resolved, resolve, why_in_steps
 from fewtags.config.pretrain import PretrainResolved
 from fewtags.config.sections import UNNAMED_METHODS, Config, DataConfig, ObjectiveConfig, paths_of
-from fewtags.engine.machine import facts, processes, step_text
+from fewtags.engine.machine import facts, processes, step_text, worker_notes
 from fewtags.engine.memory import refuse_large_stores
 from fewtags.engine.methods import derive_objective, make_objective, settled
 from fewtags.engine.near_copies import copy_groups, leave_out_alike
@@ -229,8 +229,8 @@ def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelT
     others = [name for name in named if name not in ("train", "val", "test")]
     if "train" in named:
         rest = {name: named[name] for name in others}
-        lines = tuple(f"split {name!r}: {len(table):,} images left out" for name, table in rest.items())
-        return _noting_rest(named["train"], rest, "is none of train, val, test", "train", lines)
+        lines = tuple(f"{_split_words(name)}: {counted(len(part), 'image')} left out" for name, part in rest.items())
+        return _noting_rest(named["train"], rest, "not train, val or test", "train", lines)
     if not {"val", "test"} & set(named):
         return whole
     if not others:
@@ -240,8 +240,12 @@ def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelT
         )
     names = np.array([str(name) for name in (whole.split_names or ())])
     kept = whole.subset(~np.isin(names, ("val", "test")))
-    said = " and ".join(repr(name) for name in others)
+    said = " and ".join(map(_split_words, others))
     return kept.noting(f"no split is called 'train': the {len(kept):,} images of {said} are learned from")
+
+
+def _split_words(name: str) -> str:
+    return f"split {name!r}" if name else "no split"
 
 
 def _part_of(table: LabelTable, split: str, path: str) -> LabelTable:
@@ -257,7 +261,7 @@ def _part_of(table: LabelTable, split: str, path: str) -> LabelTable:
         )
     rest = {name: part for name, part in named.items() if name != split}
     said = f"{split}: of {path}, which names splits itself ({sizes}), only the images of split {split!r} are used"
-    return _noting_rest(named[split], rest, f"of {path} is not {split}", split, (said,) if rest else ())
+    return _noting_rest(named[split], rest, f"of {path}, only split {split!r} is used", split, (said,) if rest else ())
 
 
 def _noting_rest(
@@ -265,7 +269,7 @@ def _noting_rest(
 ) -> LabelTable:
     """Return the table, and list each image of the other splits, which are left out, in its notes."""
     excluded = [
-        Excluded(str(key), f"split {name!r} {why}", where, "splits" if where == "train" else "excluded")
+        Excluded(str(key), f"{_split_words(name)}: {why}", where, "splits" if where == "train" else "excluded")
         for name, part in rest.items()
         for key in part.images.to_pylist()
     ]
@@ -480,6 +484,7 @@ def derive(
     views = 2 if objective.needs_second_view else 1
     largest = 3 * resolved.size**2 * max(resolved.batch_size * views, EVAL_BATCH)
     notes += shared_memory_notes(Workers(resolved.workers), largest)
+    notes += worker_notes(resolved.workers)
     needed = sum(store.size(len(train)) for store in listed)
     return RunPlan(
         config=config,

@@ -12,7 +12,7 @@ import torch
 
 from fewtags.config.parse import parse_as
 from fewtags.config.pretrain import PretrainConfig, PretrainResolved, resolve_pretrain
-from fewtags.engine.machine import facts, step_text
+from fewtags.engine.machine import facts, step_text, worker_notes
 from fewtags.engine.methods import make_objective, pretrain_settings_models
 from fewtags.engine.plan import make_problem
 from fewtags.errors import ConfigError
@@ -186,6 +186,7 @@ def _notes(resolved: PretrainResolved, objective: Objective, photos: int, proces
             "step are not stored; raise objective.queue_size (half of the photos is possible) or lower train.batch_size"
         )
     yield from shared_memory_notes(Workers(resolved.workers), 2 * 3 * resolved.size**2 * resolved.batch_size)
+    yield from worker_notes(resolved.workers)
     if resolved.objective.get("batchnorm_groups") == 1 and processes == 1:
         yield (
             "note: BatchNorm sees the whole batch at once, and keys are not shuffled, so the net can recognise keys of "

@@ -14,6 +14,7 @@ import pickle
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -100,26 +101,37 @@ class WorkerLoader:
             workers = Workers()
         busy = workers.count > 0
         self._pickled = shared_memory_is_short(workers, batch_bytes)
-        self._loader: DataLoader[Any] = DataLoader(
-            data,
-            batch_sampler=batches,
-            collate_fn=_Pickled(collate) if self._pickled else collate,
-            num_workers=workers.count,
-            prefetch_factor=workers.prefetch if busy else None,
-            persistent_workers=persistent and busy,
-            pin_memory=workers.pin_memory,
-            timeout=TIMEOUT if busy else 0,
-            # Workers get a seed that nobody uses; drawing it must not advance the global generator.
-            generator=torch.Generator(),
-        )
+        with _without_advice():
+            self._loader: DataLoader[Any] = DataLoader(
+                data,
+                batch_sampler=batches,
+                collate_fn=_Pickled(collate) if self._pickled else collate,
+                num_workers=workers.count,
+                prefetch_factor=workers.prefetch if busy else None,
+                persistent_workers=persistent and busy,
+                pin_memory=workers.pin_memory,
+                timeout=TIMEOUT if busy else 0,
+                # Workers get a seed that nobody uses; drawing it must not advance the global generator.
+                generator=torch.Generator(),
+            )
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         with worker_errors():
-            for batch in self._loader:
+            with _without_advice():
+                batches = iter(self._loader)
+            for batch in batches:
                 yield pickle.loads(batch) if self._pickled else batch  # from our own worker
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Silence what torch says about more workers than cores: the number is the user's, and the plan shows it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
 
 
 @final

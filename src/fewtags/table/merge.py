@@ -21,7 +21,7 @@ from fewtags.labels import ClassNames, Label
 from fewtags.table.coverage import restricted, source_counts
 from fewtags.table.table import MAX_COMPLETE_SETS, LabelTable, Listed, Notes, with_column
 from fewtags.table.vocabulary import folded, match_classes
-from fewtags.text import counted
+from fewtags.text import counted, flag, setting, some
 
 
 def merge(
@@ -114,16 +114,26 @@ def common_vocabulary(tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]
     """Return all tables under the union of their classes, in order of appearance.
 
     Class names of later tables that differ from those of earlier ones only in spelling are matched, see
-    `vocabulary.match_classes`. Classes that a table lacks are unknown in its images; a message lists them. Two tables
-    that give one class id different display names are a `DataError`.
+    `vocabulary.match_classes`. Classes that a table lacks are unknown in its images; a message lists them.
+
+    Raises:
+        DataError: two tables give one class id different display names; "val" or "test" shares no class with "train".
     """
     tables = _matched_classes(tables)
+    for split in ("val", "test"):
+        own, known = (tables[name].classes.ids if name in tables else () for name in (split, "train"))
+        if own and known and not {*own} & {*known}:
+            raise DataError(
+                f"{split}: none of its classes {some(own)} is a class of the training labels, {some(known)}. Give "
+                f"other labels as {flag(split)}, or rename the classes: {setting('rename', [f'{own[0]}={known[0]}'])}."
+            )
     classes = _union_classes(tables)
     out = {split: with_classes(table, classes) for split, table in tables.items()}
     for split, table in tables.items():
         if new := [i for i in classes.ids if i not in table.classes]:
-            some = ", ".join(new[:5])
-            message = f"{split}: {len(new)} classes occur in other splits only ({some}); they are unknown here."
+            occur = counted(len(new), "class occurs", "classes occur")
+            message = f"{split}: {occur} in other splits only, and is unknown here: {some(new)}"
+            message = message if len(new) == 1 else message.replace("and is unknown", "and are unknown")
             out[split] = out[split].noting(message)
     return out
 

@@ -39,6 +39,11 @@ class Deadly(Dataset):
 
 
 KEYS = [[0, 1], [2, 3], [4]]
+HERE = Path(__file__).parent
+# Of processes that import this file.
+PATHS = {
+    "PYTHONPATH": os.pathsep.join([str(HERE.with_name("support")), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+}
 
 
 @pytest.mark.parametrize(("count", "free", "short"), [(0, 0, False), (1, 2**30, False), (8, 2**26, True)])
@@ -84,7 +89,12 @@ def test_a_small_shared_memory_as_in_containers():
     command = [sys.executable, "-c", script, str(Path(__file__).parent)]
     shell = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
     result = subprocess.run(
-        ["unshare", "-m", "sh", "-c", shell, "sh", *command], capture_output=True, text=True, timeout=120, check=False
+        ["unshare", "-m", "sh", "-c", shell, "sh", *command],
+        env=os.environ | PATHS,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     if "unshare" in result.stderr or "mount" in result.stderr:
         pytest.skip("mounting is not allowed here")
@@ -179,6 +189,13 @@ def test_a_script_pasted_from_the_readme(tmp_path, method, guarded):
         + ('if __name__ == "__main__":\n' if guarded else "")
         + body
     )
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
+    result = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | PATHS,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert (result.returncode, result.stdout) == (0, f"{KEYS}\n"), result.stderr
     assert ("without worker processes" in result.stderr) is not guarded

@@ -15,7 +15,12 @@ MOST_NAMED = 20
 
 _COMMAND_LINE: ContextVar[bool] = ContextVar("command line", default=False)
 _MEASURED: ContextVar[str] = ContextVar("split whose labels are read", default="")
-_ARGUMENTS = {"json": "to_json()", "method": "objective"}
+_ARGUMENTS = {
+    "json": "to_json()",
+    "method": "objective",
+    "positives": "positives_per_image",
+    "instances": "instances_per_image",
+}
 """Arguments in Python that have another name than the flag."""
 _FLAGS = {"images": "--images", "complete": "--complete"}
 
@@ -112,6 +117,18 @@ def flag(name: str, value: str = "") -> str:
         return f"--{name} {value}".rstrip()
     argument = _ARGUMENTS.get(name, name.replace("-", "_"))
     return f"{argument}={value!r}" if value else argument
+
+
+def run_setting(key: str, value: str) -> str:
+    """Return how the user passes a setting of a run by its dotted key.
+
+    >>> run_setting("data.near_copies", "leave_out")
+    "settings={'data.near_copies': 'leave_out'}"
+    >>> with command_line():
+    ...     run_setting("data.near_copies", "leave_out")
+    '--set data.near_copies=leave_out'
+    """
+    return f"--set {shlex.quote(f'{key}={value}')}" if _COMMAND_LINE.get() else f"settings={ {key: value}!r}"
 
 
 def setting(name: str, value: str | bool | Sequence[str] = "NAME") -> str:

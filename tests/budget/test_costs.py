@@ -361,10 +361,7 @@ def test_costs_without_labels(tmp_path):
     assert find_cost(str(path), None) == CostModel(classes=4, positives_per_image=1.5)
     with pytest.raises(ConfigError) as error:
         find_cost(None, None, {"positives_per_image": 1.5})
-    assert str(error.value) == (
-        "classes not known: give the number of classes, and how many of them an average photo shows (count in twenty "
-        "photos)."
-    )
+    assert str(error.value) == ("the costs are not known; give classes, the number of classes.")
 
 
 def test_a_profile_with_other_classes_needs_their_average():

@@ -1,5 +1,6 @@
 """What a budget buys and what is said about it, by hand."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -175,13 +176,17 @@ def test_beyond_the_pilot_values_are_marked_and_then_refused():
 def test_types_without_a_pilot_are_not_judged():
     plan = plan_budget(800, 1000, COST, pilot_guide(runs(TAGS, 0.3), "the test"), [TAGS, SP])
     assert purchases(plan)["SP"].mean_ap.refused == "not in the pilot"
-    assert plan.advice().endswith("; no other type can be judged.")
+    assert plan.advice().endswith("; no other type can be judged (one point (SP): not in the pilot).")
 
 
 def test_a_pilot_that_is_too_small_says_what_to_run():
     few = runs(SP, 0.3, seeds=1)
     guide = pilot_guide([*runs(TAGS, 0.3), *few], "r.jsonl")
     assert list(guide.guesses) == [TAGS]
+    plan = plan_budget(800, 1000, COST, guide, guide.kinds)
+    assert purchases(plan)["SP"].mean_ap.refused == "too few runs"
+    assert plan.advice().endswith("; no other type can be judged (one point (SP): too few runs).")
+    assert [*plan.lines()][-1].startswith("one point (SP)")
     assert guide.notes[0].startswith("one point (SP): 4 budgets and 1 seed are too few for a learning curve; run at")
     with pytest.raises(DataError) as error:
         pilot_guide(few, "r.jsonl")
@@ -211,8 +216,23 @@ def test_types_with_all_objects_need_their_number():
 def test_what_cannot_be_planned():
     with pytest.raises(ConfigError, match=r"^photos is 0; expected 1 or more\.$"):
         plan_budget(10, 0, COST, paper_guide(4))
-    with pytest.raises(ConfigError, match=r"^0\.5 s do not buy a label of tags, one point\.$"):
+    with pytest.raises(ConfigError) as error:
         plan_budget(0.5, 10, COST, paper_guide(4), [TAGS, SP])
+    need = math.ceil(100 * COST.seconds_per_pair(SP)) / 100
+    assert str(error.value) == (
+        "0.5 s do not buy a label of any type: one label of tags (I) takes 1 s; one label of one point (SP) takes "
+        f"{need:g} s."
+    )
+
+
+def test_a_type_that_the_budget_does_not_buy_is_named_with_the_least_budget_that_does():
+    plan = plan_budget(1, 10, COST, paper_guide(4), [TAGS, SP])
+    assert list(purchases(plan)) == ["I"]
+    (note,) = [note for note in plan.notes if note.startswith("one point (SP)")]
+    said = "one point (SP): 1 s do not buy a label; the least budget that does is "
+    assert note.startswith(said)
+    least = float(note.removeprefix(said).removesuffix(" s"))
+    assert list(purchases(plan_budget(least, 10, COST, paper_guide(4), [TAGS, SP]))) == ["I", "SP"]
 
 
 # --- a type that gets cheaper never loses

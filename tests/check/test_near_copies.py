@@ -50,7 +50,9 @@ def test_pairs_are_named_with_their_distance(tables: dict[str, LabelTable]) -> N
         "train 0.jpg ~ val 0.png",
         "train 0.jpg ~ test 0.webp",
     ]
-    assert found["near-leak"].message.endswith("to leave them out of train: --set data.near_copies=leave_out.")
+    assert found["near-leak"].message.endswith(
+        "to leave them out of train: settings={'data.near_copies': 'leave_out'}."
+    )
     assert near(check(tables, near_copies=False)) == near(check(tables, near_copies=True, decode=False)) == []
 
 

@@ -219,8 +219,8 @@ def test_a_pilot_starts_from_an_encoder(
         ),
         (
             ("--photos", 9, "--hours", 1),
-            "classes and positives_per_image not known: give the number of classes, and how many of them an average "
-            "photo shows (count in twenty photos).",
+            "the costs are not known; give --classes, the number of classes; and --positives, the number of classes "
+            "that an average photo shows (count in twenty photos).",
         ),
         (
             ("--photos", 9, "--hours", 1, "--run-pilot", "--pilot", "r.csv"),

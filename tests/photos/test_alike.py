@@ -98,7 +98,7 @@ def test_without_the_library(monkeypatch, tmp_path):
     monkeypatch.setattr(alike, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the library imagehash: pip install 'fewtags\[copies\]'"):
         find_alike([])
-    with pytest.raises(ConfigError, match=r"^--set data.near_copies=leave_out needs the library imagehash"):
+    with pytest.raises(ConfigError, match=r"^settings=\{'data.near_copies': 'leave_out'\} needs the library imagehash"):
         leave_out_alike({"train": table(tmp_path, ["a.jpg"])})
     assert copy_groups(table(tmp_path, ["a.jpg"]), True)[1] == "equal photos together"
 

@@ -17,7 +17,7 @@ from fewtags.config.parse import load_toml
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
 from fewtags.table.table import LabelTable
-from fewtags.text import suggest
+from fewtags.text import flag, suggest
 
 _UNITS = {"h": 3600.0, "min": 60.0, "s": 1.0, "": 1.0}
 
@@ -240,11 +240,13 @@ def find_cost(cost: str | None, table: LabelTable | None, given: Mapping[str, fl
                     "positives_per_image: --positives of `fewtags plan`, or a --cost file."
                 )
             return replace(CostModel.measured(table), **found)
-        if missing := [name for name in ("classes", "positives_per_image") if name not in found]:
-            raise ConfigError(
-                f"{' and '.join(missing)} not known: give the number of classes, and how many of them an average photo "
-                "shows (count in twenty photos)."
-            )
+        asked = {
+            "classes": f"{flag('classes')}, the number of classes",
+            "positives_per_image": f"{flag('positives')}, the number of classes that an average photo shows (count in "
+            "twenty photos)",
+        }
+        if missing := [what for name, what in asked.items() if name not in found]:
+            raise ConfigError(f"the costs are not known; give {'; and '.join(missing)}.")
         return CostModel(**found)
     except ConfigError as error:
         where = "" if cost is None or cost in PROFILES else f"{cost}: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
 from fewtags.budget.costs import Annotation, CostModel
@@ -12,6 +12,7 @@ from fewtags.budget.curves import FARTHEST, Curve, Estimate, Measure, Result, di
 from fewtags.budget.paper_curves import PaperCurve, paper_curves, paper_resolution, paper_source
 from fewtags.budget.results import by_type
 from fewtags.errors import ConfigError, DataError
+from fewtags.text import flag
 
 Guess = Callable[[float, Measure], Estimate]
 """(labels, measure) -> expected value."""
@@ -30,6 +31,7 @@ class Guide:
         resolution: smallest difference that is resolved, 0..1; None: the bootstrap decides.
         curves: the fitted curves of mAP.
         photos: number of photos that the pilot could choose from; None: no pilot, or unknown.
+        lacking: types with too few runs, and what they lack.
     """
 
     source: str
@@ -39,11 +41,17 @@ class Guide:
     resolution: float | None = None
     curves: Mapping[Annotation, Curve] | None = None
     photos: int | None = None
+    lacking: Mapping[Annotation, str] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> tuple[Annotation, ...]:
+        """The types that were run, those with too few runs last."""
+        return (*self.guesses, *self.lacking)
 
     def estimate(self, kind: Annotation, labels: float, measure: Measure) -> Estimate:
         """Return the expected measure; where there is none, a bound: more labels do not make the expectation worse."""
         if kind not in self.guesses:
-            return Estimate(value=None, refused="not in the pilot")
+            return Estimate(value=None, refused="too few runs" if kind in self.lacking else "not in the pilot")
         found = self.guesses[kind](labels, measure)
         if found.value is not None:
             return found
@@ -103,6 +111,7 @@ def pilot_guide(results: Sequence[Result], source: str) -> Guide:
         notes=(*problems.values(), f"standard deviation of a single training around the expected value: {scatter}"),
         curves=curves,
         photos=max((result.photos for result in results if result.photos is not None), default=None),
+        lacking=problems,
     )
 
 
@@ -211,7 +220,10 @@ class BudgetPlan:
             f"{bought.seconds / 3600:,.1f} h, expected mAP {_shown(bought.mean_ap)}"
         )
         if len(ranked) == 1:
-            return f"Buy {what}; no other type can be judged."
+            others = "; ".join(
+                f"{each.kind.described()}: {each.mean_ap.refused}" for each in self.purchases if each is not bought
+            )
+            return f"Buy {what}; no other type can be judged{f' ({others})' if others else ''}."
         second = ranked[1]
         low, high, lead = self._lead(best, second)
         ahead = f"{lead} mAP over {second.kind.described()}"
@@ -283,12 +295,19 @@ def plan_budget(
     if cost.instances_per_image is None and any(kind.every for kind in kinds):
         notes.append(
             "all points and all boxes are left out because the number of objects in an average photo is unknown; give "
-            "--instances"
+            f"{flag('instances')}"
         )
         kinds = [kind for kind in kinds if not kind.every]
-    purchases = [purchase for kind in kinds if (purchase := _purchase(kind, seconds, photos, cost, guide)).labels]
+    offers = [_purchase(kind, seconds, photos, cost, guide) for kind in kinds]
+    purchases = [purchase for purchase in offers if purchase.labels]
+    least = {offer.kind: _least_budget(cost.seconds_per_pair(offer.kind)) for offer in offers if not offer.labels}
     if not purchases:
-        raise ConfigError(f"{seconds:g} s do not buy a label of {', '.join(map(str, kinds)) or 'any type'}.")
+        need = "; ".join(f"one label of {kind.described()} takes {need}" for kind, need in least.items())
+        raise ConfigError(f"{seconds:g} s do not buy a label of any type{f': {need}' if need else ''}.")
+    notes += [
+        f"{kind.described()}: {seconds:g} s do not buy a label; the least budget that does is {need}"
+        for kind, need in least.items()
+    ]
     kinds = [purchase.kind for purchase in purchases]
     common = _common_budget(kinds, seconds, photos, cost, guide)
     return BudgetPlan(
@@ -301,6 +320,15 @@ def plan_budget(
         compared_seconds=common,
         notes=(*notes, *_remarks(purchases, photos, cost, guide)),
     )
+
+
+def _least_budget(seconds: float) -> str:
+    """Write a time rounded up, so that it suffices as a budget.
+
+    >>> _least_budget(2.331), _least_budget(7.0)
+    ('2.34 s', '7 s')
+    """
+    return f"{math.ceil(seconds * 100 - 1e-9) / 100:g} s"
 
 
 def _common_budget(kinds: Sequence[Annotation], seconds: float, photos: int, cost: CostModel, guide: Guide) -> float:

@@ -15,7 +15,7 @@ from fewtags.photos.alike import BITS, INSTALL, LIMIT, can_compare, find_alike
 from fewtags.photos.scan import Scan, Tick, Trait, scan
 from fewtags.table.content import photo_paths, same_content
 from fewtags.table.table import LabelTable
-from fewtags.text import flag
+from fewtags.text import flag, run_setting
 
 TINY = 32
 """Photos with a shorter side are reported if the input size of the net is unknown."""
@@ -200,7 +200,7 @@ class PhotoScan:
             across,
             nouns,
             f"in {train} and in another split {of}. Scores may be too good; to leave them out of {train}: "
-            "--set data.near_copies=leave_out.",
+            f"{run_setting('data.near_copies', 'leave_out')}.",
         )
         yield from counted_finding(
             "warning", "near-measured-twice", measured, nouns, f"in two splits to measure on {of}. Look at them."

@@ -183,7 +183,7 @@ def plan(
         guide = pilot_guide(read_results(pilot, found), f"the pilot {pilot}")
     else:
         guide = paper_guide(found.classes)
-    made = plan_budget(budget_s, photos, found, guide, kinds or tuple(guide.guesses))
+    made = plan_budget(budget_s, photos, found, guide, kinds or guide.kinds)
     echo(json.dumps(made.to_dict()) if as_json else "\n".join([*made.lines(), "", made.advice()]))
     if not as_json:
         say(f"expectations are from {guide.source}", *guide.notes, *made.notes)

@@ -12,7 +12,7 @@ from fewtags.errors import ConfigError, DataError
 from fewtags.photos.alike import BITS, INSTALL, can_compare, find_alike, linked
 from fewtags.table.content import content_groups, photo_paths
 from fewtags.table.table import Excluded, LabelTable, Notes
-from fewtags.text import counted
+from fewtags.text import counted, run_setting
 
 
 def copy_groups(table: LabelTable, near: bool) -> tuple[NDArray[np.int64], str]:
@@ -39,7 +39,8 @@ def leave_out_alike(tables: Mapping[str, LabelTable]) -> dict[str, LabelTable]:
         DataError: no training photo is left.
     """
     if not can_compare():
-        raise ConfigError(f"--set data.near_copies=leave_out needs the library imagehash: {INSTALL}.")
+        asked = run_setting("data.near_copies", "leave_out")
+        raise ConfigError(f"{asked} needs the library imagehash: {INSTALL}.")
     splits = [name for name in ("val", "test", "train") if name in tables]
     in_train = np.repeat([split == "train" for split in splits], [len(photo_paths(tables[split])) for split in splits])
     owners = [(split, row) for split in splits for row in range(len(photo_paths(tables[split])))]

@@ -23,6 +23,7 @@ from fewtags.engine.machine import torch_device
 from fewtags.engine.methods import changed_objective, settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
 from fewtags.engine.near_copies import leave_out_alike
+from fewtags.engine.onnx_net import Predictor, load_predictor, torch_net
 from fewtags.engine.own_thresholds import Given, with_thresholds
 from fewtags.engine.plan import Tables, hold_out, with_groups
 from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
@@ -37,7 +38,6 @@ from fewtags.formats.read import read
 from fewtags.formats.scores import scores_of
 from fewtags.formats.several import merge_given, read_sources
 from fewtags.labels import ClassNames
-from fewtags.nets.spatial import SpatialNet
 from fewtags.notebook import html_table
 from fewtags.objectives.base import Objective
 from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD
@@ -113,7 +113,7 @@ class Classifier:
         self.init = init
         self.backbone, self.objective, self.weights, self.size = backbone, objective, weights, size
         self.preset, self.device, self.seed = preset, device, seed
-        self._net: SpatialNet | None = None
+        self._net: Predictor | None = None
         self._info: ModelInfo | None = None
         self._run: Path | None = None
         refuse_wrong_values(self.get_params(deep=False))
@@ -167,8 +167,13 @@ class Classifier:
 
     @classmethod
     def load(cls, place: Path | str, device: str | None = None) -> Self:
-        """Load a classifier from a run folder or its `model.safetensors`. Raises CheckpointError if there is none."""
-        net, info = load_model(place)
+        """Load a classifier from a run folder, its `model.safetensors`, or an ONNX file of `fewtags export`.
+
+        Raises:
+            CheckpointError: there is no model, or it is damaged.
+            ConfigError: an ONNX file needs onnxruntime.
+        """
+        net, info = load_predictor(place)
         made = cls(info.backbone, size=info.size, device=device)
         made._net, made._info, made._run = net, info, Path(place) if Path(place).is_dir() else Path(place).parent
         return made
@@ -177,7 +182,7 @@ class Classifier:
         """Write the model file: weights, classes, thresholds, preprocessing. A missing folder is made."""
         net, info = self._trained()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        save_model(Path(path), net, info)
+        save_model(Path(path), torch_net(net, "be saved as a model file"), info)
 
     @property
     def fitted(self) -> bool:
@@ -352,7 +357,7 @@ class Classifier:
             rows.append(found.prob)
         return (np.stack(rows) if rows else np.zeros((0, len(info.class_ids)))), given.names
 
-    def _trained(self) -> tuple[SpatialNet, ModelInfo]:
+    def _trained(self) -> tuple[Predictor, ModelInfo]:
         if self._net is None or self._info is None:
             raise ConfigError("this classifier is not trained yet; call fit, or Classifier.load(run).")
         return self._net, self._info

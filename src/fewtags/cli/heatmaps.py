@@ -15,10 +15,10 @@ import torch
 from fewtags.cli.tables import escaped_names, text_name
 from fewtags.engine.checkpoint import write_array
 from fewtags.engine.model import ModelInfo, make_policy
+from fewtags.engine.onnx_net import Predictor
 from fewtags.engine.predict import decide, heatmaps
 from fewtags.errors import ConfigError
 from fewtags.files import replacing
-from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.decode import read_image
 from fewtags.report.heatmap_picture import heatmap_picture
 from fewtags.report.overlay import HeatScale, ScaleKind
@@ -138,7 +138,7 @@ class HeatmapOptions:
 
 
 def write_heatmaps(
-    net: SpatialNet, info: ModelInfo, path: Path, name: Path, options: HeatmapOptions, device: torch.device
+    net: Predictor, info: ModelInfo, path: Path, name: Path, options: HeatmapOptions, device: torch.device
 ) -> dict[Path, str | None]:
     """Write pictures of a photo and its maps as `<name>.<class>.png`, and the maps of all classes as `<name>.npy`.
 

@@ -103,13 +103,14 @@ app = typer.Typer(
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Data": (data.check, data.simulate, plan.plan),
     "Training": (train.train, train.resume, pretrain.pretrain, teach.teach, report.report, bench.bench),
-    "Use": (use.evaluate, use.predict, use.heatmap, thresholds.thresholds, export.export_backbone),
+    "Use": (use.evaluate, use.predict, use.heatmap, thresholds.thresholds, export.export),
     "Labels from people": (suggest.suggest, review.review),
     "About": (demo.demo, info.methods, info.config, info.doctor),
 }
 for panel, commands in PANELS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
+app.command("export-backbone", hidden=True)(export.export_backbone)
 for command in (transfer_dense.detect, transfer_dense.segment):
     transfer_app.command()(command)
 app.add_typer(transfer_app, name="transfer", rich_help_panel="Training")

@@ -33,12 +33,12 @@ def thresholds(
       fewtags thresholds runs/first --threshold thresholds.json --store
       fewtags thresholds runs/first --precision 0.9 --threshold cat=0.3 --store
     """  # noqa: D301
-    from fewtags.engine.model import model_path, read_info
+    from fewtags.engine.onnx_net import read_predictor_info
     from fewtags.engine.own_thresholds import store_thresholds
 
     if store and not threshold and precision is None:
         raise ConfigError("--store needs thresholds to store: give --threshold or --precision.")
-    info = with_own_thresholds(read_info(model_path(model)), model, threshold, precision)
+    info = with_own_thresholds(read_predictor_info(model), model, threshold, precision)
     if store:
         say(*store_thresholds(model, info))
     rows = [

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fewtags.engine.model import ModelInfo
     from fewtags.table.table import LabelTable
 
-Model = Annotated[Path, typer.Argument(help="Run folder, or its model.safetensors.")]
+Model = Annotated[Path, typer.Argument(help="Run folder, its model.safetensors, or an ONNX file of `fewtags export`.")]
 
 ALL_IMAGES = "all"
 """What --split takes for the images of every split."""
@@ -80,13 +80,13 @@ def evaluate(
       fewtags evaluate runs/first tags.csv --images photos/ --split val
     """  # noqa: D301
     from fewtags.engine.localise import even_cuts, localise_table, refuse_without_boxes
-    from fewtags.engine.model import load_model
+    from fewtags.engine.onnx_net import load_predictor
     from fewtags.engine.predict import score_table
     from fewtags.engine.trained_on import trained_on
 
     if loc_cuts is not None and not localise:
         raise ConfigError("--loc-cuts is for --localise; give --localise as well, or leave it out.")
-    net, info = load_model(model)
+    net, info = load_predictor(model)
     info = with_own_thresholds(info, model, threshold, precision)
     table, which = choose_split(read_labels(data, images, complete, set_, covers=covers), split)
     say(which)
@@ -190,12 +190,12 @@ def predict(
     """  # noqa: D301
     from fewtags.cli.tables import PredictionWriter, escaped_names, no_effect_on_wide
     from fewtags.engine.machine import torch_device
-    from fewtags.engine.model import load_model
+    from fewtags.engine.onnx_net import load_predictor
     from fewtags.engine.predict import find_photos, predict_photos
 
     if wide and (threshold or precision is not None):
         raise ConfigError(no_effect_on_wide("--threshold" if threshold else "--precision"))
-    net, info = load_model(model)
+    net, info = load_predictor(model)
     info = with_own_thresholds(info, model, threshold, precision)
     writer = PredictionWriter(out, info, wide, max_tags, raw=raw)
     if out is not None:
@@ -265,7 +265,7 @@ def heatmap(
     """  # noqa: D301
     from fewtags.cli.heatmaps import HeatmapOptions, NameKey, output_names, write_heatmaps
     from fewtags.engine.machine import torch_device
-    from fewtags.engine.model import load_model
+    from fewtags.engine.onnx_net import load_predictor, torch_net
     from fewtags.engine.own_thresholds import class_position
     from fewtags.engine.predict import find_photos
     from fewtags.nets.tscam import attention_layers
@@ -277,14 +277,14 @@ def heatmap(
     key = NameKey(out)
     found, skipped = find_photos(photos)
     names, notes = output_names(photos, found)
-    net, info = load_model(model)
+    net, info = load_predictor(model)
     if classes and (threshold or precision is not None):
         given = "--threshold" if threshold else "--precision"
         raise ConfigError(f"--class says which classes to draw, so {given} has no effect; remove one option.")
     info = with_own_thresholds(info, model, threshold, precision)
     options = HeatmapOptions([class_position(info.classes, name) for name in classes or []], arrays, coupled, kind)
     if coupled:
-        attention_layers(net)  # raises now if the model has none
+        attention_layers(torch_net(net, "give attention"))  # raises now if the model has none
     say(*skipped, *notes)
     device, written = torch_device(cpu), 0
     errors: list[str] = []

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fewtags.engine.onnx_net import Predictor
 from fewtags.files import replacing, write_text
 from fewtags.labels import Label
 from fewtags.nets.spatial import SpatialNet
@@ -105,7 +106,7 @@ class Gallery:
 
 
 def class_maps(
-    net: SpatialNet, path: Path | NamedImage, policy: Policy, collate: Collate, device: torch.device
+    net: Predictor, path: Path | NamedImage, policy: Policy, collate: Collate, device: torch.device
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Compute the probabilities [C] and probability maps [C, h, w] of one photo through the test view."""
     pixels, _ = read_through(path, policy.test_view, policy.size)

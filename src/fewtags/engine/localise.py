@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import ModelInfo
+from fewtags.engine.onnx_net import Predictor
 from fewtags.engine.predict import ScoredTable, matched, predict_maps
 from fewtags.errors import DataError
 from fewtags.geometry import View
 from fewtags.labels import ClassNames, Label, Locations
 from fewtags.metrics.locate import DEFAULT, LocateOptions, LocateReport, Region, locate_report
 from fewtags.metrics.metric import table_with_chance
-from fewtags.nets.spatial import SpatialNet
 from fewtags.patches import SLACK
 from fewtags.photos.scan import Tick
 from fewtags.table.table import LabelTable
@@ -123,7 +123,7 @@ def has_boxes(info: ModelInfo, table: LabelTable) -> bool:
 
 
 def localise_table(
-    net: SpatialNet,
+    net: Predictor,
     info: ModelInfo,
     table: LabelTable,
     scored: ScoredTable,

@@ -143,18 +143,21 @@ def read_info(path: Path) -> ModelInfo:
     if text is None:
         raise CheckpointError(f"{path} has weights but no fewtags metadata; use the model.safetensors of a run.")
     info = parse_metadata(path, text, ModelInfo, MODEL_FORMAT, "Train it again.")
+    check_info(path, info, "Train it again.")
+    return info
+
+
+def check_info(path: Path, info: ModelInfo, remedy: str) -> None:
+    """Raise CheckpointError if the values of metadata do not fit each other; `remedy` ends the message."""
     if not all(map(math.isfinite, (*info.mean, *info.std, *info.thresholds))) or min(info.std) <= 0:
         raise CheckpointError(
-            f"{path} has damaged metadata: mean, std and thresholds must be numbers, and std above 0. Train it again."
+            f"{path} has damaged metadata: mean, std and thresholds must be numbers, and std above 0. {remedy}"
         )
     lengths = {len(v) for v in (info.class_ids, info.class_names, info.thresholds, info.threshold_rules)}
     if len(lengths) > 1:
-        raise CheckpointError(
-            f"{path} has damaged metadata: the numbers of classes and thresholds differ. Train it again."
-        )
+        raise CheckpointError(f"{path} has damaged metadata: the numbers of classes and thresholds differ. {remedy}")
     if {i for group in (*info.exactly_one, *info.at_most_one) for i in group} - {*info.class_ids}:
-        raise CheckpointError(f"{path} has damaged metadata: a group has classes that the model lacks. Train it again.")
-    return info
+        raise CheckpointError(f"{path} has damaged metadata: a group has classes that the model lacks. {remedy}")
 
 
 def model_path(place: Path | str) -> Path:

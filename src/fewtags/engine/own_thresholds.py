@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from fewtags.engine.checkpoint import BAD_ARRAY, unreadable
 from fewtags.engine.evaluate import sigmoid
 from fewtags.engine.model import ModelInfo, load_model, model_path, save_model
+from fewtags.engine.model_card import CARD_FILE, is_unedited, write_card
+from fewtags.engine.onnx_net import ENDING
 from fewtags.engine.run_lock import locked
 from fewtags.engine.train_run import write_evaluation
 from fewtags.errors import ConfigError, DataError
@@ -270,18 +272,28 @@ def store_thresholds(place: Path, info: ModelInfo) -> list[str]:
 
     Raises:
         CheckpointError: there is no model, or another process works in the folder.
+        ConfigError: it is an ONNX file.
     """
     path = model_path(place)
-    net, _ = load_model(path)
+    if path.suffix.lower() == ENDING:
+        raise ConfigError(
+            f"{path} is an exported file, which does not change; store thresholds in the run folder, then export again."
+        )
+    net, before = load_model(path)
     chosen = Thresholds(np.array(info.thresholds), tuple(map(ThresholdRule, info.threshold_rules)))
     messages = []
     with locked(path.parent) if place.is_dir() else nullcontext():
+        unedited = place.is_dir() and is_unedited(place, before)
         for scores in sorted((place / "evaluation").glob("*.npy")) if place.is_dir() else ():
             table = place / "tables" / f"{scores.stem}.parquet"
             if table.exists():
                 write_evaluation(place, scores.stem, _array(scores), load(table), chosen, info.groups)
                 messages.append(f"evaluation of {scores.stem} is computed again at these thresholds")
+        if unedited:
+            write_card(place, info)
         save_model(path, net, info)
+    if place.is_dir() and (place / CARD_FILE).exists() and not unedited:
+        messages.append(f"{place / CARD_FILE} was edited, so it keeps the earlier thresholds and metrics")
     if (place / "report.html").exists():
         messages.append(f"report.html shows the earlier thresholds; write it again with `fewtags report {place}`")
     return [f"stored in {path}", *messages]
@@ -296,8 +308,12 @@ def _array(path: Path) -> NDArray[np.float32]:
     return values
 
 
-def validation_scores(info: ModelInfo, run: Path | None) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+def validation_scores(
+    info: ModelInfo, run: Path | None, what: str = ""
+) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
     """Return the logits [N, C] of the validation photos of a run, and their labels int8 [N, C].
+
+    `what` is the option that needs them, for messages; default: the precision.
 
     Raises:
         ConfigError: there is no run folder with validation scores.
@@ -306,7 +322,7 @@ def validation_scores(info: ModelInfo, run: Path | None) -> tuple[NDArray[np.flo
     scores, table = (None, None) if run is None else (run / "evaluation" / "val.npy", run / "tables" / "val.parquet")
     if scores is None or table is None or not (scores.exists() and table.exists()):
         raise ConfigError(
-            f"{flag('precision')} needs the validation scores of the run; give the run folder"
+            f"{what or flag('precision')} needs the validation scores of the run; give the run folder"
             f"{'' if run is None else f' ({run} has none)'}, not only its model."
         )
     logits, labels = _array(scores), load(table).matrix.dense()

@@ -19,13 +19,13 @@ from fewtags.engine.gallery import class_maps
 from fewtags.engine.machine import prepare_process, torch_device
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.engine.object_sizes import cell_sizes
+from fewtags.engine.onnx_net import Predictor, torch_net
 from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.formats.folder import walk
 from fewtags.formats.locate import is_photo
 from fewtags.geometry import View
 from fewtags.labels import Label
 from fewtags.metrics.decisions import Groups, decide_cells
-from fewtags.nets.spatial import SpatialNet
 from fewtags.nets.tscam import coupled_maps
 from fewtags.nets.zero_shot import ZeroShotNet
 from fewtags.photos.dataset import Sample, read_through
@@ -104,7 +104,7 @@ class _Files(Dataset[Sample | str]):
 
 
 def predict_photos(
-    net: SpatialNet | ZeroShotNet,
+    net: Predictor | ZeroShotNet,
     info: ModelInfo,
     paths: Sequence[Path | NamedImage],
     device: torch.device,
@@ -119,7 +119,7 @@ def predict_photos(
 
 
 def _logits(
-    net: SpatialNet | ZeroShotNet,
+    net: Predictor | ZeroShotNet,
     info: ModelInfo,
     paths: Sequence[Path | NamedImage],
     device: torch.device,
@@ -151,7 +151,7 @@ def _read(
 
 
 def predict_maps(
-    net: SpatialNet,
+    net: Predictor,
     info: ModelInfo,
     paths: Sequence[Path | NamedImage],
     device: torch.device,
@@ -214,7 +214,7 @@ class ScoredTable:
 
 
 def evaluate_table(
-    net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bool = False
+    net: Predictor, info: ModelInfo, table: LabelTable, *, cpu: bool = False
 ) -> tuple[Evaluation, list[str]]:
     """Evaluate a model on a table; return the evaluation, and messages about what was left out. See `score_table`."""
     scored = score_table(net, info, table, cpu=cpu)
@@ -222,7 +222,7 @@ def evaluate_table(
 
 
 def score_table(
-    net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bool = False, workers: int = 0
+    net: Predictor, info: ModelInfo, table: LabelTable, *, cpu: bool = False, workers: int = 0
 ) -> ScoredTable:
     """Compute the logits of a model for the photos of a table; classes are matched as in `matched`.
 
@@ -305,7 +305,7 @@ def decide(
 
 
 def heatmaps(
-    net: SpatialNet, info: ModelInfo, path: Path | NamedImage, device: torch.device, *, coupled: bool = False
+    net: Predictor, info: ModelInfo, path: Path | NamedImage, device: torch.device, *, coupled: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Compute the probabilities [C] and maps [C, h, w] of one photo, in the frame of its test view.
 
@@ -314,7 +314,7 @@ def heatmaps(
     (`coupled_maps`). They may be negative, and are comparable only within one map.
 
     Raises:
-        ConfigError: `coupled` needs a ViT with a class token.
+        ConfigError: `coupled` needs a ViT with a class token, and no ONNX file.
         DataError: the photo cannot be read.
     """
     net, policy, collate = net.to(device).eval(), make_policy(info.policy, info.size), Collate(info.mean, info.std)
@@ -322,5 +322,5 @@ def heatmaps(
         return class_maps(net, path, policy, collate, device)
     pixels, _ = read_through(path, policy.test_view, policy.size)
     with torch.inference_mode():
-        found = coupled_maps(net, collate.pixels([pixels], device))
+        found = coupled_maps(torch_net(net, "give attention"), collate.pixels([pixels], device))
     return found.output.logits[0].float().sigmoid().cpu().numpy(), found.maps[0].float().cpu().numpy()

@@ -30,6 +30,7 @@ from fewtags.engine.machine import prepare_process
 from fewtags.engine.methods import changed_source, settings_models
 from fewtags.engine.model import ModelInfo, make_policy, save_model
 from fewtags.engine.object_sizes import cell_sizes
+from fewtags.engine.model_card import write_card
 from fewtags.engine.plan import EVAL_BATCH, RunPlan, Tables, can_rank, class_groups, derive, head_plan, make_problem
 from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
 from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
@@ -305,6 +306,7 @@ class TrainRun:
             save_gallery(self.out, "final", gallery.compute_maps(net, device))
             if baseline is not None:
                 write_text(self.out / BASELINE_FILE, json.dumps(baseline.to_dict(), indent=1))
+            write_card(self.out, info)
             self.clock.lap("evaluation")
             write_text(self.out / CLOCK_FILE, json.dumps(self.clock.seconds, indent=1))
             # Written last, because a run with a model counts as finished.

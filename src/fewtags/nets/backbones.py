@@ -103,7 +103,7 @@ def create_backbone(
         CheckpointError: the weights are not available or do not fit.
     """
     height_width = (size, size) if isinstance(size, int) else size
-    fixed = _has_fixed_size(name)
+    fixed = has_fixed_size(name)
     if weights == "offline" and timm.models.get_arch_name(name) != OFFLINE_BACKBONE:
         raise ConfigError(
             f"{flag('weights', 'offline')} contains only {OFFLINE_BACKBONE}, not {name!r}. "
@@ -159,10 +159,10 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def check_backbone(name: str) -> None:
     """Raise ConfigError if timm does not know a backbone."""
-    _has_fixed_size(name)
+    has_fixed_size(name)
 
 
-def _has_fixed_size(name: str) -> bool:
+def has_fixed_size(name: str) -> bool:
     """Whether timm fixes the image size of the model. Raises ConfigError for an unknown name."""
     if not timm.is_model(name):
         raise ConfigError(

@@ -228,7 +228,8 @@ def spatial_features(
         return raw
     if layout == "NHWC":
         return raw.permute(0, 3, 1, 2)
-    rows, columns = _token_grid(raw.shape[1] - prefix_tokens, size)
+    # While torch traces a net, lengths are tensors.
+    rows, columns = _token_grid(int(raw.shape[1]) - prefix_tokens, (int(size[0]), int(size[1])))
     cells: Tensor = raw[:, prefix_tokens:].transpose(1, 2)
     return cells.reshape(*cells.shape[:2], rows, columns)
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from fewtags.engine.encoder_file import EncoderInfo, load_encoder, read_encoder_info, save_encoder
 from fewtags.errors import CheckpointError, ConfigError
-from fewtags.export import as_format, detectron2_tensors, export_backbone
+from fewtags.export.backbone import as_format, detectron2_tensors, export_backbone
 from fewtags.nets.backbones import create_backbone
 from fewtags.nets.encoder import create_encoder, pooled
 

@@ -1,0 +1,1 @@
+"""Trained models for other programs: ONNX files, timm models, and backbones of several libraries."""

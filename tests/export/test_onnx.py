@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from tiny_model import make_model
 
 from fewtags.engine.onnx_net import OnnxNet, load_onnx, load_predictor
 from fewtags.engine.predict import heatmaps, predict_photos
@@ -20,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def exported(make_model, tmp_path_factory):
+def exported(tmp_path_factory):
     net, info = make_model()
     return net, info, export_onnx(net, info, tmp_path_factory.mktemp("onnx") / "model.onnx")
 
@@ -65,7 +66,7 @@ def test_metadata_for_other_programs(exported):
     assert "max |dp|" in found["parity"]
 
 
-def test_centre_crop_is_described(make_model):
+def test_centre_crop_is_described():
     assert preprocessing(make_model(policy="imagenet")[1])["crop_share"] == 224 / 256
 
 
@@ -93,7 +94,7 @@ def test_every_pixel_value_reaches_the_file_unchanged(exported):
 
 
 @pytest.mark.parametrize(("kernel", "pool"), [(3, "mean"), (1, "lse"), (1, "softmax"), (1, "max")])
-def test_other_heads(make_model, tmp_path, kernel, pool):
+def test_other_heads(tmp_path, kernel, pool):
     """lse depends on the number of cells, which a trace keeps as a constant: its file takes one size."""
     net, info = make_model(size=32, kernel=kernel, pool=pool)
     made = export_onnx(net, info, tmp_path / "model.onnx")
@@ -101,7 +102,7 @@ def test_other_heads(make_model, tmp_path, kernel, pool):
     assert max(made.parity.scores, made.parity.maps) < LIMIT
 
 
-def test_transformers_have_one_size(make_model, tmp_path):
+def test_transformers_have_one_size(tmp_path):
     net, info = make_model("test_vit", size=96, kernel=3)
     made = export_onnx(net, info, tmp_path / "vit.onnx")
     assert "one size" in made.fixed
@@ -111,7 +112,7 @@ def test_transformers_have_one_size(make_model, tmp_path):
         OnnxNet(made.path)(torch.zeros(1, 3, 64, 64))
 
 
-def test_a_file_that_differs_from_torch_is_not_written(make_model, tmp_path, monkeypatch):
+def test_a_file_that_differs_from_torch_is_not_written(tmp_path, monkeypatch):
     """The reference of the comparison gets another head than the traced net."""
     net, info = make_model(size=32)
     original, calls = module._Exported.forward, []
@@ -128,7 +129,7 @@ def test_a_file_that_differs_from_torch_is_not_written(make_model, tmp_path, mon
     assert {True, False} == {*calls}
 
 
-def test_what_is_not_an_export_is_refused(tmp_path, make_model):
+def test_what_is_not_an_export_is_refused(tmp_path):
     net, info = make_model(size=32)
     with pytest.raises(ConfigError, match=r"ends in \.onnx"):
         export_onnx(net, info, tmp_path / "model.pt")

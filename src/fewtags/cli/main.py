@@ -20,6 +20,7 @@ from fewtags.cli import (
     pretrain,
     report,
     review,
+    serve,
     suggest,
     teach,
     thresholds,
@@ -103,7 +104,7 @@ app = typer.Typer(
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Data": (data.check, data.simulate, plan.plan),
     "Training": (train.train, train.resume, pretrain.pretrain, teach.teach, report.report, bench.bench),
-    "Use": (use.evaluate, use.predict, use.heatmap, thresholds.thresholds, export.export),
+    "Use": (use.evaluate, use.predict, use.heatmap, thresholds.thresholds, export.export, serve.serve),
     "Labels from people": (suggest.suggest, review.review),
     "About": (demo.demo, info.methods, info.config, info.doctor),
 }

@@ -29,8 +29,8 @@ from fewtags.engine.gallery import Gallery, save_gallery
 from fewtags.engine.machine import prepare_process
 from fewtags.engine.methods import changed_source, settings_models
 from fewtags.engine.model import ModelInfo, make_policy, save_model
-from fewtags.engine.object_sizes import cell_sizes
 from fewtags.engine.model_card import write_card
+from fewtags.engine.object_sizes import cell_sizes
 from fewtags.engine.plan import EVAL_BATCH, RunPlan, Tables, can_rank, class_groups, derive, head_plan, make_problem
 from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
 from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs

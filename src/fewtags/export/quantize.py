@@ -37,7 +37,7 @@ CALIBRATION = 128
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Int8Export:
     """A quantised file, and its results on the validation photos beside those of the float model.
 

@@ -65,6 +65,6 @@ def serve(review: Review, bound: socket.socket, *, ready: Callable[[], None] = l
     uvicorn.Server(config).run(sockets=[bound])
 
 
-def needs_extra(error: ModuleNotFoundError) -> ConfigError:
+def needs_extra(error: ModuleNotFoundError, what: str = "the review page") -> ConfigError:
     """Return the error for a missing package of the extra `review`."""
-    return ConfigError(f"the review page needs {error.name}: pip install 'fewtags[review]'.")
+    return ConfigError(f"{what} needs {error.name}: pip install 'fewtags[review]'.")

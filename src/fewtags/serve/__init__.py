@@ -1,0 +1,1 @@
+"""A web service for a trained model: JSON, and a page for dropping photos."""

@@ -1,12 +1,11 @@
 """Run the commands of the Dockerfile without Docker: copies, installation of fewtags, the service, its health check.
 
-`python docker/check.py RUN` installs into a temporary environment that sees the packages of this Python, so that torch is
-not downloaded again; `useradd` and the installation of torch are skipped. `--port` avoids a port that is in use.
+`python docker/check.py RUN` installs into a temporary environment that sees the packages of this Python, so that torch
+is not downloaded again; `useradd` and the installation of torch are skipped. `--port` avoids a port that is in use.
 """
 
 import argparse
 import json
-import re
 import shlex
 import shutil
 import signal
@@ -68,7 +67,7 @@ def main() -> None:
                 health = [python if w == "python" else w.replace("8000", given.port) for w in health_command(rest)]
             elif word == "CMD":
                 service = [w.replace("8000", given.port) for w in json.loads(rest)]
-            print(f"{word} {re.sub(r'(.{90}).+', r'\1...', rest)}", flush=True)
+            print(word, rest[:90], flush=True)
         service = [str(given.run.resolve()) if w == "/model" else w for w in service]
         process = subprocess.Popen(
             [python, "-m", *service], cwd=place, env={"PATH": "/usr/bin", "PYTHONUNBUFFERED": "1"}

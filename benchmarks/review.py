@@ -11,6 +11,7 @@ of `fewtags plan` (1 s). Strengths of regularisation are chosen on the complete 
 
 The gap is that between EN without answers and the same head on full labels. Every line of the file is one set, order,
 share of wrong answers and seed, with validation and test mAP after every round. A line that is there is not done again.
+Answered cells have the weight that `fewtags train` gives them (`answer_weight`), unless `--answer-weight` is given.
 `--choose` runs label seeds 10 to 12, whose validation mAP chooses the default order; the table has seeds 0 to 4.
 """
 
@@ -22,7 +23,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from fewtags.labels import Label
 from fewtags.losses.partial import cross_entropy
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.spatial import SpatialHead
+from fewtags.objectives.expected_negative import ANSWER_WEIGHT
 from fewtags.review.calibrate import calibrate, expected_unknown
 from fewtags.review.orders import DEFAULT_ORDER, ORDERS, Cells, choose
 from fewtags.seeds import rng
@@ -60,13 +62,6 @@ WRONG = 0.05
 SECONDS = CostModel(classes=1, positives_per_image=1).tag
 """Seconds of an answer."""
 Labels = NDArray[np.int8]
-
-
-class Weights(NamedTuple):
-    """Weights of cells in the loss: verified ones (by an answer), and unknown ones that are taken for negative."""
-
-    verified: float = 4.0
-    assumed: float = 1.0
 
 
 @final
@@ -109,9 +104,9 @@ def open_photos(data: BenchmarkSet, cache: Path) -> Photos:
 class Trainer:
     """A linear head that learns again after every round, starting from where it is."""
 
-    def __init__(self, photos: Photos, counts: NDArray[np.int64], weights: Weights) -> None:
+    def __init__(self, photos: Photos, counts: NDArray[np.int64], answer_weight: float) -> None:
         d, c = photos.x["train"].shape[1], len(counts)
-        self.photos, self.weights = photos, weights
+        self.photos, self.answer_weight = photos, answer_weight
         self.counts = torch.from_numpy(counts)
         self.head = SpatialHead(d, c)
         torch.nn.init.zeros_(self.head.weight)
@@ -124,17 +119,14 @@ class Trainer:
     def fit(self, labels: Labels, verified: NDArray[np.bool_], *, complete: bool = False) -> dict[str, float]:
         """Solve the head for several strengths; keep the best on validation, and return its mAP.
 
-        The first time all strengths are tried, then the best and its neighbours. With `complete`, unknown cells are
-        left out and nothing is assumed.
+        The first time all strengths are tried, then the best and the next weaker one. With `complete`, unknown cells
+        are left out and nothing is assumed.
         """
         known, x = torch.from_numpy(labels), self.photos.x["train"]
         n, c = known.shape
         first = self.scores is None
-        tried = (
-            range(len(VARIANCES))
-            if first
-            else sorted({self.best, min(self.best + 1, len(VARIANCES) - 1), self.best - 1} - {-1})[-2:]
-        )
+        low = min(self.best, len(VARIANCES) - 2)
+        tried = range(len(VARIANCES)) if first else range(low, low + 2)
         scores = (known == Label.POSITIVE).float() if self.scores is None else self.scores
         checked = torch.from_numpy(verified) & (known != Label.UNKNOWN)
         found: list[tuple[float, int, dict[str, Tensor], Tensor]] = []
@@ -146,9 +138,9 @@ class Trainer:
                 self.ranking.refresh(0, scores, known, counts)
                 expected = self.ranking.mask(scores, known, torch.arange(n))
             assumed = (known == Label.UNKNOWN) & ~expected & (not complete)
-            certain = 1 + checked * (self.weights.verified - 1)
+            certain = 1 + checked * (self.answer_weight - 1)
             positive = (known == Label.POSITIVE) * certain
-            negative = (known == Label.NEGATIVE) * certain + assumed * self.weights.assumed
+            negative = (known == Label.NEGATIVE) * certain + assumed
 
             def loss(positive: Tensor = positive, negative: Tensor = negative) -> Tensor:
                 value = c * cross_entropy(x @ self.head.weight.T + self.head.bias, positive, negative, 0.0)
@@ -192,12 +184,12 @@ def answer(truth: Labels, image: NDArray[np.int64], class_: NDArray[np.int64], w
     return np.where(flips, -right, right).astype(np.int8)
 
 
-def run(photos: Photos, order: str, wrong: float, seed: int, weights: Weights) -> dict[str, Any]:
+def run(photos: Photos, order: str, wrong: float, seed: int, answer_weight: float) -> dict[str, Any]:
     """One reviewer, from no answer to all rounds."""
     labels, share, counts = start(photos, seed)
     truth = photos.labels("train")
     asked = np.zeros(labels.shape, np.bool_)
-    trainer = Trainer(photos, counts, weights)
+    trainer = Trainer(photos, counts, answer_weight)
     rounds = [{"share": 0.0, **trainer.fit(labels, asked)}]
     for number, until in enumerate(ROUNDS):
         limit = round(until * labels.size) - int(asked.sum())
@@ -226,7 +218,7 @@ def bounds(photos: Photos, seed: int) -> dict[str, float]:
     """Full labels: the upper end of the gap."""
     _, _, counts = start(photos, seed)
     truth = photos.labels("train")
-    return Trainer(photos, counts, Weights()).fit(truth, np.zeros(truth.shape, np.bool_), complete=True)
+    return Trainer(photos, counts, 1.0).fit(truth, np.zeros(truth.shape, np.bool_), complete=True)
 
 
 FULL = "full labels"
@@ -320,6 +312,7 @@ def main() -> None:
     parser.add_argument(
         "--wrong", nargs="*", choices=ORDERS, default=[DEFAULT_ORDER], help="orders with 5 %% wrong answers"
     )
+    parser.add_argument("--answer-weight", type=float, default=ANSWER_WEIGHT, help="of answered cells in the loss")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--choose", action="store_true", help="seeds 10 to 12 and validation mAP")
     parser.add_argument("--table", action="store_true", help="print what is there, and do nothing")
@@ -335,13 +328,15 @@ def main() -> None:
     photos: dict[str, Photos] = {}
     seeds = CHOICE_SEEDS if options.choose else options.seeds
     for name, order, wrong, seed in jobs(options.sets, options.orders, options.wrong, seeds):
-        if (name, order, wrong, seed) in done:
+        weighted = order != FULL and options.answer_weight != ANSWER_WEIGHT
+        label = f"{order}, weight {options.answer_weight:g}" if weighted else order
+        if (name, label, wrong, seed) in done:
             continue
         if name not in photos:
             photos[name] = open_photos(load(name, options.data, options.cache), options.cache)
         own = photos[name]
-        found = bounds(own, seed) if order == FULL else run(own, order, wrong, seed, Weights())
-        line = {"set": name, "order": order, "wrong": wrong, "seed": seed, **found}
+        found = bounds(own, seed) if order == FULL else run(own, order, wrong, seed, options.answer_weight)
+        line = {"set": name, "order": label, "wrong": wrong, "seed": seed, **found}
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

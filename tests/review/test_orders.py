@@ -5,7 +5,7 @@ import pytest
 
 from fewtags.labels import Label
 from fewtags.review.calibrate import calibrate, expected_unknown
-from fewtags.review.orders import ORDERS, Cells, choose
+from fewtags.review.orders import ORDERS, Cells, choose, expected_change
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN
 
@@ -49,6 +49,27 @@ def test_near_cut_begins_at_the_expected_number(many):
     ranks = many.rank[image, class_]
     best = [min(range(1, 30), key=lambda r, m=m: abs(np.log(r / m))) for m in many.expected[class_]]
     assert ranks.tolist() == best
+
+
+def test_expected_change_by_hand():
+    """Logits log 3 and 0, one positive expected: the first is ignored, the second taken for negative.
+
+    f = 3/4 and 1/2; b = -log(3) / 2, so q = sqrt 3 / (1 + sqrt 3) = .634 and .366.
+    Change: .634 x (1/4)^2 + .366 x (3/4)^2, and .366. The known cell has none.
+    """
+    cells = cells_of([[np.log(3)], [0], [5]], [[U], [U], [P]], [2 / 3])
+    q = np.sqrt(3) / (1 + np.sqrt(3))
+    assert cells.ignored[:, 0].tolist() == [True, False, False]
+    assert expected_change(cells)[:, 0] == pytest.approx([q / 16 + (1 - q) * 9 / 16, 1 - q, 0])
+
+
+def test_balanced_takes_turns(many):
+    """The first ten questions are the first ones of both orders, five or more of each."""
+    first = {
+        name: {*zip(*choose(many, ORDERS[name](many, 0), 10), strict=True)} for name in ("best", "gain", "balanced")
+    }
+    assert first["balanced"] <= first["best"] | first["gain"]
+    assert min(len(first["balanced"] & first[name]) for name in ("best", "gain")) >= 5
 
 
 @pytest.mark.parametrize("order", ORDERS)

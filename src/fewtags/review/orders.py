@@ -78,7 +78,7 @@ def complete_images(cells: Cells, seed: int) -> Values:
 def uncertainty(cells: Cells, seed: int) -> Values:
     """Calibrated probabilities next to one half."""
     del seed
-    return -np.abs(cells.prob - 0.5)
+    return np.asarray(-np.abs(cells.prob - 0.5), np.float64)
 
 
 def best_of_each_class(cells: Cells, seed: int) -> Values:
@@ -91,7 +91,7 @@ def near_cut(cells: Cells, seed: int) -> Values:
     """Ranks next to the number of expected positives (EN ignores those before it), as a ratio."""
     del seed
     cut = np.maximum(cells.expected, 1.0)
-    return -np.abs(np.log(np.maximum(cells.rank, 1)) - np.log(cut))
+    return np.asarray(-np.abs(np.log(np.maximum(cells.rank, 1)) - np.log(cut)), np.float64)
 
 
 def diverse(cells: Cells, seed: int) -> Values:

@@ -78,7 +78,7 @@ def complete_images(cells: Cells, seed: int) -> Values:
 def uncertainty(cells: Cells, seed: int) -> Values:
     """Calibrated probabilities next to one half."""
     del seed
-    return np.asarray(-np.abs(cells.prob - 0.5), np.float64)
+    return -np.abs(cells.prob - 0.5)
 
 
 def best_of_each_class(cells: Cells, seed: int) -> Values:
@@ -147,7 +147,7 @@ def gain(cells: Cells, seed: int) -> Values:
     """
     del seed
     found = (cells.labels == Label.POSITIVE).sum(0)
-    return expected_change(cells) / np.sqrt(np.maximum(found + cells.expected, 1.0))
+    return np.asarray(expected_change(cells) / np.sqrt(np.maximum(found + cells.expected, 1.0)), np.float64)
 
 
 def balanced(cells: Cells, seed: int) -> Values:

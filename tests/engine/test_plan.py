@@ -26,6 +26,7 @@ from fewtags.labels import ClassNames, Label
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.table.storage import save
 from fewtags.table.table import LabelTable
+from fewtags.text import command_line
 
 CLASSES = ClassNames.of(["a", "b", "c", "d"])
 
@@ -272,6 +273,18 @@ def test_without_a_split_called_train_the_rest_is_learned_from_and_never_the_tes
     assert not set(tables["train"].images.to_pylist()) & set(tables["test"].images.to_pylist())
     message = f"no split is called 'train': the 16 images of {words} are learned from"
     assert message in tables["train"].notes.messages
+
+
+def test_messages_about_photos_of_val_name_their_own_option(scenes, tmp_path):
+    (tmp_path / "val.csv").write_text("image,zero\nnowhere.jpg,1\n")
+    data = DataConfig(train=split_file(scenes, tmp_path, ["train"]), val=str(tmp_path / "val.csv"))
+    with pytest.raises(DataError, match=r"relative to: val_images='FOLDER'\.$"):
+        read_named(data.model_copy(update={"val_images": str(tmp_path)}))
+    two = data.model_copy(update={"val_images": (str(tmp_path), str(tmp_path))})
+    with command_line(), pytest.raises(ConfigError, match=r"for 1 label file; give --val-images FOLDER once for all"):
+        read_named(two)
+    with pytest.raises(ConfigError, match=r"for 1 label file; give images='FOLDER' once for all"):
+        read_named(DataConfig(train=data.train, images=(str(tmp_path), str(tmp_path))))
 
 
 def test_splits_that_leave_nothing_to_learn_from_are_refused(scenes, tmp_path):

@@ -22,6 +22,9 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import uvicorn  # noqa: F401  (imported here, so that children need not)
+
+import fewtags.review.app  # noqa: F401
 from fewtags.formats.answers import read_answers
 from fewtags.review.review import opened
 from fewtags.review.serve import serve

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fewtags.cli.options import Complete, Covers, Cpu, ManyImages, ReadingSettings
-from fewtags.cli.progress import counting, echo, say
+from fewtags.cli.progress import echo, say
 from fewtags.cli.reading import read_labels
 from fewtags.errors import ConfigError
 from fewtags.files import refuse_file
@@ -24,9 +24,12 @@ def review(
     run: Annotated[Path, typer.Argument(help="Folder of a finished training run.")],
     data: Annotated[
         list[str] | None,
-        typer.Argument(help="Photos to review, with labels or without; default: the training photos of the run."),
+        typer.Argument(help="Labels of the photos to review; default: the training photos of the run."),
     ] = None,
     images: ManyImages = None,
+    photos: Annotated[
+        list[Path] | None, typer.Option("--photos", help="Photos without labels, or folders of them, instead of DATA.")
+    ] = None,
     complete: Complete = False,
     covers: Covers = None,
     set_: ReadingSettings = None,
@@ -50,7 +53,7 @@ def review(
     \b
     Examples:
       fewtags review runs/first
-      fewtags review runs/first new/ --open
+      fewtags review runs/first --photos new/ --open
       fewtags review runs/first tags.csv --images photos/
     """  # noqa: D301
     from fewtags.review.serve import address, listen, needs_extra
@@ -60,12 +63,21 @@ def review(
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
         raise needs_extra(error) from error
-    table = None if not data else photos_to_review(data, images, complete, covers, set_)
-    if table is None and (images or complete or covers or set_):
+    if data and photos:
+        raise ConfigError("--photos is for photos without labels, instead of label files; give one of them.")
+    if not data and (images or complete or covers or set_):
         raise ConfigError("--images, --complete, --covers and --set are for DATA; give the labels, or leave them out.")
+    from fewtags.engine.model import model_path, read_info
+    from fewtags.review.questions import unlabelled
     from fewtags.review.review import opened
     from fewtags.review.serve import serve
 
+    table: LabelTable | None = None
+    if photos:
+        table, notes = unlabelled(photos, read_info(model_path(run)).classes)
+        say(*notes)
+    elif data:
+        table = read_labels(data, images, complete, set_, covers=covers)
     with opened(run, table, order=order, cpu=cpu) as opened_review:
         bound = listen(host, port)
         link = address(bound, host, opened_review.token)
@@ -114,25 +126,3 @@ def export(
     say(*table.notes.messages, *export_answers(table, out, to or "csv"))
     say(f"{len(table.facts):,} labels of {len(table):,} photos, whose names are relative to {table.root}")
     echo(out)
-
-
-def photos_to_review(
-    data: list[str],
-    images: list[Path] | None,
-    complete: bool,
-    covers: list[str] | None,
-    assignments: list[str] | None,
-) -> LabelTable:
-    """Read labels, or find photos without labels; photos that cannot be read are left out with a message."""
-    from fewtags.formats.unlabelled import check_photos, unlabelled
-
-    if len(data) == 1 and Path(data[0]).is_dir() and not (images or complete or covers or assignments):
-        table = unlabelled(data[0])
-        say(*table.notes.messages)
-    else:
-        table = read_labels(data, images, complete, assignments, covers=covers)
-    with counting("checking photos") as tick:
-        checked = check_photos(table, decode=False, progress=tick)
-    if left_out := len(table) - len(checked):
-        say(f"warning: {left_out:,} photos cannot be read and are left out.")
-    return checked

@@ -16,7 +16,7 @@ from typing import Any, final
 
 from fewtags.config.parse import load_toml
 from fewtags.engine.runfolder import IN_MEMORY, TRAINING, RunFolder
-from fewtags.errors import ConfigError, DataError
+from fewtags.errors import ConfigError
 from fewtags.files import write_text
 
 STATE_FILE = "retraining.json"
@@ -182,15 +182,3 @@ def score(run: Path) -> float | None:
         return None if found is None else float(found)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def training_table_of(run: Path) -> Path:
-    """Return the file with the training labels of a run.
-
-    Raises:
-        DataError: there is none.
-    """
-    path = run / "tables" / "train.parquet"
-    if not path.exists():
-        raise DataError(f"{run} has no training labels ({path}); pass the labels or photos to review: review RUN DATA.")
-    return path

@@ -23,13 +23,13 @@ from fewtags.formats.common import clean_name
 from fewtags.labels import Label
 from fewtags.review.asking import Asked, Queue
 from fewtags.review.heat import HeatMaps
+from fewtags.review.orders import DEFAULT_ORDER
 from fewtags.review.pictures import PhotoId, PhotoSet, Pictures
-from fewtags.review.questions import Question
-from fewtags.review.retrain import Retraining, training_table_of
+from fewtags.review.questions import LIMIT, Question, check_order, run_table
+from fewtags.review.retrain import Retraining
 from fewtags.review.scoring import Scoring
 from fewtags.review.store import AnswerStore, CellKey
 from fewtags.table.answered import with_answers
-from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
 from fewtags.table.vocabulary import folded
 
@@ -261,8 +261,9 @@ def opened(
         DataError: the photos are not where the run found them.
     """
     read_info(model_path(run))
+    check_order(order or DEFAULT_ORDER, LIMIT, None)
     if table is None:
-        table = load(training_table_of(run))
+        table = run_table(run)
         root = table.require_root("the training labels", "pass the labels to review: review RUN DATA")
         if not root.is_dir():
             raise DataError(

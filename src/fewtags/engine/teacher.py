@@ -48,7 +48,7 @@ class Teacher:
     @property
     def digest(self) -> str:
         """SHA-256 of the scores."""
-        return hashlib.sha256(np.ascontiguousarray(self.values)).hexdigest()
+        return hashlib.sha256(np.ascontiguousarray(self.values).data).hexdigest()
 
 
 def refuse_teacher(method: str) -> None:
@@ -104,9 +104,9 @@ def match_scores(scores: ScoreTable, tables: Mapping[str, LabelTable]) -> Teache
             [scores.images[n] for n in same_row] if len(same_row) > 1 else [scores.classes.ids[n] for n in same_class]
         )
         raise DataError(f"{where}: {some(names)} are the same, and have different scores; keep one of them.")
-    values = values.reshape(len(train), len(train.classes))
-    notes = [*_match_notes(scores, train, matching, column, row), *found_by_end, *_judgement(values, train)]
-    return Teacher(values, where, tuple(f"teacher: {note}" for note in notes))
+    matrix = values.reshape(len(train), len(train.classes))
+    notes = [*_match_notes(scores, train, matching, column, row), *found_by_end, *_judgement(matrix, train)]
+    return Teacher(matrix, where, tuple(f"teacher: {note}" for note in notes))
 
 
 OTHER_SPLIT = -2
@@ -119,10 +119,10 @@ def _rows(scores: ScoreTable, tables: Mapping[str, LabelTable]) -> tuple[NDArray
     keys: dict[str, int] = {}
     alike: dict[str, set[int]] = defaultdict(set)  # keys that differ in case or in the encoding of accents only
     for split, table in tables.items():
-        root = table.require_root().absolute().as_posix()
+        folder = table.require_root().absolute().as_posix()
         for number, key in enumerate(table.images.to_pylist()):
             own = number if split == "train" else OTHER_SPLIT
-            place.setdefault(os.path.normpath(f"{root}/{key}"), own)
+            place.setdefault(os.path.normpath(f"{folder}/{key}"), own)
             alike[loose(key)].add(keys.setdefault(key, own))
     root, file = tables["train"].require_root(), Path(scores.where)
     found: dict[str, int] = {}

@@ -201,7 +201,8 @@ def _table(
 def _plain(column: pa.ChunkedArray) -> Sequence[Any] | NDArray[Any]:
     """Return a column as an array of numbers if it has numbers, else as a list."""
     number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
-    return column.cast(pa.float64()).to_numpy() if number else column.to_pylist()
+    values: Sequence[Any] | NDArray[Any] = column.cast(pa.float64()).to_numpy() if number else column.to_pylist()
+    return values
 
 
 def _text(columns: _Columns, column: str, row: int) -> str:

@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets import CACHE, DATA, NAMES, REPOSITORY, BenchmarkSet, load
+from datasets import CACHE, DATA, NAMES, REPOSITORY, SPLITS, BenchmarkSet, Name, load
 from fewtags.budget.costs import CostModel
 from fewtags.budget.simulate import single_positive
 from fewtags.engine.solve import ChannelStatistics, HeadSolver
@@ -48,7 +48,7 @@ from protocol import read_lines
 from table import paired, table_head, table_row
 
 SEEDS, CHOICE_SEEDS = (0, 1, 2, 3, 4), (10, 11, 12)
-SETS = ("camvid", "collages", "voc2", "ccp")
+SETS: tuple[Name, ...] = ("camvid", "collages", "voc2", "ccp")
 SIZE = 224
 DIMENSIONS = 256  # of the rotated features
 ROUNDS = (0.01, 0.02, 0.035, 0.05, 0.1)
@@ -89,7 +89,9 @@ def open_photos(data: BenchmarkSet, cache: Path) -> Photos:
     file = cache / "review" / f"{data.name}-{SIZE}.npz"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(file, **{split: found["mean"].numpy() for split, found in features(data, SIZE).items()})
+        made = features(data, SIZE)
+        train, val, test = (made[split]["mean"].numpy() for split in SPLITS)
+        np.savez(file, train=train, val=val, test=test)
     with np.load(file) as stored:
         pooled = {split: torch.from_numpy(stored[split]) for split in data.splits}
     mean, std = pooled["train"].mean(0), pooled["train"].std(0).clamp_min(1e-6)
@@ -222,11 +224,11 @@ def bounds(photos: Photos, seed: int) -> dict[str, float]:
 
 
 FULL = "full labels"
-Job = tuple[str, str, float, int]
+Job = tuple[Name, str, float, int]
 """Set, order, share of wrong answers, label seed."""
 
 
-def jobs(sets: Sequence[str], orders: Sequence[str], wrong: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
+def jobs(sets: Sequence[Name], orders: Sequence[str], wrong: Sequence[str], seeds: Sequence[int]) -> Iterator[Job]:
     """Every run: all orders with right answers, and the orders `wrong` with 5 % wrong ones, seed by seed."""
     for seed in seeds:
         for name in sets:

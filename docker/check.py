@@ -61,7 +61,7 @@ def main() -> None:
             if word == "COPY":
                 copy(rest, place)
             elif word == "RUN" and not rest.startswith(SKIPPED):
-                command = [python, "-m", *shlex.split(rest), "--no-deps", "--no-build-isolation", "--quiet"]
+                command = [python, "-m", *shlex.split(rest), "--no-deps", "--quiet"]
                 subprocess.run(command, cwd=place, check=True)
             elif word == "HEALTHCHECK":
                 health = [python if w == "python" else w.replace("8000", given.port) for w in health_command(rest)]

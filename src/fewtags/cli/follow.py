@@ -72,7 +72,7 @@ def finish(folder: RunFolder, cpu: bool) -> None:
         say("next:")
         say(f"  fewtags train LABELS --images PHOTOS --init {run}")
         say(f"  fewtags transfer knn {run} LABELS --images PHOTOS")
-        say(f"  fewtags export-backbone {run} backbone.safetensors")
+        say(f"  fewtags export {run} --to backbone --out backbone.safetensors")
         return
     from fewtags.engine.clock import clock_line
     from fewtags.engine.evaluate import result_lines

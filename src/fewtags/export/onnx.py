@@ -133,8 +133,8 @@ def export_onnx(net: SpatialNet, info: ModelInfo, out: Path) -> OnnxExport:
 
 def _traced(net: SpatialNet, info: ModelInfo) -> tuple[bytes, Parity, str]:
     """Return a file, its parity, and why it takes one image size only; "" if it takes any."""
-    fixed = "transformers have windows or position embeddings of one size"
-    if net.layout == "NCHW":
+    fixed = "the position embeddings of a transformer have one size"
+    if net.layout != "NLC":
         try:
             return *_trace(net, info.size, any_size=True), ""
         except _RefusedError as error:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -225,7 +226,8 @@ def _gpus() -> list[str]:
 def _beside(
     messages: Any, protocol: Protocol, jobs: list[Job], root: Path, out: Path, cpu: bool, gpu: str, threads: int
 ) -> None:
-    """What each process of `run_grid` does."""
+    """What each process of `run_grid` does. It ends with the process that started it."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     torch.set_num_threads(threads)
@@ -233,6 +235,14 @@ def _beside(
         work(protocol, jobs, root, out, messages.put, cpu=cpu)
     except KeyboardInterrupt:  # the first process says so
         messages.cancel_join_thread()
+
+
+def _end_with_parent() -> None:
+    """Stop this process when its parent was killed; the run continues with the next command."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def work(protocol: Protocol, jobs: Sequence[Job], root: Path, out: Path, tell: Tell, *, cpu: bool = False) -> None:

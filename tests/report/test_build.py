@@ -394,3 +394,12 @@ def test_photos_and_maps_share_the_width_of_the_page(make_run: MakeRun) -> None:
     for photo in cards([run]):
         assert photo["columns"] == 1 + len(photo["rows"][0]["panels"])
         assert f'style="--columns:{photo["columns"]}"' in render([run])
+
+
+def test_classes_that_exclude_each_other_are_not_called_tagged(make_run: MakeRun) -> None:
+    """Only the best of a group is tagged, which the probability of one class does not show."""
+    run = make_run()
+    low = replace(run, info=replace(run.info, thresholds=(0.0, 0.0, 0.0)))
+    grouped = replace(low, info=replace(low.info, exactly_one=(("c0", "c1", "c2"),)))
+    assert {p["tagged"] for photo in cards([low]) for row in photo["rows"] for p in row["panels"]} == {True}
+    assert {p["tagged"] for photo in cards([grouped]) for row in photo["rows"] for p in row["panels"]} == {False}

@@ -78,12 +78,15 @@ def cards(runs: Sequence[RunData]) -> list[dict[str, Any]]:
 
 def _panel(run: RunData, picture: Picture, panel: Panel, heat_scale: HeatScale) -> dict[str, Any]:
     threshold = run.info.thresholds[panel.class_]
+    # Of classes that exclude each other, the best is tagged, and the panel does not know the others.
+    excluded = any(panel.class_ in members for _, members in run.info.groups)
     return {
         "name": run.info.classes.display[panel.class_],
         "role": panel.role,
         "prob": panel.prob,
         "threshold": threshold,
         "present": panel.prob >= threshold,
+        "tagged": panel.prob >= threshold and not excluded,
         "scale": heat_scale.text if heat_scale.relative else "",
         "picture": _overlaid(run, picture, panel, heat_scale, SIDE),
     }

@@ -69,7 +69,3 @@ def test_refused(run, trained, served, tmp_path):
     assert served == []
     (run / "tables" / "train.parquet").unlink()
     assert "has no record of its training photos" in call(run, "--cpu").stderr
-
-
-def test_one_server_for_a_run(review, run):
-    assert "another process" in call(run, "--cpu").stderr or "is in use" in call(run, "--cpu").stderr

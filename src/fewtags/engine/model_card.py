@@ -201,7 +201,7 @@ def _classes(facts: CardFacts) -> Iterator[str]:
         row = found.get(class_id, {})
         ap, interval = row.get("average_precision"), row.get("interval") or (None, None)
         score = "-" if ap is None else f"{100 * ap:.1f}"
-        if None not in interval:
+        if interval[0] is not None and interval[1] is not None:
             score += f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
         many = f"{positives[class_id]:,}" if class_id in positives else "-"
         yield f"| {_cell(name)} | {threshold:.3f} | {many} | {score} |"

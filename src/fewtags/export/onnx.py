@@ -168,7 +168,7 @@ def _trace(net: SpatialNet, size: int, *, any_size: bool) -> tuple[bytes, Parity
             torch.onnx.export(
                 _Exported(net).eval(),
                 (_pixels(2, size, size),),
-                target,
+                target,  # type: ignore[arg-type]  # a file object is accepted by this exporter
                 input_names=[INPUT],
                 output_names=list(OUTPUTS),
                 dynamic_axes=axes,

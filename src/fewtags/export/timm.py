@@ -135,6 +135,7 @@ def _filled(net: SpatialNet, info: ModelInfo, arguments: Mapping[str, Any]) -> n
         raise RuntimeError(f"timm's model has other tensors, for example {[*unexpected, *rest][0]}")
     with torch.no_grad():
         classifier.weight.copy_(net.head.weight.reshape(classifier.weight.shape))
+        assert classifier.bias is not None
         classifier.bias.copy_(net.head.bias)
     return model.eval()
 

@@ -189,7 +189,7 @@ def class_rows(runs: Sequence[RunData], split: str) -> list[dict[str, Any]]:
         rows.append({"name": each[0]["name"], "runs": each, "difference": None})
     if len(runs) == 2 and (pair := _paired(runs, split)) is not None:
         for position, row in enumerate(rows):
-            row["difference"] = _class_difference(*(part[:, [position]] for part in pair))
+            row["difference"] = _class_difference(*_one_class(pair, position))
     return sorted(rows, key=lambda row: -(row["runs"][0]["average_precision"] or -1.0))
 
 
@@ -204,6 +204,15 @@ def _paired(
         return None
     first, second = (run.logits[split][:, own].astype(np.float64) for run, own in zip(runs, columns, strict=True))
     return first, second, labels
+
+
+def _one_class(
+    pair: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int8]], position: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int8]]:
+    """Return one column of logits and labels."""
+    first, second, labels = pair
+    column = [position]
+    return first[:, column], second[:, column], labels[:, column]
 
 
 def _class_difference(

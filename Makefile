@@ -10,7 +10,7 @@ demo: setup
 	$(BIN)/fewtags demo
 
 test: setup
-	$(BIN)/python -m pytest tests src --doctest-modules -n 2 --dist worksteal --jaxtyping-packages=fewtags.losses,fewtags.stores,fewtags.metrics,fewtags.geometry,fewtags.batched_views,fewtags.nets,fewtags.objectives,beartype.beartype
+	$(BIN)/python -m pytest tests src --doctest-modules -n 2 --dist loadfile --jaxtyping-packages=fewtags.losses,fewtags.stores,fewtags.metrics,fewtags.geometry,fewtags.batched_views,fewtags.nets,fewtags.objectives,beartype.beartype
 
 # Kills, damaged files and full disks; docs/reliability.md has the figures of longer runs.
 stress: setup

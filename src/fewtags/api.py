@@ -368,7 +368,7 @@ class Classifier:
             raise ConfigError(f"device is {self.device!r}; give 'cpu', or None for the best device.")
         return self.device == "cpu"
 
-    def _config(self, epochs: int | None, settings: dict[str, Any], teacher: Any) -> Config:
+    def _config(self, epochs: int | None, settings: dict[str, Any], teacher: Any = None) -> Config:
         given = str(teacher) if isinstance(teacher, str | Path) else IN_MEMORY
         chosen = {
             "data.train": IN_MEMORY,
@@ -397,7 +397,7 @@ class Classifier:
         train: LabelTable,
         val: LabelTable | None,
         truth: LabelTable | None,
-        answers: Sequence[LabelTable],
+        answers: Sequence[LabelTable] = (),
     ) -> Tables:
         train.require_root("the training labels", "images=FOLDER")
         if val is not None:

@@ -81,7 +81,7 @@ def test_the_folder_of_a_finished_run(finished):
         str(path.relative_to(out)) for path in out.rglob("*") if path.is_file() and "checkpoints" not in path.parts
     }
     assert files == {
-        "run.toml", "resolved.toml", "environment.json", "vocabulary.json", "check.json", "excluded.csv",
+        "run.toml", "resolved.toml", "environment.json", "vocabulary.json", "check.json", "excluded.csv", "README.md",
         "metrics.jsonl", "seconds.json", "best.safetensors", "model.safetensors",
         "tables/train.parquet", "tables/val.parquet", "tables/test.parquet", "tables/truth.parquet",
         "tables/train-sizes.npy", "tables/val-sizes.npy", "tables/test-sizes.npy",

@@ -61,7 +61,7 @@ def size_metrics(
     bin_of = np.where(sized, np.searchsorted(ends[1:-1], np.nan_to_num(sizes), side="left"), -1)
     for number, name in enumerate(BINS):
         own = bin_of == number
-        ranking = ranking_report(scores, np.where((labels == Label.POSITIVE) & ~own, Label.UNKNOWN, labels))
+        ranking = ranking_report(scores, np.where((labels == Label.POSITIVE) & ~own, np.int8(Label.UNKNOWN), labels))
         low, high = ends[number], ends[number + 1]
         yield Metric(
             key=f"{BY_SIZE}.{name}",

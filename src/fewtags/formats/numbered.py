@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +28,15 @@ def names_beside(file: Path, count: int) -> ClassNames:
     names = [clean_name(line) for line in text_of(path).splitlines() if line.strip()]
     if len(names) < count:
         raise DataError(f"{file}: class {count - 1} has no name in {path}, which has {len(names)} lines; complete it.")
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    return distinct(names, path)
+
+
+def distinct(names: Sequence[str], path: Path) -> ClassNames:
+    """Return the classes of a list in which the position of a name is the number of its class.
+
+    Raises DataError if a name occurs twice: two numbers cannot be one class.
+    """
+    if twice := next((name for name, count in Counter(names).items() if count > 1), None):
         raise DataError(f"{path}: the name {twice!r} occurs twice; give each class its own.")
     return ClassNames.of(names)
 

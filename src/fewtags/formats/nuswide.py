@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fewtags.errors import DataError
 from fewtags.formats.common import clean_name, split_name, text_of
 from fewtags.formats.locate import locate
+from fewtags.formats.numbered import distinct
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Labels, Source, value_readings
 from fewtags.labels import ClassNames, Label
@@ -81,7 +82,7 @@ def _from_lists(path: Path) -> _Read:
         parts.append(np.stack(columns, 1))
         names += own
         splits += [split_name(split)] * len(own)
-    return names, splits, np.concatenate(parts), ClassNames.of(concepts)
+    return names, splits, np.concatenate(parts), distinct(concepts, path / _CONCEPTS)
 
 
 def _from_arrays(path: Path) -> _Read:
@@ -105,7 +106,7 @@ def _from_arrays(path: Path) -> _Read:
     ids = _lines(concepts) if concepts.is_file() else [str(c) for c in range(parts[0].shape[1])]
     if len(ids) != parts[0].shape[1]:
         raise DataError(f"{concepts} has {len(ids)} names, but the arrays have {parts[0].shape[1]} classes.")
-    return names, splits, np.concatenate(parts), ClassNames.of(ids)
+    return names, splits, np.concatenate(parts), distinct(ids, concepts)
 
 
 def _array(split: str, what: str) -> str:

@@ -101,7 +101,7 @@ def test_evidence_is_the_largest_part_in_the_frame_of_the_photo():
     heat = np.zeros((4, 4))
     heat[0, 0] = 1.0
     heat[2:, 2:] = 0.8
-    assert evidence_box(heat, View.crop(0, 0, 0.5, 1)) == (0.25, 0.5, 0.5, 1.0)
+    assert evidence_box(heat, View.crop(0.0, 0.0, 0.5, 1.0)) == (0.25, 0.5, 0.5, 1.0)
     assert evidence_box(np.full((4, 4), 0.3), View.identity()) is None
     assert evidence_box(np.array([[1.0, 0.2], [0.2, 1.0]]), View.identity()) is None
 

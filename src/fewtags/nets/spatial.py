@@ -217,18 +217,17 @@ class SpatialNet(Trunk):
 
 
 def spatial_features(
-    raw: Tensor, layout: Layout, size: tuple[int, int], prefix_tokens: int = 0
+    raw: Tensor, layout: Layout, size: tuple[int | Tensor, int | Tensor], prefix_tokens: int = 0
 ) -> Float[Tensor, "b d h w"]:
     """Convert a backbone's output to [b, d, h, w].
 
     For NLC, `raw` is [b, prefix_tokens + h w, d], from images of `size` (height, width). Raises ConfigError if the
-    tokens do not fill an image of this shape.
+    tokens do not fill an image of this shape. While torch traces a net, the lengths in `size` are tensors.
     """
     if layout == "NCHW":
         return raw
     if layout == "NHWC":
         return raw.permute(0, 3, 1, 2)
-    # While torch traces a net, lengths are tensors.
     rows, columns = _token_grid(int(raw.shape[1]) - prefix_tokens, (int(size[0]), int(size[1])))
     cells: Tensor = raw[:, prefix_tokens:].transpose(1, 2)
     return cells.reshape(*cells.shape[:2], rows, columns)

@@ -52,7 +52,7 @@ def size_metrics(
         labels: int8 [n, C], values of `Label`.
         sizes: [n, C], see `cell_sizes`.
     """
-    if sizes is None:
+    if sizes is None or not (labels == Label.NEGATIVE).any():  # mAP says already that no negative is known
         return
     sized = (labels == Label.POSITIVE) & ~np.isnan(sizes)
     if sized.sum() < FEWEST_SIZED:

@@ -8,6 +8,7 @@ the label seed `trial_seed`. The best trial then runs on the label seeds 0 and u
 situations of a user: by mAP on `val_images` photos with complete labels, and on the same photos with one positive label
 each, by mAP with unknown counted as absent. The same criterion chooses the epoch of every run, and nothing is
 chosen on test.
+K is that of the complete validation labels in both situations, which favours methods that know K in the second one.
 A solved head has no learning rate: its "epochs" are strengths of regularisation, and it needs no trials.
 
 A trial whose line is there is not done again, so an interrupted benchmark goes on where it stopped.

@@ -72,14 +72,14 @@ def run(
     net = net.to(torch_device(cpu))
     epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     validated = [record.get("val/mAP") for record in epochs]
-    last = measures(protocol, net, info, data)
-    found: Record = {"last": {"epoch": len(epochs), "val": _percent_or_none(validated[-1]), **last}}
+    measured = measures(protocol, net, info, data)
+    found: Record = {"last": {"epoch": len(epochs), "val": _percent_or_none(validated[-1]), **measured}}
     if protocol.measure != "real" and (folder / "best.safetensors").exists():
         best = int(np.nanargmax([np.nan if v is None else v for v in validated]))
         if best + 1 < len(epochs):
             net.load_state_dict(load_tensors(folder / "best.safetensors"))
-            last = measures(protocol, net, info, data)
-        found["best"] = {"epoch": best + 1, "val": _percent_or_none(validated[best]), **last}
+            measured = measures(protocol, net, info, data)
+        found["best"] = {"epoch": best + 1, "val": _percent_or_none(validated[best]), **measured}
     return {
         **identity(protocol, job),
         **found,

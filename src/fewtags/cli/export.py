@@ -52,7 +52,7 @@ def export(
     torchvision  the same with torchvision's names (.safetensors).
     detectron2   the same for detectron2 (.pkl, ResNets only).
 
-    There is no export to TorchScript, which torch has deprecated, and none to torch.export, whose files need the same
+    fewtags does not export to TorchScript, which torch has deprecated, or to torch.export, whose files need the same
     version of torch as the run folder does: load the run folder with fewtags.Classifier.load.
 
     \b

@@ -33,7 +33,8 @@ def serve(
     GET  /health        for load balancers
     GET  /openapi.json  the description of all of this
 
-    There is no login and no encryption: put a reverse proxy in front of it. SIGTERM ends it after the open requests.
+    The service has no login and no encryption: put a reverse proxy in front of it. SIGTERM ends it after the open
+    requests.
 
     \b
     Examples:

@@ -171,11 +171,9 @@ def _body(facts: CardFacts) -> Iterator[str]:
     yield from ("", "## Metrics", "")
     for split, evaluation in facts.evaluations.items():
         yield from (f"* {split}: {line}" for line in headline(evaluation))
-    yield from (
-        "",
-        "Values are percentages, with 95 % intervals over the choice of photos. Thresholds and the epoch were",
-    )
-    yield "chosen on val, so its numbers are optimistic."
+    yield from ("", "Values are percentages, with 95 % intervals over the choice of photos.")
+    if "val" in facts.evaluations:
+        yield "The val photos helped to choose the thresholds and the model, so the numbers of val are optimistic."
     yield from _classes(facts)
     yield from ("", "## Limits", "", *(f"* {line}" for line in _limits(facts)))
 
@@ -213,7 +211,7 @@ def _limits(facts: CardFacts) -> Iterator[str]:
     info = facts.info
     yield "The scores are for photos like those in the tables above. Other cameras, places and years lower them."
     if "test" not in facts.evaluations:
-        yield "There is no test set: all metrics come from the photos that chose thresholds and epoch."
+        yield "The run had no test photos, so no metric comes from photos that took no part in the training."
     for split, evaluation in facts.evaluations.items():
         if left := len(evaluation["per_class"]) - evaluation["classes_counted"]:
             few = counted(left, "class has", "classes have")

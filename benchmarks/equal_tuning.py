@@ -22,7 +22,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -40,7 +39,7 @@ from fewtags.engine.evaluate import sigmoid
 from fewtags.engine.events import EpochEnded
 from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.methods import derive_objective, settings_models
-from fewtags.engine.sources import StoredViews, ViewFeatures
+from fewtags.engine.sources import StoredViews
 from fewtags.errors import ConfigError, FewtagsError
 from fewtags.labels import Label, LabelMatrix
 from fewtags.metrics.ranking import ranking_report
@@ -48,10 +47,10 @@ from fewtags.nets.pool import Pool, PoolName
 from fewtags.nets.spatial import HeadPlan
 from fewtags.objectives.base import Problem, RunFacts
 from fewtags.photos.loader import EpochSampler
-from frozen import Above, Material, features_folder, make_net
+from frozen import Above, Material, fixed_views, make_net, plain_reader
 from protocol import Setup, check_objective, digest, other_settings, read_lines, read_setup, seed_numbers
 from single_positive import Record, arguments, execute, localise, peak_memory, positives_per_image, predict
-from table import mean_and_sd
+from table import mean_and_sd, mean_over_sets
 
 CRITERIA = ("complete", "single")
 POOL_FACTOR = "pool_boost"
@@ -157,7 +156,7 @@ def run(benchmark: Methods, job: Job, material: Material, plain: Tensor) -> Reco
         ),
         accelerator=make_accelerator(cpu=True),
         model=above,
-        fixed=_fixed(plain, sampler, train),
+        fixed=fixed_views(above, plain, sampler, train),
         validate=validate,
         predict=lambda _: torch.from_numpy(predict(above, plain)),
     )
@@ -198,12 +197,6 @@ def _facts(train: LabelMatrix, config: FitConfig, grid: tuple[int, int], positiv
         head_solved=any(stage.solved and not stage.warmup for stage in config.stages),
         warmup_solved=config.stages[0].solved,
     )
-
-
-def _fixed(plain: Tensor, sampler: EpochSampler, labels: LabelMatrix) -> StoredViews:
-    """The whole photos, pooled."""
-    pooled = torch.cat([part.mean((2, 3), keepdim=True) for part in plain.split(64)])
-    return StoredViews(ViewFeatures(pooled[None], torch.eye(2, 3).expand(1, len(pooled), 2, 3)), sampler, labels)
 
 
 @final
@@ -345,9 +338,7 @@ def _over_sets(
     runs: Mapping[tuple[str, str], Mapping[int, Record]], sets: Sequence[str], method: str, key: str
 ) -> dict[int, float]:
     """By seed, the mean over the sets; seeds that a set lacks are left out."""
-    each = [runs.get((s, method), {}) for s in sets]
-    seeds = set.intersection(*(set(found) for found in each))
-    return {seed: statistics.mean(found[seed][key] for found in each) for seed in sorted(seeds)}
+    return mean_over_sets([{n: r[key] for n, r in runs.get((s, method), {}).items()} for s in sets])
 
 
 def corrected(values: Mapping[int, float], base: Mapping[int, float], comparisons: int) -> str:
@@ -375,11 +366,7 @@ def main() -> None:
             print("\n".join(table(benchmark, records)))
             return
 
-        @cache
-        def plain(material: Material) -> Tensor:
-            folder = features_folder(benchmark, material.data, options.cache)
-            return torch.from_numpy(np.load(folder / "plain.npy")).permute(0, 3, 1, 2)
-
+        plain = plain_reader(benchmark, options.cache)
         pairs = wanted_pairs(benchmark, options.only)
         seeds = seed_numbers(options.seeds, benchmark.seeds)
 

@@ -15,11 +15,8 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, Literal, final
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from datasets import Name
@@ -29,16 +26,15 @@ from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.events import EpochEnded
 from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.methods import make_objective, settings_models
-from fewtags.engine.sources import StoredViews, ViewFeatures
+from fewtags.engine.sources import StoredViews
 from fewtags.errors import FewtagsError
-from fewtags.labels import LabelMatrix
 from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Problem
 from fewtags.photos.loader import EpochSampler
-from frozen import Above, Material, features_folder, make_net
+from frozen import Above, Material, fixed_views, make_net, plain_reader
 from protocol import Job, Setup, check_objective, digest, other_settings, read_lines, read_setup, seed_numbers
 from single_positive import Record, arguments, execute, look, metrics, positives_per_image, predict
-from table import mean_and_sd, paired
+from table import mean_and_sd, mean_over_sets, paired
 
 DEV = 10  # the label seed of trials
 
@@ -112,7 +108,7 @@ def run(benchmark: FineTuning, job: Job, material: Material, plain: Tensor) -> R
         problem,
         accelerator=make_accelerator(cpu=True),
         model=above,
-        fixed=_fixed(above, plain, sampler, train),
+        fixed=fixed_views(above, plain, sampler, train),
         validate=validate,
     )
     records = [event.record for event in fit.run() if isinstance(event, EpochEnded)]
@@ -128,15 +124,6 @@ def run(benchmark: FineTuning, job: Job, material: Material, plain: Tensor) -> R
         "chosen": {"val_mAP": round(100 * value, 3), "epoch": epoch, "weights": weights},
         "cpu_seconds": round(sum(float(r["cpu_seconds"]) for r in records), 2),
     }
-
-
-@torch.no_grad()
-def _fixed(above: Above, plain: Tensor, sampler: EpochSampler, labels: LabelMatrix) -> StoredViews:
-    """The whole photos through the untrained blocks, pooled."""
-    above.eval()
-    pooled = torch.cat([above.blocks(part).mean((2, 3), keepdim=True) for part in plain.split(64)])
-    identity = torch.eye(2, 3).expand(1, len(pooled), 2, 3)
-    return StoredViews(ViewFeatures(pooled[None], identity), sampler, labels)
 
 
 def jobs(benchmark: FineTuning, seeds: Sequence[int]) -> list[Job]:
@@ -172,17 +159,11 @@ def table(benchmark: FineTuning, records: Sequence[Record]) -> Iterator[str]:
         base: dict[str, dict[int, float]] = {
             s: {n: r["last"]["mAP"] for n, r in runs[first][s].items()} for s in benchmark.sets
         }
-        over = [_over_sets(values) for values in (tests, base)]
+        over = [mean_over_sets([*values.values()]) for values in (tests, base)]
         pairs = zip([*tests.values(), over[0]], [*base.values(), over[1]], strict=True)
         cells = [_cell(own, other, name != first) for own, other in pairs]
         seconds = statistics.median(r["cpu_seconds"] for found in runs[name].values() for r in found.values())
         yield f"| {label} | {' | '.join(cells)} | {seconds:.0f} |"
-
-
-def _over_sets(values: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
-    """By seed, the mean over the sets; seeds that a set lacks are left out."""
-    seeds = set.intersection(*(set(found) for found in values.values()))
-    return {seed: statistics.mean(found[seed] for found in values.values()) for seed in sorted(seeds)}
 
 
 def _cell(own: Mapping[int, float], base: Mapping[int, float], compared: bool) -> str:
@@ -214,11 +195,7 @@ def main() -> None:
             return
         done = {Job(r["set"], r["method"], r["seed"]) for r in records}
 
-        @cache
-        def plain(material: Material) -> Tensor:
-            folder = features_folder(benchmark, material.data, options.cache)
-            return torch.from_numpy(np.load(folder / "plain.npy")).permute(0, 3, 1, 2)
-
+        plain = plain_reader(benchmark, options.cache)
         wanted = jobs(benchmark, seed_numbers(options.seeds, benchmark.seeds))
         execute(options, benchmark, wanted, done, lambda job, material: run(benchmark, job, material, plain(material)))
     except FewtagsError as error:

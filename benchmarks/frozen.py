@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, final
 
@@ -15,8 +17,8 @@ from torch import Tensor, nn
 
 from datasets import REPOSITORY, BenchmarkSet
 from fewtags.engine.machine import keep_freed_memory
-from fewtags.engine.sources import CachePlan, ViewFeatures, fill_views
-from fewtags.labels import Label
+from fewtags.engine.sources import CachePlan, StoredViews, ViewFeatures, fill_views
+from fewtags.labels import Label, LabelMatrix
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan, Output, SpatialHead, SpatialNet
 from fewtags.photos.augment import SquareCrop
@@ -157,6 +159,28 @@ def open_material(data: BenchmarkSet, folder: Path) -> Material:
                 empty += 1
     val, test = (torch.from_numpy(np.load(folder / f"{name}.npy")).permute(0, 3, 1, 2) for name in ("val", "test"))
     return Material(data, _in_memory(ViewFeatures.load(folder)), val, test, tuple(regions), empty)
+
+
+def plain_reader(benchmark: Setup, cache_folder: Path) -> Callable[[Material], Tensor]:
+    """A function that returns the whole training photos of a set through the frozen part, [n, d, h, w].
+
+    It reads the features of each set once.
+    """
+
+    @cache
+    def plain(material: Material) -> Tensor:
+        folder = features_folder(benchmark, material.data, cache_folder)
+        return torch.from_numpy(np.load(folder / "plain.npy")).permute(0, 3, 1, 2)
+
+    return plain
+
+
+@torch.no_grad()
+def fixed_views(above: Above, plain: Tensor, sampler: EpochSampler, labels: LabelMatrix) -> StoredViews:
+    """The whole photos through the blocks of `above`, pooled, for stages that solve the head."""
+    above.eval()
+    pooled = torch.cat([above.blocks(part).mean((2, 3), keepdim=True) for part in plain.split(64)])
+    return StoredViews(ViewFeatures(pooled[None], torch.eye(2, 3).expand(1, len(pooled), 2, 3)), sampler, labels)
 
 
 def _in_memory(mapped: ViewFeatures) -> ViewFeatures:

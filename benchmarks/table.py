@@ -228,6 +228,12 @@ def _mean(seeds: Seeds, of: Callable[[Record], float]) -> float:
     return statistics.fmean(_values(seeds, of).values())
 
 
+def mean_over_sets(values: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """By seed, the mean over the sets, which each have a value by seed; seeds that a set lacks are left out."""
+    seeds = set.intersection(*(set(found) for found in values))
+    return {seed: statistics.mean(found[seed] for found in values) for seed in sorted(seeds)}
+
+
 def mean_and_sd(values: Sequence[float]) -> str:
     """Mean and standard deviation; the mean alone of a single value."""
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""

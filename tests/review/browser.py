@@ -222,6 +222,23 @@ def test_an_inverted_wall(visit, run, review):
     assert sorted(states(run).values()) == [*[-1] * (count - 1), 1]
 
 
+def test_suspicious_labels_by_keyboard(visit, run, review):
+    page = visit("/")
+    page.click("#check-labels")
+    page.wait_for_selector("#question strong")
+    assert re.match(r"Your files say: (\w+)\. No overrules this label\.", page.inner_text("#label"))
+    for key in "nyu":
+        page.keyboard.press(key)
+    saved(page, 3)
+    assert sorted(states(run).values()) == [-1, 1]
+    assert review.label_counts() | {"open": 0} == {"open": 0, "checked": 3, "wrong": 1}
+    page.keyboard.press("b")
+    page.keyboard.press("z")
+    saved(page, 2)
+    page.goto(page.url.split("/labels")[0] + "/")
+    assert "2 checked, 1 of them wrong" in page.inner_text("main")
+
+
 def test_two_browsers_at_once(visit, run):
     ann, bob = visit(), visit()
     asked = set()
@@ -318,13 +335,14 @@ def test_nothing_is_cut_off(visit, review, scheme, device):
     for name, path in (
         ("home", "/"),
         ("photo", "/photo"),
+        ("labels", "/labels"),
         ("wall", f"/wall?class={one_class}"),
         ("answers", "/answers"),
     ):
         page = visit(path, **options)
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (name, device)
-        if name == "photo":
+        if name in ("photo", "labels"):
             for id in ("yes", "no", "unsure"):
                 box = page.locator(f"#{id}").bounding_box()
                 assert box["y"] + box["height"] <= page.viewport_size["height"]

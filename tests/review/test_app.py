@@ -12,6 +12,8 @@ from PIL import Image
 from fewtags.formats.answers import read_answers
 from fewtags.review.app import AHEAD
 from fewtags.review.store import AnswerStore
+from fewtags.table.answered import with_answers
+from fewtags.table.storage import load
 
 
 def request():
@@ -199,6 +201,45 @@ def test_the_answers_page_lists_disputes_and_links_to_them(visit):
     link = re.search(r'href="(/photo\?[^"]+)"', page)[1].replace("&amp;", "&")
     one = content(ann.get(link))["one"]
     assert (one["photo"], one["class"], one["mine"]) == (question["photo"], question["class"], "yes")
+
+
+def test_suspicious_labels_are_a_mode_of_their_own(visit, review, run, trained):
+    browser = visit()
+    before = (trained / "train.csv").read_bytes()
+    assert f"{len(review.doubts)} labels of your files contradict the model" in browser.get("/").text
+    page = content(browser.get("/labels"))
+    first, second = page["questions"][:2]
+    assert first["label"] == "positive"
+    assert first["reason"].startswith(f"labelled {first['name']!r}, but ")
+    assert len(first["box"]) == 4
+    assert first["name"] in first["known"]
+    asked = {(q["photo"], q["class"]) for q in browser.get("/api/next", params={"count": 200}).json()["questions"]}
+    assert (first["photo"], first["class"]) not in asked
+    answer(browser, first, "no")
+    answer(browser, second, "yes")
+    after = browser.get("/api/next", params={"count": 1, "labels": True}).json()["questions"]
+    assert after[0]["photo"] == page["questions"][2]["photo"]
+    assert "2 checked, 1 of them wrong" in browser.get("/").text
+    (answers,) = read_answers(run)
+    table = with_answers({"train": load(run / "tables" / "train.parquet")}, [answers])["train"]
+    states = dict(zip(table.images.to_pylist(), table.matrix.dense(), strict=True))
+    place = review.info.class_ids.index(first["class"])
+    assert states[first["image"]][place] == -1
+    assert "1 label contradicts an answer, which counts" in [listed.message for listed in table.notes.lists]
+    assert (trained / "train.csv").read_bytes() == before
+    browser.post("/api/undo", json={"request": request()})
+    browser.post("/api/undo", json={"request": request()})
+    assert review.label_counts() == {"open": len(review.doubts), "checked": 0, "wrong": 0}
+
+
+def test_a_label_is_checked_by_one_person_at_a_time(visit):
+    ann, bob = visit(), visit()
+    ours = [browser.get("/api/next", params={"count": 1, "labels": True}).json()["questions"] for browser in (ann, bob)]
+    assert ours[0][0]["photo"] != ours[1][0]["photo"]
+    skipped = {"photo": ours[0][0]["photo"], "class": ours[0][0]["class"]}
+    ann.post("/api/skip", json={"request": request(), "cells": [skipped]})
+    again = ann.get("/api/next", params={"count": 1, "labels": True}).json()["questions"]
+    assert again[0]["photo"] != skipped["photo"]
 
 
 def test_notes(visit):

@@ -1,5 +1,6 @@
 """A tiny trained run and its questions, for the tests of the review."""
 
+from functools import reduce
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -7,7 +8,7 @@ from typer.testing import CliRunner
 from fewtags.cli.main import app
 from fewtags.demo_set import make_scenes
 from fewtags.review.review import WORK_FOLDER
-from fewtags.review.scoring import make_questions, questions_file, write_questions
+from fewtags.review.scoring import improved, make_questions, questions_file, write_questions
 from fewtags.table.storage import load, write_csv
 
 TINY = (
@@ -32,9 +33,8 @@ def make_run(folder: Path) -> Path:
     result = CliRunner().invoke(app, [*train_command(folder), "--out", str(out)])
     assert result.exit_code == 0, (result.stderr, result.exception)
     table = load(out / "tables" / "train.parquet")
-    first, *evidence = make_questions(out, table, order=None, cpu=True, tell=lambda _: None)
-    better = {(q.image, q.class_): q for part in evidence for q in part}
+    made = make_questions(out, table, order=None, cpu=True, tell=lambda _: None)
     (out / WORK_FOLDER).mkdir()
     place = questions_file(out / WORK_FOLDER, out, table, None)
-    write_questions(place, [better[q.image, q.class_] for q in first])
+    write_questions(place, reduce(improved, made))
     return out

@@ -122,10 +122,6 @@ def make_app(review: Review) -> FastAPI:
         made.headers["Cache-Control"] = "no-store"
         return made
 
-    def questions(who: Person, count: int, class_: str | None) -> list[dict[str, Any]]:
-        found = review.queue.next(who.session, who.who, count, class_)
-        return [review.about(PhotoId(a.folder, a.question.image), a.question.class_, who.who) for a in found]
-
     def history(who: Person, limit: int = 20) -> list[dict[str, Any]]:
         """Return the last single answers of a person, oldest first: where "back" goes to."""
         steps = [step for step in review.store.history(who.who, limit=limit) if len(step.cells) == 1]
@@ -135,7 +131,12 @@ def make_app(review: Review) -> FastAPI:
 
     @app.get("/")
     async def home(response: Response, who: Who) -> HTMLResponse:
-        content = {"classes": review.classes(), "obstacle": review.retraining.obstacle(), "photos": len(review.photos)}
+        content = {
+            "classes": review.classes(),
+            "labels": review.label_counts(),
+            "obstacle": review.retraining.obstacle(),
+            "photos": len(review.photos),
+        }
         return page("home.html.j2", response, who, **content)
 
     @app.get("/photo")
@@ -143,10 +144,20 @@ def make_app(review: Review) -> FastAPI:
         response: Response, who: Who, class_: ClassQuery = None, photo: str | None = None
     ) -> HTMLResponse:
         one = None if photo is None or class_ is None else review.about(photo_of(photo), class_, who.who)
-        class_ = class_ if one is None else None
+        return single(response, who, None if one else class_, one)
+
+    @app.get("/labels")
+    async def labels_page(response: Response, who: Who, class_: ClassQuery = None) -> HTMLResponse:
+        return single(response, who, class_, labels=True)
+
+    def single(
+        response: Response, who: Person, class_: str | None, one: dict[str, Any] | None = None, *, labels: bool = False
+    ) -> HTMLResponse:
+        """Return the page of single photos: for questions, or for suspicious labels."""
         content = {
             "one": one,
-            "questions": questions(who, AHEAD, class_),
+            "labels": labels,
+            "questions": review.next(who.who, who.session, AHEAD, class_, labels=labels),
             "history": history(who),
             "class": class_,
             "class_name": None if class_ is None else review.name_of(class_),
@@ -156,7 +167,8 @@ def make_app(review: Review) -> FastAPI:
 
     @app.get("/wall")
     async def wall_page(response: Response, who: Who, class_: OneClass) -> HTMLResponse:
-        content = {"questions": questions(who, WALL, class_), "class": class_, "count": WALL}
+        questions = review.next(who.who, who.session, WALL, class_, labels=False)
+        content = {"questions": questions, "class": class_, "count": WALL}
         return page("wall.html.j2", response, who, content={**content, "name": review.name_of(class_)})
 
     @app.get("/answers")
@@ -166,8 +178,10 @@ def make_app(review: Review) -> FastAPI:
     # --- what the pages ask for
 
     @app.get("/api/next")
-    async def next_questions(who: Who, class_: ClassQuery = None, count: int = AHEAD) -> dict[str, Any]:
-        found = questions(who, max(1, min(count, MOST_CELLS)), class_)
+    async def next_questions(
+        who: Who, class_: ClassQuery = None, count: int = AHEAD, labels: bool = False
+    ) -> dict[str, Any]:
+        found = review.next(who.who, who.session, max(1, min(count, MOST_CELLS)), class_, labels=labels)
         return {"questions": found, "progress": review.progress(who.who)}
 
     @app.get("/api/status")
@@ -179,20 +193,21 @@ def make_app(review: Review) -> FastAPI:
     async def answer(given: Answers, who: Who) -> dict[str, Any]:
         rows = [Given(cell_of(one), one.answer, one.seconds, one.shown) for one in given.answers]
         step = review.store.answer(who.who, rows, request=given.request, regions=given.regions)
-        review.queue.release([row.cell for row in rows])
+        review.refresh([row.cell for row in rows])
         return {"step": step, "progress": review.progress(who.who)}
 
     @app.post("/api/undo")
     async def undo(given: Only, who: Who) -> dict[str, Any]:
         step = review.store.undo(who.who, request=given.request)
         cells = [] if step is None else [cell for cell, _ in step.cells]
+        review.refresh(cells)
         shown = [review.about(PhotoId(cell.folder, cell.image), cell.class_, who.who) for cell in cells]
         return {"undone": shown, "step": None if step is None else step.id, "progress": review.progress(who.who)}
 
     @app.post("/api/skip")
     async def skip(given: Skip, who: Who) -> dict[str, Any]:
         for cell in map(cell_of, given.cells):
-            review.queue.skip(who.session, cell)
+            review.skip(who.session, cell)
         return {}
 
     @app.post("/api/note")

@@ -1,10 +1,10 @@
-"""Which question comes next: in the order of the model, not answered yet, and not shown to somebody else."""
+"""Which question or label comes next: in the order of the model, not answered yet, not shown to somebody else."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -12,6 +12,7 @@ from typing import final
 from fewtags.formats.answers import Answer
 from fewtags.review.questions import Question
 from fewtags.review.store import AnswerStore, CellKey
+from fewtags.review.suspicious import Suspicion
 
 LEASE_SECONDS = 600.0
 """A question that was shown to somebody, and not answered, is kept from others for this time."""
@@ -20,10 +21,10 @@ LEASE_SECONDS = 600.0
 @final
 @dataclass(frozen=True)
 class Asked:
-    """A question about a photo in a folder."""
+    """A question about a photo in a folder: about an unknown cell, or about a label that may be wrong."""
 
     folder: str
-    question: Question
+    question: Question | Suspicion
 
     @property
     def cell(self) -> CellKey:
@@ -43,6 +44,8 @@ class Queue:
         self._lock = threading.Lock()
         self._asked: dict[CellKey, Asked] = {}
         self._of_class: dict[str, list[CellKey]] = {}
+        self._closed: set[CellKey] = set()
+        self._closed_of_class: Counter[str] = Counter()
         self._leases: dict[CellKey, tuple[str, float]] = {}
         self._skipped: defaultdict[str, dict[CellKey, None]] = defaultdict(dict)
 
@@ -53,6 +56,8 @@ class Queue:
             of_class.setdefault(asked.question.class_, []).append(asked.cell)
         with self._lock:
             self._asked, self._of_class = {asked.cell: asked for asked in questions}, of_class
+            self._closed = {cell for cell in self._asked if self._store.state(cell) is not None}
+            self._closed_of_class = Counter(cell.class_ for cell in self._closed)
 
     def improve(self, questions: Sequence[Asked]) -> None:
         """Replace questions by the same ones with more evidence; their order stays."""
@@ -98,16 +103,25 @@ class Queue:
             if self._leases.get(cell, ("", 0.0))[0] == session:
                 del self._leases[cell]
 
-    def release(self, cells: Sequence[CellKey]) -> None:
-        """Forget who was shown some cells, because they were answered."""
+    def refresh(self, cells: Sequence[CellKey]) -> None:
+        """Take note of cells that were answered, or whose answers were taken back; nobody is shown them any more."""
         with self._lock:
             for cell in cells:
                 self._leases.pop(cell, None)
+                closed = cell in self._asked and self._store.state(cell) is not None
+                if closed != (cell in self._closed):
+                    self._closed ^= {cell}
+                    self._closed_of_class[cell.class_] += 1 if closed else -1
 
     def open_counts(self) -> dict[str, int]:
         """Return the number of questions without an answer, by class."""
         with self._lock:
-            return {c: sum(self._store.state(cell) is None for cell in own) for c, own in self._of_class.items()}
+            return {c: len(own) - self._closed_of_class[c] for c, own in self._of_class.items()}
+
+    def closed(self) -> list[Asked]:
+        """Return the questions that have an answer."""
+        with self._lock:
+            return [self._asked[cell] for cell in self._closed]
 
     def _open(self, cell: CellKey, who: str) -> bool:
         """Whether a person may be asked: nobody answered, or only others who are unsure."""

@@ -256,15 +256,33 @@ def add_evidence(
     Raises:
         DataError: a photo cannot be read.
     """
-    root, keys = table.require_root(), list(dict.fromkeys(q.image for q in questions))
-    device, boxes = torch_device(cpu), dict[tuple[str, str], Box | None]()
+    cells = [(q.image, q.class_) for q in questions]
+    boxes = evidence_boxes(cells, net, info, table, cpu=cpu, workers=workers)
+    return [replace(q, box=box) for q, box in zip(questions, boxes, strict=True)]
+
+
+def evidence_boxes(
+    cells: Sequence[tuple[str, str]],
+    net: SpatialNet,
+    info: ModelInfo,
+    table: LabelTable,
+    *,
+    cpu: bool = False,
+    workers: int = 0,
+) -> list[Box | None]:
+    """Return the box of the evidence of each cell (image, class id); each photo goes through the net once.
+
+    Raises:
+        DataError: a photo cannot be read.
+    """
     asked: dict[str, list[str]] = {}
-    for question in questions:
-        asked.setdefault(question.image, []).append(question.class_)
-    found = predict_maps(net, info, [root / key for key in keys], device, workers=workers)
-    for key, (view, maps) in zip(keys, found, strict=True):
+    for image, class_ in cells:
+        asked.setdefault(image, []).append(class_)
+    root, boxes = table.require_root(), dict[tuple[str, str], Box | None]()
+    found = predict_maps(net, info, [root / key for key in asked], torch_device(cpu), workers=workers)
+    for key, (view, maps) in zip(asked, found, strict=True):
         boxes |= {(key, c): evidence_box(maps[info.classes.index(c)], view) for c in asked[key]}
-    return [replace(q, box=boxes[q.image, q.class_]) for q in questions]
+    return [boxes[cell] for cell in cells]
 
 
 def evidence_box(heatmap: NDArray[np.floating], view: View) -> Box | None:

@@ -6,7 +6,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +27,9 @@ from fewtags.review.orders import DEFAULT_ORDER
 from fewtags.review.pictures import PhotoId, PhotoSet, Pictures
 from fewtags.review.questions import LIMIT, Question, check_order, run_table
 from fewtags.review.retrain import Retraining
-from fewtags.review.scoring import Scoring
+from fewtags.review.scoring import Found, Scoring
 from fewtags.review.store import AnswerStore, CellKey
+from fewtags.review.suspicious import Suspicion
 from fewtags.table.answered import with_answers
 from fewtags.table.table import LabelTable
 from fewtags.table.vocabulary import folded
@@ -56,6 +57,8 @@ class Review:
 
     Attributes:
         run: the run whose answers are collected.
+        queue: the questions about unknown cells.
+        doubts: the labels that the model contradicts.
         model_run: the run whose model asks: `run`, or the last one that was trained from here.
         table: the photos, and what is known without the answers.
         token: the secret in the address of the page.
@@ -66,6 +69,7 @@ class Review:
         self.folder = run / WORK_FOLDER
         self.store = AnswerStore(run / ANSWERS_FILE)
         self.queue = Queue(self.store)
+        self.doubts = Queue(self.store)
         self.photos = PhotoSet()
         self.pictures = Pictures(self.folder / "pictures")
         self.retraining = Retraining(run, self.folder, cpu=cpu)
@@ -95,9 +99,9 @@ class Review:
         self._rows = {key: row for row, key in enumerate(self.table.images.to_pylist())}
         folder = str(self.table.require_root().absolute())
 
-        def publish(questions: list[Question], all_: bool) -> None:
-            asked = [Asked(folder, question) for question in questions]
-            (self.queue.load if all_ else self.queue.improve)(asked)
+        def publish(found: Found, all_: bool) -> None:
+            for queue, ours in ((self.queue, found.questions), (self.doubts, found.suspicious)):
+                (queue.load if all_ else queue.improve)([Asked(folder, one) for one in ours])
 
         table = self.table
         if (
@@ -167,32 +171,57 @@ class Review:
         """Return what is known about a cell, for the page."""
         cell = CellKey(photo.folder, photo.image, class_id)
         says = self.store.says(cell)
-        asked = self.queue.find(cell)
+        found = self.queue.find(cell) or self.doubts.find(cell)
+        asked = None if found is None else found.question
+        given = self._given(photo)
         return {
             "photo": photo.id,
             "image": photo.image,
             "class": class_id,
             "name": self.name_of(class_id),
-            "probability": None if asked is None else round(asked.question.probability, 4),
-            "reason": "" if asked is None else asked.question.reason,
-            "box": None if asked is None else asked.question.box,
-            "rank": None if asked is None else asked.question.rank,
+            "probability": None if asked is None else round(asked.probability, 4),
+            "reason": "" if asked is None else asked.reason,
+            "box": None if asked is None else asked.box,
+            "rank": asked.rank if isinstance(asked, Question) else None,
+            "label": _word(given.get(class_id)),
             "mine": says.get(who),
             "others": {name: answer for name, answer in says.items() if name != who},
             "regions": self.store.regions(cell),
             "note": self.store.note_of(photo.folder, photo.image),
-            "known": self.known(photo),
+            "known": [self.name_of(c) for c, state in given.items() if state == Label.POSITIVE],
             "heat": class_id in self.info.classes,
         }
 
-    def known(self, photo: PhotoId) -> list[list[str]]:
-        """Return the positive labels of a photo that the files give: name of each class."""
+    def _given(self, photo: PhotoId) -> dict[str, int]:
+        """Return the states of the classes of a photo that are known without the answers."""
         row = self._rows.get(photo.image) if str(self.table.require_root().absolute()) == photo.folder else None
         if row is None:
-            return []
+            return {}
         labels = self.table.matrix.rows([row])[0]
-        names = self.table.classes.display
-        return [[names[c]] for c in (labels == Label.POSITIVE).nonzero()[0]]
+        return {self.table.classes.ids[c]: int(labels[c]) for c in labels.nonzero()[0]}
+
+    def next(self, who: str, session: str, count: int, class_: str | None, *, labels: bool) -> list[dict[str, Any]]:
+        """Return the next questions for a session, or with `labels` the next suspicious labels; see `Queue.next`."""
+        found = (self.doubts if labels else self.queue).next(session, who, count, class_)
+        return [self.about(PhotoId(a.folder, a.question.image), a.question.class_, who) for a in found]
+
+    def refresh(self, cells: Sequence[CellKey]) -> None:
+        """Take note of cells whose answers changed."""
+        self.queue.refresh(cells)
+        self.doubts.refresh(cells)
+
+    def skip(self, session: str, cell: CellKey) -> None:
+        """Ask a session about a cell later."""
+        (self.queue if self.queue.find(cell) else self.doubts).skip(session, cell)
+
+    def label_counts(self) -> dict[str, int]:
+        """Return how many suspicious labels wait, how many people looked at, and how many of these are wrong."""
+        checked = self.doubts.closed()
+        denied = {"positive": "no", "negative": "yes"}
+        wrong = sum(
+            isinstance(a.question, Suspicion) and self.store.state(a.cell) == denied[a.question.state] for a in checked
+        )
+        return {"open": len(self.doubts) - len(checked), "checked": len(checked), "wrong": wrong}
 
     def disputed_rows(self) -> list[dict[str, Any]]:
         """Return the cells about which people disagree, for the page of answers."""
@@ -224,6 +253,7 @@ class Review:
             "all": every,
             "seconds": round(seconds, 2),
             "questions": len(self.queue),
+            "labels": len(self.doubts),
             "disputed": self.store.disputes,
             "doing": scoring.doing,
             "done": scoring.done,
@@ -232,6 +262,10 @@ class Review:
             "ready": scoring.finished,
             "model": self.model_run.name,
         }
+
+
+def _word(state: int | None) -> str | None:
+    return {None: None, Label.POSITIVE: "positive", Label.NEGATIVE: "negative"}[state]
 
 
 def _token(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Make the questions of a model in a process of its own, so that the page stays quick."""
+"""Make the questions of a model, and find the labels that it contradicts, in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -21,12 +21,14 @@ from fewtags.engine.predict import ScoredTable, matched, score_table
 from fewtags.errors import DataError, FewtagsError
 from fewtags.files import write_text
 from fewtags.review.orders import DEFAULT_ORDER
-from fewtags.review.questions import Question, add_evidence, run_share, suggest_from
+from fewtags.review.questions import Question, evidence_boxes, run_share, suggest_from
+from fewtags.review.suspicious import Suspicion, find_suspicious
 from fewtags.table.storage import load, save
 from fewtags.table.table import LabelTable
 
 MOST_QUESTIONS = 20_000
 PER_CLASS = 300
+MOST_SUSPICIOUS = 1_000
 CHUNK = 64
 """Photos between two reports of progress."""
 EVIDENCE_CHUNK = 256
@@ -47,8 +49,17 @@ class Progress:
     finished: bool = False
 
 
-Publish = Callable[[list[Question], bool], None]
-"""Takes questions, and whether they are all there are; else they are the same as before, with evidence."""
+@final
+@dataclass(frozen=True)
+class Found:
+    """What a model asks about: unknown cells, and labels that may be wrong; the most useful first."""
+
+    questions: list[Question] = field(default_factory=list)
+    suspicious: list[Suspicion] = field(default_factory=list)
+
+
+Publish = Callable[[Found, bool], None]
+"""Takes what was found, and whether it is all there is; else it is part of what came before, with evidence."""
 
 
 @final
@@ -115,26 +126,34 @@ def questions_file(folder: Path, run: Path, table: LabelTable, order: str | None
     return folder / f"questions-{name}.json"
 
 
-def write_questions(path: Path, questions: Sequence[Question]) -> None:
-    """Write questions to a file."""
-    write_text(path, json.dumps([asdict(question) for question in questions]))
+def write_questions(path: Path, found: Found) -> None:
+    """Write what a model asks about to a file."""
+    write_text(path, json.dumps(asdict(found)))
 
 
-def read_questions(path: Path) -> list[Question]:
+def read_questions(path: Path) -> Found:
     """Read what `write_questions` wrote."""
-    rows = json.loads(path.read_text("utf-8"))
-    return [Question(**{**row, "box": None if row["box"] is None else tuple(row["box"])}) for row in rows]
+    content = json.loads(path.read_text("utf-8"))
+    return Found(
+        [Question(**_with_box(row)) for row in content["questions"]],
+        [Suspicion(**_with_box(row)) for row in content["suspicious"]],
+    )
+
+
+def _with_box(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "box": None if row["box"] is None else tuple(row["box"])}
 
 
 def _work(pipe: Connection, run: Path, asked: Path, known: Path, order: str | None, cpu: bool) -> None:
     with suppress(OSError):
         os.nice(NICE)
     try:
-        questions: dict[tuple[str, str], Question] = {}
+        every: Found | None = None
         for found in make_questions(run, load(asked), order=order, cpu=cpu, tell=pipe.send):
-            pipe.send((found, not questions))
-            questions |= {(q.image, q.class_): q for q in found}
-        write_questions(known, [*questions.values()])
+            pipe.send((found, every is None))
+            every = found if every is None else improved(every, found)
+        if every is not None:
+            write_questions(known, every)
         pipe.send(Progress(doing="ready", finished=True))
     except BrokenPipeError:
         pass  # the server has gone
@@ -143,10 +162,17 @@ def _work(pipe: Connection, run: Path, asked: Path, known: Path, order: str | No
             pipe.send(Progress(error=str(error)))
 
 
+def improved(every: Found, part: Found) -> Found:
+    """Return all questions and labels, those of `part` with its evidence."""
+    questions = {(q.image, q.class_): q for q in [*every.questions, *part.questions]}
+    suspicious = {(s.image, s.class_): s for s in [*every.suspicious, *part.suspicious]}
+    return Found([*questions.values()], [*suspicious.values()])
+
+
 def make_questions(
     run: Path, table: LabelTable, *, order: str | None, cpu: bool, tell: Callable[[Progress], None]
-) -> Iterator[list[Question]]:
-    """Yield all questions about a table without evidence; then the same ones with evidence, some at a time.
+) -> Iterator[Found]:
+    """Yield all questions about a table and its suspicious labels without evidence; then parts of them with evidence.
 
     Raises:
         DataError: no photo can be read, or the model knows none of the classes.
@@ -172,16 +198,19 @@ def make_questions(
         labels=np.concatenate([p.labels for p in parts]),
     )
     tell(Progress("chooses the questions", len(table), len(table)))
+    share = run_share(run, info)
     asked = suggest_from(
-        scored,
-        info,
-        table,
-        run_share(run, info),
-        order=order or DEFAULT_ORDER,
-        limit=MOST_QUESTIONS,
-        per_class=PER_CLASS,
+        scored, info, table, share, order=order or DEFAULT_ORDER, limit=MOST_QUESTIONS, per_class=PER_CLASS
     )
-    yield asked
-    for start in range(0, len(asked), EVIDENCE_CHUNK):
-        tell(Progress("looks for the evidence", start, len(asked)))
-        yield add_evidence(asked[start : start + EVIDENCE_CHUNK], net, info, table, cpu=cpu)
+    wrong = find_suspicious(scored, info, table, share, limit=MOST_SUSPICIOUS)
+    yield Found(asked, wrong)
+    # Of both kinds, the first ones first.
+    for start in range(0, max(len(asked), len(wrong)), EVIDENCE_CHUNK):
+        tell(Progress("looks for the evidence", start, max(len(asked), len(wrong))))
+        part = Found(asked[start : start + EVIDENCE_CHUNK], wrong[start : start + EVIDENCE_CHUNK])
+        cells = [(one.image, one.class_) for one in [*part.questions, *part.suspicious]]
+        boxes = iter(evidence_boxes(cells, net, info, table, cpu=cpu))
+        yield Found(
+            [replace(q, box=next(boxes)) for q in part.questions],
+            [replace(s, box=next(boxes)) for s in part.suspicious],
+        )

@@ -19,7 +19,7 @@ from fewtags.engine.model import ModelInfo
 from fewtags.engine.predict import ScoredTable
 from fewtags.labels import Label
 from fewtags.review.orders import Cells
-from fewtags.review.questions import make_cells, ordinal
+from fewtags.review.questions import Box, make_cells, ordinal
 from fewtags.table.table import LabelTable
 from fewtags.text import counted
 
@@ -38,6 +38,7 @@ class Suspicion:
         self_confidence: the model's own probability of the given label, cleanlab's measure; low is suspicious.
         suspicion: see `suspicion`; high is suspicious, and above 0 the model contradicts the label.
         reason: a sentence.
+        box: where the model sees the class, as that of a question.
     """
 
     image: str
@@ -48,6 +49,7 @@ class Suspicion:
     self_confidence: float
     suspicion: float
     reason: str
+    box: Box | None = None
 
 
 def suspicion(cells: Cells) -> NDArray[np.float64]:

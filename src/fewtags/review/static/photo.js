@@ -10,7 +10,7 @@ let asking = null;
 let ended = false;
 let heatOn = false;
 let zoom = { scale: 1, x: 0, y: 0 };
-const scope = content.class === null ? "" : `class=${encodeURIComponent(content.class)}&`;
+const scope = `${content.class === null ? "" : `class=${encodeURIComponent(content.class)}&`}${content.labels ? "labels=true&" : ""}`;
 
 const current = () => items[at];
 const picture = (item, side = 1600) => `/picture/${item.photo}?side=${side}`;
@@ -25,7 +25,8 @@ function show() {
   byId("question").replaceChildren("Does this photo show ", element("strong", item.name), "?");
   const sure = item.probability === null ? "" : `The model says ${Math.round(100 * item.probability)} %`;
   byId("reason").textContent = [sure, item.reason].filter(Boolean).join("; ");
-  byId("known").textContent = item.known.length ? `Labels so far: ${item.known.map(([name]) => name).join(", ")}` : "";
+  byId("known").textContent = item.known.length ? `Labels so far: ${item.known.join(", ")}` : "";
+  showLabel(item);
   showSaid(item);
   const photo = byId("photo");
   photo.src = picture(item);
@@ -37,6 +38,15 @@ function show() {
   watch.start();
   for (const next of items.slice(at + 1, at + 1 + AHEAD)) new Image().src = picture(next);
   if (items.length - at <= AHEAD) more();
+}
+
+// What the files say about this cell. Yes and no are about the photo, whatever the label is.
+function showLabel(item) {
+  const place = byId("label");
+  place.hidden = item.label === null;
+  if (item.label === null) return;
+  place.replaceChildren("Your files say: ", element("strong", item.label === "positive" ? item.name : `no ${item.name}`),
+    item.label === "positive" ? ". No overrules this label." : ". Yes overrules this label.");
 }
 
 function showSaid(item) {
@@ -55,10 +65,13 @@ function showEmpty() {
   } else if (lastProgress.error) {
     title.textContent = "There are no questions";
     text.textContent = lastProgress.error;
-  } else if (!lastProgress.ready && !lastProgress.questions) {
+  } else if (!lastProgress.ready && !lastProgress.questions && !lastProgress.labels) {
     const count = lastProgress.total ? `: ${lastProgress.done.toLocaleString("en")} of ${lastProgress.total.toLocaleString("en")}` : "";
     title.textContent = "The first questions come in a moment";
     text.textContent = `The model ${lastProgress.doing}${count}.`;
+  } else if (content.labels) {
+    title.textContent = "No label to check";
+    text.textContent = "Every label that contradicts the model is checked, skipped, or shown to somebody else right now.";
   } else {
     title.textContent = "No open question here";
     text.textContent = "Everything is answered, skipped, or shown to somebody else right now.";
@@ -94,7 +107,7 @@ function answer(word) {
 
 function shown(item) {
   return {
-    page: "photo", probability: item.probability, rank: item.rank, reason: item.reason, box: item.box,
+    page: content.labels ? "labels" : "photo", label: item.label, probability: item.probability, rank: item.rank, reason: item.reason, box: item.box,
     heatmap: heatOn, zoom: Math.round(zoom.scale * 100) / 100, model: lastProgress.model,
   };
 }

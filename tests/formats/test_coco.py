@@ -501,7 +501,7 @@ def test_objects_instead_of_lists(write):
     ):
         read_coco(file)
     file.write_text('{"categories": {}, "items": []}')
-    with pytest.raises(DataError, match=r"looks like Datumaro JSON: export it as COCO"):
+    with pytest.raises(DataError, match=r"looks like Datumaro JSON: pass format='datumaro'"):
         read_coco(file)
 
 

@@ -154,7 +154,7 @@ def test_controls_that_are_chosen(write):
     )
 
 
-def test_a_brush_mask_leaves_its_label(write):
+def test_a_damaged_brush_mask_leaves_its_label(write):
     brush = result("brushlabels", ["cat"], format="rle", rle=[0, 1, 2])
     table = read_labelstudio(write(task(7, "a.jpg", annotation(brush))))
     assert facts(table) == [("a.jpg", "cat", P, None)]
@@ -162,7 +162,7 @@ def test_a_brush_mask_leaves_its_label(write):
     assert [(e.item, e.reason) for e in table.notes.excluded] == [
         (
             "task 7, region r1 (cat)",
-            "its brush mask is not read: draw a rectangle, polygon or keypoint to locate it; its label is kept",
+            "its brush mask cannot be read: draw a rectangle, polygon or keypoint to locate it; its label is kept",
         )
     ]
     assert (

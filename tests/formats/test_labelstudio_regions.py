@@ -86,7 +86,7 @@ def test_points_polygons_and_no_place():
         (
             ITEM,
             {"format": "rle", "x": 1, "y": 1},
-            "its brush mask is not read: draw a rectangle, polygon or keypoint to locate it",
+            "its brush mask cannot be read: draw a rectangle, polygon or keypoint to locate it",
         ),
     ],
 )

@@ -40,6 +40,10 @@ def one_of_each(tmp_path):
         "data": {"image": "a.jpg"},
         "annotations": [{"result": [{"type": "choices", "value": {"choices": ["cat"]}}]}],
     }
+    items = {
+        "categories": {"label": {"labels": [{"name": "cat"}]}},
+        "items": [{"id": "a", "annotations": [{"type": "label", "label_id": 0}], "image": {"path": "a.jpg"}}],
+    }
     shapes = '<annotations><image name="a.jpg" width="2" height="1"><tag label="cat"/></image></annotations>'
     touch(tmp_path / "cvat/annotations.xml", shapes)
     for folder in ("hill", "real"):
@@ -70,6 +74,8 @@ def one_of_each(tmp_path):
         "labelstudio": touch(tmp_path / "ls.json", json.dumps([task])),
         "cvat": tmp_path / "cvat",
         "cvat xml": tmp_path / "cvat/annotations.xml",
+        "datumaro": touch(tmp_path / "dm/annotations/default.json", json.dumps(items)).parent.parent,
+        "datumaro json": tmp_path / "dm/annotations/default.json",
         "hill": touch(tmp_path / "hill/list.txt", "a.jpg,0\n"),
         "real": touch(tmp_path / "real/real.json", "[[0]]"),
         "nuswide": tmp_path / "nus",
@@ -85,6 +91,8 @@ KINDS += (
     "labelstudio",
     "cvat",
     "cvat xml",
+    "datumaro",
+    "datumaro json",
     "hill",
     "real",
     "nuswide",

@@ -180,6 +180,23 @@ def _cvat(root: Path, photos: Sequence[Photo]) -> Path:
     return write_text(root / "annotations.xml", f"<annotations>{''.join(images)}</annotations>")
 
 
+def _datumaro(root: Path, photos: Sequence[Photo]) -> Path:
+    labels = [{"name": name, "parent": "", "attributes": []} for name in CLASSES]
+    for subset in {photo.split or "default" for photo in photos}:
+        items = []
+        for photo in photos:
+            if (photo.split or "default") == subset:
+                boxes = [
+                    {"type": "bbox", "label_id": CLASSES.index(name), "bbox": [x0, y0, x1 - x0, y1 - y0]}
+                    for name, x0, y0, x1, y1 in photo.boxes
+                ]
+                image = {"path": f"{photo.name}.jpg", "size": [*photo.size[::-1]]}
+                items.append({"id": photo.name, "annotations": boxes, "image": image})
+        content = {"info": {}, "categories": {"label": {"labels": labels}}, "items": items}
+        write_text(root / f"annotations/{subset}.json", json.dumps(content))
+    return root
+
+
 def _parquet(root: Path, photos: Sequence[Photo]) -> Path:
     rows = [(i, CLASSES.index(name), box) for i, photo in enumerate(photos) for name, box in photo.fractions]
     table = LabelTable.build(
@@ -275,6 +292,7 @@ WRITERS = {
     ),
     "labelstudio": Writer(write=_labelstudio, splits=False, broken=("tasks.json", '"x": 25.0, "y"', '"x": "?", "y"')),
     "cvat": Writer(write=_cvat, broken=("annotations.xml", 'xtl="10"', 'xtl="x"')),
+    "datumaro": Writer(write=_datumaro, broken=("annotations/*.json", "[10, 15, 10, 15]", '[10, "x", 10, 15]')),
     "hill": Writer(
         write=_hill, located=False, declares_size=False, splits=False, broken=("list.txt", "b.jpg, 1", "b.jpg, x")
     ),

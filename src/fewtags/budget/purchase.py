@@ -57,7 +57,7 @@ def simulate_budget(
 
     Args:
         table: fuller labels, ideally complete and with boxes. Points of the source are used unchanged. To draw points
-            on the objects, as the paper does, read COCO outlines with `places="outlines"`.
+            on the objects, as the paper does, read the labels with `places="outlines"`.
         budget: see `budget_seconds`; a share refers to all N x C pairs, including unknown ones.
         annotation: see `Annotation.of`.
         seed: selects the order.

@@ -175,7 +175,7 @@ def plan(
         if points in (None, "object") and any(kind.pointed for kind in design.kinds):
             outlined = with_outlines(data, images, complete, set_, 0)
             if outlined != list(set_ or []):
-                say("points are drawn in outlines:")
+                say("points are drawn in outlines where the labels have them:")
                 pointed = read_labels(data, images, complete, outlined, trains=True)
         results = _piloted(table, pointed, rule, arms, design, measure_on, found, out, cpu)
         guide = pilot_guide(read_results(results, found), f"the pilot in {out}")

@@ -95,15 +95,17 @@ def with_outlines(
     *,
     covers: list[str] | None = None,
 ) -> list[str]:
-    """Return the assignments, and those that read points in the outlines of COCO objects, if any label file is COCO.
+    """Return the assignments, and those that read points in the outlines of objects, if a label file can have them.
 
     Settings of the user have priority.
     """
+    from fewtags.formats import FORMATS
     from fewtags.formats.read import detect
 
     own = list(assignments or [])
     settings = read_settings(None, reading_flags(data, images, complete, covers=covers), own).data
-    if not any(detect(Path(path), settings.format)[0] == "coco" for path in _listed(data)):
+    found = {detect(Path(path), settings.format)[0] for path in _listed(data)}
+    if not any("places" in FORMATS[name].options for name in found):
         return own
     named = {word.partition("=")[0].strip() for word in own}
     added = {"data.places": "outlines", "data.point_seed": seed}

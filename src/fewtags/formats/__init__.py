@@ -64,6 +64,7 @@ class Format:
         return recognise
 
 
+_PLACES = ("places", "point_seed")
 _CSV = (
     *(
         "complete",
@@ -77,6 +78,7 @@ _CSV = (
         "tags_separator",
     ),
     *("points", "positive_words", "negative_words", "unknown_words"),
+    *_PLACES,
 )
 _NEGATIVES = ("none_folder", "absent_prefix")
 _TASKS = ("complete", *_NEGATIVES, "image_column", "columns")
@@ -92,15 +94,28 @@ FORMATS = {
             "COCO",
             "a COCO .json",
             (".json", FOLDER),
-            ("complete", *_NEGATIVES, "crowd", "places", "point_seed"),
+            ("complete", *_NEGATIVES, "crowd", *_PLACES),
         ),
-        Format("voc", "VOC", _VOC, (FOLDER,), ("complete", *_NEGATIVES, "difficult")),
-        Format("yolo", "YOLO", "a YOLO folder or data.yaml", (".yaml", ".yml", FOLDER), ("complete", *_NEGATIVES)),
+        Format("voc", "VOC", _VOC, (FOLDER,), ("complete", *_NEGATIVES, "difficult", *_PLACES)),
         Format(
-            "openimages", "OpenImages", "OpenImages .csv files", (".csv", FOLDER), ("complete", *_NEGATIVES, "crowd")
+            "yolo", "YOLO", "a YOLO folder or data.yaml", (".yaml", ".yml", FOLDER), ("complete", *_NEGATIVES, *_PLACES)
         ),
-        Format("labelstudio", "Label Studio", "a Label Studio .json", (".json",), _TASKS),
-        Format("cvat", "CVAT", "a CVAT .xml", (".xml", FOLDER), ("complete", *_NEGATIVES)),
+        Format(
+            "openimages",
+            "OpenImages",
+            "OpenImages .csv files",
+            (".csv", FOLDER),
+            ("complete", *_NEGATIVES, "crowd", *_PLACES),
+        ),
+        Format("labelstudio", "Label Studio", "a Label Studio .json", (".json",), (*_TASKS, *_PLACES)),
+        Format("cvat", "CVAT", "a CVAT .xml", (".xml", FOLDER), ("complete", *_NEGATIVES, *_PLACES)),
+        Format(
+            "datumaro",
+            "Datumaro",
+            "a Datumaro .json or its folder",
+            (".json", FOLDER),
+            ("complete", *_NEGATIVES, "crowd", *_PLACES),
+        ),
         Format("hill", "Hill lists", "a .txt list of photos and class numbers", (".txt",), ("complete", *_NEGATIVES)),
         Format("real", "ImageNet ReaL", "real.json of ImageNet ReaL", (".json",), ("complete", *_NEGATIVES)),
         Format("nuswide", "NUS-WIDE", "a folder of NUS-WIDE", (FOLDER,), _NEGATIVES),

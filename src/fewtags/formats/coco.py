@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fewtags.errors import DataError
 from fewtags.formats.common import (
     distinct,
+    ends_of,
     finite_number,
     first_character,
     is_hidden,
@@ -26,13 +27,14 @@ from fewtags.formats.common import (
     split_name,
     without,
 )
+from fewtags.formats.datumaro import is_datumaro
 from fewtags.formats.locate import ImageKeys, folder_of, locate, spelling
-from fewtags.formats.masks import draws_of, outlines_to_points, point_in_box
+from fewtags.formats.masks import key_of, outlines_to_points
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Labels, Source, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
-from fewtags.text import some
+from fewtags.text import setting, some
 
 _Record = dict[str, Any]
 
@@ -45,7 +47,7 @@ def recognise(path: Path) -> str:
     if path.is_dir():
         files = _files_of_splits(path)
         return f"{files[0][1].relative_to(path).as_posix()} is a COCO file" if files else ""
-    return "" if first_character(path) == "[" else "its JSON is an object"
+    return "" if first_character(path) == "[" or is_datumaro(path) else "its JSON is an object"
 
 
 def _files_of_splits(path: Path) -> list[tuple[str, Path]]:
@@ -59,11 +61,8 @@ def _files_of_splits(path: Path) -> list[tuple[str, Path]]:
 
 
 def _is_coco(file: Path) -> bool:
-    with file.open("rb") as stream:
-        head = stream.read(1 << 16)
-        stream.seek(-min(1 << 16, file.stat().st_size), 2)
-        text = head + stream.read()
-    return head.lstrip().startswith(b"{") and any(f'"{key}"'.encode() in text for key in ("annotations", "categories"))
+    text = ends_of(file)
+    return text.lstrip().startswith("{") and any(f'"{key}"' in text for key in ("annotations", "categories"))
 
 
 def read_coco(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
@@ -92,27 +91,24 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
             be used.
     """
     options = options or ReadOptions()
-    file = _load(path, outlines_to_points(options.point_seed) if draws_points(options) else without("segmentation"))
+    file = _load(path, outlines_to_points(options.point_seed) if options.draws_points else without("segmentation"))
     classes, category = _classes(file)
     row, photos = _find_images(file, images)
-    objects, unusable = _objects(file, row, category, options)
+    objects, unusable = _objects(file, row, category)
     absent, bad = _negatives(file, row, category, photos)
     sizes = _sizes(file, photos)
-    drawn: tuple[str, ...] = ()
-    point = np.zeros(len(objects.index), np.bool_)
-    if draws_points(options):
-        objects, point, drawn = _draw_points(file, objects, photos, sizes, options)
     a, m = len(absent), len(objects.index)
     labels = Labels(
         image=np.concatenate([objects.image, absent[:, 0]]),
         class_=np.concatenate([objects.class_, absent[:, 1]]),
         state=np.concatenate([_states(objects, options), np.full(a, Label.NEGATIVE, np.int8)]),
         corners=np.concatenate([objects.corners, np.full((a, 4), np.nan)]),
-        located=np.concatenate([objects.located, np.zeros(a, np.bool_)]),
-        point=np.concatenate([point, np.zeros(a, np.bool_)]),
+        located=np.concatenate([objects.boxed, np.zeros(a, np.bool_)]),
+        point=np.zeros(m + a, np.bool_),
         source=np.zeros(m + a, np.int64),
+        inner=_inner(file, objects, a) if options.draws_points else None,
     )
-    messages = drawn + _messages(file, row, photos, len(unusable))
+    messages = _messages(file, row, photos, len(unusable))
     notes = Notes(_readings(file, objects, labels, photos, options), (*unusable, *bad), messages)
     splits = [split_name(plain_text(record.get("split"))) for record in file.images]
     return Source(
@@ -128,6 +124,7 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
         splits=splits if any(split for split, i in zip(splits, photos.image, strict=True) if i >= 0) else None,
         notes=notes,
         keep_repeats=True,
+        key=lambda i: key_of(file.annotations[objects.index[i]]),
     ).table()
 
 
@@ -187,7 +184,7 @@ def _load(path: Path, hook: Callable[[_Record], _Record]) -> _File:
                 found = f"{key!r}, but it is {'an object' if isinstance(part, dict) else repr(part)[:40]}"
             hint = ""
             if isinstance(data, dict) and "items" in data:
-                hint = " It looks like Datumaro JSON: export it as COCO."
+                hint = f" It looks like Datumaro JSON: pass {setting('format', 'datumaro')}."
             raise DataError(f"{path}: expected a list {key!r} as in COCO instances files; the file has {found}.{hint}")
         if (wrong := next((i for i, record in enumerate(part) if not isinstance(record, dict)), None)) is not None:
             raise DataError(f"{path}: {key}[{wrong}] is {part[wrong]!r:.40}; expected an object.")
@@ -321,8 +318,7 @@ class _Objects:
         class_: int64 [M], the class.
         crowd: bool [M], whether it is a group of objects.
         boxed: bool [M], whether it has a box.
-        corners: float64 [M, 4] x0, y0, x1, y1 of the box or, twice, x, y of a point, in pixels; NaN if broken.
-        located: bool [M], whether its region is used.
+        corners: float64 [M, 4] x0, y0, x1, y1 of the box in pixels; NaN if broken.
     """
 
     index: NDArray[np.int64]
@@ -331,12 +327,9 @@ class _Objects:
     crowd: NDArray[np.bool_]
     boxed: NDArray[np.bool_]
     corners: NDArray[np.float64]
-    located: NDArray[np.bool_]
 
 
-def _objects(
-    file: _File, row: Mapping[Any, int], category: Mapping[Any, int], options: ReadOptions
-) -> tuple[_Objects, tuple[Excluded, ...]]:
+def _objects(file: _File, row: Mapping[Any, int], category: Mapping[Any, int]) -> tuple[_Objects, tuple[Excluded, ...]]:
     records, n = file.annotations, len(file.annotations)
     try:
         image = np.fromiter((row.get(r.get("image_id"), -1) for r in records), np.int64, n)
@@ -364,7 +357,6 @@ def _objects(
         crowd=np.fromiter((bool(r.get("iscrowd")) for r in kept), np.bool_, len(kept)),
         boxed=boxed,
         corners=corners,
-        located=boxed & (options.places != "none"),
     )
     return found, tuple(excluded)
 
@@ -373,33 +365,11 @@ def _states(objects: _Objects, options: ReadOptions) -> NDArray[np.int8]:
     return np.where(objects.crowd & (options.crowd == "unknown"), Label.UNKNOWN, Label.POSITIVE).astype(np.int8)
 
 
-def draws_points(options: ReadOptions) -> bool:
-    """Whether points replace boxes."""
-    return options.places in ("points", "outlines")
-
-
-def _draw_points(
-    file: _File, objects: _Objects, photos: ImageKeys, sizes: NDArray[np.float64], options: ReadOptions
-) -> tuple[_Objects, NDArray[np.bool_], tuple[str, ...]]:
-    """Return the objects with points, bool [M] of those that have one instead of their box, and a message."""
-    records = [file.annotations[i] for i in objects.index.tolist()]
-    masked = np.array([record.get("segmentation") is not None for record in records], np.bool_)
-    corners = objects.corners.copy()
-    for i, record in enumerate(records):
-        if masked[i]:
-            corners[i] = record["segmentation"] * 2
-        elif options.places == "points":
-            size = tuple(sizes[objects.image[i]].tolist())
-            corners[i] = point_in_box(corners[i].tolist(), size, draws_of(record, options.point_seed)) * 2
-    used = (photos.image[objects.image] >= 0) & (_states(objects, options) != Label.UNKNOWN)
-    damaged = sum(bool(records[i].get("pointless")) for i in np.flatnonzero(used).tolist())
-    in_boxes = int((objects.boxed & ~masked & used).sum())
-    rest = "in boxes without a mask" if options.places == "points" else "boxes without a mask stay boxes"
-    text = f"{(masked & used).sum():,} points drawn in masks, {in_boxes:,} {rest}"
-    text += f" ({damaged:,} have an outline that is damaged or has no pixel)" if damaged else ""
-    found = replace(objects, corners=corners, located=masked | objects.boxed)
-    pointed = masked if options.places == "outlines" else np.ones(len(records), np.bool_)
-    return found, pointed, (f"{file.path.name}: {text}; point_seed {options.point_seed}",)
+def _inner(file: _File, objects: _Objects, absent: int) -> NDArray[np.float64]:
+    """Return the points that were drawn in outlines, see `Labels.inner`."""
+    nothing = (math.nan, math.nan)
+    drawn = [file.annotations[i].get("inner", nothing) for i in objects.index.tolist()] + [nothing] * absent
+    return np.array(drawn, np.float64).reshape(-1, 2)
 
 
 def _corners(records: Sequence[_Record]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

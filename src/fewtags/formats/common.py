@@ -8,7 +8,7 @@ import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from fewtags.text import some
 Point = tuple[float, float]
 Corners = tuple[float, float, float, float]
 NO_CORNERS: Corners = (math.nan,) * 4
+_MOST_VALUES = 20
 
 
 _SPLIT_WORDS = {
@@ -175,6 +176,14 @@ def first_character(file: Path) -> str:
         return stream.read(4096).decode("utf-8-sig", "ignore").lstrip()[:1]
 
 
+def ends_of(file: Path) -> str:
+    """Return the first and the last 64 KiB of a text file, which show the keys of a large JSON file."""
+    with file.open("rb") as stream:
+        head = stream.read(1 << 16)
+        stream.seek(max(len(head), file.stat().st_size - (1 << 16)))
+        return (head + stream.read()).decode("utf-8-sig", "ignore")
+
+
 def is_hidden(path: str) -> bool:
     """Return whether a relative path, with forward slashes, has a part that begins with a dot."""
     return path.startswith(".") or "/." in path
@@ -247,6 +256,35 @@ def ellipse_bounds(cx: float, cy: float, rx: float, ry: float, degrees: float, r
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     x, y = math.hypot(rx * ratio * cos, ry * sin) / ratio, math.hypot(rx * ratio * sin, ry * cos)
     return cx - x, cy - y, cx + x, cy + y
+
+
+def ellipse_corners(cx: float, cy: float, rx: float, ry: float, degrees: float, ratio: float = 1.0) -> list[Point]:
+    """Return a polygon with 64 corners on an ellipse, see `ellipse_bounds`."""
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    found = []
+    for k in range(64):
+        x, y = rx * ratio * math.cos(k * math.pi / 32), ry * math.sin(k * math.pi / 32)
+        found.append((cx + (x * cos - y * sin) / ratio, cy + x * sin + y * cos))
+    return found
+
+
+def turned_corners(box: Corners, degrees: float) -> list[Point]:
+    """Return the corners of a box that is rotated clockwise about its centre, in pixels."""
+    x0, y0, x1, y1 = box
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    cx, cy, w, h = (x0 + x1) / 2, (y0 + y1) / 2, (x1 - x0) / 2, (y1 - y0) / 2
+    signs = ((-1, -1), (1, -1), (1, 1), (-1, 1))
+    return [(cx + a * w * cos - b * h * sin, cy + a * w * sin + b * h * cos) for a, b in signs]
+
+
+def attribute_readings(attributes: Mapping[str, Counter[str]]) -> Iterator[tuple[str, str, int]]:
+    """Yield how the values of attributes of objects are read: they are listed, and not used."""
+    for name, values in sorted(attributes.items()):
+        for value, n in values.most_common(_MOST_VALUES):
+            yield f"attribute {name!r} = {value!r}", "not used", n
+        if len(values) > _MOST_VALUES:
+            rest = sum(values.values()) - sum(n for _, n in values.most_common(_MOST_VALUES))
+            yield f"attribute {name!r} = {len(values) - _MOST_VALUES:,} other values", "not used", rest
 
 
 def xml_trouble(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -15,8 +15,20 @@ import numpy as np
 from defusedxml.common import DefusedXmlException
 
 from fewtags.errors import DataError
-from fewtags.formats.common import Corners, Point, bounds, ellipse_bounds, split_name, xml_number, xml_trouble
+from fewtags.formats.common import (
+    Corners,
+    Point,
+    attribute_readings,
+    bounds,
+    ellipse_bounds,
+    ellipse_corners,
+    split_name,
+    turned_corners,
+    xml_number,
+    xml_trouble,
+)
 from fewtags.formats.locate import locate, spelling, usual_folders
+from fewtags.formats.masks import Outline
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Source, Stated, count_messages, value_readings
 from fewtags.labels import ClassNames
@@ -25,7 +37,6 @@ from fewtags.table.table import Excluded, LabelTable, Notes
 _SHAPES = {"box": ", with its box", "points": ", with each point", "tag": ""} | dict.fromkeys(
     ("polygon", "polyline", "ellipse", "mask", "cuboid", "skeleton"), ", with its bounding box"
 )
-_MOST_VALUES = 20
 _CUBOID = [f"{row}{side}{face}" for row in "tb" for side in "lr" for face in "12"]
 
 
@@ -42,6 +53,7 @@ def read_cvat(path: Path, images: Path | None = None, options: ReadOptions | Non
     - A tag states that its class is present. A shape also states where: boxes, the bounding boxes of rotated boxes,
       polygons, polylines, ellipses, masks, cuboids and skeletons, and each point of `points`, all in pixels of the
       declared width and height.
+      With `places="points"` or "outlines", a random point is drawn in each polygon, mask, ellipse and rotated box.
     - A tag named like `none_folder` states that the image shows none of the classes.
     - The classes are the labels of the file, in its order, including those that no image has. Parts of skeletons are
       not classes.
@@ -118,7 +130,7 @@ class _Page:
 
 
 def _read(file: Path, options: ReadOptions) -> _Page:
-    page = _Page()
+    page = _Page(stated=Stated(options))
     for element in _elements(file):
         if element.tag == "meta":
             for label in element.iterfind("./*/labels/label"):
@@ -193,7 +205,8 @@ def _state(element: Element, label: str, origin: str, page: _Page) -> None:
         for point in _points(element):
             page.stated.add(image, class_, point=point, source=source, origin=origin)
     else:
-        page.stated.add(image, class_, box=_box(element), source=source, origin=origin)
+        outline = _outline(element)
+        page.stated.add(image, class_, box=_box(element), outline=outline, source=source, origin=origin)
 
 
 def _box(element: Element) -> Corners | None:
@@ -225,6 +238,28 @@ def _box(element: Element) -> Corners | None:
             return bounds(_points(element))
 
 
+def _outline(element: Element) -> Outline | None:
+    """Return the outline of a shape in pixels; None for a shape without one, such as a box that is not rotated."""
+
+    def number(key: str) -> float:
+        return xml_number(element.get(key, "0"))
+
+    rotation = number("rotation")
+    if element.tag == "polygon":
+        return Outline.of_polygon(_points(element))
+    if element.tag == "ellipse":
+        return Outline.of_polygon(ellipse_corners(*map(number, ("cx", "cy", "rx", "ry")), rotation))
+    if element.tag == "box" and rotation:
+        x0, y0, x1, y1 = map(number, ("xtl", "ytl", "xbr", "ybr"))
+        return Outline.of_polygon(turned_corners((x0, y0, x1, y1), rotation))
+    if element.tag == "mask":
+        left, top, width, height = map(number, ("left", "top", "width", "height"))
+        counts = [int(word) if word.strip().isdecimal() else -1 for word in element.get("rle", "").split(",")]
+        size = [int(n) if math.isfinite(n) else 0 for n in (width, height)]
+        return Outline({"size": size, "counts": counts}, corner=(left, top), by_rows=True)
+    return None
+
+
 def _rotated(cx: float, cy: float, w: float, h: float, degrees: float) -> Corners:
     """Return the bounding box of a box rotated about its centre; 0 degrees return the box as it is written."""
     if degrees == 0:
@@ -251,7 +286,7 @@ def _notes(file: Path, page: _Page, options: ReadOptions) -> Notes:
         ),
         ("occluded = 1", "positive, as the others", page.occluded),
         *((f"source {source!r}", "positive, as the others", n) for source, n in sorted(page.by.items())),
-        *_attribute_readings(page.attributes),
+        *attribute_readings(page.attributes),
         ("class that is not named in an image", rest, labels.count_unnamed(len(page.names), len(page.classes))),
         ("image without shape or tag", "nothing known" if not options.complete else rest, len(page.names) - labelled),
         *((f"subset {s!r}", f"split {split_name(s)!r}", n) for s, n in sorted(Counter(page.subsets).items()) if s),
@@ -262,12 +297,3 @@ def _notes(file: Path, page: _Page, options: ReadOptions) -> Notes:
         *((n, f"elements <{tag}> in images ignored") for tag, n in sorted(page.ignored.items())),
     )
     return Notes(value_readings(file.name, rows), tuple(page.excluded), count_messages(file, counts))
-
-
-def _attribute_readings(attributes: Mapping[str, Counter[str]]) -> Iterator[tuple[str, str, int]]:
-    for name, values in sorted(attributes.items()):
-        for value, n in values.most_common(_MOST_VALUES):
-            yield f"attribute {name!r} = {value!r}", "not used", n
-        if len(values) > _MOST_VALUES:
-            rest = sum(values.values()) - sum(n for _, n in values.most_common(_MOST_VALUES))
-            yield f"attribute {name!r} = {len(values) - _MOST_VALUES:,} other values", "not used", rest

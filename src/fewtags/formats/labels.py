@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass
 from typing import final
@@ -10,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.formats.common import NO_CORNERS, Corners, Point, distinct
+from fewtags.formats.masks import Outline, draws
+from fewtags.formats.options import ReadOptions
 from fewtags.labels import Label
 
 _NO_REGION, _BOX, _POINT = range(3)
@@ -23,8 +26,11 @@ class Stated:
     `origins` has the name of each label for messages, if the reader gives it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, options: ReadOptions | None = None) -> None:
+        """Make an empty list; `options` say whether points are drawn in outlines."""
         self.origins: list[str] = []
+        self._options = options or ReadOptions()
+        self._inner: dict[int, Point] = {}
         self._image, self._class, self._state = array("q"), array("q"), array("b")
         self._region, self._corners, self._source = array("b"), array("d"), array("q")
         self._unread: list[tuple[int, str]] = []
@@ -41,14 +47,19 @@ class Stated:
         box: Corners | None = None,
         point: Point | None = None,
         source: int = 0,
+        outline: Outline | None = None,
         unread: str = "",
         origin: str | None = None,
     ) -> None:
         """Append one label, see `Labels`.
 
-        The region is a box x0, y0, x1, y1 (NaN if its numbers are broken) or a point x, y. `unread` is why a region
-        cannot be read, `origin` is the name of the label in the excluded list.
+        The region is a box x0, y0, x1, y1 (NaN if its numbers are broken) or a point x, y. If points are drawn, one is
+        drawn in `outline`; it depends on `origin`. `unread` is why a region cannot be read, `origin` is the name of the
+        label in the excluded list.
         """
+        if outline is not None and self._options.draws_points:
+            draw = draws(self._options.point_seed, origin or f"label {len(self)}")
+            self._inner[len(self)] = outline.point(draw) or (math.inf, math.inf)
         if unread:
             self._unread.append((len(self), unread))
         self._image.append(image)
@@ -63,6 +74,9 @@ class Stated:
     def labels(self) -> Labels:
         """Return the labels as arrays."""
         region = np.array(self._region, np.int8)
+        inner = np.full((len(self), 2), np.nan) if self._inner else None
+        if inner is not None:
+            inner[[*self._inner]] = [*self._inner.values()]
         return Labels(
             image=np.array(self._image, np.int64),
             class_=np.array(self._class, np.int64),
@@ -72,6 +86,7 @@ class Stated:
             point=region == _POINT,
             source=np.array(self._source, np.int64),
             unread=tuple(self._unread),
+            inner=inner,
         )
 
 
@@ -89,6 +104,8 @@ class Labels:
         point: bool [F], whether the region is a point.
         source: int64 [F], position in `Source.sources`.
         unread: labels with a region that cannot be read: position, and why.
+        inner: float64 [F, 2], a random point x, y in the outline of each object: NaN without an outline, infinite if
+            the outline has no pixel; None: no label has an outline, or no points are drawn.
     """
 
     image: NDArray[np.int64]
@@ -99,6 +116,7 @@ class Labels:
     point: NDArray[np.bool_]
     source: NDArray[np.int64]
     unread: tuple[tuple[int, str], ...] = ()
+    inner: NDArray[np.float64] | None = None
 
     @classmethod
     def of_images(cls, image: NDArray[np.int64], class_: NDArray[np.int64], state: NDArray[np.int8]) -> Labels:

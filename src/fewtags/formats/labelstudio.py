@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import first_character, plain_text, read_json, without
+from fewtags.formats.common import first_character, plain_text, read_json
 from fewtags.formats.labelstudio_questions import Questions, questions_of
 from fewtags.formats.labelstudio_regions import region_of
 from fewtags.formats.locate import is_photo, locate, spelling, usual_folders
@@ -38,8 +38,9 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
     """Read the JSON export of Label Studio (not JSON-MIN).
 
     - Each choice states that its class is present. A region states it for each of its labels, and where: keypoints,
-      rectangles (the bounding box of a rotated one), bounding boxes of polygons and ellipses. The location of a brush
-      mask is not read; its label is kept. Numbers are per cent of the photo as it is displayed.
+      rectangles (the bounding box of a rotated one), bounding boxes of polygons, ellipses and brush masks. With
+      `places="points"` or "outlines", a random point is drawn in each of the latter and in each rotated rectangle.
+      Numbers are per cent of the photo as it is displayed.
     - A choice named like `none_folder` states that the photo shows none of the classes of its control.
     - A control whose choices are all Yes, No or Unsure is a question about the class that the control is called.
       A choice that several controls have is a class of each: "front: dirty" and "rear: dirty".
@@ -59,7 +60,7 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
     options = options or ReadOptions()
     tasks = _load(path)
     key = _image_key(path, tasks, options.image_column)
-    read = _Tasks(options=options, where=str(path), questions=questions_of(tasks, options))
+    read = _Tasks(options=options, stated=Stated(options), where=str(path), questions=questions_of(tasks, options))
     texts = []
     for number, task in enumerate(tasks, 1):
         name, text = f"task {task.get('id', number)}", plain_text(task["data"].get(key))
@@ -96,7 +97,7 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
 
 
 def _load(path: Path) -> list[_Record]:
-    data = read_json(path, without("rle"))  # brush masks
+    data = read_json(path, _packed)
     if not isinstance(data, list):
         what = some([*data], 8) if isinstance(data, dict) else repr(data)[:40]
         raise DataError(f"{path}: expected a list of tasks as Label Studio exports it; the file has {what}.")
@@ -115,6 +116,16 @@ def _load(path: Path) -> list[_Record]:
     if not any("annotations" in task for task in data):
         raise DataError(f"{path}: no task has annotations; export as 'JSON' after something is annotated.")
     return data
+
+
+def _packed(record: _Record) -> _Record:
+    """Store the numbers of a brush mask as bytes, which need less memory."""
+    if isinstance(rle := record.get("rle"), list):
+        try:
+            record["rle"] = bytes(rle)
+        except (TypeError, ValueError):
+            record["rle"] = None
+    return record
 
 
 def _image_key(path: Path, tasks: Sequence[_Record], given: str | None) -> str:
@@ -265,7 +276,8 @@ class _Tasks:
             if kind == "choices":
                 self.own[control].add(class_)
             origin, box, point = f"{name} ({label})", region.box, region.point
-            self.stated.add(image, class_, state=state, box=box, point=point, unread=region.unread, origin=origin)
+            places: _Record = {"box": box, "point": point, "outline": region.outline, "unread": region.unread}
+            self.stated.add(image, class_, state=state, **places, origin=origin)
             shown = f"{kind} {label!r}" + (f" of {control!r}" if class_name != label else "")
             what = "" if class_name == label else f": {class_name}"
             self.kinds[shown, f"{state.name.lower()}{what}{region.meaning}"] += 1

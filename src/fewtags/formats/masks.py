@@ -1,10 +1,11 @@
-"""Outlines and run lengths of COCO annotations: as masks, and as one random point in each."""
+"""Outlines of objects, polygons or run lengths: as masks, and as one random point in each."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,51 @@ from fewtags.table.keyed_random import content_hashes, uniform
 MOST_PIXELS = 2**27
 """A mask of more pixels is not drawn: files are not trusted, and no photo is that large."""
 _MOST_SIDE = 2**16
+GRID = 1024
+"""Outlines in fractions of a photo are drawn on a grid of this many cells across and down."""
+
+
+@final
+@dataclass(frozen=True)
+class Outline:
+    """The outline of an object, on a grid of cells.
+
+    Attributes:
+        segmentation: polygons or run lengths of cells, see `draw_mask`.
+        corner: x and y of the top-left corner of the grid, in the unit of the file.
+        cell: width and height of a cell, in the unit of the file.
+        by_rows: the run lengths go row by row; `size` is then width and height.
+    """
+
+    segmentation: object
+    corner: tuple[float, float] = (0.0, 0.0)
+    cell: tuple[float, float] = (1.0, 1.0)
+    by_rows: bool = False
+
+    @classmethod
+    def of_polygon(cls, corners: Sequence[tuple[float, float]], *, fractions: bool = False) -> Outline:
+        """Return the outline of a polygon x, y in pixels, or in fractions of the photo."""
+        scale = GRID if fractions else 1
+        return cls([[scale * n for corner in corners for n in corner]], cell=(1 / scale, 1 / scale))
+
+    @classmethod
+    def of_mask(cls, mask: NDArray[np.bool_], *, fractions: bool = False) -> Outline:
+        """Return the outline of pixels of a photo, bool [height, width]; in pixels, or in fractions of the photo."""
+        height, width = mask.shape
+        flat = mask.ravel()
+        changes = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+        runs = np.diff(np.concatenate([[0], changes, [mask.size]])).tolist()
+        counts = [0, *runs] if flat[:1].any() else runs
+        cell = (1 / width, 1 / height) if fractions else (1.0, 1.0)
+        return cls({"size": [width, height], "counts": counts}, cell=cell, by_rows=True)
+
+    def point(self, draw: tuple[float, float, float]) -> tuple[float, float] | None:
+        """Return a random point x, y of the object in the unit of the file, see `point_of`."""
+        found = point_of(self.segmentation, draw)
+        if found is None:
+            return None
+        x, y = found[::-1] if self.by_rows else found
+        return self.corner[0] + x * self.cell[0], self.corner[1] + y * self.cell[1]
 
 
 def draws(seed: int, key: object) -> tuple[float, float, float]:
@@ -78,6 +124,14 @@ def draw_mask(segmentation: object, height: int, width: int) -> NDArray[np.bool_
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         mask[start:end] = True
     return mask.reshape(height, width)
+
+
+def box_of(mask: NDArray[np.bool_]) -> tuple[float, float, float, float]:
+    """Return the bounding box of the pixels of a mask, bool [height, width]; NaN without a pixel."""
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    if not len(rows):
+        return (math.nan,) * 4
+    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
 
 
 def point_of(segmentation: object, draw: tuple[float, float, float]) -> tuple[float, float] | None:
@@ -182,19 +236,16 @@ def _nth(starts: NDArray[np.int64], ends: NDArray[np.int64], share: float) -> in
 
 
 def outlines_to_points(seed: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a function that replaces the outline of an annotation by a point x, y in it; None if it has no pixel."""
+    """Return a function that replaces the outline of a COCO annotation by a point x, y in it, see `Labels.inner`."""
 
     def replaced(record: dict[str, Any]) -> dict[str, Any]:
-        if "segmentation" in record:
-            outline = record["segmentation"]
-            record["segmentation"] = point_of(outline, draws_of(record, seed))
-            record["pointless"] = bool(outline) and record["segmentation"] is None
+        if outline := record.pop("segmentation", None):
+            record["inner"] = point_of(outline, draws(seed, key_of(record))) or (math.inf, math.inf)
         return record
 
     return replaced
 
 
-def draws_of(record: Mapping[str, Any], seed: int) -> tuple[float, float, float]:
-    """Return the random numbers of an annotation. They depend on its id, or else on its image, category and box."""
-    own = [record.get(key) for key in ("image_id", "category_id", "bbox")]
-    return draws(seed, record.get("id", own))
+def key_of(record: Mapping[str, Any]) -> object:
+    """Return what the random numbers of a COCO annotation depend on: its id, or else its image, category and box."""
+    return record.get("id", [record.get(key) for key in ("image_id", "category_id", "bbox")])

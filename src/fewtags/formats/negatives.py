@@ -195,6 +195,7 @@ class _Reader:
             point=self.labels.point[kept],
             source=self.labels.source[kept],
             unread=tuple((place[row], why) for row, why in self.labels.unread if row in place),
+            inner=None if self.labels.inner is None else self.labels.inner[kept],
         )
         return Negatives(classes=classes, labels=labels, kept=kept, empty=self.empty, notes=notes)
 

@@ -88,10 +88,10 @@ class ReadOptions(BaseModel):
     )
     places: Literal["boxes", "points", "outlines", "none"] = Field(
         "boxes",
-        description="what is read of COCO objects: boxes; a random point in each mask, or else in the box (points); a "
-        "random point in each mask, or else the box (outlines); or labels only (none)",
+        description="what is read of objects: boxes; a random point in each outline, or else in the box (points); a "
+        "random point in each outline, or else the box (outlines); or labels only (none)",
     )
-    point_seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of the random points in masks")
+    point_seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of the random points in outlines")
     image_column: str | None = Field(
         None, description="CSV column or Label Studio key with the image names; default: found by name and content"
     )
@@ -113,6 +113,11 @@ class ReadOptions(BaseModel):
     names: str | None = Field(
         None, description="CSV or JSON file with ids of classes and the names to show, such as n02012849,crane"
     )
+
+    @property
+    def draws_points(self) -> bool:
+        """Whether random points in outlines replace boxes."""
+        return self.places in ("points", "outlines")
 
     def is_none(self, name: str) -> bool:
         """Return whether a folder, tag or class means "none of the classes"."""

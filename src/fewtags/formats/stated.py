@@ -17,6 +17,7 @@ from fewtags.formats.labels import Labels, Stated
 from fewtags.formats.locate import ImageKeys
 from fewtags.formats.negatives import read_negatives
 from fewtags.formats.options import ReadOptions
+from fewtags.formats.places import choose_places
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import FACTS, Excluded, ExclusionKind, LabelTable, Notes, ValueReading
 from fewtags.text import some
@@ -45,6 +46,7 @@ class Source:
         sources: names of the sources of labels; the first is the file.
         notes: how the file was read.
         keep_repeats: keep equal facts without a region. Other readers keep the first.
+        key: what the random points of a label depend on, by its position; None: its `origin`.
     """
 
     path: Path
@@ -61,6 +63,7 @@ class Source:
     sources: tuple[str, ...] = ()
     notes: Notes = field(default_factory=Notes)
     keep_repeats: bool = False
+    key: Callable[[int], object] | None = None
 
     def table(self) -> LabelTable:
         """Return the label table: the labels of photos that exist, with regions as fractions of the displayed photo.
@@ -71,7 +74,7 @@ class Source:
         plain = self._with_plain_names()
         if plain is not None:
             return plain.table()
-        return self._with_negatives()._table()
+        return self._with_places()._with_negatives()._table()
 
     def _table(self) -> LabelTable:
         labels, photos = self.labels, self.photos
@@ -113,6 +116,17 @@ class Source:
             + Notes(warnings=self._lost(known)),
         )
         return mark_sources(table, self.sources, labels.source[rows])
+
+    def _with_places(self) -> Source:
+        """Return the source in which the places are those that the options ask for, see `choose_places`."""
+        labels, options = self.labels, self.options
+        sizes = None if self.unit != "pixels" else np.full((len(labels.image), 2), np.nan)
+        if sizes is not None and self.sizes is not None:
+            sizes = self.sizes[labels.image]
+        used = (self.photos.image[labels.image] >= 0) & (labels.state == Label.POSITIVE)
+        chosen, drawn = choose_places(labels, sizes, used, self.key or self.origin, options)
+        notes = Notes(messages=(f"{self.path.resolve().name}: {drawn}",) if drawn else ())
+        return replace(self, labels=chosen, notes=notes + self.notes)
 
     def _with_negatives(self) -> Source:
         """Return the source in which names such as "none" and "-cat" are negative labels, see `read_negatives`."""

@@ -14,10 +14,13 @@ from xml.etree.ElementTree import Element, ParseError
 import defusedxml.ElementTree
 import numpy as np
 from defusedxml.common import DefusedXmlException
+from numpy.typing import NDArray
+from PIL import Image
 
 from fewtags.errors import DataError
 from fewtags.formats.common import Corners, distinct, is_hidden, is_split, text_of, xml_number, xml_trouble
 from fewtags.formats.locate import ImageKeys, extension, is_photo, locate
+from fewtags.formats.masks import Outline
 from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.stated import Labels, Source, Stated, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
@@ -54,6 +57,7 @@ def read_voc(path: Path, images: Path | None = None, options: ReadOptions | None
 
     - An object states that its class is present, and where. Boxes count pixels from 1 and include the last one. A box
       that cannot be used is left out; its label is kept.
+    - With `places="points"` or "outlines", a random point is drawn in each object of `SegmentationObject/NAME.png`.
     - Objects marked difficult are unknown by default. If they are read as negative, a class with another object in the
       photo is still positive.
     - `ImageSets/Main/CLASS_SPLIT.txt` states whether a class is present (1), absent (-1) or difficult (0) in a photo.
@@ -297,7 +301,8 @@ def _photos(names: Sequence[str], folder: _Folder, images: Path | None) -> Image
         return photos
     known = set(photos.keys)
     found = (f.relative_to(photos.root).as_posix() for f in photos.root.rglob("*") if is_photo(f.name) and f.is_file())
-    extra = sorted(key for key in found if key not in known and not is_hidden(key))
+    masks = ("SegmentationClass/", "SegmentationObject/")
+    extra = sorted(key for key in found if key not in known and not is_hidden(key) and not key.startswith(masks))
     text = f"{len(extra):,} photos in {photos.root} have no XML file: nothing is known about them"
     notes = photos.notes + Notes(messages=(text,) if extra else ())
     return replace(photos, keys=photos.keys + extra, notes=notes)
@@ -315,22 +320,61 @@ def _state(folder: _Folder, image: Mapping[str, int], classes: ClassNames, optio
             "difficult" if o.difficult else "positive",
             o.corners,
             f"{page.file.name}, object {i} ({o.name})",
+            i,
         )
         for name, page in folder.pages.items()
         for i, o in enumerate(page.objects, 1)
     ]
     words = {1: "positive", 0: "difficult", -1: "negative"}
-    rows += [(name, class_, words[state], None, "") for name, class_, state in folder.states]
+    rows += [(name, class_, words[state], None, "", 0) for name, class_, state in folder.states]
     meaning = _STATES | {"difficult": _STATES[options.difficult]}
     positive = {(image[name], class_) for name, class_, word, *_ in rows if meaning[word] == Label.POSITIVE}
     position = {name: i for i, name in enumerate(image)}
-    stated = Stated()
-    for name, class_, word, corners, origin in rows:
+    stated, masks = Stated(options), _Masks(folder)
+    for name, class_, word, corners, origin, i in rows:
         state = meaning[word]
         if word == "difficult" and state == Label.NEGATIVE and (image[name], class_) in positive:
             continue
-        stated.add(position[name], classes.index(class_), state=state, box=corners, origin=origin)
+        outline = masks.outline(name, i) if i and options.draws_points else None
+        stated.add(position[name], classes.index(class_), state=state, box=corners, outline=outline, origin=origin)
     return stated
+
+
+@final
+class _Masks:
+    """Reads the outlines of objects from `SegmentationObject`: pictures with the number of the object in each pixel."""
+
+    def __init__(self, folder: _Folder) -> None:
+        self._base, self._pages = folder.base / "SegmentationObject", folder.pages
+        self._name, self._numbers = "", np.zeros((0, 0), np.uint8)
+
+    def outline(self, name: str, number: int) -> Outline | None:
+        """Return the outline of an object (counted from 1) of a photo; None without a picture.
+
+        Raises:
+            DataError: the picture cannot be read, or has another size than the XML file says.
+        """
+        if name != self._name:
+            self._name, self._numbers = name, self._read(name)
+        return Outline.of_mask(self._numbers == number) if self._numbers.size else None
+
+    def _read(self, name: str) -> NDArray[np.uint8]:
+        file = self._base / f"{name}.png"
+        if not file.is_file() or self._pages[name].nameless:  # then the numbers of the objects are not known
+            return np.zeros((0, 0), np.uint8)
+        size = self._pages[name].size
+        try:
+            with Image.open(file) as picture:
+                if all(map(math.isfinite, size)) and picture.size != size:
+                    sides = f"{picture.width} x {picture.height}, but the XML file says {size[0]:g} x {size[1]:g}"
+                    raise DataError(f"{file}: {sides}; fix one of them, or remove the picture.")
+                if picture.mode not in ("P", "L"):
+                    raise DataError(
+                        f"{file}: mode {picture.mode}; expected a picture with numbers of objects (P or L)."
+                    )
+                return np.array(picture, np.uint8)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise DataError(f"{file}: cannot be read ({error}); fix or remove it.") from None
 
 
 def _notes(folder: _Folder, labels: Labels, photos: ImageKeys, classes: int, options: ReadOptions) -> Notes:

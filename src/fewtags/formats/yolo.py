@@ -13,8 +13,9 @@ from typing import final
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import Corners, bounds, count_hidden, named_classes, number_of, text_of
+from fewtags.formats.common import Corners, Point, bounds, count_hidden, named_classes, number_of, text_of
 from fewtags.formats.locate import ImageKeys, is_photo, locate, spelling
+from fewtags.formats.masks import Outline
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Source, Stated, count_messages, value_readings
 from fewtags.formats.yolo_layout import CLASS_FILES, LARGEST_LABELS, SPLITS, YoloFolder, find_yolo, names_classes
@@ -47,8 +48,9 @@ def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | Non
     """Read a YOLO data set: photos in `images`, and for each a text file of that name in `labels`.
 
     - A row is `class cx cy w h`, or a class and the corners of a polygon (three or more; oriented boxes have four).
-      The bounding box of a polygon and the box of a pose (`kpt_shape` in the YAML file) are read. All numbers are
-      fractions of the photo as it is displayed.
+      The bounding box of a polygon and the box of a pose (`kpt_shape` in the YAML file) are read; with
+      `places="points"` or "outlines", a random point in each polygon. All numbers are fractions of the photo as it is
+      displayed.
     - Class numbers refer to `names` of `data.yaml` (a list, or number: name), or to the lines of `classes.txt`. Classes
       that share a name stay apart (ids "crane#0" and "crane#5").
     - Classes that are not named are unknown. With `complete`, they are absent in photos that have a label file; an
@@ -63,7 +65,7 @@ def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | Non
     options = options or ReadOptions()
     found = find_yolo(path)
     classes = named_classes(found.names)
-    rows = _read(found)
+    rows = _read(found, options)
     photos = _locate(found, path, images)
     unnamed = f"is not among the {len(classes)} names"
     excluded = [
@@ -124,9 +126,9 @@ def _origin(found: YoloFolder, image: int, line: int) -> str:
     return f"{shown.as_posix()} row {line}"
 
 
-def _read(found: YoloFolder) -> _Rows:
+def _read(found: YoloFolder, options: ReadOptions) -> _Rows:
     position = {number: i for i, number in enumerate(found.names)}
-    rows, broken = _Rows(), []
+    rows, broken = _Rows(stated=Stated(options)), []
     for image, file in enumerate(found.labels):
         if file is None:
             continue
@@ -146,8 +148,10 @@ def _read(found: YoloFolder) -> _Rows:
             rows.file.append(image)
             rows.line.append(line)
             rows.uses[number] += 1
-            rows.polygons += polygon
-            rows.stated.add(image, position[number], box=corners)
+            rows.polygons += bool(polygon)
+            outline = Outline.of_polygon(polygon, fractions=True) if polygon else None
+            origin = _origin(found, image, line) if outline and options.draws_points else None
+            rows.stated.add(image, position[number], box=corners, outline=outline, origin=origin)
         rows.empty += blank
     if broken:
         more = f" ({len(broken) - 1:,} more such rows)" if len(broken) > 1 else ""
@@ -155,8 +159,8 @@ def _read(found: YoloFolder) -> _Rows:
     return rows
 
 
-def _object(words: Sequence[str], keypoints: int) -> tuple[int, Corners, bool]:
-    """Return the class number, the corners, and whether the row is a polygon; `ValueError` for other rows."""
+def _object(words: Sequence[str], keypoints: int) -> tuple[int, Corners, Sequence[Point]]:
+    """Return the class number, the corners of the box and those of the polygon, if any; `ValueError` for other rows."""
     count = len(words)
     if keypoints and count not in (5, 5 + keypoints):
         raise ValueError(
@@ -187,9 +191,10 @@ def _object(words: Sequence[str], keypoints: int) -> tuple[int, Corners, bool]:
             f"kpt_shape: [{(count - 5) // 3}, 3] to the YAML file"
         )
     if polygon:
-        return int(first), bounds([*zip(numbers[::2], numbers[1::2], strict=True)]), True
+        corners = [*zip(numbers[::2], numbers[1::2], strict=True)]
+        return int(first), bounds(corners), corners
     cx, cy, w, h = numbers[:4]
-    return int(first), (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), False
+    return int(first), (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), ()
 
 
 def _locate(found: YoloFolder, path: Path, images: Path | None) -> ImageKeys:

@@ -144,16 +144,42 @@ def test_a_file_rewritten_by_another_tool_is_read_too(tmp_path):
     assert load(tmp_path / "other.parquet").fingerprint == example().fingerprint
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_row_groups_have_the_words_of_their_own_images(tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(fewtags.table.storage, "_ROW_GROUP", rows)
+    save(example(), tmp_path / "table.parquet")
+    assert load(tmp_path / "table.parquet").fingerprint == example().fingerprint
+    with pyarrow.parquet.ParquetFile(tmp_path / "table.parquet") as file:
+        assert file.metadata.num_row_groups == -(-file.metadata.num_rows // rows)
+        first = file.read_row_group(0, ["image"])["image"].chunk(0)
+    assert 0 < len(first.dictionary) <= rows
+
+
+def test_codes_in_another_order_are_put_in_order_of_appearance(tmp_path):
+    """Another program's dictionary: it begins with a word that no row has, and with the last image."""
+    save(example(), tmp_path / "table.parquet")
+    raw = pyarrow.parquet.read_table(tmp_path / "table.parquet")
+    words = raw["image"].combine_chunks()
+    keys = words.dictionary.to_pylist()
+    turned = pa.DictionaryArray.from_arrays(
+        pa.array([len(keys) - code for code in words.indices.to_pylist()], pa.int32()), pa.array(["other", *keys[::-1]])
+    )
+    pyarrow.parquet.write_table(raw.set_column(0, "image", turned), tmp_path / "other.parquet")
+    assert load(tmp_path / "other.parquet").images.to_pylist() == example().images.to_pylist()
+    assert load(tmp_path / "other.parquet").fingerprint == example().fingerprint
+
+
 def test_saving_replaces_a_file_only_when_it_succeeds(tmp_path, monkeypatch):
     path = tmp_path / "table.parquet"
     save(example(), path)
     before = path.read_bytes()
 
-    def fail(table, where, **options):
-        Path(where).write_bytes(b"half of it")
-        raise OSError("No space left on device")
+    class Full:
+        def __init__(self, where, schema, **options):
+            Path(where).write_bytes(b"half of it")
+            raise OSError("No space left on device")
 
-    monkeypatch.setattr(pyarrow.parquet, "write_table", fail)
+    monkeypatch.setattr(pyarrow.parquet, "ParquetWriter", Full)
     with pytest.raises(OSError, match="No space left"):
         save(example(), path)
     assert path.read_bytes() == before

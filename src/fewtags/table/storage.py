@@ -32,6 +32,9 @@ FORMAT = 1
 
 _KEY = b"fewtags"
 _WORDS = pa.dictionary(pa.int32(), pa.string())
+_ROW_GROUP = 1 << 20
+_LARGEST_DICTIONARY = 1 << 28
+"""Bytes of the distinct words of a column in a row group; beyond it Parquet writes the word of every row."""
 _COLUMNS = {
     "image": _WORDS,
     "class": _WORDS,
@@ -85,7 +88,6 @@ def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> Non
     names = None if table.split_names is None else pc.fill_null(table.split_names, "").dictionary_encode()
     columns = {
         **taken,
-        "image": pa.DictionaryArray.from_arrays(pa.array(index), table.images),
         "class": pa.DictionaryArray.from_arrays(taken["class"], pa.array(table.classes.ids, pa.string())),
         "split": pa.nulls(len(index), _WORDS) if names is None else names.take(pa.array(index)),
         "closed": pa.array(table.complete_set[index], mask=table.complete_set[index] < 0),
@@ -99,9 +101,19 @@ def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> Non
         messages=list(table.notes.messages),
     )
     schema = pa.schema(list(_COLUMNS.items()), metadata={_KEY: header.model_dump_json().encode()})
-    rows = pa.table(columns, schema=schema)
-    with replacing(Path(path)) as temporary:
-        pyarrow.parquet.write_table(rows, temporary, compression="zstd", write_page_checksum=True)
+    options = {"compression": "zstd", "write_page_checksum": True, "dictionary_pagesize_limit": _LARGEST_DICTIONARY}
+    with replacing(Path(path)) as temporary, pyarrow.parquet.ParquetWriter(temporary, schema, **options) as writer:
+        for first in range(0, max(len(index), 1), _ROW_GROUP):
+            part = {name: column[first : first + _ROW_GROUP] for name, column in columns.items()}
+            writer.write_table(
+                pa.table({"image": _image_words(table, index[first : first + _ROW_GROUP]), **part}, schema)
+            )
+
+
+def _image_words(table: LabelTable, index: NDArray[np.int32]) -> pa.DictionaryArray:
+    """Keys of sorted image numbers. The dictionary has only the images between them: each row group stores its own."""
+    low, high = (index[0], index[-1] + 1) if len(index) else (0, 0)
+    return pa.DictionaryArray.from_arrays(pa.array(index - np.int32(low)), table.images[low:high])
 
 
 def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
@@ -115,21 +127,22 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
     path = Path(path)
     try:
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            raw = file.read()
+            metadata, names = file.schema_arrow.metadata or {}, file.schema_arrow.names
+            header = _read_header(metadata, path.name)
+            # One after the other: what a column needs while it is decoded is free again for the next.
+            columns = {
+                name: _column(file.read([name]) if name in names else None, name, path.name) for name in _COLUMNS
+            }
     except FileNotFoundError as error:
         raise DataError(f"there is no file {str(path)!r}.") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path.name} cannot be read as a Parquet file: {error}") from error
-    header = _read_header(raw.schema.metadata or {}, path.name)
+    if len({len(column) for column in columns.values()}) > 1:
+        raise DataError(f"{path.name}: its columns have different numbers of rows; the file is damaged.")
     classes = ClassNames.of(header.ids, header.names)
-    rows = _Rows(path.name, {name: _column(raw, name, path.name) for name in _COLUMNS})
+    rows = _Rows(path.name, columns)
     images, index = rows.images()
-    first = np.unique(index, return_index=True)[1]
-    complete_set = np.asarray(pc.fill_null(rows.columns["closed"], -1)).astype(np.int16)
-    differs = complete_set != complete_set[first][index]
-    rows.refuse(differs, "has a different 'closed' than other rows of the same image")
-    outside = (complete_set < -1) | (complete_set >= len(header.covers))
-    rows.refuse(outside, f"has a 'closed' that is not one of the {len(header.covers)} sets of classes")
+    first = _first_rows(index)
     complete_classes = np.zeros((len(header.covers), len(classes)), np.bool_)
     for row, numbers in zip(complete_classes, header.covers, strict=True):
         if numbers and max(numbers) >= len(classes):
@@ -141,7 +154,7 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
         images=images,
         classes=classes,
         facts=rows.facts(index, classes),
-        complete_set=complete_set[first],
+        complete_set=rows.complete_set(index, first, len(header.covers)),
         complete_classes=complete_classes,
         root=None if stored is None else Path(stored),
         split_names=rows.split_names(index, first),
@@ -169,20 +182,45 @@ def _read_header(metadata: dict[bytes, bytes], name: str) -> _Header:
         raise DataError(f"{name}: its 'fewtags' metadata is damaged ({error}).") from error
 
 
-def _column(table: pa.Table, name: str, file: str) -> pa.Array:
-    if name not in table.column_names:
+def _column(table: pa.Table | None, name: str, file: str) -> pa.Array:
+    if table is None:
         raise DataError(f"{file} has no column {name!r}; a label table has {', '.join(_COLUMNS)}.")
     try:
         if _COLUMNS[name] != _WORDS:
             return table[name].cast(_COLUMNS[name]).combine_chunks()
-        # Decoded and encoded again, so that codes are in order of appearance, whoever wrote the file.
-        words = table[name].cast(pa.string()).combine_chunks().dictionary_encode()
-        words.validate(full=True)  # Not every writer's strings are UTF-8.
-        return words
+        return _words(table[name])
     except pa.ArrowException as error:
         raise DataError(
             f"{file}: column {name!r} has type {table[name].type}, not {_COLUMNS[name]} ({error})."
         ) from error
+
+
+def _words(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """A column of words, whose codes are in order of appearance, whoever wrote the file.
+
+    Decoding every row is what costs time, and is done only if the file's own codes are in another order.
+    """
+    if column.type == _WORDS and column.num_chunks:
+        words = column.unify_dictionaries().combine_chunks()
+        words.dictionary.validate(full=True)  # Not every writer's strings are UTF-8.
+        codes = _codes(words)
+        if not words.dictionary.null_count and len(_first_rows(codes)) == len(words.dictionary):
+            return words
+    words = column.cast(pa.string()).combine_chunks().dictionary_encode()
+    words.validate(full=True)
+    return words
+
+
+def _codes(words: pa.DictionaryArray) -> NDArray[np.int32]:
+    """The code of each row, -1 for null."""
+    codes = words.indices if words.indices.null_count == 0 else pc.fill_null(words.indices, -1)
+    return np.asarray(codes.to_numpy(), np.int32)
+
+
+def _first_rows(codes: NDArray[np.int32]) -> NDArray[np.int64]:
+    """The rows in which a code is larger than all before it: the first row of every code, if they are in order."""
+    largest = np.maximum.accumulate(codes)
+    return np.flatnonzero(np.concatenate([largest[:1] >= 0, largest[1:] > largest[:-1]]))
 
 
 @final
@@ -201,12 +239,25 @@ class _Rows:
             raise DataError(f"{self.file} row {row + 1:,} (image {image!r}) {why}; the file was changed or damaged.")
 
     def missing(self, name: str) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = self.columns[name].is_null().to_numpy(zero_copy_only=False)
+        column = self.columns[name]
+        if column.null_count in (0, len(column)):
+            return np.full(len(column), column.null_count > 0)
+        found: NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
         return found
 
     def images(self) -> tuple[pa.Array, NDArray[np.int32]]:
         self.refuse(self.missing("image"), "has no image")
         return self.columns["image"].dictionary, self.columns["image"].indices.to_numpy()
+
+    def complete_set(self, index: NDArray[np.int32], first: NDArray[np.int64], sets: int) -> NDArray[np.int16]:
+        closed = self.columns["closed"]
+        if closed.null_count == len(closed):
+            return np.full(len(first), -1, np.int16)
+        found = np.asarray(pc.fill_null(closed, -1)).astype(np.int16)
+        self.refuse(found != found[first][index], "has a different 'closed' than other rows of the same image")
+        outside = (found < -1) | (found >= sets)
+        self.refuse(outside, f"has a 'closed' that is not one of the {sets} sets of classes")
+        return found[first]
 
     def split_names(self, index: NDArray[np.int32], first: NDArray[np.int64]) -> pa.Array | None:
         if (missing := self.missing("split")).all():
@@ -220,25 +271,33 @@ class _Rows:
         silent = self.missing("class")
         state = np.asarray(pc.fill_null(self.columns["state"], Label.UNKNOWN))
         self.refuse(silent & (state != Label.UNKNOWN), "has a state but no class")
-        known = np.isin(state, (Label.NEGATIVE, Label.POSITIVE))
+        known = (state == Label.NEGATIVE) | (state == Label.POSITIVE)
         self.refuse(~silent & ~known, f"has a state that is neither {Label.NEGATIVE:d} nor {Label.POSITIVE:d}")
         self.refuse(~silent & self.missing("source"), "has a label without a source")
-        x0, y0, x1, y1 = (self.columns[corner].to_numpy(zero_copy_only=False) for corner in CORNERS)
-        inside = (x0 >= 0) & (x0 <= x1) & (x1 <= 1) & (y0 >= 0) & (y0 <= y1) & (y1 <= 1)
-        none = np.logical_and.reduce([self.missing(corner) for corner in CORNERS])
-        self.refuse(~none & ~inside, "has a location that is not 0 <= x0 <= x1 <= 1 and 0 <= y0 <= y1 <= 1")
+        corners = self.corners()
         words = self.columns["class"]
-        known = pc.is_in(words, pa.array(classes.ids, pa.string())).to_numpy(zero_copy_only=False)
-        self.refuse(~silent & ~known, "has a class that is not in the file's vocabulary")
+        named = [*(word in classes for word in words.dictionary.to_pylist()), True]
+        self.refuse(~np.array(named)[_codes(words)], "has a class that is not in the file's vocabulary")
         number = np.array([*(classes.index(word) for word in words.dictionary.to_pylist()), 0], np.int32)
         columns = [
             pa.array(index),
-            pa.array(number[np.asarray(pc.fill_null(words.indices, -1))]),
+            pa.array(number[_codes(words)]),
             pa.array(state),
-            *(self.columns[corner] for corner in CORNERS),
+            *corners,
             self.columns["source"],
         ]
-        return pa.table(columns, names=FACTS.names).filter(pa.array(~silent)).cast(FACTS)
+        facts = pa.table(columns, names=FACTS.names)
+        return (facts.filter(pa.array(~silent)) if silent.any() else facts).cast(FACTS)
+
+    def corners(self) -> list[pa.Array]:
+        columns = [self.columns[corner] for corner in CORNERS]
+        if all(column.null_count == len(column) for column in columns):
+            return columns[:1] * len(CORNERS)  # one array of nulls for all
+        x0, y0, x1, y1 = (column.to_numpy(zero_copy_only=False) for column in columns)
+        inside = (x0 >= 0) & (x0 <= x1) & (x1 <= 1) & (y0 >= 0) & (y0 <= y1) & (y1 <= 1)
+        none = np.logical_and.reduce([self.missing(corner) for corner in CORNERS])
+        self.refuse(~none & ~inside, "has a location that is not 0 <= x0 <= x1 <= 1 and 0 <= y0 <= y1 <= 1")
+        return columns
 
 
 def write_csv(table: LabelTable, path: Path | str, *, implied_negatives: bool = True) -> None:

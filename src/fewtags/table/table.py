@@ -178,8 +178,8 @@ class LabelTable:
             raise DataError(f"image key {key!r} occurs {counts.max()} times; keys (relative paths) must be unique.")
         for column, size in (("image", n), ("class", c)):
             values = self.facts[column].to_numpy()
-            if np.any(outside := (values < 0) | (values >= size)):
-                wrong = values[outside.argmax()]
+            if values.min(initial=0) < 0 or values.max(initial=-1) >= size:
+                wrong = values[np.argmax((values < 0) | (values >= size))]
                 raise DataError(f"a fact names {column} number {wrong}, but there are {size:,}, counted from 0.")
 
     def __len__(self) -> int:
@@ -250,8 +250,9 @@ class LabelTable:
         """
         n, c = len(self), len(self.classes)
         cell, state = self.fact_cells, self.facts["state"].to_numpy()
-        order = np.argsort(cell, kind="stable")
-        cell, state = cell[order], state[order]
+        if np.any(cell[1:] < cell[:-1]):
+            order = np.argsort(cell, kind="stable")
+            cell, state = cell[order], state[order]
         first = np.flatnonzero(np.diff(cell, prepend=-1))
         low, high = (f.reduceat(state, first) if len(first) else state for f in (np.minimum, np.maximum))
         merged = np.where(low == high, low, np.int8(Label.UNKNOWN)).astype(np.int8)
@@ -262,8 +263,10 @@ class LabelTable:
     @property
     def fact_cells(self) -> NDArray[np.int64]:
         """Cell of each fact as one number, image * C + class: int64 [F]."""
-        image, class_ = (self.facts[name].to_numpy().astype(np.int64) for name in ("image", "class"))
-        return np.asarray(image * len(self.classes) + class_)
+        cell = self.facts["image"].to_numpy().astype(np.int64)
+        cell *= len(self.classes)  # in place: tables can have tens of millions of facts
+        cell += self.facts["class"].to_numpy()
+        return cell
 
     @cached_property
     def locations(self) -> Locations:

@@ -32,8 +32,8 @@ def reader(page):
 @pytest.fixture
 def example(page, tmp_path):
     (text,) = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (tmp_path / "a.jsonl").write_text(text)
-    return tmp_path / "a.jsonl"
+    (tmp_path / "a.ndjson").write_text(text)
+    return tmp_path / "a.ndjson"
 
 
 def test_the_example_is_read(reader, example):
@@ -42,14 +42,14 @@ def test_the_example_is_read(reader, example):
     assert facts(table) == [("a.jpg", "cat", P, (0.1, 0.1, 0.5, 0.5)), ("a.jpg", "dog", P, None)]
     assert table.split_names.to_pylist() == ["train", ""]
     assert [str(r) for r in table.notes.readings] == [
-        "a.jsonl: label -> positive (2)",
-        "a.jsonl: class that is not named -> unknown (2)",
+        "a.ndjson: label -> positive (2)",
+        "a.ndjson: class that is not named -> unknown (2)",
     ]
     assert labels(reader(example, options=ReadOptions(complete=True)))["b.jpg"] == {"cat": N, "dog": N}
 
 
 def test_what_cannot_be_read_is_reported(reader, tmp_path):
-    file = tmp_path / "a.jsonl"
+    file = tmp_path / "a.ndjson"
     file.write_text('{"image": "a.jpg", "labels": [{"name": "cat", "box": [0.1, "x"]}, 3]}\n')
     table = reader(file)
     assert labels(table) == {"a.jpg": {"cat": P}}

@@ -348,7 +348,7 @@ def test_classes_that_vanish_and_tag_files(tmp_path, make_photo):
     unknown, tags = read_folder(tmp_path).notes.warnings
     assert "unknown ending (.jxl)" in unknown
     assert "the folders 'dog' have no other files" in unknown
-    assert "1 photos have a text file of the same name" in tags
+    assert "1 photo has a text file of the same name; to read tags from them, pass format='tagfiles'" in tags
 
 
 def test_names_that_look_the_same_are_one_class(tmp_path, make_photo):

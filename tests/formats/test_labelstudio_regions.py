@@ -95,7 +95,7 @@ def test_places_that_are_not_read(item, value, why):
 
 
 def test_a_size_is_not_needed_for_what_is_not_turned():
-    assert rectangle(0, {}) == Region((0.2, 0.2, 0.5, 0.4), meaning=", with its box")
+    assert rectangle(0, {}) == Region(box=(0.2, 0.2, 0.5, 0.4), meaning=", with its box")
     assert rectangle(0, {"original_width": 0, "original_height": "x"}).size is None
 
 

@@ -31,6 +31,7 @@ def one_of_each(tmp_path):
         "categories": [{"id": 5, "name": "cat"}],
     }
     touch(tmp_path / "folder/cat/a.jpg")
+    touch(tmp_path / "tags/a.jpg")
     touch(tmp_path / "voc/Annotations/a.xml", xml)
     touch(tmp_path / "lists/ImageSets/Main/cat_train.txt", "a 1\n")
     touch(tmp_path / "yolo/labels/a.txt", "0 .5 .5 .2 .2\n")
@@ -76,6 +77,8 @@ def one_of_each(tmp_path):
         "cvat xml": tmp_path / "cvat/annotations.xml",
         "datumaro": touch(tmp_path / "dm/annotations/default.json", json.dumps(items)).parent.parent,
         "datumaro json": tmp_path / "dm/annotations/default.json",
+        "metadata": touch(tmp_path / "hf/metadata.jsonl", '{"file_name": "a.jpg", "tags": ["cat"]}\n'),
+        "tagfiles": touch(tmp_path / "tags/a.txt", "cat").parent,
         "hill": touch(tmp_path / "hill/list.txt", "a.jpg,0\n"),
         "real": touch(tmp_path / "real/real.json", "[[0]]"),
         "nuswide": tmp_path / "nus",
@@ -93,6 +96,8 @@ KINDS += (
     "cvat xml",
     "datumaro",
     "datumaro json",
+    "metadata",
+    "tagfiles",
     "hill",
     "real",
     "nuswide",
@@ -120,7 +125,7 @@ def test_a_format_that_is_given(one_of_each, kind, format):
 
 def test_photos_that_are_given(one_of_each, tmp_path):
     touch(tmp_path / "p/a.jpg")
-    for kind in set(KINDS) - {"folder"}:
+    for kind in set(KINDS) - {"folder", "tagfiles"}:
         assert read(one_of_each[kind], images=str(tmp_path / "p")).root == tmp_path / "p"
     with pytest.raises(DataError, match="is read as class folders, which contain the photos: leave images out"):
         read(one_of_each["folder"], images=tmp_path / "p")

@@ -197,6 +197,27 @@ def _datumaro(root: Path, photos: Sequence[Photo]) -> Path:
     return root
 
 
+def _metadata(root: Path, photos: Sequence[Photo]) -> Path:
+    lines = []
+    for p in photos:
+        boxes = [[x0, y0, x1 - x0, y1 - y0] for _, x0, y0, x1, y1 in p.boxes]
+        objects = {"bbox": boxes, "categories": [name for name, *_ in p.boxes]}
+        record = {"file_name": f"{p.name}.jpg", "width": p.size[0], "height": p.size[1], "objects": objects}
+        lines.append(json.dumps(record | ({"split": p.split} if p.split else {})))
+    return write_text(root / "images/metadata.jsonl", "\n".join(lines))
+
+
+def _tagfiles(root: Path, photos: Sequence[Photo]) -> Path:
+    """Splits are folders, so the photos move there."""
+    for photo in photos:
+        file = root / "images" / f"{photo.name}.jpg"
+        write_text(
+            file.parent / photo.split / f"{photo.name}.txt", ", ".join(dict.fromkeys(n for n, *_ in photo.boxes))
+        )
+        file.rename(file.parent / photo.split / file.name)
+    return root / "images"
+
+
 def _parquet(root: Path, photos: Sequence[Photo]) -> Path:
     rows = [(i, CLASSES.index(name), box) for i, photo in enumerate(photos) for name, box in photo.fractions]
     table = LabelTable.build(
@@ -293,6 +314,8 @@ WRITERS = {
     "labelstudio": Writer(write=_labelstudio, splits=False, broken=("tasks.json", '"x": 25.0, "y"', '"x": "?", "y"')),
     "cvat": Writer(write=_cvat, broken=("annotations.xml", 'xtl="10"', 'xtl="x"')),
     "datumaro": Writer(write=_datumaro, broken=("annotations/*.json", "[10, 15, 10, 15]", '[10, "x", 10, 15]')),
+    "metadata": Writer(write=_metadata, broken=("images/*.jsonl", "[10, 15, 10, 15]", '[10, "x", 10, 15]')),
+    "tagfiles": Writer(write=_tagfiles, located=False, declares_size=False, looks_for_photos=False),
     "hill": Writer(
         write=_hill, located=False, declares_size=False, splits=False, broken=("list.txt", "b.jpg, 1", "b.jpg, x")
     ),

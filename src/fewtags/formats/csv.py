@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.formats.common import distinct
-from fewtags.formats.csv_cells import tags_of, vector_classes, vectors
+from fewtags.formats.csv_cells import is_blank, tags_of, vector_classes, vectors
 from fewtags.formats.csv_layout import Layout, find_layout
 from fewtags.formats.csv_rows import Form, label_rows, photo_sizes
 from fewtags.formats.csv_split import Splits
@@ -22,6 +22,7 @@ from fewtags.formats.openimages_files import is_openimages
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.sheet import Meaning, Sheet, check_words, read_sheet, words_of
 from fewtags.formats.stated import Labels, Source, count_messages, value_readings
+from fewtags.formats.texts import are_captions, captions_text
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import LabelTable, Notes
 from fewtags.text import setting, some
@@ -53,14 +54,36 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
     """
     options = options or ReadOptions()
     sheet = read_sheet(path, options.delimiter)
-    layout = find_layout(sheet, options)
+    return read_table(sheet, find_layout(sheet, options), images, options, usual_folders(path))
+
+
+def read_table(
+    sheet: Sheet,
+    layout: Layout,
+    images: Path | None,
+    options: ReadOptions,
+    beside: Sequence[Path],
+    *,
+    annotated: NDArray[np.bool_] | None = None,
+) -> LabelTable:
+    """Return the labels of a text table whose columns are known, see `read_csv`.
+
+    Args:
+        sheet: R rows.
+        layout: the columns.
+        images: folder that the image names are relative to.
+        options: how labels are read.
+        beside: where the photos usually are.
+        annotated: bool [R], rows that can state that classes are absent; None: all.
+    """
+    path = sheet.path
     names = sheet.columns[layout.image]
     if (empty := next((i for i, name in enumerate(names) if not name.strip()), None)) is not None:
         raise DataError(f"{sheet.at(empty, layout.image)}: there is no image name; fill it in, or remove the row.")
     form = {"classes": _class_columns, "tags": _tags, "facts": label_rows}[layout.form](sheet, layout, options)
     if not len(form.classes):
         raise DataError(f"{path}: no row names a class, so there is nothing to learn.")
-    photos = locate(names, file=path, images=images, beside=usual_folders(path))
+    photos = locate(names, file=path, images=images, beside=beside)
     if layout.splits is not None:
         _check_splits(sheet, layout.image, layout.splits, photos)
     notes = Notes(
@@ -78,8 +101,8 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
         unit=form.unit,
         origin=lambda i: sheet.at(int(form.labels.image[i])),
         sizes=photo_sizes(sheet, layout, photos) if form.unit == "pixels" else None,
-        complete=form.complete,
-        empty=form.empty,
+        complete=form.complete if annotated is None else form.complete & annotated,
+        empty=form.empty if annotated is None or form.empty is None else form.empty & annotated,
         splits=layout.splits.names if layout.splits else None,
         notes=notes,
     ).table()
@@ -163,6 +186,11 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
         return form
     (column,) = layout.labels
     values = sheet.values[column]
+    parts = {value: re.split(r"\s*[,;|\n]\s*", value.strip()) for value in values if not is_blank(value)}
+    in_photos = (parts[value] for value in sheet.columns[column] if value in parts)
+    if options.tags_separator is None and (caption := are_captions(in_photos)):
+        value = next(value for value in parts if caption in parts[value])
+        raise DataError(f"{sheet.first(column, value)}: {captions_text(caption)}")
     cells, how, warnings = tags_of(sheet, column, options)
     blank = {value for value, tags in cells.items() if not tags}
     uses: Counter[str] = Counter()

@@ -111,8 +111,9 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
     if form == "tags":
         labelled = f"tags in {label_names[0]!r}"
     messages = [
-        f"{sheet.path.name}: {len(sheet):,} rows, cells separated by {sheet.delimiter!r}; images in "
-        f"{sheet.header[image]!r}, {labelled}"
+        f"{sheet.path.name}: {len(sheet):,} rows"
+        + (f", cells separated by {sheet.delimiter!r}" if sheet.delimiter else "")
+        + f"; images in {sheet.header[image]!r}, {labelled}"
         + (f", points in {unit} in {' and '.join(repr(sheet.header[j]) for j in point)}" if point else "")
         + (f", split in {' and '.join(repr(sheet.header[j]) for j in splits.columns)}" if splits else "")
     ]

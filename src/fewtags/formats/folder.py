@@ -18,6 +18,7 @@ from fewtags.formats.locate import extension, is_photo
 from fewtags.formats.negatives import name_warnings
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import value_readings
+from fewtags.formats.texts import kind_of
 from fewtags.labels import ClassNames, Label
 from fewtags.table.content import same_content
 from fewtags.table.table import Excluded, LabelTable, Listed, Notes, ValueReading
@@ -31,6 +32,9 @@ _NO_PHOTOS = frozenset(
     )
 )
 """Endings of files that are certainly not photos; a file with another ending may be a photo of an unknown kind."""
+
+
+_MOST_TEXTS = 50
 
 
 def read_folder(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
@@ -282,17 +286,29 @@ def _no_classes(root: Path, files: Files, meaning: Mapping[str, tuple[str, ...]]
     if meaning:
         return f"{root}: there is no class folder beside {some([*meaning])}; make one folder for each class."
     start = f"{root}: no class folders with photos in them"
-    if tagged := sum(key.rpartition(".")[0] in files.texts for key in files.photos):
-        return (
-            f"{start}, but {tagged:,} photos with a text file of the same name. If these have tags, write them into a "
-            "CSV with the columns image and tags, and pass that."
-        )
+    if tagged := _with_texts(root, files):
+        return f"{start}, but {tagged}."
     if xml := files.others["*.xml"]:
         return f"{start}, but {xml:,} XML files; for VOC annotations pass {setting('format', 'voc')}."
     if tables := _label_files(root):
         return f"{start}, but label files; pass one of them instead of the folder: {some(tables)}."
     what = f"{len(files.photos):,} photos without a folder" if files.photos else "no photos at all"
     return f"{start}, {what}; expected {root}/CLASS/PHOTO.jpg, or the file with the labels."
+
+
+def _with_texts(root: Path, files: Files) -> str:
+    """Return how many photos have a text file of the same name, and how to read it; "" if none has one."""
+    named = [stem for key in files.photos if (stem := key.rpartition(".")[0]) in files.texts]
+    if not named:
+        return ""
+    texts = [(root / f"{stem}.txt") for stem in named[:_MOST_TEXTS]]
+    kind = kind_of([file.read_bytes().decode("utf-8", "ignore") for file in texts if file.is_file()])
+    start = f"{counted(len(named), 'photo has', 'photos have')} a text file of the same name"
+    if kind == "numbers":
+        return f"{start} with numbers, as labels of YOLO; to read these, add data.yaml or classes.txt with the classes"
+    if kind == "captions":
+        return f"{start} with a caption, and captions are not tags; write the tags of each photo instead"
+    return f"{start}; to read tags from them, pass {setting('format', 'tagfiles')}"
 
 
 def _label_files(root: Path) -> list[str]:
@@ -357,11 +373,8 @@ def _warnings(root: Path, files: Files, folder: Mapping[str, str], split: bool) 
         text = f"{root}: {len(files.unknown):,} files have an unknown ending ({', '.join(endings)}) and are not read"
         text += f"; the folders {some(lost)} have no other files, so these classes are lost" if lost else ""
         found.append(f"{text}. If they are photos, convert them to JPEG or PNG.")
-    if tagged := sum(key.rpartition(".")[0] in files.texts for key in files.photos):
-        found.append(
-            f"{root}: {tagged:,} photos have a text file of the same name, which is not read. If these have tags, "
-            "write them into a CSV with the columns image and tags, and pass that."
-        )
+    if tagged := _with_texts(root, files):
+        found.append(f"{root}: {tagged}. The text files are not read.")
     return tuple(found)
 
 

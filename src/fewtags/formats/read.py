@@ -64,8 +64,6 @@ def detect(path: Path, given: str | None = None) -> tuple[str, str]:
         raise DataError(f"{path}: {SPREADSHEET}")
     if not asked:
         what = f"no known format has the ending {ending!r}" if ending else "the file name has no ending"
-        if ending == ".jsonl":
-            what += " (write a metadata.jsonl as a CSV, with a column file_name and a column of tags)"
         raise DataError(f"{path}: {what}; {expected}, or pass {setting('format')}.")
     marks = {f.name: why for f in asked if (why := f.recognise(path))}
     if len(marks) > 1:

@@ -39,13 +39,17 @@ _BLOCK = 128
 @final
 @dataclass(frozen=True)
 class Sheet:
-    """A text table: stripped names and cells of the columns, and the line in which each row begins, counted from 1."""
+    """A text table: stripped names and cells of the columns, and the line in which each row begins, counted from 1.
+
+    `files` are the files of the rows if they come from several.
+    """
 
     path: Path
     delimiter: str
     header: tuple[str, ...]
     columns: tuple[Sequence[str], ...]
     lines: NDArray[np.int64]
+    files: tuple[Path, ...] = ()
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -57,7 +61,7 @@ class Sheet:
 
     def at(self, row: int, column: int | None = None) -> str:
         """Return the place of a cell or row, for messages."""
-        where = f"{self.path} row {self.lines[row]}"
+        where = f"{self.files[row] if self.files else self.path} row {self.lines[row]}"
         return where if column is None else f"{where}, column {self.header[column]!r}"
 
     def first(self, column: int, value: str) -> str:

@@ -18,11 +18,13 @@ from fewtags.formats.locate import ImageKeys, is_photo, locate, spelling
 from fewtags.formats.masks import Outline
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Source, Stated, count_messages, value_readings
+from fewtags.formats.texts import kind_of
 from fewtags.formats.yolo_layout import CLASS_FILES, LARGEST_LABELS, SPLITS, YoloFolder, find_yolo, names_classes
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
 
 # Boxes can exceed their photo by a little; larger numbers are pixels.
 _LARGEST = 2.0
+_SAMPLE = 20
 
 
 def recognise(path: Path) -> str:
@@ -39,7 +41,12 @@ def recognise(path: Path) -> str:
             return f"label files in {labels.relative_to(path.parent).as_posix()}/"
     if any((path / name).is_file() for name in CLASS_FILES):
         names = {entry.name for entry in path.iterdir()}
-        if any(is_photo(name) and f"{name.rpartition('.')[0]}.txt" in names for name in names):
+        texts = [
+            path / text
+            for name in sorted(names)
+            if is_photo(name) and (text := f"{name.rpartition('.')[0]}.txt") in names
+        ]
+        if texts and kind_of([text_of(file) for file in texts[:_SAMPLE]]) in ("", "numbers"):
             return "classes.txt, and label files beside photos"
     return ""
 

@@ -61,20 +61,21 @@ def label_rows(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     corners, points = _corners(sheet), _points(sheet, layout)
     column = f"{sheet.path.name}, column {sheet.header[layout.labels[0]]!r}"
     warnings = joined_names(column, clean)
+    named = np.fromiter(map(bool, names), np.bool_, len(sheet))
     empty = np.zeros(len(sheet), np.bool_)
     if len(layout.labels) == 2:
-        meanings = _states(sheet, layout, names, words)
+        meanings = _states(sheet, layout, names, named, words)
+        labels = {value: meaning.label for value, meaning in meanings.items()}
+        state = np.fromiter(map(labels.__getitem__, sheet.columns[layout.labels[1]]), np.int8, len(sheet))
         where, values = f"{sheet.path.name}, column {sheet.header[layout.labels[1]]!r}", sheet.values[layout.labels[1]]
         readings, unsure = words.readings(where, [values], "nothing known"), words.unsure(where, [values])
         warnings += unsure
     else:
-        empty = np.array([bool(name) and options.is_none(name) for name in names], np.bool_)
-        meanings = [
-            Meaning.POSITIVE if name and not none else Meaning.BLANK for name, none in zip(names, empty, strict=True)
-        ]
-        named = ((name or "(blank)", _class_meaning(name, options), n) for name, n in sorted(Counter(names).items()))
-        readings = value_readings(column, named)
-    state = np.fromiter((meaning.label for meaning in meanings), np.int8, len(sheet))
+        nothing = {name: bool(name) and options.is_none(name) for name in set(names)}
+        empty = np.fromiter(map(nothing.__getitem__, names), np.bool_, len(sheet))
+        state = np.where(named & ~empty, np.int8(Label.POSITIVE), np.int8(Label.UNKNOWN))
+        counts = ((name or "(blank)", _class_meaning(name, options), n) for name, n in sorted(Counter(names).items()))
+        readings = value_readings(column, counts)
     if points is not None and layout.point is not None:
         axes = [sheet.header[j] for j in layout.point]
         _check_points(sheet, axes, points, state)
@@ -82,14 +83,15 @@ def label_rows(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
         kinds = (("x, y", f"a point, in {layout.unit}", given), ("(blank)", "no region", len(points) - given))
         readings += value_readings(f"{sheet.path.name}, columns {' and '.join(map(repr, axes))}", kinds)
         corners = np.tile(points, 2)
-    rows = np.flatnonzero(np.fromiter((meaning is not Meaning.BLANK for meaning in meanings), np.bool_, len(sheet)))
-    classes = ClassNames.of(sorted({name for name, none in zip(names, empty, strict=True) if name and not none}))
+    rows = np.flatnonzero(named & ~empty)  # `_states` refuses a state without a class, and a class without a state
+    classes = ClassNames.of(sorted({names[i] for i in rows.tolist()}))
+    number = {name: classes.index(name) if name in classes else -1 for name in set(names)}
     located: NDArray[np.bool_] = ~np.isnan(corners[rows, 0])
     return Form(
         classes=classes,
         labels=Labels(
             image=rows,
-            class_=np.fromiter((classes.index(names[i]) for i in rows.tolist()), np.int64, len(rows)),
+            class_=np.fromiter(map(number.__getitem__, names), np.int64, len(names))[rows],
             state=state[rows],
             corners=corners[rows],
             located=located,
@@ -119,18 +121,22 @@ def photo_sizes(sheet: Sheet, layout: Layout, photos: ImageKeys) -> NDArray[np.f
     return np.where(photos.image[:, None] >= 0, sizes[photos.image], np.nan)
 
 
-def _states(sheet: Sheet, layout: Layout, names: list[str], words: Words) -> list[Meaning]:
+def _states(
+    sheet: Sheet, layout: Layout, names: Sequence[str], named: NDArray[np.bool_], words: Words
+) -> dict[str, Meaning]:
+    """The meaning of each state; every row has a class and a state, or neither."""
     column = layout.labels[1]
     check_words(sheet, [column], words)
     meanings = {value: words.needed(value) for value in sheet.values[column]}
-    stated = [meanings[value] for value in sheet.columns[column]]
-    for i, (name, meaning) in enumerate(zip(names, stated, strict=True)):
-        if bool(name) == (meaning is Meaning.BLANK):
-            raise DataError(
-                f"{sheet.at(i)}: the class is {name!r} and the state {sheet.columns[column][i]!r}; give both, or "
-                "neither for an image with nothing known."
-            )
-    return stated
+    blank = {value: meaning is Meaning.BLANK for value, meaning in meanings.items()}
+    wrong = named == np.fromiter(map(blank.__getitem__, sheet.columns[column]), np.bool_, len(sheet))
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise DataError(
+            f"{sheet.at(i)}: the class is {names[i]!r} and the state {sheet.columns[column][i]!r}; give both, or "
+            "neither for an image with nothing known."
+        )
+    return meanings
 
 
 def _corners(sheet: Sheet) -> NDArray[np.float64]:

@@ -93,7 +93,7 @@ def locate(
             reason = "is outside the images folder" if key is None else f"photo not found: {root}/{key}"
             excluded.append(Excluded(name, why.get(name, reason), str(file), "missing"))
     found = {name: found[name] for name in distinct if name in found}
-    respelt = sum(key != key_of(name, file, root) for name, key in found.items()) - len(ends)
+    respelt = sum(name != key and key != key_of(name, file, root) for name, key in found.items()) - len(ends)
     if len(excluded) * 2 > len(distinct):
         raise DataError(_mostly_missing(excluded, len(distinct), file, root))
     unfound = f"none found beside the file; give {setting('images', 'FOLDER')} to use them"
@@ -156,7 +156,10 @@ def folders_differ(name: str, key: str) -> bool:
 def _one_photo(found: Mapping[str, str], file: Path, root: Path | None) -> tuple[str, ...]:
     """Return a warning if names that differ only in case or in the encoding of accents were taken for one photo."""
     spelt: dict[tuple[str, str], dict[str, None]] = {}
+    uses = Counter(found.values())
     for name, actual in found.items():
+        if uses[actual] == 1:
+            continue
         key = key_of(name, file, root) or name
         spelt.setdefault((actual, loose(key)), {})[key] = None
     if not (alike := [" = ".join(keys) for keys in spelt.values() if len(keys) > 1]):

@@ -107,13 +107,15 @@ def read_sheet(path: Path, delimiter: str | None = None) -> Sheet:
     columns: list[list[str]] = [[] for _ in header]
     lines: list[int] = []
     while block := list(islice(reader, _BLOCK)):
-        for line, row in block:
-            if len(row) > len(header) and not any(cell.strip() for cell in row[len(header) :]):
-                del row[len(header) :]
-            if len(row) != len(header):
-                raise DataError(_wrong_length(f"{path} row {line}", row, header, found))
-            lines.append(line)
-        for column, cells in zip(columns, zip(*(row for _, row in block), strict=True), strict=True):
+        begins, rows = zip(*block, strict=True)
+        if set(map(len, rows)) != {len(header)}:
+            for line, row in block:
+                if not any(cell.strip() for cell in row[len(header) :]):
+                    del row[len(header) :]
+                if len(row) != len(header):
+                    raise DataError(_wrong_length(f"{path} row {line}", row, header, found))
+        lines.extend(begins)
+        for column, cells in zip(columns, zip(*rows, strict=True), strict=True):
             column.extend(cells)
     return Sheet(path, found, header, tuple(columns), np.array(lines, np.int64))
 

@@ -106,9 +106,9 @@ def open_photos(data: BenchmarkSet, cache: Path) -> Photos:
 class Trainer:
     """A linear head that learns again after every round, starting from where it is."""
 
-    def __init__(self, photos: Photos, counts: NDArray[np.int64], answer_weight: float) -> None:
+    def __init__(self, photos: Photos, counts: NDArray[np.int64], answer_weights: Sequence[float]) -> None:
         d, c = photos.x["train"].shape[1], len(counts)
-        self.photos, self.answer_weight = photos, answer_weight
+        self.photos, self.answer_weights = photos, answer_weights
         self.counts = torch.from_numpy(counts)
         self.head = SpatialHead(d, c)
         torch.nn.init.zeros_(self.head.weight)
@@ -121,18 +121,19 @@ class Trainer:
     def fit(self, labels: Labels, verified: NDArray[np.bool_], *, complete: bool = False) -> dict[str, float]:
         """Solve the head for several strengths; keep the best on validation, and return its mAP.
 
-        The first time all strengths are tried, then the best and the next weaker one. With `complete`, unknown cells
-        are left out and nothing is assumed.
+        The first time all strengths are tried, then the best and the next weaker one, for every weight of answers.
+        With `complete`, unknown cells are left out and nothing is assumed.
         """
         known, x = torch.from_numpy(labels), self.photos.x["train"]
         n, c = known.shape
         first = self.scores is None
         low = min(self.best, len(VARIANCES) - 2)
-        tried = range(len(VARIANCES)) if first else range(low, low + 2)
+        strengths = range(len(VARIANCES)) if first else range(low, low + 2)
+        tried = [(which, weight) for weight in self.answer_weights[: 1 if first else None] for which in strengths]
         scores = (known == Label.POSITIVE).float() if self.scores is None else self.scores
         checked = torch.from_numpy(verified) & (known != Label.UNKNOWN)
-        found: list[tuple[float, int, dict[str, Tensor], Tensor]] = []
-        for number, which in enumerate(tried):
+        found: list[tuple[float, int, dict[str, Tensor], Tensor, float]] = []
+        for number, (which, weight) in enumerate(tried):
             expected = known == Label.POSITIVE
             if not complete and (number or not first):
                 counts = torch.minimum(self.counts, n - (known == Label.NEGATIVE).sum(0))
@@ -140,7 +141,7 @@ class Trainer:
                 self.ranking.refresh(0, scores, known, counts)
                 expected = self.ranking.mask(scores, known, torch.arange(n))
             assumed = (known == Label.UNKNOWN) & ~expected & (not complete)
-            certain = 1 + checked * (self.answer_weight - 1)
+            certain = 1 + checked * (weight - 1)
             positive = (known == Label.POSITIVE) * certain
             negative = (known == Label.NEGATIVE) * certain + assumed
 
@@ -153,10 +154,11 @@ class Trainer:
             logits = self.logits("train")
             scores = MOMENTUM * scores + (1 - MOMENTUM) * logits.sigmoid()
             state = {name: value.clone() for name, value in self.head.state_dict().items()}
-            found.append((self.mean_ap("val"), which, state, scores))
-        val, self.best, state, self.scores = max(found, key=lambda one: one[0])
+            found.append((self.mean_ap("val"), which, state, scores, weight))
+        val, self.best, state, self.scores, weight = max(found, key=lambda one: one[0])
         self.head.load_state_dict(state)
-        return {"val": val, "test": self.mean_ap("test"), "variance": VARIANCES[self.best]}
+        chosen = {} if first or len(self.answer_weights) == 1 else {"weight": weight}
+        return {"val": val, "test": self.mean_ap("test"), "variance": VARIANCES[self.best], **chosen}
 
     @torch.no_grad()
     def logits(self, split: str) -> Tensor:
@@ -186,12 +188,12 @@ def answer(truth: Labels, image: NDArray[np.int64], class_: NDArray[np.int64], w
     return np.where(flips, -right, right).astype(np.int8)
 
 
-def run(photos: Photos, order: str, wrong: float, seed: int, answer_weight: float) -> dict[str, Any]:
+def run(photos: Photos, order: str, wrong: float, seed: int, answer_weights: Sequence[float]) -> dict[str, Any]:
     """One reviewer, from no answer to all rounds."""
     labels, share, counts = start(photos, seed)
     truth = photos.labels("train")
     asked = np.zeros(labels.shape, np.bool_)
-    trainer = Trainer(photos, counts, answer_weight)
+    trainer = Trainer(photos, counts, answer_weights)
     rounds = [{"share": 0.0, **trainer.fit(labels, asked)}]
     for number, until in enumerate(ROUNDS):
         limit = round(until * labels.size) - int(asked.sum())
@@ -220,7 +222,7 @@ def bounds(photos: Photos, seed: int) -> dict[str, float]:
     """Full labels: the upper end of the gap."""
     _, _, counts = start(photos, seed)
     truth = photos.labels("train")
-    return Trainer(photos, counts, 1.0).fit(truth, np.zeros(truth.shape, np.bool_), complete=True)
+    return Trainer(photos, counts, (1.0,)).fit(truth, np.zeros(truth.shape, np.bool_), complete=True)
 
 
 FULL = "full labels"
@@ -314,7 +316,13 @@ def main() -> None:
     parser.add_argument(
         "--wrong", nargs="*", choices=ORDERS, default=[DEFAULT_ORDER], help="orders with 5 %% wrong answers"
     )
-    parser.add_argument("--answer-weight", type=float, default=ANSWER_WEIGHT, help="of answered cells in the loss")
+    parser.add_argument(
+        "--answer-weight",
+        nargs="+",
+        type=float,
+        default=[ANSWER_WEIGHT],
+        help="of answered cells in the loss; of several, validation chooses after every round",
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--choose", action="store_true", help="seeds 10 to 12 and validation mAP")
     parser.add_argument("--table", action="store_true", help="print what is there, and do nothing")
@@ -330,8 +338,8 @@ def main() -> None:
     photos: dict[str, Photos] = {}
     seeds = CHOICE_SEEDS if options.choose else options.seeds
     for name, order, wrong, seed in jobs(options.sets, options.orders, options.wrong, seeds):
-        weighted = order != FULL and options.answer_weight != ANSWER_WEIGHT
-        label = f"{order}, weight {options.answer_weight:g}" if weighted else order
+        weighted = order != FULL and options.answer_weight != [ANSWER_WEIGHT]
+        label = f"{order}, weight {' or '.join(f'{w:g}' for w in options.answer_weight)}" if weighted else order
         if (name, label, wrong, seed) in done:
             continue
         if name not in photos:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from fewtags.formats.answers import read_answers
 from fewtags.review.app import AHEAD
+from fewtags.review.retrain import score
 from fewtags.review.store import AnswerStore
 from fewtags.table.answered import with_answers
 from fewtags.table.storage import load
@@ -240,6 +241,19 @@ def test_a_label_is_checked_by_one_person_at_a_time(visit):
     ann.post("/api/skip", json={"request": request(), "cells": [skipped]})
     again = ann.get("/api/next", params={"count": 1, "labels": True}).json()["questions"]
     assert again[0]["photo"] != skipped["photo"]
+
+
+def test_progress_says_what_answers_are_expected_to_buy(visit, review):
+    browser = visit()
+    for question in browser.get("/api/next", params={"count": 20}).json()["questions"]:
+        progress = answer(browser, question, "no").json()["progress"]
+    found = progress["forecast"]
+    assert (found["answers"], found["trained"]["value"]) == (0, score(review.run).value)
+    assert found["trained"]["value"] < found["now"]["value"] < found["more"]["value"]
+    assert 0 < found["hour"] < 0.037
+    assert (found["stop"], found["stop_below"]) == (100 * found["hour"] < 0.5, 0.5)
+    review.stop_below = 4.0
+    assert browser.get("/api/status").json()["progress"]["forecast"]["stop"]
 
 
 def test_notes(visit):

@@ -1,6 +1,7 @@
 """`fewtags review`: what it serves, and what it refuses before that."""
 
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -53,6 +54,32 @@ def test_photos_and_labels(run, trained, served, tmp_path):
 
 def test_a_host_is_warned_about(run, served):
     assert "connection is not encrypted" in call(run, "--host", "0.0.0.0", "--cpu").stderr
+
+
+OWNER = """
+import sys
+from pathlib import Path
+from fewtags.engine.run_lock import locked
+
+with locked(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_server_is_refused(run, served):
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, run / "review"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout.readline() == "locked\n"
+        result = call(run, "--cpu")
+        assert result.exit_code == 1
+        said = " ".join(result.stderr.split())
+        assert f"review is in use: process {first.pid} on " in said
+        assert "Several people can answer at once: open the address that it printed." in said
+        assert served == []
+        first.communicate("")
+    assert call(run, "--cpu").exit_code == 0
 
 
 def test_refused(run, trained, served, tmp_path):

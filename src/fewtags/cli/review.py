@@ -34,6 +34,12 @@ def review(
     covers: Covers = None,
     set_: ReadingSettings = None,
     order: Annotated[str | None, typer.Option(help="Order of the questions, as in `fewtags suggest`.")] = None,
+    stop_below: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Advise to stop when an hour of answers is expected to buy fewer points of mAP than this."
+        ),
+    ] = 0.5,
     host: Annotated[
         str,
         typer.Option(
@@ -78,7 +84,7 @@ def review(
         say(*notes)
     elif data:
         table = read_labels(data, images, complete, set_, covers=covers)
-    with opened(run, table, order=order, cpu=cpu) as opened_review:
+    with opened(run, table, order=order, cpu=cpu, stop_below=stop_below) as opened_review:
         bound = listen(host, port)
         link = address(bound, host, opened_review.token)
         if host not in LOCAL_ONLY:

@@ -118,6 +118,11 @@ class Queue:
         with self._lock:
             return {c: len(own) - self._closed_of_class[c] for c, own in self._of_class.items()}
 
+    @property
+    def answered(self) -> int:
+        """The number of questions that have an answer."""
+        return len(self._closed)
+
     def closed(self) -> list[Asked]:
         """Return the questions that have an answer."""
         with self._lock:

@@ -18,6 +18,7 @@ from fewtags.config.parse import load_toml
 from fewtags.engine.runfolder import IN_MEMORY, TRAINING, RunFolder
 from fewtags.errors import ConfigError
 from fewtags.files import write_text
+from fewtags.review.forecast import Estimate
 
 STATE_FILE = "retraining.json"
 _LAST_LINES = 6
@@ -131,8 +132,8 @@ class Retraining:
             "run": out.name,
             "seconds": time.time() - self.training.began,
             "lines": last_lines(Path(self.training.log)),
-            "score": score(out) if state == "finished" else None,
-            "before": score(self.run),
+            "score": _value(out) if state == "finished" else None,
+            "before": _value(self.run),
         }
 
     def _running(self) -> bool:
@@ -175,10 +176,15 @@ def last_lines(log: Path) -> list[str]:
     return [line for line in lines if line][-_LAST_LINES:]
 
 
-def score(run: Path) -> float | None:
-    """Return the mAP of a run on its validation photos; None if it was not measured."""
+def _value(run: Path) -> float | None:
+    return None if (found := score(run)) is None else found.value
+
+
+def score(run: Path) -> Estimate | None:
+    """Return the mAP of a run on its validation photos, with its interval; None if it was not measured."""
     try:
-        found = json.loads((run / "evaluation" / "val.json").read_text("utf-8"))["mAP"]
-        return None if found is None else float(found)
+        found = json.loads((run / "evaluation" / "val.json").read_text("utf-8"))
+        low, high = found["mAP_interval"]
+        return Estimate(float(found["mAP"]), float(low), float(high))
     except (OSError, ValueError, KeyError, TypeError):
         return None

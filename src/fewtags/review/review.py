@@ -8,29 +8,32 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 from urllib.parse import urlencode
+
+import numpy as np
 
 from fewtags.config.parse import load_toml
 from fewtags.engine.model import ModelInfo, model_path, read_info
 from fewtags.engine.run_lock import locked
 from fewtags.engine.runfolder import TRAINING
-from fewtags.errors import DataError
+from fewtags.errors import CheckpointError, DataError
 from fewtags.formats.answers import ANSWERS_FILE, read_answers
 from fewtags.formats.common import clean_name
 from fewtags.labels import Label
 from fewtags.review.asking import Asked, Queue
+from fewtags.review.forecast import NEXT, STOP_BELOW, forecast
 from fewtags.review.heat import HeatMaps
 from fewtags.review.orders import DEFAULT_ORDER
 from fewtags.review.pictures import PhotoId, PhotoSet, Pictures
 from fewtags.review.questions import LIMIT, Question, check_order, run_table
-from fewtags.review.retrain import Retraining
+from fewtags.review.retrain import Retraining, score
 from fewtags.review.scoring import Found, Scoring
 from fewtags.review.store import AnswerStore, CellKey
 from fewtags.review.suspicious import Suspicion
-from fewtags.table.answered import with_answers
+from fewtags.table.answered import answered, with_answers
 from fewtags.table.table import LabelTable
 from fewtags.table.vocabulary import folded
 
@@ -64,8 +67,17 @@ class Review:
         token: the secret in the address of the page.
     """
 
-    def __init__(self, run: Path, table: LabelTable, *, order: str | None = None, cpu: bool = False) -> None:
-        self.run, self.order, self.cpu = run, order, cpu
+    def __init__(
+        self,
+        run: Path,
+        table: LabelTable,
+        *,
+        order: str | None = None,
+        cpu: bool = False,
+        stop_below: float = STOP_BELOW,
+        own: bool = True,
+    ) -> None:
+        self.run, self.order, self.cpu, self.stop_below = run, order, cpu, stop_below
         self.folder = run / WORK_FOLDER
         self.store = AnswerStore(run / ANSWERS_FILE)
         self.queue = Queue(self.store)
@@ -77,6 +89,10 @@ class Review:
         self._changing = threading.Lock()
         self.model_run = run
         self.table = table
+        before = answered(table)
+        self._before = 0 if before is None else int(np.count_nonzero(before.dense()))
+        # The simulations answered cells of the photos that the model learns from.
+        self._cells = self._before + self._unknown(table) if own else 0
         self.photos.add(table)
         trained = self.retraining.status()
         start = (
@@ -104,12 +120,19 @@ class Review:
                 (queue.load if all_ else queue.improve)([Asked(folder, one) for one in ours])
 
         table = self.table
+        self._trained, self._measured = self._before, score(model_run)
         if (
             model_run != self.run
         ):  # with the answers that this model was trained with: a later start finds its questions
             steps = load_toml(model_run / TRAINING.settings).get("data", {}).get("answers_step") or [None]
             table = with_answers({"train": table}, read_answers(self.run, steps[-1]))["train"]
+            self._trained += self._unknown(self.table) - self._unknown(table)
         self.scoring = Scoring(model_run, table, self.folder, publish, order=self.order, cpu=self.cpu)
+
+    def _unknown(self, table: LabelTable) -> int:
+        """Return the number of unknown cells of the photos and classes of the review in a table."""
+        places = [table.classes.index(c) for c in self.table.classes.ids]
+        return int(table.matrix.counts(Label.UNKNOWN)[places].sum()) - (len(table) - len(self.table)) * len(places)
 
     def use_new_model(self) -> bool:
         """Ask with the model that was trained from here, if there is a new one; return whether there was."""
@@ -261,7 +284,23 @@ class Review:
             "error": scoring.error,
             "ready": scoring.finished,
             "model": self.model_run.name,
+            "forecast": self._forecast(),
         }
+
+    def _forecast(self) -> dict[str, Any] | None:
+        """Return what more answers are expected to buy; None if nothing is known about these photos."""
+        if not self._cells:
+            return None
+        _, seconds = self.store.totals()
+        found = forecast(
+            self._measured,
+            cells=self._cells,
+            trained=self._trained,
+            answered=self._trained + self.queue.answered,
+            seconds=seconds or None,
+        )
+        stop = found.hour is not None and 100 * found.hour < self.stop_below
+        return {**asdict(found), "stop": stop, "stop_below": self.stop_below, "next": NEXT}
 
 
 def _word(state: int | None) -> str | None:
@@ -280,7 +319,12 @@ def _token(path: Path) -> str:
 
 @contextmanager
 def opened(
-    run: Path, table: LabelTable | None = None, *, order: str | None = None, cpu: bool = False
+    run: Path,
+    table: LabelTable | None = None,
+    *,
+    order: str | None = None,
+    cpu: bool = False,
+    stop_below: float = STOP_BELOW,
 ) -> Iterator[Review]:
     """Open a review of a run, and close it at the end; one process at a time.
 
@@ -289,6 +333,7 @@ def opened(
         table: photos to review, and what is known about them; None for the training photos of the run.
         order: a key of `orders.ORDERS`; None for the default.
         cpu: do not use a GPU.
+        stop_below: points of mAP; if an hour of answers is expected to buy less, the page advises to stop.
 
     Raises:
         CheckpointError: the run has no model, or another process reviews it.
@@ -296,7 +341,7 @@ def opened(
     """
     read_info(model_path(run))
     check_order(order or DEFAULT_ORDER, LIMIT, None)
-    if table is None:
+    if own := table is None:
         table = run_table(run)
         root = table.require_root("the training labels", "pass the labels to review: review RUN DATA")
         if not root.is_dir():
@@ -307,7 +352,12 @@ def opened(
     table = replace(table, root=table.require_root().absolute())
     (run / WORK_FOLDER).mkdir(exist_ok=True)
     with ExitStack() as stack:
-        stack.enter_context(locked(run / WORK_FOLDER))
-        review = Review(run, table, order=order, cpu=cpu)
+        try:
+            stack.enter_context(locked(run / WORK_FOLDER))
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error} Several people can answer at once: open the address that it printed."
+            ) from error
+        review = Review(run, table, order=order, cpu=cpu, stop_below=stop_below, own=own)
         stack.callback(review.close)
         yield review

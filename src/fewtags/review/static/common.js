@@ -95,6 +95,7 @@ function showProgress(progress) {
   const own = progress.mine === progress.all ? "" : ` of ${progress.all.toLocaleString("en")}`;
   byId("count").textContent = `${progress.mine.toLocaleString("en")}${own} ${progress.all === 1 ? "answer" : "answers"}`;
   byId("pace").textContent = progress.mine ? `${progress.seconds.toFixed(1)} s each` : "";
+  byId("stop").hidden = !progress.forecast?.stop;
   document.dispatchEvent(new CustomEvent("progress", { detail: progress }));
 }
 

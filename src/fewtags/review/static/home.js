@@ -30,6 +30,24 @@ function showTraining(training) {
   log.textContent = (training.lines || []).join("\n");
 }
 
+function showForecast(forecast) {
+  if (!forecast) return;
+  const percent = (value) => (100 * value).toFixed(1);
+  const range = (one) => `${percent(one.value)} % [${percent(one.low)}, ${percent(one.high)}]`;
+  const count = (n) => `${n.toLocaleString("en")} ${n === 1 ? "answer" : "answers"}`;
+  const lines = [];
+  if (forecast.trained) {
+    lines.push(`mAP of the model that asks, with ${count(forecast.answers)}: ${range(forecast.trained)}`);
+    lines.push(`after training with all answers so far: ${range(forecast.now)}`);
+    lines.push(`after ${forecast.next} more: ${range(forecast.more)}`);
+  } else lines.push("The mAP is not known, because the run has no labelled validation photos.");
+  if (forecast.hour !== null) lines.push(`one more hour at this pace buys about ${(100 * forecast.hour).toFixed(1)} points of mAP`);
+  byId("forecast").replaceChildren(...lines.map((line) => element("li", line)));
+  if (forecast.stop) {
+    byId("forecast").append(element("li", `Stop here: an hour is expected to buy less than ${forecast.stop_below} points.`, "stop"));
+  }
+}
+
 function showDoing(progress) {
   const count = progress.total && !progress.ready ? ` (${progress.done.toLocaleString("en")} of ${progress.total.toLocaleString("en")})` : "";
   byId("doing").textContent = progress.error || (progress.ready
@@ -70,3 +88,4 @@ document.addEventListener("DOMContentLoaded", () => {
   search();
   poll();
 });
+document.addEventListener("progress", (event) => showForecast(event.detail.forecast));

@@ -374,6 +374,8 @@ def test_an_unreadable_photo_is_reported_and_skipped(run: Run, model: Path, phot
     assert "broken.png" in first
     assert last == "1 of 13 photos could not be read and were skipped."
     assert len(read(tmp_path / "tags.csv")) == 12
+    (row,) = read(tmp_path / "tags.unreadable.csv")
+    assert f"skipped: {row['image']}: {row['reason']}" == first
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,9 @@ BatchSize = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random; default 0.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Read and check the data and print the plan; write nothing.")]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Do not use a GPU.")]
+Restart = Annotated[
+    bool, typer.Option("--restart", help="Begin again; do not continue a command that was interrupted.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

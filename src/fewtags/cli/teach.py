@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewtags.cli.options import Cpu
-from fewtags.cli.progress import counting, echo, say
+from fewtags.cli.options import Cpu, Restart
+from fewtags.cli.progress import echo, say
 from fewtags.errors import ConfigError, DataError
 from fewtags.files import refuse_file
 
@@ -56,13 +56,16 @@ def teach(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Photos per batch.")] = 32,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode photos; 0: none.")] = 0,
+    restart: Restart = False,
     cpu: Cpu = False,
 ) -> None:
     """Score photos with an image-text model, without training.
 
     Writes a row for each photo and a column for each class: the table that `fewtags train --teacher` reads. A model of
     your own needs no `teach`: `fewtags predict RUN PHOTOS --wide --out scores.parquet` writes the same table. Photos
-    that cannot be read are reported and skipped, and the exit code is 1. Needs open_clip: pip install 'fewtags[teach]'.
+    that cannot be read are reported, listed in NAME.unreadable beside the table, and skipped; then the exit code is 1.
+    A command that was interrupted can be repeated: it continues after the photos that are done. Needs open_clip: pip
+    install 'fewtags[teach]'.
 
     \b
     Examples:
@@ -72,9 +75,9 @@ def teach(
       fewtags teach photos/ --classes tags.csv --model ViT-B-16-SigLIP --weights webli
       fewtags train tags.csv --images photos/ --teacher scores.parquet --method em
     """  # noqa: D301
-    from fewtags.cli.tables import PredictionWriter, escaped_names
+    from fewtags.cli.tables import PredictionWriter, PredictOptions, write_predictions
     from fewtags.engine.machine import torch_device
-    from fewtags.engine.predict import find_photos, predict_photos
+    from fewtags.engine.predict import find_photos
     from fewtags.engine.zero_shot import DEFAULT_MODEL, DEFAULT_PROMPT, ZeroShotOptions, make_zero_shot
 
     if scores not in SCORES:
@@ -94,18 +97,11 @@ def teach(
     net, info = make_zero_shot(options, vocabulary)
     writer = PredictionWriter(out, info, True, None)
     say(*notes, f"scores: {info.method['scores']} of {len(vocabulary):,} classes, temperature {1 / net.scale:.4g}")
-    device = torch_device(cpu)
-    with counting("scoring photos") as tick, writer:
-        found = predict_photos(net, info, paths, device, batch_size=batch_size, workers=workers)
-        for done, one in enumerate(found, 1):
-            writer.add(one)
-            tick(done, len(paths))
-    if writer.escaped:
-        say(escaped_names(writer.escaped))
-    say(*(f"skipped: {failed.error}" for failed in writer.failed))
+    how = PredictOptions(torch_device(cpu), batch_size, workers, restart)
+    failed = write_predictions(net, info, paths, writer, how, "scoring photos")
     echo(out)
-    if writer.failed:
-        say(f"{len(writer.failed):,} of {len(paths):,} photos could not be read and were skipped.")
+    if failed:
+        say(f"{failed:,} of {len(paths):,} photos could not be read and were skipped.")
         raise typer.Exit(1)
 
 

@@ -16,6 +16,7 @@ from fewtags.cli.options import (
     ManyImages,
     Precision,
     ReadingSettings,
+    Restart,
     Threshold,
     check_choice,
 )
@@ -174,12 +175,15 @@ def predict(
             "get an apostrophe, and control characters become escapes.",
         ),
     ] = False,
+    restart: Restart = False,
     cpu: Cpu = False,
 ) -> None:
     """Tag photos.
 
     Writes one row per photo and tag: image, class, name, probability, threshold. Photos that cannot be read are
-    reported and skipped, and the exit code is 1.
+    reported and skipped, and the exit code is 1; with --out they are listed in NAME.unreadable beside the table.
+
+    With --out, a command that was interrupted or killed can be repeated: it continues after the photos that are done.
 
     \b
     Examples:
@@ -188,11 +192,13 @@ def predict(
       fewtags predict runs/first a.jpg b.jpg --threshold 0.5 --threshold cat=0.3 --max-tags 5
       fewtags predict runs/first photos/ --precision 0.9
     """  # noqa: D301
-    from fewtags.cli.tables import PredictionWriter, escaped_names, no_effect_on_wide
+    from fewtags.cli.tables import PredictionWriter, PredictOptions, no_effect_on_wide, write_predictions
     from fewtags.engine.machine import torch_device
     from fewtags.engine.onnx_net import load_predictor
-    from fewtags.engine.predict import find_photos, predict_photos
+    from fewtags.engine.predict import find_photos
 
+    if restart and out is None:
+        raise ConfigError("--restart is for --out: tables on stdout cannot be continued; remove it, or give --out.")
     if wide and (threshold or precision is not None):
         raise ConfigError(no_effect_on_wide("--threshold" if threshold else "--precision"))
     net, info = load_predictor(model)
@@ -204,20 +210,11 @@ def predict(
     say(*notes)
     if info.untagged and not wide:
         say(f"warning: {info.untagged}")
-    with counting("tagging photos", quiet=out is None) as tick, writer:
-        for done, found in enumerate(
-            predict_photos(net, info, paths, torch_device(cpu), batch_size=batch_size, workers=workers), 1
-        ):
-            writer.add(found)
-            tick(done, len(paths))
-    if writer.untagged:
-        say(f"{writer.untagged:,} of {len(paths):,} photos have no tag and no row; --wide writes all photos.")
-    if writer.escaped:
-        say(escaped_names(writer.escaped))
-    say(*(f"skipped: {failed.error}" for failed in writer.failed))
+    options = PredictOptions(torch_device(cpu), batch_size, workers, restart)
+    failed = write_predictions(net, info, paths, writer, options, "tagging photos")
     if out is not None:
         echo(out)
-    _exit_if_unreadable(len(writer.failed), len(paths))
+    _exit_if_unreadable(failed, len(paths))
 
 
 def heatmap(

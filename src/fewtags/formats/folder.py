@@ -162,13 +162,14 @@ def walk(root: Path, *, any_name: bool = False) -> Files:
     stack = [("", frozenset({(top.st_dev, top.st_ino)}))]
     while stack:
         folder, above = stack.pop()
-        for key in _listing(root, folder, excluded):
-            name = key.rpartition("/")[2]
+        for entry in _listing(root, folder, excluded):
+            name = entry.name
+            key = f"{folder}/{name}" if folder else name
             if name.startswith(".") or name == "__MACOSX":
                 others["(hidden)"] += 1
             elif not any_name and not is_utf8(name):
                 excluded.append(Excluded(ascii(key), "the name is not valid UTF-8; rename it", str(root), "unreadable"))
-            elif (status := _status(root, key, excluded)) is None:
+            elif (status := _status(entry, key, root, excluded)) is None:
                 continue
             elif stat.S_ISDIR(status.st_mode):
                 if (identity := (status.st_dev, status.st_ino)) in above:
@@ -196,20 +197,19 @@ def _meaning(kind: str) -> str:
     return "ignored, not a photo" if known else "ignored, an unknown ending"
 
 
-def _listing(root: Path, folder: str, excluded: list[Excluded]) -> list[str]:
-    """Return the paths below the root of all entries of a folder."""
+def _listing(root: Path, folder: str, excluded: list[Excluded]) -> list[os.DirEntry[str]]:
+    """Return all entries of a folder."""
     try:
         with os.scandir(root / folder) as entries:
-            names = [entry.name for entry in entries]
+            return [*entries]
     except OSError as error:
         excluded.append(Excluded(folder, f"folder cannot be read: {error.strerror}", str(root), "unreadable"))
         return []
-    return [f"{folder}/{name}" if folder else name for name in names]
 
 
-def _status(root: Path, key: str, excluded: list[Excluded]) -> os.stat_result | None:
+def _status(entry: os.DirEntry[str], key: str, root: Path, excluded: list[Excluded]) -> os.stat_result | None:
     try:
-        return (root / key).stat()
+        return os.stat(entry.path)  # noqa: PTH116  # on Windows, entry.stat() has no identity
     except OSError as error:
         excluded.append(Excluded(key, f"cannot be read: {error.strerror}", str(root), "unreadable"))
     return None

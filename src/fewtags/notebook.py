@@ -29,6 +29,16 @@ def html_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object
     return f"<div><b>{escape(title)}</b>{table}" + "".join(f"<div>{escape(line)}</div>" for line in lines) + "</div>"
 
 
+def photo_frame(photos: Sequence[str], columns: Mapping[str, Any]) -> Any:
+    """Return a pandas DataFrame with the column image, and a column for each class.
+
+    Raises ConfigError if pandas is not installed, or a class is called image.
+    """
+    if "image" in columns:
+        raise ConfigError("a class is named 'image', like the column of the photos; rename it.")
+    return data_frame({"image": photos, **columns})
+
+
 def data_frame(columns: Mapping[str, Any]) -> Any:
     """Return a pandas DataFrame of columns. Raises ConfigError if pandas is not installed."""
     try:

@@ -118,7 +118,7 @@ def test_folders_that_may_be_classes(write):
     ("texts", "message"),
     [
         ({"a": ROW, "b": ROW}, "the text files have numbers, as labels of YOLO; add data.yaml or classes.txt"),
-        (dict(zip("abc", SENTENCES, strict=True)), r"a\.txt row 1.*looks like a caption, and captions are not tags"),
+        (dict(zip("abc", SENTENCES, strict=True)), r"a\.txt, column.*looks like a caption, and captions are not tags"),
         ({"a": "", "b": None}, "no photo has a text file of the same name with tags in it"),
     ],
 )

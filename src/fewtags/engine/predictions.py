@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.labels import ClassNames
-from fewtags.notebook import data_frame, html_table
+from fewtags.notebook import data_frame, html_table, photo_frame
 from fewtags.text import counted
 
 
@@ -57,7 +57,7 @@ class Predictions:
         Raises ConfigError if pandas is not installed.
         """
         if wide:
-            return data_frame({"image": self.photos, **dict(zip(self.classes.ids, self.prob.T, strict=True))})
+            return photo_frame(self.photos, dict(zip(self.classes.ids, self.prob.T, strict=True)))
         rows = [*self._rows()]
         names = ("image", "class", "name", "probability", "threshold")
         return data_frame({name: [row[n] for row in rows] for n, name in enumerate(names)})

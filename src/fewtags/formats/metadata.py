@@ -13,6 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from fewtags.errors import DataError
+from fewtags.formats.cells import is_list, is_nested, text_of_list, text_of_value
 from fewtags.formats.common import finite_number, is_split, plain_text, split_name, text_of
 from fewtags.formats.csv import read_table
 from fewtags.formats.csv_layout import IMAGE_COLUMNS, find_layout
@@ -86,7 +87,7 @@ def read_metadata(path: Path, images: Path | None = None, options: ReadOptions |
         return _read_objects(path, rows, (key, objects), images, options, beside)
     sheet = _sheet(path, rows, key)
     table = read_table(sheet, find_layout(sheet, options), images, options, beside)
-    if not (nested := [name for name in _columns(rows) if any(_is_nested(row.record.get(name)) for row in rows)]):
+    if not (nested := [name for name in _columns(rows) if any(is_nested(row.record.get(name)) for row in rows)]):
         return table
     warning = f"{path.resolve().name}: the columns {some(nested)} have objects or lists of lists, and are not read"
     return replace(table, notes=table.notes + Notes(warnings=(warning,)))
@@ -153,37 +154,17 @@ def _has_boxes(value: object) -> bool:
     return isinstance(value, dict) and any(key in value for key in _BOXES)
 
 
-def _text(value: object) -> str:
-    """Return the cell of a CSV for a value that is neither a list nor an object."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _tags(value: object) -> str:
-    """Return the cell of a CSV for a list of tags, as Python writes it."""
-    parts = map(_text, value if isinstance(value, list) else [value])
-    quoted = ["'" + part.replace("\\", "\\\\").replace("'", "\\'") + "'" for part in parts if part]
-    return f"[{', '.join(quoted)}]" if quoted else ""
-
-
-def _is_nested(value: object) -> bool:
-    """Return whether a value is an object, or a list of objects or lists."""
-    parts = value if isinstance(value, list) else [value]
-    return any(isinstance(part, dict | list) for part in parts)
-
-
 def _sheet(path: Path, rows: Sequence[_Row], key: str) -> Sheet:
     """Return the rows as a text table; columns of objects are left out."""
     columns = _columns(rows)
     values = {name: [row.record.get(name) for row in rows] for name in columns}
     kept, texts = [], []
     for name in columns:
-        if any(map(_is_nested, values[name])):
+        if any(map(is_nested, values[name])):
             continue
-        listed = any(isinstance(value, list) for value in values[name])
+        listed = any(map(is_list, values[name]))
         kept.append(name.strip())
-        texts.append([*map(_tags if listed else _text, values[name])])
+        texts.append([*map(text_of_list if listed else text_of_value, values[name])])
     texts[kept.index(key.strip())] = [row.photo(key) for row in rows]
     if "split" not in kept and any(row.folder for row in rows):
         kept.append("split")
@@ -191,7 +172,7 @@ def _sheet(path: Path, rows: Sequence[_Row], key: str) -> Sheet:
     if twice := [name for name, n in Counter(kept).items() if n > 1]:
         raise DataError(f"{path}: several columns are called {twice[0]!r}; rename them.")
     lines = np.array([row.line for row in rows], np.int64)
-    return Sheet(path, "", tuple(kept), tuple(texts), lines, tuple(row.file for row in rows))
+    return Sheet(path, "", tuple(kept), tuple(texts), lines, tuple(row.at for row in rows))
 
 
 def _read_objects(
@@ -271,7 +252,7 @@ def _objects(row: _Row, column: str) -> list[tuple[str, object]]:
             f"{row.at}: {column!r} has {len(boxes)} boxes and {len(labels)} classes ({', '.join(_CLASSES[:3])}); give "
             "each box one."
         )
-    names = [plain_text(_text(label)) if isinstance(label, str | int) else "" for label in labels]
+    names = [plain_text(text_of_value(label)) if isinstance(label, str | int) else "" for label in labels]
     if "" in names:
         wrong = labels[names.index("")]
         raise DataError(f"{row.at}: an object in {column!r} has the class {wrong!r}; expected a name or a number.")

@@ -41,6 +41,14 @@ def read(
     if format is None:
         first = Notes(messages=(f"{path.resolve().name}: read as {name}, {why}",))
         table = replace(table, notes=first + table.notes)
+    return finished(table, name, options)
+
+
+def finished(table: LabelTable, name: str, options: ReadOptions) -> LabelTable:
+    """Return a table that a reader made, with the names that the options ask for.
+
+    `name` is that of the format; options that it does not use are reported.
+    """
     if unused := options.without_effect({*FORMATS[name].options, "rename", "names"}):
         table = table.noting(f"{', '.join(unused)}: no effect on the format {name!r}")
     table = rename_as_asked(table, options.rename)

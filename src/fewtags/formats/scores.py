@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fewtags.errors import DataError
 from fewtags.formats.common import clean_name, number_of
 from fewtags.formats.csv_layout import IMAGE_COLUMNS, SCORE_COLUMNS
-from fewtags.formats.frames import is_frame
+from fewtags.formats.frames import is_frame, plain_frame
 from fewtags.formats.options import fold
 from fewtags.formats.sheet import read_sheet
 from fewtags.labels import ClassNames
@@ -99,10 +99,9 @@ def scores_of(given: object, table: LabelTable) -> ScoreTable:
     if isinstance(given, str | Path):
         return read_scores(Path(given))
     if is_frame(given):
-        named = given.index.dtype.kind not in "iu" or given.index.name is not None
-        frame = given.reset_index(names=given.index.name or "image") if named else given
-        values = {clean_name(str(name)): frame[name].to_numpy() for name in frame.columns}
-        return _scores(_Columns("the DataFrame", values, lambda row: f"row {row} of the DataFrame"))
+        frame, places = plain_frame(given)
+        values = {name: _plain_series(frame[name]) for name in frame.columns}
+        return _scores(_Columns("the DataFrame", values, lambda row: f"the DataFrame, {places[row]}"))
     if not isinstance(given, np.ndarray):
         kind = f"an object of the type {type(given).__name__}"
         raise DataError(f"{kind} cannot be read as scores; give a path, a pandas DataFrame, or an array [N, C].")
@@ -203,6 +202,14 @@ def _plain(column: pa.ChunkedArray) -> Sequence[Any] | NDArray[Any]:
     number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
     values: Sequence[Any] | NDArray[Any] = column.cast(pa.float64()).to_numpy() if number else column.to_pylist()
     return values
+
+
+def _plain_series(series: Any) -> Sequence[Any] | NDArray[Any]:
+    """Return a column of a data frame as an array if it has numbers, else as a list; None for missing values."""
+    if series.dtype.kind in "fiu":
+        values: NDArray[Any] = series.to_numpy(dtype=np.float64, na_value=np.nan)
+        return values
+    return [None if missing else value for value, missing in zip(series, series.isna(), strict=True)]
 
 
 def _text(columns: _Columns, column: str, row: int) -> str:

@@ -41,7 +41,7 @@ _BLOCK = 128
 class Sheet:
     """A text table: stripped names and cells of the columns, and the line in which each row begins, counted from 1.
 
-    `files` are the files of the rows if they come from several.
+    `places` name the rows in messages; without them, they are called by their line.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class Sheet:
     header: tuple[str, ...]
     columns: tuple[Sequence[str], ...]
     lines: NDArray[np.int64]
-    files: tuple[Path, ...] = ()
+    places: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -61,7 +61,7 @@ class Sheet:
 
     def at(self, row: int, column: int | None = None) -> str:
         """Return the place of a cell or row, for messages."""
-        where = f"{self.files[row] if self.files else self.path} row {self.lines[row]}"
+        where = self.places[row] if self.places else f"{self.path} row {self.lines[row]}"
         return where if column is None else f"{where}, column {self.header[column]!r}"
 
     def first(self, column: int, value: str) -> str:

@@ -120,7 +120,7 @@ def read_tagfiles(path: Path, images: Path | None = None, options: ReadOptions |
         ("photo", "text files"),
         (files.photos, [text or "" for text in texts]),
         np.ones(len(texts), np.int64),
-        tuple(path / f"{key.rpartition('.')[0]}.txt" for key in files.photos),
+        tuple(f"{path}/{key.rpartition('.')[0]}.txt" for key in files.photos),
     )
     layout = Layout(
         form="tags",

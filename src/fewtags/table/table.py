@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fewtags.errors import ConfigError, DataError
+from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label, LabelMatrix, Locations
-from fewtags.notebook import data_frame, html_table
+from fewtags.notebook import html_table, photo_frame
 from fewtags.table.split import Groups, split_table
 from fewtags.table.summary import Summary, summarise
 from fewtags.text import flag
@@ -206,10 +206,7 @@ class LabelTable:
         """
         states = self.matrix.dense()
         values = np.where(states == Label.UNKNOWN, np.nan, (states == Label.POSITIVE).astype(np.float64))
-        columns = dict(zip(self.classes.ids, values.T, strict=True))
-        if "image" in columns:
-            raise ConfigError("a class is named 'image', like the column of the photos; rename it.")
-        return data_frame({"image": self.images.to_pylist(), **columns})
+        return photo_frame(self.images.to_pylist(), dict(zip(self.classes.ids, values.T, strict=True)))
 
     @classmethod
     def build(

@@ -55,7 +55,7 @@ def test_the_method_follows_from_the_labels_where_none_is_named(objective, locat
 
 
 IN_EVERY_PAPER = {
-    "drop_path": 0, "output_stride": 0, "head_kernel": 1, "pool": "mean", "flip": True, "jitter": 0,
+    "max_area": 1, "drop_path": 0, "output_stride": 0, "head_kernel": 1, "pool": "mean", "flip": True, "jitter": 0,
     "optimizer": "adam", "accumulate": 1, "clip_norm": 0, "precision": "no", "weight_ema": 0, "batchnorm_eval": False,
     "cached_views": 0, "patience": 0, "select": "auto", "method": "expected_negative",
 }  # fmt: skip
@@ -174,6 +174,15 @@ def test_what_is_said_beats_the_preset():
 def test_the_policy_of_a_preset_is_a_default(policy, preset, found, area):
     resolved = resolve(read(augment__policy=policy, train__preset=preset), SERVER)
     assert (resolved.policy, resolved.min_area) == (found, area)
+
+
+def test_crops_stay_between_the_smallest_and_the_largest_area():
+    """Square crops of U(.1, .2) of the photo: the square of the side, the first entry of the view's matrix."""
+    resolved = resolve(read(augment__min_area=0.1, augment__max_area=0.2), SERVER)
+    drawn = make_policy(resolved.policy, 64, resolved.min_area, resolved.flip, resolved.max_area)
+    areas = [drawn.sample(np.random.default_rng(seed), 1.0).matrix[0] ** 2 for seed in range(50)]
+    assert 0.1 <= min(areas) < 0.12
+    assert 0.18 < max(areas) <= 0.2
 
 
 @pytest.mark.parametrize(
@@ -307,6 +316,13 @@ def test_the_last_epoch_is_a_choice_where_epochs_follow_each_other():
         ({"augment__policy": "none", "augment__flip": True, "augment__min_area": 0.5},
          'augment.min_area = 0.5 and augment.flip = true would do nothing: augment.policy = "none" shows the whole '
          'photo, never flipped; leave it out, or use the policy "coco" or "imagenet".'),
+        ({"augment__min_area": 0.5, "augment__max_area": 0.25},
+         "augment.min_area = 0.5 is above augment.max_area = 0.25; give the smaller number to min_area."),
+        ({"augment__max_area": 0.2},
+         "augment.min_area = 0.25 is above augment.max_area = 0.2; give the smaller number to min_area."),
+        ({"augment__policy": "none", "augment__max_area": 0.5},
+         'augment.max_area = 0.5 would do nothing: augment.policy = "none" shows the whole photo, never flipped; leave '
+         'it out, or use the policy "coco" or "imagenet".'),
         ({"train__precision": "fp16"}, 'train.precision = "fp16" needs a GPU; use bf16 or no.'),
         ({"train__stages": []}, "train.stages have no epochs; give at least one stage epochs above 0."),
         ({"train__stages": [STAGE | {"epochs": 0}]},

@@ -13,7 +13,8 @@ from fewtags.errors import ConfigError
 from fewtags.losses.consistency import consistency
 
 SCL = json.loads((Path(__file__).parents[1] / "golden" / "scl.json").read_text())
-DISTANCES = ["l1", "l2", "jsd"]
+BY_CELL = ["l1", "l2", "jsd"]
+DISTANCES = [*BY_CELL, "l2_norm"]
 
 
 def float64(rows):
@@ -28,6 +29,24 @@ def test_l1_and_l2_by_hand():
     logits, target = float64([[math.log(3), -math.log(3)]]), float64([[0.25, 1.0]])
     assert consistency(logits, target).item() == pytest.approx(5 / 8, rel=1e-12)
     assert consistency(logits, target, distance="l2").item() == pytest.approx(13 / 32, rel=1e-12)
+
+
+def test_the_l2_norm_by_hand():
+    """Differences 1/2 and -3/4 in one image: the root of (1/4 + 9/16) / 2 = 13/32. With the second cell left out: 1/8.
+
+    The gradient at the first cell is its share d / (2 norm sqrt(2)) of the slope f (1 - f) = 3/16, for the mean over
+    two images; an image without a difference has none.
+    """
+    logits, target = float64([[math.log(3), -math.log(3)], [0.0, 0.0]]), float64([[0.25, 1.0], [0.5, 0.5]])
+    logits.requires_grad_()
+    loss = consistency(logits, target, distance="l2_norm")
+    assert loss.item() == pytest.approx(math.sqrt(13 / 32) / 2, rel=1e-12)
+    loss.backward()
+    norm = math.sqrt(13 / 16)
+    assert logits.grad[0, 0].item() == pytest.approx(0.5 / norm / math.sqrt(2) / 2 * 3 / 16, rel=1e-12)
+    assert logits.grad[1].tolist() == [0, 0]
+    masked = consistency(logits[:1], target[:1], distance="l2_norm", weight=torch.tensor([[True, False]]))
+    assert masked.item() == pytest.approx(math.sqrt(1 / 8), rel=1e-12)
 
 
 def test_jensen_shannon_by_hand():
@@ -81,7 +100,7 @@ def reference(distance, x, t):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 3, 4, 5), (1, 2, 1, 1)])
-@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("distance", BY_CELL)
 def test_equals_a_loop_over_cells_in_value_and_gradient(distance, shape):
     rng = np.random.default_rng(shape)
     x, t = rng.normal(0, 2, shape), rng.random(shape)
@@ -162,4 +181,4 @@ def test_the_target_gets_no_gradient_and_an_empty_batch_gives_zero():
 def test_an_unknown_distance_is_named():
     with pytest.raises(ConfigError) as error:
         consistency(torch.zeros(1, 1), torch.zeros(1, 1), distance="l3")
-    assert str(error.value) == "distance 'l3' is not one of l1, l2, jsd."
+    assert str(error.value) == "distance 'l3' is not one of l1, l2, l2_norm, jsd."

@@ -290,7 +290,7 @@ def test_weights_rise_linearly_over_the_ramp():
 # --- options
 
 
-@pytest.mark.parametrize("distance", ["l1", "l2", "jsd"])
+@pytest.mark.parametrize("distance", ["l1", "l2", "l2_norm", "jsd"])
 def test_distance_is_that_of_both_consistencies(distance):
     rng = np.random.default_rng(0)
     labels, maps = int8([[P, U, N], [U, P, U]]), torch.from_numpy(rng.normal(size=(2, 3, 2, 2)).astype(np.float32))

@@ -154,6 +154,7 @@ class Resolved(Settings):
     policy: Literal["coco", "imagenet", "none"]
     size: int
     min_area: float
+    max_area: float = 1.0
     flip: bool
     jitter: float
     stages: tuple[StageConfig, ...]
@@ -233,6 +234,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         policy=policy,
         size=augment.size or preset.size,
         min_area=augment.min_area or SMALLEST_AREA[policy],
+        max_area=augment.max_area or 1.0,
         flip=policy != "none" if augment.flip is None else augment.flip,
         jitter=augment.jitter,
         stages=stages,
@@ -282,6 +284,7 @@ def why_in_steps(config: Config, facts: Facts) -> str:
         "train.accumulate": train.accumulate > 1,
         "augment.policy": augment.policy not in (None, "none"),
         "augment.min_area": augment.min_area,
+        "augment.max_area": augment.max_area,
         "augment.flip": augment.flip,
         "augment.jitter": augment.jitter,
     }
@@ -356,12 +359,18 @@ SMALLEST_AREA: Mapping[str, float] = {"coco": 0.25, "imagenet": 0.08, "none": 1.
 
 def _check_policy(policy: str, augment: AugmentConfig) -> None:
     """Check that settings of crops and flips are not given with the policy `none`, which does neither."""
-    asked = [] if augment.min_area is None else [f"augment.min_area = {augment.min_area:g}"]
+    areas = {"augment.min_area": augment.min_area, "augment.max_area": augment.max_area}
+    asked = [f"{name} = {area:g}" for name, area in areas.items() if area is not None]
     asked += ["augment.flip = true"] if augment.flip else []
     if policy == "none" and asked:
         raise ConfigError(
             f'{" and ".join(asked)} would do nothing: augment.policy = "none" shows the whole photo, never flipped; '
             'leave it out, or use the policy "coco" or "imagenet".'
+        )
+    least, most = augment.min_area or SMALLEST_AREA[policy], augment.max_area or 1.0
+    if least > most:
+        raise ConfigError(
+            f"augment.min_area = {least:g} is above augment.max_area = {most:g}; give the smaller number to min_area."
         )
 
 

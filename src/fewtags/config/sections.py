@@ -142,6 +142,7 @@ class AugmentConfig(Settings):
     )
     size: int | None = Field(None, ge=32, description="input side in pixels")
     min_area: float | None = Field(None, gt=0, le=1, description="smallest cropped share; default: the policy's")
+    max_area: float | None = Field(None, gt=0, le=1, description="largest cropped share; default: 1")
     flip: bool | None = Field(None, description="mirror half of the views; default: true, but false for policy none")
     jitter: float = Field(
         0.0, ge=0, le=1, description="strength of random brightness, contrast and saturation; 0: none"

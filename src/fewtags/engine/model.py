@@ -104,12 +104,14 @@ class ModelInfo:
         )
 
 
-def make_policy(name: str, size: int, min_area: float | None = None, flip: bool = True) -> Policy:
-    """Make the augmentation policy with a name; its test view does not depend on `min_area` and `flip`."""
+def make_policy(
+    name: str, size: int, min_area: float | None = None, flip: bool = True, max_area: float = 1.0
+) -> Policy:
+    """Make the augmentation policy with a name; its test view does not depend on the areas and `flip`."""
     if name == "coco":
-        return SquareCrop(size, (0.25 if min_area is None else min_area, 1.0), flip)
+        return SquareCrop(size, (0.25 if min_area is None else min_area, max_area), flip)
     if name == "imagenet":
-        return ResizedCrop(size, (0.08 if min_area is None else min_area, 1.0), flip=flip)
+        return ResizedCrop(size, (0.08 if min_area is None else min_area, max_area), flip=flip)
     return WholeImage(size)
 
 

@@ -29,6 +29,8 @@ def consistency(
     Distances per cell (appendix E compares them):
         `l1`: |f - t|, in 0..1.
         `l2`: the *squared* difference (f - t)^2, in 0..1.
+        `l2_norm`: the root of the mean of (f - t)^2 over the cells of an image: its Euclidean norm over the root of the
+            number of cells, in 0..1. Its gradient has the same length however small the difference is.
         `jsd`: Jensen-Shannon divergence of the Bernoulli distributions f and t, in nats, in 0..log 2.
 
     Args:
@@ -47,13 +49,29 @@ def consistency(
             cell = (logits.sigmoid() - target).abs()
         case "l2":
             cell = (logits.sigmoid() - target).square()
+        case "l2_norm":
+            return _root_mean_square(logits.sigmoid() - target, weight)
         case "jsd":
             cell = _jensen_shannon(logits, target)
         case _:
-            raise ConfigError(f"distance {distance!r} is not one of l1, l2, jsd.")
+            raise ConfigError(f"distance {distance!r} is not one of l1, l2, l2_norm, jsd.")
     if weight is not None:
         cell = cell * weight
     return cell.sum() / max(cell.numel(), 1)
+
+
+def _root_mean_square(
+    difference: Float[Tensor, "b c *s"], weight: Bool[Tensor, "#b #c *#s"] | Float[Tensor, "#b #c *#s"] | None
+) -> Float[Tensor, ""]:
+    """Mean over images of the root of the mean weighted square; where all differences are 0, the gradient is 0."""
+    weighted = difference if weight is None else difference * weight.to(difference.dtype).sqrt()
+    flat = weighted.flatten(1)
+    # A square of small numbers is 0 in float32; the norm scales them first.
+    largest = flat.detach().abs().amax(1, keepdim=True) if flat.numel() else flat.new_zeros(len(flat), 1)
+    scale = torch.where(largest > 0, largest, 1)
+    norm = torch.linalg.vector_norm(flat / scale, dim=1) * scale[:, 0]
+    mean: Tensor = norm.sum() / (max(len(flat), 1) * math.sqrt(max(flat.shape[1], 1)))
+    return mean
 
 
 def _jensen_shannon(logits: Float[Tensor, "*cells"], target: Float[Tensor, "*cells"]) -> Float[Tensor, "*cells"]:

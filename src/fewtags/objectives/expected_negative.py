@@ -64,7 +64,7 @@ class ExpectedNegative(TaughtObjective):
         cl_weight: gamma of CL.
         scl_weight: gamma of SCL; heatmaps are kept if it is above 0. Default: 0.1, or 0 if the head is solved on one
             view of each photo, because then no second view exists that could agree with it.
-        distance: "l1" (the paper's), "l2" or "jsd", of CL and SCL.
+        distance: "l1" (the paper's), "l2" (squared), "l2_norm" or "jsd", of CL and SCL (`consistency`).
         momentum: mu of both averages.
         expected_positives: "ignore" is EN; "positive" counts them as positives: the paper's EP (section 4.2), which
             drifts; "none" expects nobody: with CL or SCL the paper's AN + CL and AN + SCL (table 2), without them
@@ -96,7 +96,7 @@ class ExpectedNegative(TaughtObjective):
     class_prior: Annotated[tuple[float, ...] | None, Range(0, 1)] = None
     cl_weight: Annotated[float, Range()] = 0.0
     scl_weight: Annotated[float | None, Range()] = None
-    distance: Literal["l1", "l2", "jsd"] = "l1"
+    distance: Literal["l1", "l2", "l2_norm", "jsd"] = "l1"
     momentum: Annotated[float, Range(0, 1)] = 0.8
     expected_positives: Literal["ignore", "positive", "none", "counted"] = "ignore"
     reading: Reading = "all_then_or"

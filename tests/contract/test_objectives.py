@@ -118,7 +118,10 @@ METHODS = {
         ),
         1,
     ),
-    "patchml-cluster": (lambda: PatchML(pseudo_weight=1.0, pseudo_from=2, near=0.4, pseudo_fill="unknown"), 1),
+    "patchml-cluster": (
+        lambda: PatchML(pseudo_weight=1.0, pseudo_patch_weight=0.5, pseudo_from=2, near=0.4, pseudo_fill="unknown"),
+        1,
+    ),
     "patchml-image-cluster": (
         lambda: PatchML(
             image_unknown="negative",

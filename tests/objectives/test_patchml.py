@@ -215,6 +215,18 @@ def test_pseudo_labels_by_hand():
     }
 
 
+def test_pseudo_labels_of_patches_by_hand():
+    """Class 0 of image 2: (4, 1) is near its prototype, (1, 1) is not. Class 1 is absent, so both cells are negative.
+
+    The cells are the maps: 4 of class 0, and 1 and 1 of class 1, among 12 cells of three images.
+    """
+    *_, out = trained(near=0.1, far=0.2, pseudo_patch_weight=2.0)
+    expected = (bce(4, True) + 2 * bce(1, False)) / 12
+    assert out.logs["pseudo_patch"].item() == pytest.approx(expected)
+    parts = out.logs["image"] + out.logs["patch"] + 0.5 * out.logs["pseudo"]
+    assert out.loss.item() == pytest.approx(parts.item() + 2 * expected)
+
+
 def test_unknown_classes_of_labelled_images_may_be_filled_too():
     """Image 0's cells are (5, 0) and (0, 0): class 1 is at distance 1. Annotated cells are left alone."""
     out = trained(near=0.1, far=0.2, pseudo_fill="unknown")[-1]
@@ -251,6 +263,8 @@ def test_no_pseudo_labels_before_their_time():
         ({"coverage": 0.0}, "coverage must be in 1e-06..1, got 0.0."),
         ({"pseudo_from": 0}, "pseudo_from must be at least 1, got 0."),
         ({"near": 0.9, "far": 0.3}, "near must be below far, got 0.9 and 0.3."),
+        ({"pseudo_patch_weight": 1.0}, 'pseudo_patch_weight needs pseudo_weight above 0 and prototypes_of = "patches"; '
+         'leave it out.'),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense(options, message):

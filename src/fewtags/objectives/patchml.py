@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Batch, Label
-from fewtags.losses.selective import PerLabel, selective_loss
+from fewtags.losses.selective import PerLabel, patch_loss, selective_loss
 from fewtags.nets.spatial import Output
 from fewtags.objectives.base import Part, Problem, Progress, Step
 from fewtags.objectives.checks import Range
@@ -49,10 +49,13 @@ class PatchML(SupervisedObjective):
     the previous epoch; from epoch `pseudo_from` on every batch is compared with them. Deviation: the paper compares
     whole images; here training views are compared, which costs no extra pass.
 
-    `pseudo_weight` is w_image of eq. (4). The paper found its w_patch best at 0, so it is not offered. Settings that
-    are not listed here are those of `SupervisedObjective`.
+    `pseudo_weight` is w_image of eq. (4), and `pseudo_patch_weight` its w_patch, which adds a loss of patches. Settings
+    that are not listed here are those of `SupervisedObjective`.
 
     Args:
+        pseudo_patch_weight: w_patch of eq. (4), which the paper found best at 0: weight of the loss of pseudo-labelled
+            patches. In a pseudo-positive image these are the patches up to `near` from the prototype, in a
+            pseudo-negative one all of them.
         prototypes_of: located "patches", or whole "images" that contain the class (the paper's I + PC).
         near: d+, cosine distance up to which a class is a pseudo-positive.
         far: d-, cosine distance beyond which it is a pseudo-negative.
@@ -61,6 +64,7 @@ class PatchML(SupervisedObjective):
         prototype_momentum: weight of the old prototype, from 0 (new each epoch) to 1 (the first one stays).
     """
 
+    pseudo_patch_weight: Annotated[float, Range()] = 0.0
     prototypes_of: Literal["patches", "images"] = "patches"
     near: Annotated[float, Range(0, 2)] = 0.3
     far: Annotated[float, Range(0, 2)] = 0.9
@@ -72,6 +76,10 @@ class PatchML(SupervisedObjective):
         super().__post_init__()
         if not self.near < self.far:
             raise ConfigError(f"near must be below far, got {self.near} and {self.far}.")
+        if self.pseudo_patch_weight > 0 and (self.pseudo_weight == 0 or self.prototypes_of == "images"):
+            raise ConfigError(
+                'pseudo_patch_weight needs pseudo_weight above 0 and prototypes_of = "patches"; leave it out.'
+            )
 
     @property
     def solvable(self) -> bool:
@@ -126,6 +134,9 @@ class PatchML(SupervisedObjective):
             nothing = torch.zeros_like(pseudo, dtype=torch.bool)
             extra = selective_loss(out.logits.float(), pseudo, nothing, gammas=PerLabel(*self.image_gammas))
             loss, logs["pseudo"] = loss + self.pseudo_weight * extra, extra.detach()
+            if self.pseudo_patch_weight > 0:
+                patch = self._pseudo_patch_loss(out, pseudo)
+                loss, logs["pseudo_patch"] = loss + self.pseudo_patch_weight * patch, patch.detach()
         if self.prototypes_of == "patches":
             patches = sum_patches(out.features.detach(), known.patches == Label.POSITIVE)
         else:
@@ -152,6 +163,18 @@ class PatchML(SupervisedObjective):
             doubtful = (pseudo == Label.NEGATIVE) & (out.logits.float().sigmoid() > self.negative_below)
             pseudo = pseudo.masked_fill(doubtful, Label.UNKNOWN)
         return only_fillable(pseudo, labels, self.pseudo_fill)
+
+    def _pseudo_patch_loss(self, out: Output, pseudo: Tensor) -> Tensor:
+        """Return the loss of the patches of pseudo-labelled images: L_patch of eq. (4)."""
+        assert self._prototypes is not None
+        with torch.no_grad():
+            near, image = self._prototypes.distances(out.features) <= self.near, pseudo[:, :, None, None]
+            labels = torch.full_like(near, Label.UNKNOWN, dtype=torch.int8)
+            labels.masked_fill_(near & (image == Label.POSITIVE), Label.POSITIVE)
+            labels.masked_fill_((image == Label.NEGATIVE).expand_as(near), Label.NEGATIVE)
+        nothing = torch.zeros_like(near)
+        gammas, weights = PerLabel(*self.patch_gammas), PerLabel(*self.patch_weights)
+        return patch_loss(out.maps.float(), labels, nothing, gammas=gammas, weights=weights)
 
 
 def _whole(features: Tensor) -> Tensor:

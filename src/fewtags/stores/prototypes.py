@@ -77,11 +77,14 @@ class Prototypes:
         self.sums.zero_()
         self.counts.zero_()
 
-    def distance(self, features: Float[Tensor, "b d h w"]) -> Float[Tensor, "b c"]:
-        """Cosine distance 0..2 of the nearest patch of each image to each prototype; meaningless without one."""
+    def distances(self, features: Float[Tensor, "b d h w"]) -> Float[Tensor, "b c h w"]:
+        """Cosine distance 0..2 of each patch to each prototype; meaningless without one."""
         with torch.autocast(features.device.type, enabled=False):
-            similarity = torch.einsum("cd,bdhw->bchw", self.vectors, unit(features))
-        return 1 - similarity.flatten(2).amax(2)
+            return 1 - torch.einsum("cd,bdhw->bchw", self.vectors, unit(features))
+
+    def distance(self, features: Float[Tensor, "b d h w"]) -> Float[Tensor, "b c"]:
+        """The distance of the nearest patch of each image."""
+        return self.distances(features).flatten(2).amin(2)
 
     def pseudo_labels(self, features: Float[Tensor, "b d h w"], near: float, far: float) -> Int8[Tensor, "b c"]:
         """Positive if the nearest patch is at most `near` (d+) away, negative if more than `far` (d-), else unknown.

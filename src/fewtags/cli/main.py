@@ -28,6 +28,7 @@ from fewtags.cli import (
     transfer_dense,
     use,
 )
+from fewtags.cli.figure import figure_app
 from fewtags.cli.progress import echo
 from fewtags.cli.transfer import transfer_app
 from fewtags.errors import FewtagsError
@@ -115,6 +116,7 @@ app.command("export-backbone", hidden=True)(export.export_backbone)
 for command in (transfer_dense.detect, transfer_dense.segment):
     transfer_app.command()(command)
 app.add_typer(transfer_app, name="transfer", rich_help_panel="Training")
+app.add_typer(figure_app, name="figure", rich_help_panel="Training")
 app.add_typer(review.answers_app, name="answers", rich_help_panel="Labels from people")
 
 

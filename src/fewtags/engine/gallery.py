@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fewtags.engine.onnx_net import Predictor
+from fewtags.engine.running_maps import averages_of
 from fewtags.files import replacing, write_text
 from fewtags.labels import Label
 from fewtags.nets.spatial import SpatialNet
@@ -20,6 +21,7 @@ from fewtags.photos.augment import Policy
 from fewtags.photos.dataset import read_through
 from fewtags.photos.in_memory import NamedImage
 from fewtags.photos.loader import Collate
+from fewtags.stores.heatmaps import HeatmapStore
 from fewtags.table.table import LabelTable
 
 Role = Literal["annotated", "unannotated positive", "predicted", "negative"]
@@ -28,12 +30,17 @@ Role = Literal["annotated", "unannotated positive", "predicted", "negative"]
 @final
 @dataclass(frozen=True)
 class Panel:
-    """A class of a photo: why it is shown, its probability, and its map [h, w] in the photo's frame."""
+    """A class of a photo: why it is shown, its probability, and its map [h, w] in the frame of the test view.
+
+    `average` [H, W] is the running average of the maps of a training photo, in the photo's frame; None if the method
+    keeps none.
+    """
 
     class_: int
     role: Role
     prob: float
     map: NDArray[np.float16]
+    average: NDArray[np.float16] | None = None
 
 
 @final
@@ -86,8 +93,13 @@ class Gallery:
         split, index = zip(*chosen, strict=True)
         return cls(split=split, index=index, tables=tables, truth=truth, policy=policy, collate=collate)
 
-    def compute_maps(self, net: SpatialNet, device: torch.device) -> tuple[GalleryPhoto, ...]:
-        """Compute the maps of all photos through the test view; the net keeps its train or eval mode."""
+    def compute_maps(
+        self, net: SpatialNet, device: torch.device, averages: HeatmapStore | None = None
+    ) -> tuple[GalleryPhoto, ...]:
+        """Compute the maps of all photos through the test view; the net keeps its train or eval mode.
+
+        `averages` are the running averages of the maps of the training photos, if the method keeps them.
+        """
         mode = net.training
         net.eval()
         shown = []
@@ -99,10 +111,20 @@ class Gallery:
             labels = table.matrix.rows([index])[0]
             complete = self.truth.matrix.rows([index])[0] if split == "train" and self.truth is not None else labels
             roles = choose_roles(labels, complete, prob)
-            panels = tuple(Panel(c, role, float(prob[c]), maps[c].astype(np.float16)) for c, role in roles)
+            mean = None
+            if averages is not None and split == "train":
+                mean = averages_of(averages, index, table.matrix)
+            panels = tuple(
+                Panel(c, role, float(prob[c]), _half(maps[c]), None if mean is None else _half(mean[c]))
+                for c, role in roles
+            )
             shown.append(GalleryPhoto(split, key, panels))
         net.train(mode)
         return tuple(shown)
+
+
+def _half(map_: NDArray[np.float32]) -> NDArray[np.float16]:
+    return map_.astype(np.float16)
 
 
 def class_maps(
@@ -139,13 +161,15 @@ def save_gallery(folder: Path, name: str, shown: Sequence[GalleryPhoto]) -> None
     """Write `gallery/<name>.npz` with the maps and `gallery/<name>.json` with their descriptions."""
     folder = folder / "gallery"
     folder.mkdir(exist_ok=True)
-    arrays = {f"{i}_{j}": panel.map for i, photo in enumerate(shown) for j, panel in enumerate(photo.panels)}
+    panels = {f"{i}_{j}": panel for i, photo in enumerate(shown) for j, panel in enumerate(photo.panels)}
+    arrays = {place: panel.map for place, panel in panels.items()}
+    arrays |= {f"{place}_average": p.average for place, p in panels.items() if p.average is not None}
     with replacing(folder / f"{name}.npz") as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     content = []
     for photo in shown:
-        panels = [{"class": p.class_, "role": p.role, "prob": p.prob} for p in photo.panels]
-        content.append({"split": photo.split, "key": photo.key, "panels": panels})
+        described = [{"class": p.class_, "role": p.role, "prob": p.prob} for p in photo.panels]
+        content.append({"split": photo.split, "key": photo.key, "panels": described})
     write_text(folder / f"{name}.json", json.dumps(content, indent=1))
 
 
@@ -155,7 +179,9 @@ def load_gallery(folder: Path, name: str) -> tuple[GalleryPhoto, ...]:
     shown = []
     with np.load(folder / "gallery" / f"{name}.npz", allow_pickle=False) as arrays:
         for i, photo in enumerate(content):
-            maps = (arrays[f"{i}_{j}"] for j in range(len(photo["panels"])))
-            panels = (Panel(p["class"], p["role"], p["prob"], m) for p, m in zip(photo["panels"], maps, strict=True))
+            panels = []
+            for j, p in enumerate(photo["panels"]):
+                mean = arrays.get(f"{i}_{j}_average")
+                panels.append(Panel(p["class"], p["role"], p["prob"], arrays[f"{i}_{j}"], mean))
             shown.append(GalleryPhoto(photo["split"], photo["key"], tuple(panels)))
     return tuple(shown)

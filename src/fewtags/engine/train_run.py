@@ -33,6 +33,7 @@ from fewtags.engine.model_card import write_card
 from fewtags.engine.object_sizes import cell_sizes
 from fewtags.engine.plan import EVAL_BATCH, RunPlan, Tables, can_rank, class_groups, derive, head_plan, make_problem
 from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
+from fewtags.engine.running_maps import store_of
 from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
 from fewtags.engine.teacher import load_teacher
 from fewtags.engine.tensor_files import load_tensors
@@ -90,7 +91,7 @@ class TrainRun:
         # Made first: it refuses more processes than photos, where a process without photos would stop the others.
         self.sampler = EpochSampler(len(train), r.batch_size, r.seed, self.shard.rank, self.shard.world)
         self.collate = Collate(net.preprocessing.mean, net.preprocessing.std)
-        self.policy = make_policy(r.policy, r.size, r.min_area, r.flip)
+        self.policy = make_policy(r.policy, r.size, r.min_area, r.flip, r.max_area)
         self.workers = Workers(r.workers, pin_memory=self.accelerator.device.type == "cuda")
 
     def start(self) -> Iterator[Event]:
@@ -146,7 +147,8 @@ class TrainRun:
                 epoch = int(event.record["epoch"])
                 write_text(self.out / CLOCK_FILE, json.dumps(self.clock.so_far("training")))
                 if epoch in moments:
-                    save_gallery(self.out, f"epoch-{epoch:04d}", gallery.compute_maps(_spatial(fit.evaluated), device))
+                    shown = gallery.compute_maps(_spatial(fit.evaluated), device, store_of(fit.parts))
+                    save_gallery(self.out, f"epoch-{epoch:04d}", shown)
             if isinstance(event, Ended):
                 self.clock.lap("training")
                 self._finish(_spatial(fit.evaluated), event, gallery, baseline)

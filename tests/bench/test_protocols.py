@@ -1,6 +1,5 @@
 """Every shipped protocol runs from its published layout of files to the table, on stand-ins with a tiny net."""
 
-import gc
 import json
 
 import bench_sets
@@ -21,19 +20,6 @@ TINY = [
     *("model.backbone=test_resnet", "model.weights=none", "augment.size=32", "train.workers=0", "train.batch_size=8"),
     'train.stages=[{name="main",epochs=1,lr=1e-3}]',
 ]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """All stand-ins in one folder. What exists is not searched again by the collections that training asks for."""
-    folder = tmp_path_factory.mktemp("sets")
-    for write in (bench_sets.coco, bench_sets.hill, bench_sets.voc, bench_sets.nus, bench_sets.cub):
-        write(folder)
-    bench_sets.imagenet(folder)
-    bench_sets.objects365(folder)
-    gc.freeze()
-    yield folder
-    gc.unfreeze()
 
 
 @pytest.fixture
@@ -78,7 +64,10 @@ def test_protocol_files(name):
                 assert key in protocol.rows, metric
                 assert columns >= set(values) if isinstance(values, dict) else len(columns) == 1
     named = {key for by_row in protocol.published.values() for key in by_row}
-    assert protocol.measure == "statistics" or named == set(protocol.rows)
+    without_runs = {key for key, row in protocol.rows.items() if not row.runs}
+    unpublished = {"pc_patch"} if name == "patchml_table3" else set()  # the paper only says that 0 is best
+    every = without_runs if protocol.figures else set(protocol.rows) - unpublished  # pictures have no numbers to read
+    assert protocol.measure == "statistics" or every <= named <= set(protocol.rows)
 
 
 def test_table_1(start, root, tmp_path):

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.bench.located import Places, boxed_places, masked_places, share_on_object
-from fewtags.bench.protocol import Job, Part, Protocol, budget_of, kind_of
+from fewtags.bench.protocol import Job, Protocol, budget_of, kind_of
+from fewtags.bench.sections import Part
 from fewtags.budget.cole import coco_in_order, cole_benchmark, refuse_missing, voc_in_order
 from fewtags.budget.costs import Annotation, CostModel, find_cost
 from fewtags.budget.purchase import PointRule, simulate_budget
@@ -72,6 +73,16 @@ class SetData:
     def val(self) -> LabelTable:
         """Complete labels of the images that choose an epoch and a combination of the grid."""
         return self._cole["val"] if self.own.draw == "cole" else self._test.subset(self._chosen[0])
+
+    @cached_property
+    def val_boxes(self) -> LabelTable:
+        """The objects of the validation images of Cole's benchmark, with their boxes; in the order of `val`."""
+        assert self.own.draw == "cole"
+        part = self.own.train.model_copy(update={"options": {**self.own.train.options, "places": "boxes"}})
+        table = self._read(part)
+        row = {key: n for n, key in enumerate(table.images.to_pylist())}
+        val = self.official.subset(self._parts[1])  # with the names of images that the file has
+        return table.subset([row[key] for key in val.images.to_pylist()])
 
     @cached_property
     def test(self) -> LabelTable:
@@ -265,11 +276,25 @@ class SetData:
         return named[part.split]
 
 
+def missing_folders(protocol: Protocol, name: str, root: Path) -> list[str]:
+    """The folder of a task if it does not exist; what lacks in it is reported when it is read."""
+    folder = protocol.tasks[name].folder
+    return [] if (root / folder).is_dir() else [folder]
+
+
 def refuse_missing_files(protocol: Protocol, set_names: Sequence[str], root: Path) -> None:
     """Raise DataError that names all files that do not exist, and where to get them."""
-    lacking = {name: SetData(protocol, name, root).missing() for name in set_names}
-    sets = protocol.sets
+    lacking = {
+        name: SetData(protocol, name, root).missing()
+        if name in protocol.sets
+        else missing_folders(protocol, name, root)
+        for name in set_names
+    }
+    sets = protocol.data
     lines = [f"{sets[n].title}: {', '.join(files)}. Get them: {sets[n].get}" for n, files in lacking.items() if files]
+    photos = protocol.pretraining
+    if photos is not None and not (root / photos.photos).exists():
+        lines.append(f"photos to pretrain on: {photos.photos}. Get them: {photos.get}")
     if lines:
         where = f"{root} is not a folder" if not root.is_dir() else f"{root} lacks files of {protocol.name}"
         raise DataError("\n  ".join([f"{where}:", *lines]))

@@ -20,6 +20,7 @@ import torch
 from fewtags.bench.data import SetData
 from fewtags.bench.protocol import Job, Protocol
 from fewtags.bench.run import run
+from fewtags.bench.transfer import run_transfer
 from fewtags.engine.events import EpochEnded, Event, Started
 from fewtags.engine.machine import cores
 from fewtags.engine.progress import epoch_line
@@ -28,7 +29,7 @@ from fewtags.errors import CheckpointError, ConfigError, DataError, TrainingErro
 from fewtags.files import write_text
 from fewtags.text import suggest
 
-RESULTS, RESULT, RUNS = "results.jsonl", "result.json", "runs"
+RESULTS, RESULT, RUNS, ENCODERS = "results.jsonl", "result.json", "runs", "encoders"
 Record = dict[str, Any]
 
 
@@ -60,7 +61,7 @@ def choose_jobs(protocol: Protocol, choice: Choice) -> list[Job]:
     if protocol.measure == "statistics" and choice.methods:
         raise ConfigError(f"{protocol.name} counts labels and has no methods; leave --methods out.")
     methods = _fitting("--methods", choice.methods, rows) | {""}
-    sets = _fitting("--sets", choice.sets, [*protocol.sets])
+    sets = _fitting("--sets", choice.sets, [*protocol.data])
     known = _fitting("--known", choice.known, [*protocol.knowns])
     numbers = seed_numbers(choice.seeds, 1 if protocol.measure == "statistics" else protocol.seeds)
     jobs = [job for job in protocol.jobs() if job.row in methods and job.set_name in sets and job.known in known]
@@ -260,19 +261,16 @@ def work(protocol: Protocol, jobs: Sequence[Job], root: Path, out: Path, tell: T
             if result_file(out, job).exists():
                 continue
             try:
-                last = (
-                    last
-                    if last is not None and last.set_name == job.set_name
-                    else SetData(protocol, job.set_name, root)
-                )
-                _do(protocol, job, last, folder, tell, cpu)
+                if job.set_name in protocol.sets and (last is None or last.set_name != job.set_name):
+                    last = SetData(protocol, job.set_name, root)
+                _do(protocol, job, last or root, out, tell, cpu)
             except (TrainingError, ConfigError, DataError, CheckpointError, WorkerError) as error:
                 tell(Message(job, "failed", str(error)))
 
 
-def _do(protocol: Protocol, job: Job, data: SetData, folder: Path, tell: Tell, cpu: bool) -> None:
-    """Do a run and write its record."""
-    began, epochs = time.perf_counter(), 0
+def _do(protocol: Protocol, job: Job, data: SetData | Path, out: Path, tell: Tell, cpu: bool) -> None:
+    """Do a run and write its record; `data` is the root of the data of a protocol with tasks."""
+    began, epochs, file = time.perf_counter(), 0, result_file(out, job)
 
     def watch(event: Event) -> None:
         nonlocal epochs
@@ -282,7 +280,10 @@ def _do(protocol: Protocol, job: Job, data: SetData, folder: Path, tell: Tell, c
             share = (int(event.record["epoch"]) + 1) / max(epochs, 1)
             tell(Message(job, "epoch", epoch_line(event.record, epochs, event.best), share))
 
-    record = run(protocol, job, data, folder / "run", cpu=cpu, on_event=watch)
+    if isinstance(data, SetData):
+        record = run(protocol, job, data, file.parent / "run", cpu=cpu, on_event=watch)
+    else:
+        record = run_transfer(protocol, job, data, out / ENCODERS, cpu=cpu, on_event=watch)
     record["seconds"] = round(time.perf_counter() - began, 1)
-    write_text(folder / RESULT, json.dumps(record))
+    write_text(file, json.dumps(record))
     tell(Message(job, "done", json.dumps(record.get(protocol.select, record.get("last"))), 1.0))

@@ -7,141 +7,25 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib.resources import files
 from itertools import product
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, final
 
 from pydantic import Field, ValidationError
 
+from fewtags.bench.sections import Condition, DataSet, Figure, Pretraining, Purchase, Row, Task
 from fewtags.budget.costs import Annotation
-from fewtags.budget.purchase import Mode
 from fewtags.config.parse import apply_overrides, load_toml
 from fewtags.config.sections import Settings
-from fewtags.engine.methods import method_class, settings_models
+from fewtags.engine.methods import method_class, pretrain_settings_models, settings_models
 from fewtags.errors import ConfigError
 from fewtags.text import suggest
 
 OWN_SETTINGS = ("train", "model", "augment")
 """Sections of a run's settings that `--set` names without a prefix."""
-
-
-@final
-class Part(Settings):
-    """Labels and photos of one part of a data set; paths are relative to the folder of the data.
-
-    Attributes:
-        labels: a file or folder.
-        images: the folder that image names are relative to; None: found as by `fewtags.read`.
-        format: the name of the format; None: detected.
-        split: the split of the labels that is meant; None: all of them.
-        options: values of `ReadOptions`.
-    """
-
-    labels: str
-    images: str | None = None
-    format: str | None = None
-    split: str | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
-
-
-@final
-class DataSet(Settings):
-    """A data set in its published layout.
-
-    Attributes:
-        title: in tables.
-        get: where to get the files.
-        train: what is learned from; a condition may replace its labels.
-        test: what is measured on.
-        single: the folder of each test image names its single label, for the top-1 accuracy of ImageNet.
-        draw: "cole": one positive of each training image, and a fifth of the images for validation (`cole_benchmark`);
-            "none": the labels as they are; "purchase": what a budget buys.
-        val_images: number of test images that validate, and are not measured on; 0: the fifth of "cole".
-        monitor: the validation images are also measured on, because nothing is chosen with them.
-        positives_per_image: K of the methods that have it; None: derived.
-        objective: settings of rows that differ between data sets, by row.
-        classes: COCO file whose categories give the order and the names of numbered classes; None without numbers.
-        sizes: published numbers of images of train, val and test; others are reported.
-    """
-
-    title: str
-    get: str
-    train: Part
-    test: Part
-    single: bool = False
-    draw: Literal["cole", "none", "purchase"] = "none"
-    val_images: int = 0
-    monitor: bool = False
-    positives_per_image: float | None = None
-    objective: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    classes: str | None = None
-    sizes: dict[str, int] = Field(default_factory=dict)
-
-
-@final
-class Condition(Settings):
-    """Which labels are known: `labels` replaces those of `train`."""
-
-    title: str
-    labels: str | None = None
-
-
-@final
-class Purchase(Settings):
-    """What budgets buy: a condition for each type of annotation and each budget.
-
-    Attributes:
-        budgets: see `budget_seconds`; a share is one of tagging every class in every training image.
-        types: see `Annotation.of`.
-        mode: see `simulate_budget`.
-        cost: see `find_cost`; None: averages of the training images.
-        points: "mask": drawn in each object's mask; "uniform", "centre": in its box, see `simulate_budget`.
-        located_images: heatmaps are measured on so many test images; 0: not at all.
-        masks: whether the test images have masks to measure them with; else boxes are.
-    """
-
-    budgets: tuple[str, ...]
-    types: tuple[str, ...]
-    mode: Mode
-    cost: str | None = None
-    points: Literal["mask", "uniform", "centre"]
-    located_images: int
-    masks: bool
-
-
-@final
-class Row(Settings):
-    """A row of the table: a method, trained once for each combination of its `grid`.
-
-    Attributes:
-        label: in tables.
-        objective: settings of the method beside the protocol's; None: only the published numbers are shown.
-        grid: values of settings of the method that are searched; validation chooses, for each seed.
-        labels: what is learned from.
-        sets: data sets of the row; None: all.
-        known: conditions of the row, or types of annotation (`Purchase`); None: all.
-        tags: what replaces settings where only tags are bought.
-        unlabelled: images without any label are trained on, too.
-        untrained: the net as it is published, with its own classifier; nothing is trained.
-        source: of the published numbers, if it is not the protocol's.
-    """
-
-    label: str
-    objective: dict[str, Any] | None = None
-    grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
-    labels: Literal["observed", "complete"] = "observed"
-    sets: tuple[str, ...] | None = None
-    known: tuple[str, ...] | None = None
-    tags: dict[str, Any] = Field(default_factory=dict)
-    unlabelled: bool = False
-    untrained: bool = False
-    source: str | None = None
-
-    @property
-    def runs(self) -> bool:
-        """Whether the row is more than published numbers."""
-        return self.objective is not None or self.untrained
 
 
 @final
@@ -154,14 +38,19 @@ class Protocol(Settings):
         source: of the published numbers.
         seeds: number of seeds; a seed decides order, views and initial head, and what a budget buys.
         sets: data sets by name.
+        tasks: in place of `sets`: what encoders are pretrained for, by name.
+        pretraining: photos that the encoders are pretrained on.
         conditions: which labels are known, by name; none: those of the data set.
         purchase: conditions made by budgets, in place of `conditions`.
         measure: "mAP"; "real": top-1 and mAP on ImageNet ReaL; "located": mAP of images and of heatmaps; "statistics":
-            counts of the labels, without training.
+            counts of the labels, without training; "transfer": the measures of `tasks`.
         select: whether the best epoch on validation or the last one is reported; both are recorded, except for "real".
         shown: the measures in the table; None: those of `measure`. "val" is the mAP on validation.
         settings: of training, as in a run's TOML file, without data and objective.
         objective: settings that all rows share.
+        details: what is also measured on the validation images: "labels": mAP of the images with each number of labels;
+            "sizes": mAP of the objects of each size; "scores": the highest probabilities of each image.
+        figures: by name.
         rows: by name.
         published: numbers by measure, row and column (`Protocol.column`); one number if there is one column only.
     """
@@ -170,14 +59,18 @@ class Protocol(Settings):
     title: str
     source: str
     seeds: int
-    sets: dict[str, DataSet]
+    sets: dict[str, DataSet] = Field(default_factory=dict)
+    tasks: dict[str, Task] = Field(default_factory=dict)
+    pretraining: Pretraining | None = None
     conditions: dict[str, Condition] = Field(default_factory=dict)
     purchase: Purchase | None = None
-    measure: Literal["mAP", "real", "located", "statistics"] = "mAP"
+    measure: Literal["mAP", "real", "located", "statistics", "transfer"] = "mAP"
     select: Literal["best", "last"] = "best"
     shown: tuple[str, ...] | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     objective: dict[str, Any] = Field(default_factory=dict)
+    details: tuple[Literal["labels", "sizes", "scores"], ...] = ()
+    figures: dict[str, Figure] = Field(default_factory=dict)
     rows: dict[str, Row] = Field(default_factory=dict)
     published: dict[str, dict[str, float | dict[str, float]]] = Field(default_factory=dict)
 
@@ -188,13 +81,18 @@ class Protocol(Settings):
             return tuple(f"{kind} {budget}" for budget, kind in product(self.purchase.budgets, self.purchase.types))
         return tuple(self.conditions) or ("",)
 
+    @property
+    def data(self) -> dict[str, DataSet | Task]:
+        """All data sets and tasks by name."""
+        return {**self.sets, **self.tasks}
+
     def column(self, set_name: str, known: str) -> str:
         """The name of a data set and a condition in `published`: without what the protocol has only one of."""
-        return " ".join(part for part in (set_name if len(self.sets) > 1 else "", known) if part)
+        return " ".join(part for part in (set_name if len(self.data) > 1 else "", known) if part)
 
     def columns(self) -> Iterator[tuple[str, str]]:
         """Yield every data set with every condition."""
-        yield from product(self.sets, self.knowns)
+        yield from product(self.data, self.knowns)
 
     def jobs(self) -> Iterator[Job]:
         """Yield every run of seed 0."""
@@ -214,17 +112,27 @@ class Protocol(Settings):
         row = self.rows[job.row]
         assert row.objective is not None
         tagged = row.tags if self.purchase is not None and kind_of(job.known) is Annotation.TAGS else {}
-        own = self.sets[job.set_name].objective.get(job.row, {})
-        made = {**self.objective, **row.objective, **own, **tagged, **trials(row.grid)[job.trial]}
-        k = self.sets[job.set_name].positives_per_image
+        data = self.sets.get(job.set_name)
+        own = {} if data is None else data.objective.get(job.row, {})
+        varied = self.conditions[job.known].objective if job.known in self.conditions else {}
+        made = {**self.objective, **row.objective, **own, **tagged, **varied, **trials(row.grid)[job.trial]}
+        k = None if data is None else data.positives_per_image
         if k is not None and "positives_per_image" in settings_models()[made["name"]].model_fields:
             made.setdefault("positives_per_image", k)
         return made
+
+    def training(self, job: Job) -> dict[str, Any]:
+        """The settings of a run's training, by dotted key."""
+        varied = self.conditions[job.known].settings if job.known in self.conditions else {}
+        return {**dict(dotted(self.settings)), **dict(dotted(varied))}
 
     def digest(self, job: Job) -> str:
         """Twelve hexadecimal digits of everything that decides a run beside its seed."""
         if self.measure == "statistics":
             return digest([self.sets[job.set_name].model_dump(mode="json"), job.known])
+        if self.tasks:
+            task = self.tasks[job.set_name].model_dump(mode="json", exclude={"title", "get", "sizes"})
+            return digest([self.encoder_digest(job), task])
         row, own = (
             self.rows[job.row],
             self.sets[job.set_name].model_dump(mode="json", exclude={"title", "get", "sizes", "objective"}),
@@ -233,7 +141,26 @@ class Protocol(Settings):
         bought = None if self.purchase is None else self.purchase.model_dump(mode="json", exclude={"budgets", "types"})
         method = {} if row.untrained else self.method(job)
         shared = [self.measure, self.settings, bought]
-        return digest([shared, own, condition, method, row.labels, row.unlabelled, row.untrained])
+        varied = self.conditions[job.known].settings if job.known in self.conditions else {}
+        more = [*([varied] if varied else []), *([self.details] if self.details else [])]
+        return digest([shared, own, condition, method, row.labels, row.unlabelled, row.untrained, *more])
+
+    def encoder_digest(self, job: Job) -> str:
+        """Twelve hexadecimal digits of everything that decides an encoder beside its seed."""
+        row = self.rows[job.row]
+        photos = None if self.pretraining is None else self.pretraining.photos
+        method = self.method(job) if row.weights is None else row.weights
+        return digest([photos, self.training(job), method])
+
+    def figure_rows(self, figure: Figure) -> tuple[str, ...]:
+        """The rows of a figure, in order."""
+        return figure.rows or tuple(name for name, row in self.rows.items() if row.runs)
+
+    def figure_columns(self, figure: Figure) -> Iterator[tuple[str, str]]:
+        """Yield every data set with every condition of a figure."""
+        for set_name, known in self.columns():
+            if figure.known is None or any(fnmatchcase(known, word) for word in figure.known):
+                yield set_name, known
 
     def published_value(self, metric: str, row: str, column: str) -> float | None:
         """What the paper says of a row, in percent."""
@@ -270,6 +197,19 @@ def trials(grid: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     """
     combinations = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     return {" ".join(f"{key}={value}" for key, value in one.items()): one for one in combinations}
+
+
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested sections by dotted key.
+
+    >>> dict(dotted({"train": {"epochs": 2}}))
+    {'train.epochs': 2}
+    """
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def kind_of(known: str) -> Annotation:
@@ -329,11 +269,25 @@ def read_protocol(given: str, assignments: list[str]) -> Protocol:
 
 
 def _check(protocol: Protocol, where: str) -> None:
-    if section := next((key for key in protocol.settings if key not in OWN_SETTINGS), None):
-        raise ConfigError(
-            f"{where}: [settings] has {section!r}, but only {', '.join(OWN_SETTINGS)} are settings of all runs; the "
-            "data sets and the rows decide the others."
-        )
+    sections = {"[settings]": protocol.settings}
+    sections |= {f"conditions.{name}.settings": own.settings for name, own in protocol.conditions.items()}
+    for place, settings in sections.items():
+        if section := next((key for key in settings if key not in OWN_SETTINGS), None):
+            raise ConfigError(
+                f"{where}: {place} has {section!r}, but only {', '.join(OWN_SETTINGS)} are settings of all runs; the "
+                "data sets and the rows decide the others."
+            )
+    for name, figure in protocol.figures.items():
+        given = {*(figure.rows or ()), *([figure.relative_to] if figure.relative_to else [])}
+        if unknown := sorted(given - {*protocol.rows}):
+            raise ConfigError(
+                f"{where}: figures.{name} has the row {unknown[0]!r}{suggest(unknown[0], protocol.rows)}."
+            )
+        if figure.scale != "even" and (other := [word for word in places_of(protocol, figure) if not _is_number(word)]):
+            raise ConfigError(
+                f'{where}: figures.{name}.scale = "{figure.scale}" needs conditions whose names end in a number, but '
+                f"one ends in {other[0]!r}."
+            )
     for set_name, data in protocol.sets.items():
         if (data.draw == "purchase") != (protocol.purchase is not None):
             raise ConfigError(f'{where}: sets.{set_name}.draw = "purchase" and the section [purchase] need each other.')
@@ -342,7 +296,7 @@ def _check(protocol: Protocol, where: str) -> None:
     for name, row in protocol.rows.items():
         kinds = () if protocol.purchase is None else protocol.purchase.types
         for key, given, there in (
-            ("sets", row.sets, [*protocol.sets]),
+            ("sets", row.sets, [*protocol.data]),
             ("known", row.known, [*protocol.knowns, *kinds]),
         ):
             if unknown := [word for word in given or () if word not in there]:
@@ -350,18 +304,48 @@ def _check(protocol: Protocol, where: str) -> None:
     if protocol.purchase is not None:
         for word in protocol.purchase.types:
             Annotation.of(word)
+    _check_transfer(protocol, where)
     for job in protocol.jobs():
-        if protocol.measure != "statistics" and not protocol.rows[job.row].untrained:
-            check_method(f"{where}: rows.{job.row}", protocol.method(job))
+        if protocol.measure != "statistics" and protocol.rows[job.row].objective is not None:
+            check_method(f"{where}: rows.{job.row}", protocol.method(job), pretraining=bool(protocol.tasks))
 
 
-def check_method(where: str, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a method, or a setting of it, does not exist."""
+def _check_transfer(protocol: Protocol, where: str) -> None:
+    if (protocol.measure == "transfer") != bool(protocol.tasks):
+        raise ConfigError(f'{where}: measure = "transfer" and [tasks] need each other.')
+    if bool(protocol.tasks) == bool(protocol.sets):
+        raise ConfigError(f"{where}: give either [sets] or [tasks].")
+    for name, row in protocol.rows.items():
+        if row.weights is not None and not protocol.tasks:
+            raise ConfigError(f"{where}: rows.{name}.weights is for protocols with [tasks].")
+        if row.weights is not None and row.objective is not None:
+            raise ConfigError(f"{where}: rows.{name} has either objective or weights, not both.")
+        if row.objective is not None and protocol.tasks and protocol.pretraining is None:
+            raise ConfigError(f"{where}: rows.{name} pretrains, so the section [pretraining] is needed.")
+
+
+def places_of(protocol: Protocol, figure: Figure) -> list[str]:
+    """The last word of each condition of a figure: its place on the axis."""
+    return list(dict.fromkeys(known.rpartition(" ")[2] for _, known in protocol.figure_columns(figure)))
+
+
+def _is_number(word: str) -> bool:
+    try:
+        return isfinite(float(word.removesuffix("%")))
+    except ValueError:
+        return False
+
+
+def check_method(where: str, settings: Mapping[str, Any], *, pretraining: bool = False) -> None:
+    """Raise ConfigError if a method (of training, or of pretraining), or a setting of it, does not exist."""
     if "name" not in settings:
         raise ConfigError(f"{where}: the objective needs a name; `fewtags methods` lists them.")
-    method_class(settings["name"])
+    models = pretrain_settings_models() if pretraining else settings_models()
+    if settings["name"] not in models:
+        method_class(settings["name"])  # raises an error for an unknown name
+        raise ConfigError(f"{where}: {settings['name']} does not pretrain; there are: {', '.join(models)}.")
     try:
-        settings_models()[settings["name"]].model_validate(settings)
+        models[settings["name"]].model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from fewtags.api import Classifier
 from fewtags.bench.data import Observed, SetData
+from fewtags.bench.details import detail_measures, identity, machine_of, percent, percent_or_none
 from fewtags.bench.located import RESOLUTION
 from fewtags.bench.protocol import Job, Protocol
+from fewtags.bench.transfer import check_transfer_settings
 from fewtags.config.parse import apply_overrides, parse
 from fewtags.config.presets import resolve
 from fewtags.config.sections import Config
@@ -73,13 +75,13 @@ def run(
     epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     validated = [record.get("val/mAP") for record in epochs]
     measured = measures(protocol, net, info, data)
-    found: Record = {"last": {"epoch": len(epochs), "val": _percent_or_none(validated[-1]), **measured}}
+    found: Record = {"last": {"epoch": len(epochs), "val": percent_or_none(validated[-1]), **measured}}
     if protocol.measure != "real" and (folder / "best.safetensors").exists():
         best = int(np.nanargmax([np.nan if v is None else v for v in validated]))
         if best + 1 < len(epochs):
             net.load_state_dict(load_tensors(folder / "best.safetensors"))
             measured = measures(protocol, net, info, data)
-        found["best"] = {"epoch": best + 1, "val": _percent_or_none(validated[best]), **measured}
+        found["best"] = {"epoch": best + 1, "val": percent_or_none(validated[best]), **measured}
     return {
         **identity(protocol, job),
         **found,
@@ -90,9 +92,9 @@ def run(
         },
         **({} if observed.cost is None else {"bought": _bought(job, data, observed, net, info)}),
         "train_loss_by_epoch": [round(record["train/loss"], 6) for record in epochs],
-        "val_by_epoch": [_percent_or_none(value) for value in validated],
+        "val_by_epoch": [percent_or_none(value) for value in validated],
         "seconds_per_epoch": round(statistics.median(record["seconds"] for record in epochs), 3),
-        "machine": _machine(net),
+        "machine": machine_of(next(net.parameters()).device),
     }
 
 
@@ -102,7 +104,7 @@ def fit(
     """Train through the library's Python interface; checkpoints are removed at the end."""
     settings = protocol.method(job)
     objective = make_objective(settings_models()[settings["name"]].model_validate(settings))
-    own = {**FIXED, **dict(dotted(protocol.settings))}
+    own = {**FIXED, **protocol.training(job)}
     folder.parent.mkdir(parents=True, exist_ok=True)
     classifier = Classifier(objective=objective, seed=job.seed, device="cpu" if cpu else None)
     tables = common_vocabulary({"train": observed.labels, "val": val})
@@ -118,35 +120,13 @@ def fit(
     shutil.rmtree(folder / "checkpoints")
 
 
-def dotted(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested sections by dotted key.
-
-    >>> dict(dotted({"train": {"epochs": 2}}))
-    {'train.epochs': 2}
-    """
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from dotted(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
 def check_settings(protocol: Protocol) -> None:
     """Raise ConfigError if the settings of training have unknown keys or values."""
-    _config(protocol)
-
-
-def identity(protocol: Protocol, job: Job) -> Record:
-    """What names a run, and the digest of its settings."""
-    return {
-        "protocol": protocol.name,
-        "set": job.set_name,
-        "known": job.known,
-        "row": job.row,
-        "trial": job.trial,
-        "seed": job.seed,
-        "digest": protocol.digest(job),
-    }
+    if protocol.tasks:
+        check_transfer_settings(protocol)
+        return
+    for known in protocol.knowns:
+        _config(protocol, known)
 
 
 # --- measures
@@ -158,9 +138,12 @@ def measures(protocol: Protocol, net: SpatialNet, info: ModelInfo, data: SetData
     if protocol.measure == "real":
         return real_measures(logits, info, data)
     scored = ranking_of(logits, info, data.test)
-    found = {"mAP": _percent(scored[0]), "scored": scored[1]}
+    found = {"mAP": percent(scored[0]), "scored": scored[1]}
     if protocol.measure == "located" and len(data.located):
         found |= localise(net, info, data, logits, _workers(protocol))
+    if protocol.details:
+        validated = logits_of(net, info, data.val, _workers(protocol))[:, columns(info, data.val)]
+        found |= detail_measures(protocol.details, validated, data)
     return found
 
 
@@ -177,15 +160,15 @@ def real_measures(logits: NDArray[np.float32], info: ModelInfo, data: SetData) -
     if data.single is not None:
         single = np.full(labels.shape, Label.NEGATIVE, np.int8)
         single[np.arange(len(single)), data.single] = Label.POSITIVE
-        found["top-1 IN-val"] = _percent(positive_only_report(scores, single, ks=()).hit_at_1)
+        found["top-1 IN-val"] = percent(positive_only_report(scores, single, ks=()).hit_at_1)
     count = (labels == Label.POSITIVE).sum(1)
-    found["top-1 ReaL"] = _percent(positive_only_report(scores, labels, ks=()).hit_at_1)
+    found["top-1 ReaL"] = percent(positive_only_report(scores, labels, ks=()).hit_at_1)
     groups = {"k = all": count > 0, **{f"k = {k}": count == k for k in range(1, MOST_LABELS)}}
     groups[f"k >= {MOST_LABELS}"] = count >= MOST_LABELS
     for name, group in groups.items():
         found[f"images, {name}"] = int(group.sum())
         value = ranking_report(scores[group], labels[group]).mean_average_precision if group.any() else np.nan
-        found[f"mAP ReaL, {name}"] = _percent_or_none(value)
+        found[f"mAP ReaL, {name}"] = percent_or_none(value)
     return found
 
 
@@ -195,11 +178,11 @@ def localise(net: SpatialNet, info: ModelInfo, data: SetData, logits: NDArray[np
     maps = (image[column] for out in look(net, info, part, workers) for image in out.maps.sigmoid().cpu().numpy())
     found = locate_report(maps, logits[data.located][:, column], part.matrix.dense(), iter(data.places), options=LOCATE)
     values = found.to_dict()
-    same = _percent(values["mAP-cl_same_cells"])
+    same = percent(values["mAP-cl_same_cells"])
     return {
         "pairs": found.present.pairs,
         "mAP-cl_same_cells": same,
-        **{n: _percent(values[k]) for n, k in LOCATED.items()},
+        **{n: percent(values[k]) for n, k in LOCATED.items()},
     }
 
 
@@ -236,7 +219,7 @@ def _bought(job: Job, data: SetData, observed: Observed, net: SpatialNet, info: 
         "boxes": len(places) - points,
         "classes without a positive": int((table.matrix.counts(Label.POSITIVE) == 0).sum()),
         "seconds per pair": round(cost.seconds_per_pair(job.known.partition(" ")[0]), 4),
-        "patches on the object": _percent_or_none(share),
+        "patches on the object": percent_or_none(share),
     }
 
 
@@ -245,19 +228,23 @@ def _bought(job: Job, data: SetData, observed: Observed, net: SpatialNet, info: 
 
 def _untrained(protocol: Protocol, job: Job, data: SetData, cpu: bool) -> Record:
     """Measure the net of the settings as it is published, with its own classifier."""
-    net, info = published_net(protocol, data.test.classes)
+    net, info = published_net(protocol, job.known, data.test.classes)
     net = net.to(torch_device(cpu))
     found = measures(protocol, net, info, data)
-    return {**identity(protocol, job), "last": {"epoch": 0, "val": None, **found}, "machine": _machine(net)}
+    return {
+        **identity(protocol, job),
+        "last": {"epoch": 0, "val": None, **found},
+        "machine": machine_of(next(net.parameters()).device),
+    }
 
 
-def published_net(protocol: Protocol, classes: ClassNames) -> tuple[SpatialNet, ModelInfo]:
+def published_net(protocol: Protocol, known: str, classes: ClassNames) -> tuple[SpatialNet, ModelInfo]:
     """Return the backbone of the settings with the classifier of its weights; output i is class i of `classes`.
 
     Raises:
         ConfigError: the weights have no classifier, or one with another number of classes.
     """
-    resolved = resolve(_config(protocol), facts(1, len(classes)))
+    resolved = resolve(_config(protocol, known), facts(1, len(classes)))
     made = create_backbone(resolved.backbone, weights=resolved.weights, size=resolved.size)
     found = 0 if made.classifier is None else len(made.classifier.bias)
     if made.classifier is None or found != len(classes):
@@ -315,25 +302,12 @@ def counts(data: SetData) -> Record:
     return found
 
 
-def _config(protocol: Protocol) -> Config:
-    """The settings of training, with any labels."""
-    tree = apply_overrides({"data": {"train": "."}}, {**FIXED, **dict(dotted(protocol.settings))})
+def _config(protocol: Protocol, known: str) -> Config:
+    """The settings of training under a condition, with any labels."""
+    own = protocol.training(Job("", known, "", "", 0))
+    tree = apply_overrides({"data": {"train": "."}}, {**FIXED, **own})
     return parse(tree, settings_models(), f"the settings of {protocol.name}")
 
 
 def _workers(protocol: Protocol) -> int:
     return int(protocol.settings.get("train", {}).get("workers", min(8, cores() - 1)))
-
-
-def _machine(net: SpatialNet) -> str:
-    device = next(net.parameters()).device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cores()} cores"
-    return f"{name}, torch {torch.__version__}"
-
-
-def _percent(value: float) -> float:
-    return round(100 * float(value), 3)
-
-
-def _percent_or_none(value: float | None) -> float | None:
-    return None if value is None or np.isnan(value) else _percent(value)

@@ -24,6 +24,7 @@ MEASURES = {
 }
 """The columns of each kind of measure."""
 TITLES = {"val": "validation mAP", "mAP": "test mAP"}
+"""Names of measures for people."""
 
 
 @final
@@ -66,28 +67,30 @@ def best_trials(protocol: Protocol, records: Mapping[Job, Record]) -> dict[Job, 
     return chosen
 
 
-def _of(protocol: Protocol, record: Record) -> Record:
+def reported(protocol: Protocol, record: Record) -> Record:
+    """What a run measured at the epoch that the protocol reports."""
     found: Record = record.get(protocol.select) or record["last"]
     return found
 
 
 def _validated(protocol: Protocol, record: Record) -> float:
-    value = _of(protocol, record)["val"]
+    value = reported(protocol, record)["val"]
     return -1.0 if value is None else float(value)
 
 
 def cells(
     protocol: Protocol, chosen: Mapping[Job, Record], metric: str, column: tuple[str, str], row: str
-) -> tuple[str, str]:
-    """Our mean ± sd over seeds, and the published number."""
+) -> list[str]:
+    """Our mean ± sd over seeds, and the published number if the paper has this measure."""
     values = [
         float(value)
         for job, record in chosen.items()
         if (job.set_name, job.known, job.row) == (*column, row)
-        and (value := _of(protocol, record).get(metric)) is not None
+        and (value := reported(protocol, record).get(metric)) is not None
     ]
     paper = protocol.published_value(metric, row, protocol.column(*column))
-    return mean_and_sd(values), "" if paper is None else f"{paper:.1f}"
+    published = ["" if paper is None else f"{paper:.1f}"] if metric in protocol.published else []
+    return [mean_and_sd(values), *published]
 
 
 def wide_table(protocol: Protocol, chosen: Mapping[Job, Record], metrics: Sequence[str]) -> Table:
@@ -95,13 +98,13 @@ def wide_table(protocol: Protocol, chosen: Mapping[Job, Record], metrics: Sequen
     columns = [(column, metric) for column in protocol.columns() for metric in metrics]
     head = ["method"]
     for (set_name, known), metric in columns:
-        parts = [protocol.sets[set_name].title if len(protocol.sets) > 1 else "", _title(protocol, known)]
+        parts = [protocol.data[set_name].title if len(protocol.data) > 1 else "", _title(protocol, known)]
         parts += [TITLES.get(metric, metric)] if len(metrics) > 1 or not any(parts) else []
-        head += [", ".join(part for part in parts if part), "published"]
+        head += [", ".join(part for part in parts if part), *(["published"] if metric in protocol.published else [])]
     rows = []
     for name, row in protocol.rows.items():
         found = [cells(protocol, chosen, metric, column, name) for column, metric in columns]
-        rows.append([_marked(protocol, name, row.label), *(cell for pair in found for cell in pair)])
+        rows.append([_marked(protocol, name, row.label), *(cell for own in found for cell in own)])
     return Table(protocol.title, head, rows, _notes(protocol, chosen))
 
 
@@ -111,11 +114,13 @@ def long_table(protocol: Protocol, chosen: Mapping[Job, Record], metrics: Sequen
     for column in protocol.columns():
         for name, row in protocol.rows.items():
             found = [cells(protocol, chosen, metric, column, name) for metric in metrics]
-            if any(cell for pair in found for cell in pair):
-                where = [protocol.sets[column[0]].title] if len(protocol.sets) > 1 else []
+            if any(any(own) for own in found):
+                where = [protocol.data[column[0]].title] if len(protocol.data) > 1 else []
                 first = " ".join([*where, _title(protocol, column[1])])
-                rows.append([first, _marked(protocol, name, row.label), *(cell for pair in found for cell in pair)])
-    head = ["labels", "method", *(word for metric in metrics for word in (TITLES.get(metric, metric), "published"))]
+                rows.append([first, _marked(protocol, name, row.label), *(cell for own in found for cell in own)])
+    head = ["labels", "method"]
+    for metric in metrics:
+        head += [TITLES.get(metric, metric), *(["published"] if metric in protocol.published else [])]
     return Table(protocol.title, head, rows, _notes(protocol, chosen))
 
 
@@ -137,9 +142,10 @@ def _marked(protocol: Protocol, name: str, label: str) -> str:
 def _notes(protocol: Protocol, chosen: Mapping[Job, Record]) -> list[str]:
     """Sources, which epoch, seeds and machines."""
     seeds = {job.seed for job in chosen}
-    moment = {"best": "at the best epoch on validation", "last": "after the last epoch"}[protocol.select]
+    moment = {"best": ", at the best epoch on validation", "last": ", after the last epoch"}[protocol.select]
+    moment = "" if protocol.tasks else moment
     made = [
-        f"Per cent on the test images, {moment}: mean ± standard deviation over seeds ({len(seeds)}).",
+        f"Per cent on the test images{moment}: mean ± standard deviation over seeds ({len(seeds)}).",
         f"Published: {protocol.source}.",
     ]
     made += [f"[{n}] published by: {source.removesuffix('.')}." for n, source in enumerate(_sources(protocol), 1)]
@@ -153,11 +159,11 @@ def _sizes(protocol: Protocol, chosen: Mapping[Job, Record]) -> list[str]:
     """A sentence for each data set whose numbers of images are not the published ones."""
     found: dict[str, str] = {}
     for job, record in chosen.items():
-        published = protocol.sets[job.set_name].sizes
+        published = protocol.data[job.set_name].sizes
         ours = {name: record["sizes"][name] for name in published if name in record.get("sizes", {})}
         if other := {name: count for name, count in ours.items() if count != published[name]}:
             words = ", ".join(f"{name} {count:,} (published {published[name]:,})" for name, count in other.items())
-            found[job.set_name] = f"OTHER DATA than published: {protocol.sets[job.set_name].title}, images of {words}."
+            found[job.set_name] = f"OTHER DATA than published: {protocol.data[job.set_name].title}, images of {words}."
     return [*found.values()]
 
 
@@ -167,8 +173,8 @@ def search_table(protocol: Protocol, records: Mapping[Job, Record], chosen: Mapp
     keys = dict.fromkeys((job.set_name, job.known, job.row, job.trial) for job in records if job.trial)
     for key in keys:
         jobs = [job for job in records if (job.set_name, job.known, job.row, job.trial) == key]
-        validated = [value for job in jobs if (value := _of(protocol, records[job])["val"]) is not None]
-        tested = [value for job in jobs if (value := _of(protocol, records[job]).get("mAP")) is not None]
+        validated = [value for job in jobs if (value := reported(protocol, records[job])["val"]) is not None]
+        tested = [value for job in jobs if (value := reported(protocol, records[job]).get("mAP")) is not None]
         times = sum(job in chosen for job in jobs)
         where = " ".join(part for part in (protocol.column(*key[:2]), protocol.rows[key[2]].label) if part)
         rows.append([where, key[3], mean_and_sd(validated), mean_and_sd(tested), f"{times} of {len(jobs)}"])

@@ -30,11 +30,16 @@ def bench(
     data: Annotated[
         Path | None, typer.Option(help="Folder with the labels and photos in their published layout.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for runs, results.jsonl, tables.md and tables.html.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for runs, results.jsonl, tables.md, tables.html and figures/.")
+    ] = None,
     methods: Annotated[str | None, typer.Option(help="Rows, as an,en* (wildcards * and ?); default: all.")] = None,
     sets: Annotated[str | None, typer.Option(help="Data sets, as voc12,coco14; default: all.")] = None,
     known: Annotated[
-        str | None, typer.Option(help="Which labels are known, as single,40 or 'SP *'; default: all conditions.")
+        str | None,
+        typer.Option(
+            help="Conditions (known labels, or values of what a figure varies), as single,40 or 'SP *'; default: all."
+        ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, as 0-2 or 0,3; default: those of the protocol.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes; each takes the next GPU.")] = 1,
@@ -52,10 +57,10 @@ def bench(
     ] = False,
     cpu: Cpu = False,
 ) -> None:
-    """Run a paper's protocol: its data, methods, settings and seeds; print the results beside the published numbers.
+    """Run a paper's table or figure: its data, methods, settings and seeds, beside the published numbers.
 
     The same command continues where it was interrupted, and several of them can share one folder. Validation chooses
-    the settings and the epoch that the paper searches. docs/paper_protocols.md describes the protocols.
+    the settings and the epoch that the paper searches. docs/paper_protocols.md and docs/figures.md describe them all.
 
     \b
     Examples:
@@ -72,7 +77,7 @@ def bench(
         raise ConfigError("name a protocol; `fewtags bench --list` shows them all.")
     read = read_protocol(protocol, set_ or [])
     if data is None:
-        wanted = "\n  ".join(f"{own.title}: {own.get}" for own in read.sets.values())
+        wanted = "\n  ".join(f"{own.title}: {own.get}" for own in read.data.values())
         raise ConfigError(f"--data is missing: the folder with the files of {read.name}.\n  {wanted}")
     from fewtags.bench.data import refuse_missing_files
     from fewtags.bench.grid import Choice, choose_jobs, read_results, run_grid, write_results
@@ -80,7 +85,7 @@ def bench(
 
     check_settings(read)
     chosen = choose_jobs(read, Choice(_words(methods), _words(sets), _words(known), seeds))
-    refuse_missing_files(read, [name for name in read.sets if any(job.set_name == name for job in chosen)], data)
+    refuse_missing_files(read, [name for name in read.data if any(job.set_name == name for job in chosen)], data)
     done = {} if out is None else read_results(out, read, chosen)
     if dry_run:
         echo("\n".join(f"{'done' if job in done else 'to do'}  {job}" for job in chosen))
@@ -106,16 +111,22 @@ def _words(given: str | None) -> list[str] | None:
 
 
 def _write_tables(protocol: Protocol, out: Path) -> None:
-    """Write the tables of all finished runs, and print them."""
+    """Write the tables and figures of all finished runs, and print the tables."""
     from fewtags.bench.grid import all_results
     from fewtags.bench.tables import make_tables, markdown, page
 
-    tables = make_tables(protocol, all_results(out, protocol))
+    found = all_results(out, protocol)
+    tables = make_tables(protocol, found)
     text = markdown(tables)
     write_text(out / "tables.md", text)
     write_text(out / "tables.html", page(tables))
     echo(text.rstrip())
-    say(f"{out / 'results.jsonl'}, {out / 'tables.md'}, {out / 'tables.html'}")
+    files = [out / name for name in ("results.jsonl", "tables.md", "tables.html")]
+    if protocol.figures:
+        from fewtags.bench.figures import make_figures, write_figures
+
+        files += write_figures(out / "figures", protocol, make_figures(protocol, found))
+    say(", ".join(map(str, files)))
 
 
 class _Watched:
@@ -150,6 +161,8 @@ class _Watched:
         found = json.loads(text) or {}
         shown = [f"validation mAP {found['val']:.1f}"] if found.get("val") is not None else []
         shown += [f"test mAP {found['mAP']:.1f}"] if found.get("mAP") is not None else []
+        if self.protocol.tasks:
+            shown = [f"{name} {found[name]:.1f}" for name in self.protocol.shown or () if found.get(name) is not None]
         return f": {', '.join(shown)}" if shown else ""
 
     def _left(self, now: float) -> str:

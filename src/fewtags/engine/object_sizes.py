@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,14 +39,45 @@ def cell_sizes(table: LabelTable, classes: ClassNames) -> NDArray[np.float64] | 
     return sizes
 
 
+@final
+class SizeBin(NamedTuple):
+    """The mAP (0 to 1) of the objects that cover between `low` and `high` of their image; `labels` is their number."""
+
+    low: float
+    high: float
+    labels: int
+    mean_average_precision: float
+
+
+def size_bins(
+    scores: NDArray[np.float64], labels: NDArray[np.int8], sizes: NDArray[np.float64], count: int
+) -> Iterator[SizeBin]:
+    """Divide the positive cells with a size into bins of equal number (up to equal sizes), and yield the mAP of each.
+
+    The mAP of a bin has its positives and all negatives, since negatives have no size; other positives do not count.
+
+    Args:
+        scores: float64 [n, C].
+        labels: int8 [n, C], values of `Label`; one positive cell has a size.
+        sizes: [n, C], see `cell_sizes`.
+        count: number of bins.
+    """
+    sized = (labels == Label.POSITIVE) & ~np.isnan(sizes)
+    ends = np.quantile(sizes[sized], np.arange(count + 1) / count)
+    bin_of = np.where(sized, np.searchsorted(ends[1:-1], np.nan_to_num(sizes), side="left"), -1)
+    for number in range(count):
+        own = bin_of == number
+        ranking = ranking_report(scores, np.where((labels == Label.POSITIVE) & ~own, np.int8(Label.UNKNOWN), labels))
+        yield SizeBin(ends[number], ends[number + 1], int(own.sum()), ranking.mean_average_precision)
+
+
 def size_metrics(
     scores: NDArray[np.float64], labels: NDArray[np.int8], sizes: NDArray[np.float64] | None
 ) -> Iterator[Metric]:
     """Yield the mAP of small, medium and large objects; nothing with fewer than 30 positive cells with a size.
 
-    The positive cells with a size are divided into three bins of equal number (up to equal sizes). The mAP of a bin has
-    its positives and all negatives, since negatives have no size; other positives do not count. Bins have other classes
-    and other shares of positives, so two models are compared in one bin, and not two bins of one model.
+    There are three bins, see `size_bins`. They have other classes and other shares of positives, so two models are
+    compared in one bin, and not two bins of one model.
 
     Args:
         scores: float64 [n, C].
@@ -57,17 +89,12 @@ def size_metrics(
     sized = (labels == Label.POSITIVE) & ~np.isnan(sizes)
     if sized.sum() < FEWEST_SIZED:
         return
-    ends = np.quantile(sizes[sized], np.arange(len(BINS) + 1) / len(BINS))
-    bin_of = np.where(sized, np.searchsorted(ends[1:-1], np.nan_to_num(sizes), side="left"), -1)
-    for number, name in enumerate(BINS):
-        own = bin_of == number
-        ranking = ranking_report(scores, np.where((labels == Label.POSITIVE) & ~own, np.int8(Label.UNKNOWN), labels))
-        low, high = ends[number], ends[number + 1]
+    for name, own in zip(BINS, size_bins(scores, labels, sizes, len(BINS)), strict=True):
         yield Metric(
             key=f"{BY_SIZE}.{name}",
-            label=f"mAP of {name} objects ({_percent(low)} to {_percent(high)} % of the image)",
-            value=ranking.mean_average_precision,
-            count=int(own.sum()),
+            label=f"mAP of {name} objects ({_percent(own.low)} to {_percent(own.high)} % of the image)",
+            value=own.mean_average_precision,
+            count=own.labels,
             items="positive labels",
             why="no class has both known positives of this size and known negatives",
             is_detail=True,

@@ -29,7 +29,7 @@ COLUMNS = ("curve", "place", "mean", "sd", "runs", "published")
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Point:
     """A number of a figure: of a curve at a place of the horizontal axis, the mean and deviation over seeds.
 
@@ -69,7 +69,7 @@ def _curves(protocol: Protocol, figure: Figure, chosen: Mapping[Job, Record]) ->
             x = float(order.index(word)) if even else float(word.removesuffix("%"))
             paper = protocol.published_value(figure.measure, row, protocol.column(set_name, known))
             place = word if condition is None else condition.title
-            yield Point(", ".join(names), place, x, *_summary(values), published=paper)
+            yield _point(", ".join(names), place, x, values, paper)
 
 
 def _groups(protocol: Protocol, figure: Figure, chosen: Mapping[Job, Record]) -> Iterator[Point]:
@@ -93,7 +93,7 @@ def _groups(protocol: Protocol, figure: Figure, chosen: Mapping[Job, Record]) ->
                     values = [100 * (value / first - 1) for value in values] if first else []
                 if values:
                     curve = _curve(protocol, figure, (set_name, known, row))
-                    yield Point(curve, key.partition(", ")[2], float(x), *_summary(values))
+                    yield _point(curve, key.partition(", ")[2], float(x), values)
 
 
 def _scores(protocol: Protocol, figure: Figure, chosen: Mapping[Job, Record]) -> Iterator[Point]:
@@ -113,7 +113,7 @@ def _scores(protocol: Protocol, figure: Figure, chosen: Mapping[Job, Record]) ->
                 bins = shares.shape[1]
                 for n, column in enumerate(shares.T.tolist()):
                     place = f"{RANK_NAMES[rank - 1]} probability {n / bins:g} to {(n + 1) / bins:g}"
-                    yield Point(_curve(protocol, figure, key), place, (n + 0.5) / bins, *_summary(column))
+                    yield _point(_curve(protocol, figure, key), place, (n + 0.5) / bins, column)
 
 
 def _curve(protocol: Protocol, figure: Figure, key: tuple[str, str, str]) -> str:
@@ -136,8 +136,17 @@ def _values(protocol: Protocol, chosen: Mapping[Job, Record], key: tuple[str, st
     ]
 
 
-def _summary(values: Sequence[float]) -> tuple[float, float | None, int]:
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values)
+def _point(curve: str, place: str, x: float, values: Sequence[float], published: float | None = None) -> Point:
+    """The mean and deviation of values over seeds."""
+    return Point(
+        curve=curve,
+        place=place,
+        x=x,
+        mean=statistics.fmean(values),
+        sd=statistics.stdev(values) if len(values) > 1 else None,
+        runs=len(values),
+        published=published,
+    )
 
 
 # --- output

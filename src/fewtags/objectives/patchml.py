@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Batch, Label
-from fewtags.losses.selective import PerLabel, patch_loss, selective_loss
+from fewtags.losses.selective import EVEN, PerLabel, patch_loss, selective_loss
 from fewtags.nets.spatial import Output
 from fewtags.objectives.base import Part, Problem, Progress, Step
 from fewtags.objectives.checks import Range
@@ -173,7 +173,8 @@ class PatchML(SupervisedObjective):
             labels.masked_fill_(near & (image == Label.POSITIVE), Label.POSITIVE)
             labels.masked_fill_((image == Label.NEGATIVE).expand_as(near), Label.NEGATIVE)
         nothing = torch.zeros_like(near)
-        gammas, weights = PerLabel(*self.patch_gammas), PerLabel(*self.patch_weights)
+        gammas = PerLabel(*self.patch_gammas)
+        weights = EVEN if self.patch_weights is None else PerLabel(*self.patch_weights)
         return patch_loss(out.maps.float(), labels, nothing, gammas=gammas, weights=weights)
 
 

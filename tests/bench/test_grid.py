@@ -1,8 +1,11 @@
 """Which runs, which are done, who does them; and protocol files of your own."""
 
 import json
+import multiprocessing
+import pickle
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -219,10 +222,17 @@ def test_an_interrupted_run_continues(protocol, root, tmp_path):
         assert one.get(key) == other.get(key), key
 
 
-def test_two_processes_share_the_runs(root, tmp_path):
-    """Runs that only count labels, because each process spends seconds on starting."""
-    told, protocol = [], read_protocol("scl_statistics", [])
+def test_two_processes_share_the_runs(root, tmp_path, monkeypatch):
+    """Forked, and with runs that only count labels: an interpreter needs ten seconds to start.
+
+    What is passed to a process that is started must be picklable.
+    """
+    told, protocol, context = [], read_protocol("scl_statistics", []), multiprocessing.get_context("fork")
+    monkeypatch.setattr(grid.multiprocessing, "get_context", {"spawn": context}.get)
     jobs = choose_jobs(protocol, Choice(sets=["voc12", "coco14", "cub"]))
-    run_grid(protocol, jobs, root, tmp_path, told.append, processes=2, cpu=True)
+    assert pickle.loads(pickle.dumps((protocol, jobs, grid._beside))) == (protocol, jobs, grid._beside)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+        run_grid(protocol, jobs, root, tmp_path, told.append, processes=2, cpu=True)
     assert sorted(m.job.set_name for m in told if m.what == "done") == ["coco14", "cub", "voc12"]
     assert set(all_results(tmp_path, protocol)) == set(jobs)

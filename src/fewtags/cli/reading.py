@@ -99,13 +99,13 @@ def with_outlines(
 
     Settings of the user have priority.
     """
-    from fewtags.formats import FORMATS
+    from fewtags.formats import OUTLINED
     from fewtags.formats.read import detect
 
     own = list(assignments or [])
     settings = read_settings(None, reading_flags(data, images, complete, covers=covers), own).data
     found = {detect(Path(path), settings.format)[0] for path in _listed(data)}
-    if not any("places" in FORMATS[name].options for name in found):
+    if found.isdisjoint(OUTLINED):
         return own
     named = {word.partition("=")[0].strip() for word in own}
     added = {"data.places": "outlines", "data.point_seed": seed}

@@ -139,6 +139,9 @@ FORMATS = {
 }
 """Every format that can be read, by name."""
 
+OUTLINED = frozenset({"coco", "voc", "yolo", "labelstudio", "cvat", "datumaro"})
+"""Formats whose objects can have outlines."""
+
 if not TYPE_CHECKING:
     FormatName = Literal[tuple(FORMATS)]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fewtags.errors import DataError
 from fewtags.formats.cells import is_list, is_nested, text_of_list, text_of_value
-from fewtags.formats.common import finite_number, is_split, plain_text, split_name, text_of
+from fewtags.formats.common import clean_name, finite_number, is_split, plain_text, split_name, text_of
 from fewtags.formats.csv import read_table
 from fewtags.formats.csv_layout import IMAGE_COLUMNS, find_layout
 from fewtags.formats.locate import locate, usual_folders
@@ -163,9 +163,9 @@ def _sheet(path: Path, rows: Sequence[_Row], key: str) -> Sheet:
         if any(map(is_nested, values[name])):
             continue
         listed = any(map(is_list, values[name]))
-        kept.append(name.strip())
+        kept.append(clean_name(name))
         texts.append([*map(text_of_list if listed else text_of_value, values[name])])
-    texts[kept.index(key.strip())] = [row.photo(key) for row in rows]
+    texts[kept.index(clean_name(key))] = [row.photo(key) for row in rows]
     if "split" not in kept and any(row.folder for row in rows):
         kept.append("split")
         texts.append([row.split for row in rows])

@@ -187,9 +187,10 @@ def draw(protocol: Protocol, figure: Figure, points: Sequence[Point]) -> Drawing
         xs, means = [p.x for p in own], [p.mean for p in own]
         errors = [p.sd or 0.0 for p in own] if any(p.sd for p in own) else None
         axes.errorbar(xs, means, errors, marker=marker, color=colour, label=plain(curve), linewidth=1.8, capsize=3)
-        if papers := [(p.x, p.published) for p in own if p.published is not None]:
-            style = {"linestyle": ":", "marker": marker, "fillstyle": "none", "color": colour, "linewidth": 1.2}
-            axes.plot(*zip(*papers, strict=True), label=f"{plain(curve)}, published", **style)
+        if papers := [p for p in own if p.published is not None]:
+            xs, values = [p.x for p in papers], np.array([p.published for p in papers], np.float64)
+            label = f"{plain(curve)}, published"
+            axes.plot(xs, values, ":", marker=marker, fillstyle="none", color=colour, linewidth=1.2, label=label)
     _name_places(axes, figure, points)
     if figure.relative_to is not None:
         axes.axhline(0, color="#555", linewidth=1)

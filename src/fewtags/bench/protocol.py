@@ -278,8 +278,8 @@ def _check(protocol: Protocol, where: str) -> None:
                 "data sets and the rows decide the others."
             )
     for name, figure in protocol.figures.items():
-        given = {*(figure.rows or ()), *([figure.relative_to] if figure.relative_to else [])}
-        if unknown := sorted(given - {*protocol.rows}):
+        asked = [*(figure.rows or ()), *([figure.relative_to] if figure.relative_to else [])]
+        if unknown := [word for word in asked if word not in protocol.rows]:
             raise ConfigError(
                 f"{where}: figures.{name} has the row {unknown[0]!r}{suggest(unknown[0], protocol.rows)}."
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,13 @@ from fewtags.bench.protocol import Job, Protocol
 from fewtags.bench.sections import Task
 from fewtags.config.parse import apply_overrides
 from fewtags.engine.distributed import make_accelerator
-from fewtags.engine.encoder_file import ENCODER_FILE, EncoderInfo, find_encoder
+from fewtags.engine.encoder_file import EncoderInfo, find_encoder
 from fewtags.engine.events import Event
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import make_policy
 from fewtags.engine.pretrain_plan import read_settings
 from fewtags.engine.run_lock import locked
+from fewtags.engine.runfolder import ENCODER_FILE
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.nets.encoder import Encoder
 from fewtags.transfer.dense.detection import VOC, DetectSettings, make_detector, train_detection
@@ -96,6 +97,10 @@ def encoder_of(
                 raise  # not the lock
             time.sleep(WAIT)
     return find_encoder(folder / "run")
+
+
+def _consume(events: Iterable[Event]) -> None:
+    deque(events, 0)
 
 
 def _pretrain(protocol: Protocol, job: Job, root: Path, out: Path, *, cpu: bool, on_event: OnEvent) -> None:
@@ -202,5 +207,5 @@ def classification(
     size = task.settings.get("size", VOC2007["size"] if whole else SIZE)
     policy = make_policy("coco" if whole else "imagenet", size)
     context = ProbeContext(make_accelerator(settings.precision, device.type == "cpu"), policy)
-    scores = finetuned_scores(encoder, read, context, settings, lambda events: deque(events, 0))
+    scores = finetuned_scores(encoder, read, context, settings, _consume)
     return measure(read, scores), {"train": len(read.train), "test": len(read.test)}

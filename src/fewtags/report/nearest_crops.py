@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import numpy as np
@@ -68,7 +69,7 @@ def nearest_crops(
     for first in range(0, len(chosen), BATCH):
         pixels = []
         for n in chosen[first : first + BATCH].tolist():
-            crop, view = read_through(photos.path(n), lambda aspect, n=n: policy.sample(rng(seed, 0, n), aspect), size)
+            crop, view = read_through(photos.path(n), partial(policy.sample, rng(seed, 0, n)), size)
             pixels.append(crop)
             views.append(view)
         pieces.append(pooled(encoder.features(collate.pixels(pixels, device))).float().cpu().numpy())

@@ -1,6 +1,8 @@
 """Every shipped protocol runs from its published layout of files to the table, on stand-ins with a tiny net."""
 
 import json
+import re
+from pathlib import Path
 
 import bench_sets
 import numpy as np
@@ -16,6 +18,7 @@ from fewtags.bench.tables import make_tables, markdown
 from fewtags.errors import DataError
 from fewtags.labels import Label
 
+DOCS = Path(__file__).parents[2] / "docs"
 TINY = [
     *("model.backbone=test_resnet", "model.weights=none", "augment.size=32", "train.workers=0", "train.batch_size=8"),
     'train.stages=[{name="main",epochs=1,lr=1e-3}]',
@@ -45,6 +48,13 @@ def row(rows, label):
 
 
 # ------------------------------------------------------------------------------------------ each protocol
+
+
+def test_every_protocol_has_its_command_in_the_docs():
+    """And the docs name no protocol that does not exist."""
+    pages = [(DOCS / name).read_text("utf-8") for name in ("paper_protocols.md", "figures.md")]
+    commands = set(re.findall(r"fewtags bench ([a-z0-9_]+)", "".join(pages)))
+    assert commands == set(shipped())
 
 
 @pytest.mark.parametrize("name", shipped())

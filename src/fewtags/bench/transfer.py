@@ -54,6 +54,8 @@ CLASSES: Mapping[str, Any] = {"epochs": 120, "lr": 0.01, "weight_decay": 1e-4, "
 VOC2007: Mapping[str, Any] = {**CLASSES, "epochs": 30, "batch_size": 16, "size": 448}
 """The same for several classes a photo, on whole photos."""
 SIZE = 224
+PUBLISHED = "resnet50.tv_in1k"
+"""Backbone of rows with given weights: torchvision's first ResNet-50, which the papers compare with."""
 
 
 def run_transfer(
@@ -84,7 +86,7 @@ def encoder_of(
     """
     row, settings = protocol.rows[job.row], protocol.training(job)
     if row.weights is not None:
-        return find_encoder(row.weights, backbone=settings.get("model.backbone", "resnet50"), seed=job.seed)
+        return find_encoder(row.weights, backbone=settings.get("model.backbone", PUBLISHED), seed=job.seed)
     folder = encoders / f"{job.row}-{job.seed}-{protocol.encoder_digest(job)}"
     folder.mkdir(parents=True, exist_ok=True)
     while not (folder / "run" / ENCODER_FILE).exists():

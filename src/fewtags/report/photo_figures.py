@@ -127,7 +127,7 @@ def draw_maps(
             for axes, c in zip(grid[line][1:], shown, strict=True):
                 drawn = overlay(picture.pixels, scales[c].apply(r.maps[c]), view=r.view)
                 state = {Label.POSITIVE: " (labelled)", Label.NEGATIVE: " (absent)"}.get(Label(states[c]), "")
-                _show(axes, drawn, f"{names[c]}{state}\n{r.prob[c]:.2f}")
+                _show(axes, drawn, f"{names[c]}{state}\n{r.prob[c]:.2f}{_scale(scales[c])}")
             line += 1
     return Drawn(drawing, numbers)
 
@@ -237,7 +237,7 @@ def draw_progress(run: RunData, photos: int = 1) -> Drawn:
                 axes.axis("off")  # the class was not among the panels then
                 continue
             drawn = overlay(picture.pixels, heat_scale.apply(maps[epoch]), view=None if kind == AVERAGES else view)
-            _show(axes, drawn, f"epoch {epoch + 1}\n{at.prob:.2f}")
+            _show(axes, drawn, f"epoch {epoch + 1}\n{at.prob:.2f}{_scale(heat_scale)}")
             numbers.append(
                 {
                     **{"photo": shown.key, "class": run.info.class_ids[panel.class_], "role": panel.role, "map": kind},
@@ -295,6 +295,11 @@ def _photo(axes: Axes, picture: Picture, title: str, boxes: Sequence[Sequence[fl
         size = (max((x1 - x0) * width, 2), max((y1 - y0) * height, 2))  # a point is a small square
         place = (x0 * width - 0.5, y0 * height - 0.5)
         axes.add_patch(Rectangle(place, *size, fill=False, edgecolor=colour, linewidth=1.6))
+
+
+def _scale(heat_scale: HeatScale) -> str:
+    """Describe colours that do not go from 0 to 1."""
+    return f"; scale {'-'.join(heat_scale.ends)}" if heat_scale.relative else ""
 
 
 def _show(axes: Axes, pixels: NDArray[np.uint8], title: str) -> None:

@@ -34,6 +34,8 @@ Model = Annotated[Path, typer.Argument(help="Run folder, its model.safetensors, 
 
 ALL_IMAGES = "all"
 """What --split takes for the images of every split."""
+MANY_PHOTOS = 2_000
+"""From this number of photos on, `predict` names the faster way."""
 LOC_CUTS = 20
 """Default number of map thresholds of MaxBoxAccV2."""
 
@@ -196,6 +198,7 @@ def predict(
     from fewtags.engine.machine import torch_device
     from fewtags.engine.onnx_net import load_predictor
     from fewtags.engine.predict import find_photos
+    from fewtags.nets.spatial import SpatialNet
 
     if restart and out is None:
         raise ConfigError("--restart is for --out: tables on stdout cannot be continued; remove it, or give --out.")
@@ -210,6 +213,8 @@ def predict(
     say(*notes)
     if info.untagged and not wide:
         say(f"warning: {info.untagged}")
+    if isinstance(net, SpatialNet) and len(paths) >= MANY_PHOTOS and torch_device(cpu).type == "cpu":
+        say("note: on a CPU, an ONNX file is faster: fewtags export RUN --to onnx, then predict with the file")
     options = PredictOptions(torch_device(cpu), batch_size, workers, restart)
     failed = write_predictions(net, info, paths, writer, options, "tagging photos")
     if out is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -16,10 +16,10 @@ from torch.utils.data import BatchSampler, Dataset
 
 from fewtags.engine.evaluate import Evaluation, Logits, evaluate_logits, sigmoid
 from fewtags.engine.gallery import class_maps
-from fewtags.engine.machine import prepare_process, torch_device
+from fewtags.engine.machine import cores, prepare_process, torch_device
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.engine.object_sizes import cell_sizes
-from fewtags.engine.onnx_net import Predictor, torch_net
+from fewtags.engine.onnx_net import OnnxNet, Predictor, torch_net
 from fewtags.errors import ConfigError, DataError, FewtagsError
 from fewtags.formats.folder import walk
 from fewtags.formats.locate import is_photo
@@ -31,6 +31,7 @@ from fewtags.nets.zero_shot import ZeroShotNet
 from fewtags.photos.dataset import Sample, read_through
 from fewtags.photos.in_memory import NamedImage
 from fewtags.photos.loader import Collate
+from fewtags.photos.threads import read_ahead
 from fewtags.photos.workers import WorkerLoader, Workers
 from fewtags.table.table import LabelTable, Notes
 from fewtags.table.vocabulary import Matching
@@ -129,7 +130,7 @@ def _logits(
 ) -> Iterator[Logits | str]:
     """Yield float32 [C] for every photo, in order, or the error of reading it."""
     net.to(device).eval()
-    for samples, images in _read(info, paths, device, batch_size, workers):
+    for samples, images in _read(net, info, paths, device, batch_size, workers):
         rows: Iterator[Logits] = iter(())
         if images is not None:
             with torch.inference_mode():
@@ -138,17 +139,30 @@ def _logits(
 
 
 def _read(
-    info: ModelInfo, paths: Sequence[Path | NamedImage], device: torch.device, batch_size: int, workers: int
+    net: Predictor | ZeroShotNet,
+    info: ModelInfo,
+    paths: Sequence[Path | NamedImage],
+    device: torch.device,
+    batch_size: int,
+    workers: int,
 ) -> Iterator[tuple[list[Sample | str], torch.Tensor | None]]:
     """Yield batches: a sample or error for each photo, in order, and a tensor of the readable ones if there are any."""
     prepare_process()
     collate = Collate(info.mean, info.std)
-    loader = WorkerLoader(
-        _Files(paths, info), BatchSampler(range(len(paths)), batch_size, drop_last=False), list, Workers(workers)
-    )
+    files, batches = _Files(paths, info), BatchSampler(range(len(paths)), batch_size, drop_last=False)
+    if workers:
+        loader: Iterable[list[Sample | str]] = WorkerLoader(files, batches, list, Workers(workers))
+    else:
+        # An image in memory may be decoded when it is first used, and may be given twice: not for several threads.
+        loader = read_ahead(files.__getitem__, batches, 1 if files.images else cores())
     for samples in loader:
         crops = [sample.pixels for sample in samples if isinstance(sample, Sample)]
-        yield samples, collate.pixels(crops, device) if crops else None
+        if not crops:
+            yield samples, None
+        elif isinstance(net, OnnxNet):  # it normalises the pixels itself
+            yield samples, torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2).to(device)
+        else:
+            yield samples, collate.pixels(crops, device)
 
 
 def predict_maps(
@@ -166,7 +180,7 @@ def predict_maps(
         DataError: a photo cannot be read.
     """
     net.to(device).eval()
-    for samples, images in _read(info, paths, device, batch_size, workers):
+    for samples, images in _read(net, info, paths, device, batch_size, workers):
         for sample in samples:
             if isinstance(sample, str):
                 raise DataError(sample)

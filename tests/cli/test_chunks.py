@@ -147,6 +147,25 @@ def test_another_job_is_refused(
     assert not (tmp_path / ".tags.csv.partial").exists()
 
 
+@pytest.mark.parametrize("lost", ["job.json", "00000000.csv", "00000001.json"])
+def test_a_kill_while_chunks_are_removed(
+    run: Run, command: tuple[object, ...], tmp_path: Path, stop: Callable[..., list[int]], lost: str
+) -> None:
+    """What is left counts only with its job and up to the first gap."""
+    out = tmp_path / "tags.csv"
+    wanted = run(*command, "--out", out)
+    before = out.read_bytes()
+    stop(7)
+    run(*command, "--out", out)
+    (tmp_path / ".tags.csv.partial" / lost).unlink()
+    given = stop(None)
+    result = run(*command, "--out", out)
+    assert given == [14, 11 if lost == "00000001.json" else 14]
+    assert result.stderr.endswith(wanted.stderr)
+    assert out.read_bytes() == before
+    assert {p.name for p in tmp_path.iterdir()} == {"tags.csv", "tags.unreadable.csv"}
+
+
 def test_one_process_at_a_time_writes_a_table(command: tuple[object, ...], tmp_path: Path) -> None:
     partial = tmp_path / ".tags.csv.partial"
     partial.mkdir()

@@ -82,7 +82,8 @@ class Chunks:
 
     def __init__(self, out: Path, job: Mapping[str, str]) -> None:
         self.out, self._job = out, {"format": str(FORMAT), **job}
-        self._folder = out.with_name(f".{out.name}.partial")
+        place = out.resolve() if out.is_symlink() else out
+        self._folder = place.with_name(f".{place.name}.partial")
         self.complete: list[Chunk] = []
         self._finished = False
 
@@ -129,9 +130,10 @@ class Chunks:
 
     def _read(self) -> None:
         remove_temporary_files(self._folder)
-        job = self._folder / JOB_FILE
-        before = _load(job) if job.exists() else self._job
-        while (content := _load(self._path(len(self.complete)).with_suffix(".json"))) is not None:
+        before = _load(self._folder / JOB_FILE)
+        if before is None:
+            self._remove()
+        while self._path(len(self.complete)).exists() and (content := self._state(len(self.complete))) is not None:
             failed = tuple((name, reason) for name, reason in content["failed"])
             self.complete.append(Chunk(content["photos"], content["untagged"], tuple(content["escaped"]), failed))
         if self.complete and before != self._job:
@@ -140,7 +142,10 @@ class Chunks:
                 f"{self._differences(before or {})}. Repeat that command to continue it, or pass --restart to drop "
                 "its photos."
             )
-        write_text(job, json.dumps(self._job))
+        write_text(self._folder / JOB_FILE, json.dumps(self._job))
+
+    def _state(self, n: int) -> dict[str, Any] | None:
+        return _load(self._path(n).with_suffix(".json"))
 
     def _differences(self, before: Mapping[str, str]) -> str:
         names = [name for name in ("model", "settings", "photos") if before.get(name) != self._job[name]]
@@ -154,11 +159,23 @@ class Chunks:
         write_text(path.with_suffix(".json"), json.dumps(asdict(chunk)))
         self.complete.append(chunk)
 
+    @contextmanager
+    def publishing(self, path: Path) -> Iterator[Path]:
+        """Yield the path of a temporary file in the hidden folder, which a kill may leave; at the end it is renamed."""
+        path = path.resolve() if path.is_symlink() else path
+        temporary = self._folder / f"joined{path.suffix}"
+        with replacing(temporary) as part:
+            yield part
+        with writing(path):
+            temporary.replace(path)
+
     def finish(self) -> None:
         """Remove the chunks when this is closed: the table is written."""
         self._finished = True
 
     def _remove(self) -> None:
+        # Without this file, the others count for nothing, also if this process is killed now.
+        (self._folder / JOB_FILE).unlink(missing_ok=True)
         for path in self._folder.iterdir():
             if path.name != LOCK_FILE:
                 path.unlink()

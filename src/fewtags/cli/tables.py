@@ -28,7 +28,6 @@ from fewtags.engine.model import ModelInfo
 from fewtags.engine.onnx_net import Predictor
 from fewtags.engine.predict import Prediction, decide, predict_photos
 from fewtags.errors import ConfigError
-from fewtags.files import replacing
 from fewtags.nets.zero_shot import ZeroShotNet
 from fewtags.text import MOST_NAMED, counted, printable, safe_cell
 
@@ -154,8 +153,9 @@ class PredictionWriter:
             self.photos, self._since = self._chunks.photos, time.monotonic()
             yield
             self._flush()
-            self._join(self._chunks.paths())
-            self._write_unreadable()
+            with self._chunks.publishing(self.out) as temporary:
+                self._join(temporary, self._chunks.paths())
+            self._write_unreadable(self._chunks)
             self._chunks.finish()
 
     def add(self, found: Prediction) -> None:
@@ -225,28 +225,26 @@ class PredictionWriter:
     def _header(self, names: Sequence[str]) -> str:
         return csv_lines([map(self._cell, names)]) if self._format == ".csv" else ""
 
-    def _join(self, chunks: list[Path]) -> None:
-        """Write the file from its chunks. Row groups have the same number of rows, wherever the chunks end."""
-        assert self.out is not None
-        with replacing(self.out) as temporary:
-            if self._format != ".parquet":
-                with temporary.open("wb") as file:
-                    file.write(self._header(self.schema.names).encode())
-                    for path in chunks:
-                        with path.open("rb") as chunk:
-                            shutil.copyfileobj(chunk, file)
-                return
-            rows = self.schema.empty_table()
-            with pq.ParquetWriter(temporary, self.schema) as parquet:
+    def _join(self, out: Path, chunks: list[Path]) -> None:
+        """Write a file from its chunks. Row groups have the same number of rows, wherever the chunks end."""
+        if self._format != ".parquet":
+            with out.open("wb") as file:
+                file.write(self._header(self.schema.names).encode())
                 for path in chunks:
-                    rows = pa.concat_tables([rows, pq.read_table(path)])
-                    while rows.num_rows >= self._group:
-                        parquet.write_table(rows.slice(0, self._group))
-                        rows = rows.slice(self._group)
-                if rows.num_rows:
-                    parquet.write_table(rows)
+                    with path.open("rb") as chunk:
+                        shutil.copyfileobj(chunk, file)
+            return
+        rows = self.schema.empty_table()
+        with pq.ParquetWriter(out, self.schema) as parquet:
+            for path in chunks:
+                rows = pa.concat_tables([rows, pq.read_table(path)])
+                while rows.num_rows >= self._group:
+                    parquet.write_table(rows.slice(0, self._group))
+                    rows = rows.slice(self._group)
+            if rows.num_rows:
+                parquet.write_table(rows)
 
-    def _write_unreadable(self) -> None:
+    def _write_unreadable(self, chunks: Chunks) -> None:
         """Write the table of the photos that cannot be read, or remove that of an earlier command."""
         assert self.unreadable is not None
         rows = [row for chunk in self._complete for row in chunk.failed]
@@ -254,7 +252,7 @@ class PredictionWriter:
             self.unreadable.unlink(missing_ok=True)
             return
         table = pa.table([*map(list, zip(*rows, strict=True))], ["image", "reason"])
-        with replacing(self.unreadable) as temporary:
+        with chunks.publishing(self.unreadable) as temporary:
             self._write(temporary, table, self._header(table.column_names))
 
     @property

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fewtags.api import Classifier, pretrain
     from fewtags.engine.fit import Fit, FitConfig
     from fewtags.formats.frames import from_pandas
+    from fewtags.formats.hub_datasets import from_datasets, to_datasets
     from fewtags.formats.options import ReadOptions
     from fewtags.formats.read import read
     from fewtags.labels import ClassNames, Label
@@ -40,11 +41,13 @@ _HOMES = {
     "PatchML": "fewtags.objectives.patchml",
     "ReadOptions": "fewtags.formats.options",
     "from_array": "fewtags.table.arrays",
+    "from_datasets": "fewtags.formats.hub_datasets",
     "from_pandas": "fewtags.formats.frames",
     "merge": "fewtags.table.merge",
     "pretrain": "fewtags.api",
     "read": "fewtags.formats.read",
     "save": "fewtags.table.storage",
+    "to_datasets": "fewtags.formats.hub_datasets",
 }
 """Where each public name lives (PEP 562); a test compares it with the imports above."""
 
@@ -63,11 +66,13 @@ __all__ = [
     "PatchML",
     "ReadOptions",
     "from_array",
+    "from_datasets",
     "from_pandas",
     "merge",
     "pretrain",
     "read",
     "save",
+    "to_datasets",
 ]
 
 

@@ -17,14 +17,21 @@ if TYPE_CHECKING:
     from fewtags.photos.scan import Tick
 
 
-def follow(folder: RunFolder, start: Callable[[Tick], Iterator[Event]], cpu: bool) -> None:
+def follow(folder: RunFolder, start: Callable[[Tick], Iterator[Event]], cpu: bool, track: str | None = None) -> None:
     """Show a run until it ends, then write its report and print its results.
 
     `start` starts or resumes the run; its argument shows progress before training. A pretraining run that collapses
-    also gets its report.
+    also gets its report. `track` names a tracker.
     """
+
+    def begin(tick: Tick) -> Iterator[Event]:
+        from fewtags.engine.tracking import tracked
+
+        events = start(tick)
+        return events if track is None else tracked(events, track, folder.path, folder.kind.settings)
+
     try:
-        for _ in watch(start, features=not is_pretraining(folder)):
+        for _ in watch(begin, features=not is_pretraining(folder)):
             pass
         if is_main_process():
             _finish_or_say_how(folder, cpu)

@@ -76,6 +76,10 @@ Cpu = Annotated[bool, typer.Option("--cpu", help="Do not use a GPU.")]
 Restart = Annotated[
     bool, typer.Option("--restart", help="Begin again; do not continue a command that was interrupted.")
 ]
+Track = Annotated[
+    str | None,
+    typer.Option(help="Log settings and epochs to tensorboard (in the run folder), wandb, mlflow or trackio."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

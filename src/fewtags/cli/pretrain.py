@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fewtags.cli.follow import follow
-from fewtags.cli.options import BatchSize, Cpu, DryRun, Epochs, Rate, Seed
+from fewtags.cli.options import BatchSize, Cpu, DryRun, Epochs, Rate, Seed, Track
 from fewtags.cli.progress import counting, is_main_process, say
 from fewtags.cli.train import FASTER_CHECK, Set, merged_tree, refuse_missing_inputs
 from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD, PRETRAIN_METHODS, method_help
@@ -43,6 +43,7 @@ def pretrain(
     lr: Rate = None,
     batch_size: BatchSize = None,
     seed: Seed = None,
+    track: Track = None,
     dry_run: DryRun = False,
     cpu: Cpu = False,
 ) -> None:
@@ -61,6 +62,10 @@ def pretrain(
     from fewtags.config.parse import check_sections
     from fewtags.config.pretrain import PretrainConfig
     from fewtags.engine.runfolder import PRETRAINING, RunFolder, refuse_used_folder
+    from fewtags.engine.tracking import check_tracker
+
+    if track is not None:
+        check_tracker(track)
 
     flags = {
         "data.train": data,
@@ -92,4 +97,4 @@ def pretrain(
     if dry_run:
         say("dry run: nothing was written.")
         return
-    follow(RunFolder(out, PRETRAINING), lambda _: PretrainRun(plan, out, cpu=cpu).start(), cpu)
+    follow(RunFolder(out, PRETRAINING), lambda _: PretrainRun(plan, out, cpu=cpu).start(), cpu, track)

@@ -20,6 +20,7 @@ from fewtags.cli.options import (
     Rate,
     Seed,
     TestImages,
+    Track,
     ValImages,
     plain_paths,
     without_none,
@@ -97,6 +98,7 @@ def train(
     complete: Complete = False,
     covers: Covers = None,
     seed: Seed = None,
+    track: Track = None,
     dry_run: DryRun = False,
     cpu: Cpu = False,
 ) -> None:
@@ -136,7 +138,10 @@ def train(
         "model.weights": weights,
     }
     from fewtags.engine.runfolder import TRAINING, RunFolder, refuse_used_folder
+    from fewtags.engine.tracking import check_tracker
 
+    if track is not None:
+        check_tracker(track)
     if is_main_process() and not dry_run:
         refuse_used_folder(out)
     settings = read_settings(config, flags, set_ or [], init=init)
@@ -152,18 +157,27 @@ def train(
     if dry_run:
         say("dry run: nothing was written.")
         return
-    follow(RunFolder(out, TRAINING), lambda tick: TrainRun(plan, out, cpu=cpu, tick=tick, clock=clock).start(), cpu)
+
+    def begin(tick: Tick) -> Iterator[Event]:
+        return TrainRun(plan, out, cpu=cpu, tick=tick, clock=clock).start()
+
+    follow(RunFolder(out, TRAINING), begin, cpu, track)
 
 
-def resume(run: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")], cpu: Cpu = False) -> None:
+def resume(
+    run: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")], track: Track = None, cpu: Cpu = False
+) -> None:
     """Resume an interrupted run.
 
     The result is the same, bit for bit, as without the interruption. All settings are those of the run. If only the
     report of a finished run is missing, it is written.
     """
     from fewtags.engine.runfolder import REPORT_FILE, run_folder
+    from fewtags.engine.tracking import check_tracker
     from fewtags.files import remove_temporary_files
 
+    if track is not None:
+        check_tracker(track)
     folder = run_folder(run)
     if folder.is_finished and not (run / REPORT_FILE).exists():
         say(f"{run} is finished, but its report is missing; it is written now.")
@@ -181,7 +195,7 @@ def resume(run: Annotated[Path, typer.Argument(help="Folder of an interrupted ru
         say(*opened.notes)
         return events
 
-    follow(folder, begin, cpu)
+    follow(folder, begin, cpu, track)
 
 
 def read_settings(

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test stress browser check lint fix setup clean
+.PHONY: demo test stress browser dist oldest site check lint fix setup clean
 
 demo: setup
 	$(BIN)/fewtags demo
@@ -17,6 +17,7 @@ stress: setup
 	$(BIN)/python tests/stress/photos.py 3000
 	$(BIN)/python tests/stress/labels.py 3000
 	$(BIN)/python tests/stress/kills.py 20
+	$(BIN)/python tests/stress/predict_kills.py 20
 	$(BIN)/python tests/stress/runfiles.py 60
 	$(BIN)/python tests/stress/disks.py 12
 	$(BIN)/python tests/stress/commands.py
@@ -28,18 +29,31 @@ browser: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/lock.txt playwright
 	$(BIN)/python -m pytest tests/review/browser.py
 
+# The wheel, built and used in a new environment; `make dist FULL=--full` also installs its dependencies anew.
+dist: setup
+	$(BIN)/python scripts/dist.py $(FULL)
+
+# The tests with the oldest allowed versions of the dependencies, in a new environment (downloads several GB).
+oldest: setup
+	$(BIN)/python scripts/oldest.py --python $(PYTHON)
+
+# The documentation as a site, in site/.
+site: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/lock.txt mkdocs-material
+	$(BIN)/python scripts/site.py
+
 check: lint
 	$(BIN)/python -m pytest tests/docs
 
 lint: setup
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
 fix: setup
-	$(BIN)/ruff format src tests benchmarks
-	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks scripts
+	$(BIN)/ruff check --fix src tests benchmarks scripts
 
 setup: $(VENV)/.ready
 

@@ -260,7 +260,7 @@ class LabelTable:
     @property
     def fact_cells(self) -> NDArray[np.int64]:
         """Cell of each fact as one number, image * C + class: int64 [F]."""
-        cell = self.facts["image"].to_numpy().astype(np.int64)
+        cell: NDArray[np.int64] = self.facts["image"].to_numpy().astype(np.int64)
         cell *= len(self.classes)  # in place: tables can have tens of millions of facts
         cell += self.facts["class"].to_numpy()
         return cell

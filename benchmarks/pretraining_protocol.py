@@ -13,7 +13,7 @@ from budget_protocol import fits, parts_of
 from datasets import Name
 from fewtags.config.pretrain import PretrainConfig
 from fewtags.config.sections import Settings, StageConfig
-from fewtags.engine.pretrain_plan import read_settings
+from fewtags.engine.methods import read_pretrain_settings
 from fewtags.errors import ConfigError
 from protocol import check_objective, digest, other_settings, read_lines, seed_numbers
 
@@ -119,7 +119,7 @@ class PretrainBenchmark(Settings):
             "objective": {**shared.objective, **own},
             "train": {**shared.train, "seed": seed},
         }
-        return read_settings(tree, self.name)
+        return read_pretrain_settings(tree, self.name)
 
     def encoder_digest(self, method: str, seed: int) -> str:
         """Tells encoders apart that were made differently."""

@@ -15,8 +15,9 @@ from fewtags.demo_set import make_scenes
 from fewtags.engine.events import Ended, Started, StepEnded
 from fewtags.engine.given_photos import GivenPhotos
 from fewtags.engine.model import ModelInfo
-from fewtags.engine.plan import hold_out, make_plan
+from fewtags.engine.plan import make_plan
 from fewtags.engine.predict import evaluate_table
+from fewtags.engine.tables import hold_out
 from fewtags.engine.trained_on import trained_on
 from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.nets.backbones import create_net

@@ -20,16 +20,15 @@ from fewtags.engine.events import Event
 from fewtags.engine.fitting import fit_tables, pretrain_photos
 from fewtags.engine.given_photos import GivenPhotos
 from fewtags.engine.machine import torch_device
-from fewtags.engine.methods import changed_objective, settings_models, settings_of
+from fewtags.engine.methods import changed_objective, read_pretrain_settings, settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
 from fewtags.engine.near_copies import leave_out_alike
 from fewtags.engine.onnx_net import Predictor, load_predictor, torch_net
 from fewtags.engine.own_thresholds import Given, with_thresholds
-from fewtags.engine.plan import Tables, hold_out, with_groups
 from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
 from fewtags.engine.predictions import Predictions
-from fewtags.engine.pretrain_plan import read_settings
 from fewtags.engine.runfolder import ENCODER_FILE, IN_MEMORY
+from fewtags.engine.tables import Tables, hold_out, with_groups
 from fewtags.engine.trained_on import trained_on
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.answers import read_answers
@@ -491,6 +490,6 @@ def pretrain(
         **(settings or {}),
     }
     tree = apply_overrides({}, {key: value for key, value in chosen.items() if value is not None})
-    config = read_settings(tree, "the settings")
+    config = read_pretrain_settings(tree, "the settings")
     pretrain_photos(config, table, out, cpu=cpu, progress=progress, on_event=on_event)
     return out / ENCODER_FILE

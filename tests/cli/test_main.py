@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from fewtags.cli.main import app
@@ -126,6 +128,20 @@ def test_every_help_begins_with_a_short_sentence(run: Run, command: str) -> None
     assert "..." not in listed
 
 
+def commands_of(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the words of every command and group that has a help page."""
+    yield words
+    for name, inner in getattr(group, "commands", {}).items():
+        yield from commands_of(inner, (*words, name))
+
+
+@pytest.mark.parametrize("words", [*commands_of(typer.main.get_command(app))], ids=" ".join)
+def test_help_pages_have_80_columns_and_plain_words(run: Run, words: tuple[str, ...]) -> None:
+    """Values are called LABELS, FOLDER or N, not `<list[str]>` or `<int range>`; examples can be pasted."""
+    shown = run(*words, "--help").stdout
+    assert [line for line in shown.splitlines() if len(line) > 80 or "<" in line.replace("<0", "")] == []
+
+
 WRONG = {
     ("train", "NOWHERE"): "does not exist",
     ("train", "FOLDER", "--val", "NOWHERE"): "does not exist",
@@ -138,7 +154,45 @@ WRONG = {
     ("pretrain", "FOLDER", "--set", "train.epoch=3"): "did you mean 'train.epochs'?",
     ("check", "NOWHERE"): "does not exist",
     ("check", "FOLDER", "--set", "data.uncertain=one"): "data.uncertain = 'one'",
+    ("train", "FOLDER", "--set", "objective.scl_wieght=1"): "did you mean 'objective.scl_weight'?",
+    (
+        "train",
+        "FOLDER",
+        "--set",
+        "objective.scl_weight=a",
+    ): "objective.scl_weight = 'a': input should be a valid number",
+    ("train", "FOLDER", "--set", "objective.momentum=2"): "objective.momentum = 2: must be in 0..1",
+    ("train", "FOLDER", "--config", "WRONG.toml"): "did you mean 'objective.pseudo_weight'?",
+    ("train", "FOLDER", "--method", "bec"): "did you mean 'bce'?",
+    ("train", "FOLDER", "--init", "NOWHERE", "--set", "objective.foo=1"): "unknown key 'objective.foo'",
+    ("pretrain", "FOLDER", "--set", "objective.queue=1"): "did you mean 'objective.queue_size'?",
+    ("methods", "bec"): "did you mean 'bce'?",
+    ("check", "EMPTY.csv"): "it is not clear which of",
+    ("evaluate", "NOWHERE", "LABELS.csv"): "does not exist; give a run folder",
+    ("predict", "NOWHERE", "FOLDER"): "does not exist; give a run folder",
+    ("heatmap", "NOWHERE", "FOLDER"): "does not exist; give a run folder",
+    ("suggest", "NOWHERE"): "does not exist; give a run folder",
+    ("review", "NOWHERE"): "does not exist; give a run folder",
+    ("serve", "NOWHERE"): "does not exist; give a run folder",
+    ("thresholds", "NOWHERE"): "does not exist; give a run folder",
+    ("export", "NOWHERE", "--to", "onnx"): "does not exist; give a run folder",
+    ("export", "NOWHERE", "--to", "timm"): "does not exist; give a run folder",
+    ("export", "NOWHERE", "--to", "backbone"): "NOWHERE does not exist",
+    ("resume", "NOWHERE"): "is not a run folder",
+    ("report", "NOWHERE"): "is not a run folder",
+    ("transfer", "knn", "NOWHERE", "LABELS.csv"): "NOWHERE does not exist",
+    ("transfer", "linear", "none", "NOWHERE", "--backbone", "resnet18"): "'NOWHERE' does not exist",
+    ("transfer", "neighbours", "NOWHERE", "LABELS.csv"): "NOWHERE does not exist",
+    ("transfer", "segment", "NOWHERE", "FOLDER"): "NOWHERE does not exist",
 }
+ANSWERED = [
+    ("methods",),
+    ("methods", "expected_negative"),
+    ("config",),
+    ("config", "--pretrain"),
+    ("check", "LABELS.csv"),
+]
+"""Commands that need no network and no photo."""
 RUN_ALL = """
 import contextlib, io, json, sys
 from fewtags.cli.main import run
@@ -157,13 +211,17 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], list[object]]:
-    """Exit code, whether torch is imported, and the message of each command of `WRONG`; one process for all of them."""
+    """Exit code, whether torch is imported, and the message of each command; one process for all of them."""
     folder = tmp_path_factory.mktemp("wrong")
     (folder / "FOLDER" / "cat").mkdir(parents=True)
     (folder / "FOLDER" / "cat" / "1.jpg").touch()
-    command = [sys.executable, "-c", RUN_ALL, json.dumps(list(WRONG))]
+    (folder / "LABELS.csv").write_text("file,cat,dog\na.jpg,1,0\nb.jpg,,1\n")
+    (folder / "EMPTY.csv").write_text("file,cat\n")
+    (folder / "WRONG.toml").write_text('[objective]\nname = "patchml"\npseudo_weigth = 1.0\n')
+    commands = [*WRONG, *ANSWERED]
+    command = [sys.executable, "-c", RUN_ALL, json.dumps(commands)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
-    return dict(zip(WRONG, json.loads(done.stdout), strict=True))
+    return dict(zip(commands, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
 @pytest.mark.parametrize("words", WRONG)
@@ -173,6 +231,13 @@ def test_wrong_paths_and_settings_are_reported_without_torch(
     code, has_torch, message = reported[words]
     assert (code, has_torch) == (1, False)
     assert WRONG[words] in str(message)
+
+
+@pytest.mark.parametrize("words", ANSWERED)
+def test_what_needs_no_network_is_answered_without_torch(
+    reported: dict[tuple[str, ...], list[object]], words: tuple[str, ...]
+) -> None:
+    assert reported[words][:2] == [0, False]
 
 
 @pytest.mark.parametrize(

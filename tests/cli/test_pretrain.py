@@ -1,6 +1,7 @@
 """pretrain, resume of it, train --init, export-backbone, transfer neighbours."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +100,17 @@ def test_training_starts_from_the_pretrained_backbone(
     )
     assert result.exit_code == 0, result.stderr
     assert f"net: test_resnet, weights {out / 'encoder.safetensors'}" in result.stderr
+    worth = re.search(
+        r"\ninit: (\d+) % of the 10 nearest photos share a class before training, random weights (\d+) %, by chance "
+        r"(\d+) % \((\d+) val photos\)\n",
+        result.stderr,
+    )
+    found = json.loads((tmp_path / "run" / "init.json").read_text("utf-8"))
+    shares = [found["init"], found["other"], found["chance"]]
+    assert worth is not None
+    assert [int(word) for word in worth.groups()] == [*(round(100 * share) for share in shares), found["photos"]]
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert worth.group(0).strip().removeprefix("init: ") in page
     before, after = load_file(out / "encoder.safetensors"), load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(after[name], value) for name, value in before.items() if not name.endswith("tracked"))
     both = run("train", dataset / "train.parquet", "--init", out, "--weights", "none")

@@ -8,7 +8,7 @@ from two_processes import load
 from fewtags.config.parse import apply_overrides, parse
 from fewtags.demo_set import make_scenes
 from fewtags.engine.methods import settings_models
-from fewtags.engine.plan import Tables
+from fewtags.engine.tables import Tables
 
 HERE = Path(__file__).parent
 

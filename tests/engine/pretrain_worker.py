@@ -6,7 +6,7 @@ import torch
 from two_processes import main
 
 from fewtags.engine.events import EpochEnded, StepEnded
-from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
+from fewtags.engine.pretrain_plan import make_pretrain_plan
 from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run
 from fewtags.engine.tensor_files import load_part
 
@@ -38,7 +38,7 @@ def parts_of(out, rank):
 def work(folder: Path, shard):
     def plan():
         tree = {**TREE, "data": {"train": str(folder / "photos")}}
-        return make_pretrain_plan(read_settings(tree, "test"), cpu=True, processes=2)
+        return make_pretrain_plan(read_pretrain_settings(tree, "test"), cpu=True, processes=2)
 
     whole, stopped = folder / "whole", folder / "stopped"
     records = finish(PretrainRun(plan(), whole, cpu=True).start())

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import sys
+from typing import get_type_hints
 
 import pytest
 
@@ -17,7 +18,9 @@ from fewtags.engine.methods import (
     method_class,
     method_doc,
     method_source,
+    model_of,
     pretrain_settings_models,
+    settings_model,
     settings_models,
     settings_of,
 )
@@ -25,6 +28,7 @@ from fewtags.errors import ConfigError
 from fewtags.objectives.assume_negative import BCE, AssumeNegative
 from fewtags.objectives.base import Objective
 from fewtags.objectives.byol import BYOL
+from fewtags.objectives.declared import declared
 from fewtags.objectives.densecl import DenseCL
 from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.objectives.fixmatch import FixMatch
@@ -83,8 +87,12 @@ def test_what_was_left_to_derive_is_filled_in_and_nothing_else():
 
 
 def test_the_methods_own_checks_hold():
-    with pytest.raises(ConfigError, match=r"momentum must be in 0\.\.1, got 2"):
-        make_objective(settings_models()["expected_negative"](name="expected_negative", momentum=2.0))
+    tree = {"data": {"train": "x"}, "objective": {"name": "expected_negative", "momentum": 2.0}}
+    with pytest.raises(ConfigError, match=r"objective\.momentum = 2\.0: must be in 0\.\.1"):
+        parse(tree, settings_models())
+    tree = {"data": {"train": "x"}, "objective": {"name": "gr", "width": [0, 1.0]}}
+    with pytest.raises(ConfigError, match=r"objective\.width = \[0, 1\.0\]: numbers must be above 0"):
+        parse(tree, settings_models())
 
 
 def test_a_setting_that_cannot_be_written_down():
@@ -126,7 +134,24 @@ def test_every_setting_of_a_method_is_in_its_documentation():
     for name in EVERY_METHOD:
         method = method_class(name)
         for field in dataclasses.fields(method):
-            assert f"    {field.name}: " in method_doc(method), (name, field.name)
+            assert f"    {field.name}: " in method_doc(name), (name, field.name)
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_settings_that_are_read_from_the_source_are_those_of_the_class(name):
+    method = method_class(name)
+    found = declared(EVERY_METHOD[name].path)
+    hints = get_type_hints(method, include_extras=True)
+    fields = {
+        field.name: (hints[field.name], ... if field.default is dataclasses.MISSING else field.default)
+        for field in dataclasses.fields(method)
+        if field.init
+    }
+    assert list(found.fields.items()) == list(fields.items())
+    assert found.doc.startswith(inspect.getdoc(method))
+    bases = [base for base in method.__mro__[1:] if "__dataclass_fields__" in vars(base)]
+    assert all(f"{base.__name__}: {inspect.getdoc(base)}" in found.doc for base in bases)
+    assert settings_model(name).model_json_schema() == model_of(method).model_json_schema()
 
 
 # --- methods of your own

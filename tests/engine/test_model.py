@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fewtags.engine.model import ModelInfo, load_model, make_policy, model_path, read_info, save_model
+from fewtags.engine.model import ModelInfo, load_model, make_policy, read_info, save_model
+from fewtags.engine.places import model_path
 from fewtags.errors import CheckpointError
 from fewtags.nets.backbones import create_net
 from fewtags.nets.pool import Pool

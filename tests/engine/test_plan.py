@@ -9,17 +9,9 @@ from PIL import Image
 
 from fewtags.config.sections import DataConfig, ObjectiveConfig
 from fewtags.engine import plan as planning
-from fewtags.engine.plan import (
-    Tables,
-    can_rank,
-    derive,
-    hold_out,
-    make_plan,
-    positives_per_image,
-    read_named,
-    read_options,
-    read_tables,
-)
+from fewtags.engine.label_counts import can_rank, positives_per_image
+from fewtags.engine.plan import derive, make_plan
+from fewtags.engine.tables import Tables, hold_out, read_named, read_options, read_tables
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.options import ReadOptions
 from fewtags.labels import ClassNames, Label
@@ -524,13 +516,12 @@ def test_the_best_epoch_needs_something_to_rank_before_training(tables, make_con
         ({"positives_per_image": 20.0}, "positives_per_image is 20.0, but there are 10 classes."),
         ({"class_prior": [0.5]}, "class_prior has 1 shares, but there are 10 classes."),
         ({"name": "bce"}, "objective 'bce' needs known negatives, and no training image has one"),
-        ({"scl_weight": -1.0}, "scl_weight must be at least 0, got -1.0."),
+        ({"scl_weight": -1.0}, "objective.scl_weight = -1.0: must be at least 0"),
     ],
 )  # fmt: skip
 def test_what_the_method_refuses_is_refused_by_the_plan(tables, make_config, objective, message):
-    config = make_config(objective={"name": "expected_negative"} | objective)
     with pytest.raises(ConfigError) as error:
-        make_plan(config, tables=tables, cpu=True)
+        make_plan(make_config(objective={"name": "expected_negative"} | objective), tables=tables, cpu=True)
     assert message in str(error.value)
 
 
@@ -560,7 +551,7 @@ def test_the_rehearsal_of_a_method_allocates_nothing(tables, make_config, monkey
 
 def test_settings_are_refused_before_photos_are_looked_at(tables, make_config, monkeypatch):
     monkeypatch.setattr(planning, "check", lambda *_, **__: pytest.fail("looked at photos"))
-    with pytest.raises(ConfigError, match=r"momentum must be in 0\.\.1, got 2\.0"):
+    with pytest.raises(ConfigError, match=r"objective\.momentum = 2\.0: must be in 0\.\.1"):
         make_plan(make_config(objective__momentum=2.0), tables=tables, cpu=True)
     with pytest.raises(ConfigError, match="would do nothing"):
         make_plan(make_config(augment__policy="none", augment__flip=True), tables=tables, cpu=True)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from fewtags.engine.encoder_file import find_encoder, load_encoder
 from fewtags.engine.events import EpochEnded, Noted, StepEnded
-from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
+from fewtags.engine.pretrain_plan import make_pretrain_plan
 from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run, purity_hint
 from fewtags.engine.tensor_files import load_part
 from fewtags.errors import CheckpointError, ConfigError, DataError, TrainingError
@@ -38,7 +38,7 @@ def photos(tmp_path_factory):
 def plan_for(photos, **sections):
     tree = {name: {**TREE.get(name, {}), **sections.get(name, {})} for name in {*TREE, *sections}}
     tree["data"] = {"train": str(photos), **sections.get("data", {})}
-    return make_pretrain_plan(read_settings(tree, "test"), cpu=True)
+    return make_pretrain_plan(read_pretrain_settings(tree, "test"), cpu=True)
 
 
 def finish(events, stop=None):
@@ -103,7 +103,9 @@ def test_small_problems_scale_what_nobody_chose(photos):
     """20 photos: the smallest queue, of which 5 in 256 are less than one label; a tenth of 40 epochs warms up."""
     plan = plan_for(photos, objective={"name": "mls", "momentum": 0.95}, train={"epochs": 40})
     objective = {"name": "mls", "momentum": 0.95}
-    tree = read_settings({"data": {"train": str(photos)}, "objective": objective, "train": {"epochs": 40}}, "x")
+    tree = read_pretrain_settings(
+        {"data": {"train": str(photos)}, "objective": objective, "train": {"epochs": 40}}, "x"
+    )
     objective = make_pretrain_plan(tree, cpu=True).resolved.objective
     assert {k: objective[k] for k in ("queue_size", "k", "momentum", "neighbour_from", "reduction")} == {
         "queue_size": 16,
@@ -117,7 +119,9 @@ def test_small_problems_scale_what_nobody_chose(photos):
 
 def test_the_default_is_moco(photos):
     assert (
-        make_pretrain_plan(read_settings({"data": {"train": str(photos)}}, "x"), cpu=True).resolved.objective["name"]
+        make_pretrain_plan(read_pretrain_settings({"data": {"train": str(photos)}}, "x"), cpu=True).resolved.objective[
+            "name"
+        ]
         == "moco"
     )
 
@@ -246,7 +250,7 @@ def test_the_rate_is_in_proportion_to_the_photos_that_a_step_sees(photos):
     """20 photos in one batch of at most 64: .3 x 20 / 256; SimSiam .05 x 20 / 256."""
     for method, base in (("moco", 0.3), ("simsiam", 0.05)):
         tree = {"data": {"train": str(photos)}, "objective": {"name": method}, "model": {"backbone": "test_resnet"}}
-        plan = make_pretrain_plan(read_settings(tree, "x"), cpu=True)
+        plan = make_pretrain_plan(read_pretrain_settings(tree, "x"), cpu=True)
         assert plan.resolved.stages[0].lr == pytest.approx(base * 20 / 256)
 
 
@@ -273,7 +277,7 @@ def test_what_was_left_out_is_listed(photos, tmp_path):
 
 
 def test_photos_in_a_step_and_batchnorm_that_is_not_shuffled(photos):
-    tree = read_settings({**TREE, "data": {"train": str(photos)}}, "test")
+    tree = read_pretrain_settings({**TREE, "data": {"train": str(photos)}}, "test")
     said = "note: BatchNorm sees the whole batch at once"
     alone, two = (make_pretrain_plan(tree, cpu=True, processes=n) for n in (1, 2))
     assert [sum(said in line for line in plan.lines()) for plan in (alone, two)] == [1, 0]

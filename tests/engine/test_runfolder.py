@@ -13,7 +13,7 @@ from fewtags import files
 from fewtags.config.parse import load_toml, parse
 from fewtags.config.presets import Resolved
 from fewtags.engine.methods import settings_models
-from fewtags.engine.plan import Tables, make_plan
+from fewtags.engine.plan import make_plan
 from fewtags.engine.runfolder import (
     ANY_SIZE,
     PRETRAINING,
@@ -24,6 +24,7 @@ from fewtags.engine.runfolder import (
     refuse_used_folder,
     run_folder,
 )
+from fewtags.engine.tables import Tables
 from fewtags.engine.tensor_files import save_tensors
 from fewtags.engine.train_record import check_labels_unchanged, with_located_paths, write_record
 from fewtags.errors import CheckpointError, ConfigError

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fewtags.engine.plan import Tables
+from fewtags.engine.tables import Tables
 from fewtags.engine.thresholds import choose_thresholds, expected_share, needs_training_scores, rests_on, scored_rows
 from fewtags.labels import ClassNames
 from fewtags.metrics.thresholds import ThresholdRule

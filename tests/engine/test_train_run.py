@@ -22,8 +22,9 @@ from fewtags.engine.events import Ended, EpochEnded, Started, StepEnded
 from fewtags.engine.fit import FitConfig
 from fewtags.engine.methods import settings_models
 from fewtags.engine.model import load_model, read_info
-from fewtags.engine.plan import Tables, make_plan
+from fewtags.engine.plan import make_plan
 from fewtags.engine.sources import CachePlan
+from fewtags.engine.tables import Tables
 from fewtags.engine.tensor_files import load_tensors, save_tensors
 from fewtags.engine.thresholds import choose_thresholds
 from fewtags.engine.train_record import changed_split, write_record

@@ -11,7 +11,7 @@ from two_processes import both
 
 from fewtags.engine.evaluate import predict_logits
 from fewtags.engine.model import load_model, make_policy
-from fewtags.engine.plan import Tables
+from fewtags.engine.tables import Tables
 from fewtags.engine.thresholds import choose_thresholds
 from fewtags.photos.dataset import EvalSet, PhotoFolder
 from fewtags.photos.loader import Collate, EvalLoader

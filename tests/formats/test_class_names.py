@@ -8,7 +8,7 @@ from PIL import Image
 import fewtags as ft
 from fewtags.check.check import check
 from fewtags.config.sections import DataConfig
-from fewtags.engine.plan import read_named
+from fewtags.engine.tables import read_named
 from fewtags.errors import DataError
 from fewtags.formats.class_names import read_names
 from fewtags.formats.options import ReadOptions

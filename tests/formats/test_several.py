@@ -9,7 +9,7 @@ from PIL import Image
 
 import fewtags as ft
 from fewtags.config.sections import DataConfig
-from fewtags.engine.plan import read_one
+from fewtags.engine.tables import read_one
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.several import covered_classes, read_sources, source_names
 
@@ -107,7 +107,7 @@ def test_a_merged_table_is_saved_and_read_again(two: Path) -> None:
 def test_a_resumed_run_compares_all_of_its_files(two: Path) -> None:
     """Relative paths of all files begin where the run was started, and a changed second file is found."""
     from fewtags.config.sections import Config, ObjectiveConfig
-    from fewtags.engine.plan import read_tables
+    from fewtags.engine.tables import read_tables
     from fewtags.engine.train_record import changed_split, with_located_paths
 
     data = {"train": ["a.csv", "b.json"], "images": ["one", "two"], "val_share": 0.3}

@@ -68,6 +68,38 @@ def test_a_flat_folder_has_no_folder_names_to_speak_of(tmp_path):
     assert unlabelled(tmp_path).notes.messages == (f"{tmp_path}: 1 photo",)
 
 
+def test_names_of_class_folders_are_kept_where_labels_are(tmp_path):
+    """Two photos of cats (one in a folder below), two of dogs: each photo has its class and lacks the other."""
+    for name in ("train/cat/1.jpg", "train/cat/night/2.jpg", "val/dog/3.jpg", "train/dog/4.jpg"):
+        photo(tmp_path / name)
+    table = unlabelled(tmp_path, keep_labels=True)
+    assert dict(zip(keys(table), table.matrix.dense().tolist(), strict=True)) == {
+        "train/cat/1.jpg": [Label.POSITIVE, Label.NEGATIVE],
+        "train/cat/night/2.jpg": [Label.POSITIVE, Label.NEGATIVE],
+        "train/dog/4.jpg": [Label.NEGATIVE, Label.POSITIVE],
+        "val/dog/3.jpg": [Label.NEGATIVE, Label.POSITIVE],
+    }
+    assert table.classes.ids == ("cat", "dog")
+    assert table.notes.messages[0] == (
+        f"{tmp_path}: 4 photos in 4 folders; folder names are not used for training, only to log how many nearest "
+        "photos share one of 2 names"
+    )
+    assert not len(unlabelled(tmp_path).classes)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("1.jpg", "a/2.jpg", "b/3.jpg", "b/4.jpg"), ("a/1.jpg", "a/2.jpg"), ("a/1.jpg", "b/2.jpg", "c/3.jpg", "c/4.jpg")],
+    ids=["a photo outside", "one folder", "a folder for each photo"],
+)
+def test_other_folders_are_not_classes(tmp_path, names):
+    for name in names:
+        photo(tmp_path / name)
+    table = unlabelled(tmp_path, keep_labels=True)
+    assert table.matrix.shape == (len(names), 0)
+    assert "folder names are not used" in table.notes.messages[0]
+
+
 def test_links_are_followed_but_not_in_circles(tree, tmp_path):
     photo(tmp_path / "elsewhere/far.jpg")
     (tree / "link").symlink_to(tmp_path / "elsewhere")

@@ -1,3 +1,4 @@
+import copy
 import re
 
 import numpy as np
@@ -10,6 +11,7 @@ from huggingface_hub import constants
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.nets.backbones import create_backbone, create_net
 from fewtags.nets.spatial import Preprocessing, spatial_features
+from fewtags.nets.tscam import coupled_maps
 from fewtags.nets.weights import fingerprint
 
 CURE = "Choose another, for example resnet50, convnext_tiny or vit_small_patch16_224."
@@ -73,6 +75,7 @@ def test_the_last_norm_works_on_every_position(name):
         ("test_vit", "NLC", 1, 64, (4, 6)),
         ("test_vit2", "NLC", 1, 64, (4, 6)),
         ("test_vit_relpos", "NLC", 0, 96, (4, 6)),
+        ("deit_tiny_distilled_patch16_224", "NLC", 2, 192, (4, 6)),
     ],
 )
 def test_layout_and_channels(name, layout, prefix, dim, grid):
@@ -97,6 +100,18 @@ def test_features_are_the_models_own():
     x = images(1, 3, 160, 160)
     expected = tokens.forward_features(x)[0, 1 + 10 * 7 + 4]
     torch.testing.assert_close(net.features(x)[0, :, 7, 4], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_distilled_deit_has_a_map_and_attention():
+    """Its patch tokens follow a class and a distillation token; TS-CAM couples maps with the class token."""
+    net = create_net("deit_tiny_distilled_patch16_224", 3, weights="none", size=32).eval()
+    x = images(1, 3, 32, 32)
+    expected = net.backbone.forward_features(x)[0, 2:].T.unflatten(1, (2, 2))
+    torch.testing.assert_close(net.features(x)[0], expected)
+    assert copy.deepcopy(net)(x).maps.shape == (1, 3, 2, 2)
+    found = coupled_maps(net, x)
+    assert found.maps.shape == (1, 3, 2, 2)
+    assert 0 < float(found.attention.sum()) < 12, "12 layers, whose class token also attends to the two tokens"
 
 
 @pytest.mark.parametrize(("name", "output_stride"), [("test_resnet", 8), ("test_resnet", 16), ("resnet10t", 16)])
@@ -141,7 +156,6 @@ def test_stochastic_depth():
     ("name", "size", "reason"),
     [
         ("pit_ti_224", 224, "its map of a 224 x 224 image has 1 x 1 cells"),
-        ("deit_tiny_distilled_patch16_224", 64, "it returns pooled features"),
         ("crossvit_9_240", 240, "timm cannot remove its pooling (Only token or avg pooling is supported.)"),
     ],
 )

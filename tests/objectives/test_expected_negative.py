@@ -538,6 +538,18 @@ MISFITS = [
 ]
 
 
+def test_consistency_that_outweighs_the_labels_is_a_warning():
+    """gamma 4 x .05 = .2 of a loss of .3: two thirds. At gamma 1 it is .05 of .15: a third."""
+    heavy = ExpectedNegative(positives_per_image=1.0, scl_weight=4.0)
+    assert [*heavy.remarks({"loss": 0.3, "en": 0.1, "scl": 0.05})] == [
+        "consistency is 67 % of the loss, so labels have little influence; lower objective.scl_weight"
+    ]
+    assert not [*ExpectedNegative(positives_per_image=1.0, scl_weight=1.0).remarks({"loss": 0.15, "scl": 0.05})]
+    (line,) = ExpectedNegative(positives_per_image=1.0, cl_weight=2.0).remarks({"loss": 0.3, "cl": 0.1, "scl": 0.0})
+    assert line.endswith("lower objective.cl_weight")
+    assert not [*heavy.remarks({"loss": 0.1, "en": 0.1})]
+
+
 @pytest.mark.parametrize(("settings", "message"), MISFITS)
 def test_settings_that_do_not_fit_the_problem_are_refused(settings, message):
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):

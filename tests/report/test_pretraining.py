@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
+from fewtags.engine.pretrain_plan import make_pretrain_plan
 from fewtags.engine.pretrain_run import PretrainRun
 from fewtags.errors import CheckpointError, DataError
 from fewtags.labels import ClassNames, Label
@@ -50,7 +50,7 @@ def run(photos, tmp_path_factory):
         "objective": {"name": "mls", "k": 2, "queue_size": 8, "projection_dim": 8},
         "train": {"epochs": 2, "batch_size": 4, "workers": 0},
     }
-    for _ in PretrainRun(make_pretrain_plan(read_settings(tree, "test"), cpu=True), out, cpu=True).start():
+    for _ in PretrainRun(make_pretrain_plan(read_pretrain_settings(tree, "test"), cpu=True), out, cpu=True).start():
         pass
     return out
 

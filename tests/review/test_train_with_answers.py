@@ -10,7 +10,7 @@ from fewtags import Classifier
 from fewtags.cli.main import app
 from fewtags.config.parse import load_toml, parse
 from fewtags.engine.methods import settings_models
-from fewtags.engine.plan import read_tables, with_last_steps
+from fewtags.engine.tables import read_tables, with_last_steps
 from fewtags.review.store import AnswerStore, CellKey, Given
 from fewtags.table.storage import load
 

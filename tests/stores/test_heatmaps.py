@@ -14,7 +14,8 @@ from fewtags.batched_views import stack_views
 from fewtags.errors import CheckpointError
 from fewtags.geometry import View
 from fewtags.labels import Label, LabelMatrix
-from fewtags.stores.heatmaps import HeatmapPlan, HeatmapStore, heatmap_bytes
+from fewtags.stores.heatmap_size import HeatmapPlan, heatmap_bytes
+from fewtags.stores.heatmaps import HeatmapStore
 from fewtags.stores.rounding import tie_key
 from fewtags.stores.rows import ScoreStore
 from fewtags.stores.shard import Shard

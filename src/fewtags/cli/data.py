@@ -82,7 +82,7 @@ def check(
     )
     settings = read_settings(None, flags, set_ or [])
     from fewtags.engine.memory import heatmap_need
-    from fewtags.engine.plan import read_named, with_groups
+    from fewtags.engine.tables import read_named, with_groups
 
     tables, _ = with_groups(settings.data, common_vocabulary(read_named(settings.data)))
     with counting("checking photos") as tick:

@@ -43,14 +43,18 @@ def export(
     """Write a trained model, or its backbone, for other programs.
 
     \b
-    onnx         one file with scores and maps; normalisation is inside, and preprocessing, classes and thresholds are
-                 in its metadata. Results are compared with torch, and nothing is written if they differ. predict,
-                 evaluate, heatmap and serve take the file as MODEL.
-    timm         a folder for timm.create_model("local-dir:FOLDER", pretrained=True), with the same logits.
-    hub          the same with a model card; --push uploads it.
-    backbone     the backbone without classifier, with timm's names (.safetensors).
-    torchvision  the same with torchvision's names (.safetensors).
-    detectron2   the same for detectron2 (.pkl, ResNets only).
+    onnx         one file with scores and maps; normalisation is inside, and
+                 preprocessing, classes and thresholds are in its metadata.
+                 Results are compared with torch, and nothing is written if
+                 they differ. predict, evaluate, heatmap and serve take the
+                 file as MODEL.
+    timm         a folder with the same logits, for
+                 timm.create_model("local-dir:FOLDER", pretrained=True)
+    hub          the same with a model card; --push uploads it
+    backbone     the backbone without classifier, with timm's names
+                 (.safetensors)
+    torchvision  the same with torchvision's names (.safetensors)
+    detectron2   the same for detectron2 (.pkl, ResNets only)
 
     fewtags does not export to TorchScript, which torch has deprecated, or to torch.export, whose files need the same
     version of torch as the run folder does: load the run folder with fewtags.Classifier.load.
@@ -88,11 +92,14 @@ def _beside(run: Path) -> Path:
 
 
 def _onnx(run: Path, out: Path | None, int8: bool) -> None:
-    from fewtags.engine.model import load_model, model_path
-    from fewtags.export.onnx import export_onnx
+    from fewtags.engine.places import model_path, refuse_missing_model
 
     out = _beside(run) / "model.onnx" if out is None else out
     refuse_file(out, example="model.onnx", inputs=[model_path(run)])
+    refuse_missing_model(run)
+    from fewtags.engine.model import load_model
+    from fewtags.export.onnx import export_onnx
+
     net, info = load_model(run)
     say(*export_onnx(net, info, out).lines(info.size))
     echo(out)
@@ -106,14 +113,17 @@ def _onnx(run: Path, out: Path | None, int8: bool) -> None:
 
 
 def _folder(run: Path, out: Path | None, to: str, push: str | None, public: bool) -> None:
-    from fewtags.engine.model import load_model
-    from fewtags.export.hub import export_hub, push_folder
-    from fewtags.export.timm import export_timm
+    from fewtags.engine.places import refuse_missing_model
 
     out = _beside(run) / to if out is None else out
     refuse_folder(out)
     if out.exists() and out.samefile(_beside(run)):
         raise ConfigError(f"--out {out} is the run folder, whose model would be lost; give another folder.")
+    refuse_missing_model(run)
+    from fewtags.engine.model import load_model
+    from fewtags.export.hub import export_hub, push_folder
+    from fewtags.export.timm import export_timm
+
     net, info = load_model(run)
     made = export_timm(net, info, out)
     say(f"timm's logits differ from those of fewtags by at most {made.gap:.1e} of the largest")
@@ -132,6 +142,9 @@ def _backbone(run: Path, out: Path | None, to: str) -> None:
 
 def write_backbone(encoder: Path, out: Path, format: str, option: str) -> None:
     """Write a backbone without classifier; `option` names `out` in messages."""
+    from fewtags.engine.places import refuse_missing_encoder
+
+    refuse_missing_encoder(encoder)
     from fewtags.engine.encoder_file import find_encoder
     from fewtags.export.backbone import as_format, export_backbone
 

@@ -33,23 +33,23 @@ def methods(
       fewtags methods
       fewtags methods expected_negative
     """  # noqa: D301
-    from fewtags.engine.methods import EVERY_METHOD, method_class, method_doc, settings_model
+    from fewtags.engine.methods import EVERY_METHOD, method_doc, settings_model
 
-    chosen = {key: method_class(key) for key in ([name] if name else EVERY_METHOD)}
+    chosen = {key: settings_model(key) for key in ([name] if name else EVERY_METHOD)}
     if as_json:
-        echo(json.dumps({key: settings_model(method).model_json_schema() for key, method in chosen.items()}))
+        echo(json.dumps({key: model.model_json_schema() for key, model in chosen.items()}))
         return
     headings = {
         next(iter(METHODS)): "To train with labels, fewtags train --method NAME:\n",
         next(iter(PRETRAIN_METHODS)): "To pretrain without labels, fewtags pretrain --method NAME:\n",
     }
-    for key, method in chosen.items():
+    for key, model in chosen.items():
         if not name and key in headings:
             echo(headings[key])
-        echo(f"{key}: {method_doc(method) if name else EVERY_METHOD[key].summary}")
+        echo(f"{key}: {method_doc(key) if name else EVERY_METHOD[key].summary}")
         if name:
             echo(f'\nDefaults, as TOML:\n\n[objective]\nname = "{key}"')
-        for line in _lines(settings_model(method)):
+        for line in _lines(model):
             echo(line if name else f"  {line}")
         echo("")
     if not name:
@@ -66,7 +66,7 @@ def config(
 
     \b
     Examples:
-      fewtags config > run.toml, then edit it, then: fewtags train --config run.toml
+      fewtags config > run.toml  (edit it, then: fewtags train --config run.toml)
       fewtags config --pretrain > pretrain.toml
     """  # noqa: D301
     from fewtags.config import presets as train_presets

@@ -29,6 +29,7 @@ from fewtags.cli import (
     use,
 )
 from fewtags.cli.figure import figure_app
+from fewtags.cli.help_pages import finish_help
 from fewtags.cli.progress import echo
 from fewtags.cli.transfer import transfer_app
 from fewtags.errors import FewtagsError
@@ -45,6 +46,12 @@ class Commands(TyperGroup):
         if "--debug" in args:
             args = ["--debug", *(a for a in args if a != "--debug")]
         return super().parse_args(ctx, args)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command whose help has plain words and 80 columns."""
+        if (found := super().get_command(ctx, cmd_name)) is not None:
+            finish_help(found)
+        return found
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command. Errors other than `FewtagsError` and `OSError` are bugs and keep their traceback."""

@@ -30,52 +30,80 @@ MEASURE_ON = 0.3
 
 def plan(
     data: Annotated[
-        str | None, typer.Argument(help="Complete labels of a few hundred photos, for averages and for --run-pilot.")
+        str | None,
+        typer.Argument(
+            help="Complete labels of a few hundred photos. Averages come from them, and --run-pilot trains on them."
+        ),
     ] = None,
-    hours: Annotated[float | None, typer.Option(help="Budget in hours.")] = None,
+    hours: Annotated[float | None, typer.Option(help="Annotation time in hours.")] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Budget as in `simulate`: 12h, 30min, 900s, or 1% of the time of tagging everything."),
+        typer.Option(
+            help="Annotation time in place of --hours: 12h, 30min, 900s, or a share of the time that it takes to tag "
+            "every class in every photo (1%)."
+        ),
     ] = None,
-    photos: Annotated[int | None, typer.Option(min=1, help="Number of photos to label.", show_default=False)] = None,
+    photos: Annotated[
+        int | None, typer.Option(min=1, help="Number of photos that could be labelled (required).", show_default=False)
+    ] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Number of classes; default: as in DATA.")] = None,
     positives: Annotated[
-        float | None, typer.Option(min=0, help="Positive classes per photo; default: as in DATA.")
+        float | None, typer.Option(min=0, help="Classes that a photo contains, on average; default: as in DATA.")
     ] = None,
-    instances: Annotated[float | None, typer.Option(min=0, help="Objects per photo; default: as in DATA.")] = None,
+    instances: Annotated[
+        float | None, typer.Option(min=0, help="Objects in a photo, on average, of all classes; default: as in DATA.")
+    ] = None,
     cost: Annotated[
-        str | None, typer.Option(help="coco, objects365, or a TOML file, as in `simulate`; default: PatchML's seconds.")
+        str | None,
+        typer.Option(
+            help="Seconds and averages that were published: coco or objects365; or a TOML file, as in `simulate`. "
+            "Default: PatchML's seconds."
+        ),
     ] = None,
-    tag: Annotated[float | None, typer.Option(help="Seconds for a yes or no (1).")] = None,
-    point: Annotated[float | None, typer.Option(help="Seconds for a yes with a point (2.4).")] = None,
-    extra_point: Annotated[float | None, typer.Option(help="Seconds for each further point (0.9).")] = None,
-    box: Annotated[float | None, typer.Option(help="Seconds for a box (7).")] = None,
+    tag: Annotated[float | None, typer.Option(help="Time to say whether a class is in a photo; default: 1.")] = None,
+    point: Annotated[float | None, typer.Option(help="Time to say yes and click on one object; default: 2.4.")] = None,
+    extra_point: Annotated[
+        float | None, typer.Option(help="Time to click on each further object of the class; default: 0.9.")
+    ] = None,
+    box: Annotated[float | None, typer.Option(help="Time to draw a box; default: 7.")] = None,
     pilot: Annotated[
         Path | None,
-        typer.Option(help="Results of pilot runs, .jsonl or .csv: type, seed, mAP, and labels or budget_seconds."),
+        typer.Option(
+            help="Results of your own runs, .jsonl or .csv, with the columns type, seed, mAP, and labels or "
+            "budget_seconds."
+        ),
     ] = None,
     run_pilot: Annotated[
-        bool, typer.Option("--run-pilot", help="Run a pilot now: train on simulated budgets of DATA.")
+        bool, typer.Option("--run-pilot", help="Train on simulated budgets of DATA now, and use the results.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="With --run-pilot: its folder; an interrupted pilot resumes.")
+        Path | None,
+        typer.Option(help="With --run-pilot: folder of its runs; the same command continues an interrupted pilot."),
     ] = None,
     images: Images = None,
     types: Annotated[
         str | None,
-        typer.Option(help="Types to compare, as tags,one-point or i,sp,sb,ap,ab; default: all (--run-pilot: i,sp,sb)."),
+        typer.Option(
+            help="Types of labels to compare: tags (i), one-point (sp), one-box (sb), all-points (ap), all-boxes (ab), "
+            "separated by commas; default: all, with --run-pilot i,sp,sb."
+        ),
     ] = None,
     pilot_budgets: Annotated[
         str | None,
-        typer.Option(help="With --run-pilot: shares of the time of tagging all photos; default: 12.5%,25%,50%,100%."),
+        typer.Option(
+            help="With --run-pilot: budgets to simulate, shares of the time that tagging all photos takes; default: "
+            "12.5%,25%,50%,100%."
+        ),
     ] = None,
     pilot_seeds: Annotated[
-        int | None, typer.Option(min=1, help="With --run-pilot: runs per type and budget; default: 3.")
+        int | None, typer.Option(min=1, help="With --run-pilot: runs for each type and budget; default: 3.")
     ] = None,
     measure_on: Annotated[
         float | None,
         typer.Option(
-            min=0.05, max=0.9, help="With --run-pilot: share of DATA to evaluate on; default: 0.3, or a split."
+            min=0.05,
+            max=0.9,
+            help="With --run-pilot: share of DATA to evaluate on; default: 0.3, or the split test or val of DATA.",
         ),
     ] = None,
     points: Annotated[str | None, typer.Option(help=f"With --run-pilot. {POINTS_HELP}")] = None,
@@ -83,8 +111,8 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="TYPE:KEY=VALUE",
-            help="With --run-pilot: a training setting of one type, e.g. tags:objective.name=assume_negative; can be "
-            "repeated. Default method: the one that `train` chooses for such labels.",
+            help="With --run-pilot: a setting of the runs of one type, for example "
+            "tags:objective.name=assume_negative. May be repeated. Default method: that of `train` for such labels.",
         ),
     ] = None,
     init: Annotated[
@@ -97,9 +125,13 @@ def plan(
     complete: Complete = False,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Reading options, and training settings of the pilot."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Settings of reading DATA (data.*), and with --run-pilot of training. May be repeated.",
+        ),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a plot of the curves to this .png file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Picture of the expected mAP by budget, .png.")] = None,
     as_json: Json = False,
     cpu: Cpu = False,
 ) -> None:

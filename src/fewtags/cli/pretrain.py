@@ -86,11 +86,13 @@ def pretrain(
         refuse_missing_inputs([given.train], [] if given.images is None else [given.images])
     if is_main_process() and not dry_run:
         refuse_used_folder(out)
+    from fewtags.engine.methods import read_pretrain_settings
+
+    settings = read_pretrain_settings(tree, where)
     from fewtags.engine.machine import processes
-    from fewtags.engine.pretrain_plan import make_pretrain_plan, read_settings
+    from fewtags.engine.pretrain_plan import make_pretrain_plan
     from fewtags.engine.pretrain_run import PretrainRun
 
-    settings = read_settings(tree, where)
     with counting("checking photos", faster=FASTER_CHECK if settings.data.decode else "") as tick:
         plan = make_pretrain_plan(settings, cpu=cpu, processes=processes(), progress=tick)
     say(*plan.lines())

@@ -63,7 +63,7 @@ def read_labels(
 
     `trains` allows `assignments` (`--set`) other than those of data.
     """
-    from fewtags.engine.plan import read_one
+    from fewtags.engine.tables import read_one
 
     for assignment in assignments or []:
         if not trains and not assignment.strip().startswith("data."):

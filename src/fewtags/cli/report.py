@@ -49,6 +49,7 @@ def report(
       fewtags report runs/baseline runs/first --out compare.html
       fewtags report runs/baseline runs/first --on test.csv --images photos/
     """  # noqa: D301
+    from fewtags.engine.places import refuse_unfinished_run
     from fewtags.engine.runfolder import run_folder
 
     reading = {"--images": images, "--split": split, "--complete": complete, "--covers": covers, "--set": set_}
@@ -58,12 +59,15 @@ def report(
     if on is None and other is None and out is None and is_pretraining(folder):
         echo(write_report(folder, cpu=False))
         return
-    from fewtags.report.build import build_report
-    from fewtags.report.on_labels import OnLabels
-
     runs, labels = [run] if other is None else [run, other], None
+    for path in runs:
+        refuse_unfinished_run(path)
     if on is not None:
         table, which = choose_split(read_labels(on, images, complete, set_, covers=covers), split)
         say(which)
+        from fewtags.report.on_labels import OnLabels
+
         labels = OnLabels(table, ", ".join(Path(name).name for name in on), cpu)
+    from fewtags.report.build import build_report
+
     echo(build_report(runs, out, labels, say))

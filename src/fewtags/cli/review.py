@@ -73,7 +73,10 @@ def review(
         raise ConfigError("--photos is for photos without labels, instead of label files; give one of them.")
     if not data and (images or complete or covers or set_):
         raise ConfigError("--images, --complete, --covers and --set are for DATA; give the labels, or leave them out.")
-    from fewtags.engine.model import model_path, read_info
+    from fewtags.engine.places import model_path, refuse_missing_model
+
+    refuse_missing_model(run)
+    from fewtags.engine.model import read_info
     from fewtags.review.questions import unlabelled
     from fewtags.review.review import opened
     from fewtags.review.serve import serve

@@ -27,8 +27,10 @@ def serve(
 
     \b
     GET  /              the page
-    POST /predict       tags of photos (multipart field photos; max_tags, threshold, probabilities)
-    POST /heatmaps      heatmaps of a photo (multipart field photo; class, threshold, maps)
+    POST /predict       tags of photos (multipart field photos; max_tags,
+                        threshold, probabilities)
+    POST /heatmaps      heatmaps of a photo (multipart field photo; class,
+                        threshold, maps)
     GET  /model         classes, thresholds and limits
     GET  /health        for load balancers
     GET  /openapi.json  the description of all of this
@@ -42,6 +44,9 @@ def serve(
       fewtags serve model.onnx --host 0.0.0.0 --port 8000
       curl -F photos=@a.jpg -F photos=@b.jpg http://127.0.0.1:8765/predict
     """  # noqa: D301
+    from fewtags.engine.places import refuse_missing_model
+
+    refuse_missing_model(model)
     from fewtags.engine.machine import cores, torch_device
     from fewtags.engine.onnx_net import load_predictor
     from fewtags.review.serve import listen

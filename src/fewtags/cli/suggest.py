@@ -70,6 +70,9 @@ def suggest(
       fewtags suggest runs/first --photos new/ --per-class 20
       fewtags suggest runs/first --wrong --out wrong.csv
     """  # noqa: D301
+    from fewtags.engine.places import refuse_missing_model
+
+    refuse_missing_model(model)
     from fewtags.engine.model import load_model
     from fewtags.engine.predict import matched, score_table
     from fewtags.review.orders import DEFAULT_ORDER

@@ -77,7 +77,7 @@ def teach(
     """  # noqa: D301
     from fewtags.cli.tables import PredictionWriter, PredictOptions, write_predictions
     from fewtags.engine.machine import torch_device
-    from fewtags.engine.predict import find_photos
+    from fewtags.engine.places import find_photos
     from fewtags.engine.zero_shot import DEFAULT_MODEL, DEFAULT_PROMPT, ZeroShotOptions, make_zero_shot
 
     if scores not in SCORES:

@@ -33,11 +33,14 @@ def thresholds(
       fewtags thresholds runs/first --threshold thresholds.json --store
       fewtags thresholds runs/first --precision 0.9 --threshold cat=0.3 --store
     """  # noqa: D301
-    from fewtags.engine.onnx_net import read_predictor_info
-    from fewtags.engine.own_thresholds import store_thresholds
+    from fewtags.engine.places import refuse_missing_model
 
     if store and not threshold and precision is None:
         raise ConfigError("--store needs thresholds to store: give --threshold or --precision.")
+    refuse_missing_model(model)
+    from fewtags.engine.onnx_net import read_predictor_info
+    from fewtags.engine.own_thresholds import store_thresholds
+
     info = with_own_thresholds(read_predictor_info(model), model, threshold, precision)
     if store:
         say(*store_thresholds(model, info))

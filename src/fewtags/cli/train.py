@@ -146,7 +146,8 @@ def train(
         refuse_used_folder(out)
     settings = read_settings(config, flags, set_ or [], init=init)
     from fewtags.engine.clock import Clock
-    from fewtags.engine.plan import make_plan, with_last_steps
+    from fewtags.engine.plan import make_plan
+    from fewtags.engine.tables import with_last_steps
     from fewtags.engine.train_run import TrainRun
 
     settings, clock = with_last_steps(settings), Clock()
@@ -179,6 +180,7 @@ def resume(
     if track is not None:
         check_tracker(track)
     folder = run_folder(run)
+    folder.refuse_missing()
     if folder.is_finished and not (run / REPORT_FILE).exists():
         say(f"{run} is finished, but its report is missing; it is written now.")
         if is_main_process():
@@ -228,10 +230,12 @@ def read_settings(
                     raise DataError(
                         f"--{split}-images {folder} is not a folder; give the folder of the photos of --{split}."
                     )
-    from fewtags.engine.encoder_file import initial_weights
     from fewtags.engine.methods import settings_models
 
     if init is not None:
+        parse(tree, settings_models(), where)
+        from fewtags.engine.encoder_file import initial_weights
+
         given = {key: value for key, value in initial_weights(init, flags["model.weights"]).items() if value}
         tree = apply_overrides(apply_overrides(tree, given), assignments)
     return parse(tree, settings_models(), where)

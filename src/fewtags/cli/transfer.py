@@ -12,6 +12,7 @@ import typer
 from fewtags.cli.options import Complete, Cpu, Images, Json, check_choice, expand_groups
 from fewtags.cli.progress import counting, echo, say, show
 from fewtags.cli.reading import read_labels
+from fewtags.cli.train import refuse_missing_inputs
 from fewtags.cli.transfer_options import (
     PRECISIONS,
     Backbone,
@@ -238,6 +239,10 @@ def neighbours(
       fewtags transfer neighbours runs/pretrained photos/ --unlabelled
       fewtags transfer neighbours offline tags.csv --images photos/ --backbone tf_efficientnet_lite0
     """  # noqa: D301
+    from fewtags.engine.places import refuse_missing_encoder
+
+    refuse_missing_encoder(encoder, backbone)
+    refuse_missing_inputs([data], [] if images is None else [str(images)])
     from fewtags.engine.encoder_file import find_encoder
     from fewtags.engine.machine import torch_device
     from fewtags.engine.pretrain_plan import excluded_lines

@@ -16,7 +16,7 @@ import typer
 from fewtags.cli.options import Complete, Cpu, Images, Json, ReadingSettings, TestImages, ValImages, check_choice
 from fewtags.cli.progress import echo, is_main_process, say
 from fewtags.cli.reading import reading_flags, reading_lines
-from fewtags.cli.train import read_settings
+from fewtags.cli.train import read_settings, refuse_missing_inputs
 from fewtags.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,6 +60,12 @@ class EncoderOptions:
     cpu: Cpu = False
     as_json: Json = False
 
+    def __post_init__(self) -> None:
+        """Refuse a missing encoder before torch is imported."""
+        from fewtags.engine.places import refuse_missing_encoder
+
+        refuse_missing_encoder(self.encoder, self.backbone)
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +104,12 @@ class TaskOptions:
         int | None, typer.Option(min=1, help="Training photos of each class that each run samples.")
     ] = None
     set_: ReadingSettings = None
+
+    def __post_init__(self) -> None:
+        """Refuse missing labels and photos before torch is imported."""
+        labels = [path for path in (self.data, self.test, self.val) if path is not None]
+        if self.as_set is None:
+            refuse_missing_inputs(labels, [] if self.images is None else [str(self.images)])
 
 
 @final
@@ -166,7 +178,7 @@ def prepare(
 
 def read_task(options: TaskOptions) -> Task:
     """Read the photos and labels: a published set, or any labels."""
-    from fewtags.engine.plan import read_named
+    from fewtags.engine.tables import read_named
     from fewtags.table.merge import common_vocabulary
     from fewtags.table.overlap import leave_out_measured
     from fewtags.transfer.sets import read_set

@@ -82,17 +82,20 @@ def evaluate(
       fewtags evaluate runs/first instances.json --images photos/ --complete --localise
       fewtags evaluate runs/first tags.csv --images photos/ --split val
     """  # noqa: D301
+    from fewtags.engine.places import refuse_missing_model
+
+    if loc_cuts is not None and not localise:
+        raise ConfigError("--loc-cuts is for --localise; give --localise as well, or leave it out.")
+    refuse_missing_model(model)
+    table, which = choose_split(read_labels(data, images, complete, set_, covers=covers), split)
+    say(which)
     from fewtags.engine.localise import even_cuts, localise_table, refuse_without_boxes
     from fewtags.engine.onnx_net import load_predictor
     from fewtags.engine.predict import score_table
     from fewtags.engine.trained_on import trained_on
 
-    if loc_cuts is not None and not localise:
-        raise ConfigError("--loc-cuts is for --localise; give --localise as well, or leave it out.")
     net, info = load_predictor(model)
     info = with_own_thresholds(info, model, threshold, precision)
-    table, which = choose_split(read_labels(data, images, complete, set_, covers=covers), split)
-    say(which)
     if localise:
         refuse_without_boxes(info, table)
     scored = score_table(net, info, table, cpu=cpu)
@@ -194,14 +197,17 @@ def predict(
       fewtags predict runs/first a.jpg b.jpg --threshold 0.5 --threshold cat=0.3 --max-tags 5
       fewtags predict runs/first photos/ --precision 0.9
     """  # noqa: D301
-    from fewtags.cli.tables import PredictionWriter, PredictOptions, no_effect_on_wide, write_predictions
-    from fewtags.engine.machine import torch_device
-    from fewtags.engine.onnx_net import load_predictor
-    from fewtags.engine.predict import find_photos
-    from fewtags.nets.spatial import SpatialNet
+    from fewtags.engine.places import find_photos, refuse_missing_model
 
     if restart and out is None:
         raise ConfigError("--restart is for --out: tables on stdout cannot be continued; remove it, or give --out.")
+    refuse_missing_model(model)
+    paths, notes = find_photos(photos)
+    from fewtags.cli.tables import PredictionWriter, PredictOptions, no_effect_on_wide, write_predictions
+    from fewtags.engine.machine import torch_device
+    from fewtags.engine.onnx_net import load_predictor
+    from fewtags.nets.spatial import SpatialNet
+
     if wide and (threshold or precision is not None):
         raise ConfigError(no_effect_on_wide("--threshold" if threshold else "--precision"))
     net, info = load_predictor(model)
@@ -209,7 +215,6 @@ def predict(
     writer = PredictionWriter(out, info, wide, max_tags, raw=raw)
     if out is not None:
         refuse_file(out)
-    paths, notes = find_photos(photos)
     say(*notes)
     if info.untagged and not wide:
         say(f"warning: {info.untagged}")
@@ -265,19 +270,21 @@ def heatmap(
       fewtags heatmap runs/first photos/ --class cat --class dog --out heatmaps/ --arrays
       fewtags heatmap runs/vit a.jpg --coupled
     """  # noqa: D301
-    from fewtags.cli.heatmaps import HeatmapOptions, NameKey, output_names, write_heatmaps
-    from fewtags.engine.machine import torch_device
-    from fewtags.engine.onnx_net import load_predictor, torch_net
-    from fewtags.engine.own_thresholds import class_position
-    from fewtags.engine.predict import find_photos
-    from fewtags.nets.tscam import attention_layers
+    from fewtags.engine.places import find_photos, refuse_missing_model
 
     kind = cast('Literal["auto", "fixed", "relative"]', check_choice("--scale", scale, ("auto", "fixed", "relative")))
     if coupled and kind == "fixed":
         raise ConfigError("--coupled maps have no common scale, so --scale fixed has no meaning; remove one option.")
     refuse_folder(out)
-    key = NameKey(out)
+    refuse_missing_model(model)
     found, skipped = find_photos(photos)
+    from fewtags.cli.heatmaps import HeatmapOptions, NameKey, output_names, write_heatmaps
+    from fewtags.engine.machine import torch_device
+    from fewtags.engine.onnx_net import load_predictor, torch_net
+    from fewtags.engine.own_thresholds import class_position
+    from fewtags.nets.tscam import attention_layers
+
+    key = NameKey(out)
     names, notes = output_names(photos, found)
     net, info = load_predictor(model)
     if classes and (threshold or precision is not None):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from fewtags.engine.model import load_model
+from fewtags.engine.places import WORDS, refuse_missing_encoder
 from fewtags.engine.runfolder import ENCODER_FILE, MODEL_FILE, PRETRAINING, RunFolder
 from fewtags.engine.tensor_files import (
     CHECKSUM,
@@ -24,7 +25,8 @@ from fewtags.nets.spatial import Preprocessing
 from fewtags.text import flag
 
 ENCODER_FORMAT = 1
-WORDS = ("none", "offline", "hub")
+METADATA = "fewtags_encoder"
+"""Key of the metadata of an encoder file."""
 
 
 @final
@@ -55,7 +57,7 @@ def save_encoder(path: Path, encoder: Encoder, info: EncoderInfo) -> None:
     """Write an encoder file atomically; the weights have timm's names with the prefix `backbone.`."""
     tensors, content = encoder.state_dict(), {"format": ENCODER_FORMAT, **asdict(info)}
     text = json.dumps({CHECKSUM: checksum(tensors, json.dumps(content)), **content})
-    publish_tensors(path, tensors, {"fewtags_encoder": text})
+    publish_tensors(path, tensors, {METADATA: text})
 
 
 def encoder_path(place: Path | str) -> Path:
@@ -77,7 +79,7 @@ def read_encoder_info(path: Path) -> EncoderInfo:
                 f"`fewtags resume {path.parent}`."
             )
         raise CheckpointError(f"{path} does not exist; give the folder of a pretraining run or its {ENCODER_FILE}.")
-    text = read_metadata(path).get("fewtags_encoder")
+    text = read_metadata(path).get(METADATA)
     if text is None:
         raise CheckpointError(
             f"{path} has weights but is not an encoder that fewtags pretrained; also give its architecture: "
@@ -121,7 +123,7 @@ def load_encoder(place: Path | str) -> tuple[Encoder, EncoderInfo]:
     info = read_encoder_info(path)
     encoder = create_encoder(info.backbone, weights="none", size=info.size)
     encoder.preprocessing = Preprocessing(info.mean, info.std)
-    load_into(encoder, path, info.backbone, "fewtags_encoder")
+    load_into(encoder, path, info.backbone, METADATA)
     return encoder.eval(), info
 
 
@@ -146,11 +148,7 @@ def find_encoder(
     if word is None and backbone is None:
         if path.name == MODEL_FILE or (path.is_dir() and (path / MODEL_FILE).exists()):
             return _trunk(path)
-        if not path.exists():
-            raise CheckpointError(
-                f"{path} does not exist; give a run folder, a weight file with {flag('backbone', 'NAME')}, or one of "
-                f"{', '.join(WORDS)} with {flag('backbone', 'NAME')}."
-            )
+        refuse_missing_encoder(path)
         return load_encoder(path)
     if backbone is None:
         raise ConfigError(f"{word} does not name an architecture; give one: {flag('backbone', 'resnet50')}.")

@@ -83,9 +83,10 @@ class Ended:
 @final
 @dataclass(frozen=True)
 class Noted:
-    """A warning for the user during training."""
+    """A message for the user during training, by default a warning."""
 
     text: str
+    warning: bool = True
 
 
 Event = Noted | Started | EpochStarted | StepEnded | EpochEnded | Saved | Ended

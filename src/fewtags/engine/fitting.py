@@ -14,11 +14,12 @@ from fewtags.engine.evaluate import result_lines
 from fewtags.engine.events import Event
 from fewtags.engine.machine import processes
 from fewtags.engine.model import read_info
-from fewtags.engine.plan import Tables, make_plan
+from fewtags.engine.plan import make_plan
 from fewtags.engine.pretrain_plan import make_pretrain_plan
 from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run, refuse_other_run
 from fewtags.engine.progress import counting, is_main_process, say, watch
 from fewtags.engine.runfolder import MODEL_FILE, PRETRAINING, TRAINING, RunFolder, refuse_used_folder
+from fewtags.engine.tables import Tables
 from fewtags.engine.teacher import match_scores
 from fewtags.engine.train_record import changed_split
 from fewtags.engine.train_run import BASELINE_FILE, TrainRun, open_run

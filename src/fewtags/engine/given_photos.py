@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 from PIL import Image
 
-from fewtags.engine.predict import find_photos
+from fewtags.engine.places import find_photos
 from fewtags.errors import DataError
 from fewtags.photos.in_memory import NamedImage
 from fewtags.table.table import LabelTable

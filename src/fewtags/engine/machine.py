@@ -12,15 +12,17 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
-import torch
 
-from fewtags.config.presets import Facts
-from fewtags.nets.weights import OFFLINE_BACKBONE, OFFLINE_PACKAGE
 from fewtags.photos.worker_failures import free_shared_memory
 from fewtags.text import counted
+
+if TYPE_CHECKING:
+    import torch
+
+    from fewtags.config.presets import Facts
 
 PACKAGES = (
     *("fewtags", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow", "pyarrow", "pydantic", "safetensors"),
@@ -118,6 +120,8 @@ def _number(path: Path) -> float | None:
 
 def device_kind() -> Literal["cpu", "cuda", "mps"]:
     """Return the kind of the best available device."""
+    import torch
+
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
@@ -125,6 +129,8 @@ def device_kind() -> Literal["cpu", "cuda", "mps"]:
 
 def torch_device(cpu: bool = False) -> torch.device:
     """Return the best available device, or the CPU."""
+    import torch
+
     return torch.device("cpu" if cpu else device_kind())
 
 
@@ -148,6 +154,11 @@ def step_text(batch_size: int, processes: int, accumulate: int = 1) -> str:
 
 def facts(samples: int, classes: int, cpu: bool = False, located: bool = False) -> Facts:
     """Collect the facts that `resolve` derives settings from."""
+    import torch
+
+    from fewtags.config.presets import Facts
+    from fewtags.nets.weights import OFFLINE_BACKBONE, OFFLINE_PACKAGE
+
     kind = "cpu" if cpu else device_kind()
     return Facts(
         samples=samples,
@@ -167,6 +178,8 @@ def free_memory(device: torch.device | None = None) -> int:
     The memory limit of a container counts.
     """
     if device is not None and device.type == "cuda":
+        import torch
+
         own = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
         return int(torch.cuda.mem_get_info(own)[0])
     available, left = int(psutil.virtual_memory().available), memory_limit()
@@ -184,6 +197,8 @@ def limit_threads() -> None:
 
     Threads beyond the quota only wait for each other. OMP_NUM_THREADS has precedence.
     """
+    import torch
+
     if cpu_quota() is not None and "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():
         torch.set_num_threads(cores())
 
@@ -245,6 +260,8 @@ def versions() -> dict[str, str | None]:
 
 def environment() -> dict[str, Any]:
     """Describe the machine for the run record, without host and user names."""
+    import torch
+
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

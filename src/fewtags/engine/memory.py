@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fewtags.check.check import HeatmapNeed
 from fewtags.engine.machine import free_disk, free_memory, share_of_images, torch_device
 from fewtags.errors import ConfigError
-from fewtags.objectives.base import StoreMemory
-from fewtags.stores.heatmaps import HeatmapPlan, heatmap_bytes
+from fewtags.stores.heatmap_size import HeatmapPlan, heatmap_bytes
+
+if TYPE_CHECKING:
+    from fewtags.objectives.base import StoreMemory
 
 
 def refuse_large_stores(

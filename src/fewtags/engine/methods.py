@@ -1,6 +1,7 @@
 """Methods by name: their classes, the models of their settings, and objectives made from settings.
 
-Built-in methods are listed in `objectives.table`. A method of your own is named "module:Class" and imported when it is
+Built-in methods are listed in `objectives.table`, and their settings are read without importing them, so that wrong
+settings are reported before torch is imported. A method of your own is named "module:Class" and imported when it is
 needed: to train and to resume, not to predict.
 """
 
@@ -16,21 +17,27 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType, UnionType
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import create_model
+from pydantic import AfterValidator, create_model
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.fields import Field
+from pydantic_core import PydanticCustomError
 
-from fewtags.config.parse import validated
+from fewtags.config.parse import parse_as, validated
+from fewtags.config.pretrain import PretrainConfig
 from fewtags.config.sections import ObjectiveConfig
 from fewtags.errors import ConfigError
-from fewtags.objectives.base import Objective, RunFacts
-from fewtags.objectives.table import METHODS, OWN_METHOD, PRETRAIN_METHODS, Method
+from fewtags.objectives.checks import Range, ranges_of
+from fewtags.objectives.declared import declared
+from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD, METHODS, OWN_METHOD, PRETRAIN_METHODS, Method
 from fewtags.text import suggest
+
+if TYPE_CHECKING:
+    from fewtags.objectives.base import Objective, RunFacts
 
 EVERY_METHOD: Mapping[str, Method] = {**METHODS, **PRETRAIN_METHODS}
 """All built-in methods."""
@@ -111,6 +118,8 @@ def _failure(error: Exception, module: str) -> str:
 
 def _refuse_unusable(found: object, name: str) -> None:
     """Raise ConfigError unless an object is a class that can be trained by name."""
+    from fewtags.objectives.base import Objective
+
     if not isinstance(found, type) or not issubclass(found, Objective):
         raise ConfigError(f"{name} is not a subclass of fewtags.Objective.")
     if missing := sorted(found.__abstractmethods__):
@@ -129,8 +138,11 @@ def _refuse_unusable(found: object, name: str) -> None:
             )
 
 
-def method_doc(method: type[Objective]) -> str:
+def method_doc(name: str) -> str:
     """Return the docstring of a method, then those of the classes that declare its other settings."""
+    if name in EVERY_METHOD:
+        return declared(EVERY_METHOD[name].path).doc
+    method = method_class(name)
     bases = [base for base in method.__mro__[1:] if "__dataclass_fields__" in vars(base)]
     docs = [inspect.getdoc(method) or "", *(f"{base.__name__}: {inspect.getdoc(base) or ''}" for base in bases)]
     return "\n\n".join(docs)
@@ -176,7 +188,7 @@ class SettingsModels(Mapping[str, type[ObjectiveConfig]]):
     def __getitem__(self, name: str) -> type[ObjectiveConfig]:
         if name not in self:
             raise KeyError(name)
-        return settings_model(method_class(name, self.folder))
+        return settings_model(name, self.folder)
 
     def __contains__(self, name: object) -> bool:
         return name in self.methods or (isinstance(name, str) and ":" in name)
@@ -198,6 +210,15 @@ def pretrain_settings_models(run: Path | None = None) -> SettingsModels:
     return SettingsModels(PRETRAIN_METHODS, _started_in(run))
 
 
+def read_pretrain_settings(tree: Mapping[str, Any], where: str, run: Path | None = None) -> PretrainConfig:
+    """Make the settings of a pretraining run from plain values; `where` is the file, `run` as in `settings_models`.
+
+    Raises:
+        ConfigError: one line for each problem.
+    """
+    return parse_as(PretrainConfig, tree, pretrain_settings_models(run), where, DEFAULT_PRETRAIN_METHOD)
+
+
 def _started_in(run: Path | None) -> Path | None:
     try:
         record = json.loads((run / "environment.json").read_text("utf-8")) if run is not None else {}
@@ -206,8 +227,38 @@ def _started_in(run: Path | None) -> Path | None:
         return None
 
 
+def settings_model(name: str, folder: Path | None = None) -> type[ObjectiveConfig]:
+    """Return a model of a method's settings; only a method of your own is imported, also from `folder`.
+
+    Raises:
+        ConfigError: the name is unknown, or a setting has a type that cannot be written into a configuration.
+    """
+    return _declared_model(EVERY_METHOD[name].path) if name in EVERY_METHOD else model_of(method_class(name, folder))
+
+
 @cache
-def settings_model(method: type[Objective]) -> type[ObjectiveConfig]:
+def _declared_model(path: str) -> type[ObjectiveConfig]:
+    """Return the model of a built-in method. Its ranges are checked, too: its class would refuse the same values."""
+    found = declared(path)
+    fields: dict[str, Any] = {}
+    for key, (hint, default) in found.fields.items():
+        ranges = ranges_of(hint)
+        fields[key] = (Annotated[hint, AfterValidator(partial(_within, ranges))] if ranges else hint, default)
+    return create_model(f"{found.name}Config", __base__=ObjectiveConfig, **fields)
+
+
+def _within(ranges: Sequence[Range], value: Any) -> Any:
+    """Return a number, or numbers, that lie in all ranges."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    for allowed in ranges:
+        if not all(number is None or allowed.contains(number) for number in numbers):
+            what = "numbers must be" if isinstance(value, tuple) else "must be"
+            raise PydanticCustomError("range", f"{what} {allowed}")
+    return value
+
+
+@cache
+def model_of(method: type[Objective]) -> type[ObjectiveConfig]:
     """Return a model of a method's settings, made from the fields of its class.
 
     Raises:
@@ -299,7 +350,8 @@ def settings_of(objective: Objective) -> ObjectiveConfig:
         _refuse_unusable(method, name)
     assert dataclasses.is_dataclass(objective)
     values = {field.name: getattr(objective, field.name) for field in dataclasses.fields(objective) if field.init}
-    return validated(settings_model(method), {"name": name, **values}, method.__name__)
+    model = settings_model(name) if name in EVERY_METHOD else model_of(method)
+    return validated(model, {"name": name, **values}, method.__name__)
 
 
 def changed_objective(objective: Objective | str | None, settings: Mapping[str, Any]) -> Objective:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from fewtags.engine.runfolder import MODEL_FILE, PRETRAINING, TRAINING, RunFolder
+from fewtags.engine.places import model_path, refuse_missing_model
 from fewtags.engine.tensor_files import (
     CHECKSUM,
     checksum,
@@ -129,18 +129,7 @@ def read_info(path: Path) -> ModelInfo:
     Raises:
         CheckpointError: the file does not exist or cannot be read, its run is not finished, or it is not a model.
     """
-    if not path.exists():
-        if path.name == MODEL_FILE and RunFolder(path.parent, TRAINING).has_begun:
-            raise CheckpointError(
-                f"{path.parent} is a run that is not finished, so it has no model yet; finish it with "
-                f"`fewtags resume {path.parent}`."
-            )
-        if path.name == MODEL_FILE and RunFolder(path.parent, PRETRAINING).has_begun:
-            raise CheckpointError(
-                f"{path.parent} is a pretraining run, which has no classes; train a model from it: "
-                f"`fewtags train LABELS --init {path.parent}`."
-            )
-        raise CheckpointError(f"{path} does not exist; give a run folder or its {MODEL_FILE}.")
+    refuse_missing_model(path)
     text = read_metadata(path).get("fewtags")
     if text is None:
         raise CheckpointError(f"{path} has weights but no fewtags metadata; use the model.safetensors of a run.")
@@ -160,12 +149,6 @@ def check_info(path: Path, info: ModelInfo, remedy: str) -> None:
         raise CheckpointError(f"{path} has damaged metadata: the numbers of classes and thresholds differ. {remedy}")
     if {i for group in (*info.exactly_one, *info.at_most_one) for i in group} - {*info.class_ids}:
         raise CheckpointError(f"{path} has damaged metadata: a group has classes that the model lacks. {remedy}")
-
-
-def model_path(place: Path | str) -> Path:
-    """Return the path of the model file in a run folder, or the path of a file unchanged."""
-    place = Path(place)
-    return place / MODEL_FILE if place.is_dir() else place
 
 
 def load_model(place: Path | str) -> tuple[SpatialNet, ModelInfo]:

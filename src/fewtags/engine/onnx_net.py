@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fewtags.engine.model import MODEL_FORMAT, ModelInfo, check_info, load_model, model_path, read_info
+from fewtags.engine.model import MODEL_FORMAT, ModelInfo, check_info, load_model, read_info
+from fewtags.engine.places import model_path
 from fewtags.engine.tensor_files import parse_metadata
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.nets.spatial import Output, SpatialNet

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from fewtags.engine.checkpoint import BAD_ARRAY, unreadable
 from fewtags.engine.evaluate import sigmoid
-from fewtags.engine.model import ModelInfo, load_model, model_path, save_model
+from fewtags.engine.model import ModelInfo, load_model, save_model
 from fewtags.engine.model_card import CARD_FILE, is_unedited, write_card
 from fewtags.engine.onnx_net import ENDING
+from fewtags.engine.places import model_path
 from fewtags.engine.run_lock import locked
 from fewtags.engine.train_run import write_evaluation
 from fewtags.errors import ConfigError, DataError

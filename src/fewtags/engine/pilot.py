@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from fewtags.budget.costs import Annotation, CostModel, budget_seconds
 from fewtags.budget.purchase import PointRule, simulate_budget
 from fewtags.config.sections import UNNAMED_METHODS, Config
+from fewtags.engine.label_counts import can_rank
 from fewtags.engine.localise import WITHOUT_BOXES, has_boxes, localise_table
 from fewtags.engine.model import load_model
-from fewtags.engine.plan import Tables, can_rank, hold_out, make_plan
+from fewtags.engine.plan import make_plan
 from fewtags.engine.predict import ScoredTable
+from fewtags.engine.tables import Tables, hold_out
 from fewtags.engine.train_run import TrainRun
 from fewtags.errors import ConfigError, DataError
 from fewtags.files import write_text

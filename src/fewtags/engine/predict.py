@@ -21,8 +21,6 @@ from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.engine.object_sizes import cell_sizes
 from fewtags.engine.onnx_net import OnnxNet, Predictor, torch_net
 from fewtags.errors import ConfigError, DataError, FewtagsError
-from fewtags.formats.folder import walk
-from fewtags.formats.locate import is_photo
 from fewtags.geometry import View
 from fewtags.labels import Label
 from fewtags.metrics.decisions import Groups, decide_cells
@@ -38,38 +36,6 @@ from fewtags.table.vocabulary import Matching
 from fewtags.text import MOST_NAMED, counted
 
 _NAMED_CLASSES = 5
-
-
-def find_photos(places: Sequence[Path | str]) -> tuple[list[Path], list[str]]:
-    """Find all photos among files and folders, in order, each once. A file that is named itself is always included.
-
-    Folders are searched as the reader of class folders does: links are followed, hidden files are skipped.
-
-    Returns:
-        the photos, and messages about skipped files. Unreadable photos are included; reading them reports the error.
-
-    Raises:
-        DataError: a path does not exist, or there is no photo.
-    """
-    found: dict[str, None] = {}  # texts: a set of a million paths takes three times as long
-    notes: list[str] = []
-    for place in map(Path, places):
-        if not place.exists():
-            raise DataError(f"{place} does not exist; give photos or folders of photos.")
-        if not place.is_dir():
-            found[str(place)] = None
-            continue
-        inside = walk(place, any_name=True)
-        damaged = [e.item for e in inside.notes.excluded if is_photo(e.item)]
-        start = "" if place == Path() else os.path.join(place, "")  # noqa: PTH118
-        found |= dict.fromkeys(start + key for key in sorted([*inside.photos, *damaged]))
-        if others := inside.others:
-            kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(others.items()))
-            notes.append(f"skipped in {place}, because they are not photos: {kinds}")
-        notes += [f"skipped {place / e.item}: {e.reason}" for e in inside.notes.excluded if not is_photo(e.item)]
-    if not found:
-        raise DataError("; ".join([f"there is no photo in {', '.join(map(str, places))}", *notes]) + ".")
-    return [*map(Path, found)], notes
 
 
 @final

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
 
-from fewtags.config.parse import parse_as
 from fewtags.config.pretrain import PretrainConfig, PretrainResolved, resolve_pretrain
 from fewtags.engine.machine import facts, step_text, worker_notes
 from fewtags.engine.methods import make_objective, pretrain_settings_models
@@ -20,7 +18,6 @@ from fewtags.formats.unlabelled import check_photos, unlabelled
 from fewtags.labels import LabelMatrix
 from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.objectives.base import Objective, RunFacts
-from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD
 from fewtags.photos.loader import EpochSampler
 from fewtags.photos.scan import Tick
 from fewtags.photos.workers import Workers, shared_memory_notes
@@ -32,7 +29,8 @@ from fewtags.table.table import LabelTable
 class PretrainPlan:
     """A pretraining run, ready to start; attributes as those of `RunPlan`.
 
-    `photos` are those that can be read. Their labels, if there are any, are only used to log `neighbour_purity`.
+    `photos` are those that can be read. Their labels, or the names of their class folders, are only used to log
+    `neighbour_purity`.
     """
 
     config: PretrainConfig
@@ -69,15 +67,6 @@ def excluded_lines(photos: LabelTable) -> Iterator[str]:
     yield from (f"  {row.item}: {row.reason}" for row in excluded[:most])
     if len(excluded) > most:
         yield f"  and {len(excluded) - most:,} more"
-
-
-def read_settings(tree: Mapping[str, Any], where: str, run: Path | None = None) -> PretrainConfig:
-    """Make the settings of a pretraining run from plain values; `where` is the file, `run` as in `settings_models`.
-
-    Raises:
-        ConfigError: one line for each problem.
-    """
-    return parse_as(PretrainConfig, tree, pretrain_settings_models(run), where, DEFAULT_PRETRAIN_METHOD)
 
 
 def make_pretrain_plan(

@@ -23,9 +23,9 @@ from fewtags.engine.encoder_file import EncoderInfo, save_encoder
 from fewtags.engine.events import Ended, EpochEnded, Event, Noted
 from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.machine import environment, prepare_process, processes
-from fewtags.engine.methods import changed_source, method_source
+from fewtags.engine.methods import changed_source, method_source, read_pretrain_settings
 from fewtags.engine.plan import make_problem
-from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, no_labels, read_settings
+from fewtags.engine.pretrain_plan import PretrainPlan, derive_pretrain, no_labels
 from fewtags.engine.runfolder import PRETRAINING, RunFolder
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.nets.encoder import Encoder
@@ -157,7 +157,8 @@ def purity_hint(record: Mapping[str, float | int | str]) -> str:
         return ""
     return (
         f"{100 * purity:.0f} % of the nearest photos share a class, by chance {100 * chance:.0f} %: neighbours cannot "
-        "help yet. Compare with --method moco, or set a later objective.neighbour_from (mls)"
+        "help yet, if labels or folder names are what you want to learn. Compare with --method moco, or set a later "
+        "objective.neighbour_from (mls)"
     )
 
 
@@ -190,7 +191,7 @@ def open_pretrain_run(out: Path, *, cpu: bool = False) -> PretrainRun:
     folder = RunFolder(out, PRETRAINING)
     # How to react to a collapse may be changed: it does not change the result.
     record = folder.read_record(
-        lambda tree, file: read_settings(tree, file, out), PretrainResolved, editable=("train.collapse",)
+        lambda tree, file: read_pretrain_settings(tree, file, out), PretrainResolved, editable=("train.collapse",)
     )
     photos = record.tables["train"]
     folder.refuse_changed_photos({"train": photos})

@@ -96,7 +96,7 @@ def shown(events: Iterable[Event], label: str = "", *, quiet: bool = False) -> G
             elif isinstance(event, StepEnded):
                 bar.update(task, completed=event.at.epoch * event.at.steps_per_epoch + event.at.step)
             elif isinstance(event, Noted):
-                line(f"{label}warning: {event.text}")
+                line(f"{label}{'warning: ' if event.warning else ''}{event.text}")
             elif isinstance(event, EpochEnded):
                 line(f"{label}{epoch_line(event.record, epochs, event.best)}")
             yield event

@@ -301,6 +301,15 @@ class RunFolder:
         write_text(self.path / "resolved.toml", dump_toml(resolved))
         write_text(self.path / self.kind.settings, dump_toml(settings))
 
+    def refuse_missing(self) -> Path:
+        """Return the settings file; raise CheckpointError if the folder has none."""
+        file = self.path / self.kind.settings
+        if not file.exists():
+            raise CheckpointError(
+                f"{self.path} is not a run folder (it has no {file.name}); start a run with: {self.kind.start}"
+            )
+        return file
+
     def read_record(
         self,
         read_settings: Callable[[dict[str, Any], str], SettingsT],
@@ -320,11 +329,7 @@ class RunFolder:
         """
         if self.is_finished:
             raise self._finished()
-        file = self.path / self.kind.settings
-        if not file.exists():
-            raise CheckpointError(
-                f"{self.path} is not a run folder (it has no {file.name}); start a run with: {self.kind.start}"
-            )
+        file = self.refuse_missing()
         settings = read_settings(load_toml(file), str(file))
         try:
             environment = json.loads((self.path / "environment.json").read_text("utf-8"))

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.engine.evaluate import Logits, sigmoid
-from fewtags.engine.plan import Tables, positives_per_image
+from fewtags.engine.label_counts import positives_per_image
+from fewtags.engine.tables import Tables
 from fewtags.labels import Label
 from fewtags.metrics.thresholds import Thresholds, fit_thresholds
 from fewtags.objectives.base import Objective

@@ -14,8 +14,9 @@ from fewtags.config.sections import Config, paths_of
 from fewtags.engine.checkpoint import reading_record
 from fewtags.engine.machine import environment
 from fewtags.engine.methods import method_source
-from fewtags.engine.plan import RunPlan, Tables, read_tables
+from fewtags.engine.plan import RunPlan
 from fewtags.engine.runfolder import IN_MEMORY, NO_FILES, TRAINING, TRUTH, Record, RunFolder
+from fewtags.engine.tables import Tables, read_tables
 from fewtags.engine.teacher import save_teacher, teacher_record
 from fewtags.errors import CheckpointError, FewtagsError
 from fewtags.files import write_text

@@ -23,18 +23,21 @@ from fewtags.engine.checkpoint import write_array
 from fewtags.engine.clock import Clock
 from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.evaluate import Evaluation, Logits, epoch_metrics, evaluate_logits, own_logits, predict_logits
-from fewtags.engine.events import Ended, EpochEnded, Event
+from fewtags.engine.events import Ended, EpochEnded, Event, Noted, Started
 from fewtags.engine.fit import BatchSource, Fit, FitConfig
 from fewtags.engine.gallery import Gallery, save_gallery
+from fewtags.engine.label_counts import can_rank
 from fewtags.engine.machine import prepare_process
 from fewtags.engine.methods import changed_source, settings_models
 from fewtags.engine.model import ModelInfo, make_policy, save_model
 from fewtags.engine.model_card import write_card
 from fewtags.engine.object_sizes import cell_sizes
-from fewtags.engine.plan import EVAL_BATCH, RunPlan, Tables, can_rank, class_groups, derive, head_plan, make_problem
+from fewtags.engine.plan import EVAL_BATCH, RunPlan, derive, head_plan, make_problem
 from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
 from fewtags.engine.running_maps import store_of
 from fewtags.engine.sources import StoredViews, fill_fixed, fill_views, head_inputs
+from fewtags.engine.start_worth import StartWorth, start_worth, write_worth
+from fewtags.engine.tables import Tables, class_groups
 from fewtags.engine.teacher import load_teacher
 from fewtags.engine.tensor_files import load_tensors
 from fewtags.engine.thresholds import choose_thresholds, needs_training_scores, rests_on, scored_rows
@@ -108,6 +111,7 @@ class TrainRun:
         if resume and (self.out / CLOCK_FILE).exists():
             self.clock.add(json.loads((self.out / CLOCK_FILE).read_text("utf-8")))
         self.clock.start()
+        worth = None if resume else self._worth()
         self._inputs = self._head_inputs()
         fixed = self._fixed()
         self._train_inputs = None if fixed is None else fixed.filled.features[0]
@@ -139,9 +143,12 @@ class TrainRun:
         if not resume:
             if self.accelerator.is_main_process:
                 write_record(plan, self.out)
+            if worth is not None:
+                write_worth(self.out, worth)
             self.accelerator.wait_for_everyone()
         gallery = Gallery.choose(tables.splits(), tables.truth, self.policy, self.collate, seed=r.seed)
         moments = set(np.linspace(0, config.epochs - 1, min(SNAPSHOTS, config.epochs)).round().astype(int).tolist())
+        remarked = False
         for event in fit.run(resume):
             if isinstance(event, EpochEnded) and self.accelerator.is_main_process:
                 epoch = int(event.record["epoch"])
@@ -153,6 +160,24 @@ class TrainRun:
                 self.clock.lap("training")
                 self._finish(_spatial(fit.evaluated), event, gallery, baseline)
             yield event
+            if isinstance(event, Started) and worth is not None:
+                yield Noted(str(worth), warning=False)
+            if isinstance(event, EpochEnded) and not remarked:
+                remarks = [*plan.objective.remarks(train_means(event.record))]
+                remarked = bool(remarks)
+                yield from map(Noted, remarks)
+
+    def _worth(self) -> StartWorth | None:
+        """Measure the encoder of --init, see `start_worth`; None on other processes than the main one."""
+
+        def loader(net: SpatialNet, table: LabelTable) -> EvalLoader:
+            collate = Collate(net.preprocessing.mean, net.preprocessing.std)
+            data = EvalSet(_photos(table), table.matrix, self.policy)
+            return EvalLoader(data, 16, collate, self.workers, device=self.accelerator.device)
+
+        device = self.accelerator.device
+        with repeatable(device):
+            return start_worth(self.plan, loader, device) if self.accelerator.is_main_process else None
 
     @property
     def _frozen(self) -> bool:
@@ -369,6 +394,11 @@ class TrainRun:
             exactly_one=groups.exactly_one,
             at_most_one=groups.at_most_one,
         )
+
+
+def train_means(record: Mapping[str, float | int | str]) -> dict[str, float]:
+    """Return the means of an epoch's training steps by name, as `Objective.remarks` takes them."""
+    return {key.removeprefix("train/"): float(value) for key, value in record.items() if key.startswith("train/")}
 
 
 def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> TrainRun:

@@ -18,7 +18,7 @@ from fewtags.formats.locate import extension, folder_of, is_photo, locate
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.read import read
 from fewtags.formats.sheet import DELIMITERS
-from fewtags.labels import ClassNames
+from fewtags.labels import ClassNames, Label
 from fewtags.photos.scan import Tick, scan
 from fewtags.table.content import photo_paths, same_content
 from fewtags.table.table import Excluded, LabelTable, Notes, fact_table
@@ -27,6 +27,8 @@ from fewtags.text import counted, setting, some
 MOST_COMPARED = 50_000
 """Copies are searched in sets of at most this many photos: in larger ones, too many files agree in size by chance."""
 
+MOST_FOLDERS = 1000
+"""Most folders whose names are taken as classes."""
 _BLOCK = 16_384
 _LISTS = (".txt", ".csv", ".tsv")
 _MASKS = frozenset({"segmentationclass", "segmentationobject", "annotations", "mask", "masks", "stuffthingmaps"})
@@ -48,8 +50,8 @@ def unlabelled(
       extension is the only photo of that name. The first line is a header if the second is a photo and it is not.
     - Any file that `read` can read: the photos that it names. See there for the other arguments.
 
-    The table has no classes, except for a label file with `keep_labels`. It has the folder of the
-    photos, and its notes list what was left out.
+    The table has no classes, except with `keep_labels`: those of a label file, or the names of class folders. It has
+    the folder of the photos, and its notes list what was left out.
 
     Raises:
         DataError: the path does not exist, has no photo or no known format, or photos are not where the file says.
@@ -57,7 +59,9 @@ def unlabelled(
     path, folder = Path(path), None if images is None else Path(images)
     if path.is_dir() and folder is None and format in (None, "folder"):
         files = walk(path)
-        table = _table(files.photos, path, files.notes + _folder_notes(path, files))
+        classes = _folder_classes(files.photos) if keep_labels else None
+        table = _table(files.photos, path, files.notes + _folder_notes(path, files, classes))
+        table = table if classes is None else _in_classes(table, classes)
     elif path.is_file() and format is None and (lines := _listed(path)):
         table = _from_list(path, folder, lines)
     else:
@@ -119,7 +123,37 @@ def _table(keys: Sequence[str], root: Path | None, notes: Notes) -> LabelTable:
     return LabelTable.build(keys, ClassNames.of(()), image=none, class_=none, state=none, root=root, notes=notes)
 
 
-def _folder_notes(root: Path, files: Files) -> Notes:
+def _folder_classes(keys: Sequence[str]) -> list[str] | None:
+    """Return the class folder of each photo: the first below the root, or below a folder of a split.
+
+    None if photos lie outside of folders, if there are fewer than two folders, or if a folder has fewer than two photos
+    on average.
+    """
+    places = [key.split("/")[:-1] for key in keys]
+    names = ["/".join((parts[1:] if parts and split_name(parts[0]) else parts)[:1]) for parts in places]
+    count = len(set(names))
+    return names if "" not in names and 2 <= count <= min(len(keys) // 2, MOST_FOLDERS) else None
+
+
+def _in_classes(table: LabelTable, names: Sequence[str]) -> LabelTable:
+    """Return the table with one class for each photo, and all other classes absent."""
+    known = sorted(set(names))
+    places = {name: place for place, name in enumerate(known)}
+    rows, column = np.arange(len(table)), np.array([places[name] for name in names])
+    return LabelTable.build(
+        table.images.to_pylist(),
+        ClassNames.of(known),
+        image=rows,
+        class_=column,
+        state=np.full(len(table), Label.POSITIVE, np.int8),
+        complete_set=np.zeros(len(table), np.int16),
+        complete_classes=np.ones((1, len(known)), np.bool_),
+        root=table.root,
+        notes=table.notes,
+    )
+
+
+def _folder_notes(root: Path, files: Files, classes: Sequence[str] | None = None) -> Notes:
     """Return how a tree of photos was read, and what may be unexpected."""
     parents = Counter(key.rpartition("/")[0] for key in files.photos)
     tops: dict[str, list[str]] = {}
@@ -128,7 +162,10 @@ def _folder_notes(root: Path, files: Files) -> Notes:
         parts = parent.split("/")
         tops.setdefault(split_name(parts[0]), []).append(parts[0])
         masks.update({part: count for part in parts if part.casefold() in _MASKS})
-    inside = f" in {counted(len(parents), 'folder')}; folder names are not used" if parents.keys() - {""} else ""
+    uses = "are not used"
+    if classes is not None:
+        uses += f" for training, only to log how many nearest photos share one of {len(set(classes)):,} names"
+    inside = f" in {counted(len(parents), 'folder')}; folder names {uses}" if parents.keys() - {""} else ""
     messages = [f"{root}: {counted(len(files.photos), 'photo')}{inside}"]
     others = sorted({name for split in ("val", "test") for name in tops.get(split, [])})
     if others and "train" in tops:

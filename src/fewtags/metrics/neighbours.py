@@ -76,6 +76,17 @@ def nearest(
     return highest(cosine, k)
 
 
+def some_pair_differs(labels: Int8[Array, "n c"]) -> bool:
+    """Whether any image is known to share no class with another one; `neighbour_precision` is nan otherwise.
+
+    >>> some_pair_differs(np.array([[1, 0], [0, 1]], np.int8)), some_pair_differs(np.array([[1, -1], [-1, 1]], np.int8))
+    (False, True)
+    """
+    positive, negative = ((labels == state).astype(np.float32) for state in (Label.POSITIVE, Label.NEGATIVE))
+    count = positive.sum(1, keepdims=True)
+    return bool(((positive @ negative.T == count) & (count > 0)).any())
+
+
 def neighbour_precision(features: Float[Array, "n d"], labels: Int8[Array, "_ c"], k: int = 10) -> NeighbourReport:
     """Precision of the k nearest images, for labels that may be partial.
 

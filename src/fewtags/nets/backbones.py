@@ -12,6 +12,7 @@ import numpy as np
 import timm
 import torch
 from timm.layers.pool2d_same import AvgPool2dSame
+from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 from fewtags.errors import CheckpointError, ConfigError
@@ -221,11 +222,18 @@ def _remove_classifier(model: Any, name: str) -> tuple[tuple[str, ...], Classifi
         model.reset_classifier(0, "")
     except AssertionError as error:
         raise _no_map(name, f"timm cannot remove its pooling ({error})") from error
+    if isinstance(model, VisionTransformerDistilled):  # its pooling to two tokens stays
+        vars(model)["forward_head"] = _all_tokens
     after = model.state_dict()
     removed = tuple(key for key in before if key not in after)
     if isinstance(linear, nn.Linear) and linear.bias is not None:
         return removed, Classifier(linear.weight.detach(), linear.bias.detach())
     return removed, None
+
+
+def _all_tokens(tokens: Tensor, *_: object) -> Tensor:
+    """Return the tokens of a ViT, in place of what its head makes of them."""
+    return tokens
 
 
 def _inspect(model: Any, name: str, size: tuple[int, int]) -> tuple[Layout, int]:

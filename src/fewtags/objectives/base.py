@@ -251,6 +251,10 @@ class Objective(ABC):
         """Whether a warm-up stage can solve the head on pooled features."""
         return self.solvable and not self.needs_maps
 
+    def remarks(self, means: Mapping[str, float]) -> Iterator[str]:
+        """Yield warnings about an epoch; `means` are the loss ("loss") and the logs of `step`, over its steps."""
+        yield from ()
+
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
         """Return values, derived from the data or the machine, for settings that the user left open."""
         return {}

@@ -62,7 +62,7 @@ def _check(name: str, value: Any, hint: Any) -> None:
     if choices and value not in choices:
         words = ", ".join(str(choice) for choice in choices)
         raise ConfigError(f"{name} must be one of {words}, got {value!r}{suggest(str(value), choices)}.")
-    for allowed in _ranges(hint):
+    for allowed in ranges_of(hint):
         numbers = value if isinstance(value, tuple) else (value,)
         if not all(allowed.contains(number) for number in numbers):
             what = "must contain numbers" if isinstance(value, tuple) else "must be"
@@ -82,9 +82,9 @@ def literal_choices(hint: Any) -> tuple[Any, ...]:
     return get_args(others[0]) if len(others) == 1 and get_origin(others[0]) is Literal else ()
 
 
-def _ranges(hint: Any) -> list[Range]:
+def ranges_of(hint: Any) -> list[Range]:
     """Return the ranges that annotate a type or a member of a union."""
     if get_origin(hint) is Annotated:
-        return [extra for extra in get_args(hint)[1:] if isinstance(extra, Range)] + _ranges(get_args(hint)[0])
+        return [extra for extra in get_args(hint)[1:] if isinstance(extra, Range)] + ranges_of(get_args(hint)[0])
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
-    return [found for member in members for found in _ranges(member)]
+    return [found for member in members for found in ranges_of(member)]

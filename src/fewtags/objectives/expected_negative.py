@@ -20,8 +20,10 @@ from fewtags.losses.partial import expected_negative, expected_positive
 from fewtags.nets.spatial import Output
 from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts, Step, StoreMemory
 from fewtags.objectives.checks import Range, check_settings
+from fewtags.objectives.tally import Tally, columns_of, diagnostics, judge
 from fewtags.objectives.taught import TaughtObjective, needs_teacher, teacher_memory
-from fewtags.stores.heatmaps import HeatmapPlan, HeatmapStore, Precision, Rounding, heatmap_bytes
+from fewtags.stores.heatmap_size import HeatmapPlan, Precision, Rounding, heatmap_bytes
+from fewtags.stores.heatmaps import HeatmapStore
 from fewtags.stores.rows import ScoreStore, score_bytes
 from fewtags.stores.topk import BLOCK_CELLS, ExpectedPositives, Reading, class_blocks, expected_counts
 from fewtags.text import flag
@@ -205,6 +207,16 @@ class ExpectedNegative(TaughtObjective):
                 "first seen, so they rank the photos in the first epoch only"
             )
 
+    def remarks(self, means: Mapping[str, float]) -> Iterator[str]:
+        """Warn if CL and SCL are more than half of the loss: the net then copies its own averages, not the labels."""
+        cl, scl = self.cl_weight * means.get("cl", 0.0), self.gamma * means.get("scl", 0.0)
+        share, loss = cl + scl, means.get("loss", 0.0)
+        if share > 0.5 * loss > 0:
+            yield (
+                f"consistency is {100 * min(1.0, share / loss):.0f} % of the loss, so labels have little influence; "
+                f"lower objective.{'cl_weight' if cl > scl else 'scl_weight'}"
+            )
+
     def heatmap_plan(self, seed: int = 0) -> HeatmapPlan:
         """Return how heatmaps are kept, for `heatmap_bytes`."""
         return HeatmapPlan(
@@ -267,7 +279,7 @@ class ExpectedNegative(TaughtObjective):
         if problem.shard.world > 1:
             tallies = problem.shard.sum(tallies.to(problem.device)).cpu()
         tally = Tally(*sum(tallies.unbind(), torch.zeros_like(tallies[0])).tolist())
-        return _diagnostics(tally, samples, ranked, problem.truth is not None)
+        return diagnostics(tally, samples, ranked, problem.truth is not None)
 
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
         """Compute eq. (8), with the state before this batch."""
@@ -334,13 +346,13 @@ class ExpectedNegative(TaughtObjective):
         if not ranked:
             return torch.tensor(Tally(predicted), dtype=torch.float64)
         problem = self._problem
-        labels = _columns(problem.labels, first, last, problem.device)
+        labels = columns_of(problem.labels, first, last, problem.device)
         expected = self._expected.refresh(first, scores, labels, self._counts[first:last])
         if problem.truth is None:
             return torch.tensor(Tally(predicted, expected), dtype=torch.float64)
-        truth = _columns(problem.truth, first, last, problem.device)
+        truth = columns_of(problem.truth, first, last, problem.device)
         index = torch.arange(len(scores), device=scores.device)
-        judged = _judge(self._expected.mask(scores, labels, index, first), labels, truth)
+        judged = judge(self._expected.mask(scores, labels, index, first), labels, truth)
         return torch.tensor(Tally(predicted, expected, *judged), dtype=torch.float64)
 
     @property
@@ -399,37 +411,3 @@ class ExpectedNegative(TaughtObjective):
                 raise ConfigError("heatmap_storage='disk' needs a run folder to keep the file in; give one (out=...).")
             device, path = torch.device("cpu"), Path(problem.state_dir, f"heatmaps-{problem.shard.rank}.bin")
         return HeatmapStore(samples, classes, problem.grid, plan, shard=problem.shard, device=device, path=path)
-
-
-class Tally(NamedTuple):
-    """Sums over cells: scores, expected positives; of unannotated cells the expected, correctly expected, positive."""
-
-    scores: float
-    expected: float = 0.0
-    judged: float = 0.0
-    correct: float = 0.0
-    positive: float = 0.0
-
-
-def _columns(labels: LabelMatrix, first: int, last: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(labels.columns(first, last)).to(device)
-
-
-def _judge(expected: Tensor, labels: Tensor, truth: Tensor) -> tuple[int, int, int]:
-    """Count unannotated cells whose truth is known: expected positives, correct ones of these, and positives."""
-    hidden = (labels == Label.UNKNOWN) & (truth != Label.UNKNOWN)
-    positive = hidden & (truth == Label.POSITIVE)
-    found = torch.stack([expected & hidden, expected & positive, positive]).sum((1, 2)).tolist()
-    return found[0], found[1], found[2]
-
-
-def _diagnostics(tally: Tally, samples: int, ranked: bool, judged: bool) -> dict[str, float]:
-    """Return diagnostics to log, without ratios whose denominator is 0."""
-    found = {"predicted_positives_per_image": tally.scores / samples}
-    if ranked:
-        found["expected_positives_per_image"] = tally.expected / samples
-    if ranked and judged and tally.judged:
-        found["expected_positives_precision"] = tally.correct / tally.judged
-    if ranked and judged and tally.positive:
-        found["expected_positives_recall"] = tally.correct / tally.positive
-    return found

@@ -15,8 +15,9 @@ from fewtags.engine.checkpoint import reading_record
 from fewtags.engine.evaluate import evaluate_logits
 from fewtags.engine.gallery import GalleryPhoto, load_gallery
 from fewtags.engine.model import ModelInfo, read_info
+from fewtags.engine.places import refuse_unfinished_run
+from fewtags.engine.start_worth import WORTH_FILE, StartWorth
 from fewtags.engine.train_run import BASELINE_FILE, CLOCK_FILE
-from fewtags.errors import CheckpointError
 from fewtags.metrics.metric import Metric
 from fewtags.report.recorded import CURE, Evaluated, Facts, Findings, read_history, read_json, read_resolved
 from fewtags.table.storage import load
@@ -39,6 +40,7 @@ class RunData:
         gallery: the photos shown, with the final maps.
         progress: by epoch, the same photos in that epoch.
         baseline: sentences that compare the run with logistic regression; empty if there is no baseline.
+        worth: a sentence about the encoder of --init, see `start_worth`; empty without one.
         seconds: wall-clock seconds by phase; empty if they were not recorded.
     """
 
@@ -55,6 +57,7 @@ class RunData:
     gallery: tuple[GalleryPhoto, ...]
     progress: dict[int, tuple[GalleryPhoto, ...]]
     baseline: tuple[str, ...] = ()
+    worth: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -77,9 +80,7 @@ def load_run(path: Path) -> RunData:
     Raises:
         CheckpointError: the folder is not a run, or the run is not finished.
     """
-    if not (path / "model.safetensors").exists():
-        state = "is not finished; `fewtags resume` it first" if (path / "run.toml").exists() else "is not a run folder"
-        raise CheckpointError(f"{path} {state}.")
+    refuse_unfinished_run(path)
     with reading_record(path / "gallery", CURE):
         moments = sorted(int(p.stem.split("-")[1]) for p in (path / "gallery").glob("epoch-*.json"))
     check = path / "check.json"
@@ -98,6 +99,7 @@ def load_run(path: Path) -> RunData:
         gallery=_gallery(path, "final"),
         progress={epoch: _gallery(path, f"epoch-{epoch:04d}") for epoch in moments},
         baseline=load_baseline(path, evaluations),
+        worth=load_worth(path),
         seconds=load_clock(path),
     )
 
@@ -139,6 +141,12 @@ def load_baseline(run: Path, evaluations: dict[str, dict[str, Any]]) -> tuple[st
     content = read_json(path)
     with reading_record(path, CURE):
         return compare(content, evaluations)
+
+
+def load_worth(run: Path) -> str:
+    """Return the sentence about the encoder of --init; "" if the run has none."""
+    path = run / WORTH_FILE
+    return str(read_json(path, StartWorth)) if path.exists() else ""
 
 
 def load_clock(run: Path) -> dict[str, float]:

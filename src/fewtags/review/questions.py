@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from fewtags.engine.checkpoint import reading_record
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import ModelInfo
-from fewtags.engine.predict import ScoredTable, find_photos, matched, predict_maps, score_table
+from fewtags.engine.places import find_photos
+from fewtags.engine.predict import ScoredTable, matched, predict_maps, score_table
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.geometry import View
 from fewtags.labels import ClassNames, Label

@@ -16,7 +16,8 @@ from urllib.parse import urlencode
 import numpy as np
 
 from fewtags.config.parse import load_toml
-from fewtags.engine.model import ModelInfo, model_path, read_info
+from fewtags.engine.model import ModelInfo, read_info
+from fewtags.engine.places import model_path
 from fewtags.engine.run_lock import locked
 from fewtags.engine.runfolder import TRAINING
 from fewtags.errors import CheckpointError, DataError

@@ -16,7 +16,8 @@ from typing import Any, final
 
 import numpy as np
 
-from fewtags.engine.model import load_model, model_path
+from fewtags.engine.model import load_model
+from fewtags.engine.places import model_path
 from fewtags.engine.predict import ScoredTable, matched, score_table
 from fewtags.errors import DataError, FewtagsError
 from fewtags.files import write_text

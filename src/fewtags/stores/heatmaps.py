@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Int8, Int64
@@ -13,60 +12,11 @@ from torch import Tensor
 
 from fewtags.batched_views import maps_to_crop, maps_to_image
 from fewtags.labels import Label, LabelMatrix
+from fewtags.stores.heatmap_size import FINER, HeatmapPlan, id_bytes
 from fewtags.stores.rounding import round_nearest, round_stochastic, sample_key, tie_key
 from fewtags.stores.rows import ScoreStore
 from fewtags.stores.shard import SINGLE_PROCESS, Shard
 from fewtags.stores.state import copy_state, lazy_zeros
-
-Precision = Literal["uint8", "float16"]
-Rounding = Literal["nearest", "stochastic"]
-
-# Each cell of the net's maps is 2 x 2 cells of a heatmap (W = 2 G, section 3.5). With crops of at least a quarter of
-# the image, a cell of the net then covers one to two cells of the heatmap, so bilinear needs no antialiasing.
-FINER = 2
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class HeatmapPlan:
-    """Settings of a `HeatmapStore`.
-
-    Attributes:
-        momentum: mu, in 0..1; at most 0.996 with `corrected`, because visits are counted up to 255.
-        top_k: heatmaps per image; None (or at least C) for all classes. The other classes read as 0.
-        dtype: "uint8" (levels of 1/255) or "float16".
-        rounding: of uint8. "nearest" ignores changes below half a level, so a cell can stop up to 1 % short of a
-            constant target. "stochastic" is correct on average.
-        corrected: use mu = min(mu, n / (n + 1)) in a cell that was seen n times, and leave out cells never seen. Not in
-            the paper, where the start value 1 of annotated classes lasts long in cells that crops rarely show: after
-            25 epochs of crops of area U(.25, 1) about .4 of it remains at an edge, .64 in a corner.
-        seed: of the stochastic rounding.
-    """
-
-    momentum: float = 0.8
-    top_k: int | None = None
-    dtype: Precision = "uint8"
-    rounding: Rounding = "nearest"
-    corrected: bool = False
-    seed: int = 0
-
-    def kept(self, classes: int) -> int:
-        """K: heatmaps per image."""
-        return classes if self.top_k is None else min(self.top_k, classes)
-
-
-def heatmap_bytes(samples: int, classes: int, grid: tuple[int, int], plan: HeatmapPlan) -> int:
-    """Return the bytes of a `HeatmapStore` for `samples` images, over all processes.
-
-    >>> round(heatmap_bytes(65_665, 80, (14, 14), HeatmapPlan()) / 1e9, 2)  # COCO, single-positive training set
-    4.12
-    >>> round(heatmap_bytes(1_281_167, 1000, (7, 7), HeatmapPlan(top_k=10)) / 1e9, 2)  # ImageNet: the paper's 2.5 GB
-    2.54
-    """
-    kept, cells = plan.kept(classes), FINER * grid[0] * FINER * grid[1]
-    maps = kept * cells * _dtype(plan).itemsize
-    ids = kept * _id_dtype(classes).itemsize if kept < classes else 0
-    return samples * (maps + ids + (cells if plan.corrected else 0) + torch.int32.itemsize)
 
 
 @final
@@ -221,4 +171,4 @@ def _dtype(plan: HeatmapPlan) -> torch.dtype:
 
 
 def _id_dtype(classes: int) -> torch.dtype:
-    return torch.int16 if classes <= torch.iinfo(torch.int16).max + 1 else torch.int32
+    return torch.int16 if id_bytes(classes) == torch.int16.itemsize else torch.int32

@@ -57,8 +57,19 @@ def test_refusals():
     )
     with pytest.raises(DataError, match="no class has both known positives and known negatives in the test photos"):
         make_task(table(SEVERAL), table([[P, U, U], [P, P, U]]))
+    only = "no class of the test has both known positives and known negatives in the training photos"
+    with pytest.raises(DataError, match=only):  # every neighbour that is known would vote yes
+        make_task(table([[P, U, U], [U, P, U], [U, U, P]]), table(SEVERAL))
+    with pytest.raises(DataError, match="negatives in the validation photos"):
+        make_task(table(SEVERAL), table(SEVERAL, "t"), table([[P, U, U], [P, P, U]], "v")).for_choice(0)
     with pytest.raises(DataError, match="the test labels have no photos; give labels that have some"):
         make_task(table(ONE_EACH), table([]))
+
+
+def test_classes_that_training_cannot_tell_apart_are_named():
+    """Class a is positive wherever it is known in training; b and c can be learned."""
+    assert make_task(table([[P, P, N], [U, N, P]]), table(SEVERAL, "t")).unlearned == ("a",)
+    assert make_task(table(ONE_EACH), table(ONE_EACH, "t")).unlearned == ()
 
 
 def test_settings_are_chosen_on_the_validation_photos():

@@ -18,6 +18,7 @@ from fewtags.cli.progress import echo, is_main_process, say
 from fewtags.cli.reading import reading_flags, reading_lines
 from fewtags.cli.train import read_settings, refuse_missing_inputs
 from fewtags.errors import ConfigError
+from fewtags.text import some
 
 if TYPE_CHECKING:
     from fewtags.engine.encoder_file import EncoderInfo
@@ -275,6 +276,11 @@ def print_probe_result(
     from fewtags.transfer.measure import chance_map
 
     task, counted = trials.task, _counted_classes(trials.task)
+    if unlearned := task.unlearned:
+        say(
+            f"warning: {len(unlearned)} of the classes that count have no known positive or no known negative in "
+            f"training, so their scores mean nothing: {some(unlearned)}"
+        )
     if counted and not options.as_json:
         say(counted)
     if trials.subsampled and not options.as_json:

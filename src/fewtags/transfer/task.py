@@ -46,6 +46,14 @@ class Task:
         """Number of classes, C."""
         return len(self.train.classes)
 
+    @property
+    def unlearned(self) -> tuple[str, ...]:
+        """Classes that count on the test photos, but have no known positive or no known negative in training."""
+        if self.kind == "single":
+            return ()
+        missing = _both_known(self.test) & ~_both_known(self.train)
+        return tuple(self.train.classes.display[c] for c in np.flatnonzero(missing))
+
     def with_train(self, index: NDArray[np.int64]) -> Task:
         """Return the task with a subset of the training photos and the same test photos."""
         return replace(self, train=self.train.subset(index))
@@ -54,9 +62,11 @@ class Task:
         """Return the task to choose settings on: it tests on `val`, or on held-out training photos.
 
         Raises:
-            DataError: there are too few photos to hold any out.
+            DataError: there are too few photos to hold any out, or AP is undefined on `val`.
         """
         if self.val is not None:
+            if self.kind == "multi":
+                _refuse_undefined(self.val, "validation")
             return replace(self, test=self.val, val=None)
         train, val = self.train.split(val=HELD_OUT, seed=seed)
         return replace(self, train=train, test=val)
@@ -70,8 +80,8 @@ def make_task(
     `kind` None is "single" if every training and test photo has exactly one known positive, else "multi".
 
     Raises:
-        DataError: a table is empty, a photo of a single-label task has no class or several, or AP is undefined on the
-            test photos.
+        DataError: a table is empty, a photo of a single-label task has no class or several, AP is undefined on the
+            test photos, or no class can be learned from the training photos.
     """
     tables = {"train": train, "test": test} | ({} if val is None else {"val": val})
     for split, table in tables.items():
@@ -83,13 +93,28 @@ def make_task(
         kind = "single" if ones else "multi"
     task = Task(name, kind, tables["train"], tables["test"], tables.get("val"))
     if kind == "multi":
-        both = [task.test.matrix.counts(state) > 0 for state in (Label.POSITIVE, Label.NEGATIVE)]
-        if not (both[0] & both[1]).any():
+        _refuse_undefined(task.test, "test")
+        if len(task.unlearned) == np.count_nonzero(_both_known(task.test)):
             raise DataError(
-                "no class has both known positives and known negatives in the test photos, so average precision is "
-                "undefined; if classes that are not listed are absent, pass --complete."
+                "no class of the test has both known positives and known negatives in the training photos, so that "
+                "there is nothing to tell apart; if classes that are not listed are absent, pass --complete."
             )
     return task
+
+
+def _both_known(table: LabelTable) -> NDArray[np.bool_]:
+    """Return which classes have known positives and known negatives, bool [C]."""
+    positive, negative = (table.matrix.counts(state) > 0 for state in (Label.POSITIVE, Label.NEGATIVE))
+    both: NDArray[np.bool_] = positive & negative
+    return both
+
+
+def _refuse_undefined(table: LabelTable, words: str) -> None:
+    if not _both_known(table).any():
+        raise DataError(
+            f"no class has both known positives and known negatives in the {words} photos, so average precision is "
+            "undefined; if classes that are not listed are absent, pass --complete."
+        )
 
 
 def targets(table: LabelTable, words: str) -> NDArray[np.int64]:

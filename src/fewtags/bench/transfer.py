@@ -23,8 +23,8 @@ from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.encoder_file import EncoderInfo, find_encoder
 from fewtags.engine.events import Event
 from fewtags.engine.machine import torch_device
+from fewtags.engine.methods import read_pretrain_settings
 from fewtags.engine.model import make_policy
-from fewtags.engine.pretrain_plan import read_settings
 from fewtags.engine.run_lock import locked
 from fewtags.engine.runfolder import ENCODER_FILE
 from fewtags.errors import CheckpointError, ConfigError
@@ -127,7 +127,7 @@ def check_transfer_settings(protocol: Protocol) -> None:
         if protocol.rows[job.row].weights is None:
             method = {f"objective.{key}": value for key, value in protocol.method(job).items()}
             tree = apply_overrides({}, {"data.train": ".", **protocol.training(job), **method})
-            read_settings(tree, f"the settings of {protocol.name}")
+            read_pretrain_settings(tree, f"the settings of {protocol.name}")
     for name, task in protocol.tasks.items():
         settings_of(name, task, seed=0)
         if task.kind == "coco":

@@ -423,7 +423,7 @@ def test_an_unwritable_output_is_refused_before_photos_are_read(
     name: str,
 ) -> None:
     """Below a file; and in a folder that may not be written in (root may, so the system's answer is given here)."""
-    monkeypatch.setattr("fewtags.engine.predict.find_photos", no_photos)
+    monkeypatch.setattr("fewtags.engine.places.find_photos", no_photos)
     (tmp_path / "file").touch()
     out = tmp_path / "file" / name
     result = run(command, model, photos, "--out", out, "--cpu")

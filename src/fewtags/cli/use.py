@@ -202,6 +202,8 @@ def predict(
     if restart and out is None:
         raise ConfigError("--restart is for --out: tables on stdout cannot be continued; remove it, or give --out.")
     refuse_missing_model(model)
+    if out is not None and out.suffix:  # the writer refuses other endings and none
+        refuse_file(out)
     paths, notes = find_photos(photos)
     from fewtags.cli.tables import PredictionWriter, PredictOptions, no_effect_on_wide, write_predictions
     from fewtags.engine.machine import torch_device
@@ -213,8 +215,6 @@ def predict(
     net, info = load_predictor(model)
     info = with_own_thresholds(info, model, threshold, precision)
     writer = PredictionWriter(out, info, wide, max_tags, raw=raw)
-    if out is not None:
-        refuse_file(out)
     say(*notes)
     if info.untagged and not wide:
         say(f"warning: {info.untagged}")

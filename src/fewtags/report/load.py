@@ -146,7 +146,7 @@ def load_baseline(run: Path, evaluations: dict[str, dict[str, Any]]) -> tuple[st
 def load_worth(run: Path) -> str:
     """Return the sentence about the encoder of --init; "" if the run has none."""
     path = run / WORTH_FILE
-    return str(read_json(path, StartWorth)) if path.exists() else ""
+    return str(StartWorth(**read_json(path, StartWorth))) if path.exists() else ""
 
 
 def load_clock(run: Path) -> dict[str, float]:

@@ -23,7 +23,7 @@ def model_path(place: Path | str) -> Path:
 
 
 def refuse_missing_model(place: Path | str) -> None:
-    """Raise CheckpointError if there is no model file at a path, or its run is not finished or is not a training run."""
+    """Raise CheckpointError if there is no model file at a path, or its run is not finished or pretrains."""
     path = model_path(place)
     if path.exists():
         return

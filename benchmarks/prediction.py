@@ -40,7 +40,7 @@ from fewtags.cli.tables import PredictionWriter, PredictOptions, write_predictio
 from fewtags.engine.evaluate import sigmoid
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.engine.onnx_net import Predictor, load_onnx
-from fewtags.engine.predict import find_photos
+from fewtags.engine.places import find_photos
 from fewtags.export.onnx import export_onnx
 from fewtags.nets.backbones import create_net
 from fewtags.nets.spatial import HeadPlan, SpatialNet

@@ -1,9 +1,9 @@
 """Let the disk become full at every file operation of commands other than `train`: `commands.py [COUNT [SEED [FILE]]]`.
 
 COUNT operations of each command, evenly spaced; 0 is every operation (see `disks.py`, also for FILE). The command must
-succeed, or end with one error that names the cause and the file. What it had written before must be whole, and after
-there is room again, it must write the same bytes as without the fault. What prints, prints to a
-file on a full disk.
+succeed, or end with one error that names the cause and the file. What it had written before must be whole (the chunks
+of `predict`, from which it continues, are in a folder `.NAME.partial`), and after there is room again, it must write
+the same bytes as without the fault. What prints, prints to a file on a full disk.
 """
 
 import os
@@ -36,17 +36,24 @@ def main() -> None:
         for kind, place in (("finetune", trained), ("moco", pretrained)):
             assert run(train(data, kind, place)).code == 0
         photos, labels = str(folder / "scenes"), data[3:] and data[:3]
+        few, tasks = str(folder / "scenes" / "images" / "test"), out / "tasks"
         commands = {
             "predict": ["predict", str(trained), photos, "--out", str(out / "tags.csv"), "--cpu"],
             "predict parquet": ["predict", str(trained), photos, "--wide", "--out", str(out / "t.parquet"), "--cpu"],
             "predict jsonl": ["predict", str(trained), photos, "--out", str(out / "tags.jsonl"), "--cpu"],
-            "heatmap": ["heatmap", str(trained), photos, "--out", str(out / "maps"), "--arrays", "--cpu"],
+            "heatmap": ["heatmap", str(trained), few, "--out", str(out / "maps"), "--arrays", "--cpu"],
             "report": ["report", str(trained), "--out", str(out / "report.html")],
             "compare": ["report", str(trained), str(trained), "--out", str(out / "report.html")],
             "simulate csv": ["simulate", *labels, "--complete", "--out", str(out / "s.csv")],
             "simulate parquet": ["simulate", *labels, "--complete", "--out", str(out / "s.parquet")],
             "export-backbone": ["export-backbone", str(pretrained), str(out / "b.safetensors")],
             "check": ["check", *labels, "--excluded", str(out / "excluded.csv")],
+            "export onnx": ["export", str(trained), "--to", "onnx", "--out", str(out / "model.onnx")],
+            "export timm": ["export", str(trained), "--to", "timm", "--out", str(out / "timm")],
+            "suggest": [
+                *("suggest", str(trained), *labels, "--cpu", "--out", str(out / "questions.csv")),
+                *("--label-studio", f"{tasks}.json", "--cvat", f"{tasks}.xml", "--fiftyone", f"{out / 'labels'}.json"),
+            ],
         }
         for name, command in commands.items():
             _try(tally, ended, name, command, out, count)

@@ -68,7 +68,14 @@ def from_pandas(frame: Any, *, images: Path | str | None = None, options: ReadOp
     if folder is None:
         columns, folder = _with_common_folder(columns)
     lines = np.arange(len(shown), dtype=np.int64)
-    sheet = Sheet(_NAME, "", tuple(names), tuple(columns), lines, tuple(f"DataFrame, {place}" for place in places))
+    sheet = Sheet(
+        path=_NAME,
+        delimiter="",
+        header=tuple(names),
+        columns=tuple(columns),
+        lines=lines,
+        places=tuple(f"DataFrame, {place}" for place in places),
+    )
     table = read_table(sheet, find_layout(sheet, options), folder, options, [])
     if nested:
         table = replace(table, notes=table.notes + Notes(warnings=(f"DataFrame: {_nested(nested)}",)))

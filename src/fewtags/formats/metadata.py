@@ -172,7 +172,8 @@ def _sheet(path: Path, rows: Sequence[_Row], key: str) -> Sheet:
     if twice := [name for name, n in Counter(kept).items() if n > 1]:
         raise DataError(f"{path}: several columns are called {twice[0]!r}; rename them.")
     lines = np.array([row.line for row in rows], np.int64)
-    return Sheet(path, "", tuple(kept), tuple(texts), lines, tuple(row.at for row in rows))
+    places = tuple(row.at for row in rows)
+    return Sheet(path=path, delimiter="", header=tuple(kept), columns=tuple(texts), lines=lines, places=places)
 
 
 def _read_objects(

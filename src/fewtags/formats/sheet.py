@@ -37,7 +37,7 @@ _BLOCK = 128
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sheet:
     """A text table: stripped names and cells of the columns, and the line in which each row begins, counted from 1.
 
@@ -117,7 +117,7 @@ def read_sheet(path: Path, delimiter: str | None = None) -> Sheet:
         lines.extend(begins)
         for column, cells in zip(columns, zip(*rows, strict=True), strict=True):
             column.extend(cells)
-    return Sheet(path, found, header, tuple(columns), np.array(lines, np.int64))
+    return Sheet(path=path, delimiter=found, header=header, columns=tuple(columns), lines=np.array(lines, np.int64))
 
 
 def _wrong_length(where: str, row: Sequence[str], header: Sequence[str], delimiter: str) -> str:

@@ -115,12 +115,12 @@ def read_tagfiles(path: Path, images: Path | None = None, options: ReadOptions |
     counts = Counter(splits)
     read = value_readings(where, ((f"folder of {s}", f"split {s!r}", n) for s, n in sorted(counts.items()) if s))
     sheet = Sheet(
-        path,
-        "",
-        ("photo", "text files"),
-        (files.photos, [text or "" for text in texts]),
-        np.ones(len(texts), np.int64),
-        tuple(f"{path}/{key.rpartition('.')[0]}.txt" for key in files.photos),
+        path=path,
+        delimiter="",
+        header=("photo", "text files"),
+        columns=(files.photos, [text or "" for text in texts]),
+        lines=np.ones(len(texts), np.int64),
+        places=tuple(f"{path}/{key.rpartition('.')[0]}.txt" for key in files.photos),
     )
     layout = Layout(
         form="tags",

@@ -248,7 +248,8 @@ def _outline(element: Element) -> Outline | None:
     if element.tag == "polygon":
         return Outline.of_polygon(_points(element))
     if element.tag == "ellipse":
-        return Outline.of_polygon(ellipse_corners(*map(number, ("cx", "cy", "rx", "ry")), rotation))
+        cx, cy, rx, ry = map(number, ("cx", "cy", "rx", "ry"))
+        return Outline.of_polygon(ellipse_corners(cx, cy, rx, ry, rotation))
     if element.tag == "box" and rotation:
         x0, y0, x1, y1 = map(number, ("xtl", "ytl", "xbr", "ybr"))
         return Outline.of_polygon(turned_corners((x0, y0, x1, y1), rotation))

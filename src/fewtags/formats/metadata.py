@@ -231,6 +231,11 @@ def _read_objects(
     ).table()
 
 
+def _first_list(value: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:
+    """Return the first of these entries that is a list."""
+    return next((value[key] for key in keys if isinstance(value.get(key), list)), None)
+
+
 def _objects(row: _Row, column: str) -> list[tuple[str, object]]:
     """Return the class and the box of each object of a row; None for an object without a box."""
     value = row.record.get(column)
@@ -238,16 +243,14 @@ def _objects(row: _Row, column: str) -> list[tuple[str, object]]:
         return []
     if not _has_boxes(value) and not isinstance(value, dict):
         raise DataError(f"{row.at}: {column!r} is {value!r:.60}; expected bbox and categories of each object.")
+    boxes: list[Any]
     if isinstance(value, list):
         boxes = [next(part[key] for key in _BOXES if key in part) for part in value]
         labels = [next((part[key] for key in _CLASSES if key in part), None) for part in value]
     else:
-        boxes, labels = (
-            next((value[key] for key in names if isinstance(value.get(key), list)), None)
-            for names in (_BOXES, _CLASSES)
-        )
-        labels = labels if labels is not None else []
-        boxes = boxes if boxes is not None else [None] * len(labels)
+        labels = _first_list(value, _CLASSES) or []
+        found = _first_list(value, _BOXES)
+        boxes = [None] * len(labels) if found is None else found
     if len(boxes) != len(labels):
         raise DataError(
             f"{row.at}: {column!r} has {len(boxes)} boxes and {len(labels)} classes ({', '.join(_CLASSES[:3])}); give "

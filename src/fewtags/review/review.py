@@ -305,7 +305,7 @@ class Review:
 
 
 def _word(state: int | None) -> str | None:
-    return {None: None, Label.POSITIVE: "positive", Label.NEGATIVE: "negative"}[state]
+    return None if state is None else "positive" if state == Label.POSITIVE else "negative"
 
 
 def _token(path: Path) -> str:

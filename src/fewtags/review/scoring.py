@@ -208,10 +208,10 @@ def make_questions(
     # Of both kinds, the first ones first.
     for start in range(0, max(len(asked), len(wrong)), EVIDENCE_CHUNK):
         tell(Progress("looks for the evidence", start, max(len(asked), len(wrong))))
-        part = Found(asked[start : start + EVIDENCE_CHUNK], wrong[start : start + EVIDENCE_CHUNK])
-        cells = [(one.image, one.class_) for one in [*part.questions, *part.suspicious]]
+        some = Found(asked[start : start + EVIDENCE_CHUNK], wrong[start : start + EVIDENCE_CHUNK])
+        cells = [(q.image, q.class_) for q in some.questions] + [(s.image, s.class_) for s in some.suspicious]
         boxes = iter(evidence_boxes(cells, net, info, table, cpu=cpu))
         yield Found(
-            [replace(q, box=next(boxes)) for q in part.questions],
-            [replace(s, box=next(boxes)) for s in part.suspicious],
+            [replace(q, box=next(boxes)) for q in some.questions],
+            [replace(s, box=next(boxes)) for s in some.suspicious],
         )

@@ -55,7 +55,7 @@ def lines(photos):
     made, rounds = [], review.ROUNDS
     review.ROUNDS = (0.05, 1.0)
     for _, order, wrong, seed in review.jobs(["camvid"], ["random", "balanced"], ["balanced"], [0, 1]):
-        found = review.bounds(photos, seed) if order == review.FULL else review.run(photos, order, wrong, seed, 4.0)
+        found = review.bounds(photos, seed) if order == review.FULL else review.run(photos, order, wrong, seed, (4.0,))
         made.append({"set": "camvid", "order": order, "wrong": wrong, "seed": seed, **found})
     yield made
     review.ROUNDS = rounds

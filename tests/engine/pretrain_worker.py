@@ -6,6 +6,7 @@ import torch
 from two_processes import main
 
 from fewtags.engine.events import EpochEnded, StepEnded
+from fewtags.engine.methods import read_pretrain_settings
 from fewtags.engine.pretrain_plan import make_pretrain_plan
 from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run
 from fewtags.engine.tensor_files import load_part

@@ -199,8 +199,8 @@ def test_cores_and_threads_fit_the_quota(monkeypatch):
         assert machine.cores() == expected
     monkeypatch.setattr(machine, "cpu_quota", lambda: 2.0)
     counts = []
-    monkeypatch.setattr(machine.torch, "get_num_threads", lambda: 64)
-    monkeypatch.setattr(machine.torch, "set_num_threads", counts.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     limit_threads()
     assert counts == []

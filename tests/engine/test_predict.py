@@ -10,10 +10,10 @@ import torch
 
 from fewtags.engine.evaluate import predict_logits, sigmoid
 from fewtags.engine.model import ModelInfo
+from fewtags.engine.places import find_photos
 from fewtags.engine.predict import (
     decide,
     evaluate_table,
-    find_photos,
     heatmaps,
     predict_maps,
     predict_photos,

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from fewtags.engine.encoder_file import find_encoder, load_encoder
 from fewtags.engine.events import EpochEnded, Noted, StepEnded
+from fewtags.engine.methods import read_pretrain_settings
 from fewtags.engine.pretrain_plan import make_pretrain_plan
 from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run, purity_hint
 from fewtags.engine.tensor_files import load_part
@@ -308,6 +309,6 @@ def test_labels_are_logged_and_change_nothing(whole, photos, tmp_path):
 
 def test_a_hint_where_neighbours_are_near_chance():
     near = purity_hint({"state/neighbour_purity": 0.265, "state/neighbour_chance": 0.231})
-    assert near.startswith("26 % of the nearest photos share a class, by chance 23 %: neighbours cannot help yet.")
+    assert near.startswith("26 % of the nearest photos share a class, by chance 23 %: neighbours cannot help yet, ")
     assert purity_hint({"state/neighbour_purity": 0.53, "state/neighbour_chance": 0.23}) == ""
     assert purity_hint({}) == ""

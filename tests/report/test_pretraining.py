@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fewtags.engine.methods import read_pretrain_settings
 from fewtags.engine.pretrain_plan import make_pretrain_plan
 from fewtags.engine.pretrain_run import PretrainRun
 from fewtags.errors import CheckpointError, DataError

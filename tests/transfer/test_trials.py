@@ -90,7 +90,7 @@ def test_trials_refuse(trials):
 
 def test_svm_names_classes_without_a_classifier_and_the_chosen_costs(multi, encoder, context):
     """Training on two photos of one class only."""
-    one = make_task(multi.train.subset([0, 6]), multi.test)
+    one = replace(multi, train=multi.train.subset([0, 6]))
     found = run_svm(make_trials(lambda seed: encoder, one, context), costs=(0.5,))
     assert found.notes == [
         "seed 0: no classifier for classes without known positives or without known negatives: blue, green, red"

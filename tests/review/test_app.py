@@ -4,6 +4,7 @@ import io
 import json
 import re
 import uuid
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 from fewtags.formats.answers import read_answers
 from fewtags.review.app import AHEAD
 from fewtags.review.retrain import score
+from fewtags.review.scoring import Found
 from fewtags.review.store import AnswerStore
 from fewtags.table.answered import with_answers
 from fewtags.table.storage import load
@@ -241,6 +243,13 @@ def test_a_label_is_checked_by_one_person_at_a_time(visit):
     ann.post("/api/skip", json={"request": request(), "cells": [skipped]})
     again = ann.get("/api/next", params={"count": 1, "labels": True}).json()["questions"]
     assert again[0]["photo"] != skipped["photo"]
+
+
+def test_an_answer_that_a_later_model_contradicts_is_not_a_label_of_the_files(review):
+    (asked,) = review.doubts.next("session", "ann", 1)
+    answered = replace(asked.question, state="negative")  # the files say positive
+    review.scoring._publish(Found(suspicious=[answered, asked.question]), True)
+    assert [one.question for one in review.doubts.next("session", "ann", 9)] == [asked.question]
 
 
 def test_progress_says_what_answers_are_expected_to_buy(visit, review):

@@ -123,11 +123,6 @@ class Queue:
         """The number of questions that have an answer."""
         return len(self._closed)
 
-    def closed(self) -> list[Asked]:
-        """Return the questions that have an answer."""
-        with self._lock:
-            return [self._asked[cell] for cell in self._closed]
-
     def _open(self, cell: CellKey, who: str) -> bool:
         """Whether a person may be asked: nobody answered, or only others who are unsure."""
         says: dict[str, Answer] = self._store.says(cell)

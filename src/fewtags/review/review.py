@@ -33,7 +33,6 @@ from fewtags.review.questions import LIMIT, Question, check_order, run_table
 from fewtags.review.retrain import Retraining, score
 from fewtags.review.scoring import Found, Scoring
 from fewtags.review.store import AnswerStore, CellKey
-from fewtags.review.suspicious import Suspicion
 from fewtags.table.answered import answered, with_answers
 from fewtags.table.table import LabelTable
 from fewtags.table.vocabulary import folded
@@ -94,6 +93,9 @@ class Review:
         self._before = 0 if before is None else int(np.count_nonzero(before.dense()))
         # The simulations answered cells of the photos that the model learns from.
         self._cells = self._before + self._unknown(table) if own else 0
+        self._rows = {key: row for row, key in enumerate(table.images.to_pylist())}
+        self._checked: dict[CellKey, bool] = {}
+        self.refresh([*self.store.answered()])
         self.photos.add(table)
         trained = self.retraining.status()
         start = (
@@ -113,11 +115,14 @@ class Review:
         self.info: ModelInfo = read_info(model_path(model_run))
         self.model_run = model_run
         self._heat: HeatMaps | None = None
-        self._rows = {key: row for row, key in enumerate(self.table.images.to_pylist())}
         folder = str(self.table.require_root().absolute())
 
         def publish(found: Found, all_: bool) -> None:
-            for queue, ours in ((self.queue, found.questions), (self.doubts, found.suspicious)):
+            # A later model contradicts answers, too; they are not labels of the files.
+            labels = [
+                s for s in found.suspicious if _word(self._given(PhotoId(folder, s.image)).get(s.class_)) == s.state
+            ]
+            for queue, ours in ((self.queue, found.questions), (self.doubts, labels)):
                 (queue.load if all_ else queue.improve)([Asked(folder, one) for one in ours])
 
         table = self.table
@@ -233,19 +238,22 @@ class Review:
         """Take note of cells whose answers changed."""
         self.queue.refresh(cells)
         self.doubts.refresh(cells)
+        for cell in cells:
+            given = self._given(PhotoId(cell.folder, cell.image)).get(cell.class_)
+            says = {"yes": Label.POSITIVE, "no": Label.NEGATIVE}.get(self.store.state(cell) or "")
+            if given is None or says is None:
+                self._checked.pop(cell, None)
+            else:
+                self._checked[cell] = says != given
 
     def skip(self, session: str, cell: CellKey) -> None:
         """Ask a session about a cell later."""
         (self.queue if self.queue.find(cell) else self.doubts).skip(session, cell)
 
     def label_counts(self) -> dict[str, int]:
-        """Return how many suspicious labels wait, how many people looked at, and how many of these are wrong."""
-        checked = self.doubts.closed()
-        denied = {"positive": "no", "negative": "yes"}
-        wrong = sum(
-            isinstance(a.question, Suspicion) and self.store.state(a.cell) == denied[a.question.state] for a in checked
-        )
-        return {"open": len(self.doubts) - len(checked), "checked": len(checked), "wrong": wrong}
+        """Return how many suspicious labels wait, how many labels people checked, and how many of these are wrong."""
+        waiting = len(self.doubts) - self.doubts.answered
+        return {"open": waiting, "checked": len(self._checked), "wrong": sum(self._checked.values())}
 
     def disputed_rows(self) -> list[dict[str, Any]]:
         """Return the cells about which people disagree, for the page of answers."""

@@ -52,7 +52,14 @@ def main() -> None:
             "export timm": ["export", str(trained), "--to", "timm", "--out", str(out / "timm")],
             "suggest": [
                 *("suggest", str(trained), *labels, "--cpu", "--out", str(out / "questions.csv")),
-                *("--label-studio", f"{tasks}.json", "--cvat", f"{tasks}.xml", "--fiftyone", f"{out / 'labels'}.json"),
+                *(
+                    "--label-studio",
+                    f"{tasks}.json",
+                    "--cvat",
+                    f"{out / 'cvat'}.xml",
+                    "--fiftyone",
+                    f"{out / 'labels'}.json",
+                ),
             ],
         }
         for name, command in commands.items():

@@ -8,7 +8,6 @@ from typing import Any, final
 
 from pydantic import Field
 
-from datasets import Name
 from fewtags.budget.costs import Annotation
 from fewtags.budget.purchase import Mode, PointRule
 from fewtags.config.sections import Settings
@@ -17,6 +16,7 @@ from fewtags.errors import ConfigError
 from fewtags.nets.pool import Pool, PoolName
 from fewtags.nets.spatial import HeadPlan
 from fewtags.text import suggest
+from photo_sets import Name
 from protocol import Setup, check_objective, digest, other_settings, read_lines, read_setup, seed_numbers
 
 

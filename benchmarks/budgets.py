@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from budget_protocol import BudgetJob, Budgets, choose_jobs, read_budgets, read_done
-from datasets import BenchmarkSet, chance
 from fewtags.budget.costs import CostModel
 from fewtags.budget.purchase import simulate_budget
 from fewtags.engine.distributed import make_accelerator
@@ -43,6 +42,7 @@ from fewtags.photos.loader import EpochSampler
 from fewtags.stores.pseudo import PseudoLabels
 from fewtags.table.table import LabelTable
 from frozen import EVAL_BATCH, Above, Material, make_net
+from photo_sets import BenchmarkSet, chance
 from single_positive import Record, arguments, execute, look, metrics, positives_per_image, predict, train
 
 LOCATE = LocateOptions(size=(48, 48), cuts=(0.5,))

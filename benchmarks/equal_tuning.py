@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from scipy.stats import t as student
 from torch import Tensor, nn
 
-from datasets import Name
 from fewtags.budget.simulate import single_positive
 from fewtags.config.sections import Settings, StageConfig
 from fewtags.engine.distributed import make_accelerator
@@ -48,6 +47,7 @@ from fewtags.nets.spatial import HeadPlan
 from fewtags.objectives.base import Problem, RunFacts
 from fewtags.photos.loader import EpochSampler
 from frozen import Above, Material, fixed_views, make_net, plain_reader
+from photo_sets import Name
 from protocol import Setup, check_objective, digest, other_settings, read_lines, read_setup, seed_numbers
 from single_positive import Record, arguments, execute, localise, peak_memory, positives_per_image, predict
 from table import mean_and_sd, mean_over_sets

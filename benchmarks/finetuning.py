@@ -19,7 +19,6 @@ from typing import Any, Literal, final
 
 from torch import Tensor, nn
 
-from datasets import Name
 from fewtags.budget.simulate import single_positive
 from fewtags.config.sections import Settings, StageConfig
 from fewtags.engine.distributed import make_accelerator
@@ -32,6 +31,7 @@ from fewtags.nets.spatial import SpatialNet
 from fewtags.objectives.base import Problem
 from fewtags.photos.loader import EpochSampler
 from frozen import Above, Material, fixed_views, make_net, plain_reader
+from photo_sets import Name
 from protocol import Job, Setup, check_objective, digest, other_settings, read_lines, read_setup, seed_numbers
 from single_positive import Record, arguments, execute, look, metrics, positives_per_image, predict
 from table import mean_and_sd, mean_over_sets, paired

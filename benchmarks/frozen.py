@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from datasets import REPOSITORY, BenchmarkSet
 from fewtags.engine.machine import keep_freed_memory
 from fewtags.engine.sources import CachePlan, StoredViews, ViewFeatures, fill_views
 from fewtags.labels import Label, LabelMatrix
@@ -26,6 +25,7 @@ from fewtags.photos.augment_fixmatch import Strong
 from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
 from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader
 from fewtags.table.table import LabelTable
+from photo_sets import REPOSITORY, BenchmarkSet
 from protocol import Setup, digest
 
 FEATURES = "features"  # in the cache folder

@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets import CACHE, DATA, NAMES, REPOSITORY, BenchmarkSet, load
 from fewtags.budget.simulate import single_positive
 from fewtags.config.presets import LOGIT_VARIANCES
 from fewtags.engine.machine import keep_freed_memory
@@ -38,6 +37,7 @@ from fewtags.photos.augment import WholeImage
 from fewtags.photos.dataset import EvalSet, PhotoFolder
 from fewtags.photos.loader import Collate, EvalLoader
 from fewtags.stores.topk import ExpectedPositives, expected_counts
+from photo_sets import CACHE, DATA, NAMES, REPOSITORY, BenchmarkSet, load
 from protocol import read_lines
 
 SEEDS = (10, 11, 12)

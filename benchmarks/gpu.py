@@ -17,8 +17,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -194,18 +193,16 @@ def groups(
     def net() -> SpatialNet:
         return create_net(setting.backbone, setting.classes, weights="none", size=setting.size)
 
-    top = {name: method for name, method in TRAINED.items() if setting.classes < 200 or name != "EN + SCL"}
-    yield (
-        "training",
-        {n: steps_of(setting, m, net(), options.precision, options.cpu, options.steps) for n, m in top.items()},
-    )
-    yield (
-        "pretraining",
-        {
-            n: steps_of(setting, m, encoder(setting), options.precision, options.cpu, options.steps)
-            for n, m in PRETRAINED.items()
-        },
-    )
+    def encoder() -> Encoder:
+        return create_encoder(setting.backbone, weights="none", size=setting.size)
+
+    def steps(made: SpatialNet | Encoder, method: Mapping[str, Any]) -> Take:
+        return steps_of(setting, method, made, options.precision, options.cpu, options.steps)
+
+    # Dense heatmaps of a thousand classes do not fit on a GPU.
+    fitting = {name: method for name, method in TRAINED.items() if setting.classes < 200 or name != "EN + SCL"}
+    yield "training", {name: steps(net(), method) for name, method in fitting.items()}
+    yield "pretraining", {name: steps(encoder(), method) for name, method in PRETRAINED.items()}
     rows = {}
     for precision in dict.fromkeys(("no", options.precision)):
         name = "float32" if precision == "no" else precision
@@ -213,11 +210,6 @@ def groups(
         if options.compile:
             rows[f"{name}, compiled"] = prediction_of(setting, net().to(device), precision, device, True)
     yield "prediction", rows
-
-
-def encoder(setting: Setting) -> Encoder:
-    """A net without a classifier."""
-    return create_encoder(setting.backbone, weights="none", size=setting.size)
 
 
 def main() -> None:
@@ -244,19 +236,14 @@ def main() -> None:
             )
             found = measure(rows, device, options.rounds)
             first = next(iter(found.values()))[0]
-            for number, (row, (seconds, memory)) in zip(count(), found.items(), strict=False):
+            for number, (row, (seconds, memory)) in enumerate(found.items()):
                 mean, low, high = ratio(seconds, first) if number else (1.0, 1.0, 1.0)
                 speed, mib = 1 / statistics.median(seconds), memory / 2**20
                 print(f"| {row} | {speed:,.0f} | {mean:.3f} | {low:.3f} to {high:.3f} | {mib:,.0f} |")
                 if options.out:
-                    line = {"group": group, **vars_of(setting), "row": row, "seconds": seconds, "memory": memory}
+                    line = {"group": group, **asdict(setting), "row": row, "seconds": seconds, "memory": memory}
                     with options.out.open("a") as file:
                         file.write(json.dumps({**line, "device": name, "precision": options.precision}) + "\n")
-
-
-def vars_of(setting: Setting) -> dict[str, Any]:
-    """The setting as JSON."""
-    return {"net": setting.backbone, "size": setting.size, "classes": setting.classes, "batch": setting.batch}
 
 
 if __name__ == "__main__":

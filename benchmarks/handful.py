@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from budget_protocol import Budgets, read_budgets
 from budgets import LOCATE, located
-from datasets import REPOSITORY, BenchmarkSet, load
 from fewtags.config.sections import StageConfig
 from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.fit import Fit, FitConfig
@@ -35,6 +34,7 @@ from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.objectives.patchml import PatchML
 from fewtags.photos.loader import EpochSampler
 from frozen import EVAL_BATCH, Above, features_folder, fill, make_net
+from photo_sets import REPOSITORY, BenchmarkSet, load
 from single_positive import metrics, positives_per_image, predict
 
 PHOTOS, POINTS, BOXES = 150, 60, 30

@@ -48,8 +48,8 @@ from peer_scripts import Floats, Folder, Record, average_precision, percent, rea
 
 # torch, timm, sklearn and fewtags are imported where they are used: a row pays for its own imports only.
 if TYPE_CHECKING:
-    from datasets import BenchmarkSet
     from fewtags.table.table import LabelTable
+    from photo_sets import BenchmarkSet
 
 HERE = Path(__file__).resolve()
 TAKES_ALL_SEEDS = ("lr",)
@@ -299,8 +299,8 @@ def pending(records: Sequence[Record], set_name: str, row: Row, seeds: Sequence[
 
 def run_rows(options: argparse.Namespace, rows: Sequence[Row], seeds: Sequence[int]) -> int:
     """Do what is not done, add a line for each run to `options.out`, and return how many runs failed."""
-    from datasets import load
     from fewtags.errors import FewtagsError
+    from photo_sets import load
     from protocol import read_lines
 
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -355,8 +355,8 @@ def main() -> None:
     if sys.argv[1:2] == [spend.__name__]:
         spend(sys.argv[2:])
         return
-    from datasets import CACHE, DATA, NAMES, REPOSITORY
     from fewtags.errors import FewtagsError
+    from photo_sets import CACHE, DATA, NAMES, REPOSITORY
     from protocol import seed_numbers
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

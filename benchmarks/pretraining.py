@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from datasets import BenchmarkSet, chance, load
 from fewtags.budget.costs import CostModel
 from fewtags.budget.purchase import simulate_budget
 from fewtags.budget.simulate import single_positive
@@ -54,6 +53,7 @@ from fewtags.photos.loader import EpochSampler
 from fewtags.table.table import LabelTable
 from fewtags.transfer.features import photo_features
 from fewtags.transfer.probes import knn_scores
+from photo_sets import BenchmarkSet, chance, load
 from pretraining_pixels import (
     FOLDER,
     CropSource,

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from datasets import SPLITS, BenchmarkSet
 from fewtags.batched_views import stack_views
 from fewtags.errors import DataError
 from fewtags.labels import Batch, LabelMatrix, Locations, SecondView
@@ -26,6 +25,7 @@ from fewtags.photos.augment_moco import AugPlus
 from fewtags.photos.dataset import EvalSet, Failure, PhotoFolder, Sample, TrainSet
 from fewtags.photos.loader import EpochSampler, make_places
 from fewtags.table.table import LabelTable
+from photo_sets import SPLITS, BenchmarkSet
 from pretraining_protocol import PretrainBenchmark
 from protocol import digest
 

@@ -10,11 +10,11 @@ from typing import Any, Literal, final
 from pydantic import Field, ValidationError
 
 from budget_protocol import fits, parts_of
-from datasets import Name
 from fewtags.config.pretrain import PretrainConfig
 from fewtags.config.sections import Settings, StageConfig
 from fewtags.engine.methods import read_pretrain_settings
 from fewtags.errors import ConfigError
+from photo_sets import Name
 from protocol import check_objective, digest, other_settings, read_lines, seed_numbers
 
 SET: Name = "voc"

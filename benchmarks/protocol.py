@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeVar, final
 
 from pydantic import ValidationError
 
-from datasets import Name
 from fewtags.config.sections import Settings, StageConfig
 from fewtags.engine.methods import method_class, settings_models
 from fewtags.errors import ConfigError, DataError
 from fewtags.text import suggest
+from photo_sets import Name
 
 
 @final

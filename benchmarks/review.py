@@ -30,7 +30,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets import CACHE, DATA, NAMES, REPOSITORY, SPLITS, BenchmarkSet, Name, load
 from fewtags.budget.costs import CostModel
 from fewtags.budget.simulate import single_positive
 from fewtags.engine.solve import ChannelStatistics, HeadSolver
@@ -44,6 +43,7 @@ from fewtags.review.orders import DEFAULT_ORDER, ORDERS, Cells, choose
 from fewtags.seeds import rng
 from fewtags.stores.topk import ExpectedPositives
 from frozen_heads import features
+from photo_sets import CACHE, DATA, NAMES, REPOSITORY, SPLITS, BenchmarkSet, Name, load
 from protocol import read_lines
 from table import paired, table_head, table_row
 

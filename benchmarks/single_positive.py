@@ -37,7 +37,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from datasets import CACHE, DATA, REPOSITORY, BenchmarkSet, Name, chance, load
 from fewtags.budget.simulate import single_positive
 from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.evaluate import sigmoid
@@ -53,6 +52,7 @@ from fewtags.objectives.base import Problem
 from fewtags.photos.loader import EpochSampler
 from fewtags.table.table import LabelTable
 from frozen import EVAL_BATCH, Above, Material, features_folder, fill, make_net, open_material
+from photo_sets import CACHE, DATA, REPOSITORY, BenchmarkSet, Name, chance, load
 from protocol import Benchmark, Job, Setup, choose_jobs, read_benchmark, read_done
 from regions import localisation_report
 

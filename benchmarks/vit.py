@@ -33,7 +33,6 @@ from torch import Tensor, nn
 
 from budget_protocol import BudgetJob, Budgets, read_budgets
 from budgets import LOCATE, buy, located, receipt
-from datasets import CACHE, DATA, REPOSITORY, BenchmarkSet, Name, chance, load
 from fewtags.config.sections import StageConfig
 from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.events import EpochEnded
@@ -52,6 +51,7 @@ from fewtags.photos.augment import SquareCrop
 from fewtags.photos.dataset import EvalSet, PhotoFolder, TrainSet
 from fewtags.photos.loader import Collate, EpochSampler, EvalLoader, TrainLoader
 from fewtags.table.table import LabelTable
+from photo_sets import CACHE, DATA, REPOSITORY, BenchmarkSet, Name, chance, load
 from protocol import digest, other_settings, read_lines, seed_numbers
 from single_positive import in_processes, metrics
 

@@ -23,7 +23,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 # Benchmarks are scripts that import each other from their folder.
 sys.path.insert(0, str(BENCHMARKS))
-names = ("budget_protocol", "budgets", "datasets", "frozen", "single_positive")
+names = ("budget_protocol", "budgets", "photo_sets", "frozen", "single_positive")
 protocol, budgets, datasets, frozen, runner = (importlib.import_module(name) for name in names)
 sys.path.remove(str(BENCHMARKS))
 

@@ -15,7 +15,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 # Benchmarks are scripts that import each other from their folder.
 sys.path.insert(0, str(BENCHMARKS))
-datasets, heads = (importlib.import_module(name) for name in ("datasets", "frozen_heads"))
+datasets, heads = (importlib.import_module(name) for name in ("photo_sets", "frozen_heads"))
 sys.path.remove(str(BENCHMARKS))
 
 N, C, D = 60, 3, 8

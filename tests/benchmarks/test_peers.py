@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 # `peers` imports `regions` late, when the folder has left the path.
 peers, scripts, datasets, _ = (
-    importlib.import_module(name) for name in ("peers", "peer_scripts", "datasets", "regions")
+    importlib.import_module(name) for name in ("peers", "peer_scripts", "photo_sets", "regions")
 )
 sys.path.remove(str(BENCHMARKS))
 
@@ -301,7 +301,7 @@ def test_runs_that_are_there_are_not_done_again(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "run_group", lambda *arguments: done.append((str(arguments[3]), arguments[4])))
     options = SimpleNamespace(out=out, sets=["voc2"], only=None, data=tmp_path, cache=tmp_path)
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.setitem(sys.modules, "datasets", datasets)
+    monkeypatch.setitem(sys.modules, "photo_sets", datasets)
     rows = [peers.parse_row("lr"), peers.parse_row("fewtags")]
     assert peers.run_rows(options, rows, [0, 1, 2, 3]) == 0
     assert done == [("lr", [0, 2, 3]), *(("fewtags", [seed]) for seed in range(4))]

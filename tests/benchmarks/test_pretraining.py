@@ -18,7 +18,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 # Benchmarks are scripts that import each other from their folder.
 sys.path.insert(0, str(BENCHMARKS))
-names = ("pretraining_protocol", "pretraining_pixels", "pretraining", "datasets")
+names = ("pretraining_protocol", "pretraining_pixels", "pretraining", "photo_sets")
 protocol, pixels_, runner, datasets = (importlib.import_module(name) for name in names)
 sys.path.remove(str(BENCHMARKS))
 

@@ -18,7 +18,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Benchmarks are scripts that import each other from their folder.
 sys.path.insert(0, str(BENCHMARKS))
 vit, vit_table, datasets, protocol = (
-    importlib.import_module(name) for name in ("vit", "vit_table", "datasets", "budget_protocol")
+    importlib.import_module(name) for name in ("vit", "vit_table", "photo_sets", "budget_protocol")
 )
 sys.path.remove(str(BENCHMARKS))
 

@@ -11,8 +11,6 @@ from fewtags.errors import ConfigError, DataError
 from fewtags.photos.decode import read_image
 
 datasets = pytest.importorskip("datasets")
-if not hasattr(datasets, "Dataset"):  # the module of the same name in benchmarks/
-    pytest.skip("datasets of Hugging Face is not installed", allow_module_level=True)
 
 
 def photo(n, kind="PNG"):

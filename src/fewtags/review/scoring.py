@@ -208,10 +208,10 @@ def make_questions(
     # Of both kinds, the first ones first.
     for start in range(0, max(len(asked), len(wrong)), EVIDENCE_CHUNK):
         tell(Progress("looks for the evidence", start, max(len(asked), len(wrong))))
-        some = Found(asked[start : start + EVIDENCE_CHUNK], wrong[start : start + EVIDENCE_CHUNK])
-        cells = [(q.image, q.class_) for q in some.questions] + [(s.image, s.class_) for s in some.suspicious]
+        block = Found(asked[start : start + EVIDENCE_CHUNK], wrong[start : start + EVIDENCE_CHUNK])
+        cells = [(q.image, q.class_) for q in block.questions] + [(s.image, s.class_) for s in block.suspicious]
         boxes = iter(evidence_boxes(cells, net, info, table, cpu=cpu))
         yield Found(
-            [replace(q, box=next(boxes)) for q in some.questions],
-            [replace(s, box=next(boxes)) for s in some.suspicious],
+            [replace(q, box=next(boxes)) for q in block.questions],
+            [replace(s, box=next(boxes)) for s in block.suspicious],
         )

@@ -1,6 +1,6 @@
 """The benchmark sets, built from the development photos that stand beside the repository (never part of it).
 
-    python benchmarks/datasets.py --data ../shared/data --preview sets.png
+    python benchmarks/photo_sets.py --data ../shared/data --preview sets.png
 
 builds what is missing in `benchmarks/cache/` and prints the statistics of every set. Five sets:
 

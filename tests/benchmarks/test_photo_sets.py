@@ -18,7 +18,7 @@ REAL = REPOSITORY / "../shared/data"
 
 def _import() -> ModuleType:
     """Benchmarks are scripts beside the package, not a part of it."""
-    spec = importlib.util.spec_from_file_location("benchmark_datasets", REPOSITORY / "benchmarks/datasets.py")
+    spec = importlib.util.spec_from_file_location("benchmark_datasets", REPOSITORY / "benchmarks/photo_sets.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

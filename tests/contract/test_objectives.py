@@ -53,6 +53,7 @@ METHODS = {
     "wan": (lambda: AssumeNegative(negative_weight="weak"), 0),
     "en": (expected_negative(), 1),
     "en-prior": (expected_negative(positives_per_image=None, class_prior=(0.4,) * CLASSES, reading="fill"), 0),
+    "en-interval": (expected_negative(positives_interval=(1.2, 2.6)), 1),
     "ep": (expected_negative(expected_positives="positive", reading="unannotated_only"), 1),
     "en-cl": (expected_negative(cl_weight=0.5, distance="l2", score_dtype="float16"), 1),
     "en-scl": (expected_negative(scl_weight=1.0), 1),

@@ -68,6 +68,50 @@ def visit(method, batch, epoch):
     return out
 
 
+# --- an interval of K
+
+
+def test_cells_between_the_cuts_of_both_limits_have_half_weight():
+    """Four images and one class; s after a visit with mu = 0 ranks them 0 (annotated), 1, 2, 3; p = 2 and 3.
+
+    Then, with logits 0: cell 0 positive, log 2; 1 ignored; 2 between the cuts, log 2 / 2; 3 negative, log 2. The mean
+    over 4 cells is 2.5 log 2 / 4. Gradients: f - 1 = -1/2, 0, f / 2 = 1/4, f = 1/2, all over 4.
+    """
+    labels = int8([[P], [U], [U], [U]])
+    method = ExpectedNegative(positives_per_image=0.6, positives_interval=(0.5, 0.75), momentum=0.0, scl_weight=0.0)
+    parts = method.setup(NET, problem_of(labels))
+    assert {*parts} == {"scores", "expected_positives", "possible_positives"}
+    visit(method, batch_of([[3.0], [2.0], [1.0], [0.0]], labels), 0)
+    method.on_epoch_start(1)
+    batch = batch_of(torch.zeros(4, 1), labels)
+    logits = batch.images.requires_grad_()
+    loss = method.step(NET, dataclasses.replace(batch, images=logits), at(1)).loss
+    assert loss.item() == pytest.approx(2.5 * np.log(2) / 4, rel=1e-6)
+    loss.backward()
+    assert logits.grad.flatten().tolist() == pytest.approx([-0.125, 0.0, 0.0625, 0.125], rel=1e-6)
+
+
+def test_limits_scale_a_class_prior():
+    """Shares .5 and .25 add up to .75; limits .375 and 1.5 make them .25 and .125, and 1 and .5, of eight images."""
+    method = ExpectedNegative(class_prior=(0.5, 0.25), positives_interval=(0.375, 1.5), scl_weight=0.0)
+    method.setup(NET, problem_of(int8([[U, U]] * 8)))
+    assert method._counts.tolist() == [2, 1]
+    assert method._most_counts.tolist() == [8, 4]
+
+
+def test_an_interval_of_one_point_is_that_point():
+    labels = int8([[P, U, U], [U, P, U], [U, U, P], [U, U, U]])
+    maps = torch.linspace(-2, 2, 12).reshape(4, 3)
+    losses = []
+    for interval in (None, (1.5, 1.5)):
+        method = ExpectedNegative(positives_per_image=1.5, positives_interval=interval, scl_weight=0.0)
+        method.setup(NET, problem_of(labels))
+        visit(method, batch_of(maps, labels), 0)
+        method.on_epoch_start(1)
+        losses.append(method.step(NET, batch_of(maps, labels), at(1)).loss.item())
+    assert losses[0] == losses[1] > 0
+
+
 # --- answers
 
 
@@ -491,6 +535,15 @@ ERRORS = [
     ),
     ({"heatmap_top_k": 0}, "heatmap_top_k must be at least 1, got 0."),
     (
+        {"positives_interval": (0.5, 0.9)},
+        "positives_interval is (low, high), with positives_per_image 1 in it; got (0.5, 0.9).",
+    ),
+    (
+        {"positives_interval": (0.5, 2.0), "expected_positives": "positive"},
+        "positives_interval is for expected_positives='ignore': its cells count half as negative. Leave it out for "
+        "'positive'.",
+    ),
+    (
         {"heatmap_dtype": "float16", "heatmap_rounding": "stochastic"},
         "heatmap_rounding='stochastic' is for heatmap_dtype='uint8', got 'float16'.",
     ),
@@ -526,6 +579,10 @@ MISFITS = [
     ),
     ({"positives_per_image": 4.0}, "positives_per_image is 4.0, but there are 3 classes."),
     ({"class_prior": (0.1, 0.2)}, "class_prior has 2 shares, but there are 3 classes."),
+    (
+        {"positives_per_image": 2.0, "positives_interval": (1.0, 3.5), "scl_weight": 0.0},
+        "positives_interval has the limit 3.5, but there are 3 classes.",
+    ),
     (
         {"positives_per_image": 2.0, "scl_weight": 1.0, "heatmap_top_k": 1},
         "heatmap_top_k=1 is less than the 2 annotated positives of training image 1, which all need a heatmap; "

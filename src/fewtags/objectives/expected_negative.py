@@ -36,6 +36,10 @@ ANSWER_WEIGHT = 4.0
 """Better than 1 on the validation photos of docs/review.md."""
 
 
+UNSURE_WEIGHT = 0.5
+"""Weight in EN's loss of cells between the cuts of the two limits of K."""
+
+
 class Predictions(NamedTuple):
     """Payload of a step: detached float32 probabilities of the training-mode forward."""
 
@@ -63,6 +67,9 @@ class ExpectedNegative(TaughtObjective):
     Args:
         positives_per_image: K of eq. (3), the mean number of classes in an image. Default: estimated from the labels.
         class_prior: share of images that contain each class, one per class; replaces K and eq. (3) (`expected_counts`).
+        positives_interval: (low, high), limits of K (not in the paper; only for "ignore"). Cells that only the cut of
+            the high limit ignores count as negative with half weight. With `class_prior`, the limits of its sum, to
+            which all shares are scaled. Default: none, K alone decides.
         cl_weight: gamma of CL.
         scl_weight: gamma of SCL; heatmaps are kept if it is above 0. Default: 0.1, or 0 if the head is solved on one
             view of each photo, because then no second view exists that could agree with it.
@@ -96,6 +103,7 @@ class ExpectedNegative(TaughtObjective):
 
     positives_per_image: Annotated[float | None, Range(0, above=True)] = None
     class_prior: Annotated[tuple[float, ...] | None, Range(0, 1)] = None
+    positives_interval: Annotated[tuple[float, float] | None, Range(0, above=True)] = None
     cl_weight: Annotated[float, Range()] = 0.0
     scl_weight: Annotated[float | None, Range()] = None
     distance: Literal["l1", "l2", "l2_norm", "jsd"] = "l1"
@@ -123,6 +131,20 @@ class ExpectedNegative(TaughtObjective):
             raise ConfigError(
                 f"heatmap_rounding='stochastic' is for heatmap_dtype='uint8', got {self.heatmap_dtype!r}."
             )
+        if self.positives_interval is not None:
+            self._check_interval(*self.positives_interval)
+
+    def _check_interval(self, low: float, high: float) -> None:
+        if self.expected_positives != "ignore":
+            raise ConfigError(
+                "positives_interval is for expected_positives='ignore': its cells count half as negative. Leave it out "
+                f"for {self.expected_positives!r}."
+            )
+        known = self.positives_per_image if self.class_prior is None else sum(self.class_prior)
+        if low > high or (known is not None and not low <= known <= high):
+            what = "positives_per_image" if self.class_prior is None else "the sum of class_prior"
+            inside = "" if known is None else f", with {what} {known:g} in it"
+            raise ConfigError(f"positives_interval is (low, high){inside}; got ({low:g}, {high:g}).")
 
     @property
     def gamma(self) -> float:
@@ -148,8 +170,11 @@ class ExpectedNegative(TaughtObjective):
         """Derive K from the labels; and no SCL if the head is solved, because each image then has only one view."""
         unused = self.class_prior is not None or self.expected_positives == "none"
         note = "" if unused else facts.positives_source
+        mean = facts.positives_per_image
+        if self.positives_interval is not None and not unused:  # the limits are known better than what labels show
+            mean, note = sum(self.positives_interval) / 2, "positives per image: the middle of positives_interval"
         return {
-            "positives_per_image": Derived(facts.positives_per_image, note),
+            "positives_per_image": Derived(mean, note),
             "scl_weight": Derived(0.0 if facts.head_solved else SCL_WEIGHT),
             "warmup_loss": Derived("expected_negative" if facts.warmup_solved else "assume_negative"),
             "teacher_weight": Derived(float(facts.teacher and self.scores_start == "labels")),
@@ -232,7 +257,8 @@ class ExpectedNegative(TaughtObjective):
         """Allocate scores, cuts and heatmaps."""
         self._problem = problem
         (samples, classes), shard, device = problem.labels.shape, problem.shard, problem.device
-        self._counts = torch.from_numpy(self._expected_counts(problem.labels)).to(device)
+        low, high = self.positives_interval or (None, None)
+        self._counts = torch.from_numpy(self._expected_counts(problem.labels, low)).to(device)
         dtype = torch.float32 if self.score_dtype == "float32" else torch.float16
         self._scores = ScoreStore(
             samples,
@@ -249,6 +275,11 @@ class ExpectedNegative(TaughtObjective):
         self._expected = ExpectedPositives(classes, self.reading, device)
         self._heatmaps: HeatmapStore | None = None
         parts: dict[str, Part] = {"scores": self._scores, "expected_positives": self._expected}
+        self._possible: ExpectedPositives | None = None
+        if self.positives_interval is not None:
+            self._most_counts = torch.from_numpy(self._expected_counts(problem.labels, high)).to(device)
+            self._possible = ExpectedPositives(classes, self.reading, device)
+            parts["possible_positives"] = self._possible
         if self.gamma > 0:
             self._heatmaps = self._make_heatmaps(problem)
             parts["heatmaps"] = self._heatmaps
@@ -275,7 +306,9 @@ class ExpectedNegative(TaughtObjective):
             own[slice(*blocks[number])] = True
             tallies[number] = self._take_stock(*blocks[number], scores, ranked)
         if ranked:
-            self._expected.share(problem.shard, own)
+            for cut in (self._expected, self._possible):
+                if cut is not None:
+                    cut.share(problem.shard, own)
         if problem.shard.world > 1:
             tallies = problem.shard.sum(tallies.to(problem.device)).cpu()
         tally = Tally(*sum(tallies.unbind(), torch.zeros_like(tallies[0])).tolist())
@@ -294,7 +327,7 @@ class ExpectedNegative(TaughtObjective):
             loss = expected_positive_regularisation(logits, labels, self._mean_count, total=self._problem.shard.sum)
             logs = {"epr": loss.detach()}
         else:  # none: only annotated positives are in the mask
-            loss = expected_negative(logits, labels, expected, weight=self._weights(batch))
+            loss = expected_negative(logits, labels, expected, weight=self._weights(batch, scores))
             logs = {"en": loss.detach()}
         loss = self.with_distillation(loss, logs, logits, batch)
         ramp = self._ramp(at)
@@ -320,12 +353,16 @@ class ExpectedNegative(TaughtObjective):
         if self._heatmaps is not None and seen.prob_maps is not None:
             self._heatmaps.update(batch.index, batch.labels, batch.views, seen.prob_maps)
 
-    def _weights(self, batch: Batch) -> Tensor | None:
+    def _weights(self, batch: Batch, scores: Tensor) -> Tensor | None:
         """Return the weights of the cells in EN's loss, float32 [b, C]; None if all are 1."""
+        weights: Tensor | None = None
+        if self._possible is not None:
+            possible = self._possible.mask(scores, batch.labels, batch.index) & (batch.labels == Label.UNKNOWN)
+            weights = torch.where(possible, UNSURE_WEIGHT, 1.0)
         if self._problem.answered is None:
-            return None
+            return weights
         answered = torch.from_numpy(self._problem.answered.rows(batch.index.cpu().numpy())).to(batch.labels.device)
-        return torch.where(answered == Label.UNKNOWN, 1.0, self.answer_weight)
+        return torch.where(answered == Label.UNKNOWN, 1.0 if weights is None else weights, self.answer_weight)
 
     def _own_blocks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Tensor]]:
         """Yield the number and the scores (all images) of this rank's blocks of classes. Collective.
@@ -348,6 +385,8 @@ class ExpectedNegative(TaughtObjective):
         problem = self._problem
         labels = columns_of(problem.labels, first, last, problem.device)
         expected = self._expected.refresh(first, scores, labels, self._counts[first:last])
+        if self._possible is not None:
+            self._possible.refresh(first, scores, labels, self._most_counts[first:last])
         if problem.truth is None:
             return torch.tensor(Tally(predicted, expected), dtype=torch.float64)
         truth = columns_of(problem.truth, first, last, problem.device)
@@ -379,22 +418,28 @@ class ExpectedNegative(TaughtObjective):
             own = problem.teacher[problem.shard.rank :: problem.shard.world]
             self._scores.start_with(torch.from_numpy(np.array(own)))
 
-    def _expected_counts(self, labels: LabelMatrix) -> NDArray[np.int64]:
+    def _expected_counts(self, labels: LabelMatrix, limit: float | None) -> NDArray[np.int64]:
+        """Return p_i, int64 [C], for K and the shares of the classes; or for a `limit` of K in its place."""
         classes = labels.shape[1]
         if self.expected_positives == "none":
             return np.zeros(classes, np.int64)
-        if self.positives_per_image is None and self.class_prior is None:
+        mean, prior = self.positives_per_image if limit is None else limit, self.class_prior
+        if mean is None and prior is None:
             raise ConfigError(
                 "expected_negative needs positives_per_image, the mean number of classes in an image (2.9 on COCO, "
                 "1.5 on VOC). Count the classes in twenty photos, or give a validation set with complete labels."
             )
         if self.positives_per_image is not None and self.positives_per_image > classes:
             raise ConfigError(f"positives_per_image is {self.positives_per_image}, but there are {classes} classes.")
+        if limit is not None and limit > classes:
+            raise ConfigError(f"positives_interval has the limit {limit:g}, but there are {classes} classes.")
         if self.class_prior is not None and len(self.class_prior) != classes:
             raise ConfigError(f"class_prior has {len(self.class_prior)} shares, but there are {classes} classes.")
         if self.expected_positives == "counted":
             return np.zeros(classes, np.int64)
-        return expected_counts(labels, self.positives_per_image, self.class_prior, answered=self._problem.answered)
+        if prior is not None and limit is not None:
+            prior = tuple(share * limit / max(sum(prior), 1e-12) for share in prior)
+        return expected_counts(labels, mean, prior, answered=self._problem.answered)
 
     def _make_heatmaps(self, problem: Problem) -> HeatmapStore:
         samples, classes = problem.labels.shape

@@ -1,0 +1,172 @@
+"""The mean number of classes in an image (K) and the share of images with each class, from known labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from jaxtyping import Int8
+from numpy import ndarray as Array
+from numpy.typing import NDArray
+from scipy import stats
+
+from fewtags.errors import ConfigError
+from fewtags.labels import Label
+
+
+@final
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Counts:
+    """K and class priors of N images.
+
+    Attributes:
+        mean: K, the sum of `prior` over the classes that have a known cell.
+        interval: (low, high) of K.
+        prior: float64 [C], share of images with each class; nan without a known cell.
+        prior_interval: float64 [C, 2], (low, high) of each share.
+        images: number of images with a known cell.
+        level: confidence level of the intervals.
+    """
+
+    mean: float
+    interval: tuple[float, float]
+    prior: NDArray[np.float64]
+    prior_interval: NDArray[np.float64]
+    images: int
+    level: float = 0.95
+
+
+def estimate_counts(labels: Int8[Array, "m c"], population: int, *, level: float = 0.95) -> Counts:
+    """Estimate K and class priors of `population` images from the known cells of m of them.
+
+    The known cells of a class must be a random part of its cells: those of m random images that are labelled
+    completely, or cells whose state had no influence on whether they were labelled. An unknown cell does not count.
+
+    - prior_c = positives / known cells of class c. Its interval is that of Clopper and Pearson (Biometrika 1934) with
+      the number of known cells divided by (N - m_c) / (N - 1), since a part of a finite set is drawn without
+      replacement (Korn and Graubard, Survey Methodology 1998). It is narrowed to what the known cells leave possible.
+    - K = sum of prior_c. Its variance is linearised: the sum over images of u_i^2 with
+      u_i = sum over known cells of (z_ic - prior_c) / m_c, which includes the covariance of classes in an image. Two
+      more images, one class above and one below the mean, are added to it, so that equal counts are not certain.
+      The limits are those of Fay and Feuer (Statistics in Medicine 1997), exact for Poisson counts.
+
+    `docs/expected_number.md` has the measured coverage.
+
+    Args:
+        labels: values of `Label`; the other images of the population need no row.
+        population: N, at least m.
+        level: of the intervals, in (0, 1).
+
+    Raises:
+        ConfigError: `level` out of range.
+    """
+    if not 0 < level < 1:
+        raise ConfigError(f"the level of an interval must be between 0 and 1, got {level}.")
+    assert len(labels) <= population, (len(labels), population)
+    known, positive = labels != Label.UNKNOWN, labels == Label.POSITIVE
+    cells, found = known.sum(0), positive.sum(0)
+    with np.errstate(invalid="ignore"):
+        prior = found / cells
+    some = cells > 0
+    left = 1 - cells / max(population, 1)  # of a class completely known, nothing is uncertain
+    u = ((positive - prior) * known)[:, some] * (np.sqrt(left) / np.maximum(cells, 1))[some]
+    images = int(known.any(1).sum())
+    mean, m = float(prior[some].sum()), float(cells[some].mean()) if some.any() else 0.0
+    open_ = float(left[some].mean()) if some.any() else 0.0
+    variance = float(np.square(u.sum(1)).sum()) * images / max(images - 1, 1)
+    variance = (variance * max(m - 1, 0.0) + 2 * open_ / max(m, 1.0)) / (m + 1)
+    low, high = _fay_feuer(mean, variance, open_ / max(m, 1.0), level)
+    least, most = float((found / population)[some].sum()), float((1 - (cells - found) / population)[some].sum())
+    return Counts(
+        mean=mean,
+        interval=(min(max(low, least), mean), max(min(high, most), mean)),
+        prior=prior,
+        prior_interval=_clopper_pearson(found, cells, population, level),
+        images=images,
+        level=level,
+    )
+
+
+def _fay_feuer(mean: float, variance: float, one: float, level: float) -> tuple[float, float]:
+    """Limits of a mean of counts; `one` is what one more class in one image adds to it."""
+    low = _gamma_limit(mean, variance, (1 - level) / 2)
+    return low, _gamma_limit(mean + one, variance + one**2, (1 + level) / 2)
+
+
+def _gamma_limit(mean: float, variance: float, share: float) -> float:
+    """Quantile of the gamma distribution with this mean and variance."""
+    if mean <= 0 or variance <= 0:
+        return mean
+    return float(stats.gamma.ppf(share, mean**2 / variance, scale=variance / mean))
+
+
+def _clopper_pearson(
+    found: NDArray[np.integer], cells: NDArray[np.integer], population: int, level: float
+) -> NDArray[np.float64]:
+    """Limits of `found` positives among `cells` known cells of each class, float64 [C, 2]; nan without known cells."""
+    limits = np.full((len(found), 2), np.nan)
+    for class_, (x, m) in enumerate(zip(found.tolist(), cells.tolist(), strict=True)):
+        if not m:
+            continue
+        least, most = x / population, 1 - (m - x) / population
+        n = m * (population - 1) / (population - m) if m < population else np.inf
+        if np.isinf(n):
+            limits[class_] = least, most
+            continue
+        hits = x / m * n
+        low = float(stats.beta.ppf((1 - level) / 2, hits, n - hits + 1)) if x else 0.0
+        high = float(stats.beta.ppf((1 + level) / 2, hits + 1, n - hits)) if x < m else 1.0
+        limits[class_] = max(low, least), min(high, most)
+    return limits
+
+
+def possible_mean(labels: Int8[Array, "n c"]) -> tuple[float, float]:
+    """Smallest and largest K that the known cells of all images leave possible, without any assumption."""
+    images, classes = labels.shape
+    return (
+        float((labels == Label.POSITIVE).sum() / max(images, 1)),
+        float(classes - (labels == Label.NEGATIVE).sum() / max(images, 1)),
+    )
+
+
+@final
+@dataclass(frozen=True)
+class ShareByKnown:
+    """Whether cells are blank at random: positives among the known cells of images with many and few known cells.
+
+    Attributes:
+        many: share of positives in images with more known cells than the median image.
+        few: share in the other images, with as many cells of each class as weigh in `many`.
+        z: difference over its standard error, for independent cells.
+    """
+
+    many: float
+    few: float
+    z: float
+
+
+def share_by_known(labels: Int8[Array, "n c"]) -> ShareByKnown | None:
+    """Compare positives in images with many and with few known cells, class by class (Mantel and Haenszel, 1959).
+
+    If the state of a cell has no influence on whether it is labelled, both shares agree; if people label what they
+    see, they need not. Agreement proves nothing. None if all images have equally many known cells, or no class has
+    known cells in both parts.
+    """
+    known = labels != Label.UNKNOWN
+    amount = known.sum(1)
+    rows = amount > 0
+    many = amount > np.median(amount[rows]) if rows.any() else rows
+    parts = [known & part[:, None] for part in (many, rows & ~many)]
+    m = np.array([part.sum(0) for part in parts], np.float64)
+    both = (m > 0).all(0)
+    if not both.any():
+        return None
+    m = m[:, both]
+    found = np.array([((labels == Label.POSITIVE) & part).sum(0)[both] for part in parts])
+    weight = m[0] * m[1] / m.sum(0)
+    pooled = found.sum(0) / m.sum(0)
+    first, second = ((weight * x).sum() / weight.sum() for x in found / m)
+    error = float((weight * pooled * (1 - pooled)).sum()) ** 0.5 / float(weight.sum())
+    return ShareByKnown(float(first), float(second), float((first - second) / error) if error else 0.0)
+

@@ -61,7 +61,8 @@ def test_k_is_a_guess_where_nothing_is_complete():
     assert positives_per_image(Tables(train, from_rows(SINGLE))) == (
         pytest.approx(2.0),
         "positives per image: 2.00, a guess (1.5 x the 1.33 annotated), since fewer than 20 images are completely "
-        "labelled. Count the classes in twenty photos and set objective.positives_per_image.",
+        "labelled. `fewtags estimate-k` estimates it; or count the classes in twenty photos and set "
+        "data.positives_per_image.",
     )
 
 

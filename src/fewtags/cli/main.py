@@ -14,6 +14,7 @@ from fewtags.cli import (
     bench,
     data,
     demo,
+    expected,
     export,
     info,
     plan,
@@ -110,7 +111,7 @@ app = typer.Typer(
     epilog="Start with `fewtags demo`, then `fewtags check photos/` and `fewtags train photos/`.",
 )
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Data": (data.check, data.simulate, plan.plan),
+    "Data": (data.check, data.simulate, plan.plan, expected.estimate_k),
     "Training": (train.train, train.resume, pretrain.pretrain, teach.teach, report.report, bench.bench),
     "Use": (use.evaluate, use.predict, use.heatmap, thresholds.thresholds, export.export, serve.serve),
     "Labels from people": (suggest.suggest, review.review),

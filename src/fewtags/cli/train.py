@@ -68,6 +68,12 @@ def train(
             "predict --wide` writes them; methods that use them: bce, assume_negative, expected_negative, em, gr."
         ),
     ] = None,
+    expected: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON of `fewtags estimate-k --out`: the mean number of classes in a photo, for methods that use it."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Run folder; must be new or empty.")] = Path("runs/first"),
     method: Annotated[str | None, typer.Option(help=METHOD_HELP, autocompletion=lambda: [*METHODS])] = None,
     preset: Annotated[
@@ -127,6 +133,7 @@ def train(
         "data.test_images": plain_paths(test_images),
         "data.answers": plain_paths(answers),
         "data.teacher": None if teacher is None else str(teacher),
+        "data.positives_per_image": None if expected is None else read_expected(expected),
         "data.covers": covers or None,
         "data.complete": True if complete else None,
         "objective.name": method,
@@ -239,6 +246,29 @@ def read_settings(
         given = {key: value for key, value in initial_weights(init, flags["model.weights"]).items() if value}
         tree = apply_overrides(apply_overrides(tree, given), assignments)
     return parse(tree, settings_models(), where)
+
+
+def read_expected(path: Path) -> float:
+    """Return K from a file of `fewtags estimate-k --out`.
+
+    Raises:
+        DataError: it is not such a file.
+    """
+    import json
+
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        mean = found["positives_per_image"]
+    except OSError as error:
+        raise DataError(f"--expected {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError):
+        mean = None
+    if not isinstance(mean, int | float) or isinstance(mean, bool) or not 0 < mean < float("inf"):
+        raise DataError(
+            f"--expected {path} does not state positives_per_image as a number above 0; give a file that `fewtags "
+            "estimate-k --out` wrote."
+        )
+    return float(mean)
 
 
 def merged_tree(config: Path | None, flags: dict[str, Any], assignments: list[str], example: str) -> dict[str, Any]:

@@ -78,6 +78,12 @@ class DataFiles(Settings):
     teacher: str | None = Field(
         None, description="scores in 0..1 of another model, as CSV or Parquet, for methods that learn from a teacher"
     )
+    positives_per_image: float | None = Field(
+        None,
+        gt=0,
+        description="mean number of classes in a photo (K), as `fewtags estimate-k` prints it, for every method that "
+        "uses it; default: derived from the labels",
+    )
     covers: SourceWords = Field(
         (),
         description="FILE=CLASS,CLASS for each label file that covers other classes than those it names; a class that "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fewtags.engine.tables import Tables
+from fewtags.errors import ConfigError
 from fewtags.labels import Label, LabelMatrix
 from fewtags.table.table import LabelTable
 from fewtags.text import counted
@@ -24,7 +25,18 @@ def can_rank(table: LabelTable) -> bool:
 
 
 def positives_per_image(tables: Tables) -> tuple[float, str]:
-    """Return K of SCL eq. (3) and its source: complete images, known positives and negatives, or a guess."""
+    """Return K of SCL eq. (3) and its source: given, complete images, known positives and negatives, or a guess.
+
+    Raises:
+        ConfigError: the given K is larger than the number of classes.
+    """
+    if (given := tables.positives_per_image) is not None:
+        if given > len(tables.train.classes):
+            raise ConfigError(
+                f"data.positives_per_image is {given:g}, but there are "
+                f"{counted(len(tables.train.classes), 'class', 'classes')}."
+            )
+        return given, f"positives per image: {given:.2f}, as given (data.positives_per_image)"
     for name, table in (("val", tables.val), ("train", tables.train)):
         complete = np.flatnonzero(table.matrix.image_counts(Label.UNKNOWN) == 0)
         if len(complete) >= COMPLETE_IMAGES:
@@ -39,7 +51,7 @@ def positives_per_image(tables: Tables) -> tuple[float, str]:
         return mean, (
             f"positives per image: {mean:.2f}{limit}, the sum over classes of positives / known training cells, taking "
             "cells as blank at random. If blank cells are mostly negative, it is less: set "
-            "objective.positives_per_image."
+            "data.positives_per_image, or run `fewtags estimate-k`."
         )
     observed = tables.train.matrix.image_counts(Label.POSITIVE)
     annotated = float(observed[observed > 0].mean())
@@ -48,8 +60,8 @@ def positives_per_image(tables: Tables) -> tuple[float, str]:
         guess, limit = float(classes), f", but not more than the {counted(classes, 'class', 'classes')}"
     return guess, (
         f"positives per image: {guess:.2f}, a guess ({ASSUMED_POSITIVES} x the {annotated:.2f} annotated{limit}), "
-        f"since fewer than {COMPLETE_IMAGES} images are completely labelled. Count the classes in twenty photos and "
-        "set objective.positives_per_image."
+        f"since fewer than {COMPLETE_IMAGES} images are completely labelled. `fewtags estimate-k` estimates it; or "
+        "count the classes in twenty photos and set data.positives_per_image."
     )
 
 

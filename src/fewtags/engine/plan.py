@@ -172,6 +172,7 @@ def derive(
         raise ConfigError(
             "no training image has a positive label, so there is nothing to learn; look at `fewtags check`."
         )
+    tables = replace(tables, positives_per_image=config.data.positives_per_image)
     resolved = resolved or resolve(config, _facts(config, train, cpu))
     if resolved.select == "best" and not can_rank(tables.val):
         raise ConfigError(

@@ -33,12 +33,14 @@ class Tables:
         val: labels on which the epoch and the thresholds are chosen.
         test: labels for one final evaluation.
         truth: complete labels of the training images, for diagnostics.
+        positives_per_image: K as the user gives it; None: derived from the labels.
     """
 
     train: LabelTable
     val: LabelTable
     test: LabelTable | None = None
     truth: LabelTable | None = None
+    positives_per_image: float | None = None
 
     def splits(self) -> dict[str, LabelTable]:
         """Return the tables of train, val and test that exist, by name."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from jaxtyping import Int8
+from jaxtyping import Float, Int8
 from numpy import ndarray as Array
 from numpy.typing import NDArray
 from scipy import stats
@@ -170,3 +170,20 @@ def share_by_known(labels: Int8[Array, "n c"]) -> ShareByKnown | None:
     error = float((weight * pooled * (1 - pooled)).sum()) ** 0.5 / float(weight.sum())
     return ShareByKnown(float(first), float(second), float((first - second) / error) if error else 0.0)
 
+
+def counts_from_tags(prob: Float[Array, "n c"]) -> tuple[float, NDArray[np.float64]]:
+    """Estimate K and class priors from the probability that the one tag of an image is each class; rows add up to 1.
+
+    If the tag is one of the classes of an image at random, class c is the tag with probability
+    p_c = E[z_c / n | image], n being the number of classes in the image. No class is in an image with a probability
+    above 1, so that 1 / max_c p_c is at least the (harmonic) mean of n for such images. It is equal if the most
+    probable class is certainly there, which is assumed: prior_c = mean over images of p_c / max p, and K is their sum.
+    K is too high if images hardly tell which tag they have, and too low if the probabilities are too confident, so they
+    must come from a model that has not seen the tags.
+
+    Returns:
+        K, and float64 [C].
+    """
+    share = prob.astype(np.float64) / prob.max(1, keepdims=True)
+    prior: NDArray[np.float64] = share.mean(0)
+    return float(prior.sum()), prior

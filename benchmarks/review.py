@@ -84,8 +84,8 @@ class Photos:
         return self.data.splits[split].matrix.dense()
 
 
-def open_photos(data: BenchmarkSet, cache: Path) -> Photos:
-    """Return a set with its features, which are computed once."""
+def pooled_features(data: BenchmarkSet, cache: Path) -> dict[str, Tensor]:
+    """Return the pooled features of each split, float32 [n, 1280], which are computed once."""
     file = cache / "review" / f"{data.name}-{SIZE}.npz"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,12 @@ def open_photos(data: BenchmarkSet, cache: Path) -> Photos:
         train, val, test = (made[split]["mean"].numpy() for split in SPLITS)
         np.savez(file, train=train, val=val, test=test)
     with np.load(file) as stored:
-        pooled = {split: torch.from_numpy(stored[split]) for split in data.splits}
+        return {split: torch.from_numpy(stored[split]) for split in data.splits}
+
+
+def open_photos(data: BenchmarkSet, cache: Path) -> Photos:
+    """Return a set with its features."""
+    pooled = pooled_features(data, cache)
     mean, std = pooled["train"].mean(0), pooled["train"].std(0).clamp_min(1e-6)
     standard = {split: (x - mean) / std for split, x in pooled.items()}
     _, _, directions = torch.linalg.svd(standard["train"], full_matrices=False)

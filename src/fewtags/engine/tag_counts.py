@@ -16,6 +16,7 @@ from fewtags.errors import DataError
 from fewtags.metrics.counts import counts_from_tags
 from fewtags.nets.spatial import SpatialHead
 from fewtags.seeds import rng
+from fewtags.text import counted
 
 DIMENSIONS = 256
 """Directions of the features that are kept: those in which photos differ most."""
@@ -60,10 +61,25 @@ def tag_counts(features: NDArray[np.floating], tag: NDArray[np.integer], classes
         DataError: fewer than `FEWEST_PHOTOS` photos, or one class only.
     """
     if len(tag) < FEWEST_PHOTOS or len(np.unique(tag)) < 2:
+        found = counted(len(np.unique(tag)), "class", "classes")
         raise DataError(
-            f"{len(tag):,} photos with a tag of {len(np.unique(tag)):,} classes are too few to estimate K without "
-            f"complete labels; it takes at least {FEWEST_PHOTOS} photos and two classes."
+            f"{counted(len(tag), 'photo')} with a tag, of {found}, are too few to estimate K from tags; it takes "
+            f"{FEWEST_PHOTOS} photos and two classes. Label some photos completely: --ask."
         )
+    prob, loss = held_out_probabilities(features, tag, classes, seed)
+    share = np.bincount(tag, minlength=classes) / len(tag)
+    entropy = -float((share[share > 0] * np.log(share[share > 0])).sum())
+    mean, prior = counts_from_tags(prob)
+    return TagCounts(mean=mean, prior=prior, explained=max(0.0, 1 - loss / entropy), photos=len(tag))
+
+
+def held_out_probabilities(
+    features: NDArray[np.floating], tag: NDArray[np.integer], classes: int, seed: int
+) -> tuple[NDArray[np.float64], float]:
+    """Return the probability of each class to be the tag, float64 [N, C], by models that have not seen the photo's tag.
+
+    Also return the mean negative log-likelihood of the tags. It chooses the strength of regularisation.
+    """
     x, y = _directions(features), torch.from_numpy(np.asarray(tag, np.int64))
     fold = torch.from_numpy(rng(seed, 0, 0).permutation(len(y)) % FOLDS)
     logits = torch.zeros(len(VARIANCES), len(y), classes)
@@ -72,10 +88,8 @@ def tag_counts(features: NDArray[np.floating], tag: NDArray[np.integer], classes
         logits[:, held] = _fit(x[~held], y[~held], x[held], classes)
     losses = [float(F.cross_entropy(each, y)) for each in logits]
     best = int(np.argmin(losses))
-    share = np.bincount(tag, minlength=classes) / len(tag)
-    entropy = -float((share[share > 0] * np.log(share[share > 0])).sum())
-    mean, prior = counts_from_tags(logits[best].double().softmax(1).numpy())
-    return TagCounts(mean=mean, prior=prior, explained=max(0.0, 1 - losses[best] / entropy), photos=len(tag))
+    prob: NDArray[np.float64] = logits[best].double().softmax(1).numpy()
+    return prob, losses[best]
 
 
 def _fit(x: Tensor, y: Tensor, held: Tensor, classes: int) -> Tensor:

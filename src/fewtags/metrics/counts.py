@@ -47,9 +47,11 @@ def estimate_counts(labels: Int8[Array, "m c"], population: int, *, level: float
       the number of known cells divided by (N - m_c) / (N - 1), since a part of a finite set is drawn without
       replacement (Korn and Graubard, Survey Methodology 1998). It is narrowed to what the known cells leave possible.
     - K = sum of prior_c. Its variance is linearised: the sum over images of u_i^2 with
-      u_i = sum over known cells of (z_ic - prior_c) / m_c, which includes the covariance of classes in an image. Two
-      more images, one class above and one below the mean, are added to it, so that equal counts are not certain.
-      The limits are those of Fay and Feuer (Statistics in Medicine 1997), exact for Poisson counts.
+      u_i = sum over known cells of (z_ic - prior_c) / m_c, which includes the covariance of classes in an image. Where
+      cells of these images are unknown, it is at least the sum of the variances of the classes, because other cells
+      of other images are hidden for each class. Two more images, one class (at most K) above and below the mean, are
+      added, so that equal counts are not certain. The limits are those of Fay and Feuer (Statistics in Medicine 1997),
+      exact for Poisson counts.
 
     `docs/expected_number.md` has the measured coverage.
 
@@ -74,8 +76,11 @@ def estimate_counts(labels: Int8[Array, "m c"], population: int, *, level: float
     images = int(known.any(1).sum())
     mean, m = float(prior[some].sum()), float(cells[some].mean()) if some.any() else 0.0
     open_ = float(left[some].mean()) if some.any() else 0.0
-    variance = float(np.square(u.sum(1)).sum()) * images / max(images - 1, 1)
-    variance = (variance * max(m - 1, 0.0) + 2 * open_ / max(m, 1.0)) / (m + 1)
+    variance = float(np.square(u.sum(1)).sum())
+    if not known[known.any(1)].all():
+        variance = max(variance, float(np.square(u).sum()))
+    variance *= images / max(images - 1, 1)
+    variance = (variance * max(m - 1, 0.0) + 2 * min(mean, 1.0) * open_ / max(m, 1.0)) / (m + 1)
     low, high = _fay_feuer(mean, variance, open_ / max(m, 1.0), level)
     least, most = float((found / population)[some].sum()), float((1 - (cells - found) / population)[some].sum())
     return Counts(
@@ -105,19 +110,15 @@ def _clopper_pearson(
     found: NDArray[np.integer], cells: NDArray[np.integer], population: int, level: float
 ) -> NDArray[np.float64]:
     """Limits of `found` positives among `cells` known cells of each class, float64 [C, 2]; nan without known cells."""
-    limits = np.full((len(found), 2), np.nan)
-    for class_, (x, m) in enumerate(zip(found.tolist(), cells.tolist(), strict=True)):
-        if not m:
-            continue
-        least, most = x / population, 1 - (m - x) / population
-        n = m * (population - 1) / (population - m) if m < population else np.inf
-        if np.isinf(n):
-            limits[class_] = least, most
-            continue
-        hits = x / m * n
-        low = float(stats.beta.ppf((1 - level) / 2, hits, n - hits + 1)) if x else 0.0
-        high = float(stats.beta.ppf((1 + level) / 2, hits + 1, n - hits)) if x < m else 1.0
-        limits[class_] = max(low, least), min(high, most)
+    x, m = found.astype(np.float64), cells.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        n = m * (population - 1) / (population - m)
+        least, most, hits = x / population, 1 - (m - x) / population, x / m * n
+        low = np.where(x > 0, stats.beta.ppf((1 - level) / 2, hits, n - hits + 1), 0.0)
+        high = np.where(x < m, stats.beta.ppf((1 + level) / 2, hits + 1, n - hits), 1.0)
+        whole = m == population
+        low, high = np.where(whole, least, np.maximum(low, least)), np.where(whole, most, np.minimum(high, most))
+        limits: NDArray[np.float64] = np.where((m > 0)[:, None], np.stack([low, high], 1), np.nan)
     return limits
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames
+from fewtags.table import content
 from fewtags.table.content import content_groups, each, photo_paths, same_content
 from fewtags.table.table import LabelTable
 
@@ -49,8 +50,8 @@ def test_groups_are_those_of_a_slow_comparison(tmp_path_factory: pytest.TempPath
 
 
 def _noting(function: Callable[..., IO[Any]], names: list[str]) -> Callable[..., IO[Any]]:
-    def called(path: Path, *words: object, **more: object) -> IO[Any]:
-        names.append(path.name)
+    def called(path: str, *words: object, **more: object) -> IO[Any]:
+        names.append(Path(path).name)
         return function(path, *words, **more)
 
     return called
@@ -59,7 +60,7 @@ def _noting(function: Callable[..., IO[Any]], names: list[str]) -> Callable[...,
 def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Split, leaks and check compare the same files one after the other."""
     paths, opened = _write(tmp_path, [b"a" * 9, b"a" * 9, b"b" * 9]), []
-    monkeypatch.setattr(Path, "open", _noting(Path.open, opened))
+    monkeypatch.setattr(content, "open_bytes", _noting(content.open_bytes, opened))
     assert same_content(paths, threads=1) == [(0, 1)]
     assert sorted(opened) == ["0.jpg", "0.jpg", "1.jpg", "1.jpg", "2.jpg"]  # the tail, then the whole of equal ones
     opened.clear()

@@ -22,6 +22,7 @@ from fewtags.files import replacing
 from fewtags.photos.decode import read_image
 from fewtags.report.heatmap_picture import heatmap_picture
 from fewtags.report.overlay import HeatScale, ScaleKind
+from fewtags.shards.places import is_shard, is_url, place, splits
 from fewtags.text import counted, safe_cell
 
 _KEY_COLUMNS = ["file", "image", "class"]
@@ -32,16 +33,18 @@ _MOST_LETTERS = 100
 def output_names(places: Sequence[Path], photos: Sequence[Path]) -> tuple[dict[Path, Path], list[str]]:
     """Return a unique name without ending for every photo, and remarks about changed names.
 
-    Photos in a folder of `places` keep their path below it; other photos keep their name. Of names that differ in case
+    Photos in a folder or shard of `places` keep their path below it, those in other shards that below the folder of
+    the shard; other photos keep their name. Of names that differ in case
     at most, the later ones are numbered; names that are not UTF-8 are written as by `text_name`.
     """
-    folders = [place for place in places if place.is_dir()]
+    folders = [at for at in map(place, places) if at.is_dir() or is_shard(at.name)]
     names: dict[Path, Path] = {}
     notes: list[str] = []
     taken: set[str] = set()
     escaped: list[str] = []
     for photo in photos:
-        folder = next((f for f in folders if photo.is_relative_to(f)), photo.parent)
+        shard = next((place(s) for s, _ in splits(str(photo)) if is_url(s) or Path(s).is_file()), photo)
+        folder = next((f for f in folders if photo != f and photo.is_relative_to(f)), shard.parent)
         relative = photo.relative_to(folder).with_suffix("")
         plain = Path(text_name(relative))
         if plain != relative:

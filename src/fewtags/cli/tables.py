@@ -29,6 +29,7 @@ from fewtags.engine.onnx_net import Predictor
 from fewtags.engine.predict import Prediction, decide, predict_photos
 from fewtags.errors import ConfigError
 from fewtags.nets.zero_shot import ZeroShotNet
+from fewtags.shards.places import place
 from fewtags.text import MOST_NAMED, counted, printable, safe_cell
 
 FORMATS = (".csv", ".parquet", ".jsonl")
@@ -162,7 +163,7 @@ class PredictionWriter:
         """Add one prediction."""
         self.photos += 1
         self._photos += 1
-        image = text_name(Path(str(found.path)))
+        image = text_name(place(str(found.path)))
         if image != str(found.path):
             self._escaped.append(image)
         if found.prob is None:

@@ -14,6 +14,7 @@ from PIL import Image
 from fewtags.engine.places import find_photos
 from fewtags.errors import DataError
 from fewtags.photos.in_memory import NamedImage
+from fewtags.shards.places import Url, expand, is_shard, place
 from fewtags.table.table import LabelTable
 
 EXPECTED = "expected paths of photos or folders, PIL images, or arrays uint8 [h, w, 3] or [h, w]"
@@ -46,8 +47,10 @@ class GivenPhotos:
         notes: list[str] = []
         for n, one in enumerate(_items(given), 1):
             if isinstance(one, str | os.PathLike):
-                path = Path(one)
-                found, skipped = find_photos([path]) if path.is_dir() else ([path], [])
+                path = place(one)
+                several = isinstance(path, Url) or path.is_dir() or (not path.exists() and [path] != expand(path))
+                several = several or (is_shard(path.name) and path.is_file())
+                found, skipped = find_photos([path]) if several else ([path], [])
                 photos += found
                 names += map(str, found)
                 notes += skipped

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from hashlib import blake2b
-from pathlib import Path
+from io import SEEK_END
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fewtags.errors import DataError
+from fewtags.shards.photos import open_bytes, photo_status, remote_mark
 from fewtags.table.content import each, photo_paths
 from fewtags.table.table import LabelTable
 
@@ -28,8 +29,9 @@ def photo_sizes(table: LabelTable) -> NDArray[np.int64]:
 def photo_contents(table: LabelTable) -> NDArray[np.int64]:
     """int64 [N, 4]: the time of the last change, that of the last change of its entry, and a digest of each photo.
 
-    The digest covers a file up to `READ_WHOLE` bytes as a whole, and 64 evenly spaced samples of a larger one. A
-    missing photo has zeros.
+    The digest covers a file up to `READ_WHOLE` bytes as a whole, and 64 evenly spaced samples of a larger one. Of a
+    photo in a shard, the times are those of the shard. A photo behind a URL is not read: times and digest are those of
+    what the server says about its file. A missing photo has zeros.
     """
     return np.array([*each(_content, photo_paths(table))], np.int64).reshape(-1, 4)
 
@@ -55,17 +57,17 @@ def changed_contents(table: LabelTable, before: NDArray[np.int64]) -> NDArray[np
 
 def _size(path: str) -> int:
     try:
-        return Path(path).stat().st_size
-    except (OSError, ValueError):  # a name with a null character is a ValueError
+        return photo_status(path).size
+    except (OSError, ValueError, DataError):  # a name with a null character is a ValueError
         return ANY_SIZE
 
 
 def _times(path: str) -> tuple[int, int]:
     try:
-        status = Path(path).stat()
-    except (OSError, ValueError):
+        status = photo_status(path)
+    except (OSError, ValueError, DataError):
         return (0, 0)
-    return (status.st_mtime_ns, status.st_ctime_ns)
+    return (status.changed, status.entry)
 
 
 def _content(path: str) -> tuple[int, int, int, int]:
@@ -75,15 +77,23 @@ def _content(path: str) -> tuple[int, int, int, int]:
 def _digest(path: str) -> tuple[int, int]:
     digest = blake2b(digest_size=16)
     try:
-        with Path(path).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size <= READ_WHOLE:
-                digest.update(file.read())
-            else:
-                for start in np.linspace(0, size - SAMPLE_BYTES, SAMPLES).astype(np.int64).tolist():
-                    file.seek(start)
-                    digest.update(file.read(SAMPLE_BYTES))
-    except (OSError, ValueError):
+        if (mark := remote_mark(path)) is None:
+            _add_content(digest, path)
+        else:
+            digest.update(mark)
+    except (OSError, ValueError, DataError):
         return (0, 0)
     first, second = np.frombuffer(digest.digest(), np.int64).tolist()
     return (first, second)
+
+
+def _add_content(digest: blake2b, path: str) -> None:
+    with open_bytes(path) as file:
+        size = file.seek(0, SEEK_END)
+        file.seek(0)
+        if size <= READ_WHOLE:
+            digest.update(file.read())
+            return
+        for start in np.linspace(0, size - SAMPLE_BYTES, SAMPLES).astype(np.int64).tolist():
+            file.seek(start)
+            digest.update(file.read(SAMPLE_BYTES))

@@ -10,7 +10,10 @@ from fewtags.engine.runfolder import MODEL_FILE, PRETRAINING, TRAINING, RunFolde
 from fewtags.errors import CheckpointError, DataError
 from fewtags.formats.folder import walk
 from fewtags.formats.locate import is_photo
-from fewtags.text import flag
+from fewtags.shards.photos import photo_exists, shard_problem
+from fewtags.shards.places import Url, expand, is_shard, place
+from fewtags.shards.remote import missing
+from fewtags.text import MOST_NAMED, flag
 
 WORDS = ("none", "offline", "hub")
 """Words for weights that are not a file; they need the name of an architecture."""
@@ -58,32 +61,55 @@ def refuse_missing_encoder(place: Path | str, backbone: str | None = None) -> No
 
 
 def find_photos(places: Sequence[Path | str]) -> tuple[list[Path], list[str]]:
-    """Find all photos among files and folders, in order, each once. A file that is named itself is always included.
+    """Find all photos among files, folders, shards and URLs, in order, each once. A photo that is named is included.
 
-    Folders are searched as the reader of class folders does: links are followed, hidden files are skipped.
+    Folders are searched as the reader of class folders does: links are followed, hidden files are skipped. A folder
+    without photos has those of its shards (tar and Parquet files). Patterns such as `x-{000..009}.tar` and `*.tar` name
+    several places, see `expand`.
 
     Returns:
-        the photos, and messages about skipped files. Unreadable photos are included; reading them reports the error.
+        the photos, and messages about skipped files. Unreadable photos are included, and so is a damaged shard beside
+        the photos that it still has: reading them reports the error.
 
     Raises:
-        DataError: a path does not exist, or there is no photo.
+        DataError: a path does not exist, there is no photo, or a server cannot be used.
     """
     found: dict[str, None] = {}  # texts: a set of a million paths takes three times as long
     notes: list[str] = []
-    for place in map(Path, places):
-        if not place.exists():
-            raise DataError(f"{place} does not exist; give photos or folders of photos.")
-        if not place.is_dir():
-            found[str(place)] = None
+    damaged_shards = 0
+    among = [at for given in places for at in expand(given)]
+    for at in among:
+        if _is_photo_file(at):
+            found[str(at)] = None
             continue
-        inside = walk(place, any_name=True)
-        damaged = [e.item for e in inside.notes.excluded if is_photo(e.item)]
-        start = "" if place == Path() else os.path.join(place, "")  # noqa: PTH118
-        found |= dict.fromkeys(start + key for key in sorted([*inside.photos, *damaged]))
+        inside = walk(at, any_name=True, shards=True)
+        damaged = {e.item for e in inside.notes.excluded if is_photo(e.item) or is_shard(e.item)}
+        damaged_shards += sum(map(is_shard, damaged))
+        start = "" if at == Path() else os.path.join(at, "")  # noqa: PTH118
+        keys = [*inside.photos, *sorted(damaged)] if inside.in_shards else sorted([*inside.photos, *damaged])
+        found |= dict.fromkeys(start + key for key in keys)
+        if is_shard(at.name) and at.name in damaged:  # the shard itself
+            found[str(at)] = found.pop(start + at.name)
         if others := inside.others:
             kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(others.items()))
-            notes.append(f"skipped in {place}, because they are not photos: {kinds}")
-        notes += [f"skipped {place / e.item}: {e.reason}" for e in inside.notes.excluded if not is_photo(e.item)]
+            notes.append(f"skipped in {at}, because they are not photos: {kinds}")
+        notes += inside.notes.messages if inside.in_shards else ()
+        notes += [f"skipped {at / e.item}: {e.reason}" for e in inside.notes.excluded if e.item not in damaged]
+    if damaged_shards and len(found) == damaged_shards:
+        raise DataError("; ".join(f"{name}: {shard_problem(name)}" for name in [*found][:MOST_NAMED]) + ".")
     if not found:
-        raise DataError("; ".join([f"there is no photo in {', '.join(map(str, places))}", *notes]) + ".")
-    return [*map(Path, found)], notes
+        raise DataError("; ".join([f"there is no photo in {', '.join(map(str, among))}", *notes]) + ".")
+    return [*map(place if any(isinstance(at, Url) for at in among) else Path, found)], notes
+
+
+def _is_photo_file(at: Path) -> bool:
+    """Return whether a place is one photo, and not a folder or a shard."""
+    if isinstance(at, Url):
+        if is_photo(at.name):  # reading it says whether it exists; some servers have no list of their files
+            return True
+        if not at.exists():
+            raise missing(str(at))
+        return not is_shard(at.name) and not at.is_dir()
+    if not photo_exists(at):
+        raise DataError(f"{at} does not exist; give photos, folders of photos, or shards.")
+    return not at.is_dir() and not (is_shard(at.name) and at.is_file())

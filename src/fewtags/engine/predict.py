@@ -31,6 +31,7 @@ from fewtags.photos.in_memory import NamedImage
 from fewtags.photos.loader import Collate
 from fewtags.photos.threads import read_ahead
 from fewtags.photos.workers import WorkerLoader, Workers
+from fewtags.shards.places import place
 from fewtags.table.table import LabelTable, Notes
 from fewtags.table.vocabulary import Matching
 from fewtags.text import MOST_NAMED, counted
@@ -64,7 +65,7 @@ class _Files(Dataset[Sample | str]):
 
     def __getitem__(self, index: int) -> Sample | str:
         try:
-            path = self.images.get(index) or Path(os.fsdecode(self.paths[index].as_py()))
+            path = self.images.get(index) or place(os.fsdecode(self.paths[index].as_py()))
             pixels, view = read_through(path, self.policy.test_view, self.policy.size)
         except FewtagsError as error:
             return str(error)

@@ -20,6 +20,8 @@ from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import value_readings
 from fewtags.formats.texts import kind_of
 from fewtags.labels import ClassNames, Label
+from fewtags.photos.listing import Listing, list_shards, list_url, with_shards
+from fewtags.shards.places import Url, is_shard
 from fewtags.table.content import same_content
 from fewtags.table.table import Excluded, LabelTable, Listed, Notes, ValueReading
 from fewtags.text import counted, flag, setting, some
@@ -123,16 +125,17 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Files:
     """The files below a root.
 
     Attributes:
-        photos: sorted paths of photos, relative to the root, with forward slashes.
+        photos: paths of photos, relative to the root, with forward slashes, sorted; in shards, in their order.
         others: number of other files (and hidden folders) of each kind.
         notes: readings of the other files; the excluded list has photos and folders that cannot be used.
         unknown: sorted paths of files with an unknown ending, which may be photos.
         texts: paths of text files, without the ending.
+        in_shards: the photos are in shards or behind a URL.
     """
 
     photos: list[str]
@@ -140,16 +143,22 @@ class Files:
     notes: Notes
     unknown: list[str] = field(default_factory=list)
     texts: frozenset[str] = frozenset()
+    in_shards: bool = False
 
 
-def walk(root: Path, *, any_name: bool = False) -> Files:
+def walk(root: Path, *, any_name: bool = False, shards: bool = False) -> Files:
     """Find all photos below a folder. Links are followed, except in circles; hidden files and folders are skipped.
 
-    Names that are not UTF-8 cannot be keys of a table. They are excluded unless `any_name` is true.
+    Names that are not UTF-8 cannot be keys of a table. They are excluded unless `any_name` is true. With `shards`, the
+    root may be a shard or a `Url`, and a folder without photos has those of the shards in it, in their order.
 
     Raises:
         DataError: the path is not a folder.
     """
+    if shards and isinstance(root, Url):
+        return _listed(list_url(root), root, any_name)
+    if shards and is_shard(root.name) and root.is_file():
+        return _listed(list_shards(root, [""]), root, any_name)
     if not root.is_dir():
         raise DataError(f"{str(root)!r} is not a folder; pass the folder that contains the class folders.")
     photos: list[str] = []
@@ -157,6 +166,7 @@ def walk(root: Path, *, any_name: bool = False) -> Files:
     texts: set[str] = set()
     others: Counter[str] = Counter()
     excluded: list[Excluded] = []
+    archives: list[str] = []
     # Each folder has the (device, inode) of itself and of all folders above: a link back to one of them is a circle.
     top = root.stat()
     stack = [("", frozenset({(top.st_dev, top.st_ino)}))]
@@ -177,6 +187,9 @@ def walk(root: Path, *, any_name: bool = False) -> Files:
                 else:
                     stack.append((key, above | {identity}))
             elif not is_photo(name):
+                if shards and is_shard(name):
+                    archives.append(key)
+                    continue
                 if extension(name) == ".txt":
                     texts.add(key.rpartition(".")[0])
                 elif extension(name) and extension(name) not in _NO_PHOTOS:
@@ -186,10 +199,35 @@ def walk(root: Path, *, any_name: bool = False) -> Files:
                 excluded.append(Excluded(key, "empty file", str(root), "unreadable"))
             else:
                 photos.append(key)
+    if archives:
+        found = with_shards(Listing(photos, others, excluded), root, archives)
+        if not photos:
+            return _listed(found, root, any_name)
     left_out = tuple(sorted(excluded, key=lambda e: e.item))
     readings = value_readings(str(root), ((kind, _meaning(kind), n) for kind, n in sorted(others.items())))
     messages = (f"{len(excluded):,} files or folders left out, see the excluded list",) if excluded else ()
-    return Files(sorted(photos), others, Notes(readings, left_out, messages), sorted(unknown), frozenset(texts))
+    return Files(
+        photos=sorted(photos),
+        others=others,
+        notes=Notes(readings, left_out, messages),
+        unknown=sorted(unknown),
+        texts=frozenset(texts),
+    )
+
+
+def _listed(found: Listing, root: Path, any_name: bool) -> Files:
+    """Return the files of a listing of shards."""
+    names = found.photos if any_name else [name for name in found.photos if is_utf8(name)]
+    kept, excluded = {*names}, [*found.excluded]
+    if len(names) < len(found.photos):
+        reason = "the name is not valid UTF-8; rename it"
+        excluded += [
+            Excluded(ascii(name), reason, str(root), "unreadable") for name in found.photos if name not in kept
+        ]
+    kinds = sorted(found.others.items())
+    readings = value_readings(str(root), ((kind, "ignored, not a photo", n) for kind, n in kinds))
+    notes = Notes(readings, tuple(excluded), tuple(found.messages))
+    return Files(photos=names, others=found.others, notes=notes, in_shards=True)
 
 
 def _meaning(kind: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.formats.common import is_split
-from fewtags.formats.locate_end import find_by_end, is_address, loose, path_of
+from fewtags.formats.locate_end import PhotosBelow, find_by_end, is_address, loose, path_of
 from fewtags.photos.decode import EXTENSIONS
+from fewtags.photos.listing import list_shards, list_url
+from fewtags.shards.places import Url, is_shard, splits
+from fewtags.shards.remote import missing
 from fewtags.table.table import Excluded, Notes
 from fewtags.text import setting, some
 
@@ -84,7 +87,8 @@ def locate(
             far = [name for name in far if missing[name] is None or is_address(name) or path_of(name) != name]
         if far:
             called = {second.get(name, name): name for name in far}
-            by_end, unclear = find_by_end(called, root, taken=found.values(), split=_split_of(file))
+            below = PhotosBelow(root, _split_of(file), shards=images is not None)
+            by_end, unclear = find_by_end(called, below, taken=found.values())
             ends, why = ({called[name]: text for name, text in part.items()} for part in (by_end, unclear))
             found |= ends
     excluded = []
@@ -200,7 +204,11 @@ def usual_folders(file: Path) -> list[Path]:
 
 def check_images(images: Path | None) -> None:
     """Raise `DataError` if the given folder of photos is not a folder."""
-    if images is not None and not images.is_dir():
+    if images is None or (is_shard(images.name) and images.is_file()):
+        return
+    if not images.is_dir():
+        if isinstance(images, Url) and not images.exists():
+            raise missing(str(images))
         raise DataError(
             f"{str(images)!r} is not a folder; pass the folder with the photos: {setting('images', 'FOLDER')}."
         )
@@ -248,6 +256,8 @@ class _Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._listed: dict[str, tuple[set[str], dict[str, list[str]]]] = {}
+        self._shards: dict[str, dict[str, set[str]]] = {}
+        self._remote: dict[str, set[str]] | None = None
 
     def find(self, key: str) -> str | None:
         """Return the key of a photo that may have another Unicode form, another case or an extension, or None."""
@@ -262,8 +272,8 @@ class _Folder:
         try:
             with os.scandir(self.root / parent) as entries:
                 names = {entry.name for entry in entries}
-        except (OSError, ValueError):  # no such folder, or a path that cannot be one
-            return set(), {}
+        except (OSError, ValueError):  # no such folder, a path that cannot be one, or a shard
+            names = self._elsewhere(parent)
         alike: dict[str, list[str]] = {}
         for name in names:
             form = loose(name)
@@ -271,6 +281,29 @@ class _Folder:
             if is_photo(form):
                 alike.setdefault(form.rpartition(".")[0], []).append(name)
         return names, alike
+
+    def _elsewhere(self, parent: str) -> set[str]:
+        """Return the names of the photos in a folder within a shard, or behind a URL."""
+        shard = next((shard for shard, _ in splits(f"{self.root / parent}/-") if Path(shard).is_file()), None)
+        if isinstance(self.root, Url):
+            if self._remote is None:
+                self._remote = group_by_folder(list_url(self.root).photos)
+            return self._remote.get(parent, set())
+        if shard is None:
+            return set()
+        if shard not in self._shards:
+            self._shards[shard] = group_by_folder(list_shards(Path(shard), [""]).photos)
+        inside = f"{self.root / parent}".removeprefix(shard).lstrip("/")
+        return self._shards[shard].get(inside, set())
+
+
+def group_by_folder(keys: Sequence[str]) -> dict[str, set[str]]:
+    """Return the names in each folder of keys."""
+    out: dict[str, set[str]] = defaultdict(set)
+    for key in keys:
+        folder, _, name = key.rpartition("/")
+        out[folder].add(name)
+    return out
 
 
 def path_is(what: Callable[[Path], bool], path: Path) -> bool:

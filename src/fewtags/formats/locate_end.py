@@ -13,6 +13,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from fewtags.formats.common import is_hidden, is_split
 from fewtags.photos.decode import EXTENSIONS
+from fewtags.photos.listing import Listing, list_shards, list_url
+from fewtags.shards.places import Url, is_shard
 
 MOST_FILES = 300_000
 """A folder with more files is not searched: it is the disk of the user rather than a data set."""
@@ -64,11 +66,12 @@ def _is_photo(name: str) -> bool:
 class PhotosBelow:
     """All photos below a folder, by file name; hidden files and folders are skipped.
 
-    If `split` is not "", folders of other splits are skipped as well.
+    If `split` is not "", folders of other splits are skipped as well. With `shards`, the root may be a shard or a URL,
+    and a folder without photos has those of the shards in it.
     """
 
-    def __init__(self, root: Path | None, split: str = "") -> None:
-        self._split = split
+    def __init__(self, root: Path | None, split: str = "", *, shards: bool = False) -> None:
+        self._split, self._shards = split, shards
         self._named: dict[str, list[tuple[str, ...]]] = defaultdict(list)
         if root is not None:
             self._search(root)
@@ -86,7 +89,10 @@ class PhotosBelow:
         self._named[loose(Path(parts[-1]).stem)].append(parts)
 
     def _search(self, root: Path) -> None:
-        seen = 0
+        if self._shards and (isinstance(root, Url) or root.is_file()):
+            self._add_all(list_url(root) if isinstance(root, Url) else list_shards(root, [""]))
+            return
+        seen, archives = 0, []
         for parent, folders, names in os.walk(root):
             seen += len(names) + len(folders)
             if seen > MOST_FILES:
@@ -97,6 +103,14 @@ class PhotosBelow:
             for name in names:
                 if _is_photo(name) and not is_hidden(name):
                     self._add((*inside, name))
+                elif self._shards and is_shard(name) and not is_hidden(name):
+                    archives.append("/".join((*inside, name)))
+        if archives and not self._named:
+            self._add_all(list_shards(root, sorted(archives)))
+
+    def _add_all(self, found: Listing) -> None:
+        for key in found.photos:
+            self._add(tuple(key.split("/")))
 
     def ends(self, name: str) -> tuple[list[str], int]:
         """Return the keys that have the longest common end with a name, and the number of its common parts."""

@@ -11,6 +11,7 @@ from fewtags.formats.class_names import name_classes
 from fewtags.formats.locate import extension
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.sheet import SPREADSHEET
+from fewtags.shards.places import place
 from fewtags.table.table import LabelTable, Notes
 from fewtags.table.vocabulary import rename_as_asked
 from fewtags.text import setting
@@ -37,7 +38,7 @@ def read(
     """
     path, options = Path(path), options or ReadOptions()
     name, why = detect(path, format)
-    table = FORMATS[name].read(path, None if images is None else Path(images), options)
+    table = FORMATS[name].read(path, None if images is None else place(images), options)
     if format is None:
         first = Notes(messages=(f"{path.resolve().name}: read as {name}, {why}",))
         table = replace(table, notes=first + table.notes)

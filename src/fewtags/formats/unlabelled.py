@@ -20,7 +20,9 @@ from fewtags.formats.read import read
 from fewtags.formats.sheet import DELIMITERS
 from fewtags.labels import ClassNames, Label
 from fewtags.photos.scan import Tick, scan
+from fewtags.shards.places import Url, is_shard, place
 from fewtags.table.content import photo_paths, same_content
+from fewtags.table.storage import is_label_table
 from fewtags.table.table import Excluded, LabelTable, Notes, fact_table
 from fewtags.text import counted, setting, some
 
@@ -46,6 +48,8 @@ def unlabelled(
 
     - A folder: all photos below it, sorted. Names of folders are not used; links are followed, except in circles;
       hidden files are skipped. (With `images` or a `format` other than "folder", it is read as annotations.)
+    - A shard (a tar file, or a Parquet file with photos), a URL, or a folder without photos but with shards: the photos
+      in them, in the order of the shards.
     - A text file with one path a line (.txt, .csv or .tsv): these photos, in its order, each once. A line without an
       extension is the only photo of that name. The first line is a header if the second is a photo and it is not.
     - Any file that `read` can read: the photos that it names. See there for the other arguments.
@@ -56,9 +60,10 @@ def unlabelled(
     Raises:
         DataError: the path does not exist, has no photo or no known format, or photos are not where the file says.
     """
-    path, folder = Path(path), None if images is None else Path(images)
-    if path.is_dir() and folder is None and format in (None, "folder"):
-        files = walk(path)
+    path, folder = place(path), None if images is None else place(images)
+    inside = isinstance(path, Url) or (is_shard(path.name) and path.is_file() and not is_label_table(path))
+    if (inside or path.is_dir()) and folder is None and format in (None, "folder"):
+        files = walk(path, shards=True)
         classes = _folder_classes(files.photos) if keep_labels else None
         table = _table(files.photos, path, files.notes + _folder_notes(path, files, classes))
         table = table if classes is None else _in_classes(table, classes)

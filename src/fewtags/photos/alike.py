@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -17,6 +16,7 @@ from scipy.sparse.csgraph import connected_components
 
 from fewtags.errors import ConfigError, DataError
 from fewtags.photos.decode import open_photo
+from fewtags.shards.photos import photo_status
 from fewtags.table.content import each
 
 BITS = 256
@@ -113,10 +113,10 @@ def near_pairs(prints: NDArray[np.uint8], limit: int = LIMIT) -> tuple[NDArray[n
 
 def _print(path: str) -> bytes | None:
     try:
-        stat = Path(path).stat()
-    except (OSError, ValueError):
+        status = photo_status(path)
+    except (OSError, ValueError, DataError):
         return None
-    return _hash(path, stat.st_size, stat.st_mtime_ns)
+    return _hash(path, status.size, status.changed)
 
 
 @lru_cache(maxsize=1 << 18)

@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import stat
 import struct
 import threading
 import warnings
@@ -55,6 +54,8 @@ from fewtags.geometry import View
 from fewtags.photos.color_modes import eight_bit
 from fewtags.photos.orientation import orientation_view, swaps_axes
 from fewtags.photos.unended import whole_jpeg
+from fewtags.shards.photos import open_bytes, photo_status, shard_problem
+from fewtags.shards.places import is_shard
 
 PIXEL_LIMIT = 100_000_000
 """Default for the largest number of pixels of a photo: 10,000 x 10,000.
@@ -326,14 +327,14 @@ def _interval(start: float, length: float) -> tuple[float, float]:
 
 def _open_file(path: Path, shown: str) -> BinaryIO:
     try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
+        status = photo_status(path)
+        if status.is_folder:
             raise DataError(f"{shown}: is a folder, not a photo; name the files in it.")
-        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for ever
+        if not status.is_file:  # opening a named pipe would wait for ever
             raise DataError(f"{shown}: is not a regular file; copy the photo to one.")
-        if status.st_size == 0:
+        if status.size == 0:
             raise DataError(f"{shown}: is empty (0 bytes); copy it again, or remove it.")
-        return path.open("rb")
+        return open_bytes(path)
     except FileNotFoundError as error:
         raise DataError(f"{shown}: no such file; check the path and the image folder.") from error
     except OSError as error:
@@ -348,6 +349,8 @@ def _read_header(file: BinaryIO, path: Path, shown: str) -> Photo:
     if kind is None:
         unknown = f"is not a photo (its first bytes are {head[:8]!r}); remove it, or export it as JPEG or PNG"
         problem = next((f"{what}; {cure}" for magic, what, cure in _OTHERS if magic.match(head)), unknown)
+        if is_shard(shown):
+            problem = shard_problem(path)
         raise DataError(f"{shown}: {problem}.")
     plugin = _heif_plugin(shown) if kind == "HEIF" else _PLUGINS[kind]
     file.seek(0)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, final
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.photos.decode import ImageInfo, open_photo
+from fewtags.shards.photos import photo_exists
 from fewtags.table.content import each
 
 Tick = Callable[[int, int], None]
@@ -104,10 +104,7 @@ def _look(path: str, decode: bool) -> _Look:
 
 
 def _missing(path: str) -> bool:
-    try:
-        return not Path(path).exists()
-    except (OSError, ValueError):  # a name that no file can have, for instance with a null character
-        return True
+    return not photo_exists(path)
 
 
 def _traits(info: ImageInfo) -> int:

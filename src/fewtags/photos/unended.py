@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageFile
+
+from fewtags.errors import DataError
+from fewtags.shards.photos import open_bytes, photo_status
 
 _END = b"\xff\xd9"
 _FILLS = (b"\x00" * 64, b"\xaa" * 64)
@@ -25,12 +27,13 @@ def whole_jpeg(path: str, wanted: tuple[int, int] | None, damage: tuple[type[Exc
         wanted: (width, height) that the decoder may reduce the photo to; None: the full size.
         damage: exceptions of a decoder for a broken file.
     """
-    file = Path(path)
     try:
-        if not file.is_file() or file.stat().st_size > _MOST_BYTES:
+        status = photo_status(path)
+        if not status.is_file or status.size > _MOST_BYTES:
             return None
-        content = file.read_bytes()
-    except OSError:
+        with open_bytes(path) as file:
+            content = file.read()
+    except (OSError, DataError):
         return None
     data = content.rstrip(b"\x00\r\n")
     # A single byte of this kind may belong to the data.

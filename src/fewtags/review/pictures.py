@@ -13,9 +13,11 @@ from typing import final
 
 from PIL import Image
 
+from fewtags.errors import DataError
 from fewtags.files import replacing
 from fewtags.geometry import View
 from fewtags.photos.decode import open_photo
+from fewtags.shards.photos import photo_status
 from fewtags.table.table import LabelTable
 
 Box = tuple[float, float, float, float]
@@ -116,9 +118,9 @@ class Pictures:
 
     def _place(self, path: Path, what: str) -> Path:
         try:
-            stat = path.stat()
-            content = f"{stat.st_mtime_ns} {stat.st_size}"
-        except OSError:
+            status = photo_status(path)
+            content = f"{status.changed} {status.size}"
+        except (OSError, DataError):
             content = "missing"  # reading it says why
         name = hashlib.blake2b(os.fsencode(path) + f"\0{content}\0{what}".encode(), digest_size=16).hexdigest()
         return self.cache / name[:2] / f"{name}.jpg"

@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from hashlib import blake2b
 from io import SEEK_END
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fewtags.errors import DataError
+from fewtags.shards.photos import open_bytes, photo_status
 
 if TYPE_CHECKING:
     from fewtags.table.table import LabelTable
@@ -75,17 +77,17 @@ def photo_paths(table: LabelTable) -> list[str]:
 
 def _size(path: str) -> int | None:
     try:
-        return Path(path).stat().st_size
-    except (OSError, ValueError):  # a name with a null character is a ValueError
+        return photo_status(path).size
+    except (OSError, ValueError, DataError):  # a name with a null character is a ValueError
         return None
 
 
 def _digest(path: str, tail: int = 0) -> bytes | None:
     """Hash of the content, or of the last `tail` bytes if it is not 0; None for an unreadable file."""
     try:
-        stat = Path(path).stat()
-        return _hashed(path, stat.st_size, stat.st_mtime_ns, tail)
-    except (OSError, ValueError):
+        status = photo_status(path)
+        return _hashed(path, status.size, status.changed, tail)
+    except (OSError, ValueError, DataError):
         return None
 
 
@@ -93,7 +95,7 @@ def _digest(path: str, tail: int = 0) -> bytes | None:
 def _hashed(path: str, size: int, changed: int, tail: int) -> bytes:  # noqa: ARG001 (a changed file is read again)
     """Hash a file once, although splits, leaks and `check` are found one after the other."""
     digest = blake2b(digest_size=16)
-    with Path(path).open("rb") as file:
+    with open_bytes(path) as file:
         if tail:
             file.seek(max(file.seek(0, SEEK_END) - tail, 0))
         while block := file.read(1 << 20):

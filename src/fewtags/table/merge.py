@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
+from fewtags.shards.places import place
 from fewtags.table.coverage import restricted, source_counts
 from fewtags.table.table import MAX_COMPLETE_SETS, LabelTable, Listed, Notes, with_column
 from fewtags.table.vocabulary import folded, match_classes
@@ -201,7 +202,7 @@ def _common_keys(named: Mapping[str, LabelTable], prefix: bool) -> tuple[Path | 
             "which with `with_root`."
         )
     try:
-        common = Path(os.path.commonpath(known.values()))
+        common = place(os.path.commonpath(known.values()))
     except ValueError as error:
         raise DataError(f"no folder contains {folders} together; move or link the photos into one.") from error
     prefixes = [root.relative_to(common).as_posix() for root in known.values()]

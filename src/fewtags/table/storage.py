@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fewtags.errors import DataError
 from fewtags.files import replacing
 from fewtags.labels import ClassNames, Label
+from fewtags.shards.places import place
 from fewtags.table.table import CORNERS, FACTS, LabelTable, Notes, implied_facts
 from fewtags.text import some
 
@@ -116,6 +117,14 @@ def _image_words(table: LabelTable, index: NDArray[np.int32]) -> pa.DictionaryAr
     return pa.DictionaryArray.from_arrays(pa.array(index - np.int32(low)), table.images[low:high])
 
 
+def is_label_table(path: Path) -> bool:
+    """Return whether a file is one that `save` wrote, by its metadata."""
+    try:
+        return _KEY in (pyarrow.parquet.read_schema(path).metadata or {})
+    except (pa.ArrowException, OSError):
+        return False
+
+
 def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
     """Read a table that `save` wrote. The file is untrusted input: everything is checked.
 
@@ -156,7 +165,7 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
         facts=rows.facts(index, classes),
         complete_set=rows.complete_set(index, first, len(header.covers)),
         complete_classes=complete_classes,
-        root=None if stored is None else Path(stored),
+        root=None if stored is None else place(stored),
         split_names=rows.split_names(index, first),
         notes=Notes(messages=tuple(header.messages)),
     )

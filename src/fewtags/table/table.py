@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label, LabelMatrix, Locations
 from fewtags.notebook import html_table, photo_frame
+from fewtags.shards.places import place
 from fewtags.table.split import Groups, split_table
 from fewtags.table.summary import Summary, summarise
 from fewtags.text import flag
@@ -360,7 +361,7 @@ class LabelTable:
 
     def with_root(self, root: Path | str | None) -> LabelTable:
         """Return the same labels for photos in another folder."""
-        return replace(self, root=None if root is None else Path(root))
+        return replace(self, root=None if root is None else place(root))
 
     def with_facts(self, facts: pa.Table) -> LabelTable:
         """Return the same images and classes with other facts, and without completely annotated images."""

@@ -19,8 +19,8 @@ from fewtags.table.table import LabelTable
 
 def _write(folder: Path, contents: list[bytes]) -> list[str]:
     paths = [folder / f"{n}.jpg" for n in range(len(contents))]
-    for path, content in zip(paths, contents, strict=True):
-        path.write_bytes(content)
+    for path, data in zip(paths, contents, strict=True):
+        path.write_bytes(data)
     return [str(path) for path in paths]
 
 

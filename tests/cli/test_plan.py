@@ -133,7 +133,7 @@ def test_a_pilot_runs_once_and_its_results_are_reused(run: Run, scenes: Path, tm
         (budget, seed) for seed in (0, 1) for budget in ("25%", "50%", "100%")
     ]
     lines = result.stderr.splitlines()
-    assert lines[1] == "methods: one point (SP) patchml"
+    assert lines[1] == "methods: one point (SP) expected_negative"
     assert lines[2].startswith("pilot: buys labels of ")
     assert [line.split()[0] for line in lines[3:9]] == [f"{i}/6" for i in range(1, 7)]
     assert "one point (SP)" in result.stdout
@@ -161,10 +161,10 @@ def train_once(monkeypatch: pytest.MonkeyPatch, often: int) -> list[tuple[str, s
 def test_each_type_is_trained_by_its_own_method(
     run: Run, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default the one that `train` chooses: expected_negative for tags, patchml for labels with points."""
+    """By default the one that `train` chooses; settings of another method say that it is meant."""
     out, seen = tmp_path / "p", train_once(monkeypatch, 1)
     words = ("plan", scenes, "--budget", "300s", "--photos", 500, "--run-pilot", "--out", out, "--types", "i,sp")
-    result = run(*words, *TINY, "--arm", "SP:objective.patch_weight=2")
+    result = run(*words, *TINY, "--arm", "SP:objective.image_weight=2")
     assert result.exit_code == 0, (result.stderr, result.exception)
     assert "methods: tags (I) expected_negative, one point (SP) patchml\n" in result.stderr
     assert seen == [("I", "expected_negative"), ("SP", "patchml")] * 6
@@ -173,9 +173,8 @@ def test_each_type_is_trained_by_its_own_method(
         "I": "expected_negative",
         "SP": "patchml",
     }
-    assert settings["SP"]["objective"]["patch_weight"] == 2
-    assert "patch_weight" not in settings["I"]["objective"]
-    changed = run(*words, *TINY, "--arm", "one-point:objective.patch_weight=3")
+    assert settings["SP"]["objective"]["image_weight"] == 2
+    changed = run(*words, *TINY, "--arm", "one-point:objective.image_weight=3")
     assert (changed.exit_code, "has a pilot with other settings" in changed.stderr) == (1, True)
 
 

@@ -51,8 +51,9 @@ def test_defaults():
     ("given", "name"),
     [
         ({"scl_weight": 0.3}, "expected_negative"),
-        ({"patch_weight": 2.0}, "patchml"),
-        ({"name": None, "patch_weight": 2.0}, "patchml"),
+        ({"patch_weight": 2.0}, "expected_negative"),
+        ({"pseudo_weight": 2.0}, "patchml"),
+        ({"name": None, "pseudo_weight": 2.0, "patch_weight": 2.0}, "patchml"),
         ({"name": "fixmatch", "patch_weight": 2.0}, "fixmatch"),
         ({"name": None}, None),
         ({}, None),

@@ -39,19 +39,18 @@ def test_presets_by_machine():
 
 
 @pytest.mark.parametrize(
-    ("objective", "located", "method"),
+    ("objective", "method"),
     [
-        ({}, False, "expected_negative"),
-        ({}, True, "patchml"),
-        ({"objective__name": "bce"}, True, "bce"),
-        ({"objective__scl_weight": 0.3}, True, "expected_negative"),
-        ({"objective__patch_weight": 0.3}, False, "patchml"),
+        ({}, "expected_negative"),
+        ({"objective__name": "bce"}, "bce"),
+        ({"objective__scl_weight": 0.3}, "expected_negative"),
+        ({"objective__patch_weight": 0.3}, "expected_negative"),
+        ({"objective__pseudo_weight": 0.3}, "patchml"),
     ],
 )
-def test_the_method_follows_from_the_labels_where_none_is_named(objective, located, method):
-    """Settings name it, too: only one of the two that may be derived has them."""
-    facts = LAPTOP.model_copy(update={"located": located})
-    assert resolve(read(**objective), facts).method == method
+def test_the_method_follows_from_the_settings_where_none_is_named(objective, method):
+    """The first of two that has all of them."""
+    assert resolve(read(**objective), LAPTOP).method == method
 
 
 IN_EVERY_PAPER = {

@@ -69,6 +69,12 @@ METHODS = {
     ),
     "epr-cl": (expected_negative(expected_positives="counted", cl_weight=0.5, distance="l2"), 0),
     "epr-scl": (expected_negative(expected_positives="counted", scl_weight=1.0), 1),
+    "en-places": (
+        expected_negative(patch_weight=1.0, patch_weights=(9.0, 1.0, 1.0), patch_gammas=(0.0,) * 3),
+        0,
+    ),
+    "en-scl-places": (expected_negative(scl_weight=1.0, patch_weight=0.5), 1),
+    "an-places": (lambda: AssumeNegative(patch_weight=2.0, patch_gammas=(0.0,) * 3), 0),
     "bce-taught": (BCE, 0),
     "an-taught": (lambda: AssumeNegative(teacher_weight=0.5), 1),
     "en-taught": (expected_negative(), 1),

@@ -382,30 +382,32 @@ def with_places(table, image=(0,), places=((0.5, 0.5, 0.5, 0.5),), state=1):
 
 
 def test_a_method_that_nobody_named_uses_points_and_boxes_where_there_are_any(tables, make_config):
-    """Two positives and no negative are known, so that unknown classes count as absent."""
     unnamed = make_config().model_copy(update={"objective": ObjectiveConfig()})
-    assert derive(unnamed, tables, None, cpu=True).method.name == "expected_negative"
     train = with_places(tables.train, (0, 0, 1), ((0.5, 0.5, 0.5, 0.5), (0.1, 0.1, 0.1, 0.1), (0.0, 0.0, 0.5, 0.5)))
     plan = derive(unnamed, replace(tables, train=train), None, cpu=True)
-    assert (plan.method.name, plan.config, plan.objective.image_unknown) == ("patchml", unnamed, "negative")
+    assert (plan.method.name, plan.config, plan.objective.patch_weight) == ("expected_negative", unnamed, 1)
     assert plan.objective.patch_weights == (4, 1, 1), "maps are 2 x 2"
     lines = [*plan.lines()]
-    for line in (
-        "method: patchml",
-        "patchml was chosen because of 2 points and 1 box; without them: objective='expected_negative'",
-        "unknown classes of labelled photos are taken as negative, since 2 positives and 0 negatives are known "
-        "(objective.image_unknown)",
-        "a located patch weighs 4, as all of a map (objective.patch_weights)",
-    ):
-        assert line in lines
+    assert "method: expected_negative" in lines
+    assert "a located patch weighs 4, as all of a map (objective.patch_weights)" in lines
+    tags = derive(unnamed, tables, None, cpu=True)
+    assert (tags.method.name, tags.objective.patch_weight) == ("expected_negative", 0)
+    assert not any("patch" in line for line in tags.lines())
 
 
-def test_a_method_that_does_not_look_at_places_says_so(tables, make_config):
-    plan = derive(make_config(), replace(tables, train=with_places(tables.train)), None, cpu=True)
-    assert (
-        "1 point and 0 boxes count as tags only: expected_negative does not use locations; objective='patchml' does"
-    ) in plan.notes
-    assert not any("tags only" in note for note in derive(make_config(), tables, None, cpu=True).notes)
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [
+        ({"name": "asl"}, "asl does not use locations; objective='expected_negative' does"),
+        ({"name": "expected_negative", "patch_weight": 0.0}, "objective.patch_weight is 0"),
+    ],
+)
+def test_a_method_that_does_not_look_at_places_says_so(tables, make_config, objective, words):
+    plan = derive(make_config(objective), replace(tables, train=with_places(tables.train)), None, cpu=True)
+    (note,) = (note for note in plan.notes if "count as tags only" in note)
+    assert note.startswith("1 point and 0 boxes count as tags only")
+    assert note.endswith(words)
+    assert not any("tags only" in note for note in derive(make_config(objective), tables, None, cpu=True).notes)
 
 
 def test_a_method_that_was_named_with_its_unknown_classes_needs_no_words(tables, make_config):

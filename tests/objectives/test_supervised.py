@@ -6,11 +6,12 @@ import torch
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Label, LabelMatrix
+from fewtags.objectives.base import RunFacts
 from fewtags.objectives.fixmatch import FixMatch
+from fewtags.objectives.located import even_patches
 from fewtags.objectives.patchml import PatchML
 from fewtags.objectives.supervised import (
     class_shares,
-    even_patches,
     only_fillable,
     pseudo_diagnostics,
     refuse_without_negatives,
@@ -43,7 +44,7 @@ def test_unknown_classes_count_as_absent_where_fewer_negatives_than_positives_ar
 
 
 def test_a_located_patch_weighs_as_much_as_a_map():
-    assert even_patches((6, 7)) == (42, 1, 1)
+    assert even_patches(RunFacts(samples=1, classes=1, grid=(6, 7))).value == (42, 1, 1)
 
 
 @pytest.mark.parametrize(

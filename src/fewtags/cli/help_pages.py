@@ -27,6 +27,7 @@ NAMED: Mapping[str, tuple[str, ...]] = {
         "type_",
     ),
     "PIXELS": ("size", "min_size", "max_size", "stride", "output_stride"),
+    "MINUTES": ("minutes",),
     "SECONDS": ("tag", "point", "extra_point", "box"),
     "SHARE": ("share", "min_area", "measure_on"),
 }

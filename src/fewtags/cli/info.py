@@ -10,7 +10,7 @@ import typer
 from fewtags.cli.options import Json
 from fewtags.cli.progress import echo
 from fewtags.objectives.checks import literal_choices
-from fewtags.objectives.table import DEFAULT_METHOD, DEFAULT_PRETRAIN_METHOD, LOCATED_METHOD, METHODS, PRETRAIN_METHODS
+from fewtags.objectives.table import DEFAULT_METHOD, DEFAULT_PRETRAIN_METHOD, METHODS, PRETRAIN_METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -87,8 +87,7 @@ def config(
         echo(f'\n[objective]  # settings of the other methods: fewtags methods\nname = "{DEFAULT_PRETRAIN_METHOD}"')
         echo("\n".join(_lines(pretrain_settings_models()[DEFAULT_PRETRAIN_METHOD])))
     else:
-        default = f"{LOCATED_METHOD} if points or boxes are known, else this (fewtags methods)"
-        echo(f'\n[objective]  # default: {default}\n# name = "{DEFAULT_METHOD}"')
+        echo(f'\n[objective]  # settings of the other methods: fewtags methods\n# name = "{DEFAULT_METHOD}"')
         for line in _lines(settings_models()[DEFAULT_METHOD]):
             echo(line if line.startswith("#") else f"# {line}")
     echo("\n# Presets (train.preset):")

@@ -60,6 +60,13 @@ Precision = Annotated[
         help="Use the lowest threshold of each class that has this precision on the validation photos of the run."
     ),
 ]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        help="Time for the whole run (train.minutes): the preset finetune, with as many of its epochs as fit; the head "
+        "alone if fewer than two do.",
+    ),
+]
 Epochs = Annotated[
     int | None, typer.Option(min=1, help="Epochs of the whole run (train.epochs); default: those of the preset.")
 ]

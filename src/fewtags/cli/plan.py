@@ -193,13 +193,13 @@ def plan(
                 f"the costs are for {found.classes:,} classes, but the labels have {len(table.classes):,}; leave "
                 "--classes out, or give labels of the classes you plan for."
             )
-        from fewtags.engine.pilot import arm_settings
+        from fewtags.engine.pilot import SETTINGS, with_method
 
         design = _design(kinds, pilot_budgets, pilot_seeds)
         own = _own_settings(arm or [], design)
-        flags = {**reading_flags(data, images, complete), "model.weights": weights}
+        flags = {**reading_flags(data, images, complete), "model.weights": weights, **SETTINGS}
         arms = {
-            kind: read_settings(None, {**flags, **arm_settings(kind, table)}, [*(set_ or []), *own[kind]], init=init)
+            kind: with_method(read_settings(None, flags, [*(set_ or []), *own[kind]], init=init))
             for kind in design.kinds
         }
         say("methods: " + ", ".join(f"{kind.described()} {config.objective.name}" for kind, config in arms.items()))

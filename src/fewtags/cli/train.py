@@ -17,6 +17,7 @@ from fewtags.cli.options import (
     DryRun,
     Epochs,
     ManyImages,
+    Minutes,
     Rate,
     Seed,
     TestImages,
@@ -28,7 +29,7 @@ from fewtags.cli.options import (
 from fewtags.cli.progress import counting, is_main_process, say
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats import check_path, list_formats
-from fewtags.objectives.table import DEFAULT_METHOD, LOCATED_METHOD, METHODS, method_help
+from fewtags.objectives.table import DEFAULT_METHOD, METHODS, method_help
 
 if TYPE_CHECKING:
     from fewtags.config.sections import Config
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 SET_HELP = "Any setting of `fewtags config`, for example train.lr=1e-4. May be repeated."
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=SET_HELP)]
-METHOD_HELP = method_help(METHODS, f"{LOCATED_METHOD} if points or boxes are known, else {DEFAULT_METHOD}")
+METHOD_HELP = method_help(METHODS, DEFAULT_METHOD)
 FASTER_CHECK = "--set data.decode=false reads headers only, and a broken photo then stops training"
 
 
@@ -80,7 +81,7 @@ def train(
         str | None,
         typer.Option(
             help="cpu (frozen trunk, head solved), views (frozen trunk, head trained on random views), finetune, "
-            "paper, paper_scratch or paper_imagenet; default: finetune with a GPU, else cpu.",
+            "paper, paper_scratch or paper_imagenet; default: finetune with a GPU or --minutes, else cpu.",
             autocompletion=preset_names,
         ),
     ] = None,
@@ -98,6 +99,7 @@ def train(
         Path | None, typer.Option(help="TOML file with settings (see `fewtags config`); flags and --set override it.")
     ] = None,
     set_: Set = None,
+    minutes: Minutes = None,
     epochs: Epochs = None,
     lr: Rate = None,
     batch_size: BatchSize = None,
@@ -119,6 +121,7 @@ def train(
       fewtags train tags.csv --images photos/ --out runs/tags
       fewtags train cats.csv dogs.json --images photos/ --covers cats.csv=cat
       fewtags train instances.json --images photos/ --complete --method bce
+      fewtags train photos/ --minutes 20
       fewtags train photos/ --set objective.scl_weight=1 --epochs 20
       fewtags train tags.csv --images photos/ --teacher scores.parquet --method em
       fewtags train tags.csv --images photos/ --init runs/pretrained --preset finetune
@@ -138,6 +141,7 @@ def train(
         "data.complete": True if complete else None,
         "objective.name": method,
         "train.preset": preset,
+        "train.minutes": minutes,
         "train.epochs": epochs,
         "train.lr": lr,
         "train.batch_size": batch_size,

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal, final
 
-from fewtags.config.sections import UNNAMED_METHODS, AugmentConfig, Config, Settings, StageConfig
+from fewtags.config.sections import AugmentConfig, Config, Settings, StageConfig
 from fewtags.errors import ConfigError
+from fewtags.objectives.table import DEFAULT_METHOD
 from fewtags.text import flag
 
 
@@ -15,7 +16,7 @@ from fewtags.text import flag
 class Facts(Settings):
     """What `resolve` knows about data, machine and method (the last three, see `Objective`).
 
-    `located`: whether a training label has a point or a box. `processes`: the number of processes that train together.
+    `processes`: the number of processes that train together.
     """
 
     samples: int
@@ -25,7 +26,6 @@ class Facts(Settings):
     processes: int = 1
     offline_backbone: str | None = None
     bf16: bool = False
-    located: bool = False
     solvable: bool = True
     needs_maps: bool = False
     solvable_warmup: bool = True
@@ -186,7 +186,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         ConfigError: settings contradict each other.
     """
     train, model, augment = config.train, config.model, config.augment
-    name = train.preset or ("finetune" if facts.device == "cuda" else SOLVED)
+    name = train.preset or ("finetune" if facts.device == "cuda" or train.minutes is not None else SOLVED)
     if name == SOLVED and why_in_steps(config, facts):
         name = IN_STEPS
     preset = ON_CPU.get(name, PRESETS[name]) if facts.device == "cpu" else PRESETS[name]
@@ -194,7 +194,9 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     _check_stages(stages)
     if train.stages and (train.epochs or train.lr):
         raise ConfigError("train.epochs and train.lr change the preset's stages; set them in train.stages instead.")
-    stages = tuple(s for s in stages if s.epochs) if train.stages else _rescaled(stages, train.epochs, train.lr)
+    if train.minutes is not None:
+        _check_minutes(config, train.preset or name, stages, facts.processes)
+    stages = tuple(s for s in stages if s.epochs) if train.stages else rescaled(stages, train.epochs, train.lr)
     _check_selection(train.select, stages[-1])
     backbone = model.backbone or preset.backbone
     weights = model.weights or preset.weights or ("offline" if backbone == facts.offline_backbone else "hub")
@@ -217,7 +219,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     precision = train.precision or preset.precision or ("bf16" if facts.device == "cuda" and facts.bf16 else "no")
     if precision == "fp16" and facts.device == "cpu":
         raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')
-    method = config.objective.name or UNNAMED_METHODS[facts.located]
+    method = config.objective.name or DEFAULT_METHOD
     photos = preset.batch_size
     return Resolved(
         preset=name,
@@ -321,6 +323,19 @@ def _solvable_stages(stages: tuple[StageConfig, ...], facts: Facts) -> tuple[Sta
     return tuple(in_steps if stage.solved and stage.warmup else stage for stage in stages)
 
 
+def _check_minutes(config: Config, preset: str, stages: tuple[StageConfig, ...], processes: int) -> None:
+    """Check that `train.minutes` has epochs to choose."""
+    train, asked = config.train, f"train.minutes = {config.train.minutes:g}"
+    if others := [f"train.{name}" for name in ("stages", "epochs") if getattr(train, name) is not None]:
+        raise ConfigError(f"{asked} chooses the number of epochs, and {others[0]} gives it; leave one of them out.")
+    if stages[-1].trainable == "head":
+        raise ConfigError(
+            f"{asked} chooses how long to fine-tune, and preset {preset!r} trains only the head; leave one of them out."
+        )
+    if processes > 1:
+        raise ConfigError(f"{asked} is for one process, and there are {processes}; give {flag('epochs')} instead.")
+
+
 def _check_selection(select: str, last: StageConfig) -> None:
     """Check that `train.select = "last"` does not choose among solutions, which have no order in time."""
     if select == "last" and len(last.logit_variances) > 1:
@@ -331,7 +346,7 @@ def _check_selection(select: str, last: StageConfig) -> None:
         )
 
 
-def _rescaled(stages: tuple[StageConfig, ...], epochs: int | None, lr: float | None) -> tuple[StageConfig, ...]:
+def rescaled(stages: tuple[StageConfig, ...], epochs: int | None, lr: float | None) -> tuple[StageConfig, ...]:
     """Return stages with `epochs` in all and the last learning rate `lr`, both in the preset's proportions.
 
     Every stage keeps at least one epoch; if there are too few, the last stage has them all. Solved stages do not

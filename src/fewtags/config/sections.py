@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from fewtags.formats import FormatName
 from fewtags.formats.options import ReadOptions
-from fewtags.objectives.table import DEFAULT_METHOD, LOCATED_METHOD, OWN_METHOD
+from fewtags.objectives.table import DEFAULT_METHOD, OWN_METHOD
 
 
 class Settings(BaseModel):
@@ -25,8 +25,8 @@ class Settings(BaseModel):
 Section = TypeVar("Section", bound=Settings)
 
 
-UNNAMED_METHODS = (DEFAULT_METHOD, LOCATED_METHOD)
-"""Default method for tag-only labels, and for labels with points or boxes."""
+UNNAMED_METHODS = (DEFAULT_METHOD, "patchml")
+"""Methods whose settings can be given without a name: the first that has all of them is meant."""
 MOST_SEED = 2**32 - 1
 """Largest accepted seed, limited by `numpy.random.RandomState`."""
 
@@ -210,10 +210,15 @@ class TrainConfig(Settings):
     """Optimisation."""
 
     preset: Literal["cpu", "views", "finetune", "paper", "paper_scratch", "paper_imagenet"] | None = Field(
-        None, description="defaults of stages, network and input; default: finetune with a GPU, else cpu"
+        None, description="defaults of stages, network and input; default: finetune with a GPU or minutes, else cpu"
     )
     stages: tuple[StageConfig, ...] | None = Field(
         None, description="one after the other, as [[train.stages]]; default: the preset's"
+    )
+    minutes: float | None = Field(
+        None,
+        gt=0,
+        description="time for the whole run: preset finetune, with as many of its epochs as fit, or none",
     )
     epochs: int | None = Field(None, ge=1, description="of all stages in steps together, in the preset's proportions")
     lr: float | None = Field(None, gt=0, description="learning rate of the last stage; the others change in proportion")
@@ -259,8 +264,7 @@ class ObjectiveConfig(Settings):
 
     name: str | None = Field(
         None,
-        description=f"a method of `fewtags methods`, or a class of your own ({OWN_METHOD}); default: {LOCATED_METHOD} "
-        f"if points or boxes are known, else {DEFAULT_METHOD}",
+        description=f"a method of `fewtags methods`, or a class of your own ({OWN_METHOD}); default: {DEFAULT_METHOD}",
     )
 
 

@@ -152,7 +152,7 @@ def step_text(batch_size: int, processes: int, accumulate: int = 1) -> str:
     return f"batch {batch_size * processes * accumulate} ({' x '.join(parts)})"
 
 
-def facts(samples: int, classes: int, cpu: bool = False, located: bool = False) -> Facts:
+def facts(samples: int, classes: int, cpu: bool = False) -> Facts:
     """Collect the facts that `resolve` derives settings from."""
     import torch
 
@@ -168,7 +168,6 @@ def facts(samples: int, classes: int, cpu: bool = False, located: bool = False) 
         processes=processes(),
         offline_backbone=OFFLINE_BACKBONE if util.find_spec(OFFLINE_PACKAGE) is not None else None,
         bf16=kind == "cuda" and torch.cuda.is_bf16_supported(),
-        located=located,
     )
 
 

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from fewtags.budget.costs import Annotation, CostModel, budget_seconds
 from fewtags.budget.purchase import PointRule, simulate_budget
-from fewtags.config.sections import UNNAMED_METHODS, Config
+from fewtags.config.sections import Config
 from fewtags.engine.label_counts import can_rank
 from fewtags.engine.localise import WITHOUT_BOXES, has_boxes, localise_table
+from fewtags.engine.methods import settled
 from fewtags.engine.model import load_model
 from fewtags.engine.plan import make_plan
 from fewtags.engine.predict import ScoredTable
@@ -29,6 +30,7 @@ from fewtags.engine.train_run import TrainRun
 from fewtags.errors import ConfigError, DataError
 from fewtags.files import write_text
 from fewtags.labels import Label
+from fewtags.objectives.table import DEFAULT_METHOD
 from fewtags.table.table import LabelTable
 from fewtags.text import counted
 
@@ -42,10 +44,9 @@ SETTINGS: Mapping[str, Any] = {
 """Default settings of a pilot: it trains the head on a frozen trunk, with two cached views per photo."""
 
 
-def arm_settings(kind: Annotation, table: LabelTable) -> dict[str, Any]:
-    """Return the default settings for one type of labels: `SETTINGS`, and the method that `train` chooses for them."""
-    located = kind is not Annotation.TAGS and len(table.locations) > 0
-    return {**SETTINGS, "objective.name": UNNAMED_METHODS[located]}
+def with_method(config: Config) -> Config:
+    """Return settings that name the method, as records of a pilot need it; `train` would choose the same one."""
+    return config.model_copy(update={"objective": settled(config.objective, config.objective.name or DEFAULT_METHOD)})
 
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import torch
 from fewtags.check.check import CheckReport, check
 from fewtags.config.presets import IN_STEPS, MOST_CELLS, SOLVED, Facts, Resolved, resolve, why_in_steps
 from fewtags.config.pretrain import PretrainResolved
-from fewtags.config.sections import UNNAMED_METHODS, Config, ObjectiveConfig
+from fewtags.config.sections import Config, ObjectiveConfig
 from fewtags.engine.label_counts import can_rank, positives_per_image
 from fewtags.engine.machine import facts, processes, step_text, worker_notes
 from fewtags.engine.memory import refuse_large_stores
@@ -21,6 +22,7 @@ from fewtags.engine.methods import derive_objective, make_objective, settled
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.engine.tables import Tables, read_tables
 from fewtags.engine.teacher import Teacher, match_scores, refuse_teacher
+from fewtags.engine.time_box import measure_speed, time_box, within
 from fewtags.errors import ConfigError
 from fewtags.formats.scores import ScoreTable, read_scores
 from fewtags.labels import Label, LabelMatrix
@@ -29,6 +31,7 @@ from fewtags.nets.freezing import freeze
 from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import HeadPlan, SpatialNet
 from fewtags.objectives.base import Objective, Problem, RunFacts
+from fewtags.objectives.table import DEFAULT_METHOD
 from fewtags.photos.scan import Tick
 from fewtags.photos.workers import Workers, shared_memory_notes
 from fewtags.stores.shard import Shard
@@ -133,6 +136,7 @@ def make_plan(
             refuse_teacher(config.objective.name)
     if scores is None and config.data.teacher is not None:
         scores = read_scores(Path(config.data.teacher))
+    began = time.perf_counter()
     tables = tables or read_tables(config.data, config.train.seed)
     resolve(
         config, _facts(config, tables.train, cpu)
@@ -146,7 +150,18 @@ def make_plan(
     truth = None if tables.truth is None else match_images(tables.truth, kept["train"])
     cleaned = Tables(kept["train"], kept["val"], kept.get("test"), truth)
     teacher = None if scores is None else match_scores(scores, cleaned.splits())
-    return derive(config, cleaned, found, out=out, cpu=cpu, teacher=teacher)
+    plan = derive(config, cleaned, found, out=out, cpu=cpu, teacher=teacher)
+    if config.train.minutes is None:
+        return plan
+    speed = measure_speed(plan.net, plan.resolved, cleaned.train, cpu=cpu)
+    box = time_box(config.train.minutes, plan.resolved, cleaned, speed, spent=time.perf_counter() - began)
+    if box.epochs:
+        resolved = within(plan.resolved, box)
+    else:
+        head_alone = config.train.model_copy(update={"minutes": None, "preset": SOLVED})
+        resolved = resolve(config.model_copy(update={"train": head_alone}), _facts(config, cleaned.train, cpu))
+    plan = derive(config, cleaned, found, out=out, cpu=cpu, resolved=resolved, teacher=teacher)
+    return replace(plan, notes=(box.line(config.train.minutes), *plan.notes))
 
 
 def derive(
@@ -195,7 +210,7 @@ def derive(
     grid = net.grid((resolved.size, resolved.size))
     about_run = _run_facts(tables, resolved, grid, teacher)
     objective, explained = derive_objective(settings, about_run)
-    notes = _location_notes(objective, settings, about_run, named=config.objective.name is not None) + explained
+    notes = _location_notes(objective, settings, about_run) + explained
     for stage in resolved.stages:  # so that a stage that cannot begin is refused before the first one is trained
         freeze(net, stage.trainable)
     freeze(net, "all")
@@ -253,13 +268,13 @@ def derive(
 
 def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     """Collect what `resolve` needs to know about data, machine and method."""
-    located = len(train.locations) > 0
-    method = settled(config.objective, config.objective.name or UNNAMED_METHODS[located])
+    method = settled(config.objective, config.objective.name or DEFAULT_METHOD)
     # The question is whether a head can be solved, so settings that are open are those of a run that solves it.
     taught = config.data.teacher is not None
-    solved = RunFacts(samples=len(train), classes=len(train.classes), head_solved=True, teacher=taught)
+    places = len(train.locations)
+    solved = RunFacts(samples=len(train), classes=len(train.classes), boxes=places, head_solved=True, teacher=taught)
     objective, _ = derive_objective(method, solved)
-    found = facts(len(train), len(train.classes), cpu, located)
+    found = facts(len(train), len(train.classes), cpu)
     return found.model_copy(
         update={key: getattr(objective, key) for key in ("solvable", "solvable_warmup", "needs_maps")}
     )
@@ -286,15 +301,17 @@ def _run_facts(tables: Tables, resolved: Resolved, grid: tuple[int, int], teache
     )
 
 
-def _location_notes(objective: Objective, settings: ObjectiveConfig, facts: RunFacts, *, named: bool) -> list[str]:
-    """Return whether points and boxes are used, and why a method was chosen that the user did not name."""
+def _location_notes(objective: Objective, settings: ObjectiveConfig, facts: RunFacts) -> list[str]:
+    """Return a note if there are points or boxes, and the method does not use them."""
     if not (facts.points or facts.boxes):
         return []
-    tags_only, located = UNNAMED_METHODS
     labels = f"{counted(facts.points, 'point')} and {counted(facts.boxes, 'box', 'boxes')}"
-    if not objective.uses_locations:
-        return [f"{labels} count as tags only: {settings.name} does not use locations; {flag('method', located)} does"]
-    return [] if named else [f"{located} was chosen because of {labels}; without them: {flag('method', tags_only)}"]
+    if objective.uses_locations:
+        return []
+    if "patch_weight" in type(settings).model_fields:
+        return [f"{labels} count as tags only, since objective.patch_weight is 0"]
+    method = flag("method", DEFAULT_METHOD)
+    return [f"{labels} count as tags only: {settings.name} does not use locations; {method} does"]
 
 
 def make_problem(

@@ -13,6 +13,7 @@ from fewtags.labels import Batch, Label
 from fewtags.losses.partial import assume_negative, bce, weak_assume_negative
 from fewtags.objectives.base import Part, Problem, Progress
 from fewtags.objectives.checks import check_settings
+from fewtags.objectives.located import LocatedObjective
 from fewtags.objectives.logits import ImageLoss, LogitObjective
 from fewtags.objectives.taught import TaughtObjective
 from fewtags.text import setting
@@ -20,7 +21,7 @@ from fewtags.text import setting
 
 @final
 @dataclass
-class BCE(TaughtObjective, LogitObjective):
+class BCE(TaughtObjective, LocatedObjective, LogitObjective):
     """Binary cross-entropy of the known cells; unknown cells are ignored (SCL paper, eq. 1).
 
     Use it if labels are complete, or if enough negatives are known. Labels without any negative are refused: the net
@@ -29,6 +30,7 @@ class BCE(TaughtObjective, LogitObjective):
     """
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_settings(self)
 
     def setup(self, net: nn.Module, problem: Problem) -> Mapping[str, Part]:
@@ -56,7 +58,7 @@ class BCE(TaughtObjective, LogitObjective):
 
 @final
 @dataclass(kw_only=True)
-class AssumeNegative(TaughtObjective, LogitObjective):
+class AssumeNegative(TaughtObjective, LocatedObjective, LogitObjective):
     """Unknown labels count as negative: AN (SCL paper, eq. 2), AN-LS and WAN (Cole et al., CVPR 2021).
 
     Args:
@@ -69,6 +71,7 @@ class AssumeNegative(TaughtObjective, LogitObjective):
     negative_weight: float | Literal["weak"] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_settings(self)
         if not 0 <= self.smoothing < 0.5:
             raise ConfigError(

@@ -189,13 +189,11 @@ class Objective(ABC):
 
     Attributes:
         needs_second_view: whether every batch needs a second view of each image.
-        uses_locations: whether points and boxes change the loss.
         uses_teacher: whether the scores of a teacher (`Problem.teacher`) can change the loss.
         base_lr: default learning rate of pretraining (SGD) per 256 images in a step.
     """
 
     needs_second_view: ClassVar[bool] = False
-    uses_locations: ClassVar[bool] = False
     uses_teacher: ClassVar[bool] = False
     base_lr: ClassVar[float] = 0.3
 
@@ -232,6 +230,11 @@ class Objective(ABC):
 
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
         """Write to the parts; called after an optimiser step that was applied."""
+
+    @property
+    def uses_locations(self) -> bool:
+        """Whether points and boxes change the loss."""
+        return False
 
     @property
     def needs_maps(self) -> bool:

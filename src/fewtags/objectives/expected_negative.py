@@ -20,6 +20,7 @@ from fewtags.losses.partial import expected_negative, expected_positive
 from fewtags.nets.spatial import Output
 from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts, Step, StoreMemory
 from fewtags.objectives.checks import Range, check_settings
+from fewtags.objectives.located import LocatedObjective
 from fewtags.objectives.tally import Tally, columns_of, diagnostics, judge
 from fewtags.objectives.taught import TaughtObjective, needs_teacher, teacher_memory
 from fewtags.stores.heatmap_size import HeatmapPlan, Precision, Rounding, heatmap_bytes
@@ -49,7 +50,7 @@ class Predictions(NamedTuple):
 
 @final
 @dataclass(eq=False, kw_only=True)
-class ExpectedNegative(TaughtObjective):
+class ExpectedNegative(TaughtObjective, LocatedObjective):
     """EN (eq. 5), EN + CL (eq. 6) and EN + SCL (eq. 7): L = L_EN + gamma_CL L_CL + gamma_SCL L_SCL (eq. 8).
 
     Running averages s of the scores rank the images of each class. The best p_i images are *expected positives*, and
@@ -122,6 +123,7 @@ class ExpectedNegative(TaughtObjective):
     answer_weight: Annotated[float, Range(0, above=True)] = ANSWER_WEIGHT
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_settings(self)
         if self.corrected_averages and self.momentum > 255 / 256:
             raise ConfigError(
@@ -153,8 +155,8 @@ class ExpectedNegative(TaughtObjective):
 
     @property
     def needs_maps(self) -> bool:
-        """SCL compares maps."""
-        return self.gamma > 0
+        """SCL compares maps, and points and boxes are places in maps."""
+        return self.gamma > 0 or super().needs_maps
 
     @property
     def solvable(self) -> bool:
@@ -163,8 +165,8 @@ class ExpectedNegative(TaughtObjective):
 
     @property
     def solvable_warmup(self) -> bool:
-        """Consistency starts after the warm-up."""
-        return self.expected_positives != "counted"
+        """Consistency starts after the warm-up, but pooled features have no patches."""
+        return self.expected_positives != "counted" and not self.patch_weight
 
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
         """Derive K from the labels; and no SCL if the head is solved, because each image then has only one view."""
@@ -174,6 +176,7 @@ class ExpectedNegative(TaughtObjective):
         if self.positives_interval is not None and not unused:  # the limits are known better than what labels show
             mean, note = sum(self.positives_interval) / 2, "positives per image: the middle of positives_interval"
         return {
+            **super().derived(facts),
             "positives_per_image": Derived(mean, note),
             "scl_weight": Derived(0.0 if facts.head_solved else SCL_WEIGHT),
             "warmup_loss": Derived("expected_negative" if facts.warmup_solved else "assume_negative"),
@@ -330,6 +333,7 @@ class ExpectedNegative(TaughtObjective):
             loss = expected_negative(logits, labels, expected, weight=self._weights(batch, scores))
             logs = {"en": loss.detach()}
         loss = self.with_distillation(loss, logs, logits, batch)
+        loss = self.with_patches(loss, logs, out, batch)
         ramp = self._ramp(at)
         if self.cl_weight > 0 and at.epoch >= self._problem.warmup_epochs:
             seen = self._scores.seen(batch.index)[:, None] if self.corrected_averages else None

@@ -33,9 +33,14 @@ class LogitObjective(Objective):
     def image_loss(self, logits: Tensor, batch: Batch, at: Progress) -> ImageLoss:
         """Compute the loss of the logits float32 [b, C] of a batch; as pure as `step`."""
 
+    def with_patches(self, loss: Tensor, logs: dict[str, Tensor], out: Output, batch: Batch) -> Tensor:
+        """Return the loss; a method that is also a `LocatedObjective` adds a loss of patches."""
+        return loss
+
     def step(self, net: nn.Module, batch: Batch, at: Progress) -> Step:
         """Compute `image_loss` on the pooled logits."""
         out: Output = net(batch.images)
         logits = out.logits.float()
         loss, logs, payload = self.image_loss(logits, batch, at)
+        loss = self.with_patches(loss, logs, out, batch)
         return Step(loss, logs | {"sum_of_probabilities": logits.detach().sigmoid().sum(1).mean()}, payload)

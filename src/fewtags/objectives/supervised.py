@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,19 +13,19 @@ from fewtags.errors import ConfigError
 from fewtags.labels import Batch, Label, LabelMatrix
 from fewtags.losses.selective import EVEN, PerLabel, patch_loss, patch_selectivity, selective_loss, selectivity
 from fewtags.nets.spatial import Output
-from fewtags.objectives.base import Derived, Objective, RunFacts
+from fewtags.objectives.base import Derived, RunFacts
 from fewtags.objectives.checks import Range, check_settings
+from fewtags.objectives.located import LocatedObjective, Triple, even_patches, refuse_wrong_triples
 from fewtags.patches import patch_labels
 from fewtags.stores.pseudo import PseudoCount
 from fewtags.text import setting
 
 Unknown = Literal["ignore", "negative", "selective"]
 Fill = Literal["unlabelled", "unknown"]
-Triple = tuple[float, float, float]
 
 
 @dataclass(eq=False, kw_only=True)
-class SupervisedObjective(Objective):
+class SupervisedObjective(LocatedObjective):
     """Base of methods that learn from tags, points and boxes, and fill unknown cells with pseudo-labels.
 
     Args:
@@ -38,22 +38,15 @@ class SupervisedObjective(Objective):
         prior_threshold: with "selective", classes that are present in more than this share of the images with a known
             label stay ignored; 1: none.
         image_gammas: focus on positive, negative and unknown classes.
-        patch_gammas: focus on positive, negative and unknown patches.
         image_clip: negative and unknown classes with a probability up to this have no loss and no gradient (not in
             PatchML; ASL, Ridnik et al., ICCV 2021, uses 0.05); 0: none.
         image_weight: w_image.
         patch_weight: w_patch.
-        patch_weights: weights of positive, negative and unknown patches; see `patch_loss` on their scale. Default: the
-            number of patches, 1, 1.
-        coverage: share of a patch that a box must cover, see `cells_of_boxes`.
-        min_visible: share of a box that a crop must show for the box to count.
         cropped: a positive all of whose known locations are cropped away becomes "unknown" in that view, or is "keep".
         pseudo_weight: w_pseudo, the weight of pseudo-labels.
         pseudo_from: first epoch with pseudo-labels, warm-up included.
         pseudo_fill: pseudo-labels for images without any label ("unlabelled"), or for all "unknown" classes.
     """
-
-    uses_locations: ClassVar[bool] = True
 
     image_unknown: Unknown | None = None
     patch_unknown: Unknown = "ignore"
@@ -61,40 +54,39 @@ class SupervisedObjective(Objective):
     patch_top_k: Annotated[int, Range()] = 5
     prior_threshold: Annotated[float, Range(0, 1)] = 1.0
     image_gammas: Triple = (0.0, 1.0, 2.0)
-    patch_gammas: Triple = (0.0, 1.0, 2.0)
     image_clip: Annotated[float, Range(0, 1)] = 0.0
     image_weight: Annotated[float, Range()] = 1.0
     patch_weight: Annotated[float, Range()] = 1.0
-    patch_weights: Triple | None = None
-    coverage: Annotated[float, Range(1e-6, 1)] = 0.5
-    min_visible: Annotated[float, Range(0, 1)] = 0.1
     cropped: Literal["unknown", "keep"] = "unknown"
     pseudo_weight: Annotated[float, Range()] = 0.0
     pseudo_from: Annotated[int, Range(1)] = 5
     pseudo_fill: Fill = "unlabelled"
 
     def __post_init__(self) -> None:
-        for name in ("image_gammas", "patch_gammas", "patch_weights"):
-            if (given := getattr(self, name)) is None:
-                continue
-            setattr(self, name, triple := tuple(float(v) for v in given))
-            if len(triple) != 3 or not all(v >= 0 for v in triple):
-                raise ConfigError(
-                    f"{name} must be three numbers of at least 0, for positive, negative and unknown; got {triple}."
-                )
+        super().__post_init__()
+        refuse_wrong_triples(self, "image_gammas")
         check_settings(self)
+
+    @property
+    def uses_locations(self) -> bool:
+        """Also without a loss of patches: a crop without the known places of a class does not count for it."""
+        return True
+
+    @property
+    def needs_maps(self) -> bool:
+        """Prototypes and patches do."""
+        return True
 
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
         """Derive how unknown classes count, and the weights of patches."""
-        unknown, weights = unknown_classes(facts.positives, facts.negatives), even_patches(facts.grid)
+        unknown = unknown_classes(facts.positives, facts.negatives)
         how = {"ignore": "ignored", "negative": "taken as negative"}[unknown]
         known = f"{facts.positives:,} positives and {facts.negatives:,} negatives are known"
-        why = f"a located patch weighs {weights[0]:g}, as all of a map (objective.patch_weights)"
         return {
             "image_unknown": Derived(
                 unknown, f"unknown classes of labelled photos are {how}, since {known} (objective.image_unknown)"
             ),
-            "patch_weights": Derived(weights, why if facts.points or facts.boxes else ""),
+            "patch_weights": even_patches(facts),
         }
 
 
@@ -190,14 +182,6 @@ def unknown_classes(positives: int, negatives: int) -> Literal["ignore", "negati
     With fewer negatives than positives, ignoring unknown classes would teach that every class is always present.
     """
     return "ignore" if negatives >= positives else "negative"
-
-
-def even_patches(grid: tuple[int, int]) -> Triple:
-    """Return the default of `patch_weights`: a located patch weighs as much as all patches of a map [h, w].
-
-    A positive class with one point then weighs as much as a negative class, all of whose patches are labelled.
-    """
-    return float(grid[0] * grid[1]), 1.0, 1.0
 
 
 def only_fillable(pseudo: Tensor, labels: Tensor, fill: Fill) -> Tensor:

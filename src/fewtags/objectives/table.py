@@ -94,7 +94,7 @@ PRETRAIN_METHODS: Mapping[str, Method] = {
 }
 """Methods of `fewtags pretrain`; they use no labels."""
 
-DEFAULT_METHOD, LOCATED_METHOD, DEFAULT_PRETRAIN_METHOD = "expected_negative", "patchml", "moco"
+DEFAULT_METHOD, DEFAULT_PRETRAIN_METHOD = "expected_negative", "moco"
 """The methods for training with tags, for training with tags, points and boxes, and for pretraining."""
 
 OWN_METHOD = "my_package.my_module:MyObjective"

@@ -36,7 +36,7 @@ class TaughtObjective(Objective):
 
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
         """Use the teacher, if there is one."""
-        return {"teacher_weight": Derived(float(facts.teacher))}
+        return {**super().derived(facts), "teacher_weight": Derived(float(facts.teacher))}
 
     def memory(self, facts: RunFacts) -> Sequence[StoreMemory]:
         """Return the memory of the teacher's scores."""

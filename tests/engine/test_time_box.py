@@ -1,0 +1,124 @@
+"""A run in a number of minutes: how many epochs of fine-tuning fit."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fewtags.config.presets import ON_CPU, Facts, resolve
+from fewtags.config.sections import TrainConfig
+from fewtags.engine import plan as planning
+from fewtags.engine.plan import make_plan
+from fewtags.engine.time_box import RESERVE, Speed, TimeBox, measure_speed, time_box, within
+from fewtags.engine.train_run import TrainRun, open_run
+from fewtags.errors import ConfigError
+
+EPOCHS = 6
+SPEED = Speed(decoding=0.0, forward=0.5, step=2.0)
+"""Of the scenes, 24 + 11 + 5 photos: an epoch takes 24 x 2 + 11 x .5 = 53.5 s, all else 40 x .5 + 16 x .5 = 28 s."""
+
+
+def timed(make_config, minutes, **train):
+    """A configuration with no preset and no stages, as `fewtags train --minutes` makes it."""
+    settings = TrainConfig(minutes=minutes, workers=0, **train)
+    return make_config(objective={"name": "expected_negative"}).model_copy(update={"train": settings})
+
+
+@pytest.fixture
+def planned(make_config, tables, monkeypatch):
+    """Make a plan on a machine of a known speed."""
+
+    def make(minutes, speed=SPEED):
+        monkeypatch.setattr(planning, "measure_speed", lambda *_, **__: speed)
+        monkeypatch.setattr(planning, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # reading takes no time
+        return make_plan(timed(make_config, minutes), tables=tables, cpu=True)
+
+    return make
+
+
+def minutes_for(epochs):
+    return (28 + 53.5 * epochs) / 60 / RESERVE
+
+
+@pytest.mark.parametrize("epochs", [2, 5])
+def test_as_many_epochs_as_fit_and_no_more_than_the_preset_has(planned, epochs):
+    plan = planned(minutes_for(epochs) + 0.01)
+    assert [(stage.name, stage.epochs) for stage in plan.resolved.stages][1:] == [("main", epochs)]
+    assert plan.resolved.preset == "finetune"
+    assert plan.notes[0].startswith(
+        f"{minutes_for(epochs) + 0.01:g} minutes: {epochs} epochs of about 54 s, and 28 s of"
+    )
+
+
+def test_a_long_time_is_not_used_up(planned):
+    stages = planned(1000).resolved.stages
+    assert stages == ON_CPU["finetune"].stages
+    assert stages[-1].epochs == EPOCHS
+
+
+def test_a_short_time_solves_the_head_alone(planned):
+    plan = planned(minutes_for(2) - 0.01)
+    assert plan.resolved.preset == "cpu"
+    assert all(stage.solved for stage in plan.resolved.stages)
+    assert (
+        "are too short for fine-tuning, since an epoch takes about 54 s here: only the head is trained" in plan.notes[0]
+    )
+    assert plan.config.train.minutes == pytest.approx(minutes_for(2) - 0.01)
+
+
+@pytest.mark.parametrize(
+    ("workers", "seconds"), [(0, 24 * 3.0 + 11 * 1.5), (1, 24 * 2.0 + 11 * 1.0), (2, 24 * 2 + 5.5)]
+)
+def test_workers_decode_while_the_net_computes(make_config, tables, workers, seconds):
+    resolved = resolve(timed(make_config, 10), Facts(samples=24, classes=10, device="cpu", cores=2))
+    speed = Speed(decoding=1.0, forward=0.5, step=2.0)
+    box = time_box(10, resolved.model_copy(update={"workers": workers}), tables, speed)
+    assert box.epoch == pytest.approx(seconds)
+
+
+def test_epochs_are_shared_by_the_stages_of_a_preset_for_a_gpu(make_config):
+    resolved = resolve(timed(make_config, 10), Facts(samples=24, classes=10, device="cuda", cores=2))
+    assert [stage.epochs for stage in resolved.stages] == [5, 12]
+    assert [stage.epochs for stage in within(resolved, TimeBox(6, 1.0, 1.0)).stages] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ({"epochs": 3}, "train.epochs gives it"),
+        ({"preset": "cpu"}, "preset 'cpu' trains only the head"),
+        ({"preset": "views"}, "preset 'views' trains only the head"),
+    ],
+)
+def test_settings_that_contradict_the_minutes_are_refused(make_config, train, words):
+    with pytest.raises(ConfigError, match=words):
+        resolve(timed(make_config, 10, **train), Facts(samples=24, classes=10, device="cpu", cores=2))
+
+
+def test_several_processes_would_not_agree(make_config):
+    with pytest.raises(ConfigError, match="10 is for one process, and there are 2"):
+        resolve(timed(make_config, 10), Facts(samples=24, classes=10, device="cpu", cores=2, processes=2))
+
+
+def test_measuring_changes_no_weight_and_needs_no_luck(planned, tables):
+    plan = planned(1000)
+    before = {name: value.clone() for name, value in plan.net.state_dict().items()}
+    state = torch.get_rng_state()
+    speed = measure_speed(plan.net, plan.resolved, tables.train, cpu=True)
+    assert min(speed.decoding, speed.forward, speed.step) > 0
+    assert all(torch.equal(value, before[name]) for name, value in plan.net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_run_in_time_resumes_with_the_epochs_that_it_began_with(planned, tmp_path, monkeypatch):
+    events = TrainRun(planned(minutes_for(2) + 0.01), tmp_path / "run", cpu=True).start()
+    for event in events:
+        if type(event).__name__ == "EpochEnded":
+            break
+    events.close()
+    monkeypatch.setattr(planning, "measure_speed", lambda *_, **__: pytest.fail("measured again"))
+    run = open_run(tmp_path / "run", cpu=True)
+    assert [stage.epochs for stage in run.plan.resolved.stages][1:] == [2]
+    for _ in run.resume():
+        pass
+    assert (tmp_path / "run" / "model.safetensors").exists()

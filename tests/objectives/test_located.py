@@ -1,0 +1,106 @@
+"""Points and boxes beside a loss of images: the patch loss of PatchML is added to other methods."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fewtags.batched_views import stack_views
+from fewtags.errors import ConfigError
+from fewtags.geometry import View
+from fewtags.labels import Batch, Label, LabelMatrix, Places
+from fewtags.nets.spatial import Output
+from fewtags.objectives.assume_negative import BCE, AssumeNegative
+from fewtags.objectives.base import Problem, Progress, RunFacts
+from fewtags.objectives.expected_negative import ExpectedNegative
+from fewtags.objectives.patchml import PatchML
+
+P, U, N = Label.POSITIVE, Label.UNKNOWN, Label.NEGATIVE
+PLAIN = (0.0, 0.0, 0.0)
+LABELS = [[P, U, N], [U, P, U]]
+
+
+class Maps(nn.Module):
+    """Takes [b, C, h, w] for maps and features alike."""
+
+    def forward(self, images):
+        return Output(images.mean((2, 3)), images, images)
+
+
+def batch(*, places=True):
+    maps = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 2, 2)).astype(np.float32)).requires_grad_()
+    labels = torch.tensor(LABELS, dtype=torch.int8)
+    where = Places(
+        torch.tensor([0, 1]), torch.tensor([0, 1]), torch.tensor([[0.7, 0.7, 0.7, 0.7], [0.0, 0.0, 0.5, 1.0]])
+    )
+    views = stack_views([View.identity()] * 2)
+    return Batch(images=maps, labels=labels, index=torch.arange(2), views=views, places=where if places else None)
+
+
+def loss_and_gradient(method, *, epoch=0, places=True):
+    data = batch(places=places)
+    method.setup(Maps(), Problem(labels=LabelMatrix.from_dense(np.array(LABELS, np.int8)), grid=(2, 2), epochs=2))
+    method.on_epoch_start(epoch)
+    out = method.step(Maps(), data, Progress(epoch, 0, 1))
+    out.loss.backward()
+    return out, data.images.grad
+
+
+def expected_negative(**settings):
+    return ExpectedNegative(positives_per_image=1.0, scl_weight=0.0, **settings)
+
+
+METHODS = {"en": expected_negative, "an": AssumeNegative, "bce": BCE}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_loss_of_patches_is_that_of_patchml(name):
+    """The difference that places make, in value and gradient, is L_patch of PatchML, whose image loss has weight 0."""
+    settings = {"patch_weight": 0.5, "patch_weights": (4.0, 1.0, 1.0), "patch_gammas": (0.0, 1.0, 2.0)}
+    with_places, gradient = loss_and_gradient(METHODS[name](**settings))
+    without, before = loss_and_gradient(METHODS[name](patch_weight=0.0))
+    patchml, patches = loss_and_gradient(PatchML(image_weight=0.0, cropped="keep", **settings))
+    assert with_places.loss.item() - without.loss.item() == pytest.approx(patchml.loss.item(), rel=1e-6)
+    assert with_places.logs["patch"].item() == pytest.approx(patchml.loss.item() / 0.5)
+    torch.testing.assert_close(gradient - before, patches)
+    assert patches.abs().sum() > 0
+    assert "patch" not in without.logs
+
+
+def test_patchml_with_unknown_classes_as_negative_is_assume_negative_with_places():
+    settings = {"patch_weights": (4.0, 1.0, 1.0), "patch_weight": 1.0}
+    ours, gradient = loss_and_gradient(AssumeNegative(**settings))
+    theirs, same = loss_and_gradient(PatchML(image_unknown="negative", image_gammas=PLAIN, **settings))
+    assert ours.loss.item() == pytest.approx(theirs.loss.item(), rel=1e-6)
+    torch.testing.assert_close(gradient, same)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_places_known_negatives_are_patches_too(name):
+    out, _ = loss_and_gradient(METHODS[name](patch_weight=1.0), places=False)
+    alone, _ = loss_and_gradient(PatchML(image_weight=0.0), places=False)
+    assert out.logs["patch"].item() == pytest.approx(alone.loss.item())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_places_are_used_if_there_are_some(name):
+    """A run without places keeps the loss of the method, and its fast solver on pooled features."""
+    method = METHODS[name]()
+    for facts, weight in ((RunFacts(samples=2, classes=3), 0.0), (RunFacts(samples=2, classes=3, points=1), 1.0)):
+        derived = method.derived(facts)
+        assert derived["patch_weight"].value == weight
+        settled = METHODS[name](patch_weight=weight)
+        assert settled.uses_locations == settled.needs_maps == bool(weight)
+        assert settled.solvable_warmup is not bool(weight)
+        assert settled.solvable
+    assert method.derived(RunFacts(samples=2, classes=3, grid=(3, 5), boxes=2))["patch_weights"].value == (15, 1, 1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("patch_weight", -1.0), ("patch_weights", (1.0, 1.0)), ("patch_gammas", (0.0, -1.0, 0.0)), ("coverage", 0.0)],
+)
+def test_settings_out_of_range_are_refused(name, setting, value):
+    with pytest.raises(ConfigError, match=setting):
+        METHODS[name](**{setting: value})

@@ -118,7 +118,9 @@ def _lines(model: type[BaseModel]) -> Iterator[str]:
         elif default is None:
             word, assignment = "", f"# {key} ="
         else:
-            word, assignment = "", tomli_w.dumps({key: default}).strip()
+            # tomli_w writes lists on several lines, which cannot be commented out as one.
+            plain = f"[{', '.join(json.dumps(v) for v in default)}]" if isinstance(default, tuple) else None
+            word, assignment = "", f"{key} = {plain}" if plain else tomli_w.dumps({key: default}).strip()
         choices = " | ".join(f'"{c}"' if isinstance(c, str) else str(c) for c in literal_choices(field.annotation))
         note = "; ".join(part for part in (word, choices, field.description or "") if part)
         yield f"{assignment:<36}# {note}" if note else assignment

@@ -118,7 +118,7 @@ def test_pairs_equal_those_of_a_full_comparison(n):
 
 
 def test_many_equal_hashes_stay_linear():
-    """20,000 equal hashes are linked by 32 neighbours each, and not by all their 200 million pairs."""
-    pairs, _ = near_pairs(np.zeros((20_000, 32), np.uint8))
-    assert len(pairs) <= 32 * 20_000
-    assert (alike.linked(20_000, pairs) == 0).all()
+    """5,000 equal hashes are linked by 32 neighbours each, and not by all their 12 million pairs."""
+    pairs, _ = near_pairs(np.zeros((5_000, 32), np.uint8))
+    assert len(pairs) <= 32 * 5_000
+    assert (alike.linked(5_000, pairs) == 0).all()

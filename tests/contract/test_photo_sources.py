@@ -18,9 +18,12 @@ from fewtags.engine.places import find_photos
 from fewtags.errors import DataError
 from fewtags.formats.read import read
 from fewtags.formats.unlabelled import check_photos, unlabelled
+from fewtags.labels import ClassNames
 from fewtags.photos.dataset import PhotoFolder
 from fewtags.photos.decode import open_photo, read_image
 from fewtags.photos.scan import scan
+from fewtags.review import questions
+from fewtags.review.pictures import Pictures
 from fewtags.shards import index
 from fewtags.shards.photos import photo_exists
 from fewtags.shards.places import place
@@ -147,6 +150,19 @@ def test_heatmaps_and_python(source, model, tmp_path):
         *(f"{source}/{name}" for name in FILES),
         f"{source}/a/1.png",
     )
+
+
+def test_review_shows_the_photos(source, tmp_path):
+    """The same picture as of the file, again from the cache, and one table of the photos to ask about."""
+    pictures = Pictures(tmp_path / "pictures")
+    (tmp_path / "plain.png").write_bytes(FILES["b/3.png"])
+    shown = pictures.photo(place(f"{source}/b/3.png"), 16)
+    assert shown.read_bytes() == pictures.photo(tmp_path / "plain.png", 16).read_bytes()
+    assert pictures.photo(place(f"{source}/b/3.png"), 16) == shown
+    table, _ = questions.unlabelled([source], ClassNames.of(["cat"]))
+    assert (str(table.root), table.images.to_pylist()) == (source, [*FILES])
+    with pytest.raises(DataError, match="photos on a disk and behind a URL have no folder in common"):
+        questions.unlabelled([tmp_path / "plain.png", "memory://a.png"], ClassNames.of(["cat"]))
 
 
 def test_a_resumed_run_sees_changed_photos(source, tmp_path):

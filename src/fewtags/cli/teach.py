@@ -19,7 +19,7 @@ SCORES = ("auto", "softmax", "sigmoid")
 
 
 def teach(
-    photos: Annotated[list[Path], typer.Argument(help="Photos, or folders of photos.")],
+    photos: Annotated[list[Path], typer.Argument(help="Photos, folders, shards (.tar, .parquet), patterns, URLs.")],
     classes: Annotated[
         str,
         typer.Option(help="Your labels (their classes), a text file of a class a line, or a list: cat,dog."),

@@ -160,7 +160,7 @@ def choose_split(whole: LabelTable, asked: str | None) -> tuple[LabelTable, str]
 
 def predict(
     model: Model,
-    photos: Annotated[list[Path], typer.Argument(help="Photos, or folders of photos.")],
+    photos: Annotated[list[Path], typer.Argument(help="Photos, folders, shards (.tar, .parquet), patterns, URLs.")],
     out: Annotated[
         Path | None, typer.Option(help="File ending in .csv, .parquet or .jsonl; default: CSV on stdout.")
     ] = None,
@@ -194,6 +194,7 @@ def predict(
     Examples:
       fewtags predict runs/first photos/ --out tags.csv
       fewtags predict runs/first photos/ --wide --out scores.parquet
+      fewtags predict runs/first 'shards/photos-{000..009}.tar' --out tags.csv
       fewtags predict runs/first a.jpg b.jpg --threshold 0.5 --threshold cat=0.3 --max-tags 5
       fewtags predict runs/first photos/ --precision 0.9
     """  # noqa: D301
@@ -229,7 +230,7 @@ def predict(
 
 def heatmap(
     model: Model,
-    photos: Annotated[list[Path], typer.Argument(help="Photos, or folders of photos.")],
+    photos: Annotated[list[Path], typer.Argument(help="Photos, folders, shards (.tar, .parquet), patterns, URLs.")],
     out: Annotated[Path, typer.Option(help="Folder for PNG overlays (and arrays).")] = Path("heatmaps"),
     classes: Annotated[
         list[str] | None,

@@ -26,7 +26,7 @@ from fewtags.engine.machine import torch_device
 from fewtags.engine.model import ModelInfo
 from fewtags.engine.places import find_photos
 from fewtags.engine.predict import ScoredTable, matched, predict_maps, score_table
-from fewtags.errors import CheckpointError, ConfigError
+from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.geometry import View
 from fewtags.labels import ClassNames, Label
 from fewtags.metrics.localisation import normalise_map
@@ -34,6 +34,7 @@ from fewtags.metrics.wsol import component_boxes
 from fewtags.nets.spatial import SpatialNet
 from fewtags.review.calibrate import calibrate, expected_unknown
 from fewtags.review.orders import DEFAULT_ORDER, ORDERS, Cells, choose, gain
+from fewtags.shards.places import Url, place
 from fewtags.table.answered import without_answers
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
@@ -215,11 +216,15 @@ def unlabelled(places: Sequence[Path], classes: ClassNames) -> tuple[LabelTable,
     """Return a table of photos about which nothing is known, and messages about skipped files.
 
     Raises:
-        DataError: see `find_photos`.
+        DataError: see `find_photos`; or only some of the places are URLs.
     """
     found, notes = find_photos(places)
     paths = [path.absolute() for path in found]
-    root = Path(os.path.commonpath([path.parent for path in paths]))
+    if len({isinstance(path, Url) for path in paths}) > 1:
+        raise DataError(
+            "photos on a disk and behind a URL have no folder in common; ask about them one after the other."
+        )
+    root = place(os.path.commonpath([path.parent for path in paths]))
     none = np.zeros(0, np.int64)
     table = LabelTable.build(
         [path.relative_to(root).as_posix() for path in paths], classes, image=none, class_=none, state=none, root=root

@@ -47,7 +47,7 @@ class GivenPhotos:
         notes: list[str] = []
         for n, one in enumerate(_items(given), 1):
             if isinstance(one, str | os.PathLike):
-                path = place(one)
+                path = place(os.fspath(one))
                 several = isinstance(path, Url) or path.is_dir() or (not path.exists() and [path] != expand(path))
                 several = several or (is_shard(path.name) and path.is_file())
                 found, skipped = find_photos([path]) if several else ([path], [])

@@ -73,7 +73,7 @@ class Index:
         """Where names begin, their bytes, and the ranks: ten times faster to index than the arrays."""
         _, offsets, letters = self.names.buffers()
         begins = memoryview(offsets).cast("q")[self.names.offset :] if offsets else memoryview(b"")
-        return begins, memoryview(letters or b""), memoryview(np.ascontiguousarray(self.rank))
+        return begins, memoryview(letters or b""), np.ascontiguousarray(self.rank).data
 
 
 def make_index(

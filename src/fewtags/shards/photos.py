@@ -40,7 +40,7 @@ class Status(NamedTuple):
 
 class _Member(NamedTuple):
     shard: str
-    index: Index
+    listed: Index
     n: int
 
 
@@ -62,11 +62,11 @@ def photo_status(path: Path | str) -> Status:
 
 def _status_elsewhere(path: str) -> Status:
     if member := _member(path):
-        size = int(member.index.sizes[member.n])
+        size = int(member.listed.sizes[member.n])
         if not is_url(member.shard):
             found = os.stat(member.shard)  # noqa: PTH116
             return Status(size, found.st_mtime_ns, found.st_ctime_ns, True, False)
-        mark = member.index.signature
+        mark = member.listed.signature
     elif is_url(path):
         size, mark = signature_of(path)
     else:
@@ -86,7 +86,7 @@ def remote_mark(path: Path | str) -> bytes | None:
     if not is_url(text):
         return None
     if member := _member(text):
-        return f"{member.index.signature} {member.index.starts[member.n]} {member.index.sizes[member.n]}".encode()
+        return f"{member.listed.signature} {member.listed.starts[member.n]} {member.listed.sizes[member.n]}".encode()
     return signature_of(text)[1].encode()
 
 
@@ -122,9 +122,9 @@ def _read_elsewhere(path: str) -> bytes:
         if is_shard(path):
             raise DataError(f"{path}: {shard_problem(path)}.")
         return remote.read_whole(path)
-    start, size = int(member.index.starts[member.n]), int(member.index.sizes[member.n])
+    start, size = int(member.listed.starts[member.n]), int(member.listed.sizes[member.n])
     if size < 0:
-        content = read_row(member.shard, member.index, start)
+        content = read_row(member.shard, member.listed, start)
         if content is None:
             raise DataError(f"{path}: its row has no bytes; write the photo into the Parquet file, or remove the row.")
         return content

@@ -55,7 +55,7 @@ def index_tar(file: BinaryIO, shown: str, signature: str) -> Index:
         raise DataError(f"{shown}: is not a tar file ({error}); copy it again, or rename it.") from error
     try:
         for member in archive:
-            archive.members = []  # it would keep an object for each file
+            archive.members = []  # type: ignore[attr-defined]  # it would keep an object for each file
             last = member.name
             name = _name(last)
             if member.isdir():

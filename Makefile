@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test stress browser dist oldest site check lint fix setup clean
+.PHONY: demo test stress browser cluster dist oldest site check lint fix setup clean
 
 demo: setup
 	$(BIN)/fewtags demo
@@ -28,6 +28,10 @@ stress: setup
 browser: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/lock.txt playwright
 	$(BIN)/python -m pytest tests/review/browser.py
+
+# Prediction on a local Ray cluster, and a job of submitit's local executor; Ray gets an environment of its own (350 MB).
+cluster: setup
+	$(BIN)/python scripts/cluster.py
 
 # The wheel, built and used in a new environment; `make dist FULL=--full` also installs its dependencies anew.
 dist: setup

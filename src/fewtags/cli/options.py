@@ -83,6 +83,13 @@ Cpu = Annotated[bool, typer.Option("--cpu", help="Do not use a GPU.")]
 Restart = Annotated[
     bool, typer.Option("--restart", help="Begin again; do not continue a command that was interrupted.")
 ]
+Continue = Annotated[
+    bool,
+    typer.Option(
+        "--continue",
+        help="If the run in --out was interrupted, resume it; the settings must be the same. Else start it.",
+    ),
+]
 Track = Annotated[
     str | None,
     typer.Option(help="Log settings and epochs to tensorboard (in the run folder), wandb, mlflow or trackio."),

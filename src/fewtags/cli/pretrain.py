@@ -8,13 +8,16 @@ from typing import Annotated
 import typer
 
 from fewtags.cli.follow import follow
-from fewtags.cli.options import BatchSize, Cpu, DryRun, Epochs, Rate, Seed, Track
+from fewtags.cli.options import BatchSize, Continue, Cpu, DryRun, Epochs, Rate, Seed, Track, expand_groups
 from fewtags.cli.progress import counting, is_main_process, say
-from fewtags.cli.train import FASTER_CHECK, Set, merged_tree, refuse_missing_inputs
+from fewtags.cli.slurm import SlurmOptions
+from fewtags.cli.train import FASTER_CHECK, Set, merged_tree, refuse_missing_inputs, starts_elsewhere
 from fewtags.objectives.table import DEFAULT_PRETRAIN_METHOD, PRETRAIN_METHODS, method_help
 
 
+@expand_groups
 def pretrain(
+    context: typer.Context,
     data: Annotated[
         str | None,
         typer.Argument(help="Folder of photos; or a label file, whose images are used; or a text file with paths."),
@@ -44,8 +47,11 @@ def pretrain(
     batch_size: BatchSize = None,
     seed: Seed = None,
     track: Track = None,
+    continue_: Continue = False,
     dry_run: DryRun = False,
     cpu: Cpu = False,
+    *,
+    slurm: SlurmOptions,
 ) -> None:
     """Pretrain a backbone on photos without labels.
 
@@ -64,6 +70,7 @@ def pretrain(
     from fewtags.engine.runfolder import PRETRAINING, RunFolder, refuse_used_folder
     from fewtags.engine.tracking import check_tracker
 
+    slurm.check()
     if track is not None:
         check_tracker(track)
 
@@ -84,11 +91,14 @@ def pretrain(
     if (sections := check_sections(PretrainConfig, tree, where)) is not None:
         given = sections.data
         refuse_missing_inputs([given.train], [] if given.images is None else [given.images])
-    if is_main_process() and not dry_run:
+    folder = RunFolder(out, PRETRAINING)
+    if is_main_process() and not (dry_run or continue_ or slurm.slurm):
         refuse_used_folder(out)
     from fewtags.engine.methods import read_pretrain_settings
 
     settings = read_pretrain_settings(tree, where)
+    if starts_elsewhere(folder, settings, slurm, context):
+        return
     from fewtags.engine.machine import processes
     from fewtags.engine.pretrain_plan import make_pretrain_plan
     from fewtags.engine.pretrain_run import PretrainRun
@@ -99,4 +109,4 @@ def pretrain(
     if dry_run:
         say("dry run: nothing was written.")
         return
-    follow(RunFolder(out, PRETRAINING), lambda _: PretrainRun(plan, out, cpu=cpu).start(), cpu, track)
+    follow(folder, lambda _: PretrainRun(plan, out, cpu=cpu).start(), cpu, track)

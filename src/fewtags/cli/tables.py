@@ -26,7 +26,7 @@ from fewtags.cli.chunks import Chunk, Chunks, describe_job
 from fewtags.cli.progress import counting, say
 from fewtags.engine.model import ModelInfo
 from fewtags.engine.onnx_net import Predictor
-from fewtags.engine.predict import Prediction, decide, predict_photos
+from fewtags.engine.predict import Engine, Prediction, decide, predict_photos
 from fewtags.errors import ConfigError
 from fewtags.nets.zero_shot import ZeroShotNet
 from fewtags.shards.places import place
@@ -285,14 +285,16 @@ class PredictOptions:
     Attributes:
         device: of the net.
         batch_size: photos per batch.
-        workers: processes that decode photos; 0: none.
+        workers: processes of the local engine that decode photos; 0: none.
         restart: drop what a command did that was interrupted.
+        engine: computes the predictions; None: this process.
     """
 
     device: torch.device
     batch_size: int
     workers: int
     restart: bool = False
+    engine: Engine | None = None
 
 
 def write_predictions(
@@ -303,8 +305,16 @@ def write_predictions(
     options: PredictOptions,
     task: str,
 ) -> int:
-    """Predict photos, show the progress under the name `task`, and return the number of photos that cannot be read."""
+    """Predict photos, show the progress under the name `task`, and return the number of photos that cannot be read.
+
+    What an interrupted command did counts for every engine, because all engines give the same numbers.
+    """
     size, job = options.batch_size, {}
+
+    def local(paths: Sequence[Path]) -> Iterator[Prediction]:
+        return predict_photos(net, info, paths, options.device, batch_size=size, workers=options.workers)
+
+    engine = options.engine or local
     if writer.out is not None:
         settings = {**writer.settings, "batch": size, "device": options.device.type}
         job = describe_job(net, info, paths, settings)
@@ -312,8 +322,7 @@ def write_predictions(
         if writer.photos:
             say(f"continuing after {writer.photos:,} of {counted(len(paths), 'photo')}")
         rest = paths[writer.photos :]
-        found = predict_photos(net, info, rest, options.device, batch_size=size, workers=options.workers)
-        for done, one in enumerate(found, 1):
+        for done, one in enumerate(engine(rest), 1):
             writer.add(one)
             tick(done, len(rest))
     say(*writer.notes())

@@ -12,6 +12,7 @@ from fewtags.cli.follow import finish, follow, is_pretraining
 from fewtags.cli.options import (
     BatchSize,
     Complete,
+    Continue,
     Covers,
     Cpu,
     DryRun,
@@ -23,17 +24,22 @@ from fewtags.cli.options import (
     TestImages,
     Track,
     ValImages,
+    expand_groups,
     plain_paths,
     without_none,
 )
 from fewtags.cli.progress import counting, is_main_process, say
+from fewtags.cli.slurm import Job, SlurmOptions, command_words, submit
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats import check_path, list_formats
 from fewtags.objectives.table import DEFAULT_METHOD, METHODS, method_help
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from fewtags.config.sections import Config
     from fewtags.engine.events import Event
+    from fewtags.engine.runfolder import RunFolder
     from fewtags.photos.scan import Tick
 
 SET_HELP = "Any setting of `fewtags config`, for example train.lr=1e-4. May be repeated."
@@ -49,7 +55,9 @@ def preset_names() -> list[str]:
     return [*PRESETS]
 
 
+@expand_groups
 def train(
+    context: typer.Context,
     data: Annotated[list[str] | None, typer.Argument(help=f"Labels: {list_formats('title')}; one or several.")] = None,
     images: ManyImages = None,
     val: Annotated[
@@ -107,8 +115,11 @@ def train(
     covers: Covers = None,
     seed: Seed = None,
     track: Track = None,
+    continue_: Continue = False,
     dry_run: DryRun = False,
     cpu: Cpu = False,
+    *,
+    slurm: SlurmOptions,
 ) -> None:
     """Train a model with the labels you have.
 
@@ -126,6 +137,7 @@ def train(
       fewtags train tags.csv --images photos/ --teacher scores.parquet --method em
       fewtags train tags.csv --images photos/ --init runs/pretrained --preset finetune
       fewtags train photos/ --answers runs/first --out runs/second
+      fewtags train photos/ --slurm --partition gpu --nodes 2 --gpus 4 --time 8:00:00
     """  # noqa: D301
     flags = {
         "data.train": plain_paths(data),
@@ -151,9 +163,10 @@ def train(
     from fewtags.engine.runfolder import TRAINING, RunFolder, refuse_used_folder
     from fewtags.engine.tracking import check_tracker
 
+    slurm.check()
     if track is not None:
         check_tracker(track)
-    if is_main_process() and not dry_run:
+    if is_main_process() and not (dry_run or continue_ or slurm.slurm):
         refuse_used_folder(out)
     settings = read_settings(config, flags, set_ or [], init=init)
     from fewtags.engine.clock import Clock
@@ -162,6 +175,9 @@ def train(
     from fewtags.engine.train_run import TrainRun
 
     settings, clock = with_last_steps(settings), Clock()
+    folder = RunFolder(out, TRAINING)
+    if starts_elsewhere(folder, settings, slurm, context):
+        return
     with counting("checking photos", faster=FASTER_CHECK if settings.data.decode else "") as tick:
         plan = make_plan(settings, out=out, cpu=cpu, progress=tick)
     clock.lap("reading and checking")
@@ -173,7 +189,7 @@ def train(
     def begin(tick: Tick) -> Iterator[Event]:
         return TrainRun(plan, out, cpu=cpu, tick=tick, clock=clock).start()
 
-    follow(RunFolder(out, TRAINING), begin, cpu, track)
+    follow(folder, begin, cpu, track)
 
 
 def resume(
@@ -209,6 +225,30 @@ def resume(
         return events
 
     follow(folder, begin, cpu, track)
+
+
+def starts_elsewhere(folder: RunFolder, settings: BaseModel, slurm: SlurmOptions, context: typer.Context) -> bool:
+    """Submit the command with --slurm, or with --continue resume its run; return False if the run starts here.
+
+    A run that is complete stays as it is.
+    """
+    from fewtags.engine.continuing import can_continue
+    from fewtags.engine.runfolder import REPORT_FILE
+
+    dry_run, track, cpu = (context.params[name] for name in ("dry_run", "track", "cpu"))
+    if not slurm.slurm and (dry_run or not context.params["continue_"]):
+        return False
+    going_on = can_continue(folder, settings, elsewhere=slurm.slurm)
+    if folder.is_finished and (folder.path / REPORT_FILE).exists():
+        say(f"{folder.path} is finished; there is nothing to do.")
+        return True
+    if slurm.slurm:
+        job = Job(command_words(context), str(Path.cwd()), slurm.requeues != 0)
+        submit(job, slurm, folder.path, cpu=cpu, dry_run=dry_run)
+        return True
+    if going_on:
+        resume(folder.path, track, cpu)
+    return going_on
 
 
 def read_settings(

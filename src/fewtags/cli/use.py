@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 Model = Annotated[Path, typer.Argument(help="Run folder, its model.safetensors, or an ONNX file of `fewtags export`.")]
 
+ENGINES = ("local", "ray")
+"""What computes predictions: this process, or a Ray cluster."""
 ALL_IMAGES = "all"
 """What --split takes for the images of every split."""
 MANY_PHOTOS = 2_000
@@ -180,6 +183,25 @@ def predict(
             "get an apostrophe, and control characters become escapes.",
         ),
     ] = False,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="local (this process) or ray: a Ray cluster, that of RAY_ADDRESS or of this machine; without one, Ray "
+            "starts on this machine.",
+            autocompletion=lambda: [*ENGINES],
+        ),
+    ] = ENGINES[0],
+    actors: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --engine ray: number of copies of the model; default: one for each GPU, or else for each CPU.",
+        ),
+    ] = None,
+    actor_cpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --engine ray: CPUs of each copy; default: an equal share with GPUs, else 1."),
+    ] = None,
     restart: Restart = False,
     cpu: Cpu = False,
 ) -> None:
@@ -190,6 +212,9 @@ def predict(
 
     With --out, a command that was interrupted or killed can be repeated: it continues after the photos that are done.
 
+    With --engine ray, the machines of a cluster share the photos, which they need under the same paths. The numbers are
+    those of one process with OMP_NUM_THREADS=1 (or as many threads as --actor-cpus).
+
     \b
     Examples:
       fewtags predict runs/first photos/ --out tags.csv
@@ -197,11 +222,17 @@ def predict(
       fewtags predict runs/first 'shards/photos-{000..009}.tar' --out tags.csv
       fewtags predict runs/first a.jpg b.jpg --threshold 0.5 --threshold cat=0.3 --max-tags 5
       fewtags predict runs/first photos/ --precision 0.9
+      fewtags predict runs/first photos/ --engine ray --out tags.parquet
     """  # noqa: D301
     from fewtags.engine.places import find_photos, refuse_missing_model
 
     if restart and out is None:
         raise ConfigError("--restart is for --out: tables on stdout cannot be continued; remove it, or give --out.")
+    on_ray = check_choice("--engine", engine, ENGINES) == "ray"
+    if not on_ray and (actors or actor_cpus):
+        raise ConfigError(f"{'--actors' if actors else '--actor-cpus'} is for --engine ray; give --engine ray as well.")
+    if on_ray and workers:
+        raise ConfigError("--workers is for --engine local; with --engine ray, give --actors or --actor-cpus.")
     refuse_missing_model(model)
     if out is not None and out.suffix:  # the writer refuses other endings and none
         refuse_file(out)
@@ -219,10 +250,20 @@ def predict(
     say(*notes)
     if info.untagged and not wide:
         say(f"warning: {info.untagged}")
-    if isinstance(net, SpatialNet) and len(paths) >= MANY_PHOTOS and torch_device(cpu).type == "cpu":
+    if isinstance(net, SpatialNet) and not on_ray and len(paths) >= MANY_PHOTOS and torch_device(cpu).type == "cpu":
         say("note: on a CPU, an ONNX file is faster: fewtags export RUN --to onnx, then predict with the file")
-    options = PredictOptions(torch_device(cpu), batch_size, workers, restart)
-    failed = write_predictions(net, info, paths, writer, options, "tagging photos")
+    with ExitStack() as stack:
+        if on_ray:
+            from fewtags.engine.ray_predict import RayEngine, choose_actors, ray_cluster
+
+            ray = stack.enter_context(ray_cluster())
+            pool = choose_actors(ray, actors, actor_cpus, cpu=cpu)
+            say(str(pool))
+            far = RayEngine(ray=ray, model=model, info=info, actors=pool, batch_size=batch_size)
+            options = PredictOptions(pool.device, batch_size, workers, restart, far)
+        else:
+            options = PredictOptions(torch_device(cpu), batch_size, workers, restart)
+        failed = write_predictions(net, info, paths, writer, options, "tagging photos")
     if out is not None:
         echo(out)
     _exit_if_unreadable(failed, len(paths))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +49,17 @@ class Prediction:
     error: str = ""
 
 
+class Engine(Protocol):
+    """What computes predictions: this process, or machines elsewhere.
+
+    An engine yields one prediction for each photo, in order. The photos begin a batch, and the batches are those of one
+    process, so that all engines give the same numbers.
+    """
+
+    def __call__(self, paths: Sequence[Path], /) -> Iterator[Prediction]:
+        """Yield the prediction for every photo, in order; an unreadable photo yields its error."""
+
+
 @final
 class _Files(Dataset[Sample | str]):
     """Photos by index, through the test view; an unreadable photo is the text of its error."""
@@ -80,9 +91,13 @@ def predict_photos(
     *,
     batch_size: int = 16,
     workers: int = 0,
+    threads: int | None = None,
 ) -> Iterator[Prediction]:
-    """Yield the prediction for every photo, in order; an unreadable photo yields its error."""
-    found = _logits(net, info, paths, device, batch_size, workers)
+    """Yield the prediction for every photo, in order; an unreadable photo yields its error.
+
+    Photos are decoded by `workers` processes, or without these by `threads` threads; default: one for each core.
+    """
+    found = _logits(net, info, paths, device, batch_size, workers, threads)
     for path, logits in zip(paths, found, strict=True):
         yield Prediction(path, None, logits) if isinstance(logits, str) else Prediction(path, sigmoid(logits))
 
@@ -94,10 +109,11 @@ def _logits(
     device: torch.device,
     batch_size: int,
     workers: int,
+    threads: int | None = None,
 ) -> Iterator[Logits | str]:
     """Yield float32 [C] for every photo, in order, or the error of reading it."""
     net.to(device).eval()
-    for samples, images in _read(net, info, paths, device, batch_size, workers):
+    for samples, images in _read(net, info, paths, device, batch_size, workers, threads):
         rows: Iterator[Logits] = iter(())
         if images is not None:
             with torch.inference_mode():
@@ -112,6 +128,7 @@ def _read(
     device: torch.device,
     batch_size: int,
     workers: int,
+    threads: int | None = None,
 ) -> Iterator[tuple[list[Sample | str], torch.Tensor | None]]:
     """Yield batches: a sample or error for each photo, in order, and a tensor of the readable ones if there are any."""
     prepare_process()
@@ -121,7 +138,7 @@ def _read(
         loader: Iterable[list[Sample | str]] = WorkerLoader(files, batches, list, Workers(workers))
     else:
         # An image in memory may be decoded when it is first used, and may be given twice: not for several threads.
-        loader = read_ahead(files.__getitem__, batches, 1 if files.images else cores())
+        loader = read_ahead(files.__getitem__, batches, 1 if files.images else threads or cores())
     for samples in loader:
         crops = [sample.pixels for sample in samples if isinstance(sample, Sample)]
         if not crops:

@@ -169,7 +169,7 @@ class RunFolder:
                     yield from train(False)
                 finally:
                     if accelerator.is_main_process and not self.has_begun:
-                        self._remove_record()
+                        self.remove_record()
         finally:
             if accelerator.is_main_process and not existed and self.path.exists() and not any(self.path.iterdir()):
                 self.path.rmdir()
@@ -211,7 +211,7 @@ class RunFolder:
                 raise problem[0]
             yield
 
-    def _remove_record(self) -> None:
+    def remove_record(self) -> None:
         """Remove the files of a run that never began."""
         for name in RECORD_FILES:
             path = self.path / name

@@ -11,7 +11,8 @@ of `fewtags plan` (1 s). Strengths of regularisation are chosen on the complete 
 
 The gap is that between EN without answers and the same head on full labels. Every line of the file is one set, order,
 share of wrong answers and seed, with validation and test mAP after every round. A line that is there is not done again.
-Answered cells have the weight that `fewtags train` gives them (`answer_weight`), unless `--answer-weight` is given.
+Answered cells have the default weight of `answer_weight`. With `--search`, the weight is chosen on validation, as in
+`fewtags train --answers`; `--answer-weight` gives other weights.
 `--choose` runs label seeds 10 to 12, whose validation mAP chooses the default order; the table has seeds 0 to 4.
 """
 
@@ -32,7 +33,9 @@ from torch import Tensor
 
 from fewtags.budget.costs import CostModel
 from fewtags.budget.simulate import single_positive
-from fewtags.engine.solve import ChannelStatistics, HeadSolver
+from fewtags.config.presets import ANSWER_WEIGHTS
+from fewtags.config.sections import solutions
+from fewtags.engine.solve import ChannelStatistics, HeadSolver, Trial, next_trial
 from fewtags.labels import Label
 from fewtags.losses.partial import cross_entropy
 from fewtags.metrics.ranking import ranking_report
@@ -126,19 +129,22 @@ class Trainer:
     def fit(self, labels: Labels, verified: NDArray[np.bool_], *, complete: bool = False) -> dict[str, float]:
         """Solve the head for several strengths; keep the best on validation, and return its mAP.
 
-        The first time all strengths are tried, then the best and the next weaker one, for every weight of answers.
+        The first time all strengths are tried, then the best and the next weaker one, for every weight of answers, in
+        the order of the search of `fewtags train --answers` (`next_trial`).
         With `complete`, unknown cells are left out and nothing is assumed.
         """
         known, x = torch.from_numpy(labels), self.photos.x["train"]
         n, c = known.shape
         first = self.scores is None
         low = min(self.best, len(VARIANCES) - 2)
-        strengths = range(len(VARIANCES)) if first else range(low, low + 2)
-        tried = [(which, weight) for weight in self.answer_weights[: 1 if first else None] for which in strengths]
+        strengths = VARIANCES if first else VARIANCES[low : low + 2]
+        weights = self.answer_weights[: 1 if first else None]
         scores = (known == Label.POSITIVE).float() if self.scores is None else self.scores
         checked = torch.from_numpy(verified) & (known != Label.UNKNOWN)
-        found: list[tuple[float, int, dict[str, Tensor], Tensor, float]] = []
-        for number, (which, weight) in enumerate(tried):
+        found: list[tuple[float, Trial, dict[str, Tensor], Tensor]] = []
+        for number in range(solutions(len(strengths), len(weights))):
+            trial = next_trial(strengths, weights, [value for value, *_ in found])
+            weight = trial.answer_weight
             expected = known == Label.POSITIVE
             if not complete and (number or not first):
                 counts = torch.minimum(self.counts, n - (known == Label.NEGATIVE).sum(0))
@@ -155,14 +161,15 @@ class Trainer:
                 value.backward()
                 return value.detach()
 
-            self.solver.minimise(loss, VARIANCES[which] * self.photos.scale, n)
+            self.solver.minimise(loss, trial.variance * self.photos.scale, n)
             logits = self.logits("train")
             scores = MOMENTUM * scores + (1 - MOMENTUM) * logits.sigmoid()
             state = {name: value.clone() for name, value in self.head.state_dict().items()}
-            found.append((self.mean_ap("val"), which, state, scores, weight))
-        val, self.best, state, self.scores, weight = max(found, key=lambda one: one[0])
+            found.append((self.mean_ap("val"), trial, state, scores))
+        val, trial, state, self.scores = max(found, key=lambda one: one[0])
+        self.best = VARIANCES.index(trial.variance)
         self.head.load_state_dict(state)
-        chosen = {} if first or len(self.answer_weights) == 1 else {"weight": weight}
+        chosen = {} if first or len(self.answer_weights) == 1 else {"weight": trial.answer_weight}
         return {"val": val, "test": self.mean_ap("test"), "variance": VARIANCES[self.best], **chosen}
 
     @torch.no_grad()
@@ -328,12 +335,14 @@ def main() -> None:
         default=[ANSWER_WEIGHT],
         help="of answered cells in the loss; of several, validation chooses after every round",
     )
+    parser.add_argument("--search", action="store_true", help="the weights that `train` chooses from")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--choose", action="store_true", help="seeds 10 to 12 and validation mAP")
     parser.add_argument("--table", action="store_true", help="print what is there, and do nothing")
     parser.add_argument("--data", type=Path, default=REPOSITORY / DATA, help=f"folder of the photos (default {DATA})")
     parser.add_argument("--cache", type=Path, default=REPOSITORY / CACHE, help=f"for what is made (default {CACHE})")
     options = parser.parse_args()
+    weights: Sequence[float] = ANSWER_WEIGHTS if options.search else options.answer_weight
     records = read_lines(options.out)
     if options.table:
         print("\n".join(report(records, "val" if options.choose else "test")))
@@ -343,14 +352,14 @@ def main() -> None:
     photos: dict[str, Photos] = {}
     seeds = CHOICE_SEEDS if options.choose else options.seeds
     for name, order, wrong, seed in jobs(options.sets, options.orders, options.wrong, seeds):
-        weighted = order != FULL and options.answer_weight != [ANSWER_WEIGHT]
-        label = f"{order}, weight {' or '.join(f'{w:g}' for w in options.answer_weight)}" if weighted else order
+        weighted = order != FULL and [*weights] != [ANSWER_WEIGHT]
+        label = f"{order}, weight {' or '.join(f'{w:g}' for w in sorted(weights))}" if weighted else order
         if (name, label, wrong, seed) in done:
             continue
         if name not in photos:
             photos[name] = open_photos(load(name, options.data, options.cache), options.cache)
         own = photos[name]
-        found = bounds(own, seed) if order == FULL else run(own, order, wrong, seed, options.answer_weight)
+        found = bounds(own, seed) if order == FULL else run(own, order, wrong, seed, weights)
         line = {"set": name, "order": label, "wrong": wrong, "seed": seed, **found}
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

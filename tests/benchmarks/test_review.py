@@ -77,6 +77,23 @@ def test_all_answers_are_full_labels(lines):
         assert ends["balanced", 0.05][-1] < ends["balanced", 0.0][-1]
 
 
+def test_the_weight_is_searched_as_train_does(photos, monkeypatch):
+    """Both strengths with the first weight, then the pair with each other weight; before any answer, no weight."""
+    seen, search = [], review.next_trial
+
+    def spy(strengths, weights, values):
+        seen.append(search(strengths, weights, values))
+        return seen[-1]
+
+    monkeypatch.setattr(review, "next_trial", spy)
+    monkeypatch.setattr(review, "ROUNDS", (0.2,))
+    found = review.run(photos, "random", 0.0, 0, review.ANSWER_WEIGHTS)
+    assert [t.variance for t in seen[:4]] == [*review.VARIANCES]
+    assert [t.answer_weight for t in seen] == [4, 4, 4, 4, 4, 4, 1, 1, 16, 16]
+    assert "weight" not in found["rounds"][0]
+    assert found["rounds"][1]["weight"] in review.ANSWER_WEIGHTS
+
+
 def test_table(lines):
     text = "\n".join(review.report(lines, "test"))
     assert "| random |" in text

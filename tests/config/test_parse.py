@@ -118,6 +118,11 @@ KNOWN = ", ".join(sorted(METHODS))
          "train.stages.0: stage 'solve' has logit_variances, which need trainable = \"head\""),
         (BARE | {"train": {"stages": [SOLVE | {"epochs": 3}]}},
          "train.stages.0: stage 'solve' has 3 epochs and 2 logit_variances; leave epochs out"),
+        (BARE | {"train": {"stages": [SOLVE | {"epochs": 3, "answer_weights": [1, 4]}]}},
+         "train.stages.0: stage 'solve' has 3 epochs and 2 logit_variances and 2 answer_weights; leave epochs out"),
+        (BARE | {"train": {"stages": [STAGE | {"answer_weights": [1, 4]}]}},
+         "train.stages.0: stage 'main' has answer_weights without logit_variances; only a head that is solved can try "
+         "several. Set objective.answer_weight instead"),
         (BARE | {"train": {"stages": [SOLVE | {"logit_variances": [1, 0]}]}},
          "train.stages.0.logit_variances.1 = 0: input should be greater than 0"),
         (BARE | {"train": {"stages": [STAGE | {"trainable": "heads"}]}},

@@ -339,6 +339,44 @@ def test_settings_that_contradict_each_other(changes, message):
     assert str(error.value) == message
 
 
+# --- answers
+
+ANSWERED = LAPTOP.model_copy(update={"answers": True, "open_answer_weight": True})
+
+
+def test_a_solved_head_chooses_the_weight_of_answers():
+    (stage,) = resolve(read(), ANSWERED).stages
+    assert (stage.answer_weights, stage.epochs) == ((4, 1, 16), 10)
+    for facts in (
+        LAPTOP,
+        ANSWERED.model_copy(update={"answers": False}),
+        ANSWERED.model_copy(update={"open_answer_weight": False}),
+    ):
+        (stage,) = resolve(read(), facts).stages
+        assert (stage.answer_weights, stage.epochs) == ((), 6)
+    finetune = resolve(read(train__preset="finetune"), ANSWERED)  # solves the head in the warm-up only
+    assert not any(stage.answer_weights for stage in finetune.stages)
+    one = {"name": "solve", "logit_variances": [1.0], "trainable": "head"}
+    (stage,) = resolve(read(train__stages=[one], train__select="last"), ANSWERED).stages
+    assert stage.answer_weights == ()
+
+
+def test_weights_of_answers_that_cannot_be_tried():
+    solve = {"name": "solve", "logit_variances": [0.1, 1.0], "answer_weights": [1, 2, 3], "trainable": "head"}
+    (stage,) = resolve(read(train__stages=[solve]), ANSWERED).stages
+    assert (stage.answer_weights, stage.epochs) == ((1, 2, 3), 6)
+    steps = STAGE | {"trainable": "head"}
+    for facts, stages, why in (
+        (ANSWERED.model_copy(update={"answers": False}), [solve], "no training label is an answer (answers='RUN')"),
+        (ANSWERED.model_copy(update={"open_answer_weight": False}), [solve],
+         "the method does not weigh answers, or objective.answer_weight fixes their weight"),
+        (ANSWERED, [solve, steps], "only the last stage can choose the weight"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError) as error:
+            resolve(read(train__stages=stages), facts)
+        assert str(error.value) == f"stage 'solve' has answer_weights, but {why}; leave them out."
+
+
 def test_the_pools_are_those_of_the_nets():
     """Written out twice, because nets and configuration do not know each other."""
     for model in (ModelConfig, Resolved):

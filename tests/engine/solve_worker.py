@@ -24,14 +24,18 @@ SAMPLES, CLASSES, DIM = 23, 3, 6  # 12 of one process, 11 of the other
 STAGES = (StageConfig(name="solve", epochs=3, logit_variances=(0.1, 1.0, 10.0), trainable="head"),)
 
 
-def make_fit(out, shard, objective=None, *, stages=STAGES, val_unknown=False, **options):
+def make_fit(out, shard, objective=None, *, stages=STAGES, val_unknown=False, val_empty=False, **options):
+    """The first three photos are answered; answers count only in stages with `answer_weights`."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(SAMPLES, DIM)) + 2.0
     truth = (x - 2.0) @ rng.normal(size=(DIM, CLASSES)) + 0.3 * rng.normal(size=(SAMPLES, CLASSES)) > 0
     dense = np.where(truth & (rng.random(truth.shape) < 0.6), Label.POSITIVE, Label.UNKNOWN).astype(np.int8)
+    answers = np.zeros_like(dense)
+    if stages[-1].answer_weights:
+        answers[:3] = dense[:3] = np.where(truth[:3], Label.POSITIVE, Label.NEGATIVE)
     labels = LabelMatrix.from_dense(dense)
     other = Label.UNKNOWN if val_unknown else Label.NEGATIVE
-    judged = np.where(truth, Label.POSITIVE, other).astype(np.int8)
+    judged = np.where(truth & (not val_empty), Label.POSITIVE, other).astype(np.int8)
     own = torch.from_numpy(x).float()[shard.owned(SAMPLES)][None, :, :, None, None]
     identity = torch.eye(2, 3).expand(1, own.shape[1], 2, 3)
     sampler = EpochSampler(SAMPLES, 6, 0, shard.rank, shard.world)
@@ -47,6 +51,7 @@ def make_fit(out, shard, objective=None, *, stages=STAGES, val_unknown=False, **
         seed=0,
         shard=shard,
         device=device,
+        answered=LabelMatrix.from_dense(answers),
     )
     inputs = torch.from_numpy(x).float()[:, :, None, None]
 

@@ -11,9 +11,9 @@ from two_processes import both, load
 
 from fewtags.config.sections import StageConfig
 from fewtags.engine.distributed import make_accelerator
-from fewtags.engine.events import EpochEnded, Saved, StepEnded
+from fewtags.engine.events import Ended, EpochEnded, Saved, StepEnded
 from fewtags.engine.fit import Fit
-from fewtags.engine.solve import ChannelStatistics, HeadSolver, channel_statistics
+from fewtags.engine.solve import ChannelStatistics, HeadSolver, Trial, channel_statistics, next_trial
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.labels import Label
 from fewtags.losses.partial import assume_negative
@@ -114,6 +114,55 @@ def test_statistics_by_hand():
     found = channel_statistics(x, 2)
     assert found.mean.tolist() == [4.0, 1.0]
     np.testing.assert_allclose(found.std, [5**0.5, 1e-6 + 1e-4], rtol=1e-6)
+
+
+# --- weights of answers
+
+
+def trials(variances, weights, values):
+    return [next_trial(variances, weights, values[:n]) for n in range(len(values))]
+
+
+def test_the_order_of_a_search():
+    """The best of .1, 1, 10 with weight 4 is 1; with weight 1 then 10 is the best so far, so the pair is 1 and 10."""
+    values = [0.2, 0.5, 0.4, 0.3, 0.6, 0.1, 0.1]
+    found = [(t.variance, t.answer_weight) for t in trials([0.1, 1.0, 10.0], [4.0, 1.0, 16.0], values)]
+    assert found == [(0.1, 4), (1, 4), (10, 4), (1, 1), (10, 1), (1, 16), (10, 16)]
+    # Without a number nothing is better than the first.
+    found = [(t.variance, t.answer_weight) for t in trials([0.1, 1.0], [4.0, 1.0], [float("nan")] * 4)]
+    assert found == [(0.1, 4), (1, 4), (0.1, 1), (1, 1)]
+    assert trials([3.0], [4.0, 1.0], [0.1, 0.1]) == [Trial(3.0, 4.0), Trial(3.0, 1.0)]
+    assert trials([3.0, 1.0], [], [0.1, 0.1]) == [Trial(3.0), Trial(1.0)]
+
+
+SEARCH = (
+    StageConfig.model_validate(
+        {"name": "solve", "logit_variances": (0.1, 1.0, 10.0), "answer_weights": (4.0, 1.0), "trainable": "head"}
+    ),
+)
+
+
+def test_weights_of_answers_are_tried_with_the_best_variance(worker, tmp_path):
+    """A larger weight makes the loss larger; an interrupted search goes on with the same trials, to the same bits."""
+    whole = make_fit(worker, tmp_path / "whole", stages=SEARCH)
+    records = [event.record for event in take(whole) if isinstance(event, EpochEnded)]
+    best = max(records[:3], key=lambda record: record["val/mAP"])["logit_variance"]
+    pair = [1.0, 10.0] if best > 0.1 else [0.1, 1.0]
+    assert [(r["logit_variance"], r["answer_weight"]) for r in records] == [
+        (0.1, 4), (1, 4), (10, 4), (pair[0], 1), (pair[1], 1)
+    ]  # fmt: skip
+    at = {(r["logit_variance"], r["answer_weight"]): r["train/loss"] for r in records}
+    assert at[pair[1], 1] < at[pair[1], 4]
+    take(make_fit(worker, tmp_path / "cut", stages=SEARCH), 4)
+    fit = make_fit(worker, tmp_path / "cut", stages=SEARCH)
+    take(fit, resume=True)
+    assert_same_solution(fit, tmp_path / "cut", whole, tmp_path / "whole")
+
+
+def test_no_weight_is_tried_if_validation_cannot_compare(worker):
+    events = take(make_fit(worker, None, stages=SEARCH, val_unknown=True, val_empty=True))
+    assert sum(isinstance(event, EpochEnded) for event in events) == 3
+    assert events[-1] == Ended(3, None, None)
 
 
 def make_fit(worker, out, objective=None, **options):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from importlib.metadata import version
 from types import SimpleNamespace
 
@@ -27,6 +28,7 @@ from fewtags.engine.train_record import write_record
 from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.labels import ClassNames, Label
+from fewtags.table.answered import with_answers
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
 
@@ -375,6 +377,38 @@ def test_a_run_that_solves_the_head_and_then_trains_all_resumes_to_the_same_bits
         take(open_run(out, cpu=True).resume(), stop)
     for name in ("model.safetensors", "evaluation/val.npy", "evaluation/test.npy"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_the_weight_of_answers_is_chosen_on_validation(scenes, tables, make_config, tmp_path):
+    """It is resolved, recorded of every epoch, shown with the model, and the same after an interruption."""
+    truth = scenes.train_truth.matrix.dense()[:4]
+    image, class_ = np.indices(truth.shape).reshape(2, -1)
+    answers = LabelTable.build(
+        scenes.train.images[:4], scenes.train.classes, image=image, class_=class_, state=truth.ravel(),
+        root=tables.train.root, source="answers of first",
+    )  # fmt: skip
+    splits = with_answers(tables.splits(), [answers])
+    own = replace(tables, train=splits["train"])
+    solve = {"name": "solve", "logit_variances": [0.3, 3.0], "trainable": "head"}
+    config = make_config(objective={"name": "expected_negative"}, train__stages=[solve], train__cached_views=None)
+    plan = make_plan(config, tables=own, cpu=True)
+    assert "stage solve: then answers with the weights 4, 1, 16; the best on validation counts" in [*plan.lines()]
+    train(config, own, tmp_path / "whole")
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["answer_weight"] for line in lines] == [4, 4, 1, 1, 16, 16]
+    best = max(lines, key=lambda line: line["val/mAP"])
+    model = "model.safetensors"
+    expected = f"logit variance {best['logit_variance']:g} and answer weight {best['answer_weight']:g}, the best by"
+    assert read_info(tmp_path / "whole" / model).selection.startswith(expected)
+    train(config, own, tmp_path / "cut", stop=4)
+    take(open_run(tmp_path / "cut", cpu=True).resume())
+    assert (tmp_path / "cut" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
+    fixed = make_config(
+        objective={"name": "expected_negative", "answer_weight": 2.0},
+        train__stages=[solve],
+        train__cached_views=None,
+    )
+    assert make_plan(fixed, tables=own, cpu=True).resolved.stages[0].answer_weights == ()
 
 
 def test_a_head_of_three_by_three_is_solved(tables, make_config, tmp_path):

@@ -1,6 +1,7 @@
 """The page in Chromium, driven through Playwright: `make browser`. Not part of `make test`.
 
-CHROMIUM names the browser; default: /usr/bin/chromium. Screenshots go to the folder SCREENSHOTS, if it is set.
+CHROMIUM names the browser; default: /usr/bin/chromium. Screenshots go to the folder SCREENSHOTS, if it is set. AXE
+names the file axe.min.js of the npm package axe-core; without it accessibility is not checked.
 """
 
 import os
@@ -188,6 +189,60 @@ def test_a_click_is_a_point_and_a_drag_is_a_box(visit, run):
     until(page, "document.querySelectorAll('#marks .box').length === 0")
 
 
+def test_points_and_boxes_by_keyboard(visit, run):
+    """The cursor starts in the middle of the evidence; arrows move it by 1 %, with Shift by 10 %."""
+    page = visit()
+    asked = question(page)
+    said = lambda: page.inner_text("#cursor-text")  # noqa: E731
+    page.keyboard.press("m")
+    assert page.evaluate("document.activeElement.id") == "stage"
+    assert page.get_attribute("#stage", "role") == "application"
+    assert "Arrows move it" in said()
+    for key in ["Shift+ArrowLeft"] * 10 + ["Shift+ArrowUp"] * 10:
+        page.keyboard.press(key)
+    assert said() == "0 % across, 0 % down"
+    for key in ["Shift+ArrowRight"] * 2 + ["ArrowRight"] * 5 + ["Shift+ArrowDown"] * 5:
+        page.keyboard.press(key)
+    page.keyboard.press("Enter")
+    assert said().startswith("Point set at 25 % across, 50 % down")
+    page.keyboard.press("b")
+    page.keyboard.press("Shift+ArrowRight")
+    page.keyboard.press("Enter")
+    assert "no area yet" in said()
+    page.keyboard.press("Shift+ArrowUp")
+    assert page.is_visible("#cursor-box")
+    page.keyboard.press("Enter")
+    assert said().startswith("Box set from 25 % across, 50 % down to 35 % across, 40 % down")
+    saved(page, 2)
+    assert (page.locator("#marks .point").count(), page.locator("#marks .box").count()) == (1, 1)
+    (table,) = read_answers(run)
+    expected = [[0.25, 0.5, 0.25, 0.5], [0.25, 0.4, 0.35, 0.5]]
+    for found, wanted in zip(table.locations.boxes.tolist(), expected, strict=True):
+        assert found == pytest.approx(wanted, abs=1e-4)
+    page.keyboard.press("b")
+    page.keyboard.press("Escape")  # no box, then no cursor; the question stays
+    assert said().startswith("No box.")
+    page.keyboard.press("Escape")
+    assert (said(), page.is_visible("#cursor"), question(page)) == ("", False, asked)
+    for _ in range(8):
+        page.keyboard.press("+")
+    page.keyboard.press("m")
+    for _ in range(30):
+        page.keyboard.press("Shift+ArrowRight")
+    edges = "(id) => { const box = document.getElementById(id).getBoundingClientRect(); return [box.left, box.right]; }"
+    (left, right), (start, end) = page.evaluate(edges, "stage"), page.evaluate(edges, "cursor")
+    assert left < start <= end < right
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.keyboard.press("b")
+        page.keyboard.press("Shift+ArrowDown")
+        page.keyboard.press("Shift+ArrowLeft")
+        page.screenshot(path=Path(folder) / "cursor.png")
+    page.keyboard.press("Escape")
+    page.keyboard.press("f")  # the next photo has no cursor
+    assert not page.is_visible("#cursor")
+    assert question(page) != asked
+
+
 def test_a_wall(visit, run, review):
     page = visit(f"/wall?class={review.info.class_ids[0]}")
     cells = page.locator(".cell")
@@ -329,8 +384,7 @@ def test_search_of_a_thousand_classes(visit, review):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("device", ["desktop", "phone"])
 def test_nothing_is_cut_off(visit, review, scheme, device):
-    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
-    options = {"color_scheme": scheme, **(phone if device == "phone" else {})}
+    options = {"color_scheme": scheme, **(PHONE if device == "phone" else {})}
     one_class = review.info.class_ids[0]
     for name, path in (
         ("home", "/"),
@@ -349,6 +403,59 @@ def test_nothing_is_cut_off(visit, review, scheme, device):
                 assert min(box["width"], box["height"]) >= 44
         if folder := os.environ.get("SCREENSHOTS"):
             page.screenshot(path=Path(folder) / f"{name}-{device}-{scheme}.png")
+
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+STATES = {  # path, then keys or a script
+    "home": ("/", []),
+    "photo": ("/photo", []),
+    "labels": ("/labels", []),
+    "wall": ("/wall?class={}", []),
+    "answers": ("/answers", []),
+    "empty": ("/wall?class=new", []),
+    "answered": ("/photo", ["y", "b", "h"]),
+    "cursor": ("/photo", ["m", "b", "Shift+ArrowDown", "Shift+ArrowRight"]),
+    "keys": ("/photo", ["?"]),
+    "note": ("/photo", ["c"]),
+    "class": ("/photo", ["t", "x"]),
+    "whole photo": ("/wall?class={}", ["o"]),
+    "not saved": ("/photo", "showSaved('lost', 'not saved yet: no reply, 2 waiting')"),
+    "stop here": ("/", "byId('stop').hidden = false"),
+    "new training": ("/", "showTraining({state: 'failed', run: 'first-2', lines: ['error: x']})"),
+}
+FAILURES = """async () => {
+  const found = await axe.run();
+  const text = (rule, node) => `${rule.id}: ${node.target} ${node.failureSummary}`;
+  const shown = (rules) => rules.flatMap((rule) => rule.nodes.map((node) => text(rule, node)));
+  return [shown(found.violations), shown(found.incomplete)];
+}"""
+
+
+@pytest.mark.skipif("AXE" not in os.environ, reason="AXE=.../axe.min.js, of the npm package axe-core")
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+def test_accessibility(visit, review, scheme, device):
+    review.store.add_class("ann", "new")
+    options = {"color_scheme": scheme, **(PHONE if device == "phone" else {})}
+    wrong, undecided = [], set()
+    page = visit("/", **options)
+    home = page.url
+    for name, (path, then) in STATES.items():
+        page.goto(home.rstrip("/") + path.format(review.info.class_ids[0]))
+        page.wait_for_timeout(300)
+        if isinstance(then, str):
+            page.evaluate(then)
+        else:
+            for key in then:
+                page.keyboard.press(key)
+        page.evaluate(Path(os.environ["AXE"]).read_text("utf-8") + ";0")
+        failures, unsure = page.evaluate(FAILURES)
+        wrong += [f"{name}: {text}" for text in failures]
+        undecided |= {text.split("\n")[0] for text in unsure}
+        if folder := os.environ.get("SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / f"axe-{name}-{device}-{scheme}.png")
+    print("\n".join(["not decided by axe-core:", *sorted(undecided)]))
+    assert wrong == []
 
 
 def test_a_finger_draws_after_mark(visit, run):

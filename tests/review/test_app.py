@@ -312,6 +312,7 @@ def test_bad_addresses(visit, path, status):
     [
         {"answers": []},
         {"regions": [[0.5, 0.5, 0.4, 0.6]]},
+        {"regions": [[0.5, 0.4, 0.5, 0.6]]},
         {"regions": [[0, 0, 1, 1.5]]},
         {"request": "short"},
         {"more": 1},

@@ -14,9 +14,10 @@ from fewtags.text import flag
 
 @final
 class Facts(Settings):
-    """What `resolve` knows about data, machine and method (the last three, see `Objective`).
+    """What `resolve` knows about data, machine and method (the last four, see `Objective`).
 
-    `processes`: the number of processes that train together.
+    `processes`: the number of processes that train together. `answers`: whether a training label is an answer of a
+    person.
     """
 
     samples: int
@@ -26,9 +27,11 @@ class Facts(Settings):
     processes: int = 1
     offline_backbone: str | None = None
     bf16: bool = False
+    answers: bool = False
     solvable: bool = True
     needs_maps: bool = False
     solvable_warmup: bool = True
+    open_answer_weight: bool = False
 
 
 class _Preset(Settings):
@@ -197,6 +200,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     if train.minutes is not None:
         _check_minutes(config, train.preset or name, stages, facts.processes)
     stages = tuple(s for s in stages if s.epochs) if train.stages else rescaled(stages, train.epochs, train.lr)
+    stages = _with_answer_weights(stages, facts, train.select)
     _check_selection(train.select, stages[-1])
     backbone = model.backbone or preset.backbone
     weights = model.weights or preset.weights or ("offline" if backbone == facts.offline_backbone else "hub")
@@ -336,11 +340,38 @@ def _check_minutes(config: Config, preset: str, stages: tuple[StageConfig, ...],
         raise ConfigError(f"{asked} is for one process, and there are {processes}; give {flag('epochs')} instead.")
 
 
+def _with_answer_weights(stages: tuple[StageConfig, ...], facts: Facts, select: str) -> tuple[StageConfig, ...]:
+    """Return stages of which a last one that solves the head also tries weights of answers, if there are answers."""
+    if asked := [stage.name for stage in stages if stage.answer_weights]:
+        why = ""
+        if not facts.open_answer_weight:
+            why = "the method does not weigh answers, or objective.answer_weight fixes their weight"
+        elif not facts.answers:
+            why = f"no training label is an answer ({flag('answers', 'RUN')})"
+        elif asked != [stages[-1].name]:
+            why = "only the last stage can choose the weight"
+        if why:
+            raise ConfigError(f"stage {asked[0]!r} has answer_weights, but {why}; leave them out.")
+        return stages
+    last = stages[-1]
+    if not (last.solved and facts.answers and facts.open_answer_weight) or last.warmup or select == "last":
+        return stages
+    last = last.model_copy(update={"answer_weights": ANSWER_WEIGHTS})
+    return (*stages[:-1], last.model_copy(update={"epochs": last.solutions}))
+
+
+ANSWER_WEIGHTS = (4.0, 1.0, 16.0)
+"""Weights of answers that a solved head chooses from on validation, that of `objective.answer_weight` first."""
+
+
 def _check_selection(select: str, last: StageConfig) -> None:
     """Check that `train.select = "last"` does not choose among solutions, which have no order in time."""
-    if select == "last" and len(last.logit_variances) > 1:
+    if select == "last" and last.solved and last.epochs > 1:
+        several = f"{len(last.logit_variances)} logit_variances"
+        if last.answer_weights:
+            several = f"{last.solutions} solutions"
         raise ConfigError(
-            f'train.select = "last" cannot choose among the {len(last.logit_variances)} logit_variances of stage '
+            f'train.select = "last" cannot choose among the {several} of stage '
             f'{last.name!r}: use "auto", which chooses on validation; or give the stage a single one in train.stages; '
             f"or train in steps ({flag('preset', 'views')})."
         )

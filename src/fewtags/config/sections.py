@@ -167,6 +167,13 @@ class StageConfig(Settings):
         description="solve the head to the end instead, once for each of these prior variances of a logit (small: "
         "strongly regularised); the best on validation becomes the model",
     )
+    # Not in the repr, which checkpoints record and older ones have without it.
+    answer_weights: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (),
+        repr=False,
+        description="with logit_variances: weights of answers (fewtags train --answers) to choose from on validation; "
+        "the variances are tried with the first weight, then each other weight with the best variance and the next",
+    )
     trainable: Literal["head", "all"] | int = Field("all", description="head, all, or how many of the last blocks")
     head_factor: float = Field(1.0, gt=0, description="the head's learning rate over that of the other layers")
     schedule: Literal["constant", "cosine", "cosine_epoch"] = Field(
@@ -176,15 +183,22 @@ class StageConfig(Settings):
 
     @property
     def solved(self) -> bool:
-        """Whether the head is solved to the end, one epoch a prior variance, and not trained in steps."""
+        """Whether the head is solved to the end, one epoch a solution, and not trained in steps."""
         return bool(self.logit_variances)
+
+    @property
+    def solutions(self) -> int:
+        """How many heads a stage with `logit_variances` solves."""
+        return solutions(len(self.logit_variances), len(self.answer_weights))
 
     @model_validator(mode="before")
     @classmethod
     def _epochs_of_a_solution(cls, given: Any) -> Any:
-        """A solved stage has an epoch for each prior variance."""
+        """A solved stage has an epoch for each solution."""
         if isinstance(given, Mapping) and isinstance(variances := given.get("logit_variances"), list | tuple):
-            return {"epochs": len(variances), **given}
+            weights = given.get("answer_weights")
+            tried = len(weights) if isinstance(weights, list | tuple) else 0
+            return {"epochs": solutions(len(variances), tried), **given}
         return given
 
     @model_validator(mode="after")
@@ -192,17 +206,28 @@ class StageConfig(Settings):
         if not self.solved:
             if self.lr is None:
                 raise ValueError(f"stage {self.name!r} needs lr, or logit_variances to solve the head")
+            if self.answer_weights:
+                raise ValueError(
+                    f"stage {self.name!r} has answer_weights without logit_variances; only a head that is solved can "
+                    "try several. Set objective.answer_weight instead"
+                )
             return self
         if self.lr is not None:
             raise ValueError(f"stage {self.name!r} has lr and logit_variances; a head that is solved has no rate")
         if self.trainable != "head":
             raise ValueError(f'stage {self.name!r} has logit_variances, which need trainable = "head"')
-        if self.epochs != len(self.logit_variances):
+        if self.epochs != self.solutions:
+            weights = f" and {len(self.answer_weights)} answer_weights" if self.answer_weights else ""
             raise ValueError(
-                f"stage {self.name!r} has {self.epochs} epochs and {len(self.logit_variances)} logit_variances; "
-                "leave epochs out"
+                f"stage {self.name!r} has {self.epochs} epochs and {len(self.logit_variances)} logit_variances"
+                f"{weights}; leave epochs out"
             )
         return self
+
+
+def solutions(variances: int, weights: int) -> int:
+    """Return the number of trials of `engine.solve.next_trial` for so many prior variances and weights of answers."""
+    return variances + min(2, variances) * max(0, weights - 1)
 
 
 @final

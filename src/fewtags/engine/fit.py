@@ -23,7 +23,7 @@ from fewtags.engine.distributed import batch_weights, broadcast_buffers, mean_ov
 from fewtags.engine.events import Ended, EpochEnded, EpochStarted, Event, Saved, Started, StepEnded
 from fewtags.engine.fit_state import FitState, FitStorage
 from fewtags.engine.optimizer import Name, make_optimizer, set_learning_rate
-from fewtags.engine.solve import ChannelStatistics, HeadSolver
+from fewtags.engine.solve import ChannelStatistics, HeadSolver, Trial, next_trial
 from fewtags.errors import ConfigError, TrainingError
 from fewtags.labels import Batch
 from fewtags.nets.encoder import Encoder
@@ -206,9 +206,16 @@ class Fit:
         yield Ended(self.state.epoch, self.state.best_epoch, self.state.best_value)
 
     def _is_exhausted(self, first: int) -> bool:
-        """Whether the last stage, which began with epoch `first`, has had no better epoch for too long."""
-        state, patience = self.state, self.config.patience
-        if not patience or first != self.config.epochs - self.config.stages[-1].epochs or state.best_epoch is None:
+        """Whether the last stage, which began with epoch `first`, has nothing left to try.
+
+        It has had no better epoch for too long; or it would try weights of answers, and validation cannot compare them.
+        """
+        state, patience, last = self.state, self.config.patience, self.config.stages[-1]
+        if first != self.config.epochs - last.epochs:
+            return False
+        if state.best_epoch is None:
+            return bool(last.answer_weights) and state.epoch - first >= len(last.logit_variances)
+        if not patience:
             return False
         return state.step == 0 and state.epoch - 1 - max(state.best_epoch, first - 1) >= patience
 
@@ -403,18 +410,22 @@ class Fit:
     # --- an epoch that solves the head
 
     def _solved_epoch(self, stage: StageConfig, first: int) -> Iterator[Event]:
-        """Solve the head with the next prior variance of the stage."""
+        """Solve the head with the next prior variance and weight of answers of the stage."""
         state, started, cpu = self.state, time.perf_counter(), time.process_time()
         yield self._start_epoch(stage)
-        variance = stage.logit_variances[state.epoch - first]
+        values = [self._monitored(_metrics_of(record)) for record in state.history[first:]]
+        trial = next_trial(stage.logit_variances, stage.answer_weights, values)
         with repeatable(self.accelerator.device):
-            logs = self._solve(variance)
+            logs = self._solve(trial)
         state.step, state.global_step = self.source.steps_per_epoch, state.global_step + 1
         yield StepEnded(Progress(state.epoch, state.step, state.step), state.global_step, applied=True)
         means = mean_over_processes(self.accelerator, logs)
-        yield from self._end_epoch(stage, means, started, cpu, {"logit_variance": variance})
+        how = {"logit_variance": trial.variance}
+        if trial.answer_weight is not None:
+            how["answer_weight"] = trial.answer_weight
+        yield from self._end_epoch(stage, means, started, cpu, how)
 
-    def _solve(self, variance: float) -> dict[str, Tensor]:
+    def _solve(self, trial: Trial) -> dict[str, Tensor]:
         """Minimise the penalised loss over all images, then commit; return the logs, means over the images."""
         net, objective, fixed, accelerator = self.net, self.objective, self.fixed, self.accelerator
         assert isinstance(net, SpatialNet)
@@ -422,7 +433,8 @@ class Fit:
         device = accelerator.device
         samples, classes = self.problem.labels.shape
         batches = [batch.to(device) for batch in fixed.in_order(self.state.epoch, SOLVE_BATCH)]
-        at = [Progress(self.state.epoch, step, len(batches)) for step in range(len(batches))]
+        steps, weight = len(batches), trial.answer_weight
+        at = [Progress(self.state.epoch, step, steps, answer_weight=weight) for step in range(steps)]
         before = [parameter.detach().clone() for parameter in self._parameters()]
         net.train()
 
@@ -445,12 +457,12 @@ class Fit:
             self._part_parameters(),
             max_iterations=MAP_ITERATIONS if maps else ITERATIONS,
         )
-        if not math.isfinite(value := solver.minimise(loss, variance, samples)):
+        if not math.isfinite(value := solver.minimise(loss, trial.variance, samples)):
             with torch.no_grad():
                 for parameter, old in zip(self._parameters(), before, strict=True):
                     parameter.copy_(old)
             raise TrainingError(
-                f"the loss is {value:g} for logit variance {variance:g} in epoch {self.state.epoch}; weights and "
+                f"the loss is {value:g} for logit variance {trial.variance:g} in epoch {self.state.epoch}; weights and "
                 'stores are as before it. The features may not be finite: try train.precision = "no", or other weights.'
             )
         logs: dict[str, Tensor] = {}
@@ -467,6 +479,11 @@ class Fit:
             self.averaged.module.load_state_dict(net.state_dict())
             self.averaged.n_averaged.zero_()
         return logs
+
+
+def _metrics_of(record: Mapping[str, float | int | str]) -> dict[str, float]:
+    """Return the validation metrics in the record of an epoch."""
+    return {key.removeprefix("val/"): float(value) for key, value in record.items() if key.startswith("val/")}
 
 
 def _learning_rate(optimizer: Any) -> float:

@@ -35,6 +35,7 @@ from fewtags.objectives.table import DEFAULT_METHOD
 from fewtags.photos.scan import Tick
 from fewtags.photos.workers import Workers, shared_memory_notes
 from fewtags.stores.shard import Shard
+from fewtags.table.answered import answered
 from fewtags.table.merge import match_images
 from fewtags.table.table import LabelTable
 from fewtags.text import counted, flag
@@ -104,6 +105,9 @@ class RunPlan:
             if stage.solved:
                 tried = ", ".join(f"{v:g}" for v in stage.logit_variances)
                 yield f"stage {stage.name}: solves the head on one view of each photo; logit variances {tried}"
+                if stage.answer_weights:
+                    weights = ", ".join(f"{w:g}" for w in stage.answer_weights)
+                    yield f"stage {stage.name}: then answers with the weights {weights}; the best on validation counts"
                 continue
             batch = step_text(r.batch_size, self.processes, r.accumulate)
             how = f"{stage.epochs} epochs, lr {stage.lr:g} {stage.schedule}, {batch}, trains {trained}"
@@ -270,14 +274,19 @@ def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
     """Collect what `resolve` needs to know about data, machine and method."""
     method = settled(config.objective, config.objective.name or DEFAULT_METHOD)
     # The question is whether a head can be solved, so settings that are open are those of a run that solves it.
-    taught = config.data.teacher is not None
-    places = len(train.locations)
-    solved = RunFacts(samples=len(train), classes=len(train.classes), boxes=places, head_solved=True, teacher=taught)
+    answers = answered(train) is not None
+    solved = RunFacts(
+        samples=len(train),
+        classes=len(train.classes),
+        boxes=len(train.locations),
+        head_solved=True,
+        teacher=config.data.teacher is not None,
+        answer_weights=answers,
+    )
     objective, _ = derive_objective(method, solved)
     found = facts(len(train), len(train.classes), cpu)
-    return found.model_copy(
-        update={key: getattr(objective, key) for key in ("solvable", "solvable_warmup", "needs_maps")}
-    )
+    asked = ("solvable", "solvable_warmup", "needs_maps", "open_answer_weight")
+    return found.model_copy(update={"answers": answers} | {key: getattr(objective, key) for key in asked})
 
 
 def _run_facts(tables: Tables, resolved: Resolved, grid: tuple[int, int], teacher: Teacher | None) -> RunFacts:
@@ -298,6 +307,7 @@ def _run_facts(tables: Tables, resolved: Resolved, grid: tuple[int, int], teache
         head_solved=any(stage.solved and not stage.warmup for stage in resolved.stages),
         warmup_solved=resolved.stages[0].solved,
         teacher=teacher is not None,
+        answer_weights=bool(resolved.stages[-1].answer_weights),
     )
 
 

@@ -111,6 +111,8 @@ def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool)
     parts = [f"epoch {int(record['epoch']) + 1}/{epochs} {record['stage']}"]
     if "logit_variance" in record:
         parts.append(f"logit variance {float(record['logit_variance']):g}")
+    if "answer_weight" in record:
+        parts.append(f"answer weight {float(record['answer_weight']):g}")
     parts.append(f"loss {float(record['train/loss']):.4f}")
     shown = {
         "val/mAP": "val mAP",

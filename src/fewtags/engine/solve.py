@@ -25,6 +25,43 @@ The weight of a channel that varies less has almost no effect, and rounding of i
 
 
 @final
+@dataclass(frozen=True)
+class Trial:
+    """One solution of a search: the prior variance, and the weight of answers; None if it is not searched."""
+
+    variance: float
+    answer_weight: float | None = None
+
+
+def next_trial(variances: Sequence[float], weights: Sequence[float], values: Sequence[float]) -> Trial:
+    """Return what a search over prior variances and weights of answers tries next.
+
+    All variances are tried with the first weight. Then every other weight is tried with the variance that was the best
+    by then, and with the next one in the list (at its end: the one before), because the best variance depends on the
+    weight. `StageConfig.solutions` is the number of trials.
+
+    >>> values = [0.2, 0.5, 0.4]  # of the variances .1, 1 and 10 with weight 4
+    >>> next_trial([0.1, 1.0, 10.0], [4.0, 16.0], values)
+    Trial(variance=1.0, answer_weight=16.0)
+
+    Args:
+        variances: prior variances.
+        weights: weights of answers; empty if they are not searched.
+        values: validation metric of the trials so far, in their order; nan is worse than any number.
+    """
+    first = weights[0] if weights else None
+    trials = [Trial(variance, first) for variance in variances]
+    for weight in weights[1:]:
+        if len(values) < len(trials):
+            break
+        known = [-math.inf if math.isnan(value) else value for value in values[: len(trials)]]
+        best = trials[known.index(max(known))].variance
+        at = min(variances.index(best), max(0, len(variances) - 2))
+        trials += [Trial(variance, weight) for variance in variances[at : at + 2]]
+    return trials[len(values)]
+
+
+@final
 @dataclass(frozen=True, eq=False)
 class ChannelStatistics:
     """Mean and standard deviation of each channel of the pooled features, float32 [d]."""

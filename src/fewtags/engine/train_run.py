@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
@@ -59,6 +59,8 @@ from fewtags.table.answered import answered
 from fewtags.table.table import LabelTable
 
 T = TypeVar("T")
+Record = Mapping[str, Any]
+"""What is recorded of an epoch."""
 BASELINE_FILE, CLOCK_FILE = "baseline.json", "seconds.json"
 SNAPSHOTS = 8  # epochs, spread evenly over the run, whose gallery maps are kept
 
@@ -158,7 +160,8 @@ class TrainRun:
                     save_gallery(self.out, f"epoch-{epoch:04d}", shown)
             if isinstance(event, Ended):
                 self.clock.lap("training")
-                self._finish(_spatial(fit.evaluated), event, gallery, baseline)
+                best = None if event.best_epoch is None else fit.state.history[event.best_epoch]
+                self._finish(_spatial(fit.evaluated), event, best, gallery, baseline)
             yield event
             if isinstance(event, Started) and worth is not None:
                 yield Noted(str(worth), warning=False)
@@ -306,19 +309,22 @@ class TrainRun:
             local = torch.cat([net.head.predict_logits(part.to(device)) for part in parts])
         return self.shard.gather(local, len(table)).cpu().numpy()
 
-    def _finish(self, net: SpatialNet, ended: Ended, gallery: Gallery, baseline: Baseline | None) -> None:
-        """Choose the weights, fit thresholds, evaluate, and write the model."""
+    def _finish(
+        self, net: SpatialNet, ended: Ended, best: Record | None, gallery: Gallery, baseline: Baseline | None
+    ) -> None:
+        """Choose the weights, fit thresholds, evaluate, and write the model; `best` is the record of the best epoch."""
         plan, tables, device = self.plan, self.plan.tables, self.accelerator.device
         select = plan.resolved.select
-        if ended.best_epoch is not None and select != "last":
+        if best is not None and select != "last":
             net.load_state_dict(load_tensors(self.out / "best.safetensors"))
-            selection = self._why_best(ended.best_epoch, ended.epochs)
+            selection = self._why_best(best, ended.epochs)
         else:
             why = 'train.select = "last"'
             if select != "last":
                 why = "no validation class has both known positives and known negatives"
             last = plan.resolved.stages[-1]
             which = f", logit variance {last.logit_variances[-1]:g}" if last.solved else ""
+            which += f", answer weight {last.answer_weights[0]:g}" if last.answer_weights else ""
             selection = f"the last epoch ({ended.epochs}{which}): {why}"
         with repeatable(device):
             logits = {
@@ -362,16 +368,14 @@ class TrainRun:
         sample = train.subset(scored_rows(len(train)))
         return predict_logits(net, self.eval_loader(sample), len(sample), device, self.shard)
 
-    def _why_best(self, epoch: int, epochs: int) -> str:
+    def _why_best(self, best: Record, epochs: int) -> str:
         """Describe which epoch was chosen, and by which metric."""
         by = "validation mAP" if can_rank(self.plan.tables.val) else "validation mAP with unknown counted as absent"
         by += rests_on(self.plan.tables.val)
-        first = 0
-        for stage in self.plan.resolved.stages:
-            if stage.solved and first <= epoch < first + stage.epochs:
-                return f"logit variance {stage.logit_variances[epoch - first]:g}, the best by {by}"
-            first += stage.epochs
-        return f"epoch {epoch + 1} of {epochs}, the best by {by}"
+        if "logit_variance" not in best:
+            return f"epoch {int(best['epoch']) + 1} of {epochs}, the best by {by}"
+        weight = f" and answer weight {best['answer_weight']:g}" if "answer_weight" in best else ""
+        return f"logit variance {best['logit_variance']:g}{weight}, the best by {by}"
 
     def _model_info(self, thresholds: Thresholds, selection: str) -> ModelInfo:
         r, pre, classes = self.plan.resolved, self.plan.net.preprocessing, self.plan.tables.train.classes

@@ -44,6 +44,7 @@ class RunFacts:
         warmup_solved: the first stage solves the head.
         few_images: pretraining uses the preset for few images.
         teacher: the training images have scores of a teacher.
+        answer_weights: the stage that solves the head tries several weights of answered labels.
     """
 
     samples: int
@@ -62,6 +63,7 @@ class RunFacts:
     warmup_solved: bool = False
     few_images: bool = False
     teacher: bool = False
+    answer_weights: bool = False
 
 
 @final
@@ -141,12 +143,14 @@ class Progress:
         step: in `Objective.step`, the number of the batch within the epoch, from 0; in `StepEnded`, batches done.
         steps_per_epoch: batches in an epoch.
         lr: the learning rate of the step, for parts that train themselves; 0 in events and while a head is solved.
+        answer_weight: weight of answered labels, while several are tried (`StageConfig.answer_weights`); else None.
     """
 
     epoch: int
     step: int
     steps_per_epoch: int
     lr: float = 0.0
+    answer_weight: float | None = None
 
     @property
     def exact_epoch(self) -> float:
@@ -247,6 +251,11 @@ class Objective(ABC):
 
         `engine.solve` can then solve a head on a frozen trunk: it calls `step` many times before one `commit`.
         """
+        return False
+
+    @property
+    def open_answer_weight(self) -> bool:
+        """Whether `step` gives answered labels the weight of `Progress.answer_weight`, because no setting fixes it."""
         return False
 
     @property

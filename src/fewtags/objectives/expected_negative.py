@@ -99,7 +99,8 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             the scores of a "teacher" (not in the paper), which then rank the images from the first epoch on, in place
             of the scores of the warm-up. The default of `teacher_weight` is then 0.
         answer_weight: weight in EN's loss of cells that people answered (`fewtags review`); other cells have 1. Each
-            answer is one of many hard cells that nobody was asked about (not in the paper).
+            answer is one of many hard cells that nobody was asked about (not in the paper). Default: 4; if the head is
+            solved, the best of 1, 4 and 16 on validation.
     """
 
     positives_per_image: Annotated[float | None, Range(0, above=True)] = None
@@ -120,7 +121,7 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
     heatmap_storage: Literal["memory", "disk"] = "memory"
     score_dtype: Literal["float32", "float16"] = "float32"
     scores_start: Literal["labels", "teacher"] = "labels"
-    answer_weight: Annotated[float, Range(0, above=True)] = ANSWER_WEIGHT
+    answer_weight: Annotated[float | None, Range(0, above=True)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -168,6 +169,11 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         """Consistency starts after the warm-up, but pooled features have no patches."""
         return self.expected_positives != "counted" and not self.patch_weight
 
+    @property
+    def open_answer_weight(self) -> bool:
+        """EN and AN weigh answers; EP and EPR do not."""
+        return self.answer_weight is None and self.expected_positives in ("ignore", "none")
+
     def derived(self, facts: RunFacts) -> Mapping[str, Derived]:
         """Derive K from the labels; and no SCL if the head is solved, because each image then has only one view."""
         unused = self.class_prior is not None or self.expected_positives == "none"
@@ -181,6 +187,7 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             "scl_weight": Derived(0.0 if facts.head_solved else SCL_WEIGHT),
             "warmup_loss": Derived("expected_negative" if facts.warmup_solved else "assume_negative"),
             "teacher_weight": Derived(float(facts.teacher and self.scores_start == "labels")),
+            "answer_weight": Derived(None if facts.answer_weights else ANSWER_WEIGHT),
         }
 
     @property
@@ -330,7 +337,7 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             loss = expected_positive_regularisation(logits, labels, self._mean_count, total=self._problem.shard.sum)
             logs = {"epr": loss.detach()}
         else:  # none: only annotated positives are in the mask
-            loss = expected_negative(logits, labels, expected, weight=self._weights(batch, scores))
+            loss = expected_negative(logits, labels, expected, weight=self._weights(batch, scores, at))
             logs = {"en": loss.detach()}
         loss = self.with_distillation(loss, logs, logits, batch)
         loss = self.with_patches(loss, logs, out, batch)
@@ -357,7 +364,7 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         if self._heatmaps is not None and seen.prob_maps is not None:
             self._heatmaps.update(batch.index, batch.labels, batch.views, seen.prob_maps)
 
-    def _weights(self, batch: Batch, scores: Tensor) -> Tensor | None:
+    def _weights(self, batch: Batch, scores: Tensor, at: Progress) -> Tensor | None:
         """Return the weights of the cells in EN's loss, float32 [b, C]; None if all are 1."""
         weights: Tensor | None = None
         if self._possible is not None:
@@ -366,7 +373,9 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         if self._problem.answered is None:
             return weights
         answered = torch.from_numpy(self._problem.answered.rows(batch.index.cpu().numpy())).to(batch.labels.device)
-        return torch.where(answered == Label.UNKNOWN, 1.0 if weights is None else weights, self.answer_weight)
+        answer = ANSWER_WEIGHT if self.answer_weight is None else self.answer_weight
+        answer = answer if at.answer_weight is None else at.answer_weight
+        return torch.where(answered == Label.UNKNOWN, 1.0 if weights is None else weights, answer)
 
     def _own_blocks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Tensor]]:
         """Yield the number and the scores (all images) of this rank's blocks of classes. Collective.

@@ -47,6 +47,8 @@ class Answers(_Body):
     def _check(self) -> Answers:
         if self.regions and len(self.answers) != 1:
             raise ValueError("regions belong to one answer")
+        if any((x0 == x1) != (y0 == y1) for x0, y0, x1, y1 in self.regions):
+            raise ValueError("a box needs an area, and a point has none")
         if any(x0 > x1 or y0 > y1 for x0, y0, x1, y1 in self.regions):
             raise ValueError("a region is x0, y0, x1, y1 with x0 <= x1 and y0 <= y1")
         return self

@@ -1,4 +1,4 @@
-// One photo at a time: y, n, u, back, forward, undo, heatmap, zoom, points and boxes.
+// One photo at a time: y, n, u, back, forward, undo, heatmap, zoom, points and boxes. cursor.js has those by keyboard.
 "use strict";
 
 const content = readJson("content");
@@ -16,6 +16,7 @@ const current = () => items[at];
 const picture = (item, side = 1600) => `/picture/${item.photo}?side=${side}`;
 
 function show() {
+  endCursor();
   const item = current();
   byId("main").hidden = !item;
   byId("empty").hidden = Boolean(item);
@@ -190,6 +191,7 @@ function applyZoom() {
   zoom.y = Math.min(down, Math.max(-down, zoom.y));
   frame.style.transform = `translate(${zoom.x}px, ${zoom.y}px) scale(${zoom.scale})`;
   frame.style.setProperty("--zoom", zoom.scale);
+  showCursor();
 }
 
 function resetZoom() { zoom = { scale: 1, x: 0, y: 0 }; applyZoom(); }
@@ -223,7 +225,8 @@ function beginDrag(event) {
 
 function corners(event) {
   const [x, y] = position(event), [u, v] = drag.from;
-  if (Math.hypot(event.clientX - drag.x, event.clientY - drag.y) < 6) return [u, v, u, v];
+  const across = Math.abs(event.clientX - drag.x), down = Math.abs(event.clientY - drag.y);
+  if (Math.hypot(across, down) < 6 || Math.min(across, down) < 1) return [u, v, u, v]; // a line has no area
   return [Math.min(x, u), Math.min(y, v), Math.max(x, u), Math.max(y, v)];
 }
 
@@ -311,13 +314,14 @@ const KEYS = {
   z: undo, Backspace: undo,
   h: () => { heatOn = !heatOn; if (current()) showHeat(); },
   "+": () => zoomBy(1.5), "=": () => zoomBy(1.5), "-": () => zoomBy(1 / 1.5), 0: resetZoom,
-  t: openClasses, c: openNote, "?": () => open("help-dialog"),
+  m: toggleCursor, t: openClasses, c: openNote, "?": () => open("help-dialog"),
 };
 
 document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]") || isTyping(event)) return;
   if (event.key.toLowerCase() === "z" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); undo(); return; }
   if (!isPlain(event)) return;
+  if (cursorKey(event)) { event.preventDefault(); return; }
   if (event.shiftKey && event.key.startsWith("Arrow")) {
     const step = 80, [x, y] = { ArrowLeft: [step, 0], ArrowRight: [-step, 0], ArrowUp: [0, step], ArrowDown: [0, -step] }[event.key];
     zoom.x += x; zoom.y += y; applyZoom();
@@ -345,6 +349,7 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const name of ["yes", "no", "unsure"]) byId(name).addEventListener("click", () => answer(name));
   const buttons = {
     back, forward, undo, heatmap: KEYS.h, add: openClasses, "note-button": openNote,
+    "cursor-button": toggleCursor,
     "help-button": () => open("help-dialog"),
   };
   for (const [id, action] of Object.entries(buttons)) byId(id).addEventListener("click", action);

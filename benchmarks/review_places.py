@@ -263,10 +263,17 @@ class Reviewer:
         return box if self.kind.boxed else np.tile(box[:2] + draw.random(2) * (box[2:] - box[:2]), 2)
 
 
+def tags(table: LabelTable) -> LabelTable:
+    """Return the positive labels of a table without their places."""
+    image, class_ = np.nonzero(table.matrix.dense() == Label.POSITIVE)
+    state = np.full(len(image), int(Label.POSITIVE))
+    return LabelTable.build(table.images, table.classes, image=image, class_=class_, state=state, root=table.root)
+
+
 def run(photos: Photos, who: Who, kind: Annotation, method: str, seed: int) -> dict[str, Any]:
     """One reviewer or buyer, from no answer to all rounds."""
     truth = photos.data.train_truth
-    start = single_positive(truth, seed)
+    start = tags(single_positive(truth, seed))
     reviewer = Reviewer(photos, start, kind, seed)
     net, cells = solve(photos, start, EN), truth.matrix.shape[0] * truth.matrix.shape[1]
     rounds: list[dict[str, Any]] = [{"minutes": 0.0, **measure(net, photos)}]

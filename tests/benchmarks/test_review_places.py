@@ -62,7 +62,7 @@ def photos():
 @pytest.mark.parametrize(("kind", "seconds"), [("yes or no", 1.0), ("points", 2.4), ("boxes", 7.0)])
 def test_answers_cost_what_plan_says_and_places_are_in_the_objects(photos, kind, seconds):
     """ "No" takes 1 s, "yes" with a place longer; the reviewer stops before the time is exceeded."""
-    start = single_positive(photos.data.train_truth, 0)
+    start = places.tags(single_positive(photos.data.train_truth, 0))
     reviewer = places.Reviewer(photos, start, places.KINDS[kind], 0)
     net = places.solve(photos, start, places.EN)
     reviewer.answer(net, 30.0, 0)
@@ -86,7 +86,7 @@ def test_answers_cost_what_plan_says_and_places_are_in_the_objects(photos, kind,
 def test_runs_and_their_table(photos, monkeypatch):
     """Half of the time for all cells: points let heads point better than chance; the table has every arm."""
     monkeypatch.setattr(places, "SHARES", (0.5,))
-    monkeypatch.setattr(places, "LOGIT_VARIANCES", (1.0, 10.0))
+    monkeypatch.setattr(places, "LOGIT_VARIANCES", (10.0,))
     lines = []
     for who, kind, method in (("review", "yes or no", places.EN), ("review", "points", places.PATCHML),
                               ("plan", "boxes", places.PATCHML)):  # fmt: skip

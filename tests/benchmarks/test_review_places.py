@@ -88,7 +88,7 @@ def test_runs_and_their_table(photos, monkeypatch):
     monkeypatch.setattr(places, "SHARES", (0.5,))
     monkeypatch.setattr(places, "LOGIT_VARIANCES", (10.0,))
     lines = []
-    for who, kind, method in (("review", "yes or no", places.EN), ("review", "points", places.PATCHML),
+    for who, kind, method in (("review", "yes or no", places.EN), ("review", "points", places.EN),
                               ("plan", "boxes", places.PATCHML)):  # fmt: skip
         found = places.run(photos, who, places.KINDS[kind], method, 0)
         lines.append({"set": "collages", "who": who, "kind": kind, "method": method, "seed": 0, **found})
@@ -98,6 +98,6 @@ def test_runs_and_their_table(photos, monkeypatch):
     assert ends["plan", "boxes"]["places"] > 0
     assert {one["minutes"] for one in ends.values()} == {1.0}  # 60 of 120 cells of 1 s
     text = "\n".join(places.report(lines))
-    assert "| review, points, patchml (1) |" in text
+    assert "| review, points, expected_negative (1) |" in text
     assert "| plan, boxes, patchml (1) |" in text
     assert Annotation.ONE_POINT is places.KINDS["points"]

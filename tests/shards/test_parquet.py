@@ -116,7 +116,15 @@ def test_a_row_without_bytes_and_one_that_is_no_photo(write):
         read_image(path / "b.png")
 
 
-def test_messages_say_which_columns_are_read(write, monkeypatch):
+def test_messages_say_once_which_columns_are_read(write, tmp_path):
+    content = write({"image": structs(list("abcde"))}).read_bytes()
+    (tmp_path / "y.parquet").write_bytes(content)
+    (tmp_path / "z.parquet").write_bytes(content)
+    said = "x.parquet and 2 other files: photos of the column 'image.bytes', named by 'image.path'"
+    assert find_photos([tmp_path])[1] == [said]
+
+
+def test_a_message_says_that_row_groups_are_large(write, monkeypatch):
     path = write({"image": structs(list("abcde")), "label": [0] * 5})
     assert find_photos([path])[1] == ["x.parquet: photos of the column 'image.bytes', named by 'image.path'"]
     monkeypatch.setattr("fewtags.photos.listing._MANY_ROWS", 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -43,18 +43,24 @@ class Listing:
 def list_shards(root: Path, names: Iterable[str]) -> Listing:
     """List the photos in shards below a root; "" is the root itself. A shard that cannot be used is excluded."""
     out = Listing()
+    said: dict[str, list[str]] = {}
     for name in names:
         shard = str(root / name) if name else str(root)
         shown = name or os.path.basename(shard)  # noqa: PTH119
         try:
             refuse_compressed(shard)
-            _add(out, shard, shown, f"{name}/" if name else "", str(root))
+            for text in _add(out, shard, f"{name}/" if name else "", str(root)):
+                said.setdefault(text, []).append(shown)
         except (DataError, OSError):
             out.excluded.append(Excluded(shown, shard_problem(shard), str(root), "unreadable"))
+    for text, where in said.items():
+        more = f" and {counted(len(where) - 1, 'other file')}" if len(where) > 1 else ""
+        out.messages.append(f"{where[0]}{more}: {text}")
     return out
 
 
-def _add(out: Listing, shard: str, shown: str, start: str, where: str) -> None:
+def _add(out: Listing, shard: str, start: str, where: str) -> Iterator[str]:
+    """Add the photos of a shard, and yield messages about it."""
     index = index_of(shard)
     names = [os.fsdecode(name) for name in index.names.to_pylist()]
     sizes, columns = index.sizes.tolist(), index.about["kind"] == "parquet"
@@ -69,16 +75,16 @@ def _add(out: Listing, shard: str, shown: str, start: str, where: str) -> None:
             out.photos.append(start + name)
     out.others.update(index.about.get("others", {}))
     if index.damage:
+        shown = start.rstrip("/") or os.path.basename(shard)  # noqa: PTH119
         out.excluded.append(Excluded(shown, shard_problem(shard), where, "unreadable"))
     if repeated := index.about.get("repeated"):
-        text = f"{counted(repeated, 'file has', 'files have')} the name of a later one, which counts, as in unpacking"
-        out.messages.append(f"{shown}: {text}")
+        yield f"{counted(repeated, 'file has', 'files have')} the name of a later one, which counts, as in unpacking"
     if columns:
         named = f"named by {index.about['named']!r}" if index.about["named"] else "named by their number"
-        text = f"{shown}: photos of the column {index.about['column']!r}, {named}"
+        text = f"photos of the column {index.about['column']!r}, {named}"
         if (group := index.about["group"]) > _MANY_ROWS:
             text += f"; row groups have up to {group:,} photos, and each photo in random order reads one of them whole"
-        out.messages.append(text)
+        yield text
 
 
 def other_kind(name: str) -> str:

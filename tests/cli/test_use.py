@@ -383,7 +383,7 @@ def test_an_unreadable_photo_is_reported_and_skipped(run: Run, model: Path, phot
     [
         (("--out", "tags.xlsx"), "error: --out tags.xlsx: expected a file ending in .csv, .parquet, .jsonl.\n"),
         (("--out", "."), "error: --out .: expected a file ending in .csv, .parquet, .jsonl.\n"),
-        (("nowhere.jpg",), "error: nowhere.jpg does not exist; give photos or folders of photos.\n"),
+        (("nowhere.jpg",), "error: nowhere.jpg does not exist; give photos, folders of photos, or shards.\n"),
         (
             ("--wide", "--threshold", "0.5"),
             "error: --wide writes the probabilities of all classes, so --threshold has no effect; remove one option.\n",

@@ -136,7 +136,7 @@ def test_finding_photos(tmp_path):
     )
     # A file that was named is taken at its word; reading it will tell.
     assert find_photos([b / "notes.txt"]) == ([b / "notes.txt"], [])
-    with pytest.raises(DataError, match=r"missing does not exist; give photos or folders of photos\."):
+    with pytest.raises(DataError, match=r"missing does not exist; give photos, folders of photos, or shards\."):
         find_photos([a, tmp_path / "missing"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"there is no photo in .*empty\."):

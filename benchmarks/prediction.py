@@ -2,12 +2,13 @@
 
     python benchmarks/prediction.py PHOTOS                # one core, then two
     python benchmarks/prediction.py PHOTOS --cores 1 --photos 64 --rounds 5
+    python benchmarks/prediction.py PHOTOS --compile      # also `predict --compile`; compiling takes minutes
 
 PHOTOS is a folder. The net is EfficientNet-Lite0 (or another of timm) with 80 classes and random weights at 224 px.
 Each competitor has a process of its own. They take turns on the same photos, in an order drawn anew each round, so that
 whatever else the machine does hits all of them; a ratio compares photos per second of the same round, and the median
-over rounds is printed, for wall time and for CPU time. Starting Python, importing and loading the model are not
-counted.
+over rounds is printed, for wall time and for CPU time. Starting Python, importing, loading and compiling the model are
+not counted.
 
 timm eager: `timm.create_model`, its own transform, `torch.inference_mode`, batches in a loop, a CSV file.
 onnxruntime: the exported file, the decoding of fewtags, batches in a loop, a CSV file; no checks, no error handling.
@@ -38,6 +39,7 @@ from PIL import Image
 
 from fewtags.cli.tables import PredictionWriter, PredictOptions, write_predictions
 from fewtags.engine.evaluate import sigmoid
+from fewtags.engine.inference import compile_net, for_inference
 from fewtags.engine.model import ModelInfo, make_policy
 from fewtags.engine.onnx_net import Predictor, load_onnx
 from fewtags.engine.places import find_photos
@@ -48,6 +50,7 @@ from fewtags.photos.dataset import read_through
 
 CLASSES, WARM_UP = 80, 4
 FEWTAGS, ONNX, TIMM, RUNTIME = "fewtags predict RUN", "fewtags predict ONNX", "timm eager", "onnxruntime"
+COMPILED, CPU = "fewtags predict RUN --compile", torch.device("cpu")
 Competitor = Callable[[Sequence[Path], Path], None]
 
 
@@ -78,9 +81,16 @@ def of_fewtags(net: Predictor, info: ModelInfo, batch: int) -> Competitor:
     def predict(paths: Sequence[Path], out: Path) -> None:
         writer = PredictionWriter(out, info, True, None)
         with contextlib.redirect_stderr(io.StringIO()):
-            write_predictions(net, info, paths, writer, PredictOptions(torch.device("cpu"), batch, 0), "")
+            write_predictions(net, info, paths, writer, PredictOptions(CPU, batch, 0), "")
 
     return predict
+
+
+def of_compiled(net: Predictor, info: ModelInfo, batch: int) -> Competitor:
+    compiled, problem = compile_net(net, info, CPU, batch)
+    if problem:
+        raise SystemExit(problem)
+    return of_fewtags(compiled, info, batch)
 
 
 def of_timm(backbone: str, size: int, batch: int) -> Competitor:
@@ -175,24 +185,30 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cores", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--compile", action="store_true", help="also measure the compiled net")
     options = parser.parse_args()
     paths = find_photos([options.photos_in])[0][: options.photos]
     usable = sorted(os.sched_getaffinity(0))
     torch.set_num_threads(1)  # processes are forked, which threads do not survive
     net, info = make_net(options.backbone, options.size)
+    ready = for_inference(net, info, CPU)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
         export_onnx(net, info, path)
         competitors: dict[str, Callable[[], Competitor]] = {
-            FEWTAGS: lambda: of_fewtags(net, info, options.batch),
+            FEWTAGS: lambda: of_fewtags(ready, info, options.batch),
             ONNX: lambda: of_fewtags(*load_onnx(path), options.batch),
             TIMM: lambda: of_timm(options.backbone, options.size, options.batch),
             RUNTIME: lambda: of_runtime(path, info, options.batch),
         }
+        pairs = [(FEWTAGS, TIMM), (ONNX, TIMM), (ONNX, RUNTIME)]
+        if options.compile:
+            competitors[COMPILED] = lambda: of_compiled(ready, info, options.batch)
+            pairs += [(COMPILED, TIMM), (COMPILED, FEWTAGS)]
         for cores in options.cores:
             found = measure(competitors, paths, options.rounds, usable[:cores])
             print(f"{cores} cores, {len(paths)} photos, {options.rounds} rounds; wall time (CPU time)")
-            for of, to in ((FEWTAGS, TIMM), (ONNX, TIMM), (ONNX, RUNTIME)):
+            for of, to in pairs:
                 print(f"  {of} / {to}: {ratio(found, of, to)}", flush=True)
 
 

@@ -94,7 +94,7 @@ def test_fit_shows_what_the_command_shows(scenes, tmp_path, capsys):
 def test_evaluate(fitted, scenes):
     clf = fitted[0]
     found = clf.evaluate(scenes.val)
-    assert found.to_dict() == evaluate_table(clf._net, clf.info_, scenes.val, cpu=True)[0].to_dict()
+    assert found.to_dict() == evaluate_table(clf._predictor(), clf.info_, scenes.val, cpu=True)[0].to_dict()
     assert str(found).startswith("mAP ")
 
 

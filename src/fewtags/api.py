@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.config.parse import apply_overrides, parse
+from fewtags.config.precision import Precision
 from fewtags.config.sections import Config
 from fewtags.engine.arguments import named_arguments, refuse_unknown, refuse_wrong_values
 from fewtags.engine.encoder_file import initial_weights
@@ -19,11 +20,12 @@ from fewtags.engine.evaluate import Evaluation
 from fewtags.engine.events import Event
 from fewtags.engine.fitting import fit_tables, pretrain_photos
 from fewtags.engine.given_photos import GivenPhotos
+from fewtags.engine.inference import for_inference
 from fewtags.engine.machine import torch_device
 from fewtags.engine.methods import changed_objective, read_pretrain_settings, settings_models, settings_of
 from fewtags.engine.model import ModelInfo, load_model, save_model
 from fewtags.engine.near_copies import leave_out_alike
-from fewtags.engine.onnx_net import Predictor, load_predictor, torch_net
+from fewtags.engine.onnx_net import Predictor, load_trained, torch_net
 from fewtags.engine.own_thresholds import Given, with_thresholds
 from fewtags.engine.predict import decide, evaluate_table, heatmaps, predict_photos
 from fewtags.engine.predictions import Predictions
@@ -62,7 +64,7 @@ Photo = Any
 """A path, a PIL image, or an array; see `Classifier.predict_proba`."""
 Photos = Any
 """A photo, a folder, a `LabelTable`, or a list of these."""
-PARAMS = ("backbone", "objective", "weights", "size", "preset", "device", "seed", "init")
+PARAMS = ("backbone", "objective", "weights", "size", "preset", "device", "seed", "init", "mixed_precision")
 """Arguments of the constructor."""
 Labels = One | Sequence[One] | Mapping[str, One]
 """Labels from one source or from several, see `fewtags.merge`; a mapping names its sources."""
@@ -85,6 +87,8 @@ class Classifier:
         device: "cpu" ignores GPUs; None uses the best device.
         seed: seed of everything random.
         init: a pretraining run, or its encoder file, whose backbone training starts from.
+        mixed_precision: arithmetic of the net in training (train.precision) and in use: "no" (float32), "bf16" or
+            "fp16"; None for "bf16" on a GPU that supports it, else "no".
 
     Raises:
         ConfigError: a name is unknown, with the closest known one, or a number is out of range.
@@ -108,13 +112,15 @@ class Classifier:
         device: str | None = None,
         seed: int = 0,
         init: Path | str | None = None,
+        mixed_precision: Precision | None = None,
     ) -> None:
-        self.init = init
+        self.init, self.mixed_precision = init, mixed_precision
         self.backbone, self.objective, self.weights, self.size = backbone, objective, weights, size
         self.preset, self.device, self.seed = preset, device, seed
         self._net: Predictor | None = None
         self._info: ModelInfo | None = None
         self._run: Path | None = None
+        self._ready: tuple[tuple[Predictor, bool, Precision | None], Predictor] | None = None
         refuse_wrong_values(self.get_params(deep=False))
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -165,15 +171,15 @@ class Classifier:
         return html_table(repr(self), ("class", "threshold"), rows, facts)
 
     @classmethod
-    def load(cls, place: Path | str, device: str | None = None) -> Self:
+    def load(cls, place: Path | str, device: str | None = None, mixed_precision: Precision | None = None) -> Self:
         """Load a classifier from a run folder, its `model.safetensors`, or an ONNX file of `fewtags export`.
 
         Raises:
             CheckpointError: there is no model, or it is damaged.
             ConfigError: an ONNX file needs onnxruntime.
         """
-        net, info = load_predictor(place)
-        made = cls(info.backbone, size=info.size, device=device)
+        net, info = load_trained(place)
+        made = cls(info.backbone, size=info.size, device=device, mixed_precision=mixed_precision)
         made._net, made._info, made._run = net, info, Path(place) if Path(place).is_dir() else Path(place).parent
         return made
 
@@ -290,7 +296,7 @@ class Classifier:
         Python warnings name classes and photos that are left out, and class names that are matched to the model's.
         Raises DataError if the table has no photos, or no class that the model knows.
         """
-        (net, _), info = self._trained(), self._with_thresholds(threshold)
+        net, info = self._predictor(), self._with_thresholds(threshold)
         given = _table(table)
         result, notes = evaluate_table(net, info, given, cpu=self._cpu)
         for note in (*notes, *trained_on(self._run, given), *([info.untagged] if info.untagged else [])):
@@ -338,7 +344,7 @@ class Classifier:
             ConfigError: `coupled` needs a ViT with a class token.
             DataError: the photo cannot be read.
         """
-        net, info = self._trained()
+        net, info = self._predictor(), self._trained()[1]
         given = GivenPhotos.of(photo)
         if len(given.photos) != 1:
             raise DataError(f"heatmaps takes one photo, but got {len(given.photos):,}; call it for each of them.")
@@ -346,7 +352,7 @@ class Classifier:
 
     def _probabilities(self, photos: Photos) -> tuple[NDArray[np.float64], tuple[str, ...]]:
         """Return float64 [n, C], and the names of the photos."""
-        net, info = self._trained()
+        net, info = self._predictor(), self._trained()[1]
         given, rows = GivenPhotos.of(photos), []
         for note in given.notes:
             warnings.warn(note, stacklevel=3)
@@ -360,6 +366,14 @@ class Classifier:
         if self._net is None or self._info is None:
             raise ConfigError("this classifier is not trained yet; call fit, or Classifier.load(run).")
         return self._net, self._info
+
+    def _predictor(self) -> Predictor:
+        """Return the net for inference. `save` needs the trained one, so both are kept; they share most weights."""
+        net, info = self._trained()
+        key = (net, self._cpu, self.mixed_precision)
+        if self._ready is None or self._ready[0] != key:
+            self._ready = key, for_inference(net, info, torch_device(self._cpu), self.mixed_precision)
+        return self._ready[1]
 
     @property
     def _cpu(self) -> bool:
@@ -376,6 +390,7 @@ class Classifier:
             "augment.size": self.size,
             "train.preset": self.preset,
             "train.seed": self.seed,
+            "train.precision": self.mixed_precision,
             "train.epochs": epochs,
             **settings,
         }

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_model import make_model
 
-from fewtags.engine.onnx_net import OnnxNet, load_onnx, load_predictor
+from fewtags.engine.onnx_net import OnnxNet, load_onnx, load_trained
 from fewtags.engine.predict import heatmaps, predict_photos
 from fewtags.errors import CheckpointError, ConfigError
 from fewtags.export import onnx as module
@@ -73,7 +73,7 @@ def test_centre_crop_is_described():
 def test_predictions_and_maps_as_of_the_net(exported):
     """Photos of another shape, through the same decoding; only rounding in the net may differ."""
     net, info, made = exported
-    again, read = load_predictor(made.path)
+    again, read = load_trained(made.path)
     assert (read.class_ids, read.thresholds, read.groups) == (info.class_ids, info.thresholds, info.groups)
     given = photos(5)
     wanted = [p.prob for p in predict_photos(net, info, given, CPU, batch_size=2)]

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from fewtags.cli.progress import say
+from fewtags.engine.inference import CompiledBackbone
 from fewtags.engine.model import ModelInfo
 from fewtags.engine.onnx_net import OnnxNet, Predictor
 from fewtags.engine.run_lock import LOCK_FILE, locked
 from fewtags.engine.tensor_files import checksum
 from fewtags.errors import ConfigError
 from fewtags.files import remove_temporary_files, replacing, write_text, writing
+from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.decode import PIXEL_LIMIT_VARIABLE
 from fewtags.text import counted
 
@@ -61,6 +63,8 @@ def describe_job(
     for path in paths:
         listed.update(os.fsencode(path) + b"\0")
     rest = {**asdict(info), **settings, "limit": os.environ.get(PIXEL_LIMIT_VARIABLE)}
+    if isinstance(net, SpatialNet):
+        rest |= {"precision": net.precision, "compiled": isinstance(net.backbone, CompiledBackbone)}
     return {
         "model": weights,
         "settings": hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest(),

@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 
+from fewtags.config import precision as arithmetic
 from fewtags.errors import ConfigError
 from fewtags.text import suggest
 
@@ -65,6 +66,14 @@ Minutes = Annotated[
     typer.Option(
         help="Time for the whole run (train.minutes): the preset finetune, with as many of its epochs as fit; the head "
         "alone if fewer than two do.",
+    ),
+]
+MixedPrecision = Annotated[
+    str | None,
+    typer.Option(
+        "--mixed-precision",
+        help="Arithmetic of the net: no (float32), bf16 or fp16, as train.precision; default: bf16 on a GPU that "
+        "supports it, else no.",
     ),
 ]
 Epochs = Annotated[
@@ -152,6 +161,13 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options whose value is not None."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def check_precision(word: str | None) -> arithmetic.Precision | None:
+    """Return the value of --mixed-precision if it is known; otherwise raise a `ConfigError`."""
+    if word is None:
+        return None
+    return cast("arithmetic.Precision", check_choice("--mixed-precision", word, arithmetic.PRECISIONS))
 
 
 def check_choice(option: str, word: str, known: Sequence[str]) -> str:

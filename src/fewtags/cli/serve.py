@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fewtags.cli.options import Cpu, Precision, Threshold
+from fewtags.cli.options import Cpu, MixedPrecision, Precision, Threshold, check_precision
 from fewtags.cli.progress import echo, say
 from fewtags.cli.use import Model, with_own_thresholds
 
@@ -21,6 +21,7 @@ def serve(
     batch_size: Annotated[int, typer.Option(min=1, help="Waiting photos that the model sees together.")] = 16,
     threshold: Threshold = None,
     precision: Precision = None,
+    mixed_precision: MixedPrecision = None,
     cpu: Cpu = False,
 ) -> None:
     """Answer requests for tags and heatmaps over HTTP, with a page for dropping photos.
@@ -46,14 +47,15 @@ def serve(
     """  # noqa: D301
     from fewtags.engine.places import refuse_missing_model
 
+    arithmetic = check_precision(mixed_precision)
     refuse_missing_model(model)
+    from fewtags.engine.inference import load_predictor
     from fewtags.engine.machine import cores, torch_device
-    from fewtags.engine.onnx_net import load_predictor
     from fewtags.review.serve import listen
     from fewtags.serve.model import Limits, ServedModel
     from fewtags.serve.run import serve as run
 
-    net, info = load_predictor(model)
+    net, info = load_predictor(model, torch_device(cpu), arithmetic)
     info = with_own_thresholds(info, model, threshold, precision)
     limits = Limits(bytes=max_bytes, pixels=max_pixels, photos=max_photos, batch=batch_size, decoders=max(2, cores()))
     bound = listen(host, port)

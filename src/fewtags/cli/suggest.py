@@ -73,7 +73,8 @@ def suggest(
     from fewtags.engine.places import refuse_missing_model
 
     refuse_missing_model(model)
-    from fewtags.engine.model import load_model
+    from fewtags.engine.inference import load_predictor
+    from fewtags.engine.machine import torch_device
     from fewtags.engine.predict import matched, score_table
     from fewtags.review.orders import DEFAULT_ORDER
     from fewtags.review.questions import add_evidence, check_order, run_share, suggest_from
@@ -85,7 +86,7 @@ def suggest(
     _refuse_outputs(out, tools)
     if wrong and (used := [name for name, path in {**tools, "--order": order}.items() if path is not None]):
         raise ConfigError(f"{used[0]} is for questions, so it has no effect with --wrong; remove one option.")
-    net, info = load_model(model)
+    net, info = load_predictor(model, torch_device(cpu))
     run = model if model.is_dir() else model.parent
     table = _read(run, info.classes, data, photos, lambda: read_labels(data, images, complete, set_, covers=covers))
     table, _ = matched(info, table)

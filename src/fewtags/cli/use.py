@@ -15,11 +15,13 @@ from fewtags.cli.options import (
     Cpu,
     Json,
     ManyImages,
+    MixedPrecision,
     Precision,
     ReadingSettings,
     Restart,
     Threshold,
     check_choice,
+    check_precision,
 )
 from fewtags.cli.progress import counting, echo, say
 from fewtags.cli.reading import read_labels, split_sizes
@@ -65,6 +67,7 @@ def evaluate(
     set_: ReadingSettings = None,
     threshold: Threshold = None,
     precision: Precision = None,
+    mixed_precision: MixedPrecision = None,
     as_json: Json = False,
     cpu: Cpu = False,
 ) -> None:
@@ -89,15 +92,17 @@ def evaluate(
 
     if loc_cuts is not None and not localise:
         raise ConfigError("--loc-cuts is for --localise; give --localise as well, or leave it out.")
+    arithmetic = check_precision(mixed_precision)
     refuse_missing_model(model)
     table, which = choose_split(read_labels(data, images, complete, set_, covers=covers), split)
     say(which)
+    from fewtags.engine.inference import load_predictor
     from fewtags.engine.localise import even_cuts, localise_table, refuse_without_boxes
-    from fewtags.engine.onnx_net import load_predictor
+    from fewtags.engine.machine import torch_device
     from fewtags.engine.predict import score_table
     from fewtags.engine.trained_on import trained_on
 
-    net, info = load_predictor(model)
+    net, info = load_predictor(model, torch_device(cpu), arithmetic)
     info = with_own_thresholds(info, model, threshold, precision)
     if localise:
         refuse_without_boxes(info, table)
@@ -172,6 +177,7 @@ def predict(
     ] = False,
     threshold: Threshold = None,
     precision: Precision = None,
+    mixed_precision: MixedPrecision = None,
     max_tags: Annotated[int | None, typer.Option(min=1, help="Maximum number of tags per photo.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Photos per batch.")] = 32,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode photos; 0: none.")] = 0,
@@ -203,6 +209,14 @@ def predict(
         typer.Option(min=1, help="With --engine ray: CPUs of each copy; default: an equal share with GPUs, else 1."),
     ] = None,
     restart: Restart = False,
+    compile_: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="Compile the net with torch.compile first, which can take minutes. Needs a C++ compiler, on a GPU "
+            "Triton; without one the net runs as it is.",
+        ),
+    ] = False,
     cpu: Cpu = False,
 ) -> None:
     """Tag photos.
@@ -233,20 +247,25 @@ def predict(
         raise ConfigError(f"{'--actors' if actors else '--actor-cpus'} is for --engine ray; give --engine ray as well.")
     if on_ray and workers:
         raise ConfigError("--workers is for --engine local; with --engine ray, give --actors or --actor-cpus.")
+    if on_ray and compile_:
+        raise ConfigError("--compile is for --engine local: the actors of Ray do not compile; remove one option.")
+    arithmetic = check_precision(mixed_precision)
     refuse_missing_model(model)
     if out is not None and out.suffix:  # the writer refuses other endings and none
         refuse_file(out)
     paths, notes = find_photos(photos)
     from fewtags.cli.tables import PredictionWriter, PredictOptions, no_effect_on_wide, write_predictions
+    from fewtags.engine.inference import compile_net, load_predictor
     from fewtags.engine.machine import torch_device
-    from fewtags.engine.onnx_net import load_predictor
     from fewtags.nets.spatial import SpatialNet
 
     if wide and (threshold or precision is not None):
         raise ConfigError(no_effect_on_wide("--threshold" if threshold else "--precision"))
-    net, info = load_predictor(model)
+    # The actors of Ray choose a precision for their own device.
+    net, info = load_predictor(model, torch_device(cpu), None if on_ray else arithmetic)
     info = with_own_thresholds(info, model, threshold, precision)
     writer = PredictionWriter(out, info, wide, max_tags, raw=raw)
+    writer.settings["mixed_precision"] = arithmetic
     say(*notes)
     if info.untagged and not wide:
         say(f"warning: {info.untagged}")
@@ -259,9 +278,13 @@ def predict(
             ray = stack.enter_context(ray_cluster())
             pool = choose_actors(ray, actors, actor_cpus, cpu=cpu)
             say(str(pool))
-            far = RayEngine(ray=ray, model=model, info=info, actors=pool, batch_size=batch_size)
+            far = RayEngine(ray=ray, model=model, info=info, actors=pool, batch_size=batch_size, precision=arithmetic)
             options = PredictOptions(pool.device, batch_size, workers, restart, far)
         else:
+            if compile_:
+                say("compiling the net")
+                net, problem = compile_net(net, info, torch_device(cpu), batch_size)
+                say(*([f"note: {problem}"] if problem else []))
             options = PredictOptions(torch_device(cpu), batch_size, workers, restart)
         failed = write_predictions(net, info, paths, writer, options, "tagging photos")
     if out is not None:
@@ -292,6 +315,7 @@ def heatmap(
     ] = "auto",
     threshold: Threshold = None,
     precision: Precision = None,
+    mixed_precision: MixedPrecision = None,
     cpu: Cpu = False,
 ) -> None:
     """Draw heatmaps that show where a model sees each class.
@@ -317,18 +341,20 @@ def heatmap(
     kind = cast('Literal["auto", "fixed", "relative"]', check_choice("--scale", scale, ("auto", "fixed", "relative")))
     if coupled and kind == "fixed":
         raise ConfigError("--coupled maps have no common scale, so --scale fixed has no meaning; remove one option.")
+    arithmetic = check_precision(mixed_precision)
     refuse_folder(out)
     refuse_missing_model(model)
     found, skipped = find_photos(photos)
     from fewtags.cli.heatmaps import HeatmapOptions, NameKey, output_names, write_heatmaps
+    from fewtags.engine.inference import load_predictor
     from fewtags.engine.machine import torch_device
-    from fewtags.engine.onnx_net import load_predictor, torch_net
+    from fewtags.engine.onnx_net import torch_net
     from fewtags.engine.own_thresholds import class_position
     from fewtags.nets.tscam import attention_layers
 
     key = NameKey(out)
     names, notes = output_names(photos, found)
-    net, info = load_predictor(model)
+    net, info = load_predictor(model, torch_device(cpu), arithmetic)
     if classes and (threshold or precision is not None):
         given = "--threshold" if threshold else "--precision"
         raise ConfigError(f"--class says which classes to draw, so {given} has no effect; remove one option.")

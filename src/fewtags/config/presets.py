@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal, final
 
+from fewtags.config.precision import Precision, choose_precision
 from fewtags.config.sections import AugmentConfig, Config, Settings, StageConfig
 from fewtags.errors import ConfigError
 from fewtags.objectives.table import DEFAULT_METHOD
@@ -45,7 +46,7 @@ class _Preset(Settings):
     weights: str | None = None
     size: int
     batch_size: int = 16
-    precision: Literal["no", "bf16", "fp16"] | None = None
+    precision: Precision | None = None
     policy: Literal["coco", "imagenet", "none"] = "coco"
     objective: Mapping[str, Mapping[str, Any]] = {}
     weight_decay: float = 0.0
@@ -166,7 +167,7 @@ class Resolved(Settings):
     weight_decay: float
     accumulate: int
     clip_norm: float
-    precision: Literal["no", "bf16", "fp16"]
+    precision: Precision
     weight_ema: float
     batchnorm_eval: bool
     cached_views: int
@@ -220,9 +221,8 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         )
     policy = augment.policy or preset.policy
     _check_policy(policy, augment)
-    precision = train.precision or preset.precision or ("bf16" if facts.device == "cuda" and facts.bf16 else "no")
-    if precision == "fp16" and facts.device == "cpu":
-        raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')
+    wanted = train.precision or preset.precision
+    precision = choose_precision(wanted, facts.device, facts.bf16, 'train.precision = "fp16"')
     method = config.objective.name or DEFAULT_METHOD
     photos = preset.batch_size
     return Resolved(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from pydantic import Field
 
+from fewtags.config.precision import Precision, choose_precision
 from fewtags.config.presets import Facts, photos_per_process
 from fewtags.config.sections import MOST_SEED, ObjectiveConfig, Settings, StageConfig
 from fewtags.errors import ConfigError
@@ -77,7 +78,7 @@ class PretrainTrainConfig(Settings):
         "cosine_epoch", description="of the learning rate; cosine_epoch changes it between epochs, as MoCo does"
     )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient; default: no limit")
-    precision: Literal["no", "bf16", "fp16"] | None = Field(
+    precision: Precision | None = Field(
         None, description="arithmetic of the net, no: float32; default: bf16 on a GPU that supports it"
     )
     sync_batchnorm: bool = Field(
@@ -138,7 +139,7 @@ class PretrainResolved(Settings):
     batch_size: int
     weight_decay: float
     clip_norm: float
-    precision: Literal["no", "bf16", "fp16"]
+    precision: Precision
     sync_batchnorm: bool
     workers: int
     seed: int
@@ -162,9 +163,7 @@ def resolve_pretrain(
     preset = PRESETS[name]
     batch = train.batch_size or photos_per_process(name, preset.batch_size, processes)
     epochs = train.epochs or preset.epochs
-    precision = train.precision or ("bf16" if facts.device == "cuda" and facts.bf16 else "no")
-    if precision == "fp16" and facts.device == "cpu":
-        raise ConfigError('train.precision = "fp16" needs a GPU; use bf16 or no.')
+    precision = choose_precision(train.precision, facts.device, facts.bf16, 'train.precision = "fp16"')
     if train.sync_batchnorm and (facts.device != "cuda" or processes == 1):
         raise ConfigError(
             "train.sync_batchnorm needs several CUDA GPUs; leave it out: keys are shuffled among processes in any case."

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, final
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from fewtags.config.precision import Precision
 from fewtags.formats import FormatName
 from fewtags.formats.options import ReadOptions
 from fewtags.objectives.table import DEFAULT_METHOD, OWN_METHOD
@@ -258,7 +259,7 @@ class TrainConfig(Settings):
     weight_decay: float | None = Field(None, ge=0, description="adam: added to the gradient; adamw: see optimizer")
     accumulate: int = Field(1, ge=1, description="batches per optimiser step")
     clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient; default: no limit")
-    precision: Literal["no", "bf16", "fp16"] | None = Field(
+    precision: Precision | None = Field(
         None, description="arithmetic of the net, no: float32; default: bf16 on a GPU that supports it"
     )
     weight_ema: float | None = Field(

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar, get_args
 
 import numpy as np
 
+from fewtags.config.precision import PRECISIONS
 from fewtags.config.sections import MOST_SEED, TrainConfig
 from fewtags.engine.methods import method_class
 from fewtags.engine.runfolder import NO_FILES
@@ -92,6 +93,9 @@ def refuse_wrong_values(given: Mapping[str, Any]) -> None:
         )
     if given["device"] not in (None, "cpu"):
         raise ConfigError(f"device is {given['device']!r}; give 'cpu', or None for the best device.")
+    if given["mixed_precision"] not in (None, *PRECISIONS):
+        known = ", ".join(map(repr, PRECISIONS))
+        raise ConfigError(f"mixed_precision is {given['mixed_precision']!r}; give {known}, or None for the default.")
     if given["weights"] not in (None, *NO_FILES) and not Path(given["weights"]).exists():
         weights = str(given["weights"])
         raise ConfigError(

@@ -142,8 +142,8 @@ def load_onnx(path: Path | str) -> tuple[OnnxNet, ModelInfo]:
     return net, replace(info, mean=(0.0, 0.0, 0.0), std=(1 / 255, 1 / 255, 1 / 255))
 
 
-def load_predictor(place: Path | str) -> tuple[Predictor, ModelInfo]:
-    """Load a net for prediction, and its metadata, from a run folder, its model file, or an ONNX file.
+def load_trained(place: Path | str) -> tuple[Predictor, ModelInfo]:
+    """Load a net as it was trained, and its metadata, from a run folder, its model file, or an ONNX file.
 
     Raises:
         ConfigError: an ONNX file is given, and onnxruntime is not installed.
@@ -153,7 +153,7 @@ def load_predictor(place: Path | str) -> tuple[Predictor, ModelInfo]:
 
 
 def read_predictor_info(place: Path | str) -> ModelInfo:
-    """Read the metadata of what `load_predictor` loads; only the weights of a model file are not read."""
+    """Read the metadata of what `load_trained` loads; only the weights of a model file are not read."""
     return load_onnx(place)[1] if Path(place).suffix.lower() == ENDING else read_info(model_path(place))
 
 

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from fewtags.budget.costs import Annotation, CostModel, budget_seconds
 from fewtags.budget.purchase import PointRule, simulate_budget
 from fewtags.config.sections import Config
+from fewtags.engine.inference import load_predictor
 from fewtags.engine.label_counts import can_rank
 from fewtags.engine.localise import WITHOUT_BOXES, has_boxes, localise_table
+from fewtags.engine.machine import torch_device
 from fewtags.engine.methods import settled
-from fewtags.engine.model import load_model
 from fewtags.engine.plan import make_plan
 from fewtags.engine.predict import ScoredTable
 from fewtags.engine.tables import Tables, hold_out
@@ -266,7 +267,7 @@ def _train(
 def _measure(run: Path, measured: LabelTable, cpu: bool) -> dict[str, float]:
     """Return the mAP of a finished run, and mAP-loc if a class that can be ranked has boxes."""
     found = {"mAP": float(json.loads((run / "evaluation" / "val.json").read_text("utf-8"))["mAP"])}
-    net, info = load_model(run)
+    net, info = load_predictor(run, torch_device(cpu))
     if has_boxes(info, measured):
         logits = np.load(run / "evaluation" / "val.npy", allow_pickle=False)
         scored = ScoredTable(index=np.arange(len(measured)), logits=logits, labels=measured.matrix.dense())

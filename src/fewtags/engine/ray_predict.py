@@ -26,9 +26,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from fewtags.config.precision import Precision
+from fewtags.engine.inference import load_predictor
 from fewtags.engine.machine import versions
 from fewtags.engine.model import ModelInfo
-from fewtags.engine.onnx_net import ENDING, load_predictor
+from fewtags.engine.onnx_net import ENDING
 from fewtags.engine.places import model_path
 from fewtags.engine.predict import Prediction, predict_photos
 from fewtags.errors import ConfigError, DataError, FewtagsError
@@ -133,6 +135,7 @@ class RayEngine:
         info: metadata of the model.
         actors: see `choose_actors`.
         batch_size: photos per batch.
+        precision: see `fewtags.engine.inference.for_inference`; it is chosen for the device of the actors.
     """
 
     ray: Any
@@ -140,6 +143,7 @@ class RayEngine:
     info: ModelInfo
     actors: Actors
     batch_size: int
+    precision: Precision | None = None
 
     def __call__(self, paths: Sequence[Path]) -> Iterator[Prediction]:
         """Yield the prediction for every photo, in order; an unreadable photo yields its error.
@@ -181,6 +185,7 @@ class RayEngine:
             ending=ENDING if file.suffix.lower() == ENDING else file.suffix,
             actors=actors,
             batch_size=self.batch_size,
+            precision=self.precision,
             photos=len(paths),
             folder=str(Path.cwd()),
             pixel_limit=os.environ.get(PIXEL_LIMIT_VARIABLE),
@@ -215,6 +220,7 @@ class _Task:
 
     Attributes:
         ending: of the model file.
+        precision: of the net.
         photos: number of photos of all actors.
         folder: working folder, where relative paths begin.
         pixel_limit: value of `PIXEL_LIMIT_VARIABLE`.
@@ -224,6 +230,7 @@ class _Task:
     ending: str
     actors: Actors
     batch_size: int
+    precision: Precision | None
     photos: int
     folder: str
     pixel_limit: str | None
@@ -256,7 +263,7 @@ class _Actor:
         self._folder = tempfile.TemporaryDirectory()  # onnxruntime may open the file again
         file = Path(self._folder.name) / f"model{task.ending}"
         file.write_bytes(ray.get(model))
-        self._net, self._info = load_predictor(file)
+        self._net, self._info = load_predictor(file, task.actors.device, task.precision)
 
     def __call__(self, photos: pa.Table) -> pa.Table:
         index, names = photos["index"].to_pylist(), photos["path"].to_pylist()

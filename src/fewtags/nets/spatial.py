@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewtags.errors import ConfigError
 from fewtags.nets.pool import Pool
+from fewtags.nets.precision import mixed_precision
 from fewtags.nets.weights import Origin
 
 T = TypeVar("T")
@@ -138,7 +139,8 @@ class Trunk(nn.Module):
     """Images to features: a backbone without its pool and classifier; base of `SpatialNet` and `Encoder`.
 
     Frozen parts (`requires_grad` False, see `freezing.freeze`) stay in eval mode when the net is in training mode, so
-    that their features can be cached. With `batchnorm_eval`, every BatchNorm stays in eval mode.
+    that their features can be cached. With `batchnorm_eval`, every BatchNorm stays in eval mode. The backbone runs in
+    the `precision` "no" (float32), "bf16" or "fp16"; in training it is "no", and `engine.autocast` sets another.
 
     Args:
         backbone: a module from images [b, 3, H, W] to features before pooling, in `layout`.
@@ -164,11 +166,14 @@ class Trunk(nn.Module):
         self.preprocessing = preprocessing or Preprocessing()
         self.origin = origin
         self.batchnorm_eval = False
+        self.precision = "no"
 
     def features(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b d h w"]:
         """Features of normalised images before pooling, for any layout of the backbone."""
         size = (images.shape[2], images.shape[3])
-        return spatial_features(self.backbone(images), self.layout, size, self.prefix_tokens)
+        with mixed_precision(images.device.type, self.precision):
+            raw = self.backbone(images)
+        return spatial_features(raw, self.layout, size, self.prefix_tokens)
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """(height, width) of the features for images of `size` (height, width), from one image of zeros.

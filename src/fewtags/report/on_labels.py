@@ -8,7 +8,8 @@ from typing import final
 
 import numpy as np
 
-from fewtags.engine.model import load_model
+from fewtags.engine.inference import load_predictor
+from fewtags.engine.machine import torch_device
 from fewtags.engine.predict import ScoredTable, score_table
 from fewtags.engine.trained_on import trained_on
 from fewtags.errors import DataError
@@ -43,7 +44,7 @@ def measured(runs: Sequence[RunData], on: OnLabels) -> tuple[list[RunData], list
     scored: list[ScoredTable] = []
     notes: list[str] = []
     for run in runs:
-        net, info = load_model(run.path / "model.safetensors")
+        net, info = load_predictor(run.path / "model.safetensors", torch_device(on.cpu))
         scored.append(score_table(net, info, on.table, cpu=on.cpu))
         head = f"{run.name}, {on.name}: " if len(runs) > 1 else f"{on.name}: "
         notes += [head + note.removeprefix("warning: ") for note in scored[-1].notes]

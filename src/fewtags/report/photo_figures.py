@@ -18,7 +18,8 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from fewtags.engine.gallery import GalleryPhoto, Panel
-from fewtags.engine.model import load_model, make_policy
+from fewtags.engine.inference import load_predictor
+from fewtags.engine.model import make_policy
 from fewtags.engine.predict import heatmaps
 from fewtags.engine.running_maps import saved_averages
 from fewtags.errors import CheckpointError, ConfigError
@@ -94,7 +95,7 @@ def draw_maps(
     found: list[list[MapRow]] = [[] for _ in keys]
     names: tuple[str, ...] = ()
     for run in runs:
-        net, info = load_model(run)
+        net, info = load_predictor(run, device)
         names = names or info.class_ids
         if info.class_ids != names:
             raise ConfigError(f"{run} has other classes than {runs[0]}; give runs of the same classes.")

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fewtags.engine.inference import load_predictor
 from fewtags.engine.machine import torch_device
-from fewtags.engine.model import load_model, make_policy
+from fewtags.engine.model import make_policy
 from fewtags.engine.predict import heatmaps
 from fewtags.errors import DataError
 from fewtags.photos.decode import probe
@@ -35,7 +36,7 @@ class HeatMaps:
     def __init__(self, run: Path, *, cpu: bool = False) -> None:
         self._lock = threading.Lock()
         self._device = torch_device(cpu)
-        self._net, self._info = load_model(run)
+        self._net, self._info = load_predictor(run, self._device)
         self._maps: OrderedDict[Path, NDArray[np.float32]] = OrderedDict()
 
     def picture(self, path: Path, class_id: str) -> bytes:

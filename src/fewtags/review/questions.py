@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from fewtags.engine.checkpoint import reading_record
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import ModelInfo
+from fewtags.engine.onnx_net import Predictor
 from fewtags.engine.places import find_photos
 from fewtags.engine.predict import ScoredTable, matched, predict_maps, score_table
 from fewtags.errors import CheckpointError, ConfigError, DataError
@@ -31,7 +32,6 @@ from fewtags.geometry import View
 from fewtags.labels import ClassNames, Label
 from fewtags.metrics.localisation import normalise_map
 from fewtags.metrics.wsol import component_boxes
-from fewtags.nets.spatial import SpatialNet
 from fewtags.review.calibrate import calibrate, expected_unknown
 from fewtags.review.orders import DEFAULT_ORDER, ORDERS, Cells, choose, gain
 from fewtags.shards.places import Url, place
@@ -78,7 +78,7 @@ class Question:
 
 
 def suggest(
-    net: SpatialNet,
+    net: Predictor,
     info: ModelInfo,
     table: LabelTable,
     *,
@@ -250,7 +250,7 @@ def ordinal(number: int) -> str:
 
 def add_evidence(
     questions: Sequence[Question],
-    net: SpatialNet,
+    net: Predictor,
     info: ModelInfo,
     table: LabelTable,
     *,
@@ -269,7 +269,7 @@ def add_evidence(
 
 def evidence_boxes(
     cells: Sequence[tuple[str, str]],
-    net: SpatialNet,
+    net: Predictor,
     info: ModelInfo,
     table: LabelTable,
     *,

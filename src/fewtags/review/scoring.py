@@ -16,7 +16,8 @@ from typing import Any, final
 
 import numpy as np
 
-from fewtags.engine.model import load_model
+from fewtags.engine.inference import load_predictor
+from fewtags.engine.machine import torch_device
 from fewtags.engine.places import model_path
 from fewtags.engine.predict import ScoredTable, matched, score_table
 from fewtags.errors import DataError, FewtagsError
@@ -178,7 +179,7 @@ def make_questions(
     Raises:
         DataError: no photo can be read, or the model knows none of the classes.
     """
-    net, info = load_model(run)
+    net, info = load_predictor(run, torch_device(cpu))
     table, _ = matched(info, table)
     parts: list[ScoredTable] = []
     problem: DataError | None = None

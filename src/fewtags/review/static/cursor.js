@@ -7,7 +7,10 @@ const EDGE = 40; // pixels that are kept free around the cursor
 let cursor = null; // across and down, in 0..1, while the cursor is shown
 let corner = null; // of the box that is being drawn
 
-const placeText = ([x, y]) => `${Math.round(100 * x)} % across, ${Math.round(100 * y)} % down`;
+function placeText([x, y]) {
+  const percent = (v) => (100 * v).toFixed(zoom.scale > 2 ? 1 : 0);
+  return `${percent(x)} % across, ${percent(y)} % down`;
+}
 
 // Read out by screen readers, and shown.
 function sayPlace(text) {

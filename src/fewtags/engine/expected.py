@@ -280,7 +280,7 @@ def reviewed_photos(table: LabelTable, run: Path) -> tuple[NDArray[np.int8], tup
     asked = (
         np.zeros(0, np.int64) if cells is None else np.flatnonzero(cells.image_counts(Label.UNKNOWN) < cells.shape[1])
     )
-    labels = merged.matrix.rows(asked)
+    labels = merged.matrix.rows(asked)[:, : len(table.classes)]  # classes that people added come last
     complete = (labels != Label.UNKNOWN).all(1)
     notes = []
     if part := int((~complete).sum()):

@@ -51,16 +51,18 @@ def from_tags(
     low, high = (min(max(found.mean * factor, observed), len(table.classes)) for factor in TRUE_OVER_ESTIMATE)
     mean = min(max(found.mean, observed), len(table.classes))
     less, more = TRUE_OVER_ESTIMATE
+    high_by, low_by = 100 * (1 / less - 1), 100 * (1 - 1 / more)
     notes = [
         "assumes that the tag of a photo is any of its classes with equal probability, and that the class that the "
         "photos make most probable is in the photo.",
-        f"not a confidence interval: on our four sets, and with halves of their classes, the true K was {less:g} to "
-        f"{more:g} times the estimate. A hundred completely labelled photos are far better: --ask 100.",
+        f"on our four sets, and with halves of their classes, the estimate was off by up to {high_by:.0f} %: from "
+        f"{low_by:.0f} % too low to {high_by:.0f} % too high. The range is that of these errors, not a confidence "
+        "interval. A hundred completely labelled photos are far better: --ask 100.",
     ]
     if found.explained < HARDLY:
         notes.append(
             f"warning: the photos explain {100 * found.explained:.0f} % of what the tags say; where it was below "
-            f"{100 * HARDLY:.0f} %, the estimate was up to twice the true K."
+            f"{100 * HARDLY:.0f} %, the estimate was up to {1 / less:.1f} times the true K."
         )
     return Estimate(
         classes=table.classes,
@@ -102,5 +104,10 @@ def _features(
         Workers(workers, pin_memory=device.type == "cuda"),
         device=device,
     )
-    found: NDArray[np.float32] = head_inputs(net, loader, device, tick, pooled=True)[:, :, 0, 0].numpy()
+
+    def counted_photos(done: int, _: int) -> None:
+        if tick is not None:
+            tick(done, len(table))
+
+    found: NDArray[np.float32] = head_inputs(net, loader, device, counted_photos, pooled=True)[:, :, 0, 0].numpy()
     return found

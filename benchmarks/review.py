@@ -144,7 +144,7 @@ class Trainer:
         found: list[tuple[float, Trial, dict[str, Tensor], Tensor]] = []
         for number in range(solutions(len(strengths), len(weights))):
             trial = next_trial(strengths, weights, [value for value, *_ in found])
-            weight = trial.answer_weight
+            weight = trial.answer_weight or ANSWER_WEIGHT
             expected = known == Label.POSITIVE
             if not complete and (number or not first):
                 counts = torch.minimum(self.counts, n - (known == Label.NEGATIVE).sum(0))
@@ -169,7 +169,8 @@ class Trainer:
         val, trial, state, self.scores = max(found, key=lambda one: one[0])
         self.best = VARIANCES.index(trial.variance)
         self.head.load_state_dict(state)
-        chosen = {} if first or len(self.answer_weights) == 1 else {"weight": trial.answer_weight}
+        searched = not first and len(self.answer_weights) > 1
+        chosen = {"weight": trial.answer_weight} if searched and trial.answer_weight is not None else {}
         return {"val": val, "test": self.mean_ap("test"), "variance": VARIANCES[self.best], **chosen}
 
     @torch.no_grad()

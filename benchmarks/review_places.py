@@ -253,7 +253,8 @@ class Reviewer:
 
     def _objects(self, image: int, class_: int) -> NDArray[np.float32]:
         classes, boxes = self.boxes[image]
-        return boxes[(classes == class_) & (self.truth[image, class_] == Label.POSITIVE)]
+        found: NDArray[np.float32] = boxes[(classes == class_) & (self.truth[image, class_] == Label.POSITIVE)]
+        return found
 
     def _place(self, objects: NDArray[np.float32], image: int, class_: int) -> NDArray[np.float64]:
         """The box of a random object, or a point in it; NaN for none."""

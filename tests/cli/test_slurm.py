@@ -127,6 +127,13 @@ def test_a_job_that_is_preempted_and_loses_its_machine_ends_with_the_same_bits(
     )
 
 
+def test_what_slurm_says(run: Run, train_command: Command, slurm: Path) -> None:
+    (slurm / "bin" / "sbatch").write_text("#!/bin/sh\necho sbatch: error: Invalid account >&2; exit 1\n")
+    result = run(*train_command, "--out", slurm / "run", *JOB)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1] == "error: SLURM refuses the job: sbatch: error: Invalid account"
+
+
 def test_processes_that_read_photos_do_not_put_the_job_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are forked, and inherit what the job does at a signal."""
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
@@ -193,6 +200,7 @@ def test_dry_run_prints_the_job(run: Run, dataset: Path, tmp_path: Path, kind: s
     ("words", "message"),
     [
         (("--partition", "gpu"), "--partition is for --slurm; give --slurm as well."),
+        (("--gpus", "0"), "--gpus is for --slurm; give --slurm as well."),
         (
             ("--slurm", "--time", "soon"),
             "--time soon: expected minutes, H:MM:SS, D-H, D-H:MM or D-H:MM:SS, for example 8:00:00.",

@@ -129,8 +129,12 @@ def test_another_engine_continues(
     local, out = tmp_path / "local.csv", tmp_path / "out.csv"
     assert run(*command, "--out", local).exit_code == 1
 
+    stopped = []
+
     def stop() -> None:
-        raise KeyboardInterrupt
+        if not stopped:
+            stopped.append(True)
+            raise KeyboardInterrupt
 
     after(100, stop)
     first = run(*command, "--engine", "ray", "--out", out)

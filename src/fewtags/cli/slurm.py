@@ -20,7 +20,7 @@ from typing import Annotated, Any, final
 import typer
 
 from fewtags.cli.progress import echo, say
-from fewtags.errors import ConfigError, FewtagsError, TrainingError
+from fewtags.errors import ConfigError, TrainingError
 from fewtags.text import counted
 
 PANEL = "SLURM"
@@ -72,7 +72,8 @@ class SlurmOptions:
 
     def check(self) -> None:
         """Raise ConfigError if there are options of a job, but no job; or values that sbatch would refuse."""
-        given = [f"--{field.name}" for field in fields(self) if getattr(self, field.name)]
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = [f"--{name}" for name, value in values.items() if value is not False and value not in (None, [])]
         if given and not self.slurm:
             raise ConfigError(f"{given[0]} is for --slurm; give --slurm as well.")
         if self.slurm:
@@ -182,7 +183,7 @@ def join_processes() -> None:
     number, main = getattr(signal, f"SIG{here.USR_SIG}"), os.getpid()
     before = signal.getsignal(number)
     if callable(before):
-        # SLURM also signals the forked processes that read photos, which would put the job back a second time.
+        # SLURM may also signal the forked processes that read photos, which would put the job back a second time.
         signal.signal(number, lambda *given: before(*given) if os.getpid() == main else None)
 
 
@@ -236,8 +237,6 @@ def submit(job: Job, options: SlurmOptions, out: Path, *, cpu: bool, dry_run: bo
         executor = AutoExecutor(folder, cluster=cluster, **{f"{cluster}_max_num_timeout": requeues})
         executor.update_parameters(**parameters)
         submitted = executor.submit(job)
-    except FewtagsError:
-        raise
     except (subprocess.CalledProcessError, RuntimeError) as error:  # submitit's errors are RuntimeErrors
         raise ConfigError(f"SLURM refuses the job: {str(error).strip()}") from error
     log = folder / f"{submitted.job_id}_0_log.out"

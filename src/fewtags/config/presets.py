@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any, Literal, final
 
 from fewtags.config.precision import Precision, choose_precision
-from fewtags.config.sections import AugmentConfig, Config, Settings, StageConfig
+from fewtags.config.preset_checks import SMALLEST_AREA, check_minutes, check_policy, check_selection, check_stages
+from fewtags.config.sections import Config, Settings, StageConfig
 from fewtags.errors import ConfigError
 from fewtags.objectives.table import DEFAULT_METHOD
 from fewtags.text import flag
@@ -195,14 +195,14 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         name = IN_STEPS
     preset = ON_CPU.get(name, PRESETS[name]) if facts.device == "cpu" else PRESETS[name]
     stages = _solvable_stages(preset.stages, facts) if train.stages is None else train.stages
-    _check_stages(stages)
+    check_stages(stages)
     if train.stages and (train.epochs or train.lr):
         raise ConfigError("train.epochs and train.lr change the preset's stages; set them in train.stages instead.")
     if train.minutes is not None:
-        _check_minutes(config, train.preset or name, stages, facts.processes)
+        check_minutes(train, train.preset or name, stages, facts.processes)
     stages = tuple(s for s in stages if s.epochs) if train.stages else rescaled(stages, train.epochs, train.lr)
     stages = _with_answer_weights(stages, facts, train.select)
-    _check_selection(train.select, stages[-1])
+    check_selection(train.select, stages[-1])
     backbone = model.backbone or preset.backbone
     weights = model.weights or preset.weights or ("offline" if backbone == facts.offline_backbone else "hub")
     frozen = all(stage.trainable == "head" for stage in stages)
@@ -220,7 +220,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
             "changes its labels while it learns, so it can only train in steps. Give the stage lr instead."
         )
     policy = augment.policy or preset.policy
-    _check_policy(policy, augment)
+    check_policy(policy, augment)
     wanted = train.precision or preset.precision
     precision = choose_precision(wanted, facts.device, facts.bf16, 'train.precision = "fp16"')
     method = config.objective.name or DEFAULT_METHOD
@@ -327,19 +327,6 @@ def _solvable_stages(stages: tuple[StageConfig, ...], facts: Facts) -> tuple[Sta
     return tuple(in_steps if stage.solved and stage.warmup else stage for stage in stages)
 
 
-def _check_minutes(config: Config, preset: str, stages: tuple[StageConfig, ...], processes: int) -> None:
-    """Check that `train.minutes` has epochs to choose."""
-    train, asked = config.train, f"train.minutes = {config.train.minutes:g}"
-    if others := [f"train.{name}" for name in ("stages", "epochs") if getattr(train, name) is not None]:
-        raise ConfigError(f"{asked} chooses the number of epochs, and {others[0]} gives it; leave one of them out.")
-    if stages[-1].trainable == "head":
-        raise ConfigError(
-            f"{asked} chooses how long to fine-tune, and preset {preset!r} trains only the head; leave one of them out."
-        )
-    if processes > 1:
-        raise ConfigError(f"{asked} is for one process, and there are {processes}; give {flag('epochs')} instead.")
-
-
 def _with_answer_weights(stages: tuple[StageConfig, ...], facts: Facts, select: str) -> tuple[StageConfig, ...]:
     """Return stages of which a last one that solves the head also tries weights of answers, if there are answers."""
     if asked := [stage.name for stage in stages if stage.answer_weights]:
@@ -364,19 +351,6 @@ ANSWER_WEIGHTS = (4.0, 1.0, 16.0)
 """Weights of answers that a solved head chooses from on validation, that of `objective.answer_weight` first."""
 
 
-def _check_selection(select: str, last: StageConfig) -> None:
-    """Check that `train.select = "last"` does not choose among solutions, which have no order in time."""
-    if select == "last" and last.solved and last.epochs > 1:
-        several = f"{len(last.logit_variances)} logit_variances"
-        if last.answer_weights:
-            several = f"{last.solutions} solutions"
-        raise ConfigError(
-            f'train.select = "last" cannot choose among the {several} of stage '
-            f'{last.name!r}: use "auto", which chooses on validation; or give the stage a single one in train.stages; '
-            f"or train in steps ({flag('preset', 'views')})."
-        )
-
-
 def rescaled(stages: tuple[StageConfig, ...], epochs: int | None, lr: float | None) -> tuple[StageConfig, ...]:
     """Return stages with `epochs` in all and the last learning rate `lr`, both in the preset's proportions.
 
@@ -398,34 +372,3 @@ def rescaled(stages: tuple[StageConfig, ...], epochs: int | None, lr: float | No
         for stage, share in zip(stages, shares, strict=True)
         if share
     )
-
-
-SMALLEST_AREA: Mapping[str, float] = {"coco": 0.25, "imagenet": 0.08, "none": 1.0}
-
-
-def _check_policy(policy: str, augment: AugmentConfig) -> None:
-    """Check that settings of crops and flips are not given with the policy `none`, which does neither."""
-    areas = {"augment.min_area": augment.min_area, "augment.max_area": augment.max_area}
-    asked = [f"{name} = {area:g}" for name, area in areas.items() if area is not None]
-    asked += ["augment.flip = true"] if augment.flip else []
-    if policy == "none" and asked:
-        raise ConfigError(
-            f'{" and ".join(asked)} would do nothing: augment.policy = "none" shows the whole photo, never flipped; '
-            'leave it out, or use the policy "coco" or "imagenet".'
-        )
-    least, most = augment.min_area or SMALLEST_AREA[policy], augment.max_area or 1.0
-    if least > most:
-        raise ConfigError(
-            f"augment.min_area = {least:g} is above augment.max_area = {most:g}; give the smaller number to min_area."
-        )
-
-
-def _check_stages(stages: tuple[StageConfig, ...]) -> None:
-    """Check that there is an epoch to train, and that warm-up stages come first."""
-    if not any(stage.epochs for stage in stages):
-        raise ConfigError("train.stages have no epochs; give at least one stage epochs above 0.")
-    later = [stage.name for before, stage in pairwise(stages) if stage.warmup and not before.warmup]
-    if later:
-        raise ConfigError(
-            f"stage {later[0]!r} has warmup = true but comes after a stage without; warm-up stages come first."
-        )

@@ -223,7 +223,7 @@ def submit(job: Job, options: SlurmOptions, out: Path, *, cpu: bool, dry_run: bo
     if dry_run:
         names = SlurmExecutor._equivalence_dict()
         plain = {key.removeprefix("slurm_"): value for key, value in parameters.items()}
-        own: dict[str, Any] = {names.get(key, key): value for key, value in plain.items()}
+        own: dict[str, Any] = {str(names.get(key, key)): value for key, value in plain.items()}
         echo(_make_sbatch_string(f"{job}  # started by submitit", folder, **own).strip())
         say("dry run: nothing was submitted.")
         return None

@@ -99,7 +99,7 @@ class PredictionWriter:
         if wide and "image" in info.class_ids:
             raise ConfigError("a class is named 'image', like the column of the photos; leave out --wide.")
         self.out, self.info, self.wide, self.max_tags = out, info, wide, max_tags
-        self.settings = {"wide": wide, "max_tags": max_tags, "raw": raw}
+        self.settings: dict[str, Any] = {"wide": wide, "max_tags": max_tags, "raw": raw}
         self.thresholds = np.array(info.thresholds)
         words, numbers = (
             (("image",), info.class_ids) if wide else (("image", "class", "name"), ("probability", "threshold"))

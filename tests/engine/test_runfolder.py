@@ -83,7 +83,12 @@ def test_what_was_written_comes_back(original):
     ("file", "old", "new", "change"),
     [
         ("run.toml", "\nseed = 0", "\nseed = 3", "train.seed 0 -> 3"),
-        ("run.toml", r"\[objective\][^\[]*", '[objective]\nname = "bce"\n', "objective.name expected_negative -> bce"),
+        (
+            "run.toml",
+            r"\[objective\][\s\S]*?(?=\n\[)",
+            '[objective]\nname = "bce"\n',
+            "objective.name expected_negative -> bce",
+        ),
         ("run.toml", "scl_weight = 0.3", "scl_weight = 1", "objective.scl_weight 0.3 -> 1.0"),
         ("run.toml", "lr = 0.01", "lr = 0.1", "train.stages.0.lr 0.01 -> 0.1"),
         ("run.toml", "size = 64", "size = 64\nflip = false", "augment.flip (not set) -> false"),
@@ -296,7 +301,7 @@ def test_a_run_that_never_began_leaves_the_folder_as_it_was(begun):
     folder = RunFolder(begun, TRAINING)
     (begun / "state").mkdir()
     (begun / "run.toml").rename(begun / "mine.txt")
-    folder._remove_record()
+    folder.remove_record()
     assert [path.name for path in begun.iterdir()] == ["mine.txt"]
 
 

@@ -1,4 +1,7 @@
-"""A job of two processes under submitit's local executor; `make cluster` runs this, which starts six interpreters."""
+"""A job of two processes under submitit's local executor.
+
+`make cluster` runs this file; pytest does not collect it by itself, because it starts six interpreters.
+"""
 
 import os
 import signal

@@ -27,19 +27,19 @@ class Maps(nn.Module):
         return Output(images.mean((2, 3)), images, images)
 
 
-def batch(*, places=True):
+def batch(labels, rows):
     maps = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 2, 2)).astype(np.float32)).requires_grad_()
-    labels = torch.tensor(LABELS, dtype=torch.int8)
-    where = Places(
-        torch.tensor([0, 1]), torch.tensor([0, 1]), torch.tensor([[0.7, 0.7, 0.7, 0.7], [0.0, 0.0, 0.5, 1.0]])
-    )
+    labels = torch.tensor(labels, dtype=torch.int8)
+    boxes = torch.tensor([[0.7, 0.7, 0.7, 0.7], [0.0, 0.0, 0.5, 1.0]])
+    where = Places(torch.tensor(rows), torch.tensor(rows), boxes[list(rows)]) if rows else None
     views = stack_views([View.identity()] * 2)
-    return Batch(images=maps, labels=labels, index=torch.arange(2), views=views, places=where if places else None)
+    return Batch(images=maps, labels=labels, index=torch.arange(2), views=views, places=where)
 
 
-def loss_and_gradient(method, *, epoch=0, places=True):
-    data = batch(places=places)
-    method.setup(Maps(), Problem(labels=LabelMatrix.from_dense(np.array(LABELS, np.int8)), grid=(2, 2), epochs=2))
+def loss_and_gradient(method, *, epoch=0, labels=LABELS, rows=(0, 1)):
+    """`rows` are the images with a place of the class with the same number."""
+    data = batch(labels, rows)
+    method.setup(Maps(), Problem(labels=LabelMatrix.from_dense(np.array(labels, np.int8)), grid=(2, 2), epochs=2))
     method.on_epoch_start(epoch)
     out = method.step(Maps(), data, Progress(epoch, 0, 1))
     out.loss.backward()
@@ -53,32 +53,56 @@ def expected_negative(**settings):
 METHODS = {"en": expected_negative, "an": AssumeNegative, "bce": BCE}
 
 
+ABSENT = {"en": [[P, N, N], [N, P, N]], "an": [[P, N, N], [N, P, N]], "bce": LABELS}
+"""What the loss of images takes the labels for. Nobody is expected in the first epoch of EN."""
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_loss_of_patches_is_that_of_patchml(name):
     """The difference that places make, in value and gradient, is L_patch of PatchML, whose image loss has weight 0."""
     settings = {"patch_weight": 0.5, "patch_weights": (4.0, 1.0, 1.0), "patch_gammas": (0.0, 1.0, 2.0)}
     with_places, gradient = loss_and_gradient(METHODS[name](**settings))
     without, before = loss_and_gradient(METHODS[name](patch_weight=0.0))
-    patchml, patches = loss_and_gradient(PatchML(image_weight=0.0, cropped="keep", **settings))
-    assert with_places.loss.item() - without.loss.item() == pytest.approx(patchml.loss.item(), rel=1e-6)
+    patchml, patches = loss_and_gradient(PatchML(image_weight=0.0, cropped="keep", **settings), labels=ABSENT[name])
+    assert with_places.loss.item() - without.loss.item() == pytest.approx(patchml.loss.item(), rel=1e-5)
     assert with_places.logs["patch"].item() == pytest.approx(patchml.loss.item() / 0.5)
     torch.testing.assert_close(gradient - before, patches)
     assert patches.abs().sum() > 0
     assert "patch" not in without.logs
 
 
+def test_expected_positives_are_unknown_patches():
+    """Every class is expected in both images, so that only the annotated cells have a loss, as in BCE."""
+    settings = {"patch_weight": 1.0, "patch_weights": (4.0, 1.0, 1.0)}
+    method = ExpectedNegative(class_prior=(1.0,) * 3, scl_weight=0.0, warmup_loss="expected_negative", **settings)
+    ours, _ = loss_and_gradient(method, epoch=1)
+    theirs, _ = loss_and_gradient(BCE(**settings))
+    assert ours.logs["patch"].item() == pytest.approx(theirs.logs["patch"].item())
+
+
+def test_images_without_a_place_say_nothing_about_patches():
+    """Only their known negatives do: here class 2 of the first image, whose place is taken away."""
+    method = AssumeNegative(patch_weight=1.0, patch_gammas=PLAIN)
+    _, gradient = loss_and_gradient(method, rows=(1,))
+    _, alone = loss_and_gradient(AssumeNegative(patch_weight=0.0), rows=(1,))
+    touched = (gradient - alone).abs().amax((2, 3)) > 0
+    assert touched.tolist() == [[False, False, True], [True, True, True]]
+
+
 def test_patchml_with_unknown_classes_as_negative_is_assume_negative_with_places():
+    """Up to the patches of unknown classes, which PatchML leaves out: here all labels are known."""
     settings = {"patch_weights": (4.0, 1.0, 1.0), "patch_weight": 1.0}
-    ours, gradient = loss_and_gradient(AssumeNegative(**settings))
-    theirs, same = loss_and_gradient(PatchML(image_unknown="negative", image_gammas=PLAIN, **settings))
+    complete = ABSENT["an"]
+    ours, gradient = loss_and_gradient(AssumeNegative(**settings), labels=complete)
+    theirs, same = loss_and_gradient(PatchML(image_gammas=PLAIN, **settings), labels=complete)
     assert ours.loss.item() == pytest.approx(theirs.loss.item(), rel=1e-6)
     torch.testing.assert_close(gradient, same)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_places_known_negatives_are_patches_too(name):
-    out, _ = loss_and_gradient(METHODS[name](patch_weight=1.0), places=False)
-    alone, _ = loss_and_gradient(PatchML(image_weight=0.0), places=False)
+    out, _ = loss_and_gradient(METHODS[name](patch_weight=1.0), rows=())
+    alone, _ = loss_and_gradient(PatchML(image_weight=0.0), rows=())
     assert out.logs["patch"].item() == pytest.approx(alone.loss.item())
 
 

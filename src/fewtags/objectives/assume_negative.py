@@ -100,6 +100,10 @@ class AssumeNegative(TaughtObjective, LocatedObjective, LogitObjective):
         """The loss is convex in the logits."""
         return True
 
+    def absent(self, batch: Batch) -> Tensor:
+        """All of them."""
+        return batch.labels == Label.UNKNOWN
+
     def image_loss(self, logits: Tensor, batch: Batch, at: Progress) -> ImageLoss:
         """Compute AN, AN-LS or WAN."""
         if self.negative_weight is None:

@@ -340,7 +340,8 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             loss = expected_negative(logits, labels, expected, weight=self._weights(batch, scores, at))
             logs = {"en": loss.detach()}
         loss = self.with_distillation(loss, logs, logits, batch)
-        loss = self.with_patches(loss, logs, out, batch)
+        absent = None if self.expected_positives == "counted" else (labels == Label.UNKNOWN) & ~expected
+        loss = self.with_patches(loss, logs, out, batch, absent)
         ramp = self._ramp(at)
         if self.cl_weight > 0 and at.epoch >= self._problem.warmup_epochs:
             seen = self._scores.seen(batch.index)[:, None] if self.corrected_averages else None

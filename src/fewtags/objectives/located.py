@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fewtags.errors import ConfigError
-from fewtags.labels import Batch
+from fewtags.labels import Batch, Label
 from fewtags.losses.selective import EVEN, PerLabel, patch_loss
 from fewtags.nets.spatial import Output
 from fewtags.objectives.base import Derived, Objective, RunFacts
@@ -26,7 +26,9 @@ class LocatedObjective(Objective):
 
     L is the loss of the method, and L_patch that of PatchML, eq. (2): a focal loss of the known patches. Patches on an
     annotated object are positive, all patches of a class that is known to be absent are negative, and all others have
-    no loss. It is a mean over all patches; see `losses.selective.patch_loss`.
+    no loss. In images with a place, classes that L takes as absent are absent in L_patch as well (not in PatchML):
+    without any negative, it would teach that each class is everywhere. It is a mean over all patches; see
+    `losses.selective.patch_loss`.
 
     Args:
         patch_weight: weight of L_patch, w_patch of PatchML eq. (3). Default: 1 with points or boxes, else 0.
@@ -61,13 +63,22 @@ class LocatedObjective(Objective):
         places = bool(facts.points or facts.boxes)
         return {**super().derived(facts), "patch_weight": Derived(float(places)), "patch_weights": even_patches(facts)}
 
-    def with_patches(self, loss: Tensor, logs: dict[str, Tensor], out: Output, batch: Batch) -> Tensor:
-        """Return the loss with the term L_patch, which is added to the logs."""
+    def with_patches(
+        self, loss: Tensor, logs: dict[str, Tensor], out: Output, batch: Batch, absent: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss with the term L_patch, which is added to the logs.
+
+        `absent`, bool [b, C], are the unknown labels that L takes as negative.
+        """
         if not self.patch_weight:
             return loss
-        maps = out.maps.float()
+        maps, labels = out.maps.float(), batch.labels
+        if absent is not None and batch.places is not None:
+            located = torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
+            located = located.index_fill(0, batch.places.row, True)
+            labels = labels.masked_fill(absent & located[:, None], Label.NEGATIVE)
         patches, _ = patch_labels(
-            batch.labels,
+            labels,
             batch.places,
             batch.views,
             (maps.shape[2], maps.shape[3]),

@@ -33,7 +33,13 @@ class LogitObjective(Objective):
     def image_loss(self, logits: Tensor, batch: Batch, at: Progress) -> ImageLoss:
         """Compute the loss of the logits float32 [b, C] of a batch; as pure as `step`."""
 
-    def with_patches(self, loss: Tensor, logs: dict[str, Tensor], out: Output, batch: Batch) -> Tensor:
+    def absent(self, batch: Batch) -> Tensor | None:
+        """Return the unknown labels that the loss takes as negative, bool [b, C]; None for none."""
+        return None
+
+    def with_patches(
+        self, loss: Tensor, logs: dict[str, Tensor], out: Output, batch: Batch, absent: Tensor | None = None
+    ) -> Tensor:
         """Return the loss; a method that is also a `LocatedObjective` adds a loss of patches."""
         return loss
 
@@ -42,5 +48,5 @@ class LogitObjective(Objective):
         out: Output = net(batch.images)
         logits = out.logits.float()
         loss, logs, payload = self.image_loss(logits, batch, at)
-        loss = self.with_patches(loss, logs, out, batch)
+        loss = self.with_patches(loss, logs, out, batch, self.absent(batch))
         return Step(loss, logs | {"sum_of_probabilities": logits.detach().sigmoid().sum(1).mean()}, payload)

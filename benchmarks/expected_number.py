@@ -13,8 +13,6 @@ again. Features: EfficientNet-Lite0 at 224 pixels, frozen, as in review.py. Ever
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,8 +34,8 @@ from fewtags.nets.spatial import SpatialHead
 from fewtags.objectives.expected_negative import UNSURE_WEIGHT
 from fewtags.seeds import rng
 from fewtags.stores.topk import ExpectedPositives, expected_counts
-from photo_sets import CACHE, DATA, REPOSITORY, load
-from protocol import read_lines
+from photo_sets import load
+from protocol import read_lines, script_arguments
 from review import ITERATIONS, MOMENTUM, SETS, VARIANCES, Photos, open_photos, pooled_features
 
 TAG_SEEDS, CUT_SEEDS = (0, 1, 2), (0, 1, 2)
@@ -245,8 +243,7 @@ def run(part: str, out: Path, names: Sequence[str], data: Path, cache: Path) -> 
     done = {(r["set"], r["seed"], r["half"] if part == "tags" else r["job"]) for r in records}
 
     def write(record: Mapping[str, Any]) -> None:
-        with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        append_line(out, record)
 
     for name in names:
         benchmark = load(name, data, cache)  # type: ignore[arg-type]
@@ -268,14 +265,9 @@ def run(part: str, out: Path, names: Sequence[str], data: Path, cache: Path) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_arguments(__doc__, SETS, SETS, out=False)
     parser.add_argument("part", choices=("coverage", "tags", "cuts"))
-    parser.add_argument("--out", type=Path, help="JSON lines, of tags and cuts")
     parser.add_argument("--repeats", type=int, default=500, help="of coverage")
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
-    parser.add_argument("--table", action="store_true", help="print what is there, and do nothing")
-    parser.add_argument("--data", type=Path, default=REPOSITORY / DATA, help=f"folder of the photos (default {DATA})")
-    parser.add_argument("--cache", type=Path, default=REPOSITORY / CACHE, help=f"for what is made (default {CACHE})")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.part == "coverage":

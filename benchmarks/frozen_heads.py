@@ -10,12 +10,9 @@ the complete validation labels is taken, and test is measured at that one. A lin
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,8 +34,8 @@ from fewtags.photos.augment import WholeImage
 from fewtags.photos.dataset import EvalSet, PhotoFolder
 from fewtags.photos.loader import Collate, EvalLoader
 from fewtags.stores.topk import ExpectedPositives, expected_counts
-from photo_sets import CACHE, DATA, NAMES, REPOSITORY, BenchmarkSet, load
-from protocol import read_lines
+from photo_sets import NAMES, BenchmarkSet, load
+from protocol import append_line, read_lines, script_arguments
 
 SEEDS = (10, 11, 12)
 SETS = ("camvid", "collages", "voc2", "ccp")
@@ -175,12 +172,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines; what is in it is not done again")
-    parser.add_argument("--sets", nargs="+", choices=NAMES, default=SETS)
-    parser.add_argument("--table", action="store_true", help="print what is there, and do nothing")
-    parser.add_argument("--data", type=Path, default=REPOSITORY / DATA, help=f"folder of the photos (default {DATA})")
-    parser.add_argument("--cache", type=Path, default=REPOSITORY / CACHE, help=f"for what is made (default {CACHE})")
+    parser = script_arguments(__doc__, NAMES, SETS)
     options = parser.parse_args()
     records = read_lines(options.out)
     if options.table:
@@ -191,8 +183,7 @@ def main() -> None:
     done = {(r["set"], r["features"], r["loss"], r["seed"]) for r in records}
     for name in options.sets:
         for record in runs(load(name, options.data, options.cache), done):
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+            append_line(options.out, record)
 
 
 if __name__ == "__main__":

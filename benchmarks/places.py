@@ -12,12 +12,9 @@ measured on the first 200 test photos with boxes. A line that is there is not do
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,17 +39,16 @@ from fewtags.objectives.patchml import PatchML
 from fewtags.photos.augment import WholeImage
 from fewtags.photos.dataset import EvalSet, PhotoFolder
 from fewtags.photos.loader import Collate, EpochSampler, EvalLoader
-from fewtags.stores.shard import Shard
 from fewtags.table.table import LabelTable
 from handful import Labels, draw
-from photo_sets import CACHE, DATA, NAMES, REPOSITORY, BenchmarkSet, load
-from protocol import read_lines
+from photo_sets import NAMES, BenchmarkSet, load
+from protocol import append_line, read_lines, script_arguments
 from single_positive import positives_per_image
 
 PRESET = PRESETS[SOLVED]
 SETS = ("voc2", "collages", "ccp")
 KNOWN = ("none", "full")
-WEIGHTS = (0.3, 1.0)
+WEIGHTS = (0.1, 0.3, 1.0, 3.0)
 LOCATED_IMAGES, PART = 200, 64
 SHOWN = ("mAP", "pointing", "mAP-loc", "PxAP")
 
@@ -147,7 +143,6 @@ def run(data: BenchmarkSet, features: Features, labels: Labels, variant: Variant
         grid=(cells.shape[2], cells.shape[3]),
         epochs=config.epochs,
         seed=seed,
-        shard=Shard(),
         features_dim=net.head.features_dim,
     )
     found: list[dict[str, Any]] = []
@@ -224,14 +219,9 @@ def table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines; what is in it is not done again")
-    parser.add_argument("--sets", nargs="+", choices=NAMES, default=SETS)
+    parser = script_arguments(__doc__, NAMES, SETS)
     parser.add_argument("--seeds", nargs="+", type=int, default=range(5))
     parser.add_argument("--known", nargs="+", choices=KNOWN, default=KNOWN)
-    parser.add_argument("--table", action="store_true", help="print what is there, and do nothing")
-    parser.add_argument("--data", type=Path, default=REPOSITORY / DATA, help=f"folder of the photos (default {DATA})")
-    parser.add_argument("--cache", type=Path, default=REPOSITORY / CACHE, help=f"for what is made (default {CACHE})")
     options = parser.parse_args()
     records = read_lines(options.out)
     if options.table:
@@ -242,8 +232,7 @@ def main() -> None:
     done = {(r["set"], r["known"], r["seed"], r["method"]) for r in records}
     for name in options.sets:
         for record in lines(load(name, options.data, options.cache), options.seeds, options.known, done):
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+            append_line(options.out, record)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, final
@@ -17,7 +18,7 @@ from fewtags.config.sections import Settings, StageConfig
 from fewtags.engine.methods import method_class, settings_models
 from fewtags.errors import ConfigError, DataError
 from fewtags.text import suggest
-from photo_sets import Name
+from photo_sets import CACHE, DATA, REPOSITORY, Name
 
 
 @final
@@ -169,6 +170,25 @@ def read_done(path: Path, benchmark: Benchmark) -> set[Job]:
             raise other_settings(path, number, job)
         done.add(job)
     return done
+
+
+def script_arguments(
+    description: str | None, choices: Sequence[str], sets: Sequence[str], *, out: bool = True
+) -> argparse.ArgumentParser:
+    """What a script without a benchmark file asks for on the command line; `out`: --out is required."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=out, help="JSON lines; what is in it is not done again")
+    parser.add_argument("--sets", nargs="+", choices=choices, default=sets)
+    parser.add_argument("--table", action="store_true", help="print what is there, and do nothing")
+    parser.add_argument("--data", type=Path, default=REPOSITORY / DATA, help=f"folder of the photos (default {DATA})")
+    parser.add_argument("--cache", type=Path, default=REPOSITORY / CACHE, help=f"for what is made (default {CACHE})")
+    return parser
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Add a line to a result file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

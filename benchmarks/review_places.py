@@ -17,8 +17,6 @@ the first 60 photos of each split.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -57,8 +55,8 @@ from fewtags.seeds import rng
 from fewtags.table.answered import answered, with_answers
 from fewtags.table.merge import merge
 from fewtags.table.table import LabelTable
-from photo_sets import CACHE, DATA, REPOSITORY, SPLITS, BenchmarkSet, Name, load
-from protocol import read_lines
+from photo_sets import SPLITS, BenchmarkSet, Name, load
+from protocol import append_line, read_lines, script_arguments
 from table import table_head, table_row
 
 SETS: tuple[Name, ...] = ("collages", "voc2", "ccp")
@@ -325,14 +323,9 @@ def report(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines; what is in it is not done again")
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
+    parser = script_arguments(__doc__, SETS, SETS)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--photos", type=int, help="only so many photos of each split, to try it")
-    parser.add_argument("--table", action="store_true", help="print what is there, and do nothing")
-    parser.add_argument("--data", type=Path, default=REPOSITORY / DATA, help=f"folder of the photos (default {DATA})")
-    parser.add_argument("--cache", type=Path, default=REPOSITORY / CACHE, help=f"for what is made (default {CACHE})")
     options = parser.parse_args()
     records = read_lines(options.out)
     if options.table:
@@ -350,8 +343,7 @@ def main() -> None:
             opened[name] = Photos(data if options.photos is None else first(data, options.photos), options.cache)
         found = run(opened[name], who, KINDS[kind], method, seed)
         line = {"set": name, "who": who, "kind": kind, "method": method, "seed": seed, **found}
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(options.out, line)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ def timed(make_config, minutes, **train):
 def planned(make_config, tables, monkeypatch):
     """Make a plan on a machine of a known speed."""
 
-    def make(minutes, speed=SPEED):
+    def make(minutes, speed=SPEED, **train):
         monkeypatch.setattr(planning, "measure_speed", lambda *_, **__: speed)
         monkeypatch.setattr(planning, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # reading takes no time
-        return make_plan(timed(make_config, minutes), tables=tables, cpu=True)
+        return make_plan(timed(make_config, minutes, **train), tables=tables, cpu=True)
 
     return make
 
@@ -60,10 +60,14 @@ def test_a_short_time_solves_the_head_alone(planned):
     plan = planned(minutes_for(2) - 0.01)
     assert plan.resolved.preset == "cpu"
     assert all(stage.solved for stage in plan.resolved.stages)
-    assert (
-        "are too short for fine-tuning, since an epoch takes about 54 s here: only the head is trained" in plan.notes[0]
-    )
+    assert plan.notes[0].endswith("an epoch takes about 54 s here: the preset cpu, which trains only the head")
     assert plan.config.train.minutes == pytest.approx(minutes_for(2) - 0.01)
+
+
+def test_a_preset_that_was_named_is_not_replaced(planned):
+    with pytest.raises(ConfigError, match="too short for preset 'finetune': 2 epochs take about 3 minutes here"):
+        planned(minutes_for(2) - 0.01, preset="finetune")
+    assert planned(minutes_for(2) + 0.01, preset="finetune").resolved.stages[-1].epochs == 2
 
 
 @pytest.mark.parametrize(

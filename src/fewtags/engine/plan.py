@@ -22,7 +22,7 @@ from fewtags.engine.methods import derive_objective, make_objective, settled
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.engine.tables import Tables, read_tables
 from fewtags.engine.teacher import Teacher, match_scores, refuse_teacher
-from fewtags.engine.time_box import measure_speed, time_box, within
+from fewtags.engine.time_box import measure_speed, refuse_too_short, time_box, within
 from fewtags.errors import ConfigError
 from fewtags.formats.scores import ScoreTable, read_scores
 from fewtags.labels import Label, LabelMatrix
@@ -159,6 +159,8 @@ def make_plan(
         return plan
     speed = measure_speed(plan.net, plan.resolved, cleaned.train, cpu=cpu)
     box = time_box(config.train.minutes, plan.resolved, cleaned, speed, spent=time.perf_counter() - began)
+    if config.train.preset is not None:  # a preset that was named is not replaced
+        refuse_too_short(config.train.minutes, config.train.preset, box)
     if box.epochs:
         resolved = within(plan.resolved, box)
     else:

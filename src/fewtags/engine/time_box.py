@@ -11,11 +11,12 @@ from typing import final
 
 import torch
 
-from fewtags.config.presets import Resolved, rescaled
+from fewtags.config.presets import SOLVED, Resolved, rescaled
 from fewtags.engine.autocast import Autocast
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import make_policy
 from fewtags.engine.tables import Tables
+from fewtags.errors import ConfigError
 from fewtags.nets.freezing import freeze
 from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.dataset import PhotoFolder, TrainSet
@@ -92,24 +93,24 @@ class TimeBox:
     Attributes:
         epochs: 0 if fewer than `LEAST_EPOCHS` fit.
         epoch: estimated seconds of an epoch, with its validation.
-        before: estimated seconds of everything else.
+        rest: estimated seconds of everything else, without solving the head.
     """
 
     epochs: int
     epoch: float
-    before: float
+    rest: float
 
     def line(self, minutes: float) -> str:
         """Describe the plan in one line."""
         limit = f"{minutes:g} minutes"
         if not self.epochs:
             return (
-                f"{limit} are too short for fine-tuning, since an epoch takes about {self.epoch:.0f} s here: only the "
-                "head is trained"
+                f"{limit} are too short for fine-tuning, since an epoch takes about {self.epoch:.0f} s here: the "
+                f"preset {SOLVED}, which trains only the head"
             )
         epochs = f"{counted(self.epochs, 'epoch')} of about {self.epoch:.0f} s"
-        whole = (self.before + self.epochs * self.epoch) / 60
-        return f"{limit}: {epochs}, and {self.before:.0f} s of other work; about {whole:.0f} minutes in all"
+        whole = (self.rest + self.epochs * self.epoch) / 60
+        return f"{limit}: {epochs}, and {self.rest:.0f} s of other work; about {whole:.0f} minutes in all"
 
 
 def time_box(minutes: float, resolved: Resolved, tables: Tables, speed: Speed, spent: float = 0.0) -> TimeBox:
@@ -118,7 +119,7 @@ def time_box(minutes: float, resolved: Resolved, tables: Tables, speed: Speed, s
     `spent` are the seconds that reading and checking took.
     """
     train, val = len(tables.train), len(tables.val)
-    others = sum(len(table) for table in tables.splits().values())
+    everything = sum(len(table) for table in tables.splits().values())
     workers = max(1, resolved.workers)
 
     def seconds(photos: int, each: float) -> float:
@@ -128,10 +129,20 @@ def time_box(minutes: float, resolved: Resolved, tables: Tables, speed: Speed, s
 
     epoch = seconds(train, speed.step) + seconds(val, speed.forward)
     # One pass for the head that is solved or for logistic regression, and one at the end over the other splits.
-    before = spent + seconds(others, speed.forward) + seconds(others - train, speed.forward)
+    rest = spent + seconds(everything, speed.forward) + seconds(everything - train, speed.forward)
     most = sum(stage.epochs for stage in resolved.stages if not stage.solved)
-    fitting = min(most, int((60 * minutes * RESERVE - before) / epoch))
-    return TimeBox(fitting if fitting >= LEAST_EPOCHS else 0, epoch, before)
+    fitting = min(most, int((60 * minutes * RESERVE - rest) / epoch))
+    return TimeBox(fitting if fitting >= LEAST_EPOCHS else 0, epoch, rest)
+
+
+def refuse_too_short(minutes: float, preset: str, box: TimeBox) -> None:
+    """Raise ConfigError if `LEAST_EPOCHS` of a preset that the user named do not fit."""
+    if not box.epochs:
+        needed = (box.rest + LEAST_EPOCHS * box.epoch) / 60 / RESERVE
+        raise ConfigError(
+            f"train.minutes = {minutes:g} are too short for preset {preset!r}: {LEAST_EPOCHS} epochs take about "
+            f"{needed:.0f} minutes here. Give more, or leave the preset out."
+        )
 
 
 def within(resolved: Resolved, box: TimeBox) -> Resolved:

@@ -41,7 +41,7 @@ class SupervisedObjective(LocatedObjective):
         image_clip: negative and unknown classes with a probability up to this have no loss and no gradient (not in
             PatchML; ASL, Ridnik et al., ICCV 2021, uses 0.05); 0: none.
         image_weight: w_image.
-        patch_weight: w_patch.
+        patch_weight: w_patch; 1 also without points and boxes.
         cropped: a positive all of whose known locations are cropped away becomes "unknown" in that view, or is "keep".
         pseudo_weight: w_pseudo, the weight of pseudo-labels.
         pseudo_from: first epoch with pseudo-labels, warm-up included.

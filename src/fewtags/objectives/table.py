@@ -95,7 +95,7 @@ PRETRAIN_METHODS: Mapping[str, Method] = {
 """Methods of `fewtags pretrain`; they use no labels."""
 
 DEFAULT_METHOD, DEFAULT_PRETRAIN_METHOD = "expected_negative", "moco"
-"""The methods for training with tags, for training with tags, points and boxes, and for pretraining."""
+"""The methods for training and for pretraining, if none is named."""
 
 OWN_METHOD = "my_package.my_module:MyObjective"
 """How to name a method of your own."""

@@ -35,7 +35,7 @@ from fewtags.objectives.expected_negative import UNSURE_WEIGHT
 from fewtags.seeds import rng
 from fewtags.stores.topk import ExpectedPositives, expected_counts
 from photo_sets import load
-from protocol import read_lines, script_arguments
+from protocol import append_line, read_lines, script_arguments
 from review import ITERATIONS, MOMENTUM, SETS, VARIANCES, Photos, open_photos, pooled_features
 
 TAG_SEEDS, CUT_SEEDS = (0, 1, 2), (0, 1, 2)

@@ -54,7 +54,7 @@ def demo(
     """Train two methods on handwritten digits and compare them.
 
     Each scene contains several digits, and one of them is labelled. The demo compares assume-negative with EN + SCL in
-    about two minutes and downloads nothing.
+    two to four minutes and downloads nothing.
     """
     run_demo(out, seed)
 

@@ -77,6 +77,24 @@ def test_lists_of_photos(tmp_path, write):
     assert repeated.item in found.images
 
 
+@pytest.mark.parametrize("start", ["/old/set/", "C:\\old\\set\\", "data/obj/", "../../old/", ""])
+def test_lists_of_another_computer(tmp_path, write, start):
+    """Photos are found by the end of the path within their split, as in all readers; a missing one stays below home."""
+    slash = "\\" if "\\" in start else "/"
+    lines = {split: start + f"images/{split}/x.jpg".replace("/", slash) for split in ("train", "val")}
+    yaml = "train: train.txt\nval: val.txt\nnames: [cat]\n"
+    write("images/train/x.jpg", "images/val/x.jpg", files={"data.yaml": yaml, "labels/val/x.txt": ROW})
+    write(files={"train.txt": lines["train"], "val.txt": f"{lines['val']}\n{start}images/val/gone.jpg"})
+    found = find_yolo(tmp_path / "data.yaml")
+    assert found.root == tmp_path
+    images = {**parts(found)}
+    assert [split for name, (_, split) in images.items() if name.endswith("gone.jpg")] == ["val"]
+    assert images["images/train/x.jpg"] == (None, "train")
+    assert images["images/val/x.jpg"] == ("labels/val/x.txt", "val")
+    shown = f"1 photos of val.txt found by the end of their path, for example 'images/val/x.jpg' for {lines['val']!r}"
+    assert (shown in found.messages) == bool(start)
+
+
 def test_lists_whose_lines_start_higher_up(tmp_path, write):
     write("data/obj/a.jpg", files={"data/obj/a.txt": ROW, "data/train.txt": "data/obj/a.jpg\n"})
     write(files={"d.yaml": "train: data/train.txt\nnames: [cat]\n"})

@@ -14,6 +14,7 @@ import yaml
 from fewtags.errors import DataError
 from fewtags.formats.common import is_hidden, is_split, plain_text, text_of
 from fewtags.formats.locate import extension, folder_of, is_photo, path_is
+from fewtags.formats.locate_end import find_by_end, is_address, path_of
 from fewtags.table.table import Excluded
 from fewtags.text import some
 
@@ -267,6 +268,7 @@ class _Images:
     photos: bool = False
     _stray: int = 0
     repeated: dict[Path, str] = field(default_factory=dict)
+    by_end: dict[str, tuple[int, str, str]] = field(default_factory=dict)
     _listed: dict[Path, frozenset[str]] = field(default_factory=dict)
 
     def add(self, split: str, where: Path) -> None:
@@ -290,6 +292,8 @@ class _Images:
         """Yield what was left out."""
         if self._stray:
             yield f"{self._stray:,} .txt files outside of labels/ have no photo of that name and are ignored"
+        for name, (n, line, key) in self.by_end.items():
+            yield f"{n:,} photos of {name} found by the end of their path, for example {key!r} for {line!r}"
         if self.repeated:
             yield f"{len(self.repeated):,} photos are in several splits; the first of them counts"
 
@@ -312,7 +316,7 @@ class _Images:
         return next((folder / name for folder in folders if name in self._listing(folder)), None)
 
     def _of_list(self, file: Path) -> list[Path]:
-        """Return the photos that a file lists, relative to its folder or to one above."""
+        """Return the photos that a file lists: relative to its folder or to one above, or by the end of their path."""
         lines = [line.strip() for line in text_of(file, _LARGEST_LIST).splitlines() if line.strip()]
         lines = [line for line in lines if not is_hidden(line.replace("\\", "/").rpartition("/")[2])]
         roots = (file.parent, *file.parent.parents[:2])
@@ -322,7 +326,25 @@ class _Images:
             return sum(path_is(Path.is_file, root / p) or self._label_of(root / p) is not None for p in sample)
 
         root = max(roots, key=hits)
-        return [Path(os.path.normpath(root / line)) for line in lines]
+        images = {line: Path(os.path.normpath(root / line)) for line in lines}
+        return [(images | self._by_end(images, file))[line] for line in lines]
+
+    def _by_end(self, images: Mapping[str, Path], file: Path) -> dict[str, Path]:
+        """Return the photos of lines that were written on another computer, by the end of their path."""
+        lost = [line for line, image in images.items() if not self._is_known(image)]
+        far = [line for line in lost if len(lost) * 2 > len(images) or is_address(line) or "\\" in line]
+        if not far:
+            return {}
+        known = [image for image in images.values() if image.is_relative_to(self.home) and self._is_known(image)]
+        taken = [image.relative_to(self.home).as_posix() for image in known]
+        found, _ = find_by_end(far, self.home, taken=taken, split=is_split(file.stem))
+        if found:
+            self.by_end[file.name] = len(found), *next(iter(found.items()))
+        # A photo that is not found stays below the folder of the data set, and is reported as missing.
+        return {line: self.home / found.get(line, path_of(line).lstrip("/")) for line in far}
+
+    def _is_known(self, image: Path) -> bool:
+        return image.name in self._listing(image.parent) or self._label_of(image) is not None
 
     def _listing(self, folder: Path) -> frozenset[str]:
         if folder not in self._listed:

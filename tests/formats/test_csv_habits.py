@@ -284,3 +284,34 @@ def test_line_breaks_in_a_cell_separate_tags(read):
     """They became blanks: the class "traffic light dog"."""
     text = 'image,tags\na.jpg,"traffic light\ndog"\nb.jpg,dog\nc.jpg,traffic light\n'
     assert labels(read(text))["a.jpg"] == {"traffic light": P, "dog": P}
+
+
+@pytest.mark.parametrize("tag", ["cat and dog", "cat_dog", "cat_and_dog", "cat-dog"])
+def test_words_between_tags_are_a_warning(read, tag):
+    (warning,) = read(f"image,tags\na.jpg,{tag}\nb.jpg,dog\nc.jpg,cat\n").notes.warnings
+    assert f"{tag!r} is read as one class, but the parts are tags or numbers themselves" in warning
+
+
+def test_tags_with_blanks_between_in_a_short_table_are_a_warning(read):
+    """Blanks separate tags if there are fewer words than distinct cells; a short table has as many."""
+    cells = ("haze primary", "agriculture clear primary water", "clear primary", "haze primary water")
+    table = read("image,tags\n" + "".join(f"{i}.jpg,{cell}\n" for i, cell in enumerate(cells)))
+    (warning,) = table.notes.warnings
+    assert "are read as one class each, but most of their words are in several of them" in warning
+
+
+@pytest.mark.parametrize("cell", ["dog:0.9;cat:0.1", "dog:.9 cat:.1", "dog (0.9)|cat (1)", "['dog: 0.9', 'cat: 1']"])
+def test_tags_with_scores_are_refused(read, cell):
+    with pytest.raises(DataError, match="looks like tags with scores, and scores are not labels"):
+        read(f'image,tags\na.jpg,"{cell}"\nb.jpg,"{cell.replace("9", "8")}"\n')
+    table = read("image,tags\na.jpg,f=1.8;cat\nb.jpg,dog;size: 1\nc.jpg,cat:2\n")
+    assert table.classes.ids == ("cat", "cat:2", "dog", "f=1.8", "size: 1")
+
+
+@pytest.mark.parametrize("cell", ['{"dog": 1, "cat": 0}', '[{"name": "dog"}]', '{"choices":["dog","cat"]}'])
+def test_objects_are_not_tags(read, cell):
+    """Label Studio's CSV has such cells; they were taken for tags with commas."""
+    quoted = cell.replace('"', '""')
+    with pytest.raises(DataError, match=r"is an object, not tags.* export 'JSON' instead"):
+        read(f'image,tags\na.jpg,"{quoted}"\nb.jpg,cat\n')
+    assert labels(read("image,tags\na.jpg,\"{'cat: a', 'dog'}\"\n")) == {"a.jpg": {"cat: a": P, "dog": P}}

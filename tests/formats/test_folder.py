@@ -357,3 +357,59 @@ def test_names_that_look_the_same_are_one_class(tmp_path, make_photo):
     table = read_folder(tmp_path)
     assert table.classes.ids == ("caf\u00e9",)
     assert table.notes.warnings[-1].startswith(f"{tmp_path}: spellings that look the same ('caf\u00e9')")
+
+
+@pytest.mark.parametrize(("table", "named"), [("train/_classes.csv", "_classes.csv"), ("train.csv", "train.csv")])
+def test_label_files_of_folders_of_splits_are_named(tmp_path, make_photo, table, named):
+    """Roboflow's _classes.csv and metadata.csv of Hugging Face lie in the folders of splits, those of Kaggle above."""
+    make_photo("train/a.jpg")
+    make_photo("valid/b.jpg", 1)
+    (tmp_path / table).touch()
+    with pytest.raises(DataError, match=f"but there are label files, '[a-z/]*{named}'; pass that of train instead"):
+        read_folder(tmp_path)
+
+
+def test_splits_below_the_classes(tmp_path, make_photo):
+    for n, key in enumerate(("cat/train/a.jpg", "cat/val/b.jpg", "dog/train/c.jpg", "dog/val/d.jpg")):
+        make_photo(key, n)
+    with pytest.raises(DataError, match=r"put the splits above the classes, as in .*/train/cat/PHOTO\.jpg\."):
+        read_folder(tmp_path)
+
+
+def test_a_name_that_says_only_that_photos_are_there_is_no_class(tmp_path, make_photo):
+    make_photo("images/a.jpg")
+    with pytest.raises(DataError, match="'images' would be the only class, but its name says only that it has photos"):
+        read_folder(tmp_path)
+    make_photo("masks/a.png", 1)
+    with pytest.raises(DataError, match="'images' would be the only class"):
+        read_folder(tmp_path)
+    (tmp_path / "xmls").mkdir()
+    (tmp_path / "xmls/a.xml").touch()
+    with pytest.raises(DataError, match="and there are 1 XML files; for VOC annotations pass format='voc'"):
+        read_folder(tmp_path)
+
+
+def test_folders_of_masks_are_named(tmp_path, make_photo):
+    """A class "mask" has photos of its own."""
+    for n, key in enumerate(("cat/a.jpg", "dog/b.jpg", "masks/b.png", "mask/c.png")):
+        make_photo(key, n)
+    (warning,) = read_folder(tmp_path).notes.warnings
+    assert "'masks' is read as a class, but its photos have the names of photos in other folders" in warning
+
+
+def test_classes_that_may_be_one_level_deeper(tmp_path, make_photo):
+    make_photo("animal/cat/a.jpg")
+    make_photo("plant/rose/b.jpg", 1)
+    (warning,) = read_folder(tmp_path).notes.warnings
+    assert "no photo lies directly in 'animal', 'plant'" in warning
+    assert "the folders below them, 'cat', 'rose', are not. If those are the classes, move them up." in warning
+    make_photo("plant/c.jpg", 2)
+    assert not read_folder(tmp_path).notes.warnings
+
+
+@pytest.mark.parametrize("name", ["cat+dog", "cat_dog", "cat and dog", "dog_and_cat", "cat-dog"])
+def test_a_folder_of_several_classes_needs_a_comma(tmp_path, make_photo, name):
+    for n, folder in enumerate(("cat", "dog", name, "hot dog")):
+        make_photo(f"{folder}/a.jpg", n)
+    (warning,) = read_folder(tmp_path).notes.warnings
+    assert f"the folder {name!r} is read as one class, but its parts are classes themselves" in warning

@@ -31,7 +31,10 @@ def test_hidden_files_are_counted(tmp_path: Path, write) -> None:
     Image.new("RGB", (9, 9)).save(tmp_path / "images" / "a.jpg")
     for name in ("._a.jpg", ".DS_Store"):
         (tmp_path / "images" / name).write_bytes(b"x")
-    (tmp_path / "__MACOSX").mkdir()
+    for name in ("__MACOSX", "@eaDir", "$RECYCLE.BIN"):
+        (tmp_path / "images" / name).mkdir()
+        Image.new("RGB", (9, 9)).save(tmp_path / "images" / name / "a.jpg")
     table = ft.read(path)
     (found,) = [reading for reading in table.notes.readings if reading.value == "hidden files"]
-    assert (found.meaning, found.count) == ("skipped", 3)
+    assert (found.meaning, found.count) == ("skipped", 5)
+    assert table.images.to_pylist() == ["images/a.jpg"]

@@ -354,3 +354,16 @@ def test_lists_of_other_names(tmp_path, write, write_list):
     table = read_voc(tmp_path)
     assert table.split_names.to_pylist() == ["train", "val", ""]
     assert "the lists 'fold1.txt' are not read" in table.notes.warnings[0]
+
+
+def test_spellings_of_the_folder_and_of_endings(tmp_path, write, make_photo):
+    """A folder `annotations` beside `images` was read as the class "images"."""
+    write("a", thing("dog"))
+    write("b", thing("cat"))
+    (tmp_path / "Annotations/b.xml").rename(tmp_path / "Annotations/b.XML")
+    (tmp_path / "Annotations").rename(tmp_path / "annotations")
+    for n, name in enumerate("ab"):
+        make_photo(f"images/{name}.jpg", n)
+    table = read(tmp_path)
+    assert table.notes.messages[0] == f"{tmp_path.name}: read as voc, annotations/ has VOC files"
+    assert labels(table) == {"a.jpg": {"dog": P}, "b.jpg": {"cat": P}}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fewtags.engine.runfolder import MODEL_FILE, PRETRAINING, TRAINING, RunFolder
 from fewtags.errors import CheckpointError, DataError
-from fewtags.formats.folder import walk
+from fewtags.formats.folder_walk import walk
 from fewtags.formats.locate import is_photo
 from fewtags.shards.photos import photo_exists, shard_problem
 from fewtags.shards.places import Url, expand, is_shard, place

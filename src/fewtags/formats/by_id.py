@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fewtags.errors import DataError
+from fewtags.formats.common import is_hidden
 from fewtags.formats.locate import ImageKeys, check_images, folder_of, is_photo
 from fewtags.formats.openimages_files import ANNOTATION_FOLDERS
 from fewtags.table.table import Excluded, Notes
@@ -54,7 +55,7 @@ def _search(root: Path, wanted: set[str], depth: int | None) -> tuple[dict[str, 
     for parent, folders, names in os.walk(root):
         inside = Path(parent).relative_to(root)
         shown = [] if depth is not None and len(inside.parts) >= depth else folders
-        folders[:] = sorted(name for name in shown if not name.startswith("."))
+        folders[:] = sorted(name for name in shown if not is_hidden(name))
         for name in sorted(filter(is_photo, names)):
             if stem := spelt.get(unicodedata.normalize("NFC", name.rpartition(".")[0])):
                 repeated += stem in found

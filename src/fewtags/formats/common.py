@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fewtags.errors import DataError
 from fewtags.formats.options import fold
 from fewtags.labels import ClassNames
+from fewtags.photos.listing import SYSTEM_FOLDERS, is_hidden_name
 from fewtags.text import some
 
 Point = tuple[float, float]
@@ -185,16 +186,16 @@ def ends_of(file: Path) -> str:
 
 
 def is_hidden(path: str) -> bool:
-    """Return whether a relative path, with forward slashes, has a part that begins with a dot."""
-    return path.startswith(".") or "/." in path
+    """Return whether a relative path, with forward slashes, has a hidden part, see `is_hidden_name`."""
+    return any(map(is_hidden_name, path.split("/")))
 
 
 def count_hidden(*folders: Path) -> int:
-    """Return the number of hidden files, and of folders that macOS adds to archives, in folders and below them."""
+    """Return the number of hidden files, and of folders that systems add, in folders and below them."""
     found: set[Path] = set()
     for folder in folders:
         for parent, inside, files in os.walk(folder):
-            hidden = [name for name in inside if name == "__MACOSX"]
+            hidden = [name for name in inside if name in SYSTEM_FOLDERS]
             found.update(Path(parent, name).absolute() for name in hidden)
             inside[:] = [name for name in inside if not name.startswith(".") and name not in hidden]
             found.update(Path(parent, name).absolute() for name in files if name.startswith("."))

@@ -10,14 +10,14 @@ from fewtags.errors import DataError
 from fewtags.formats.common import clean_name, joined_names
 from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.sheet import Meaning, Sheet, Words
+from fewtags.formats.texts import several_in_one, tag_with_score, words_that_recur
 from fewtags.text import setting, some
 
 SEPARATORS = ("|", ";", ",")
 _BLANK = frozenset({"", "nan", "<na>", "[]", "()", "{}", "[nan]", "[none]"})
 _NUMBERS = frozenset({"0", "1", "-1", "0.", "1.", "0.0", "1.0", "-1.0", "nan"})
 _LINES = re.compile(r"[\r\n]+")
-_JOINTS = re.compile(r"\s*[/\\+&]\s*|\s+")
-"""What may separate tags, although it is not read so, because names contain it."""
+_COUNTS = re.compile(r"\d+(?:[\s/\\+&]+\d+)+")
 _QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 
 
@@ -34,6 +34,11 @@ def tags_of(sheet: Sheet, column: int, options: ReadOptions) -> tuple[dict[str, 
     """
     where = f"{sheet.path.name}, column {sheet.header[column]!r}"
     values = [value for value in sheet.values[column] if not is_blank(value)]
+    if found := next(filter(_is_object, values), None):
+        raise DataError(
+            f"{sheet.first(column, found)}: {found[:60]!r} is an object, not tags. Write the tags of each photo, such "
+            "as cat|dog; if Label Studio wrote the table, export 'JSON' instead and pass that file."
+        )
     lists = {value: tags for value in values if (tags := _list_of(value)) is not None}
     if lists and len(lists) < len(values):
         one, other = next(iter(lists)), next(value for value in values if value not in lists)
@@ -44,14 +49,28 @@ def tags_of(sheet: Sheet, column: int, options: ReadOptions) -> tuple[dict[str, 
     if lists:
         alike = joined_names(where, (tag for tags in lists.values() for tag in tags))
         cells = dict.fromkeys(sheet.values[column], ()) | {value: _plain(tags) for value, tags in lists.items()}
+        _check_scores(sheet, column, cells, options)
         return cells, "each cell is a list of tags", [*alike]
     separator = _separator(sheet, column, values, options)
     cells = {value: () if is_blank(value) else cut(value, separator) for value in sheet.values[column]}
+    _check_scores(sheet, column, cells, options)
     asked = options.tags_separator is not None
     warnings = [] if asked else [*_commas(sheet, column, separator, cells), *_joined(sheet, column, cells)]
     warnings += joined_names(where, (tag for value in values for tag in _parts(value, separator)))
     how = f"tags split at {separator!r}" if separator else "one tag a row"
     return cells, f"{how}, and at line breaks" if any(map(_LINES.search, values)) else how, warnings
+
+
+def _check_scores(sheet: Sheet, column: int, cells: Mapping[str, Sequence[str]], options: ReadOptions) -> None:
+    """Refuse tags with scores, such as dog:0.9, unless the user says what separates the tags."""
+    tag = tag_with_score(tag for tags in cells.values() for tag in tags)
+    if tag and options.tags_separator is None:
+        value = next(value for value, tags in cells.items() if tag in tags)
+        raise DataError(
+            f"{sheet.first(column, value)}: {value[:60]!r} looks like tags with scores, and scores are not labels. "
+            f"Write the tags that are right, without numbers; if the numbers belong to the names, pass "
+            f"{setting('tags_separator', ',')}."
+        )
 
 
 def cut(value: str, separator: str) -> tuple[str, ...]:
@@ -138,6 +157,12 @@ def _list_of(value: str) -> Sequence[str] | None:
     return [re.sub(r"\\(.)", r"\1", tag) for tag in quoted] if not between.strip(" ,\n\t") else None
 
 
+def _is_object(value: str) -> bool:
+    """Return whether a cell is an object of JSON or Python, such as {"cat": 1}, or a list of them."""
+    text = _QUOTED.sub("", value.strip())
+    return text[:1] + text[-1:] in ("{}", "[]") and "{" in text and ":" in text
+
+
 def _separator(sheet: Sheet, column: int, values: Sequence[str], options: ReadOptions) -> str:
     """Return the character between the tags; "" if each cell has one tag."""
     if options.tags_separator is not None:
@@ -194,19 +219,17 @@ def _commas(sheet: Sheet, column: int, separator: str, cells: Mapping[str, Colle
 
 
 def _joined(sheet: Sheet, column: int, cells: Mapping[str, Collection[str]]) -> list[str]:
-    """Return a warning about tags that may be several, because each of their parts is a tag, or all are numbers."""
-    tags = dict.fromkeys(tag for found in cells.values() for tag in found)
-    doubts = []
-    for tag in tags:
-        parts = _JOINTS.split(tag)
-        numbers = len(parts) > 1 and all(part.isdecimal() for part in parts)
-        if numbers or (len(parts) > 1 and all(part in tags for part in parts)):
-            doubts.append(tag)
+    """Return a warning about tags that may be several."""
+    tags = [tag for found in cells.values() for tag in found]
+    doubts, why = several_in_one(tags), "the parts are tags or numbers themselves"
+    doubts += [tag for tag in dict.fromkeys(tags) if _COUNTS.fullmatch(tag) and tag not in doubts]
+    if not doubts:
+        doubts, why = words_that_recur(tags), "most of their words are in several of them"
     if not doubts:
         return []
     text = (
-        f"{some(doubts, 3)} {'is read as one class' if len(doubts) == 1 else 'are read as one class each'}, but the "
-        f"parts are tags or numbers themselves. If there are several tags, pass what separates them, for example "
+        f"{some(doubts, 3)} {'is read as one class' if len(doubts) == 1 else 'are read as one class each'}, but "
+        f"{why}. If there are several tags, pass what separates them, for example "
         f"{setting('tags_separator', 'space')}."
     )
     return [f"{sheet.path.name}, column {sheet.header[column]!r}: {text}"]

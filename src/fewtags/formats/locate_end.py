@@ -98,7 +98,7 @@ class PhotosBelow:
             if seen > MOST_FILES:
                 self._named.clear()
                 break
-            folders[:] = sorted(name for name in folders if not is_hidden(name) and name != "__MACOSX")
+            folders[:] = sorted(name for name in folders if not is_hidden(name))
             inside = Path(parent).relative_to(root).parts
             for name in names:
                 if _is_photo(name) and not is_hidden(name):

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from fewtags.errors import DataError
-from fewtags.formats.common import is_split, text_of
+from fewtags.formats.common import is_hidden, is_split, text_of
 from fewtags.formats.csv import read_table
 from fewtags.formats.csv_layout import Layout
 from fewtags.formats.csv_split import Splits
-from fewtags.formats.folder import walk
+from fewtags.formats.folder_walk import walk
 from fewtags.formats.locate import is_photo
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.sheet import Sheet
@@ -55,9 +55,9 @@ def _sample(path: Path) -> tuple[int, list[Path]]:
     """Return how many photos were seen, and the text files of the same name beside them."""
     photos, pairs = 0, []
     for folder, inside, files in os.walk(path):
-        inside[:] = sorted(name for name in inside if not name.startswith(".") and name != "__MACOSX")
+        inside[:] = sorted(name for name in inside if not is_hidden(name))
         names = {*files}
-        for name in sorted(name for name in files if is_photo(name) and not name.startswith(".")):
+        for name in sorted(name for name in files if is_photo(name) and not is_hidden(name)):
             photos += 1
             pairs += [Path(folder, text) for text in _texts_of(name) if text in names]
         if photos >= _MOST_PHOTOS:

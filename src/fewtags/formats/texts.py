@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from fewtags.formats.common import number_of
 from fewtags.text import setting
 
+_JOINTS = tuple(map(re.compile, (r"\s*[/\\+&]\s*", r"\s+and\s+|_and_", "_", "-", r"\s+")))
+"""What may separate tags, although it is not read so, because names contain it."""
+_SCORED = re.compile(r".*?\S\s*[:=(\[]\s*(?:[01]?[.,]\d+|[01]|\d{1,3}\s*%)\s*[)\]]?")
 _MOST_WORDS = 5
 _SEVERAL = 0.8
 
@@ -60,3 +64,44 @@ def kind_of(texts: Sequence[str]) -> Literal["", "numbers", "captions", "tags"]:
 
 def _are_numbers(row: str) -> bool:
     return not any(math.isnan(number_of(word)) for word in re.split(r"[\s,;]+", row.strip(" \t,;")))
+
+
+def several_in_one(tags: Iterable[str]) -> list[str]:
+    """Return tags that may be several, because each of their parts is a tag.
+
+    >>> several_in_one(["dog", "cat", "dog + cat", "dog_and_cat", "hot dog"])
+    ['dog + cat', 'dog_and_cat']
+    """
+    known = dict.fromkeys(tags)
+    return [tag for tag in known if any(_all_known(joint.split(tag), known) for joint in _JOINTS)]
+
+
+def _all_known(parts: Sequence[str], tags: Collection[str]) -> bool:
+    return len(parts) > 1 and all(part in tags for part in parts)
+
+
+def words_that_recur(tags: Iterable[str]) -> list[str]:
+    """Return the tags of several words if most of these words are in several tags, as words of tags are, not of names.
+
+    >>> words_that_recur(["haze primary", "clear primary", "clear primary water", "haze water"])[:2]
+    ['haze primary', 'clear primary']
+    >>> words_that_recur(["traffic light", "stop sign", "hot dog", "dog"])
+    []
+    """
+    known = [*dict.fromkeys(tags)]
+    several = [tag for tag in known if len(tag.split()) > 1]
+    uses = Counter(word for tag in known for word in {*tag.split()})
+    again = sum(n > 1 for n in uses.values())
+    return several if len(several) > 2 and 3 * again >= 2 * len(uses) else []
+
+
+def tag_with_score(tags: Iterable[str]) -> str:
+    """Return a tag with a score, such as "dog:0.9", if most tags have one and not all are whole; else "".
+
+    >>> tag_with_score(["dog:0.9", "cat (1)"]), tag_with_score(["size: 1", "f=1.8 lens"])
+    ('dog:0.9', '')
+    """
+    known = [*dict.fromkeys(tags)]
+    scored = [tag for tag in known if _SCORED.fullmatch(tag)]
+    broken = [tag for tag in scored if re.search(r"[.,%]", tag)]
+    return broken[0] if broken and 2 * len(scored) > len(known) else ""

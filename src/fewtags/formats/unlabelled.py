@@ -13,7 +13,7 @@ import numpy as np
 from fewtags.check.photo_findings import TINY
 from fewtags.errors import DataError
 from fewtags.formats.common import split_name, text_of
-from fewtags.formats.folder import Files, walk
+from fewtags.formats.folder_walk import Files, walk
 from fewtags.formats.locate import extension, folder_of, is_photo, locate
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.read import read

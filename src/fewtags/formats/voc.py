@@ -39,13 +39,21 @@ def recognise(path: Path) -> str:
     marks = [part for part in ("Annotations", "ImageSets") if (path / part).is_dir() or path.name == part]
     if marks:
         return f"{marks[0]}/"
+    if (folder := _annotations(path)) is not None and _has_page(folder):
+        return f"{folder.name}/ has VOC files"
     splits = sorted(entry for entry in path.iterdir() if is_split(entry.name) and entry.is_dir())
     return next((f"{split.name}/ has VOC files" for split in splits if _has_page(split)), "")
 
 
+def _annotations(path: Path) -> Path | None:
+    """Return the folder `Annotations`, in any case."""
+    named = sorted(entry for entry in path.iterdir() if fold(entry.name) == "annotations" and entry.is_dir())
+    return named[0] if named else None
+
+
 def _has_page(folder: Path) -> bool:
     """Return whether the first XML file of a folder is of VOC; Roboflow writes them beside the photos of a split."""
-    files = sorted(file for file in folder.iterdir() if file.suffix == ".xml" and not is_hidden(file.name))
+    files = sorted(file for file in folder.iterdir() if extension(file.name) == ".xml" and not is_hidden(file.name))
     try:
         return bool(files) and bool(read_page(files[0]))
     except (ParseError, DefusedXmlException, ValueError, LookupError):
@@ -162,10 +170,10 @@ class _Folder:
 def _read(path: Path) -> _Folder:
     if not path.is_dir():
         raise DataError(f"{str(path)!r} is not a folder; pass the one with Annotations/ or ImageSets/ in it.")
-    folder = path / "Annotations" if (path / "Annotations").is_dir() else path
-    base = path.parent if path.name == "Annotations" else path
+    folder = _annotations(path) or path
+    base = path.parent if fold(path.name) == "annotations" else path
     pages, broken, hidden = {}, [], 0
-    for file in sorted(folder.rglob("*.xml")):
+    for file in sorted(file for file in folder.rglob("*") if extension(file.name) == ".xml"):
         name = file.relative_to(folder).with_suffix("").as_posix()
         if is_hidden(name):
             hidden += 1

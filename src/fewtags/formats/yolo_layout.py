@@ -357,8 +357,8 @@ def _files(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
     """Return files below a folder, sorted, without hidden ones."""
     found = []
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(parent, name) for name in sorted(names) if not name.startswith(".") and wanted(name)]
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        found += [Path(parent, name) for name in sorted(names) if not is_hidden(name) and wanted(name)]
     return found
 
 

@@ -87,6 +87,15 @@ def _add(out: Listing, shard: str, start: str, where: str) -> Iterator[str]:
         yield text
 
 
+SYSTEM_FOLDERS = frozenset({"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"})
+"""Folders that macOS, Synology, Windows and Linux add, with copies, thumbnails or deleted files."""
+
+
+def is_hidden_name(name: str) -> bool:
+    """Return whether a file or folder is hidden, or a folder that an operating system adds."""
+    return name.startswith(".") or name in SYSTEM_FOLDERS
+
+
 def other_kind(name: str) -> str:
     """Return the kind of a file that is not a photo, or is hidden; "" for a photo.
 
@@ -94,7 +103,7 @@ def other_kind(name: str) -> str:
     ('', '*.json', '(hidden)', '(no extension)')
     """
     parts = name.split("/")
-    if any(part.startswith(".") or part == "__MACOSX" for part in parts):
+    if any(map(is_hidden_name, parts)):
         return "(hidden)"
     stem, dot, last = parts[-1].rpartition(".")
     ending = f".{last.lower()}" if dot and stem else ""

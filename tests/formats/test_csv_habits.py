@@ -1,5 +1,7 @@
 """Habits of people and programs that write tables, found by users: each is read as meant, or refused with the cure."""
 
+import re
+
 import pytest
 from seen import labels
 
@@ -315,3 +317,92 @@ def test_objects_are_not_tags(read, cell):
     with pytest.raises(DataError, match=r"is an object, not tags.* export 'JSON' instead"):
         read(f'image,tags\na.jpg,"{quoted}"\nb.jpg,cat\n')
     assert labels(read("image,tags\na.jpg,\"{'cat: a', 'dog'}\"\n")) == {"a.jpg": {"cat: a": P, "dog": P}}
+
+
+# ------------------------------------------------------------------------------------------ spreadsheets and annotators
+
+
+def test_decimal_commas_of_spreadsheets(read, make_photo):
+    """A comma that separates nothing is that of a number; in "cat,dog" it separates the states of classes."""
+    table = read("Bild;cat;dog\r\na.jpg;1,0;0,00\r\nb.jpg;-1,0;1\r\n")
+    assert labels(table) == {"a.jpg": {"cat": P, "dog": N}, "b.jpg": {"dog": P}}
+    assert labels(read("image;cat,dog\na.jpg;1,0\nb.jpg;1,1\n", delimiter=";"))["a.jpg"] == {"cat": P, "dog": N}
+    make_photo("a.jpg")
+    table = read("image;class;x0;y0;x1;y1\na.jpg;cat;0,25;0;0,5;1,0\n")
+    assert table.facts["x0"].to_pylist() == [0.25]
+    with pytest.raises(DataError, match="are between 0 and 1, as the probabilities that a model predicts"):
+        read("image;label;score\na.jpg;cat;0,93\n")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_encodings_of_excel_and_powershell(read, encoding):
+    assert labels(read("image\tk\xe4fer\r\na.jpg\t1\r\n".encode(encoding))) == {"a.jpg": {"k\xe4fer": P}}
+
+
+def test_a_name_with_a_comma_in_a_header_with_semicolons(read):
+    """Both split the header into two columns; the rows decide."""
+    assert labels(read("image;tags, all\na.jpg;cat\nb.jpg;dog\n")) == {"a.jpg": {"cat": P}, "b.jpg": {"dog": P}}
+
+
+def test_blank_rows_of_spreadsheets(read):
+    assert labels(read("image,cat,dog\n,,\na.jpg,1,0\n , ,\n,,\n")) == {"a.jpg": {"cat": P, "dog": N}}
+    with pytest.raises(DataError, match="row 4, column 'image': there is no image name; fill it in, or remove the row"):
+        read("image,cat,dog\na.jpg,1,0\n,,\n,1,2\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "Labels 2026;;\n;;\nimage;cat;dog\n",
+            "row 1: 'Labels 2026' is alone in its row, like a title; remove the rows",
+        ),
+        ("# exported\nimage,cat,dog\na.jpg,1,0\n", "row 1: '# exported' is alone in its row, like a title"),
+        (";;\nimage;cat;dog\na.jpg;1;0\n", "row 1: the row is blank; remove the rows above the header"),
+        ('"image,""cat"""\n"a.jpg,1"\n', "row 1: the row is in quotes as a whole; save the table again"),
+        ("3\nimage_name  labels\na.jpg 1 -1\n", "row 1: '3' is a number, as the count of rows in lists of CelebA"),
+        ("image cat dog\na.jpg 1 0\n", "if blanks separate the cells, pass ReadOptions(delimiter=' ')"),
+        ("image tags\na.jpg cat dog\n", "if blanks separate the cells, put commas between the cells"),
+        ("a.jpg cat dog\nb.jpg cat\n", "row 1: 'a.jpg' looks like a photo, not like a column; add a header such as"),
+        ("image,pets,,\n,cat,dog,cow\na.jpg,1,0,1\n", "if it is a second row of headers, write one row with a name"),
+        ("image,label1,label2\na.jpg,cat,dog\n", "has some of the tags of a photo, join them in one, such as cat|dog"),
+        ("image\na.jpg\n", "a single column 'image' when split at ','"),
+    ],
+)
+def test_what_is_above_or_instead_of_a_header(read, text, message):
+    with pytest.raises(DataError, match=re.escape(message)):
+        read(text)
+
+
+def test_words_for_unsure_and_missing(read):
+    table = read("image,cat\na.jpg,ja\nb.jpg,unsicher\nc.jpg,nein\nd.jpg,#N/A\ne.jpg,unbekannt\n")
+    known = {image: found for image, found in labels(table).items() if found}
+    assert known == {"a.jpg": {"cat": P}, "c.jpg": {"cat": N}}
+    table = read("image,cat\na.jpg,pos\nb.jpg,incertain\nc.jpg,neg\n", uncertain="ones")
+    assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {"cat": P}, "c.jpg": {"cat": N}}
+
+
+@pytest.mark.parametrize("name", ["label", "tag", "class", "category"])
+@pytest.mark.parametrize("state", ["state", "present", "Presence"])
+def test_a_label_and_its_state_in_each_row(read, name, state):
+    """A row "label, 0" was a positive label, and its state a number that may be a place."""
+    table = read(f"image,{name},{state}\na.jpg,cat,1\na.jpg,dog,0\nb.jpg,dog,yes\n")
+    assert labels(table) == {"a.jpg": {"cat": P, "dog": N}, "b.jpg": {"dog": P}}
+
+
+def test_words_beside_tags_that_may_be_states_are_a_warning(read):
+    (warning,) = read("image,label,verified\na.jpg,cat,1\na.jpg,dog,0\n").notes.warnings
+    assert "column 'verified' beside the tags is not read, and has words for absent. If it says whether" in warning
+
+
+def test_columns_about_rows_are_no_classes(read):
+    """Label Studio's CSV had the class "annotator", and its choices were ignored."""
+    table = read("annotator,choice,id,image,Patient ID\n1,cat,0,a.jpg,1\n1,dog,1,b.jpg,1\n")
+    assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {"dog": P}}
+    assert read("Nr,image,cat\n0,a.jpg,1\n1,b.jpg,0\n").classes.ids == ("cat",)
+    assert read("id,image,cat\n0,a.jpg,1\n1,b.jpg,0\n", columns=("id", "cat")).classes.ids == ("id", "cat")
+
+
+def test_a_class_column_without_a_name_is_a_warning(read):
+    (warning,) = read("image,cat,,dog\na.jpg,1,0,0\nb.jpg,0,1,1\n").notes.warnings
+    assert "column 3 has no name and is not read, but has values of a class, '0', '1'; if it is one, name it" in warning

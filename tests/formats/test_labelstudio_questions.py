@@ -51,3 +51,12 @@ def test_none_of_one_control_says_nothing_about_another(read):
 def test_null_in_place_of_a_result_is_in_the_excluded_list(read):
     table = read([("animal", "cat"), None])
     assert [(e.item, e.reason) for e in table.notes.excluded] == [("task 1", "has None instead of a result")]
+
+
+@pytest.mark.parametrize(
+    "words", [("Ja", "Nein", "Unsicher"), ("Oui", "Non", "Peut-\xeatre"), ("Tak", "Nie", "Niepewne")]
+)
+def test_answers_in_other_languages(read, words):
+    """Yes, No and Unsure were read, but "Unsicher" made classes of all three."""
+    table = read(*([("cat", word)] for word in words))
+    assert labels(table) == {"0.jpg": {"cat": P}, "1.jpg": {"cat": N}, "2.jpg": {}}

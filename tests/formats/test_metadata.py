@@ -127,3 +127,20 @@ def test_captions_are_tags_if_the_user_says_so(root):
 def test_long_names_of_classes_are_not_captions(root):
     write(root / "metadata.jsonl", *photos({"tags": CAPTION}, {"tags": CAPTION}, {"tags": "cat"}))
     assert read(root).classes.ids == (CAPTION, "cat")
+
+
+def test_columns_that_cannot_be_read_are_named_with_the_cure(root):
+    write(root / "metadata.jsonl", *photos({"labels": [["cat"]]}, {"labels": {"cat": 1}}))
+    with pytest.raises(
+        DataError, match=r"The columns 'labels' have objects or lists of lists, .* write lists of names\."
+    ):
+        read(root)
+
+
+def test_scores_beside_tags_are_refused(root):
+    write(
+        root / "metadata.jsonl",
+        *photos({"tags": ["cat", "dog"], "scores": [0.9, 0.2]}, {"tags": ["cat"], "scores": [1]}),
+    )
+    with pytest.raises(DataError, match="'scores' are between 0 and 1, as the probabilities that a model predicts"):
+        read(root)

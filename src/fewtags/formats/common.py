@@ -128,8 +128,17 @@ def named_classes(names: Mapping[int, str] | Mapping[int | str, str]) -> ClassNa
     return ClassNames.of((name if uses[name] == 1 else f"{name}#{key}" for key, name in names.items()), names.values())
 
 
+def decoded(data: bytes) -> str:
+    r"""Return UTF-8 with or without byte order mark, or UTF-16 with one, as Excel and PowerShell write it, as text.
+
+    >>> decoded("caf\xe9".encode("utf-16")) == decoded("caf\xe9".encode("utf-8-sig")) == "caf\xe9"
+    True
+    """
+    return data.decode("utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
+
+
 def text_of(file: Path, largest: int | None = None, what: str = "a label file") -> str:
-    """Return the contents of a text file, UTF-8 with or without byte order mark, with at most `largest` bytes.
+    """Return the contents of a text file with at most `largest` bytes, see `decoded`.
 
     Raises:
         DataError: the file cannot be read, is larger (then the message asks whether it is `what`), or is not UTF-8.
@@ -137,7 +146,7 @@ def text_of(file: Path, largest: int | None = None, what: str = "a label file") 
     try:
         if largest is not None and file.stat().st_size > largest:
             raise DataError(f"{file}: more than {largest >> 20} MiB; is this {what}?")
-        return file.read_bytes().decode("utf-8-sig")
+        return decoded(file.read_bytes())
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror}); fix or remove it.") from None
     except UnicodeDecodeError as error:
@@ -154,8 +163,11 @@ def read_json(path: Path, hook: Callable[[dict[str, Any]], Any] | None = None) -
     try:
         return json.loads(text, object_hook=hook)
     except json.JSONDecodeError as error:
+        lines = error.msg == "Extra data" and text[error.pos : error.pos + 1] in ("{", "[")
+        cure = "if each line is an object of its own, call the file .jsonl" if lines else "is the file complete?"
         raise DataError(
-            f"{path} line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}); is the file complete?"
+            f"{path} line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}); {cure}"
+            f"{'.' if lines else ''}"
         ) from None
     except (RecursionError, ValueError) as error:
         raise DataError(f"{path}: not a JSON file of annotations ({error}).") from None

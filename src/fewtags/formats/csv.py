@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
         DataError: broken quotes, no image column, a value without a meaning (its cell is named), or missing photos.
     """
     options = options or ReadOptions()
-    sheet = read_sheet(path, options.delimiter)
+    sheet = read_sheet(path, options.delimiter).without_blank_rows()
     return read_table(sheet, find_layout(sheet, options), images, options, usual_folders(path))
 
 
@@ -79,7 +80,7 @@ def read_table(
     path = sheet.path
     names = sheet.columns[layout.image]
     if (empty := next((i for i, name in enumerate(names) if not name.strip()), None)) is not None:
-        raise DataError(f"{sheet.at(empty, layout.image)}: there is no image name; fill it in, or remove the row.")
+        raise DataError(f"{sheet.at(empty, layout.image)}: there is no image name; {_without_image(sheet, empty)}.")
     form = {"classes": _class_columns, "tags": _tags, "facts": label_rows}[layout.form](sheet, layout, options)
     if not len(form.classes):
         raise DataError(f"{path}: no row names a class, so there is nothing to learn.")
@@ -106,6 +107,15 @@ def read_table(
         splits=layout.splits.names if layout.splits else None,
         notes=notes,
     ).table()
+
+
+def _without_image(sheet: Sheet, row: int) -> str:
+    """Return what to do about a row without an image name, which may be a second row of headers."""
+    cells = [cell for column in sheet.columns if (cell := column[row].strip())]
+    names = [name for name in sheet.header if name]
+    if row == 0 and len(cells) > 1 and all(math.isnan(sheet.number(cell)) for cell in cells):
+        return f"if it is a second row of headers, write one row with a name for each column, beside {some(names, 3)}"
+    return "fill it in, or remove the row"
 
 
 def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:

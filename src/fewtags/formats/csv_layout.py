@@ -13,7 +13,7 @@ from fewtags.formats.common import number_of
 from fewtags.formats.csv_split import Splits, find_splits
 from fewtags.formats.locate import is_photo
 from fewtags.formats.options import Points, ReadOptions, fold
-from fewtags.formats.sheet import Sheet, Words, words_of
+from fewtags.formats.sheet import Meaning, Sheet, Words, words_of
 from fewtags.text import setting, some
 
 Form = Literal["classes", "tags", "facts"]
@@ -23,7 +23,19 @@ IMAGE_COLUMNS = (
     *("filename", "file_name", "file", "filepath", "file_path", "path", "photo"),
 )
 """Names of columns of images, likeliest first."""
-_TAGS = frozenset({"tag", "tags", "label", "labels", "class", "classes", "category", "categories", "keywords"})
+_TAGS = frozenset(
+    {"tag", "tags", "label", "labels", "class", "classes", "category", "categories", "keywords", "choice", "choices"}
+)
+_STATES = frozenset({"state", "present", "presence"})
+"""Names of columns that say whether the class of the row is present."""
+_NO_CLASSES = frozenset(
+    [
+        *("id", "index", "idx", "nr", "no", "no.", "#", "row", "number", "annotator", "annotators", "annotator_id"),
+        *("annotated_by", "annotation_id", "task_id", "labeler", "labeller", "rater", "worker", "worker_id", "user"),
+        *("user_id", "lead_time", "width", "height", "patient_id", "subject_id"),
+    ]
+)
+"""Names of columns that are no classes, whatever their values are."""
 SCORE_COLUMNS = frozenset({"score", "scores", "confidence", "conf", "probability", "prob", "proba", "certainty"})
 """Names of columns of scores."""
 _NAMELESS = re.compile(r"unnamed: [\d.]+(_level_\d+)?")
@@ -82,8 +94,8 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
     if chosen is not None:
         form: Form = "tags" if len(chosen) == 1 and _are_tags(sheet, chosen[0], words, options) else "classes"
         labels = chosen
-    elif {"class", "state"} <= names.keys():
-        form, labels = "facts", (names["class"], names["state"])
+    elif stated := _stated_class(sheet, names, words):
+        form, labels = "facts", stated
     elif {"class", "x0", "y0", "x1", "y1"} <= names.keys():
         form, labels = "facts", (names["class"],)
     elif point:
@@ -141,13 +153,23 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
     )
 
 
+def _stated_class(sheet: Sheet, names: Mapping[str, int], words: Words) -> tuple[int, int] | None:
+    """Return the columns of the class and of its state, for one label a row; None if there are no such columns."""
+    if {"class", "state"} <= names.keys():
+        return names["class"], names["state"]
+    classes = [j for name, j in names.items() if name in _TAGS]
+    states = [j for name, j in names.items() if name in _STATES and _share(sheet, j, words) == 1.0]
+    named = len(classes) == 1 and len(states) == 1 and _share(sheet, classes[0], words) < 0.5
+    return (classes[0], states[0]) if named else None
+
+
 def _boxed_class(sheet: Sheet, names: Mapping[str, int]) -> int | None:
     """Return the only column of labels beside boxes in fractions of the photo, x0, y0, x1 and y1; else None."""
     found = [j for name, j in names.items() if name in _TAGS]
     if not set(_CORNERS) <= names.keys() or len(found) != 1:
         return None
     filled = [value for corner in _CORNERS for value in sheet.values[names[corner]] if value.strip()]
-    return found[0] if filled and all(0 <= number_of(value) <= 1 for value in filled) else None
+    return found[0] if filled and all(0 <= sheet.number(value) <= 1 for value in filled) else None
 
 
 def _refuse_predictions(sheet: Sheet, names: Collection[str]) -> None:
@@ -168,13 +190,21 @@ def _scores_text(sheet: Sheet, scores: Sequence[int]) -> str:
 
 def _numbers(sheet: Sheet, column: int) -> list[float]:
     """Return the distinct numbers of a column; none if it has another value than numbers and blanks."""
-    values = [number_of(value) for value in sheet.values[column] if value.strip()]
+    values = [sheet.number(value) for value in sheet.values[column] if value.strip()]
     return [] if any(math.isnan(value) for value in values) else values
 
 
 def _are_scores(sheet: Sheet, column: int) -> bool:
-    values = _numbers(sheet, column)
-    return bool(values) and all(0 <= value <= 1 for value in values) and any(0 < value < 1 for value in values)
+    parts = {
+        part for value in sheet.values[column] for part in re.split(r"[\s;|'\"]+|,\s+|,(?=')", value.strip("[](){} "))
+    }
+    values = [sheet.number(part) for part in parts if part]
+    return (
+        not any(map(math.isnan, values))
+        and bool(values)
+        and all(0 <= value <= 1 for value in values)
+        and any(0 < value < 1 for value in values)
+    )
 
 
 def _doubts(sheet: Sheet, ignored: Sequence[int], form: Form, words: Words) -> tuple[str, ...]:
@@ -190,7 +220,19 @@ def _doubts(sheet: Sheet, ignored: Sequence[int], form: Form, words: Words) -> t
                 f"neither present nor absent. If it is a class, say what the word means: "
                 f"{setting('positive_words', [texts[0].strip()])}."
             )
-    numbers = [sheet.header[j] for j in named if len(_numbers(sheet, j)) > 1]
+    states = [j for j in named if form == "tags" and _says_absent(sheet, j, words)]
+    warnings += [
+        f"{sheet.path.name}: column {sheet.header[j]!r} beside the tags is not read, and has words for absent. If it "
+        "says whether the tag of its row is present, call it 'state'; if it is a class, make one column for each class."
+        for j in states
+    ]
+    warnings += [
+        f"{sheet.path.name}: column {j + 1} has no name and is not read, but has values of a class, "
+        f"{some([*sheet.values[j]], 3)}; if it is one, name it."
+        for j in ignored
+        if not sheet.header[j] and form == "classes" and j > 0 and _share(sheet, j, words) == 1.0
+    ]
+    numbers = [sheet.header[j] for j in named if j not in states and len(_numbers(sheet, j)) > 1]
     if form != "classes" and numbers:
         warnings.append(
             f"{sheet.path.name}: the numbers of {some(numbers)} beside the labels are not read. If they are places, "
@@ -198,6 +240,12 @@ def _doubts(sheet: Sheet, ignored: Sequence[int], form: Form, words: Words) -> t
             "photo), beside 'image' and 'class'."
         )
     return tuple(warnings)
+
+
+def _says_absent(sheet: Sheet, column: int, words: Words) -> bool:
+    """Return whether all values are words, and some mean absent."""
+    absent = any(words.meaning(value) is Meaning.NEGATIVE for value in sheet.values[column])
+    return absent and not _is_about_rows(sheet.header[column]) and _share(sheet, column, words) == 1.0
 
 
 def _point_columns(
@@ -235,8 +283,8 @@ def _point_columns(
 
 
 def _image_column(sheet: Sheet) -> int:
-    plain = [re.sub(r"[\s\-]+", "_", fold(name)) for name in sheet.header]
-    named = [j for alias in IMAGE_COLUMNS for j, name in enumerate(plain) if name == alias]
+    plain = [re.sub(r"[\s\-_]+", "", fold(name)) for name in sheet.header]
+    named = [j for alias in IMAGE_COLUMNS for j, name in enumerate(plain) if name == alias.replace("_", "")]
     photos = [j for j, column in enumerate(sheet.columns) if _are_photos(column)]
     for candidates in ([j for j in named if j in photos], named, photos if len(photos) == 1 else []):
         if candidates:
@@ -260,6 +308,11 @@ def _share(sheet: Sheet, column: int, words: Words) -> float:
     return labels / filled if filled else 0.0
 
 
+def _is_about_rows(name: str) -> bool:
+    """Return whether a column numbers rows, or says who made them: it is no class, whatever its values are."""
+    return re.sub(r"[\s\-_]+", "_", fold(name)) in _NO_CLASSES
+
+
 def _blank(sheet: Sheet, column: int, words: Words) -> bool:
     return all(words.meaning(value) is not None and not words.is_label(value) for value in sheet.values[column])
 
@@ -274,6 +327,7 @@ def _label_columns(
     sheet: Sheet, rest: Sequence[int], words: Words, options: ReadOptions
 ) -> tuple[Form, tuple[int, ...]]:
     named = [j for j in rest if sheet.header[j] and not _NAMELESS.fullmatch(fold(sheet.header[j]))]
+    named = [j for j in named if not _is_about_rows(sheet.header[j])]
     exact = [j for j in named if fold(sheet.header[j]) in _TAGS]
     about = [j for j in named if _TAGS & set(re.split(r"[^a-z]+", fold(sheet.header[j])))]
     share = {j: _share(sheet, j, words) for j in named}
@@ -281,9 +335,13 @@ def _label_columns(
     tags = [j for j in (about if not exact and not certain else exact) if _are_tags(sheet, j, words, options)]
     if len(tags) > 1 or (tags and len(certain) > 1):
         names = some([sheet.header[j] for j in (*tags, *certain)])
+        alike = not certain and len({re.sub(r"[\d\s_]+$", "", sheet.header[j]) for j in tags}) == 1
+        join = (
+            "" if not alike else " If each of them has some of the tags of a photo, join them in one, such as cat|dog."
+        )
         raise DataError(
             f"{sheet.path}: {names} may all be labels. Pass the column of tags, {setting('columns', ['COLUMN'])}, or "
-            f"those of the classes, {setting('columns', ['CLASS', '...'])}."
+            f"those of the classes, {setting('columns', ['CLASS', '...'])}.{join}"
         )
     if tags:
         return "tags", tuple(tags)
@@ -301,6 +359,8 @@ def _label_columns(
         return "tags", tuple(texts)
     if scores := [j for j in texts if _are_scores(sheet, j)]:
         raise DataError(_scores_text(sheet, scores))
+    if not texts and len(sheet):
+        raise DataError(f"{sheet.path}: no column has labels; there are {some(sheet.header, 12)}.")
     raise DataError(
         f"{sheet.path}: it is not clear which of {some([sheet.header[j] for j in named], 12)} has labels. Pass the "
         f"column of tags, {setting('columns', ['COLUMN'])}, or those of the classes, "

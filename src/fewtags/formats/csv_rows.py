@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
-from fewtags.formats.common import clean_name, joined_names, number_of
+from fewtags.formats.common import clean_name, joined_names
 from fewtags.formats.csv_layout import Layout
 from fewtags.formats.locate import ImageKeys
 from fewtags.formats.options import Points, ReadOptions, fold
@@ -199,7 +199,7 @@ def _numbers(sheet: Sheet, columns: Sequence[int], unit: Points | None) -> NDArr
 
 def _number(sheet: Sheet, row: int, column: int, unit: Points | None) -> float:
     text = sheet.columns[column][row]
-    value = number_of(text)
+    value = sheet.number(text)
     if unit == "fractions" and not 0.0 <= value <= 1.0:
         raise DataError(
             f"{sheet.at(row, column)}: {text!r} is not in 0..1; divide pixels by the width or height of the photo."

@@ -9,12 +9,13 @@ from typing import Any, final
 
 from fewtags.formats.common import plain_text
 from fewtags.formats.options import ReadOptions, fold
+from fewtags.formats.sheet import NO, UNSURE, YES
 from fewtags.labels import Label
 
 _ANSWERS = {
-    **dict.fromkeys(("yes", "y", "true", "present", "ja", "oui", "si", "sí", "1"), Label.POSITIVE),
-    **dict.fromkeys(("no", "n", "false", "absent", "nein", "non", "not present", "0"), Label.NEGATIVE),
-    **dict.fromkeys(("unsure", "maybe", "unknown", "not sure", "uncertain", "?", "can't tell", "n/a"), Label.UNKNOWN),
+    **dict.fromkeys(("1", *YES), Label.POSITIVE),
+    **dict.fromkeys(("0", "not present", *NO), Label.NEGATIVE),
+    **dict.fromkeys(("unknown", "?", "can't tell", "n/a", "maybe", "vielleicht", "peut-être", *UNSURE), Label.UNKNOWN),
 }
 
 

@@ -86,11 +86,22 @@ def read_metadata(path: Path, images: Path | None = None, options: ReadOptions |
     if objects := next((name for name in _columns(rows) if any(_has_boxes(row.record.get(name)) for row in rows)), ""):
         return _read_objects(path, rows, (key, objects), images, options, beside)
     sheet = _sheet(path, rows, key)
-    table = read_table(sheet, find_layout(sheet, options), images, options, beside)
-    if not (nested := [name for name in _columns(rows) if any(is_nested(row.record.get(name)) for row in rows)]):
+    nested = [name for name in _columns(rows) if any(is_nested(row.record.get(name)) for row in rows)]
+    try:
+        layout = find_layout(sheet, options)
+    except DataError as error:
+        raise DataError(f"{error}{_nested_text(nested)}") from None
+    table = read_table(sheet, layout, images, options, beside)
+    if not nested:
         return table
     warning = f"{path.resolve().name}: the columns {some(nested)} have objects or lists of lists, and are not read"
     return replace(table, notes=table.notes + Notes(warnings=(warning,)))
+
+
+def _nested_text(nested: Sequence[str]) -> str:
+    if not nested:
+        return ""
+    return f" The columns {some(nested)} have objects or lists of lists, which are not read; write lists of names."
 
 
 @final

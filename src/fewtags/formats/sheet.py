@@ -6,8 +6,8 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from itertools import islice
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import ConfigError, DataError
-from fewtags.formats.common import clean_name
+from fewtags.formats.common import clean_name, decoded, number_of
 from fewtags.formats.locate import is_photo
 from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.stated import value_readings
@@ -34,6 +34,7 @@ DELIMITERS = (",", "\t", ";", "|")
 # Rows are turned into columns in small blocks: this makes a million rows six times faster, because the short lists are
 # freed before the garbage collector visits them.
 _BLOCK = 128
+_SAMPLE, _LONGEST = 20, 100_000
 
 
 @final
@@ -64,6 +65,27 @@ class Sheet:
         where = self.places[row] if self.places else f"{self.path} row {self.lines[row]}"
         return where if column is None else f"{where}, column {self.header[column]!r}"
 
+    @cached_property
+    def decimal_comma(self) -> bool:
+        """Whether numbers may have a decimal comma, as in the tables of many languages: the comma separates nothing."""
+        return self.delimiter in (";", "\t") and not any("," in name for name in self.header)
+
+    def number(self, text: str) -> float:
+        """Return the number in a cell; NaN for other texts."""
+        return number_of(_decimal(text) if self.decimal_comma else text)
+
+    def without_blank_rows(self) -> Sheet:
+        """Return the sheet without rows whose cells are all blank, which spreadsheets write below a table."""
+        blank = {i for i, cell in enumerate(self.columns[0]) if not cell.strip()}
+        for column in self.columns[1:]:
+            blank = {i for i in blank if not column[i].strip()}
+        if not blank:
+            return self
+        kept = [i for i in range(len(self)) if i not in blank]
+        columns = tuple([column[i] for i in kept] for column in self.columns)
+        places = tuple(self.places[i] for i in kept) if self.places else ()
+        return replace(self, columns=columns, lines=self.lines[kept], places=places)
+
     def first(self, column: int, value: str) -> str:
         """Return the place of the first cell of a column with a value."""
         return self.at(self.columns[column].index(value), column)
@@ -85,25 +107,26 @@ class Sheet:
 
 
 def read_sheet(path: Path, delimiter: str | None = None) -> Sheet:
-    """Read a text table with a header, UTF-8 with or without byte order mark.
+    """Read a text table with a header, UTF-8 with or without byte order mark, or UTF-16 with one.
 
     The delimiter is one character, or "tab"; None is that of a first line "sep=;", or the one of , tab ; | that splits
-    the header into most columns. Blank cells at the end of rows, beyond the header, are dropped.
+    the header into most columns, and of these the one that splits most rows into as many. Blank cells at the end of
+    rows, beyond the header, are dropped.
 
     Raises:
-        DataError: not UTF-8, broken quotes, no header, repeated column names, or rows of another length.
+        DataError: neither UTF-8 nor UTF-16, broken quotes, no header or a title above it, repeated column names, or
+            rows of another length.
         ConfigError: the delimiter is not a single character.
     """
     text = _text(path)
     if mark := re.match(r'"?sep=(.)"?\s*?(?=\r?\n|\Z)', text, re.IGNORECASE):  # Excel writes and obeys this line
         delimiter, text = delimiter or mark[1], text[mark.end() :]  # the line stays, blank, so that rows are counted
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    likely = max(DELIMITERS, key=lambda d: len(next(csv.reader([first], delimiter=d), [])))
+    likely = max(DELIMITERS, key=_cells(text))
     found = {"tab": "\t", "\\t": "\t", None: likely}.get(delimiter, delimiter) or ","
     if len(found) != 1:
         raise ConfigError(f"delimiter {delimiter!r}: expected one character, or 'tab'.")
     reader = _records(text, found, path)
-    header = _header(path, next(reader, None), found)
+    header = _header(path, next(reader, None), found, text)
     columns: list[list[str]] = [[] for _ in header]
     lines: list[int] = []
     while block := list(islice(reader, _BLOCK)):
@@ -118,6 +141,17 @@ def read_sheet(path: Path, delimiter: str | None = None) -> Sheet:
         for column, cells in zip(columns, zip(*rows, strict=True), strict=True):
             column.extend(cells)
     return Sheet(path=path, delimiter=found, header=header, columns=tuple(columns), lines=np.array(lines, np.int64))
+
+
+def _cells(text: str) -> Callable[[str], tuple[int, int]]:
+    """Return a function of a delimiter: the cells of the first line, and the lines after it that have as many."""
+    lines = [line[:_LONGEST] for line in islice(io.StringIO(text, newline=""), _SAMPLE) if line.strip()]
+
+    def count(delimiter: str) -> tuple[int, int]:
+        cells = [len(row) for line in lines for row in csv.reader([line], delimiter=delimiter)]
+        return (cells[0], cells.count(cells[0])) if cells else (0, 0)
+
+    return count
 
 
 def _wrong_length(where: str, row: Sequence[str], header: Sequence[str], delimiter: str) -> str:
@@ -156,7 +190,7 @@ def _text(path: Path) -> str:
     if data.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
         raise DataError(f"{path}: {SPREADSHEET}")
     try:
-        text = data.decode("utf-8-sig")
+        text = decoded(data)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path} row {line}: not UTF-8 text; save the table as 'CSV UTF-8'.") from None
@@ -167,10 +201,12 @@ def _text(path: Path) -> str:
     return text
 
 
-def _header(path: Path, first: tuple[int, Sequence[str]] | None, delimiter: str) -> tuple[str, ...]:
+def _header(path: Path, first: tuple[int, Sequence[str]] | None, delimiter: str, text: str) -> tuple[str, ...]:
     if first is None:
         raise DataError(f"{path}: the file is empty; expected a header such as 'image,tags' and a row per photo.")
     header = tuple(map(clean_name, first[1]))
+    if not any(header[1:]):
+        _check_alone(f"{path} row {first[0]}", header[0], text)
     if photos := [name for name in header if is_photo(name)]:
         raise DataError(
             f"{path} row 1: {photos[0]!r} looks like a photo, not like a column; add a header such as 'image,tags'."
@@ -183,6 +219,32 @@ def _header(path: Path, first: tuple[int, Sequence[str]] | None, delimiter: str)
     if repeated := [name for name, n in Counter(header).items() if n > 1 and name]:
         raise DataError(f"{path}: several columns are called {repeated[0]!r}; rename them.")
     return header
+
+
+def _check_alone(where: str, name: str, text: str) -> None:
+    """Raise an error if the only name of a header is a title, a count of rows, or several names between blanks."""
+    lines = [line.strip() for line in text.splitlines() if line.strip(" ,;\t|")][:_SAMPLE]
+    below = lines[1:]
+    if name.isdecimal() and below:
+        raise DataError(
+            f"{where}: {name!r} is a number, as the count of rows in lists of CelebA and DeepFashion. Write a table "
+            "with commas instead: 'image' and the names of the classes in row 1, then a row per photo with 1 and 0."
+        )
+    if '"' in lines[0][1:-1] and lines[0][:1] + lines[0][-1:] == '""':
+        raise DataError(f"{where}: the row is in quotes as a whole; save the table again, without quotes around rows.")
+    if any(mark in line for line in below for mark in DELIMITERS):
+        what = f"{name!r} is alone in its row, like a title" if name else "the row is blank"
+        raise DataError(f"{where}: {what}; remove the rows above the header.")
+    words = name.split()
+    if len(words) > 1 and is_photo(words[0]):
+        raise DataError(
+            f"{where}: {words[0]!r} looks like a photo, not like a column; add a header such as 'image,tags', and put "
+            "commas between the cells."
+        )
+    if len(words) > 1 and below:
+        alike = all(line.count(" ") == lines[0].count(" ") for line in below)
+        cure = f"pass {setting('delimiter', ' ')}" if alike else "put commas between the cells"
+        raise DataError(f"{where}: {name[:60]!r} is a single column; if blanks separate the cells, {cure}.")
 
 
 class Meaning(Enum):
@@ -199,28 +261,46 @@ class Meaning(Enum):
         return {Meaning.POSITIVE: Label.POSITIVE, Meaning.NEGATIVE: Label.NEGATIVE}.get(self, Label.UNKNOWN)
 
 
-_KNOWN = {
-    Meaning.POSITIVE: {
-        *("1", "true", "yes", "y", "positive", "present", "x", "xx", "+", "✓", "✔", "☑", "✅"),
+YES = frozenset(
+    [
+        *("true", "yes", "y", "present"),
         *("ja", "j", "wahr", "oui", "vrai", "sí", "si", "sì", "verdadero", "vero", "sim", "verdadeiro"),
         *("tak", "prawda", "да", "kyllä", "evet", "igen", "ano", "waar", "はい", "是"),
-    },
-    Meaning.NEGATIVE: {
-        *("0", "false", "no", "n", "negative", "absent", "✗", "✘", "❌", "☐"),
+    ]
+)
+"""Words for yes in several languages."""
+NO = frozenset(
+    [
+        *("false", "no", "n", "absent"),
         *("nein", "falsch", "non", "faux", "falso", "não", "nao", "nej", "nei", "nee", "onwaar"),
         *("nie", "fałsz", "нет", "ei", "hayır", "nem", "ne", "いいえ", "否"),
-    },
-    Meaning.OPEN: {"unknown", "?"},
-    Meaning.BLANK: {"", "nan", "na", "n/a", "<na>", "null"},
+    ]
+)
+"""Words for no."""
+UNSURE = frozenset(
+    [
+        *("uncertain", "unsure", "not sure", "unclear", "unsicher", "unklar", "fraglich", "incertain", "pas sûr"),
+        *("inseguro", "incierto", "dudoso", "no sé", "incerto", "dubbio", "não sei", "onzeker", "osäker", "usikker"),
+        *("niepewne", "не уверен", "не знаю", "不确定"),
+    ]
+)
+"""Words for neither yes nor no."""
+_KNOWN = {
+    Meaning.POSITIVE: {"1", "positive", "pos", "x", "xx", "+", "✓", "✔", "☑", "✅", *YES},
+    Meaning.NEGATIVE: {"0", "negative", "neg", "✗", "✘", "❌", "☐", *NO},
+    Meaning.OPEN: {"unknown", "?", "unbekannt", "inconnu", "desconocido", "desconhecido", "sconosciuto", "неизвестно"},
+    Meaning.BLANK: {"", "nan", "na", "n/a", "<na>", "null", "#n/a", "#na", "#nv"},
 }
-_UNCERTAIN = {"-1", "u", "uncertain"}
+_UNCERTAIN = {"-1", "u", *UNSURE}
 _UNCERTAIN_MEANS = {"ignore": Meaning.OPEN, "ones": Meaning.POSITIVE, "zeros": Meaning.NEGATIVE}
 
 
 @final
 @dataclass(frozen=True)
 class Words:
-    """The words of class columns under some options; `minus`: "-" means absent, because "+" occurs beside it.
+    """The words of class columns under some options.
+
+    `minus`: "-" means absent, because "+" occurs beside it; `comma`: numbers may have a decimal comma, as in "1,0".
 
     >>> words = Words(ReadOptions(uncertain="ones"))
     >>> words.meaning(" Yes "), words.meaning("-1.0"), words.meaning("maybe")
@@ -229,6 +309,7 @@ class Words:
 
     options: ReadOptions
     minus: bool = False
+    comma: bool = False
 
     def meaning(self, value: str) -> Meaning | None:
         """Return what a value means; None if it is not one of the words. Numbers may be written in any way ("1.0")."""
@@ -236,12 +317,15 @@ class Words:
         for meaning, words in self._own.items():
             if word in map(fold, words):
                 return meaning
-        word = _plain_number(word)
+        word = self._plain(word)
         if word in _UNCERTAIN:
             return _UNCERTAIN_MEANS[self.options.uncertain]
         if word in ("-", "−", "–"):
             return Meaning.NEGATIVE if self.minus else None
         return next((meaning for meaning, words in _KNOWN.items() if word in words), None)
+
+    def _plain(self, word: str) -> str:
+        return _plain_number(_decimal(word) if self.comma else word)
 
     @property
     def _own(self) -> dict[Meaning, tuple[str, ...]]:
@@ -257,7 +341,7 @@ class Words:
 
     def is_label(self, value: str) -> bool:
         """Return whether a value is one of the words, and neither blank nor unknown."""
-        return self.meaning(value) in (Meaning.POSITIVE, Meaning.NEGATIVE) or _plain_number(fold(value)) in _UNCERTAIN
+        return self.meaning(value) in (Meaning.POSITIVE, Meaning.NEGATIVE) or self._plain(fold(value)) in _UNCERTAIN
 
     def readings(self, where: str, values: Iterable[Counter[str]], blank: str) -> tuple[ValueReading, ...]:
         """Return how each value is read, with its count over all columns; the most frequent first."""
@@ -270,7 +354,7 @@ class Words:
         """Return a warning if -1, read as uncertain, is the only word that could mean absent."""
         total = sum(values, Counter[str]())
         own = {fold(word) for word in (*self.options.unknown_words, *self.options.positive_words)}
-        uses = sum(n for value, n in total.items() if _plain_number(fold(value)) == "-1" and fold(value) not in own)
+        uses = sum(n for value, n in total.items() if self._plain(fold(value)) == "-1" and fold(value) not in own)
         found = {self.meaning(value) for value in total}
         absent = self.options.complete or self.options.blank == "negative"
         if not uses or self.options.uncertain != "ignore" or Meaning.POSITIVE not in found:
@@ -287,13 +371,19 @@ class Words:
         meaning = self.needed(value)
         text = blank if meaning is Meaning.BLANK else meaning.value
         own = {fold(word) for words in self._own.values() for word in words}
-        uncertain = _plain_number(fold(value)) in _UNCERTAIN and fold(value) not in own
+        uncertain = self._plain(fold(value)) in _UNCERTAIN and fold(value) not in own
         return f"{text} (uncertain: {self.options.uncertain})" if uncertain else text
 
 
 def words_of(sheet: Sheet, options: ReadOptions) -> Words:
     """Return the words of a sheet: "-" means absent in a table that has "+"."""
-    return Words(options, any("+" in map(str.strip, values) for values in sheet.values))
+    plus = any("+" in map(str.strip, values) for values in sheet.values)
+    return Words(options, plus, sheet.decimal_comma)
+
+
+def _decimal(text: str) -> str:
+    """Return a number with a decimal comma with a point; other texts as they are."""
+    return text.replace(",", ".") if re.fullmatch(r"\s*[+-]?\d*,\d+\s*", text) else text
 
 
 def _plain_number(word: str) -> str:

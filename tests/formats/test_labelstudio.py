@@ -355,3 +355,13 @@ def test_files_that_are_something_else(tmp_path, data, message):
 def test_odd_results_do_no_harm(write, odd):
     table = read_labelstudio(write(task(1, "a.jpg", annotation(choice("cat"), odd))))
     assert labels(table) == {"a.jpg": {"cat": P}}
+
+
+def test_what_is_not_read_is_named_if_nothing_is_left(tmp_path):
+    result = {"type": "taxonomy", "from_name": "t", "value": {"taxonomy": [["animal", "cat"]]}}
+    file = tmp_path / "t.json"
+    tasks = [{"data": {"image": "a.jpg"}, "annotations": [{"result": [result]}], "predictions": [{"result": []}]}]
+    file.write_text(json.dumps(tasks))
+    with pytest.raises(DataError, match=r"nothing to learn\. What is not read: .*prediction \(1\)") as error:
+        read_labelstudio(file)
+    assert "result of type 'taxonomy' (1)" in str(error.value)

@@ -215,3 +215,12 @@ def test_a_category_without_labels_is_left_out_with_a_message(tmp_path: Path) ->
 def test_no_class_beside_none(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no class beside 'none', so there is nothing to learn"):
         _read(tmp_path, _coco, {"p1": ["none"], "p2": ["none"]})
+
+
+@pytest.mark.parametrize("name", ["!cat", "not cat", "no cat", "NO_cat", "not-cat", "Cat ?"])
+@pytest.mark.parametrize("write", [_folder, _tags, _rows, _coco])
+def test_names_that_may_deny_another_class_are_a_warning(tmp_path, write, name):
+    path = write(tmp_path, {"a": ["cat"], "b": [name], "c": ["no entry"]})
+    found = [text for text in ft.read(path).notes.warnings if "is read as a class of its own beside 'cat'" in text]
+    cure = "is uncertain, remove this label" if name.endswith("?") else "is absent, write '-cat' instead"
+    assert [cure in text for text in found] == ([] if name == "not-cat" else [True])

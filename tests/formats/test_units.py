@@ -53,3 +53,22 @@ def test_what_is_right_passes():
     assert check(BOXES * 640, "pixels") == check(BOXES, "fractions", 1) == check(BOXES, "percent", 1) == ()
     assert check([[0, 0, 0, 0], [1, 0, 1, 0]], "pixels") == ()  # points at single pixels
     assert check(np.full((1, 4), np.nan), "pixels") == ()
+
+
+@pytest.mark.parametrize("unit", ["pixels", "fractions"])
+def test_numbers_in_another_order_are_a_warning(unit):
+    """x0, y0, x1, y1 read as x, y, width, height: 5 of 8 boxes end beyond the photo, 2 of 8 are no reason to ask."""
+    boxes = np.tile(BOXES[1], (8, 1))
+    boxes[:5, 2:] = 1.12
+    size = 640 if unit == "pixels" else 1
+    (warning,) = check(boxes * size, unit, size)
+    assert "5 of 8 boxes reach beyond their photo" in warning
+    assert (
+        "the numbers in the order of the format: corners, or a corner or a centre with a width and a height" in warning
+    )
+    boxes[:3] = BOXES[1]
+    assert not check(boxes * size, unit, size)
+
+
+def test_a_box_whose_corners_are_swapped_is_not_smaller_than_a_pixel():
+    assert not check([[30, 40, 10, 20], [10, 20, 30, 40]], "pixels")

@@ -28,6 +28,7 @@ from fewtags.formats.common import (
     without,
 )
 from fewtags.formats.datumaro import is_datumaro
+from fewtags.formats.json_kinds import kind_of_json
 from fewtags.formats.locate import ImageKeys, folder_of, locate, spelling
 from fewtags.formats.masks import key_of, outlines_to_points
 from fewtags.formats.options import ReadOptions
@@ -39,7 +40,11 @@ from fewtags.text import setting, some
 _Record = dict[str, Any]
 
 _OBJECTS365 = re.compile(r"images/v\d/patch\d+/objects365_v\d_\d+\.jpg")
-_FLAGS = {"isfake": "positive (a picture of the object)", "isreflected": "positive (a reflection of the object)"}
+_FLAGS = {
+    "ignore": "positive, as the others",
+    "isfake": "positive (a picture of the object)",
+    "isreflected": "positive (a reflection of the object)",
+}
 
 
 def recognise(path: Path) -> str:
@@ -185,6 +190,8 @@ def _load(path: Path, hook: Callable[[_Record], _Record]) -> _File:
             hint = ""
             if isinstance(data, dict) and "items" in data:
                 hint = f" It looks like Datumaro JSON: pass {setting('format', 'datumaro')}."
+            if isinstance(data, dict) and (kind := kind_of_json(data)):
+                raise DataError(f"{path}: {kind}.")
             raise DataError(f"{path}: expected a list {key!r} as in COCO instances files; the file has {found}.{hint}")
         if (wrong := next((i for i, record in enumerate(part) if not isinstance(record, dict)), None)) is not None:
             raise DataError(f"{path}: {key}[{wrong}] is {part[wrong]!r:.40}; expected an object.")

@@ -15,6 +15,7 @@ import numpy as np
 
 from fewtags.errors import DataError
 from fewtags.formats.common import first_character, plain_text, read_json
+from fewtags.formats.json_kinds import kind_of_json
 from fewtags.formats.labelstudio_questions import Questions, questions_of
 from fewtags.formats.labelstudio_regions import region_of
 from fewtags.formats.locate import is_photo, locate, spelling, usual_folders
@@ -73,7 +74,9 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
         hint, known = suggest(wrong[0], read.controls), some([*read.controls], 12)
         raise DataError(f"{path}: no result is from {wrong[0]!r}{hint}; there are {known}.")
     if not read.classes:
-        raise DataError(f"{path}: no annotation names a class, so there is nothing to learn.")
+        unread = [f"{kind} ({n:,})" for (kind, what), n in read.kinds.items() if what == "ignored" and n]
+        seen = f" What is not read: {', '.join(unread)}." if unread else ""
+        raise DataError(f"{path}: no annotation names a class, so there is nothing to learn.{seen}")
     classes = ClassNames.of(sorted(read.classes))
     read.state_denied()
     order = np.array([classes.index(name) for name in read.classes], np.int64)
@@ -104,6 +107,8 @@ def _load(path: Path) -> list[_Record]:
     for i, task in enumerate(data):
         if not isinstance(task, dict) or not isinstance(task.get("data"), dict):
             what = some(list(task), 6) if isinstance(task, dict) else repr(task)[:40]
+            if isinstance(task, dict) and (kind := kind_of_json(task)):
+                raise DataError(f"{path}: {kind}.")
             raise DataError(
                 f"{path}: task {i + 1} of the list has {what}; expected data and annotations. Export as 'JSON', not "
                 "as 'JSON-MIN'."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -11,10 +12,12 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.formats.labels import Labels
-from fewtags.formats.options import ReadOptions
+from fewtags.formats.options import ReadOptions, fold
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Notes, ValueReading
 from fewtags.text import counted, setting, some
+
+_NOT = re.compile(r"(?:!|not[\s_]|no[\s_]|\xac)\s*(.+)|(.+?)\s*\?", re.IGNORECASE)
 
 
 @final
@@ -66,6 +69,8 @@ def read_negatives(
             found.absent(c, name)
         elif options.may_be_none(name):
             found.unclear(c, name)
+        elif (text := _opposite(name, classes.names, options)) and not labels.located[labels.class_ == c].any():
+            found.warnings.append(f"{where}: class {name!r} {text}")
     return found.result()
 
 
@@ -75,7 +80,22 @@ def name_warnings(names: Iterable[str], options: ReadOptions, where: str) -> tup
     unclear = [f"{where}: {name!r} is read as a class. {_cures(name)}" for name in names if options.may_be_none(name)]
     present = {name for name in names if not options.absent(name)}
     alone = [name for name in names if options.absent(name) and options.absent(name) not in present]
-    return (*unclear, *(_alone(name, options, where) for name in alone))
+    asked = [f"{where}: {name!r} {text}" for name in names if (text := _opposite(name, names, options))]
+    return (*unclear, *(_alone(name, options, where) for name in alone), *asked)
+
+
+def _opposite(name: str, names: Collection[str], options: ReadOptions) -> str:
+    """Return a doubt about a name such as "!cat", "not cat", "no cat" or "cat?", if "cat" is a class; else ""."""
+    match = _NOT.fullmatch(name)
+    others = {fold(other): other for other in names}
+    if match is None or (other := others.get(fold(match[1] or match[2]))) is None:
+        return ""
+    if match[1]:
+        minus = (options.absent_prefix or "-") + other
+        cure = f"If it means that {other!r} is absent, write {minus!r} instead."
+    else:
+        cure = f"If it means that {other!r} is uncertain, remove this label."
+    return f"is read as a class of its own beside {other!r}. {cure}"
 
 
 def _cures(name: str) -> str:

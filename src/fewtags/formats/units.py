@@ -14,6 +14,7 @@ Unit = Literal["pixels", "fractions", "percent"]
 _WORDS = {"pixels": "pixels", "fractions": "fractions of the photo", "percent": "per cent of the photo"}
 _FAR = 2.0
 _LARGE, _SEVERAL = 200, 8
+_SLACK, _FEW = 0.02, 3
 
 
 def check_unit(
@@ -54,8 +55,11 @@ def check_unit(
         raise DataError(
             f"{text}, so they look like pixels or per cent, but this format has {_WORDS[unit]}. {_cure(unit, where)}"
         )
+    if order := _other_order(corners, points, sizes, unit):
+        return (f"{where}: {order}",)
     if unit == "pixels":
-        tiny = ~points & np.all(last - corners[:, :2] < 1, 1)
+        extent = last - corners[:, :2]
+        tiny = ~points & np.all((extent >= 0) & (extent < 1), 1)
         if tiny.any():
             return (f"{where}: {tiny.sum():,} boxes are smaller than a pixel; are they fractions of the photo?",)
         large: np.bool_ = np.all(sizes >= _LARGE)
@@ -65,6 +69,21 @@ def check_unit(
                 "numbers per cent of the photo? This format has pixels.",
             )
     return ()
+
+
+def _other_order(
+    corners: NDArray[np.float64], points: NDArray[np.bool_], sizes: NDArray[np.float64], unit: Unit
+) -> str:
+    """Return a doubt if many boxes reach beyond their photo: corners were perhaps written for a width and a height."""
+    boxes: NDArray[np.bool_] = ~points & np.all(np.isfinite(sizes), 1)
+    slack = _SLACK * sizes + (1.0 if unit == "pixels" else 0.0)
+    beyond = boxes & np.any((corners[:, 2:] > sizes + slack) | (corners[:, :2] < -slack), 1)
+    if beyond.sum() < _FEW or 3 * beyond.sum() <= boxes.sum():
+        return ""
+    return (
+        f"{beyond.sum():,} of {boxes.sum():,} boxes reach beyond their photo. Are the photos those of the file, and "
+        "are the numbers in the order of the format: corners, or a corner or a centre with a width and a height?"
+    )
 
 
 def _within_one(last: NDArray[np.float64], points: NDArray[np.bool_]) -> bool:

@@ -169,6 +169,8 @@ def _read(found: YoloFolder, options: ReadOptions) -> _Rows:
 def _object(words: Sequence[str], keypoints: int) -> tuple[int, Corners, Sequence[Point]]:
     """Return the class number, the corners of the box and those of the polygon, if any; `ValueError` for other rows."""
     count = len(words)
+    if any("," in word for word in words):
+        raise ValueError(f"{' '.join(words)[:60]!r} has commas; write blanks between the numbers, and decimal points")
     if keypoints and count not in (5, 5 + keypoints):
         raise ValueError(
             f"{count} numbers, but kpt_shape says 5 + {keypoints} = {5 + keypoints}: class, centre x and y, width and "

@@ -244,7 +244,10 @@ def _parts(
                     break
             else:
                 places = some([*map(str, dict.fromkeys(tried))])
-                raise DataError(f"{file}: {key} is {text!r}, which does not exist; tried {places}.")
+                raise DataError(
+                    f"{file}: {key} is {text!r}, which does not exist; tried {places}. Correct the path, or remove "
+                    f"{key} if the data set has no such part."
+                )
 
 
 def _swapped(path: Path, old: str, new: str, home: Path) -> Path:

@@ -120,7 +120,7 @@ def test_poses_and_oriented_boxes(tmp_path, write):
             "corners",
         ),
         ("0,.5,.5,.2,.2", "'0,.5,.5,.2,.2' has commas; write blanks between the numbers, and decimal points"),
-        ("0 0,5 0,5 0,2 0,2", "has commas; write blanks between the numbers, and decimal points"),
+        ("0 0,5 0,5 0,2 0,2", "'0 0,5 0,5 0,2 0,2' has commas; write blanks between the numbers, and decimal points"),
         ("0 .5 .5 .2 wide", "'0 .5 .5 .2 wide' is not a row of numbers"),
         ("0 1_0 .5 .2 .2", "'0 1_0 .5 .2 .2' is not a row of numbers"),
         ("0 .5 \u0663 .2 .2", "'0 .5 \u0663 .2 .2' is not a row of numbers"),

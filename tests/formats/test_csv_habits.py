@@ -406,3 +406,27 @@ def test_columns_about_rows_are_no_classes(read):
 def test_a_class_column_without_a_name_is_a_warning(read):
     (warning,) = read("image,cat,,dog\na.jpg,1,0,0\nb.jpg,0,1,1\n").notes.warnings
     assert "column 3 has no name and is not read, but has values of a class, '0', '1'; if it is one, name it" in warning
+
+
+@pytest.mark.parametrize("blank", ["NA", "n/a", "#N/A", "null"])
+def test_missing_values_of_programs_are_no_tags(read, blank):
+    """R writes NA, which was a class."""
+    table = read(f"image,tags\na.jpg,cat\nb.jpg,{blank}\n")
+    assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {}}
+    assert "labels.csv: 1 cells are NA or null, which states nothing" in table.notes.messages
+
+
+def test_a_line_break_in_the_header(read):
+    assert labels(read('"image\nfile",cat,dog\na.jpg,1,0\n', image_column="image file"))["a.jpg"]["cat"] == P
+
+
+def test_scores_in_per_cent_beside_labels_are_refused(read):
+    with pytest.raises(DataError, match="as the probabilities that a model predicts, and predictions are not labels"):
+        read("image,label,confidence\na.jpg,cat,93%\nb.jpg,dog,50%\n")
+
+
+def test_a_header_with_commas_in_brackets(read):
+    """NIH's table names two columns "Size[Width,Height]"; they are four cells, as in its rows."""
+    text = "Image Index,Finding Labels,Follow-up #,Size[Width,Height],Spacing[x,y]\na.png,Mass|Edema,0,9,9,.1,.1\n"
+    table = read(f"{text}b.png,No Finding,1,9,9,.1,.2\n")
+    assert labels(table) == {"a.png": {"Edema": P, "Mass": P}, "b.png": {"Edema": N, "Mass": N}}

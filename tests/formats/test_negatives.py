@@ -224,3 +224,13 @@ def test_names_that_may_deny_another_class_are_a_warning(tmp_path, write, name):
     found = [text for text in ft.read(path).notes.warnings if "is read as a class of its own beside 'cat'" in text]
     cure = "is uncertain, remove this label" if name.endswith("?") else "is absent, write '-cat' instead"
     assert [cure in text for text in found] == ([] if name == "not-cat" else [True])
+
+
+@pytest.mark.parametrize("name", ["unlabelled", "Unknown", "to_label", "unsorted"])
+@pytest.mark.parametrize("write", [_folder, _tags, _rows, _coco])
+def test_names_of_photos_that_nobody_has_labelled_are_a_warning(tmp_path, write, name):
+    path = write(tmp_path, {"a": ["cat"], "b": [name]})
+    found = [text for text in ft.read(path).notes.warnings if "nobody has labelled the photo" in text]
+    assert len(found) == 1
+    table = ft.read(path, options=ReadOptions(none_folder=("none",)))
+    assert not [text for text in table.notes.warnings if "nobody has labelled" in text]

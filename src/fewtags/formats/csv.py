@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.formats.common import distinct
-from fewtags.formats.csv_cells import is_blank, tags_of, vector_classes, vectors
+from fewtags.formats.csv_cells import MISSING, is_blank, tags_of, vector_classes, vectors
 from fewtags.formats.csv_layout import Layout, find_layout
 from fewtags.formats.csv_rows import Form, label_rows, photo_sizes
 from fewtags.formats.csv_split import Splits
 from fewtags.formats.hill import is_number_list
 from fewtags.formats.locate import ImageKeys, locate, usual_folders
 from fewtags.formats.openimages_files import is_openimages
-from fewtags.formats.options import ReadOptions
+from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.sheet import Meaning, Sheet, check_words, read_sheet, words_of
 from fewtags.formats.stated import Labels, Source, count_messages, value_readings
 from fewtags.formats.texts import are_captions, captions_text
@@ -233,9 +233,16 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     )
     total = int(count.sum())
     nan = sum(n for value, n in values.items() if cells[value] and re.search(r"(?i)(?<!\w)nan(?!\w)", value))
+    lost = sum(n for value, n in values.items() if fold(value) in MISSING)
     messages = (
         f"{sheet.path.name}: {how}",
-        *count_messages(sheet.path, [(nan, "cells have NaN beside tags; it states nothing")]),
+        *count_messages(
+            sheet.path,
+            [
+                (nan, "cells have NaN beside tags; it states nothing"),
+                (lost, "cells are NA or null, which states nothing"),
+            ],
+        ),
     )
     return Form(
         classes=classes,

@@ -14,7 +14,9 @@ from fewtags.formats.texts import several_in_one, tag_with_score, words_that_rec
 from fewtags.text import setting, some
 
 SEPARATORS = ("|", ";", ",")
-_BLANK = frozenset({"", "nan", "<na>", "[]", "()", "{}", "[nan]", "[none]"})
+MISSING = frozenset({"na", "n/a", "#n/a", "null"})
+"""What programs such as R write into a cell without a value."""
+_BLANK = frozenset({*MISSING, "", "nan", "<na>", "[]", "()", "{}", "[nan]", "[none]"})
 _NUMBERS = frozenset({"0", "1", "-1", "0.", "1.", "0.0", "1.0", "-1.0", "nan"})
 _LINES = re.compile(r"[\r\n]+")
 _COUNTS = re.compile(r"\d+(?:[\s/\\+&]+\d+)+")

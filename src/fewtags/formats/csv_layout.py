@@ -24,7 +24,20 @@ IMAGE_COLUMNS = (
 )
 """Names of columns of images, likeliest first."""
 _TAGS = frozenset(
-    {"tag", "tags", "label", "labels", "class", "classes", "category", "categories", "keywords", "choice", "choices"}
+    {
+        "tag",
+        "tags",
+        "label",
+        "labels",
+        "class",
+        "classes",
+        "category",
+        "categories",
+        "keywords",
+        "finding labels",
+        "choice",
+        "choices",
+    }
 )
 _STATES = frozenset({"state", "present", "presence"})
 """Names of columns that say whether the class of the row is present."""
@@ -35,7 +48,7 @@ _NO_CLASSES = frozenset(
         *("user_id", "lead_time", "width", "height", "patient_id", "subject_id"),
     ]
 )
-"""Names of columns that are no classes, whatever their values are."""
+"""Names of columns that are not classes, whatever their values are."""
 SCORE_COLUMNS = frozenset({"score", "scores", "confidence", "conf", "probability", "prob", "proba", "certainty"})
 """Names of columns of scores."""
 _NAMELESS = re.compile(r"unnamed: [\d.]+(_level_\d+)?")
@@ -198,7 +211,7 @@ def _are_scores(sheet: Sheet, column: int) -> bool:
     parts = {
         part for value in sheet.values[column] for part in re.split(r"[\s;|'\"]+|,\s+|,(?=')", value.strip("[](){} "))
     }
-    values = [sheet.number(part) for part in parts if part]
+    values = [sheet.number(part[:-1]) / 100 if part.endswith("%") else sheet.number(part) for part in parts if part]
     return (
         not any(map(math.isnan, values))
         and bool(values)
@@ -309,7 +322,7 @@ def _share(sheet: Sheet, column: int, words: Words) -> float:
 
 
 def _is_about_rows(name: str) -> bool:
-    """Return whether a column numbers rows, or says who made them: it is no class, whatever its values are."""
+    """Return whether a column numbers rows, or says who made them: it is not a class, whatever its values are."""
     return re.sub(r"[\s\-_]+", "_", fold(name)) in _NO_CLASSES
 
 

@@ -30,7 +30,7 @@ def kind_of_json(record: Mapping[str, Any]) -> str:
     """
     if found := next((text for keys, text in _KINDS if keys <= record.keys()), ""):
         return found
-    if record and all(isinstance(key, str) and is_photo(key) for key in record):
+    if record and all(map(is_photo, record)):
         return f"is an object with an entry for each photo, which is not read; {_TABLE}"
     values = [*record.values()]
     if values and all(isinstance(value, dict) and {"filename", "regions"} <= value.keys() for value in values):

@@ -69,6 +69,8 @@ def read_negatives(
             found.absent(c, name)
         elif options.may_be_none(name):
             found.unclear(c, name)
+        elif options.may_be_unlabelled(name):
+            found.warnings.append(f"{where}: class {name!r} {_unlabelled_text()}")
         elif (text := _opposite(name, classes.names, options)) and not labels.located[labels.class_ == c].any():
             found.warnings.append(f"{where}: class {name!r} {text}")
     return found.result()
@@ -80,6 +82,7 @@ def name_warnings(names: Iterable[str], options: ReadOptions, where: str) -> tup
     unclear = [f"{where}: {name!r} is read as a class. {_cures(name)}" for name in names if options.may_be_none(name)]
     present = {name for name in names if not options.absent(name)}
     alone = [name for name in names if options.absent(name) and options.absent(name) not in present]
+    unclear += [f"{where}: {name!r} {_unlabelled_text()}" for name in names if options.may_be_unlabelled(name)]
     asked = [f"{where}: {name!r} {text}" for name in names if (text := _opposite(name, names, options))]
     return (*unclear, *(_alone(name, options, where) for name in alone), *asked)
 
@@ -96,6 +99,13 @@ def _opposite(name: str, names: Collection[str], options: ReadOptions) -> str:
     else:
         cure = f"If it means that {other!r} is uncertain, remove this label."
     return f"is read as a class of its own beside {other!r}. {cure}"
+
+
+def _unlabelled_text() -> str:
+    return (
+        "is read as a class. If it means that nobody has labelled the photo, remove this label, or move the photos out "
+        f"of the folder; if it is a class, pass {setting('none_folder', 'none')}."
+    )
 
 
 def _cures(name: str) -> str:

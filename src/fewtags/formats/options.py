@@ -41,6 +41,14 @@ _MAYBE_NONE = frozenset(
 )
 
 
+_UNLABELLED = frozenset(
+    [
+        *("unlabelled", "unlabeled", "unsorted", "unknown", "unclassified", "unannotated", "todo", "tolabel"),
+        *("tobelabelled", "tobelabeled", "notlabelled", "notlabeled", "unbekannt", "inconnu"),
+    ]
+)
+
+
 def _joined(name: str) -> str:
     """Return a name without case, and without separators inside: "No_Finding" is "nofinding"."""
     return re.sub(r"(?<=[^\W_])[\s_-]+(?=[^\W_])", "", fold(name))
@@ -127,6 +135,10 @@ class ReadOptions(BaseModel):
     def may_be_none(self, name: str) -> bool:
         """Return whether a folder, tag or class may mean "none of the classes", and the user has not said which do."""
         return self.none_folder is None and _joined(name) in _MAYBE_NONE
+
+    def may_be_unlabelled(self, name: str) -> bool:
+        """Return whether a folder, tag or class may mean that nobody has labelled the photo."""
+        return self.none_folder is None and _joined(name) in _UNLABELLED
 
     def absent(self, name: str) -> str:
         """Return the class that a folder, tag or class states to be absent, such as "cat" for "-cat"; else ""."""

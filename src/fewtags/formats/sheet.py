@@ -149,7 +149,7 @@ def _cells(text: str) -> Callable[[str], tuple[int, int]]:
 
     def count(delimiter: str) -> tuple[int, int]:
         cells = [len(row) for line in lines for row in csv.reader([line], delimiter=delimiter)]
-        return (cells[0], cells.count(cells[0])) if cells else (0, 0)
+        return (cells[0], cells.count(cells[0])) if cells and cells[0] > 1 else (1, 0)
 
     return count
 

@@ -30,13 +30,13 @@ RECIPE: dict[str, Any] = {
         "stages": [
             {
                 "name": "assume negative",
-                "epochs": 14,
+                "epochs": 8,
                 "warmup": True,
                 "schedule": "constant",
                 "lr": 5e-3,
                 "trainable": "all",
             },
-            {"name": "main", "epochs": 12, "lr": 5e-3, "trainable": "all"},
+            {"name": "main", "epochs": 6, "lr": 5e-3, "trainable": "all"},
         ],
     },
 }
@@ -54,7 +54,7 @@ def demo(
     """Train two methods on handwritten digits and compare them.
 
     Each scene contains several digits, and one of them is labelled. The demo compares assume-negative with EN + SCL in
-    two to four minutes and downloads nothing.
+    one to three minutes and downloads nothing.
     """
     run_demo(out, seed)
 

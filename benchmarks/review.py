@@ -38,10 +38,10 @@ from fewtags.config.sections import solutions
 from fewtags.engine.solve import ChannelStatistics, HeadSolver, Trial, next_trial
 from fewtags.labels import Label
 from fewtags.losses.partial import cross_entropy
+from fewtags.metrics.calibration import calibrate, expected_unknown
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.spatial import SpatialHead
 from fewtags.objectives.expected_negative import ANSWER_WEIGHT
-from fewtags.review.calibrate import calibrate, expected_unknown
 from fewtags.review.orders import DEFAULT_ORDER, ORDERS, Cells, choose
 from fewtags.seeds import rng
 from fewtags.stores.topk import ExpectedPositives

@@ -41,6 +41,7 @@ from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.methods import derive_objective, settings_models
 from fewtags.engine.sources import CachePlan, StoredViews, ViewFeatures, fill_fixed
 from fewtags.labels import Label
+from fewtags.metrics.calibration import calibrate, expected_unknown
 from fewtags.metrics.locate import locate_report
 from fewtags.metrics.ranking import ranking_report
 from fewtags.nets.backbones import create_net
@@ -49,7 +50,6 @@ from fewtags.objectives.base import Problem, RunFacts
 from fewtags.photos.augment import WholeImage
 from fewtags.photos.dataset import EvalSet, PhotoFolder
 from fewtags.photos.loader import Collate, EpochSampler, EvalLoader
-from fewtags.review.calibrate import calibrate, expected_unknown
 from fewtags.review.orders import DEFAULT_ORDER, ORDERS, Cells, choose
 from fewtags.seeds import rng
 from fewtags.table.answered import answered, with_answers

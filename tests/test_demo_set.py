@@ -248,7 +248,7 @@ def test_a_folder_with_other_settings_is_left_alone(tmp_path):
     make_scenes(tmp_path, **settings)
     with pytest.raises(DataError) as caught:
         make_scenes(tmp_path, **{**settings, "seed": 1})
-    found = {"format": 1, **settings}
+    found = {"format": 2, **settings}
     assert str(caught.value) == (
         f"{tmp_path} has a demo set made with {found}, not with { ({**found, 'seed': 1}) }. "
         "Delete the folder or choose another one."

@@ -15,6 +15,7 @@ from fewtags.config.parse import apply_overrides, parse
 from fewtags.config.precision import Precision
 from fewtags.config.sections import Config
 from fewtags.engine.arguments import named_arguments, refuse_unknown, refuse_wrong_values
+from fewtags.engine.calibration import Fitted, calibrated, fit_to_run, fit_to_table
 from fewtags.engine.encoder_file import initial_weights
 from fewtags.engine.evaluate import Evaluation
 from fewtags.engine.events import Event
@@ -282,6 +283,36 @@ class Classifier:
         """
         self._net, self._info = self._trained()[0], self._with_thresholds(threshold, precision)
         return self
+
+    def calibrate(self, table: Labels | None = None) -> Fitted:
+        """Change the model so that its probabilities agree with frequencies; `save` stores it.
+
+        AP and tags stay, and the order of the tags of a photo may change.
+
+        Args:
+            table: labels to calibrate on, a table or a path; None: the validation photos of the run.
+
+        Returns:
+            what was fitted, and calibration error and Brier score before and after; it can be printed.
+
+        Raises:
+            ConfigError: no run folder with validation scores; an ONNX file; or a pool that cannot be calibrated.
+            DataError: the table has no photos, or no class that the model knows.
+        """
+        net, info = self._trained()
+        own = torch_net(net, "be calibrated")
+        if table is not None:
+            fitted, notes = fit_to_table(own, info, _table(table), cpu=self._cpu)
+            for note in notes:
+                warnings.warn(note.removeprefix("warning: "), stacklevel=2)
+        elif self._run is None:
+            raise ConfigError(
+                "this classifier has no run folder with validation scores; give labels: calibrate(table)."
+            )
+        else:
+            fitted = fit_to_run(info, self._run)
+        self._net, self._info = calibrated(own, info, fitted.calibration, fitted.basis)
+        return fitted
 
     def _with_thresholds(self, threshold: Given | Sequence[Given] | None, precision: float | None = None) -> ModelInfo:
         info, notes = with_thresholds(self._trained()[1], threshold, precision, self._run)

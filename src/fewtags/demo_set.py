@@ -32,7 +32,7 @@ _SIZES = (0.36, 0.45)  # longer side of a digit, as a share of the scene's side
 _CLASSES_PER_SCENE = (2, 4)
 _REPEAT = 0.25  # probability that a scene has one of its classes twice
 _OVERLAP = 0.05  # allowed share of a digit's box under another one
-# Brightness of background and ink. The contrast is always high: with less, or with light ink, learning takes twice as long.
+# Brightness of background and ink. The contrast is always high: with less, learning takes twice as long.
 _GROUND = (0.85, 0.95)
 _INK = (0.0, 0.1)
 _FORMAT = 2  # increase it if the same settings give other scenes

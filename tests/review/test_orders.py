@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fewtags.labels import Label
-from fewtags.review.calibrate import calibrate, expected_unknown
+from fewtags.metrics.calibration import calibrate, expected_unknown
 from fewtags.review.orders import ORDERS, Cells, choose, expected_change
 
 P, N, U = Label.POSITIVE, Label.NEGATIVE, Label.UNKNOWN

@@ -66,6 +66,8 @@ def main() -> None:
             _try(tally, ended, name, command, out, count)
         copy = ["thresholds", str(out / "run"), "--threshold", "0.25", "--store"]
         _try(tally, ended, "thresholds --store", copy, out, count, before=trained)
+        copy = ["calibrate", str(out / "run"), "--store"]
+        _try(tally, ended, "calibrate --store", copy, out, count, before=trained)
         for name, command in {
             "evaluate": ["evaluate", str(trained), data[4], *labels[1:], "--cpu"],
             "evaluate --json": ["evaluate", str(trained), data[4], *labels[1:], "--json", "--cpu"],

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from fewtags.cli import (
     bench,
+    calibrate,
     data,
     demo,
     expected,
@@ -113,7 +114,15 @@ app = typer.Typer(
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Data": (data.check, data.simulate, plan.plan, expected.estimate_k),
     "Training": (train.train, train.resume, pretrain.pretrain, teach.teach, report.report, bench.bench),
-    "Use": (use.evaluate, use.predict, use.heatmap, thresholds.thresholds, export.export, serve.serve),
+    "Use": (
+        use.evaluate,
+        use.predict,
+        use.heatmap,
+        thresholds.thresholds,
+        calibrate.calibrate,
+        export.export,
+        serve.serve,
+    ),
     "Labels from people": (suggest.suggest, review.review),
     "About": (demo.demo, info.methods, info.config, info.doctor),
 }

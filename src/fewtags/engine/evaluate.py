@@ -16,6 +16,7 @@ from fewtags.engine.machine import prepare_process
 from fewtags.engine.object_sizes import BY_SIZE, size_metrics
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
+from fewtags.metrics.calibration import calibration_report
 from fewtags.metrics.decisions import DecisionReport, Groups, decision_report, label_cardinality
 from fewtags.metrics.intervals import FEWEST_POSITIVES, Intervals, jackknife_intervals
 from fewtags.metrics.metric import Metric, nested, number_or_none, reasons, sentence
@@ -54,7 +55,7 @@ def own_logits(net: SpatialNet, loader: EvalLoader, device: torch.device) -> Ten
     return torch.cat(pieces)
 
 
-def sigmoid(logits: Logits) -> NDArray[np.float64]:
+def sigmoid(logits: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return probabilities in float64, so that large logits do not tie at 1."""
     values = logits.astype(np.float64)
     return np.exp(-np.logaddexp(0.0, -values))
@@ -214,6 +215,7 @@ def evaluate_logits(
             *(() if is_counted else positive_only_metrics(scores, labels)),
             *cardinality_metrics(prob, labels, thresholds, groups),
             *complete_metrics(scores, labels),
+            *calibration_metrics(prob, labels),
             *size_metrics(scores, labels, sizes),
         ),
         ranking=ranking,
@@ -320,6 +322,17 @@ def complete_metrics(scores: NDArray[np.float64], labels: NDArray[np.int8]) -> I
         )
 
 
+def calibration_metrics(prob: NDArray[np.float64], labels: NDArray[np.int8]) -> Iterator[Metric]:
+    """Yield calibration error and Brier score, if at least half of the labels of a class are known."""
+    found = calibration_report(prob, labels)
+    if found.cells:
+        shared: dict[str, Any] = {"count": found.cells, "items": "known cells", "is_detail": True}
+        yield Metric(key=f"{CALIBRATION}.error", label="expected calibration error", value=found.error, **shared)
+        yield Metric(key=f"{CALIBRATION}.brier", label="Brier score", value=found.brier, unit="number", **shared)
+
+
+CALIBRATION = "calibration"
+"""First part of the keys of `calibration_metrics`."""
 MOST_LABELS = 5
 """Images with so many labels or more are one group of `complete_metrics`."""
 
@@ -328,8 +341,13 @@ def details(metrics: Iterable[Metric]) -> Iterator[str]:
     """Yield a line for each kind of detail among the metrics that are defined, with the number of items behind each."""
     shown = [metric for metric in metrics if metric.is_detail and metric.is_defined]
     sized = [metric for metric in shown if metric.key.startswith(BY_SIZE)]
-    complete = [metric for metric in shown if metric not in sized]
-    kinds = (("Completely labelled images", complete, "image"), ("Positive labels with a box", sized, "label"))
+    probabilities = [metric for metric in shown if metric.key.startswith(f"{CALIBRATION}.")]
+    complete = [metric for metric in shown if metric not in (*sized, *probabilities)]
+    kinds = (
+        ("Completely labelled images", complete, "image"),
+        ("Positive labels with a box", sized, "label"),
+        ("Probabilities", probabilities, "cell"),
+    )
     for head, found, item in kinds:
         if found:
             yield f"{head}: {', '.join(f'{metric} ({counted(metric.count, item)})' for metric in found)}."

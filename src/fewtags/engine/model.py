@@ -32,6 +32,22 @@ MODEL_FORMAT = 1
 
 
 @final
+@dataclass(frozen=True)
+class StoredCalibration:
+    """What changed the head after training: logits are slope x those of the trained head + offset of the class.
+
+    Attributes:
+        slope: above 0.
+        offsets: C numbers.
+        basis: a text that says from which labels they were fitted.
+    """
+
+    slope: float
+    offsets: tuple[float, ...]
+    basis: str
+
+
+@final
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
     """The metadata of a model file.
@@ -49,6 +65,7 @@ class ModelInfo:
         version: of fewtags that trained the model.
         exactly_one: groups of class ids of which exactly one is present in a photo.
         at_most_one: groups of class ids of which at most one is present.
+        calibration: how the head was calibrated after training; None for a head as it was trained.
     """
 
     backbone: str
@@ -67,6 +84,7 @@ class ModelInfo:
     version: str
     exactly_one: tuple[tuple[str, ...], ...] = ()
     at_most_one: tuple[tuple[str, ...], ...] = ()
+    calibration: StoredCalibration | None = None
 
     @property
     def classes(self) -> ClassNames:
@@ -87,6 +105,8 @@ class ModelInfo:
     def lines(self) -> Iterator[str]:
         """Say which epoch's weights these are, and warn of classes that are hardly ever tagged."""
         yield f"model: {self.selection}"
+        if self.calibration is not None:
+            yield f"probabilities: {self.calibration.basis}"
         if self.untagged:
             yield f"warning: {self.untagged}"
 
@@ -143,6 +163,15 @@ def check_info(path: Path, info: ModelInfo, remedy: str) -> None:
     if not all(map(math.isfinite, (*info.mean, *info.std, *info.thresholds))) or min(info.std) <= 0:
         raise CheckpointError(
             f"{path} has damaged metadata: mean, std and thresholds must be numbers, and std above 0. {remedy}"
+        )
+    own = info.calibration
+    if own is not None and (
+        len(own.offsets) != len(info.class_ids)
+        or not all(map(math.isfinite, (own.slope, *own.offsets)))
+        or own.slope <= 0
+    ):
+        raise CheckpointError(
+            f"{path} has damaged metadata: a calibration has a slope above 0, and an offset for each class. {remedy}"
         )
     lengths = {len(v) for v in (info.class_ids, info.class_names, info.thresholds, info.threshold_rules)}
     if len(lengths) > 1:

@@ -21,6 +21,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from fewtags.engine.calibration import assumed_share, stored_calibration
 from fewtags.engine.checkpoint import reading_record
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import ModelInfo
@@ -29,10 +30,10 @@ from fewtags.engine.places import find_photos
 from fewtags.engine.predict import ScoredTable, matched, predict_maps, score_table
 from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.geometry import View
-from fewtags.labels import ClassNames, Label
+from fewtags.labels import ClassNames
+from fewtags.metrics.calibration import calibrate, expected_unknown
 from fewtags.metrics.localisation import normalise_map
 from fewtags.metrics.wsol import component_boxes
-from fewtags.review.calibrate import calibrate, expected_unknown
 from fewtags.review.orders import DEFAULT_ORDER, ORDERS, Cells, choose, gain
 from fewtags.shards.places import Url, place
 from fewtags.table.answered import without_answers
@@ -162,28 +163,10 @@ def make_cells(scored: ScoredTable, info: ModelInfo, share: NDArray[np.floating]
     """Return what orders know about a scored table."""
     share = assumed_share(info, scored.labels) if share is None else share
     expected = expected_unknown(scored.labels, share)
-    prob = calibrate(scored.logits, scored.labels, expected)
-    return Cells(logits=scored.logits, labels=scored.labels, prob=prob, expected=expected)
-
-
-def assumed_share(info: ModelInfo, labels: NDArray[np.int8]) -> NDArray[np.float64]:
-    """Return the share of images that contain each class, float64 [C]: the class prior of the model's method, or K.
-
-    K positives per image are divided among the classes like the known positives in `labels` [N, C]; half a positive is
-    added to each class, so that a class without a label is not impossible. A method without K is given one from the
-    known cells, if more than half of them are known, or else twice the known positives per image.
-    """
-    prior = info.method.get("class_prior")
-    if prior is not None and len(prior) == len(info.class_ids):
-        return np.array(prior, np.float64)
-    positive, known = labels == Label.POSITIVE, labels != Label.UNKNOWN
-    k = info.method.get("positives_per_image")
-    if k is None:
-        k = positive.sum() / max(int(known.sum()), 1) * labels.shape[1]
-        if known.mean() <= 0.5:
-            k = 2 * positive.sum() / max(len(labels), 1)
-    count = positive.sum(0) + 0.5
-    return np.asarray(np.clip(k * count / count.sum(), 0.0, 1.0), np.float64)
+    # What an answer teaches depends on the probabilities that the loss sees.
+    logits = stored_calibration(info).inverse.logits(scored.logits).astype(scored.logits.dtype)
+    prob = calibrate(logits, scored.labels, expected)
+    return Cells(logits=logits, labels=scored.labels, prob=prob, expected=expected)
 
 
 def run_table(run: Path) -> LabelTable:

@@ -1,0 +1,142 @@
+"""`fewtags calibrate`: what it shows, stores and restores."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import Result
+
+import fewtags as ft
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def model(trained: tuple[Path, Result], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained[0], tmp_path / "run"))
+
+
+def evaluated(run: Path) -> dict:
+    return json.loads((run / "evaluation/val.json").read_text("utf-8"))
+
+
+def tags(run: Run, model: Path, dataset: Path) -> list[str]:
+    result = run("predict", model, dataset / "images/val", "--cpu")
+    return sorted(",".join(line.split(",")[:2]) for line in result.stdout.splitlines())
+
+
+def test_shows_and_stores_nothing(run: Run, model: Path) -> None:
+    before = (model / "model.safetensors").read_bytes()
+    result = run("calibrate", model)
+    assert result.exit_code == 0, result.stderr
+    assert "calibrated on 12 validation photos (3 classes from known labels); slope" in result.stdout
+    assert "12 validation photos, cross-fitted" in result.stdout
+    assert "(known 1.50)" in result.stdout
+    assert "nothing is stored" in result.stderr
+    assert (model / "model.safetensors").read_bytes() == before
+
+
+def test_stored_probabilities_are_used_everywhere(run: Run, model: Path, dataset: Path) -> None:
+    """Tags and AP stay; predictions, stored scores and metrics follow; a second calibration finds the same."""
+    tagged, before = tags(run, model, dataset), evaluated(model)
+    fitted = json.loads(run("calibrate", model, "--json").stdout)
+    result = run("calibrate", model, "--store")
+    assert result.exit_code == 0, result.stderr
+    assert "evaluation of val is computed again" in result.stderr
+    assert tags(run, model, dataset) == tagged
+    after = evaluated(model)
+    assert after["mAP"] == before["mAP"]
+    assert after["CF1"] == before["CF1"]
+    assert after["cardinality"]["expected"] == pytest.approx(after["cardinality"]["known"], abs=0.2)
+    assert after["calibration"]["brier"] <= before["calibration"]["brier"]
+    classifier = ft.Classifier.load(model, device="cpu")
+    table = ft.read(dataset / "val.parquet")
+    logits = np.load(model / "evaluation/val.npy").astype(np.float64)
+    assert classifier.predict_proba(table) == pytest.approx(1 / (1 + np.exp(-logits)), abs=1e-4)
+    assert "probabilities: calibrated on 12 validation photos" in "\n".join(classifier.info_.lines())
+    again = json.loads(run("calibrate", model, "--json").stdout)
+    assert again["slope"] == fitted["slope"]
+    assert again["offsets"] == fitted["offsets"]
+
+
+def test_what_a_kill_leaves_undone_is_done_again(run: Run, model: Path) -> None:
+    """The model is stored, and the evaluation is not: its scores are still those of the trained head."""
+    scores = (model / "evaluation/val.npy").read_bytes()
+    assert run("calibrate", model, "--store").exit_code == 0
+    complete = (model / "evaluation/val.npy").read_bytes()
+    stored = (model / "model.safetensors").read_bytes()
+    (model / "evaluation/val.npy").write_bytes(scores)
+    assert run("calibrate", model, "--store").exit_code == 0
+    assert (model / "evaluation/val.npy").read_bytes() == complete
+    assert (model / "model.safetensors").read_bytes() == stored
+
+
+def test_undo(run: Run, model: Path, dataset: Path) -> None:
+    scores, before = (model / "evaluation/val.npy").read_bytes(), evaluated(model)
+    prob = ft.Classifier.load(model, device="cpu").predict_proba(dataset / "images/val")
+    run("calibrate", model, "--store")
+    result = run("calibrate", model / "model.safetensors", "--undo")
+    assert result.exit_code == 0, result.stderr
+    assert (model / "evaluation/val.npy").read_bytes() == scores
+    assert evaluated(model)["metrics"] == before["metrics"]
+    assert ft.Classifier.load(model, device="cpu").predict_proba(dataset / "images/val") == pytest.approx(
+        prob, abs=1e-5
+    )
+    twice = run("calibrate", model, "--undo")
+    assert twice.exit_code == 1
+    assert "is not calibrated, so there is nothing to undo" in twice.stderr
+
+
+def test_other_labels(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None:
+    alone = Path(shutil.copy(model / "model.safetensors", tmp_path / "alone.safetensors"))
+    result = run("calibrate", alone, dataset / "val.parquet", "--store", "--cpu")
+    assert result.exit_code == 0, result.stderr
+    assert "calibrated on 12 photos (3 classes from known labels)" in result.stdout
+    run("calibrate", model, "--store")
+    info = ft.Classifier.load(model).info_.calibration
+    own = ft.Classifier.load(alone).info_.calibration
+    assert own.slope == pytest.approx(info.slope, rel=1e-3)
+    assert own.offsets == pytest.approx(info.offsets, abs=1e-3)
+
+
+def test_single_positives_fit_the_expected_number(run: Run, model: Path, dataset: Path) -> None:
+    result = run("calibrate", model, dataset / "train.parquet", "--cpu")
+    assert result.exit_code == 0, result.stderr
+    assert "calibrated on 24 photos (3 classes from the expected number of positives); slope 1.00" in result.stdout
+    assert "- -> -" in result.stdout
+
+
+def test_in_python(model: Path, dataset: Path) -> None:
+    classifier = ft.Classifier.load(model, device="cpu")
+    tagged = classifier.predict(dataset / "images/val")
+    found = classifier.calibrate()
+    assert found.calibration.slope > 0
+    assert [sorted(row) for row in classifier.predict(dataset / "images/val")] == [sorted(row) for row in tagged]
+    again = classifier.calibrate(ft.read(dataset / "val.parquet"))
+    assert again.calibration.slope == pytest.approx(found.calibration.slope, rel=1e-3)
+    with pytest.raises(ft.ConfigError, match="not trained yet"):
+        ft.Classifier().calibrate()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--undo", "--store"), "--undo restores the trained model and takes nothing else; leave --store out."),
+        (("--complete",), "--complete: there are no LABELS to read; give them, or leave this out."),
+        (("--images", "."), "--images: there are no LABELS to read; give them, or leave this out."),
+    ],
+)
+def test_options_that_do_nothing(run: Run, model: Path, options: tuple[str, ...], message: str) -> None:
+    result = run("calibrate", model, *options)
+    assert result.exit_code == 1
+    assert f"error: {message}" in result.stderr
+
+
+def test_no_validation_scores(run: Run, model: Path) -> None:
+    shutil.rmtree(model / "evaluation")
+    result = run("calibrate", model)
+    assert result.exit_code == 1
+    assert f"{model} has no validation scores to calibrate with; give labels (LABELS)." in result.stderr

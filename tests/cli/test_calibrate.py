@@ -10,6 +10,7 @@ import pytest
 from typer.testing import Result
 
 import fewtags as ft
+from fewtags.errors import ConfigError
 
 Run = Callable[..., Result]
 
@@ -117,7 +118,7 @@ def test_in_python(model: Path, dataset: Path) -> None:
     assert [sorted(row) for row in classifier.predict(dataset / "images/val")] == [sorted(row) for row in tagged]
     again = classifier.calibrate(ft.read(dataset / "val.parquet"))
     assert again.calibration.slope == pytest.approx(found.calibration.slope, rel=1e-3)
-    with pytest.raises(ft.ConfigError, match="not trained yet"):
+    with pytest.raises(ConfigError, match="not trained yet"):
         ft.Classifier().calibrate()
 
 

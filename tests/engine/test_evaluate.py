@@ -79,8 +79,9 @@ def test_text():
     assert text.splitlines()[0].endswith("; 2 of 3 classes counted, 4 images, 6 known cells.")
     rows = [line.split()[0] for line in text.splitlines()[2:5]]
     assert rows == ["cat", "crane", "crane"]
-    assert text.splitlines()[-2].endswith("no known negative")
-    assert text.splitlines()[-1] == "Completely labelled images: hit@1 0.0 (1 image)."
+    assert text.splitlines()[4].endswith("no known negative")
+    assert text.splitlines()[5] == "Completely labelled images: hit@1 0.0 (1 image)."
+    assert text.splitlines()[6].startswith("Probabilities: expected calibration error ")
 
 
 def test_without_known_negatives_the_ranks_are_reported():
@@ -122,7 +123,9 @@ def test_metrics_and_the_keys_of_older_json_agree():
         assert found.keys() == {
             "images", "unreadable", "mAP", "mAP_interval", "classes_counted", "known_cells", "CF1", "OF1",
             "cardinality", "positive_only", "per_class", "metrics",
-        } | ({"hit@1", "mAP_by_labels"} if (labels != 0).all(1).any() else set())  # fmt: skip
+            *({"hit@1", "mAP_by_labels"} if (labels != 0).all(1).any() else set()),
+            *({"calibration"} if found["mAP"] is not None else set()),
+        }  # fmt: skip
         assert found["cardinality"].keys() == {"known", "predicted", "expected"}
         for metric in found["metrics"]:
             level = found

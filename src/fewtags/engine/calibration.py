@@ -53,7 +53,7 @@ AS_TRAINED = "as_trained"
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison:
     """The probabilities of some photos before and after calibration.
 

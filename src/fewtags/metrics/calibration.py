@@ -90,7 +90,7 @@ def count_offsets(
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class CalibrationReport:
     """How far probabilities are from frequencies, over the known cells of the judged classes.
 

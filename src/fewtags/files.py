@@ -109,9 +109,9 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
     """
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file():
-        raise DiskError(f"cannot write {str(path)!r}: it is not a regular file; give the path of a file.")
+        raise DiskError(f"cannot write '{path}': it is not a regular file; give the path of a file.")
     if not path.parent.is_dir():
-        raise DiskError(f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; make it first.")
+        raise DiskError(f"cannot write '{path}': the folder '{path.parent}' does not exist; make it first.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
     try:
         with writing(path, size):

@@ -62,13 +62,32 @@ def counted(number: int, singular: str, plural: str = "") -> str:
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
+def quoted(name: str) -> str:
+    r"""Return a name in quotes, with control characters as escapes and with single backslashes, as people type them.
+
+    >>> print(quoted("C:\\Users\\ana.jpg"))
+    'C:\Users\ana.jpg'
+    """
+    return repr(name).replace("\\\\", "\\")
+
+
+def apart(one: float, other: float) -> tuple[str, str]:
+    """Return two numbers with the same digits after the point: two, or up to four where fewer would look equal.
+
+    >>> apart(0.5, 0.25), apart(0.4713, 0.4741)
+    (('0.50', '0.25'), ('0.471', '0.474'))
+    """
+    digits = next((d for d in (2, 3, 4) if f"{one:.{d}f}" != f"{other:.{d}f}"), 2)
+    return f"{one:.{digits}f}", f"{other:.{digits}f}"
+
+
 def some(items: Sequence[str], limit: int = 5) -> str:
     """Return the first few items in quotes, and the number of the others.
 
     >>> some(["a", "b", "c"], 2)
     "'a', 'b' and 1 more"
     """
-    head = ", ".join(repr(item) for item in items[:limit])
+    head = ", ".join(quoted(item) for item in items[:limit])
     return head if len(items) <= limit else f"{head} and {len(items) - limit:,} more"
 
 

@@ -159,6 +159,31 @@ def test_a_split_without_negatives_says_which_metrics_remain() -> None:
     assert _only(report, "no-negatives").message.startswith(
         "val: no negative is known, so average precision has no meaning"
     )
+    assert _only(report, "no-negatives").message.endswith("if what is not named is known to be absent.")
+
+
+def test_complete_is_not_advised_where_every_class_of_every_photo_is_known() -> None:
+    """Nothing is unnamed there, so that reading the labels as complete would change nothing."""
+    full = _table(_many(5, [P, P, P]))
+    message = _only(check({"train": full, "val": full}), "no-negatives").message
+    assert message.endswith("Every class is present in every photo: add photos without them.")
+
+
+def test_what_is_left_out_names_its_file_once() -> None:
+    rows = (
+        Excluded("dog/a.png", "empty file", "/data/pets", "unreadable"),
+        Excluded("points.csv row 2", "no size", "/data/points.csv", "unreadable"),
+        Excluded("b.png", "a copy", "train", "unreadable"),
+        Excluded("c.png", "gone", kind="unreadable"),
+    )
+    report = check({"train": _table(_many(5, [P, N, P]), notes=Notes(excluded=rows))})
+    assert _only(report, "unreadable").items == (
+        "dog/a.png in /data/pets: empty file",
+        "points.csv row 2: no size",
+        "b.png in train: a copy",
+        "c.png: gone",
+    )
+    assert "photos: none read" in report.lines()
 
 
 @pytest.mark.parametrize(
@@ -235,8 +260,7 @@ def test_missing_and_unreadable_photos_are_errors_and_clean_leaves_them_out(tmp_
     report = check(tables)
     assert [f.code for f in report.errors] == ["missing", "unreadable"]
     assert _only(report, "missing").message == (
-        "1 photo is missing; such images are left out of training, with a line each in excluded.csv. Check the "
-        "folder of the images."
+        "1 photo is missing; such images are left out of training. Check the folder of the images."
     )
     assert _only(report, "missing").items == ("train gone.png",)
     assert _only(report, "unreadable").items[0].startswith("train cut.png: ")
@@ -251,7 +275,7 @@ def test_missing_and_unreadable_photos_are_errors_and_clean_leaves_them_out(tmp_
     assert clean["train"].matrix.dense().tolist() == [[N, N, P]]
     # Whoever cleans wants it so; looking again finds nothing new.
     assert clean["train"].notes.excluded == tuple(replace(row, kind="excluded") for row in report.excluded_rows())
-    assert clean["train"].notes.messages == ("train: 2 images left out, without a readable photo; see excluded.csv",)
+    assert clean["train"].notes.messages == ("train: 2 images left out, without a readable photo",)
     assert clean["val"] is tables["val"]
     assert not check(clean, threads=1).errors
 
@@ -435,7 +459,7 @@ def test_the_readers_notes_are_said_once_for_all_splits_of_a_table() -> None:
     report = check({"train": table.subset([0, 1, 2]), "val": table.subset([3, 4, 5])})
     assert [str(f) for f in _found(report, "reader")] == ["note: separator ';'"]
     assert str(_only(report, "excluded")) == (
-        "note: 1 item is left out as requested; see excluded.csv. Nothing to do. (labels.csv, row 3: no such photo)"
+        "note: 1 item is left out, as splits or settings say. Nothing to do. (row 3 in labels.csv: no such photo)"
     )
     assert report.readings == notes.readings
     assert "read: labels.csv: 0 -> absent (12,300)" in list(report.lines())
@@ -444,26 +468,26 @@ def test_the_readers_notes_are_said_once_for_all_splits_of_a_table() -> None:
 @pytest.mark.parametrize(
     ("kind", "level", "message"),
     [
-        ("missing", "error", "2 photos named in the labels do not exist; see excluded.csv. Check the image fol"),
+        ("missing", "error", "2 photos named in the labels do not exist. Check the image fol"),
         (
             "unreadable",
             "error",
-            "2 files or folders cannot be read and are left out; see excluded.csv. Fix, rename or",
+            "2 files or folders cannot be read and are left out. Fix, rename or",
         ),
         (
             "unusable",
             "error",
-            "2 items of the labels cannot be used and are left out; see excluded.csv. Fix or remove",
+            "2 items of the labels cannot be used and are left out. Fix or remove",
         ),
-        ("splits", "error", "2 images are in several splits or in none of them; see excluded.csv. Choose one split"),
-        ("bad-place", "error", "2 boxes or points cannot be used and are left out; see excluded.csv. Fix them, or"),
-        ("unread-place", "warning", "2 regions are of a kind that is not read; see excluded.csv. The labels are kept;"),
+        ("splits", "error", "2 images are in several splits or in none of them. Choose one split"),
+        ("bad-place", "error", "2 boxes or points cannot be used and are left out. Fix them, or"),
+        ("unread-place", "warning", "2 regions are of a kind that is not read. The labels are kept;"),
         (
             "partial",
             "warning",
-            "2 sets of images have labels but no photos here; see excluded.csv. Download the photos",
+            "2 sets of images have labels but no photos here. Download the photos",
         ),
-        ("excluded", "note", "2 items are left out as requested; see excluded.csv. Nothing to do."),
+        ("excluded", "note", "2 items are left out, as splits or settings say. Nothing to do."),
     ],
 )
 def test_what_is_left_out_counts_by_why(kind: ExclusionKind, level: str, message: str) -> None:
@@ -472,7 +496,7 @@ def test_what_is_left_out_counts_by_why(kind: ExclusionKind, level: str, message
     report = check({"train": _table(_many(5, [P, N, P]), notes=Notes(excluded=rows))})
     finding = _only(report, kind)
     assert (finding.level, finding.message[: len(message)]) == (level, message)
-    assert finding.items == ("labels.csv, row 1: why", "labels.csv, row 2: why")
+    assert finding.items == ("row 1 in labels.csv: why", "row 2 in labels.csv: why")
     assert bool(report.errors) == (level == "error")
     told = [f for f in json.loads(report.to_json())["findings"] if f["code"] == kind]
     assert told == [{"level": level, "code": kind, "message": finding.message, "items": [*finding.items]}]
@@ -503,7 +527,7 @@ def test_the_lines_for_people() -> None:
         "train: 10 images, 3 classes, labels: partial; 1.50 positives per image; "
         "0 without a positive, 0 without any label",
         "val: 1 image, 3 classes, labels: full; 3.00 positives per image; 0 without a positive, 0 without any label",
-        "photos: 0 files read (decoded)",
+        "photos: none read",
         "heatmaps of all classes: 300 bytes",
         "images of each class: + positive, - negative, ? unknown",
         "class  train +  -  ?  val +  -  ?",

@@ -67,6 +67,12 @@ def test_check_ends_with_1_on_errors_and_lists_what_would_be_left_out(run: Run, 
     assert "train/3.png" in result.stdout
 
 
+def test_check_says_how_to_list_what_would_be_left_out(run: Run, dataset: Path, broken: Path) -> None:
+    result = run("check", dataset / "train.parquet", "--images", broken / "images")
+    assert result.stderr == "list of what would be left out: --excluded FILE writes 2 rows\n"
+    assert "excluded.csv" not in result.stdout + result.stderr
+
+
 def test_check_json_stays_json_on_errors(run: Run, dataset: Path, broken: Path) -> None:
     result = run("check", dataset / "train.parquet", "--images", broken / "images", "--json")
     assert result.exit_code == 1
@@ -365,7 +371,7 @@ def test_points_lie_in_outlines(run: Run, tmp_path: Path, words: tuple[str, ...]
     x0, _, x1, _ = load(out).locations.boxes[0]
     assert x0 == x1
     assert (x0 < 0.1) == (where == "outline")
-    assert ("1 points drawn in masks" in result.stderr) == (where == "outline")
+    assert ("1 point drawn in masks" in result.stderr) == (where == "outline")
 
 
 def test_an_unknown_point_rule_is_refused(run: Run, boxes: Path, tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_evaluate_skips_photos_that_cannot_be_read(run: Run, model: Path, datase
     *_, first, second, last = result.stderr.splitlines()
     assert first.startswith(f"{tmp_path / 'val' / '3.png'}: ")
     assert second.startswith(f"{tmp_path / 'val' / '4.png'}: ")
-    assert last == "2 of 12 photos could not be read and were skipped."
+    assert last == "skipped: 2 of 12 photos, because they cannot be read."
 
 
 @pytest.fixture
@@ -372,7 +372,7 @@ def test_an_unreadable_photo_is_reported_and_skipped(run: Run, model: Path, phot
     first, last = result.stderr.splitlines()
     assert first.startswith("skipped: ")
     assert "broken.png" in first
-    assert last == "1 of 13 photos could not be read and were skipped."
+    assert last == "skipped: 1 of 13 photos, because they cannot be read."
     assert len(read(tmp_path / "tags.csv")) == 12
     (row,) = read(tmp_path / "tags.unreadable.csv")
     assert f"skipped: {row['image']}: {row['reason']}" == first
@@ -609,7 +609,7 @@ def test_heatmaps_name_an_unreadable_photo(run: Run, model: Path, photos: Path, 
     )
     assert result.exit_code == 1
     assert "broken.png" in result.stderr
-    assert result.stderr.endswith("1 of 2 photos could not be read and were skipped.\n")
+    assert result.stderr.endswith("skipped: 1 of 2 photos, because they cannot be read.\n")
     assert [p.name for p in (tmp_path / "maps").iterdir()] == ["1.blue.png"]
 
 

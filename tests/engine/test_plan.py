@@ -264,7 +264,7 @@ def test_without_a_split_called_train_the_rest_is_learned_from_and_never_the_tes
     tables = read_named(DataConfig(train=split_file(scenes, tmp_path, [other, other, "test"])))
     assert {name: len(table) for name, table in tables.items()} == {"train": 16, "test": 8}
     assert not set(tables["train"].images.to_pylist()) & set(tables["test"].images.to_pylist())
-    message = f"no split is called 'train': the 16 images of {words} are learned from"
+    message = f"no split is called 'train': training uses the 16 images of {words}"
     assert message in tables["train"].notes.messages
 
 
@@ -591,7 +591,7 @@ def test_photos_that_cannot_be_read_are_left_out_of_every_table(scenes, make_con
     assert (len(plan.tables.train), len(plan.tables.val), len(plan.tables.truth)) == (23, 10, 23)
     assert broken not in plan.tables.train.images.to_pylist()
     assert plan.tables.truth.images.to_pylist() == plan.tables.train.images.to_pylist()
-    assert "train: 1 image left out, without a readable photo; see excluded.csv" in plan.tables.train.notes.messages
+    assert "train: 1 image left out, without a readable photo" in plan.tables.train.notes.messages
     assert {row.item for row in plan.report.excluded_rows()} == {broken, scenes.val.images[0].as_py()}
 
 

@@ -174,13 +174,13 @@ def test_boxes_of_turned_photos(tmp_path, make_photo):
     ]
     np.testing.assert_allclose(found.locations, expected, atol=1e-12)
     assert found.messages == (
-        "1 photos are turned by EXIF, and their boxes were turned with them",
-        "1 photos are turned by EXIF, and their boxes were in that frame already",
-        "1 photos are turned or mirrored by EXIF; the file does not show the frame of their boxes, and the "
+        "1 photo is turned by EXIF, and the boxes with the photo",
+        "1 photo is turned by EXIF; the boxes were in that frame already",
+        "1 photo is turned or mirrored by EXIF; the file does not show the frame of the boxes, and the "
         "displayed one is assumed",
     )
     assert found.warnings == (
-        "1 photos have another aspect ratio than the file says, so their boxes may be misplaced, for example 'e'",
+        "1 photo has another aspect ratio than the file says, so that boxes may be misplaced, for example 'e'",
     )
 
 
@@ -201,7 +201,7 @@ def test_the_displayed_size_stands_in_for_one_that_is_not_declared(tmp_path, mak
     found = regions(tmp_path, "a", [0], [(4, 2, 8, 6)], [(X, X)])
     np.testing.assert_allclose(found.locations, [(0.2, 0.05, 0.4, 0.15)])
     assert found.messages == (
-        "1 photos are turned or mirrored by EXIF; the file does not show the frame of their boxes, and the "
+        "1 photo is turned or mirrored by EXIF; the file does not show the frame of the boxes, and the "
         "displayed one is assumed",
     )
 
@@ -217,12 +217,11 @@ def test_fractions_are_turned_like_pixels(tmp_path, make_photo):
     found = regions_of(fractions, "fractions", point, image, sizes, photos, "x.json")
     expected = [(0.7, 0.1, 0.9, 0.2), (0.1, 0.1, 0.2, 0.3), (0.1, 0.1, 0.2, 0.3), (0.8, 0.1, 0.8, 0.1), (0, 0, 1, 1)]
     np.testing.assert_allclose(found.locations, expected, atol=1e-12)
-    turned = "photos are turned by EXIF, and their boxes and points were"
     assert found.messages == (
-        "1 boxes reached beyond their photo and were cut at its edge",
-        f"1 {turned} turned with them",
-        f"1 {turned} in that frame already",
-        "1 photos are turned or mirrored by EXIF; the file does not show the frame of their boxes and points, and the "
+        "1 box reached beyond the photo and cut at its edge",
+        "1 photo is turned by EXIF, and the boxes and points with the photo",
+        "1 photo is turned by EXIF; the boxes and points were in that frame already",
+        "1 photo is turned or mirrored by EXIF; the file does not show the frame of the boxes and points, and the "
         "displayed one is assumed",
     )
 
@@ -238,7 +237,7 @@ def test_photos_that_cannot_be_opened_are_counted(tmp_path, make_photo):
     (tmp_path / "a").write_bytes(b"not a photo")
     found = regions(tmp_path, "a", [0], [(4, 2, 8, 6)], [(40, 20)])
     np.testing.assert_allclose(found.locations, [(0.1, 0.1, 0.2, 0.3)])
-    assert found.messages == ("1 photos have a header that cannot be read; their boxes are taken as they are",)
+    assert found.messages == ("1 photo has a header that cannot be read; the boxes are taken as they are",)
 
 
 def test_no_boxes(tmp_path):

@@ -108,7 +108,7 @@ def test_a_box_that_cannot_be_used_leaves_the_label(write, bbox, fault):
         ("annotation 4", f"its box {fault}; its label is kept")
     ]
     assert (
-        "instances.json: 1 boxes or points cannot be used, see the excluded list; the labels are kept"
+        "instances.json: 1 box or point cannot be used, see the excluded list; its label is kept"
         in table.notes.messages
     )
 
@@ -180,7 +180,7 @@ def test_with_outlines_objects_without_a_mask_keep_their_box(write):
     drawn = read_coco(file, options=ReadOptions(places="points")).locations.boxes[0]
     assert point.tolist() == drawn.tolist()
     assert boxes.tolist() == read_coco(file).locations.boxes[1:].tolist()
-    message = "instances.json: 1 points drawn in masks, 2 boxes without a mask stay boxes"
+    message = "instances.json: 1 point drawn in masks, 2 boxes without a mask stay boxes"
     assert any(text.startswith(message) for text in table.notes.messages)
 
 
@@ -198,7 +198,7 @@ def test_points_where_there_is_no_place_or_a_broken_one(write):
         ("annotation 2", "its point lies outside the photo; its label is kept")
     ]
     assert (
-        "instances.json: 1 boxes or points cannot be used, see the excluded list; the labels are kept"
+        "instances.json: 1 box or point cannot be used, see the excluded list; its label is kept"
         in table.notes.messages
     )
 
@@ -222,7 +222,7 @@ def test_an_annotation_without_a_box_is_a_label(write, bbox):
 def test_boxes_that_reach_out_are_cut(write):
     table = read_coco(write([image(1, "a.jpg")], [annotation(1, 1, 17, (-20, 50, 80, 80))]))
     assert facts(table) == [("a.jpg", "cat", P, (0.0, 0.5, 0.3, 1.0))]
-    assert "1 boxes reached beyond their photo and were cut at its edge" in table.notes.messages
+    assert "1 box reached beyond the photo and cut at its edge" in table.notes.messages
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_boxes_follow_a_photo_that_exif_turns(write, make_photo):
     make_photo("images/a.jpg", size=(200, 100), orientation=6)
     table = read_coco(write([image(1, "a.jpg")], [annotation(1, 1, 17)]))
     assert facts(table) == [("a.jpg", "cat", P, (0.7, 0.1, 0.9, 0.3))]
-    assert "1 photos are turned by EXIF, and their boxes were turned with them" in table.notes.messages
+    assert "1 photo is turned by EXIF, and the boxes with the photo" in table.notes.messages
 
 
 def test_unknown_ids_are_left_out_with_a_reason(write):
@@ -275,7 +275,7 @@ def test_photos_that_are_not_there(write, make_photo, tmp_path):
     table = read_coco(file, tmp_path / "p")
     assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {"cat": P}}
     assert [(e.item, e.kind) for e in table.notes.excluded] == [("gone.jpg", "missing")]
-    assert "instances.json: 1 labels belong to photos that are left out" in table.notes.messages
+    assert "instances.json: 1 label belongs to a photo that is left out" in table.notes.messages
 
 
 def test_an_image_of_two_sizes_is_refused(write):
@@ -304,7 +304,7 @@ def test_lvis(write):
     assert labels(table) == {"train2017/000000000009.jpg": {"toothbrush": P, "person": N, "cat": N}, "b.jpg": {}}
     assert readings(table)["class in neg_category_ids"] == ("negative", 2)
     assert [e.reason for e in table.notes.excluded] == ["neg_category_ids names 5, which is not among the categories"]
-    assert any("1 images have not_exhaustive_category_ids, which are ignored" in m for m in table.notes.messages)
+    assert any("1 image has not_exhaustive_category_ids, which are ignored" in m for m in table.notes.messages)
 
 
 @pytest.mark.parametrize("ids", [3, {"a": 1}, [[1]], [None], "person"])
@@ -356,7 +356,7 @@ def test_objects365(tmp_path, make_photo, parts, where):
 def test_only_names_of_objects365_are_shortened(write, make_photo, tmp_path):
     make_photo("a.jpg")
     table = read_coco(write([image(1, "images/v1/patch8/a.jpg")], [annotation(1, 1, 17)]), tmp_path)
-    assert any("found by the end of their path" in text for text in table.notes.messages)
+    assert any("found by the end of the path" in text for text in table.notes.messages)
 
 
 def test_present_and_absent_at_once_is_unknown(write):
@@ -371,8 +371,7 @@ def test_two_entries_of_one_photo_are_joined(write):
     assert labels(table) == {"a.jpg": {"cat": P, "person": P}}
     assert table.split_names.to_pylist() == ["val"]
     assert (
-        "instances.json: 1 image ids name a photo that another one names, and are joined with it"
-        in table.notes.messages
+        "instances.json: 1 image id names a photo that another one names, and is joined with it" in table.notes.messages
     )
     assert readings(table)["valid"] == ("split 'val'", 1)
 

@@ -117,8 +117,8 @@ def test_rows_of_one_image_are_joined(read):
     assert len(table.facts) == 4  # cat once, dog, cow twice
     assert table.summary().contradictions == 1
     assert table.notes.messages[-2:] == (
-        "labels.csv: 2 rows name an image that has a row already, and are joined with it",
-        "labels.csv: 1 labels are present in one row and absent in another: unknown",
+        "labels.csv: 2 rows name images that have a row already, and are joined with them",
+        "labels.csv: 1 label is present in one row and absent in another: unknown",
     )
 
 
@@ -213,7 +213,7 @@ def test_tags_in_one_row_and_none_in_another(read):
     assert labels(table) == {"a.jpg": {"dog": N}, "b.jpg": {"dog": P}}
     assert table.summary().contradictions == 1
     assert table.notes.messages[-1] == (
-        "labels.csv: 1 labels are in an image that is stated to show none of the classes: unknown"
+        "labels.csv: 1 label is in an image that is stated to show none of the classes: unknown"
     )
 
 

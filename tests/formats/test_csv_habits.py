@@ -149,7 +149,7 @@ def test_vectors_of_different_lengths_are_refused(read):
 def test_nan_beside_a_tag_is_not_a_class(read):
     table = read("image,tags\na.jpg,cat|NaN\nb.jpg,dog\n")
     assert table.classes.ids == ("cat", "dog")
-    assert "labels.csv: 1 cells have NaN beside tags; it states nothing" in table.notes.messages
+    assert "labels.csv: 1 cell has NaN beside tags; it states nothing" in table.notes.messages
 
 
 def test_a_comma_that_may_belong_to_a_name(read):
@@ -413,7 +413,7 @@ def test_missing_values_of_programs_are_no_tags(read, blank):
     """R writes NA, which was a class."""
     table = read(f"image,tags\na.jpg,cat\nb.jpg,{blank}\n")
     assert labels(table) == {"a.jpg": {"cat": P}, "b.jpg": {}}
-    assert "labels.csv: 1 cells are NA or null, which states nothing" in table.notes.messages
+    assert "labels.csv: 1 cell is NA or null, which states nothing" in table.notes.messages
 
 
 def test_a_line_break_in_the_header(read):

@@ -177,7 +177,7 @@ def test_points(points, text, options, expected):
 
 def test_points_are_reported(layout):
     assert layout(POINTS, points="pixels")[4] == (
-        "a.csv: 1 rows, cells separated by ','; images in 'image', one label a row, points in pixels in 'x' and 'y'",
+        "a.csv: 1 row, cells separated by ','; images in 'image', one label a row, points in pixels in 'x' and 'y'",
     )
     assert layout(POINTS, points="fractions")[4][1:] == (
         "a.csv: column 'width' ignored, its values are '20'",

@@ -64,7 +64,7 @@ def test_points_in_pixels_of_the_photo(read, make_photo):
     assert points(table) == [("a.jpg", "cat", 0.25, 0.25), ("b.jpg", "cat", 0.5, 0.25)]
     assert readings(table)["columns 'x_px' and 'y_px'", "x, y"] == ("a point, in pixels", 2)
     assert (
-        "1 photos are turned or mirrored by EXIF; the file does not show the frame of their points, and the "
+        "1 photo is turned or mirrored by EXIF; the file does not show the frame of the points, and the "
         "displayed one is assumed" in table.notes.messages
     )
 
@@ -75,7 +75,7 @@ def test_points_in_pixels_of_a_size_that_is_given(read, make_photo):
     make_photo("b.jpg", 2, size=(200, 100), orientation=6)
     table = read("image,class,x,y,width,height\na.jpg,cat,50,25,100,50\nb.jpg,cat,25,10,100,50\n", points="pixels")
     assert points(table) == [("a.jpg", "cat", 0.5, 0.5), ("b.jpg", "cat", 0.8, 0.25)]
-    assert "1 photos are turned by EXIF, and their points were turned with them" in table.notes.messages
+    assert "1 photo is turned by EXIF, and the points with the photo" in table.notes.messages
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,7 @@ def test_points_that_cannot_be_placed_leave_the_label(read, make_photo, tmp_path
     assert [(e.item, e.reason, e.kind) for e in table.notes.excluded][1:] == [
         (f"{tmp_path}/labels.csv row 3", "its point lies outside the photo; its label is kept", "bad-place")
     ]
-    assert (
-        "labels.csv: 1 boxes or points cannot be used, see the excluded list; the labels are kept"
-        in table.notes.messages
-    )
+    assert "labels.csv: 1 box or point cannot be used, see the excluded list; its label is kept" in table.notes.messages
     alone = read(text)
     assert [p[2:] for p in points(alone)] == [(None, None)] * 4
     assert {e.reason for e in alone.notes.excluded} == {

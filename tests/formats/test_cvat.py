@@ -88,7 +88,7 @@ def test_a_tag_none(write):
     assert readings(table)["tag 'None'"] == ("none of the classes", 2)
     assert "image without shape or tag" not in readings(table)
     assert (
-        "annotations.xml: 1 labels are in an image that is stated to show none of the classes: unknown"
+        "annotations.xml: 1 label is in an image that is stated to show none of the classes: unknown"
         in table.notes.messages
     )
     assert read_cvat(file, options=ReadOptions(none_folder="")).classes.ids == (*LABELS, "None")
@@ -199,7 +199,7 @@ def test_photos_are_found_below_their_subset(write, make_photo, tmp_path):
 def test_an_image_that_is_listed_twice(write):
     table = read_cvat(write(image("a.jpg", box("cat")), image("a.jpg", tag("dog"))))
     assert labels(table) == {"a.jpg": {"cat": P, "dog": P}}
-    assert "annotations.xml: 1 images are listed more than once, and are joined" in table.notes.messages
+    assert "annotations.xml: 1 image is listed again, and joined with the one before" in table.notes.messages
 
 
 def test_boxes_follow_a_photo_that_exif_turns(write, make_photo):
@@ -210,7 +210,7 @@ def test_boxes_follow_a_photo_that_exif_turns(write, make_photo):
         ("a.jpg", "cat", P, (0.7, 0.1, 0.9, 0.3)),
         ("a.jpg", "dog", P, (0.7, 0.1, 0.7, 0.1)),
     ]
-    assert "1 photos are turned by EXIF, and their boxes and points were turned with them" in table.notes.messages
+    assert "1 photo is turned by EXIF, and the boxes and points with the photo" in table.notes.messages
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_what_is_left_out(write):
         ("a.jpg, box 1", "has no label"),
     ]
     assert {e.kind for e in table.notes.excluded} == {"unusable"}
-    assert "annotations.xml: 1 elements <remark> in images ignored" in table.notes.messages
+    assert "annotations.xml: 1 element <remark> in images ignored" in table.notes.messages
     assert "annotations.xml: 2 images, shapes or tags left out, see the excluded list" in table.notes.messages
 
 

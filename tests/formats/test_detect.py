@@ -31,9 +31,13 @@ def write(tmp_path):
 @pytest.mark.parametrize(
     ("files", "found", "why"),
     [
-        ({"cat/a.jpg": "", "dog/b.jpg": ""}, "folder", "it has no mark of another format"),
-        ({"labels/a.jpg": "", "images/b.jpg": ""}, "folder", "it has no mark of another format"),
-        ({"classes.txt": "cat", "cat/a.jpg": "", "notes.yaml": "a: 1"}, "folder", "it has no mark of another format"),
+        ({"cat/a.jpg": "", "dog/b.jpg": ""}, "folder", "it contains no label files of a known format"),
+        ({"labels/a.jpg": "", "images/b.jpg": ""}, "folder", "it contains no label files of a known format"),
+        (
+            {"classes.txt": "cat", "cat/a.jpg": "", "notes.yaml": "a: 1"},
+            "folder",
+            "it contains no label files of a known format",
+        ),
         ({"Annotations/": ""}, "voc", "Annotations/"),
         ({"ImageSets/": ""}, "voc", "ImageSets/"),
         ({"data.yaml": "names: [a]", "train/images/a.jpg": ""}, "yolo", "data.yaml has names"),

@@ -88,7 +88,7 @@ def test_a_photo_in_a_class_folder_and_in_none_is_contradictory(tmp_path, make_p
     table = read_folder(tmp_path)
     assert labels(table) == {"cat/a.jpg": {"dog": N}, "dog/b.jpg": {"dog": P}}
     assert table.summary().contradictions == 1
-    assert "1 photos are in a class folder and in one that says no to it: unknown" in table.notes.messages
+    assert "1 photo is in a folder of a class and of its absence: unknown" in table.notes.messages
 
 
 def test_complete(tmp_path, make_photo):
@@ -107,7 +107,7 @@ def test_photos_in_the_root_and_deeper_folders(tmp_path, make_photo):
     table = read_folder(tmp_path)
     assert labels(table) == {"dog/b.jpg": {"dog": P}, "dog/poodle/old/a.jpg": {"dog": P}, "loose.jpg": {}}
     assert readings(table)["(in no class folder)", "nothing known"] == 1
-    assert "1 photos are deeper than their class folder and belong to it" in table.notes.messages
+    assert "1 photo is deeper than its class folder and belongs to it" in table.notes.messages
 
 
 def test_split_folders(tmp_path, make_photo):
@@ -272,13 +272,13 @@ def test_errors(tmp_path, make_photo):
         "the file with the labels."
     )
     make_photo("a.jpg")
-    with pytest.raises(DataError, match="no class folders with photos in them, 1 photos without a folder; expected"):
+    with pytest.raises(DataError, match="no class folders with photos in them, 1 photo without a folder; expected"):
         read_folder(tmp_path)
     (tmp_path / "labels.csv").touch()
     with pytest.raises(DataError, match=r"but label files; pass one of them instead of the folder: 'labels\.csv'\."):
         read_folder(tmp_path)
     (tmp_path / "a.xml").touch()
-    with pytest.raises(DataError, match=r"but 1 XML files; for VOC annotations pass format='voc'\."):
+    with pytest.raises(DataError, match=r"but 1 XML file; for VOC annotations pass format='voc'\."):
         read_folder(tmp_path)
     make_photo("none/b.jpg")
     with pytest.raises(DataError, match=r"there is no class folder beside 'none'; make one folder for each class\."):
@@ -347,7 +347,7 @@ def test_classes_that_vanish_and_tag_files(tmp_path, make_photo):
     (tmp_path / "dog/a.jxl").write_bytes(b"x")
     unknown, tags = read_folder(tmp_path).notes.warnings
     assert "unknown ending (.jxl)" in unknown
-    assert "the folders 'dog' have no other files" in unknown
+    assert "'dog' has no other files, so this class is lost" in unknown
     assert "1 photo has a text file of the same name; to read tags from them, pass format='tagfiles'" in tags
 
 
@@ -385,7 +385,7 @@ def test_a_name_that_says_only_that_photos_are_there_is_no_class(tmp_path, make_
         read_folder(tmp_path)
     (tmp_path / "xmls").mkdir()
     (tmp_path / "xmls/a.xml").touch()
-    with pytest.raises(DataError, match="and there are 1 XML files; for VOC annotations pass format='voc'"):
+    with pytest.raises(DataError, match="and there is 1 XML file; for VOC annotations pass format='voc'"):
         read_folder(tmp_path)
 
 
@@ -413,3 +413,17 @@ def test_a_folder_of_several_classes_needs_a_comma(tmp_path, make_photo, name):
         make_photo(f"{folder}/a.jpg", n)
     (warning,) = read_folder(tmp_path).notes.warnings
     assert f"the folder {name!r} is read as one class, but its parts are classes themselves" in warning
+
+
+def test_a_class_folder_without_photos_is_named(tmp_path, make_photo):
+    """An empty folder, and one with a text only; photos in a deeper folder, or of another split, count."""
+    make_photo("train/cat/a.jpg", 1)
+    make_photo("train/dog/deep/b.jpg", 2)
+    make_photo("val/bird/c.jpg", 3)
+    for name in ("train/bird", "train/owl", "val/fox", "val/cat"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "val/fox/readme.md").write_text("soon")
+    messages = read_folder(tmp_path).notes.messages
+    assert "2 folders have no photos and are not classes: 'fox', 'owl'" in messages
+    (tmp_path / "train/owl").rmdir()
+    assert "1 folder has no photos and is not a class: 'fox'" in read_folder(tmp_path).notes.messages

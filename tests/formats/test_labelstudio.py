@@ -98,15 +98,14 @@ def test_several_annotators(write):
     file = write(task(1, "a.jpg", one, other), task(2, "b.jpg", annotation(choice("cow"))))
     table = read_labelstudio(file)
     assert labels(table)["a.jpg"] == {"cat": P, "dog": P}
-    assert "tasks.json: 1 tasks have several annotations; what any of them names is positive" in table.notes.messages
+    assert "tasks.json: 1 task has several annotations; what any of them names is positive" in table.notes.messages
     complete = read_labelstudio(file, options=ReadOptions(complete=True))
     assert labels(complete) == {"a.jpg": {"cat": P, "cow": N}, "b.jpg": {"cat": N, "dog": N, "cow": P}}
     found = complete.summary()
     assert (found.contradictions, found.contradictions_inside) == (1, 0)  # people disagree; the file does not
     assert found.contradicting[0].sources == ("tasks.json", "tasks.json: another annotator")
     assert (
-        "tasks.json: 1 labels are named by one annotator of a task and not by another: unknown"
-        in complete.notes.messages
+        "tasks.json: 1 label is named by one annotator of a task and not by another: unknown" in complete.notes.messages
     )
 
 
@@ -165,10 +164,7 @@ def test_a_damaged_brush_mask_leaves_its_label(write):
             "its brush mask cannot be read: draw a rectangle, polygon or keypoint to locate it; its label is kept",
         )
     ]
-    assert (
-        "tasks.json: 1 boxes or points cannot be used, see the excluded list; the labels are kept"
-        in table.notes.messages
-    )
+    assert "tasks.json: 1 box or point cannot be used, see the excluded list; its label is kept" in table.notes.messages
 
 
 def test_results_that_are_no_labels(write):
@@ -219,7 +215,7 @@ def test_results_that_are_broken_are_not_lost_in_silence(write):
         ("task 1", "has None instead of a result", "unusable"),
         ("task 2", "has 'cat' instead of a result", "unusable"),
     ]
-    assert table.notes.warnings == ("tasks.json: 1 results are taxonomies, whose labels are not read",)
+    assert table.notes.warnings == ("tasks.json: 1 result is a taxonomy, whose labels are not read",)
 
 
 def test_choices_about_a_region_are_there(write):
@@ -277,7 +273,7 @@ def test_a_photo_of_two_tasks(write):
     file = write(task(1, "a.jpg", annotation(choice("cat"))), task(2, "a.jpg", annotation(choice("dog"))))
     table = read_labelstudio(file)
     assert labels(table) == {"a.jpg": {"cat": P, "dog": P}}
-    assert "tasks.json: 1 tasks name a photo that another one names, and are joined with it" in table.notes.messages
+    assert "tasks.json: 1 task names a photo that another one names, and is joined with it" in table.notes.messages
 
 
 def test_which_key_holds_the_photo(write):

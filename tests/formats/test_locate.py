@@ -90,7 +90,7 @@ def test_missing_photos_are_left_out_with_a_reason(tmp_path, make_photo):
     found = locate(["a.jpg", "b.jpg", "c.jpg", "b.jpg", "a.jpg"], file=file, images=tmp_path / "p")
     assert (found.keys, found.image.tolist()) == (["a.jpg", "c.jpg"], [0, -1, 1, -1, 0])
     assert found.notes.excluded == (Excluded("b.jpg", f"photo not found: {tmp_path}/p/b.jpg", str(file), "missing"),)
-    assert found.notes.messages == ("x.csv: 1 of 3 photos left out: they do not exist",)
+    assert found.notes.messages == ("x.csv: 1 of 3 photos left out: not found",)
     outside = locate(["a.jpg", "c.jpg", "../secret.jpg"], file=file, images=tmp_path / "p")
     assert outside.notes.excluded == (Excluded("../secret.jpg", "is outside the images folder", str(file), "missing"),)
 
@@ -117,7 +117,7 @@ def test_a_name_without_extension_means_the_only_photo_of_that_name(tmp_path, ma
     found = locate(["train_0", "v1.2", "d/x", "both"], file=tmp_path / "x.csv", images=tmp_path / "p")
     assert found.keys == ["train_0.jpg", "v1.2.PNG", "d/x.jpg"]
     assert [e.item for e in found.notes.excluded] == ["both"]
-    assert found.notes.messages[-1] == "x.csv: 3 names refer to a file with an extension or another spelling"
+    assert found.notes.messages[-1] == "x.csv: 3 names lack the ending of the file, or differ in spelling"
 
 
 def test_names_that_differ_only_in_case_and_mean_one_photo_are_reported(tmp_path, make_photo):
@@ -128,8 +128,8 @@ def test_names_that_differ_only_in_case_and_mean_one_photo_are_reported(tmp_path
     found = locate(names, file=tmp_path / "x.csv", images=tmp_path / "p")
     assert (found.keys, found.image.tolist()) == (["a.jpg", "b.jpg"], [0, 1, 0, 1, 0])
     assert found.notes.warnings == (
-        "x.csv: 1 photos are called by several names that differ only in case or in how accents are encoded, "
-        "'a.jpg = A.JPG'; the labels of all of them are joined. Rename them if they are different photos.",
+        "x.csv: 1 photo is called by several names that differ only in case or in how accents are encoded, "
+        "'a.jpg = A.JPG'; the labels of all names are joined. Rename them if they are different photos.",
     )
     make_photo("p/A.JPG", 1)
     both = locate(names, file=tmp_path / "x.csv", images=tmp_path / "p")

@@ -28,7 +28,7 @@ def test_names_that_point_elsewhere(tmp_path, make_photo, name):
     make_photo("images/a b.jpg")
     found = locate([name], file=tmp_path / "x.json", beside=[tmp_path, tmp_path / "images"])
     assert (found.keys, found.root) == (["a b.jpg"], tmp_path / "images")
-    assert f"photos found by the end of their path, for example 'a b.jpg' for {name!r}" in found.notes.messages[1]
+    assert f"found by the end of the path, for example 'a b.jpg' for '{name}'" in found.notes.messages[1]
 
 
 def test_as_much_of_the_end_counts_as_is_unique(tmp_path, make_photo):
@@ -45,7 +45,7 @@ def test_two_names_do_not_share_a_photo(tmp_path, make_photo):
     make_photo("a.jpg")
     found, why = find_by_end(["x/a.jpg", "y/a.jpg"], tmp_path)
     assert not found
-    assert why["x/a.jpg"] == "could be 'a.jpg', and so could 1 other names"
+    assert why["x/a.jpg"] == "could be 'a.jpg', and so could 1 other name"
     assert find_by_end(["x/a.jpg"], tmp_path, taken=["a.jpg"]) == ({}, {})
 
 
@@ -62,7 +62,7 @@ def test_another_folder_than_the_name_says_is_a_warning(tmp_path, make_photo):
     found = locate(["siteA/a.jpg"], file=tmp_path / "x.csv", images=tmp_path / "p")
     assert found.keys == ["siteB/a.jpg"]
     assert (
-        "1 photos were found in another folder than their name says, 'siteA/a.jpg = siteB/a.jpg'"
+        "1 photo was found in another folder than the name says, 'siteA/a.jpg = siteB/a.jpg'"
         in (found.notes.warnings[0])
     )
 

@@ -90,7 +90,7 @@ CAPTION = "A golden retriever plays with a ball on the grass"
         (({"text": CAPTION}, {"text": "Two cats sleep on a red sofa, side by side."}), "looks like a caption, and"),
         (({"texts": [CAPTION, "A dog plays outside in the sun"]},), "looks like a caption, and captions are not tags"),
         (({"tags": "cat"}, {"file_name": ""}), "row 2: 'file_name' is ''; expected the name of a photo"),
-        (({"objects": {"bbox": [[1, 1, 2, 2]], "categories": []}},), "row 1: 'objects' has 1 boxes and 0 classes"),
+        (({"objects": {"bbox": [[1, 1, 2, 2]], "categories": []}},), "row 1: 'objects' has 1 box and 0 classes"),
         (({"objects": {"bbox": [[1, 1, 2, 2]], "categories": [None]}},), "an object in 'objects' has the class None"),
         (({"objects": {"bbox": []}}, {"objects": 3}), "row 2: 'objects' is 3; expected bbox and categories"),
         (({"objects": {"bbox": []}},), "no object in 'objects' has a class, so there is nothing to learn"),

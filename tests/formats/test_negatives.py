@@ -193,7 +193,7 @@ def test_a_column_that_means_none_of_the_classes(tmp_path: Path) -> None:
     file.write_text("image,No Finding,edema,device\na.png,1,,\nb.png,0,1,\nc.png,,0,1\n")
     alone = ft.read(file)
     assert _states(alone) == {"a": {"edema": -1, "device": -1}, "b": {"edema": 1}, "c": {"edema": -1, "device": 1}}
-    assert any("1 labels say that a photo is not 'No Finding'" in message for message in alone.notes.messages)
+    assert any("1 label says that a photo is not 'No Finding'" in message for message in alone.notes.messages)
     file.write_text("image,No Finding,edema,device\na.png,1,,1\nb.png,0,1,\nc.png,,0,1\n")
     beside = ft.read(file)
     assert beside.classes.ids == ("No Finding", "edema", "device")

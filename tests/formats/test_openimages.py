@@ -142,8 +142,8 @@ def test_points(write):
         (name, "class that is not named in an image"): ("unknown", 3),
     }
     assert table.notes.messages[-2:] == (
-        f"{name}: 2 points answered 'no' state nothing about the rest of the photo; their classes stay unknown",
-        f"{name}: 1 points answered 'unsure' state nothing; their classes stay unknown",
+        f"{name}: 2 points answered 'no' state nothing about the rest of the photo; the class stays unknown there",
+        f"{name}: 1 point answered 'unsure' states nothing; the class stays unknown there",
     )
     closed = read_openimages(folder / name, options=ReadOptions(complete=True))
     assert labels(closed) == {"a.jpg": {"Cat": P, "Crane#/m/0g6b5": N}, "b.jpg": {"Cat": N, "Dog": N}}
@@ -228,7 +228,7 @@ def test_a_photo_that_is_there_twice(write, make_photo):
     make_photo("x/a.jpg", 1)
     table = read_openimages(write(labels=LABELS + "a,verification,/m/01yrx,1\n"))
     assert table.images.to_pylist() == ["train/a.jpg"]
-    assert any("1 photos exist more than once; the first of each is used" in m for m in table.notes.messages)
+    assert any("1 photo exists more than once; the first is used" in m for m in table.notes.messages)
 
 
 def test_photos_that_are_not_in_the_folder_that_is_given(write, tmp_path):
@@ -246,14 +246,14 @@ def test_splits_of_an_image_list(write):
     )
     table = read_openimages(folder)
     assert table.split_names.to_pylist() == ["", "val"]
-    assert "image-ids.csv: 1 of 2 images have no label or box here" in table.notes.messages
+    assert "image-ids.csv: 1 of 2 images without a label or box here" in table.notes.messages
 
 
 def test_an_image_in_two_splits(write):
     row = "a,verification,/m/01yrx,1\n"
     table = read_openimages(write(train_l=LABELS + row, test_l=LABELS + row))
     assert table.split_names.to_pylist() == ["test"]
-    assert "1 images are in several splits; the first of them counts" in table.notes.messages
+    assert "1 image is in several splits; the first of them counts" in table.notes.messages
     (clash,) = table.notes.excluded
     assert (clash.reason, clash.kind) == ("is in test and in train; the first of them counts", "splits")
 
@@ -263,7 +263,7 @@ def test_photos_that_exif_turns(write, make_photo):
     make_photo("a.jpg", size=(20, 10), orientation=6)
     table = read_openimages(write(bbox=BOXES + "a,xclick,/m/01yrx,1,0.1,0.3,0.2,0.4,0,0,0,0,0\n"))
     assert facts(table)[0][3] == (0.1, 0.2, 0.3, 0.4)
-    start = "1 photos are turned or mirrored by EXIF; the file does not show the frame of their boxes"
+    start = "1 photo is turned or mirrored by EXIF; the file does not show the frame of the boxes"
     assert any(m.startswith(start) for m in table.notes.messages)
 
 

@@ -77,7 +77,7 @@ def test_none_of_the_classes_and_yet_a_class():
     assert corners(table) == [(0.1, 0.1, 0.3, 0.3), None]
     assert table.facts["state"].to_pylist() == [P, N]
     assert table.notes.messages == (
-        "labels.xml: 1 labels are in an image that is stated to show none of the classes: unknown",
+        "labels.xml: 1 label is in an image that is stated to show none of the classes: unknown",
     )
 
 
@@ -93,7 +93,7 @@ def test_photos_that_are_not_there_take_their_labels_with_them():
     ]
     assert table.notes.messages == (
         "labels.xml: 2 boxes or points cannot be used, see the excluded list; the labels are kept",
-        "labels.xml: 1 labels belong to photos that are left out",
+        "labels.xml: 1 label belongs to a photo that is left out",
     )
 
 
@@ -118,7 +118,7 @@ def test_two_names_of_one_photo():
     table = source(stated, image=(0, 0), splits=["train", "val"]).table()
     assert corners(table) == [(0.1, 0.1, 0.3, 0.3), None]
     assert table.split_names.to_pylist() == ["train"]
-    assert table.notes.messages == ("labels.xml: 1 images are in several splits; the first of them counts",)
+    assert table.notes.messages == ("labels.xml: 1 image is in several splits; the first of them counts",)
     (clash,) = table.notes.excluded
     assert (clash.reason, clash.kind) == ("is in train and in val; the first of them counts", "splits")
 

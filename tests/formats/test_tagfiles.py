@@ -34,7 +34,7 @@ def test_tags_by_commas_and_lines(write):
     assert table.matrix.dense().tolist() == [[1, 0, 1, 1], [0, 1, 0, 1], [0] * 4, [0] * 4]
     readings = {r.value: (r.meaning, r.count) for r in table.notes.readings}
     assert readings["solo"] == ("positive", 2)
-    assert f"{folder.name}: 3 photos have a text file with tags, 1 have none and nothing is known about them" in (
+    assert f"{folder.name}: 3 photos have a text file with tags, 1 has none and nothing is known about it" in (
         table.notes.messages
     )
 

@@ -41,7 +41,7 @@ def test_a_csv_names_the_setting():
     ("corners", "text"),
     [
         (BOXES * 100, "per cent of the photo"),
-        ([*BOXES * 600, [0.1, 0.1, 0.5, 0.5]], "1 boxes are smaller than a pixel"),
+        ([*BOXES * 600, [0.1, 0.1, 0.5, 0.5]], "1 box is smaller than a pixel"),
         (BOXES * 3000, "reach far beyond"),
     ],
 )

@@ -137,7 +137,7 @@ def test_lists_of_splits(tmp_path, write, write_list):
     }
     assert labels(table)["f.jpg"] == {}
     assert readings(table)["ImageSets/Main/trainval.txt"] == ("split 'train'", 3)
-    assert f"{tmp_path.name}: 1 photos are in several of the lists train, val and test; the first of them counts" in (
+    assert f"{tmp_path.name}: 1 photo is in several of the lists train, val and test; the first of them counts" in (
         table.notes.messages
     )
     assert [(e.item, e.reason, e.kind) for e in table.notes.excluded] == [
@@ -170,7 +170,7 @@ def test_photos_are_called_like_the_xml_files(tmp_path, write, make_photo):
     table = read_voc(tmp_path)
     assert table.root == tmp_path / "JPEGImages"
     assert labels(table) == {"b.v1.jpg": {"cat": P}, "sub/a.jpeg": {"cat": P}, "without.jpg": {}}
-    assert f"1 photos in {table.root} have no XML file: nothing is known about them" in table.notes.messages
+    assert f"{table.root}: 1 photo has no XML file: nothing is known there" in table.notes.messages
 
 
 def test_photos_without_xml_stay_open_even_if_complete(tmp_path, write, make_photo):

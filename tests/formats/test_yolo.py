@@ -163,7 +163,7 @@ def test_boxes_that_reach_out_are_cut_and_rounding_is_not_said(tmp_path, write):
     write({"classes.txt": "cat", "labels/a.txt": "0 .95 .5 .1 1\n0 .98 .5 .2 1\n"})
     table = read_yolo(tmp_path)
     assert [f[3] for f in facts(table)] == [(0.9, 0.0, 1.0, 1.0), (0.88, 0.0, 1.0, 1.0)]
-    assert "1 boxes reached beyond their photo and were cut at its edge" in table.notes.messages
+    assert "1 box reached beyond the photo and cut at its edge" in table.notes.messages
 
 
 def test_classes_without_a_name_are_left_out(tmp_path, write):
@@ -171,9 +171,9 @@ def test_classes_without_a_name_are_left_out(tmp_path, write):
     table = read_yolo(tmp_path)
     assert labels(table) == {"images/a.jpg": {"cat": P}}
     assert [(e.item, e.reason) for e in table.notes.excluded] == [
-        ("labels/a.txt row 2", "class 7 is not among the 1 names")
+        ("labels/a.txt row 2", "class 7 is not among the 1 name")
     ]
-    assert f"{tmp_path.name}: 1 rows left out, see the excluded list" in table.notes.messages
+    assert f"{tmp_path.name}: 1 row left out, see the excluded list" in table.notes.messages
     write({"labels/a.txt": "7 .5 .5 .2 .2\n"})
     with pytest.raises(DataError, match=r"none of the 1 rows has a class of .*classes\.txt; the first is class 7\."):
         read_yolo(tmp_path)
@@ -186,7 +186,7 @@ def test_photos_that_exif_turns(tmp_path, write, make_photo):
     table = read_yolo(tmp_path)
     assert facts(table) == [("images/a.jpg", "cat", P, (0.1, 0.1, 0.3, 0.3))]
     assert (
-        "1 photos are turned or mirrored by EXIF; the file does not show the frame of their boxes, and the displayed "
+        "1 photo is turned or mirrored by EXIF; the file does not show the frame of the boxes, and the displayed "
         "one is assumed" in table.notes.messages
     )
 

@@ -71,7 +71,7 @@ def test_lists_of_photos(tmp_path, write):
     write(files={"data.yaml": "train: train.txt\nval: val.txt\nnames: [cat]\n"})
     found = find_yolo(tmp_path)
     assert parts(found) == {"images/a.jpg": ("labels/a.txt", "train"), "images/b.jpg": ("labels/b.txt", "val")}
-    assert found.messages == ("1 photos are in several splits; the first of them counts",)
+    assert found.messages == ("1 photo is in several splits; the first of them counts",)
     (repeated,) = found.repeated
     assert (repeated.reason, repeated.kind) == ("is in train and in val; the first of them counts", "splits")
     assert repeated.item in found.images
@@ -91,7 +91,7 @@ def test_lists_of_another_computer(tmp_path, write, start):
     assert [split for name, (_, split) in images.items() if name.endswith("gone.jpg")] == ["val"]
     assert images["images/train/x.jpg"] == (None, "train")
     assert images["images/val/x.jpg"] == ("labels/val/x.txt", "val")
-    shown = f"1 photos of val.txt found by the end of their path, for example 'images/val/x.jpg' for {lines['val']!r}"
+    shown = f"1 photo of val.txt found by the end of the path, for example 'images/val/x.jpg' for '{lines['val']}'"
     assert (shown in found.messages) == bool(start)
 
 
@@ -122,7 +122,7 @@ def test_label_files_beside_the_photos(tmp_path, write):
     found = find_yolo(tmp_path)
     assert parts(found) == {"obj/a.jpg": ("obj/a.txt", ""), "obj/b.jpg": (None, "")}
     assert found.names == {0: "cat", 1: "dog"}
-    assert found.messages == ("1 .txt files outside of labels/ have no photo of that name and are ignored",)
+    assert found.messages == ("1 .txt file outside of labels/ has no photo of its name and is ignored",)
 
 
 def test_the_folder_labels_stands_for_its_data_set(tmp_path, write):

@@ -24,6 +24,7 @@ from fewtags.report.gallery import SIDE, cards, over_epochs, read_picture
 from fewtags.report.load import RunData, load_evaluations, load_run
 from fewtags.table.storage import save
 from fewtags.table.table import LabelTable
+from fewtags.text import apart
 
 MakeRun = Callable[..., RunData]
 
@@ -65,7 +66,16 @@ def test_every_panel_is_told_with_probability_and_threshold(make_run: MakeRun) -
         for panel in shown.panels:
             sign, tick = ("≥", " tagged") if panel.prob >= 0.5 else ("<", "")
             name = run.info.class_names[panel.class_]
-            assert f"{name} {panel.prob:.2f} {sign} 0.50{tick} {BADGES.get(panel.role, panel.role)}" in seen
+            prob, threshold = apart(panel.prob, 0.5)
+            assert f"{name} {prob} {sign} {threshold}{tick} {BADGES.get(panel.role, panel.role)}" in seen
+
+
+def test_a_probability_just_below_its_threshold_does_not_look_equal(make_run: MakeRun) -> None:
+    run = make_run()
+    first, *rest = run.gallery
+    shown = replace(first, panels=(replace(first.panels[0], prob=0.4971), *first.panels[1:]))
+    (panel, *_) = cards([replace(run, gallery=(shown, *rest))])[0]["rows"][0]["panels"]
+    assert (panel["prob"], panel["threshold"], panel["present"]) == ("0.497", "0.500", False)
 
 
 @pytest.mark.parametrize("nasty", ['<b>&"', "<script>alert(1)</script>", "猫 و ☃", "$x_1$", "{{ 7 * 7 }}", "'"])

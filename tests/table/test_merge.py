@@ -213,7 +213,7 @@ def test_notes_of_all_sources_and_of_the_merge():
     machine = table_of({"a.jpg": {"n2": 1}}, ["n2"], ["crane"])
     assert merge({"birds": crane, "sites": machine}).notes.messages == (
         "read one",
-        "merged 2 sources (birds 1, sites 1 images) into 1 images, 2 classes",
+        "merged 2 sources (birds 1, sites 1 images) into 1 image, 2 classes",
         "classes 'n1', 'n2' are all called 'crane' and stay apart, because their ids differ",
     )
 

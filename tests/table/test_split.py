@@ -101,7 +101,7 @@ def test_notes_say_what_was_done():
     train, val = one_label_each([1, 9]).split(val=0.3, seed=5, groups=list("abcdefghij"))
     said = "split of 10 images, stratified by class, 10 groups kept whole, seed 5: train 7, val 3"
     assert train.notes.messages == (said,)
-    assert val.notes.messages == (said, "val: no positive of 1 classes that have positives elsewhere (c0)")
+    assert val.notes.messages == (said, "val: no positive of 1 class that has positives elsewhere (c0)")
 
 
 # --- reference

@@ -41,8 +41,8 @@ def test_summary_by_hand():
     assert str(found) == (
         "3 images, 2 classes: partial\n"
         "labels: 2 positive (33.3%), 1 negative (16.7%), 3 unknown (50.0%)\n"
-        "positives per image: 0.67 on average; 1 images have none, 1 have no label at all\n"
-        "locations: 1 points, 1 boxes\n"
+        "positives per image: 0.67 on average; 1 image has none, 1 has no label at all\n"
+        "locations: 1 point, 1 box\n"
         "facts per source: boxes 4, tags 1\n"
         "contradictions, counted as unknown: 1, such as 2.jpg: cat is positive in boxes, negative in tags\n"
         "class     positive     negative      unknown\n"

@@ -24,6 +24,7 @@ from fewtags.formats.options import ReadOptions
 from fewtags.formats.read import detect, read
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import LabelTable
+from fewtags.text import quoted
 
 
 @final
@@ -102,7 +103,7 @@ class SetData:
         folders = [PurePosixPath(key).parent.name for key in keys]
         if other := next((key for key, folder in zip(keys, folders, strict=True) if folder not in classes), None):
             raise DataError(
-                f"{self.root / str(self.own.test.images)}: {other!r} is not in the folder of a class, such as "
+                f"{self.root / str(self.own.test.images)}: {quoted(other)} is not in the folder of a class, such as "
                 f"{classes.ids[0]}/; the top-1 accuracy on single labels needs these folders."
             )
         return np.array([classes.index(folder) for folder in folders], np.int64)

@@ -14,7 +14,7 @@ from fewtags.formats.coco import published_order
 from fewtags.labels import Label
 from fewtags.table.merge import merge, with_classes
 from fewtags.table.table import LabelTable, Notes
-from fewtags.text import counted
+from fewtags.text import counted, quoted
 
 
 def cole_benchmark(official_train: LabelTable, test: LabelTable | None = None, seed: int = COLE_SEED) -> LabelTable:
@@ -80,7 +80,7 @@ def refuse_missing(path: Path, table: LabelTable) -> None:
     """Raise DataError if photos of a table are missing, because each image changes the labels of those after it."""
     if missing := [row for row in table.notes.excluded if row.kind == "missing"]:
         raise DataError(
-            f"{path}: {counted(len(missing), 'photo is', 'photos are')} missing (the first: {missing[0].item!r}), but "
-            "each image changes the random labels of those after it. Give the folder with all photos (--images "
+            f"{path}: {counted(len(missing), 'photo is', 'photos are')} missing (first: {quoted(missing[0].item)}), "
+            "but each image changes the random labels of those after it. Give the folder with all photos (--images "
             "FOLDER), or use --protocol single."
         )

@@ -14,6 +14,7 @@ from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label, LabelMatrix
 from fewtags.table.keyed_random import content_hashes, mixed, seeded, uniform
 from fewtags.table.table import MAX_COMPLETE_SETS, LabelTable, implied_facts
+from fewtags.text import quoted
 
 COLE_SEED = 1200
 """The seed of Cole et al. (Multi-Label Learning from Single Positive Labels, CVPR 2021), for labels and split."""
@@ -46,8 +47,8 @@ def single_positive(table: LabelTable, seed: int, protocol: Literal["plain", "co
         if len(lacking := np.flatnonzero(labels.image_counts(Label.UNKNOWN))):
             raise DataError(
                 f"the protocol of Cole et al. needs full labels, but {len(lacking):,} of {len(table):,} images have "
-                f"unknown classes (the first: {table.images[int(lacking[0])].as_py()!r}). Read the annotations as "
-                "complete, or use the protocol 'plain'."
+                f"unknown classes (the first: {quoted(table.images[int(lacking[0])].as_py())}). Read the annotations "
+                "as complete, or use the protocol 'plain'."
             )
         observed = cole_observe(labels, seed=seed)
         image, class_ = np.repeat(np.arange(len(table)), np.diff(observed.indptr)), observed.classes

@@ -101,7 +101,7 @@ class CheckReport:
             if summary.points or summary.boxes:
                 yield f"  {counted(summary.points, 'point')}, {counted(summary.boxes, 'box', 'boxes')}"
         how = "decoded" if self.decoded else "headers only"
-        yield f"photos: {counted(self.photos, 'file')} read ({how})"
+        yield f"photos: {counted(self.photos, 'file')} read ({how})" if self.photos else "photos: none read"
         if self.heatmap_bytes is not None:
             yield f"heatmaps of all classes: {_size(self.heatmap_bytes)}"
         yield from class_lines(self.summaries)
@@ -215,7 +215,7 @@ def _without(split: str, table: LabelTable, unusable: Mapping[str, str]) -> Labe
     if not kept:
         key, reason = next(iter(unusable.items()))
         raise DataError(f"{split}: no photo can be read, for example {key}: {reason}")
-    message = f"{split}: {counted(len(unusable), 'image')} left out, without a readable photo; see excluded.csv"
+    message = f"{split}: {counted(len(unusable), 'image')} left out, without a readable photo"
     notes = Notes(excluded=tuple(Excluded(key, why, split) for key, why in unusable.items()), messages=(message,))
     return replace(table.subset(kept), notes=table.notes + notes)
 

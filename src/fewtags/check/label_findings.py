@@ -7,6 +7,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, final
 
 import numpy as np
@@ -63,7 +64,10 @@ _LEFT_OUT: Mapping[ExclusionKind, tuple[Level, str, str, str]] = {
         *("error", "photo contradicts a group of classes", "photos contradict a group of classes"),
         "The labels of the group are unknown there. Fix them, or change data.exactly_one or data.at_most_one.",
     ),
-    "excluded": ("note", "item is left out as requested", "items are left out as requested", "Nothing to do."),
+    "excluded": (
+        *("note", "item is left out, as splits or settings say", "items are left out, as splits or settings say"),
+        "Nothing to do.",
+    ),
 }
 """For each kind of `Excluded`: level, text for one item and for several, and what to do."""
 
@@ -133,8 +137,13 @@ def reader_findings(tables: Mapping[str, LabelTable]) -> Iterator[Finding]:
         kinds[row.kind].append(row)
     for kind, rows in kinds.items():
         level, one, many, cure = _LEFT_OUT[kind]
-        items = tuple(f"{e.where + ', ' if e.where else ''}{e.item}: {e.reason}" for e in rows)
-        yield Finding(level, kind, f"{counted(len(rows), one, many)}; see excluded.csv. {cure}", items)
+        items = tuple(f"{_place(row)}: {row.reason}" for row in rows)
+        yield Finding(level, kind, f"{counted(len(rows), one, many)}. {cure}", items)
+
+
+def _place(row: Excluded) -> str:
+    """Return the item that was left out, and the file or split that it is from unless the item names it."""
+    return row.item if not row.where or Path(row.where).name in row.item else f"{row.item} in {row.where}"
 
 
 def _split_findings(name: str, summary: Summary, trained_on: bool) -> Iterator[Finding]:
@@ -156,10 +165,16 @@ def _split_findings(name: str, summary: Summary, trained_on: bool) -> Iterator[F
     if not trained_on and not sum(summary.negatives):
         message = (
             f"{name}: no negative is known, so average precision has no meaning here; hit@1, recall@k and mean rank "
-            f"are reported instead. Use {setting('complete', True)} if what is not named is known to be absent."
+            f"are reported instead. {_cure_without_negatives(summary)}"
         )
         yield Finding("warning", "no-negatives", message)
     yield from _class_findings(f"{name}: ", summary, trained_on)
+
+
+def _cure_without_negatives(summary: Summary) -> str:
+    if sum(summary.positives) < summary.images * len(summary.classes):
+        return f"Use {setting('complete', True)} if what is not named is known to be absent."
+    return "Every class is present in every photo: add photos without them."
 
 
 def _contradictions(name: str, summary: Summary) -> Iterator[Finding]:

@@ -90,7 +90,7 @@ class PhotoScan:
                     f"begin; give {flag('images', 'FOLDER')}."
                 )
                 yield Finding("warning", "no-photos", message)
-        cure = "such images are left out of training, with a line each in excluded.csv"
+        cure = "such images are left out of training"
         missing = self._names(sorted(self.scan.missing))
         text = f"missing; {cure}. Check the folder of the images."
         yield from counted_finding("error", "missing", missing, _NOUNS, text)

@@ -33,7 +33,7 @@ from fewtags.cli.train import read_settings
 from fewtags.errors import ConfigError
 from fewtags.files import refuse_file
 from fewtags.formats import list_formats
-from fewtags.text import some, suggest
+from fewtags.text import counted, some, suggest
 
 if TYPE_CHECKING:
     from fewtags.budget.purchase import Mode
@@ -102,7 +102,9 @@ def check(
     if excluded is not None:
         excluded.parent.mkdir(parents=True, exist_ok=True)
         found.write_excluded_csv(excluded)
-        say(f"list of what would be left out: {len(found.excluded_rows()):,} rows in {excluded}")
+        say(f"list of what would be left out: {counted(len(found.excluded_rows()), 'row')} in {excluded}")
+    elif found.excluded_rows() and not as_json:
+        say(f"list of what would be left out: --excluded FILE writes {counted(len(found.excluded_rows()), 'row')}")
     if found.errors:
         raise typer.Exit(1)
 

@@ -23,7 +23,7 @@ from fewtags.photos.decode import read_image
 from fewtags.report.heatmap_picture import heatmap_picture
 from fewtags.report.overlay import HeatScale, ScaleKind
 from fewtags.shards.places import is_shard, is_url, place, splits
-from fewtags.text import counted, safe_cell
+from fewtags.text import apart, counted, safe_cell
 
 _KEY_COLUMNS = ["file", "image", "class"]
 _MOST_LETTERS = 100
@@ -179,7 +179,7 @@ def verdict(prob: float, threshold: float, *, tagged: bool) -> str:
     >>> verdict(0.83, 0.5, tagged=True), verdict(0.496, 0.5, tagged=False)
     ('0.83 ≥ 0.50, tagged', '0.496 < 0.500')
     """
-    digits = next((d for d in (2, 3, 4) if f"{prob:.{d}f}" != f"{threshold:.{d}f}"), 2)
+    shown, limit = apart(prob, threshold)
     above = bool(prob >= threshold)
     decision = {
         (True, True): ", tagged",
@@ -187,4 +187,4 @@ def verdict(prob: float, threshold: float, *, tagged: bool) -> str:
         (True, False): ", another of its group is tagged",
         (False, False): "",
     }
-    return f"{prob:.{digits}f} {'≥' if above else '<'} {threshold:.{digits}f}{decision[above, tagged]}"
+    return f"{shown} {'≥' if above else '<'} {limit}{decision[above, tagged]}"

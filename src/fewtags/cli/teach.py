@@ -11,6 +11,7 @@ from fewtags.cli.options import Cpu, Restart
 from fewtags.cli.progress import echo, say
 from fewtags.errors import ConfigError, DataError
 from fewtags.files import refuse_file
+from fewtags.text import counted
 
 if TYPE_CHECKING:
     from fewtags.labels import ClassNames
@@ -63,9 +64,9 @@ def teach(
 
     Writes a row for each photo and a column for each class: the table that `fewtags train --teacher` reads. A model of
     your own needs no `teach`: `fewtags predict RUN PHOTOS --wide --out scores.parquet` writes the same table. Photos
-    that cannot be read are reported, listed in NAME.unreadable beside the table, and skipped; then the exit code is 1.
-    A command that was interrupted can be repeated: it continues after the photos that are done. Needs open_clip: pip
-    install 'fewtags[teach]'.
+    that cannot be read are reported, listed in NAME.unreadable.ENDING beside the table, and skipped; then the exit code
+    is 1. A command that was interrupted can be repeated: it continues after the photos that are done. Needs open_clip:
+    pip install 'fewtags[teach]'.
 
     \b
     Examples:
@@ -101,7 +102,7 @@ def teach(
     failed = write_predictions(net, info, paths, writer, how, "scoring photos")
     echo(out)
     if failed:
-        say(f"{failed:,} of {len(paths):,} photos could not be read and were skipped.")
+        say(f"skipped: {failed:,} of {counted(len(paths), 'photo')}, because they cannot be read.")
         raise typer.Exit(1)
 
 

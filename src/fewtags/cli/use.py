@@ -134,7 +134,7 @@ def with_own_thresholds(
 
 def _exit_if_unreadable(unreadable: int, photos: int) -> None:
     if unreadable:
-        say(f"{unreadable:,} of {photos:,} photos could not be read and were skipped.")
+        say(f"skipped: {unreadable:,} of {counted(photos, 'photo')}, because they cannot be read.")
         raise typer.Exit(1)
 
 
@@ -221,8 +221,9 @@ def predict(
 ) -> None:
     """Tag photos.
 
-    Writes one row per photo and tag: image, class, name, probability, threshold. Photos that cannot be read are
-    reported and skipped, and the exit code is 1; with --out they are listed in NAME.unreadable beside the table.
+    Writes one row per photo and tag: image, class, name, probability, threshold. `class` is the id of the class in the
+    labels, `name` what people read; they differ only if the labels have both. Photos that cannot be read are reported
+    and skipped, and the exit code is 1; with --out they are listed in NAME.unreadable.ENDING beside the table.
 
     With --out, a command that was interrupted or killed can be repeated: it continues after the photos that are done.
 

@@ -19,7 +19,7 @@ from fewtags.errors import ArgumentError, ConfigError
 from fewtags.nets.backbones import check_backbone
 from fewtags.objectives.base import Objective
 from fewtags.objectives.table import METHODS, OWN_METHOD
-from fewtags.text import suggest
+from fewtags.text import quoted, suggest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -99,8 +99,8 @@ def refuse_wrong_values(given: Mapping[str, Any]) -> None:
     if given["weights"] not in (None, *NO_FILES) and not Path(given["weights"]).exists():
         weights = str(given["weights"])
         raise ConfigError(
-            f"weights is {weights!r}, which is not a file{suggest(weights, NO_FILES)}; give {', '.join(NO_FILES)}, "
-            "or the path of a file."
+            f"weights is {quoted(weights)}, which is not a file{suggest(weights, NO_FILES)}; give "
+            f"{', '.join(NO_FILES)}, or the path of a file."
         )
     if given["backbone"] is not None:
         check_backbone(given["backbone"])

@@ -252,7 +252,8 @@ def _by_precision(
         if found.judged[c]:
             groups["missed"].append(f"{display[c]} (at best {found.best[c]:.2f}; {kept})")
         else:
-            groups["few"].append(f"{display[c]} ({(labels[:, c] == Label.POSITIVE).sum()} positives; {kept})")
+            have = counted(int((labels[:, c] == Label.POSITIVE).sum()), "positive")
+            groups["few"].append(f"{display[c]} ({have}; {kept})")
     texts = {
         "missed": f"the precision {wanted:g} on validation with 5 positives or more",
         "few": "the 5 positives and the negative in validation that a precision needs",

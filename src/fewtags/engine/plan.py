@@ -93,6 +93,8 @@ class RunPlan:
         """Describe for people how the labels were read and what the run will do."""
         if self.report is not None:
             yield from self.report.lines()
+            if rows := len(self.report.excluded_rows()):
+                yield f"left out: {counted(rows, 'item')}; excluded.csv in the run folder lists them with their reasons"
         r, settings = self.resolved, self.method.model_dump(exclude={"name"}, exclude_defaults=True)
         chosen = ", ".join(f"{k} {v}" for k, v in settings.items())
         yield f"method: {r.method}" + (f" ({chosen})" if chosen else "")

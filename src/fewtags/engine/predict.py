@@ -249,7 +249,7 @@ def score_table(
     read = np.delete(np.arange(len(paths)), list(errors))
     notes = [*errors.values()][:MOST_NAMED]
     if len(errors) > MOST_NAMED:
-        notes.append(f"and {len(errors) - MOST_NAMED:,} more photos that cannot be read")
+        notes.append(f"and {counted(len(errors) - MOST_NAMED, 'more photo', 'more photos')} that cannot be read")
     if unknown := [i for i in table.classes.ids if i not in info.classes]:
         named = ", ".join(map(repr, unknown[:_NAMED_CLASSES])) + (", ..." if len(unknown) > _NAMED_CLASSES else "")
         lost = counted(len(unknown), "class", "classes")

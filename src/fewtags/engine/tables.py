@@ -144,7 +144,7 @@ def _training_part(whole: LabelTable, named: Mapping[str, LabelTable]) -> LabelT
     names = np.array([str(name) for name in (whole.split_names or ())])
     kept = whole.subset(~np.isin(names, ("val", "test")))
     said = " and ".join(map(_split_words, others))
-    return kept.noting(f"no split is called 'train': the {len(kept):,} images of {said} are learned from")
+    return kept.noting(f"no split is called 'train': training uses the {counted(len(kept), 'image')} of {said}")
 
 
 def _split_words(name: str) -> str:

@@ -23,7 +23,7 @@ from fewtags.labels import Label
 from fewtags.objectives.table import METHODS
 from fewtags.table.table import LabelTable
 from fewtags.table.vocabulary import Matching
-from fewtags.text import MOST_NAMED, counted, flag, some, suggest
+from fewtags.text import MOST_NAMED, counted, flag, quoted, some, suggest
 
 TEACHER_FILE = "teacher.npy"
 """The scores in a run folder, float16 [N, C]."""
@@ -147,11 +147,14 @@ def _rows(scores: ScoreTable, tables: Mapping[str, LabelTable]) -> tuple[NDArray
         used = {name: path for name, path in ends.items() if free[path] >= 0}
         if used:
             name, path = next(iter(used.items()))
-            notes.append(f"{len(used):,} photos found by the end of their path, for example {path!r} for {name!r}")
+            notes.append(
+                f"{counted(len(used), 'photo')} found by the end of the path, for example {quoted(path)} for "
+                f"{quoted(name)}"
+            )
         if apart := [f"{name} = {path}" for name, path in used.items() if folders_differ(name, path)]:
             notes.append(
-                f"warning: {len(apart):,} photos were found in another folder than their name says, {some(apart, 2)}; "
-                "check them"
+                f"warning: {counted(len(apart), 'photo was', 'photos were')} found in another folder than the name "
+                f"says, {some(apart, 2)}; check"
             )
     return np.fromiter((found.get(name, -1) for name in scores.images), np.int64, len(scores.images)), notes
 

@@ -102,15 +102,16 @@ class TimeBox:
 
     def line(self, minutes: float) -> str:
         """Describe the plan in one line."""
-        limit = f"{minutes:g} minutes"
+        limit = f"{minutes:g} minute" + ("" if minutes == 1 else "s")
         if not self.epochs:
+            are = "is" if minutes == 1 else "are"
             return (
-                f"{limit} are too short for fine-tuning, since an epoch takes about {self.epoch:.0f} s here: the "
+                f"{limit} {are} too short for fine-tuning, since an epoch takes about {self.epoch:.0f} s here: the "
                 f"preset {SOLVED}, which trains only the head"
             )
         epochs = f"{counted(self.epochs, 'epoch')} of about {self.epoch:.0f} s"
         whole = (self.rest + self.epochs * self.epoch) / 60
-        return f"{limit}: {epochs}, and {self.rest:.0f} s of other work; about {whole:.0f} minutes in all"
+        return f"{limit}: {epochs}, and {self.rest:.0f} s of other work; about {counted(round(whole), 'minute')} in all"
 
 
 def time_box(minutes: float, resolved: Resolved, tables: Tables, speed: Speed, spent: float = 0.0) -> TimeBox:

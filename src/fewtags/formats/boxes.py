@@ -15,7 +15,7 @@ from fewtags.formats.units import Unit, check_unit
 from fewtags.photos.decode import ImageInfo, probe
 from fewtags.photos.orientation import boxes_to_displayed, swaps_axes
 from fewtags.table.content import each
-from fewtags.text import some
+from fewtags.text import counted, some
 
 FAULTS = (
     "",
@@ -53,6 +53,9 @@ class Regions:
     fault: NDArray[np.int8]
     messages: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+_TURNED = ("photo is turned", "photos are turned")
 
 
 def regions_of(
@@ -99,22 +102,21 @@ def regions_of(
     turned = Counter(frame for i, frame in frames.items() if headers[i].orientation != 1)
     unread = len(np.unique(image)) - len(headers) if photos.root else 0
     counts = (
-        (cut, "boxes reached beyond their photo and were cut at its edge"),
-        (turned["stored"], f"photos are turned by EXIF, and their {what} were turned with them"),
-        (turned["displayed"], f"photos are turned by EXIF, and their {what} were in that frame already"),
+        (cut, "box", "boxes", " reached beyond the photo and cut at its edge"),
+        (turned["stored"], *_TURNED, f" by EXIF, and the {what} with the photo"),
+        (turned["displayed"], *_TURNED, f" by EXIF; the {what} were in that frame already"),
         (
-            turned["unclear"],
-            f"photos are turned or mirrored by EXIF; the file does not show the frame of their {what}, and the "
-            "displayed one is assumed",
+            *(turned["unclear"], "photo is turned or mirrored", "photos are turned or mirrored"),
+            f" by EXIF; the file does not show the frame of the {what}, and the displayed one is assumed",
         ),
-        (unread, f"photos have a header that cannot be read; their {what} are taken as they are"),
+        (unread, "photo has", "photos have", f" a header that cannot be read; the {what} are taken as they are"),
     )
+    messages = tuple(counted(count, one, many) + text for count, one, many, text in counts if count)
     others = [photos.keys[i] for i, frame in frames.items() if frame == "neither"]
-    text = f"{len(others):,} photos have another aspect ratio than the file says, so their {what} may be misplaced"
+    text = f"{counted(len(others), 'photo has', 'photos have')} another aspect ratio than the file says, so that "
+    text += f"{what} may be misplaced"
     warnings = (f"{text}, for example {some(others, 1)}",) if others else ()
-    return Regions(
-        locations, fault, tuple(f"{count:,} {text}" for count, text in counts if count), (*warnings, *doubts)
-    )
+    return Regions(locations, fault, messages, (*warnings, *doubts))
 
 
 def box_fractions(

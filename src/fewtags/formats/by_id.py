@@ -14,7 +14,7 @@ from fewtags.formats.common import is_hidden
 from fewtags.formats.locate import ImageKeys, check_images, folder_of, is_photo
 from fewtags.formats.openimages_files import ANNOTATION_FOLDERS
 from fewtags.table.table import Excluded, Notes
-from fewtags.text import setting, some
+from fewtags.text import counted, quoted, setting, some
 
 _DEPTH = 2
 
@@ -31,7 +31,9 @@ def photos_by_id(ids: Sequence[str], path: Path, images: Path | None) -> ImageKe
             break
     else:
         if images is not None:
-            raise DataError(f"no photo in {str(images)!r} has the name of an image of {path}, such as {ids[0]}.jpg.")
+            raise DataError(
+                f"no photo in {quoted(str(images))} has the name of an image of {path}, such as {ids[0]}.jpg."
+            )
         message = f"photos: none found beside the file; give {setting('images', 'FOLDER')} to use them"
         return ImageKeys([f"{i}.jpg" for i in ids], np.arange(len(ids)), None, Notes(messages=(message,)))
     here = [i for i in ids if i in found]
@@ -42,7 +44,9 @@ def photos_by_id(ids: Sequence[str], path: Path, images: Path | None) -> ImageKe
     if gone:
         messages.append(f"{path.name}: {len(gone):,} of {len(ids):,} images left out: their photos do not exist")
     if repeated:
-        messages.append(f"{path.name}: {repeated:,} photos exist more than once; the first of each is used")
+        messages.append(
+            f"{path.name}: {counted(repeated, 'photo exists', 'photos exist')} more than once; the first is used"
+        )
     image = np.fromiter((position.get(i, -1) for i in ids), np.int64, len(ids))
     return ImageKeys([found[i] for i in here], image, root, Notes((), excluded, tuple(messages)))
 

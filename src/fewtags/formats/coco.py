@@ -35,7 +35,7 @@ from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Labels, Source, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
-from fewtags.text import setting, some
+from fewtags.text import quoted, setting, some
 
 _Record = dict[str, Any]
 
@@ -156,7 +156,7 @@ def published_order(path: Path, images: Path | None = None) -> tuple[list[str], 
         )
     keys = [photos.keys[photos.image[i]] for i in order]
     if twice := [key for key, n in Counter(keys).items() if n > 1]:
-        raise DataError(f"{path}: {twice[0]!r} is the photo of several image ids; give each photo one id.")
+        raise DataError(f"{path}: {quoted(twice[0])} is the photo of several image ids; give each photo one id.")
     first = list(dict.fromkeys(category[record["id"]] for record in file.categories))
     return keys, ClassNames.of([classes.ids[i] for i in first], [classes.names[i] for i in first])
 
@@ -308,7 +308,7 @@ def _sizes(file: _File, photos: ImageKeys) -> NDArray[np.float64]:
             continue
         if np.any(sizes[i] != (before := sizes[first.setdefault(image, i)])):
             raise DataError(
-                f"{file.path}: {photos.keys[image]!r} has {before[0]:g} x {before[1]:g} pixels and, as image id "
+                f"{file.path}: {quoted(photos.keys[image])} has {before[0]:g} x {before[1]:g} pixels and, as image id "
                 f"{record['id']!r}, {sizes[i][0]:g} x {sizes[i][1]:g}; fix one of them."
             )
     return sizes
@@ -449,11 +449,18 @@ def _messages(file: _File, row: Mapping[Any, int], photos: ImageKeys, unusable: 
     uses = Counter(plain_text(record["name"]) for record in file.categories)
     repeated = [name for name, n in uses.items() if n > 1]
     lvis = sum(bool(record.get("not_exhaustive_category_ids")) for record in file.images)
+    ignored = "not_exhaustive_category_ids, which are ignored: they say nothing about presence"
     joined = int((photos.image[[*{*row.values()}]] >= 0).sum()) - len(photos.keys) if row else 0
     counts = (
-        (joined, "image ids name a photo that another one names, and are joined with it"),
-        (unusable, "annotations left out, see the excluded list"),
-        (lvis, "images have not_exhaustive_category_ids, which are ignored: they say nothing about presence"),
+        (
+            *(joined, "image id names a photo that another one names, and is joined with it"),
+            "image ids name photos that other ones name, and are joined with them",
+        ),
+        (
+            *(unusable, "annotation left out, see the excluded list"),
+            "annotations left out, see the excluded list",
+        ),
+        (lvis, f"image has {ignored}", f"images have {ignored}"),
     )
     apart = [f"{file.path.name}: several categories are called {some(repeated)}; they stay apart"] if repeated else []
     return (*count_messages(file.path, counts), *apart)

@@ -26,7 +26,7 @@ from fewtags.formats.stated import Labels, Source, count_messages, value_reading
 from fewtags.formats.texts import are_captions, captions_text
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import LabelTable, Notes
-from fewtags.text import setting, some
+from fewtags.text import quoted, setting, some
 
 _MEANINGS = list(Meaning)
 
@@ -182,7 +182,7 @@ def _states(
         if (part[:, 0] == 0).any()
     ]
     shown = "; ".join(first) or "is unknown"
-    sample = (f"{sheet.path.name}: {sheet.columns[layout.image][0]!r} {shown}",) if len(sheet) else ()
+    sample = (f"{sheet.path.name}: {quoted(sheet.columns[layout.image][0])} {shown}",) if len(sheet) else ()
     return Form(
         classes=ClassNames.of(classes),
         labels=Labels.of_images(cells[order, 0], cells[order, 1], state[order]),
@@ -234,13 +234,14 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     total = int(count.sum())
     nan = sum(n for value, n in values.items() if cells[value] and re.search(r"(?i)(?<!\w)nan(?!\w)", value))
     lost = sum(n for value, n in values.items() if fold(value) in MISSING)
+    beside = "NaN beside tags; it states nothing"
     messages = (
         f"{sheet.path.name}: {how}",
         *count_messages(
             sheet.path,
             [
-                (nan, "cells have NaN beside tags; it states nothing"),
-                (lost, "cells are NA or null, which states nothing"),
+                (nan, f"cell has {beside}", f"cells have {beside}"),
+                (lost, "cell is NA or null, which states nothing", "cells are NA or null, which states nothing"),
             ],
         ),
     )
@@ -265,8 +266,8 @@ def _check_splits(sheet: Sheet, image_column: int, splits: Splits, photos: Image
             photo, before = sheet.columns[image_column][i], first[image]
             value, other = (some([sheet.columns[j][row].strip() for j in splits.columns]) for row in (i, before))
             raise DataError(
-                f"{sheet.at(i, splits.columns[0])}: the photo {photo!r} is in {value} and in {other}; put it in one "
-                "split."
+                f"{sheet.at(i, splits.columns[0])}: the photo {quoted(photo)} is in {value} and in {other}; put it in "
+                "one split."
             )
 
 
@@ -281,7 +282,13 @@ def _row_messages(sheet: Sheet, layout: Layout, form: Form, photos: ImageKeys) -
     joined = len(kept) - len(distinct(kept)) if layout.form != "facts" else 0
     clashes = int(np.isin(present, absent, assume_unique=True, kind="sort").sum())
     counts = (
-        (joined, "rows name an image that has a row already, and are joined with it"),
-        (clashes, "labels are present in one row and absent in another: unknown"),
+        (
+            *(joined, "row names an image that has a row already, and is joined with it"),
+            "rows name images that have a row already, and are joined with them",
+        ),
+        (
+            *(clashes, "label is present in one row and absent in another: unknown"),
+            "labels are present in one row and absent in another: unknown",
+        ),
     )
     return count_messages(sheet.path, counts)

@@ -14,7 +14,7 @@ from fewtags.formats.csv_split import Splits, find_splits
 from fewtags.formats.locate import is_photo
 from fewtags.formats.options import Points, ReadOptions, fold
 from fewtags.formats.sheet import Meaning, Sheet, Words, words_of
-from fewtags.text import setting, some
+from fewtags.text import counted, setting, some
 
 Form = Literal["classes", "tags", "facts"]
 
@@ -132,11 +132,11 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
     used = {*labels, *(point or ()), *(size or ())}
     used |= {names[corner] for corner in _CORNERS if form == "facts" and corner in names}
     label_names = [sheet.header[j] for j in labels]
-    labelled = f"{len(labels):,} class columns {some(label_names)}" if form == "classes" else "one label a row"
+    labelled = f"{counted(len(labels), 'class column')} {some(label_names)}" if form == "classes" else "one label a row"
     if form == "tags":
         labelled = f"tags in {label_names[0]!r}"
     messages = [
-        f"{sheet.path.name}: {len(sheet):,} rows"
+        f"{sheet.path.name}: {counted(len(sheet), 'row')}"
         + (f", cells separated by {sheet.delimiter!r}" if sheet.delimiter else "")
         + f"; images in {sheet.header[image]!r}, {labelled}"
         + (f", points in {unit} in {' and '.join(repr(sheet.header[j]) for j in point)}" if point else "")

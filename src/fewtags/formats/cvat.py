@@ -33,6 +33,7 @@ from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Source, Stated, count_messages, value_readings
 from fewtags.labels import ClassNames
 from fewtags.table.table import Excluded, LabelTable, Notes
+from fewtags.text import quoted
 
 _SHAPES = {"box": ", with its box", "points": ", with each point", "tag": ""} | dict.fromkeys(
     ("polygon", "polyline", "ellipse", "mask", "cuboid", "skeleton"), ", with its bounding box"
@@ -170,7 +171,9 @@ def _image(image: Element, page: _Page, options: ReadOptions, file: Path) -> Non
         return
     size = xml_number(image.get("width")), xml_number(image.get("height"))
     if (before := page.size_of.setdefault(name, size)) != size and all(map(math.isfinite, (*before, *size))):
-        raise ValueError(f"gives image {name!r} {before[0]:g} x {before[1]:g} and {size[0]:g} x {size[1]:g} pixels")
+        raise ValueError(
+            f"gives image {quoted(name)} {before[0]:g} x {before[1]:g} and {size[0]:g} x {size[1]:g} pixels"
+        )
     page.names.append(name)
     page.subsets.append(image.get("subset", "").strip() or page.subset)
     page.sizes.append(size)
@@ -292,9 +295,16 @@ def _notes(file: Path, page: _Page, options: ReadOptions) -> Notes:
         ("image without shape or tag", "nothing known" if not options.complete else rest, len(page.names) - labelled),
         *((f"subset {s!r}", f"split {split_name(s)!r}", n) for s, n in sorted(Counter(page.subsets).items()) if s),
     ]
+    elements = sorted(page.ignored.items())
     counts = (
-        (len(page.excluded), "images, shapes or tags left out, see the excluded list"),
-        (len(page.names) - len(set(page.names)), "images are listed more than once, and are joined"),
-        *((n, f"elements <{tag}> in images ignored") for tag, n in sorted(page.ignored.items())),
+        (
+            *(len(page.excluded), "image, shape or tag left out, see the excluded list"),
+            "images, shapes or tags left out, see the excluded list",
+        ),
+        (
+            *(len(page.names) - len(set(page.names)), "image is listed again, and joined with the one before"),
+            "images are listed again, and joined with those before",
+        ),
+        *((n, f"element <{tag}> in images ignored", f"elements <{tag}> in images ignored") for tag, n in elements),
     )
     return Notes(value_readings(file.name, rows), tuple(page.excluded), count_messages(file, counts))

@@ -291,6 +291,11 @@ def _notes(path: Path, read: _Items, options: ReadOptions) -> Notes:
         ("item without annotations", "nothing known" if not options.complete else rest, read.silent),
         *((f"subset {s!r}", f"split {split_name(s)!r}", n) for s, n in sorted(subsets.items()) if s != "default"),
     ]
-    counts = ((len(read.excluded), "items or annotations left out, see the excluded list"),)
+    counts = (
+        (
+            *(len(read.excluded), "item or annotation left out, see the excluded list"),
+            "items or annotations left out, see the excluded list",
+        ),
+    )
     where = path.resolve().name
     return Notes(value_readings(where, rows), tuple(read.excluded), count_messages(path, counts))

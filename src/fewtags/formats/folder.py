@@ -17,6 +17,7 @@ from fewtags.formats.folder_doubts import (
     mask_folders,
     no_classes_text,
     tree_warnings,
+    without_photos,
 )
 from fewtags.formats.folder_walk import walk
 from fewtags.formats.negatives import name_warnings
@@ -25,7 +26,7 @@ from fewtags.formats.stated import value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.content import same_content
 from fewtags.table.table import Excluded, LabelTable, Listed, Notes, ValueReading
-from fewtags.text import counted, flag, some
+from fewtags.text import counted, flag, quoted, some
 
 
 def read_folder(path: Path, images: Path | None = None, options: ReadOptions | None = None) -> LabelTable:
@@ -89,14 +90,23 @@ def read_folder(path: Path, images: Path | None = None, options: ReadOptions | N
     # For a photo in a class folder and in the `none` folder both facts are kept: the table takes the cell as unknown.
     facts += [(i, c, Label.NEGATIVE) for i, c in sorted(cells - denied) if nothing[i]]
     image, class_, state = np.array(facts, np.int64).reshape(-1, 3).T
-    messages, lists = _messages(first, split), _copy_lists(copies, first, split)
+    messages, lists = _messages(first, split) + without_photos(files, folder, split), _copy_lists(copies, first, split)
     said = {(i, c) for i, c in cells if nothing[i]} | (cells & denied)
     if contradictory := len({i for i, _ in said}):
-        messages += (f"{contradictory:,} photos are in a class folder and in one that says no to it: unknown",)
+        messages += (
+            counted(contradictory, "photo is in a folder", "photos are in folders")
+            + " of a class and of its absence: unknown",
+        )
     if options.complete:
         messages += ("complete: other classes than those of its folders are absent from a photo",)
     if excluded:
-        messages += (f"{len(excluded):,} photos are in none of the splits and are left out, see the excluded list",)
+        messages += (
+            counted(
+                len(excluded),
+                "photo is in none of the splits and is left out, see the excluded list",
+                "photos are in none of the splits and are left out, see the excluded list",
+            ),
+        )
     warnings = tree_warnings(path, files, folder, split) + name_warnings(named, options, path.resolve().name)
     warnings += joined_names(str(path), (tag for name in meaning for tag in name.split(",")))
     return LabelTable.build(
@@ -179,9 +189,9 @@ def _tags(folder: str, options: ReadOptions, root: Path) -> tuple[str, ...]:
     tags = tuple(dict.fromkeys(clean_name(tag) for tag in folder.split(",") if clean_name(tag)))
     nothing = [tag for tag in tags if options.is_none(tag)]
     if not tags:
-        raise DataError(f"{root}: the folder {folder!r} names no class; rename it.")
+        raise DataError(f"{root}: the folder {quoted(folder)} names no class; rename it.")
     if nothing and len(tags) > 1:
-        raise DataError(f"{root}: the folder {folder!r} says both {nothing[0]!r} and a class; rename it.")
+        raise DataError(f"{root}: the folder {quoted(folder)} says both {nothing[0]!r} and a class; rename it.")
     return () if nothing else tags
 
 
@@ -215,7 +225,13 @@ def _messages(first: Mapping[str, str], split: bool) -> tuple[str, ...]:
         f"splits: {', '.join(tops)}; the class is the folder below" if split else "class = folder below the root"
     ]
     if deeper := sum(len(key.split("/")) > 2 + split for key in first):
-        messages.append(f"{deeper:,} photos are deeper than their class folder and belong to it")
+        messages.append(
+            counted(
+                deeper,
+                "photo is deeper than its class folder and belongs to it",
+                "photos are deeper than their class folder and belong to it",
+            )
+        )
     return tuple(messages)
 
 

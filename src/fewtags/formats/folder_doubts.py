@@ -12,7 +12,7 @@ from fewtags.formats.folder_walk import Files
 from fewtags.formats.locate import PHOTO_FOLDERS, extension
 from fewtags.formats.options import fold
 from fewtags.formats.texts import kind_of, several_in_one
-from fewtags.text import counted, setting, some
+from fewtags.text import counted, quoted, setting, some
 
 _TABLES = frozenset({".csv", ".tsv", ".json", ".jsonl", ".parquet"})
 
@@ -57,10 +57,10 @@ def no_classes_text(root: Path, files: Files, meaning: Mapping[str, tuple[str, .
     if tagged := _with_texts(root, files):
         return f"{start}, but {tagged}."
     if xml := files.others["*.xml"]:
-        return f"{start}, but {xml:,} XML files; for VOC annotations pass {setting('format', 'voc')}."
+        return f"{start}, but {counted(xml, 'XML file')}; for VOC annotations pass {setting('format', 'voc')}."
     if tables := label_files(root):
         return f"{start}, but label files; pass one of them instead of the folder: {some(tables)}."
-    what = f"{len(files.photos):,} photos without a folder" if files.photos else "no photos at all"
+    what = f"{counted(len(files.photos), 'photo')} without a folder" if files.photos else "no photos at all"
     return f"{start}, {what}; expected {root}/CLASS/PHOTO.jpg, or the file with the labels."
 
 
@@ -74,22 +74,21 @@ def label_files(root: Path, folders: Sequence[str] = ()) -> list[str]:
 def check_single_folder(root: Path, files: Files, name: str) -> None:
     """Refuse a tree of one class folder that looks like something else."""
     if all(key.count("/") != 1 for key in files.photos):
-        trouble = (
-            f"is the only folder, and has folders but no photos; if these are the classes, pass {str(root / name)!r}"
-        )
+        trouble = "is the only folder, and has folders but no photos; if these are the classes, pass "
+        trouble += quoted(str(root / name))
     elif tables := label_files(root):
         trouble = "would be the only class, and there are label files; pass one of them instead of the folder: "
         trouble += some(tables)
     elif fold(name) in PHOTO_FOLDERS:
         trouble = f"would be the only class, but its name says only that it has photos; expected {root}/CLASS/PHOTO.jpg"
         if xml := files.others["*.xml"]:
-            trouble = f"would be the only class, and there are {xml:,} XML files; "
+            trouble = f"would be the only class, and there {'is' if xml == 1 else 'are'} {counted(xml, 'XML file')}; "
             trouble += f"for VOC annotations pass {setting('format', 'voc')}"
         elif len(files.photos) and (tagged := _with_texts(root, files)):
             trouble = f"would be the only class, but {tagged}"
     else:
         return
-    raise DataError(f"{root}: {name!r} {trouble}.")
+    raise DataError(f"{root}: {quoted(name)} {trouble}.")
 
 
 def tree_warnings(root: Path, files: Files, folder: Mapping[str, str], split: bool) -> tuple[str, ...]:
@@ -99,9 +98,12 @@ def tree_warnings(root: Path, files: Files, folder: Mapping[str, str], split: bo
         here = {*folder.values()}
         lost = sorted({name for key in files.unknown if (name := class_folder(key, split)) and name not in here})
         endings = sorted({extension(key) for key in files.unknown})
-        text = f"{root}: {len(files.unknown):,} files have an unknown ending ({', '.join(endings)}) and are not read"
-        text += f"; the folders {some(lost)} have no other files, so these classes are lost" if lost else ""
-        found.append(f"{text}. If they are photos, convert them to JPEG or PNG.")
+        text = f"{root}: {counted(len(files.unknown), 'file has', 'files have')} an unknown ending "
+        text += f"({', '.join(endings)}), which is not read"
+        if lost:
+            text += f"; {some(lost)} {'has' if len(lost) == 1 else 'have'} no other files, so "
+            text += "this class is lost" if len(lost) == 1 else "these classes are lost"
+        found.append(f"{text}. Convert photos to JPEG or PNG.")
     if tagged := _with_texts(root, files):
         found.append(f"{root}: {tagged}. The text files are not read.")
     found += [
@@ -116,6 +118,18 @@ def tree_warnings(root: Path, files: Files, folder: Mapping[str, str], split: bo
     ]
     found += _deeper(root, folder, split)
     return tuple(found)
+
+
+def without_photos(files: Files, folder: Mapping[str, str], split: bool) -> tuple[str, ...]:
+    """Return a message about folders at the place of classes that have no photo in any split and no unread file."""
+    depth, said = 1 + split, {class_folder(key, split) for key in files.unknown}
+    full = {"/".join(key.split("/")[:depth]) for key in files.photos}
+    bare = [key for key in files.folders if key.count("/") + 1 == depth and key not in full]
+    names = sorted({key.rpartition("/")[2] for key in bare} - {*folder.values()} - said)
+    if not names:
+        return ()
+    one, many = "folder has no photos and is not a class", "folders have no photos and are not classes"
+    return (f"{counted(len(names), one, many)}: {some(names)}",)
 
 
 def mask_folders(folder: Mapping[str, str]) -> list[str]:

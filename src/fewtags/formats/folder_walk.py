@@ -16,6 +16,7 @@ from fewtags.formats.stated import value_readings
 from fewtags.photos.listing import Listing, list_shards, list_url, with_shards
 from fewtags.shards.places import Url, is_shard
 from fewtags.table.table import Excluded, Notes
+from fewtags.text import counted, quoted
 
 _NO_PHOTOS = frozenset(
     f".{ending}"
@@ -38,6 +39,7 @@ class Files:
         notes: readings of the other files; the excluded list has photos and folders that cannot be used.
         unknown: sorted paths of files with an unknown ending, which may be photos.
         texts: paths of text files, without the ending.
+        folders: sorted paths of all folders.
         in_shards: the photos are in shards or behind a URL.
     """
 
@@ -46,6 +48,7 @@ class Files:
     notes: Notes
     unknown: list[str] = field(default_factory=list)
     texts: frozenset[str] = frozenset()
+    folders: list[str] = field(default_factory=list)
     in_shards: bool = False
 
 
@@ -63,10 +66,11 @@ def walk(root: Path, *, any_name: bool = False, shards: bool = False) -> Files:
     if shards and is_shard(root.name) and root.is_file():
         return _listed(list_shards(root, [""]), root, any_name)
     if not root.is_dir():
-        raise DataError(f"{str(root)!r} is not a folder; pass the folder that contains the class folders.")
+        raise DataError(f"{quoted(str(root))} is not a folder; pass the folder that contains the class folders.")
     photos: list[str] = []
     unknown: list[str] = []
     texts: set[str] = set()
+    folders: list[str] = []
     others: Counter[str] = Counter()
     excluded: list[Excluded] = []
     archives: list[str] = []
@@ -89,6 +93,7 @@ def walk(root: Path, *, any_name: bool = False, shards: bool = False) -> Files:
                     excluded.append(Excluded(key, "a link to a folder that contains it", str(root)))
                 else:
                     stack.append((key, above | {identity}))
+                    folders.append(key)
             elif not is_photo(name):
                 if shards and is_shard(name):
                     archives.append(key)
@@ -108,13 +113,15 @@ def walk(root: Path, *, any_name: bool = False, shards: bool = False) -> Files:
             return _listed(found, root, any_name)
     left_out = tuple(sorted(excluded, key=lambda e: e.item))
     readings = value_readings(str(root), ((kind, _meaning(kind), n) for kind, n in sorted(others.items())))
-    messages = (f"{len(excluded):,} files or folders left out, see the excluded list",) if excluded else ()
+    left = counted(len(excluded), "file or folder", "files or folders")
+    messages = (f"{left} left out, see the excluded list",) if excluded else ()
     return Files(
         photos=sorted(photos),
         others=others,
         notes=Notes(readings, left_out, messages),
         unknown=sorted(unknown),
         texts=frozenset(texts),
+        folders=sorted(folders),
     )
 
 

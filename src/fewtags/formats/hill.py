@@ -14,6 +14,7 @@ from fewtags.formats.numbered import labels_of, names_beside
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.stated import Source, value_readings
 from fewtags.table.table import LabelTable, Notes
+from fewtags.text import quoted
 
 _LINE = re.compile(r"\s*([^,]+?)\s*,((?:\s*\d+)*)\s*")
 
@@ -50,7 +51,7 @@ def read_hill(path: Path, images: Path | None = None, options: ReadOptions | Non
             continue
         if (match := _LINE.fullmatch(line)) is None:
             raise DataError(
-                f"{path} line {number}: expected a photo and numbers, as in a.jpg, 8 41; got {line[:80]!r}."
+                f"{path} line {number}: expected a photo and numbers, as in a.jpg, 8 41; got {quoted(line[:80])}."
             )
         names.append(match[1])
         numbers.append([int(word) for word in match[2].split()])

@@ -311,11 +311,31 @@ def _notes(path: Path, read: _Tasks, names: Sequence[str], options: ReadOptions)
         ("class that is not named in a task", rest, unnamed),
     )
     counts = (
-        (len(names) - len(set(names)), "tasks name a photo that another one names, and are joined with it"),
-        (read.several, "tasks have several annotations; what any of them names is positive"),
-        (read.disputed, "labels are named by one annotator of a task and not by another: unknown"),
-        (len(read.excluded), "tasks or regions left out, see the excluded list"),
+        (
+            *(len(names) - len(set(names)), "task names a photo that another one names, and is joined with it"),
+            "tasks name photos that other ones name, and are joined with them",
+        ),
+        (
+            *(read.several, "task has several annotations; what any of them names is positive"),
+            "tasks have several annotations; what any of them names is positive",
+        ),
+        (
+            *(read.disputed, "label is named by one annotator of a task and not by another: unknown"),
+            "labels are named by one annotator of a task and not by another: unknown",
+        ),
+        (
+            *(len(read.excluded), "task or region left out, see the excluded list"),
+            "tasks or regions left out, see the excluded list",
+        ),
     )
     trees = read.kinds["result of type 'taxonomy'", "ignored"]
-    warnings = (f"{path.name}: {trees:,} results are taxonomies, whose labels are not read",) if trees else ()
+    warnings = count_messages(
+        path,
+        [
+            (
+                *(trees, "result is a taxonomy, whose labels are not read"),
+                "results are taxonomies, whose labels are not read",
+            )
+        ],
+    )
     return Notes(value_readings(path.name, kinds), tuple(read.excluded), count_messages(path, counts), warnings)

@@ -22,7 +22,7 @@ from fewtags.photos.listing import list_shards, list_url
 from fewtags.shards.places import Url, is_shard, splits
 from fewtags.shards.remote import missing
 from fewtags.table.table import Excluded, Notes
-from fewtags.text import setting, some
+from fewtags.text import counted, quoted, setting, some
 
 PHOTO_FOLDERS = frozenset({"images", "image", "img", "imgs", "photos", "pictures", "jpegimages", "data", "upload"})
 """Names of folders that say nothing but that photos are in them, in lower case."""
@@ -103,14 +103,16 @@ def locate(
     unfound = f"none found beside the file; give {setting('images', 'FOLDER')} to use them"
     messages = [] if images else [f"photos: {root or unfound}"]
     if excluded:
-        messages.append(f"{file.name}: {len(excluded):,} of {len(distinct):,} photos left out: they do not exist")
+        messages.append(f"{file.name}: {len(excluded):,} of {len(distinct):,} photos left out: not found")
     if respelt:
-        messages.append(f"{file.name}: {respelt:,} names refer to a file with an extension or another spelling")
+        messages.append(
+            f"{file.name}: {counted(respelt, 'name lacks', 'names lack')} the ending of the file, or differ in spelling"
+        )
     if ends:
         example = next(iter(ends))
         messages.append(
-            f"{file.name}: {len(ends):,} photos found by the end of their path, for example {ends[example]!r} for "
-            f"{example!r}"
+            f"{file.name}: {counted(len(ends), 'photo')} found by the end of the path, for example "
+            f"{quoted(ends[example])} for {quoted(example)}"
         )
     warnings = _one_photo(found, file, root) + _elsewhere(ends, file)
     position = {key: i for i, key in enumerate(dict.fromkeys(found.values()))}
@@ -146,8 +148,8 @@ def _elsewhere(ends: Mapping[str, str], file: Path) -> tuple[str, ...]:
     if not apart:
         return ()
     return (
-        f"{file.name}: {len(apart):,} photos were found in another folder than their name says, {some(apart, 2)}. "
-        "Check them: photos of the same name in different folders are often different.",
+        f"{file.name}: {counted(len(apart), 'photo was', 'photos were')} found in another folder than the name says, "
+        f"{some(apart, 2)}. Check them: photos of the same name in different folders are often different.",
     )
 
 
@@ -169,9 +171,9 @@ def _one_photo(found: Mapping[str, str], file: Path, root: Path | None) -> tuple
     if not (alike := [" = ".join(keys) for keys in spelt.values() if len(keys) > 1]):
         return ()
     return (
-        f"{file.name}: {len(alike):,} photos are called by several names that differ only in case or in how accents "
-        f"are encoded, {some(alike, 3)}; the labels of all of them are joined. Rename them if they are different "
-        "photos.",
+        f"{file.name}: {counted(len(alike), 'photo is', 'photos are')} called by several names that differ only in "
+        f"case or in how accents are encoded, {some(alike, 3)}; the labels of all names are joined. Rename them if "
+        "they are different photos.",
     )
 
 
@@ -210,7 +212,7 @@ def check_images(images: Path | None) -> None:
         if isinstance(images, Url) and not images.exists():
             raise missing(str(images))
         raise DataError(
-            f"{str(images)!r} is not a folder; pass the folder with the photos: {setting('images', 'FOLDER')}."
+            f"{quoted(str(images))} is not a folder; pass the folder with the photos: {setting('images', 'FOLDER')}."
         )
 
 
@@ -354,7 +356,7 @@ def _guess_root(names: Sequence[str], file: Path, beside: Sequence[Path]) -> Pat
 def _mostly_missing(excluded: Sequence[Excluded], total: int, file: Path, root: Path | None) -> str:
     """Return the text of an error."""
     first = excluded[0]
-    start = f"{file}: {len(excluded):,} of {total:,} photos do not exist; {first.item!r} {first.reason}."
+    start = f"{file}: {len(excluded):,} of {total:,} photos do not exist; {quoted(first.item)} {first.reason}."
     if root is None:
         return f"{start} Pass the folder with all of them: {setting('images', 'FOLDER')}."
     return f"{start} Pass the folder that the paths in the file are relative to: {setting('images', 'FOLDER')}."

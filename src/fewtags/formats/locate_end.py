@@ -15,6 +15,7 @@ from fewtags.formats.common import is_hidden, is_split
 from fewtags.photos.decode import EXTENSIONS
 from fewtags.photos.listing import Listing, list_shards, list_url
 from fewtags.shards.places import Url, is_shard
+from fewtags.text import counted, quoted
 
 MOST_FILES = 300_000
 """A folder with more files is not searched: it is the disk of the user rather than a data set."""
@@ -155,7 +156,7 @@ def find_by_end(
         keys, common = photos.ends(name)
         keys = [key for key in keys if key not in used]
         if len(keys) > 1:
-            why[name] = f"could be {keys[0]!r} or {keys[1]!r}; write more of the path"
+            why[name] = f"could be {quoted(keys[0])} or {quoted(keys[1])}; write more of the path"
         elif keys:
             claims[keys[0]].append((common, name))
     found: dict[str, str] = {}
@@ -165,5 +166,5 @@ def find_by_end(
         if len({path_of(name) for name in first}) == 1:
             found |= dict.fromkeys(first, key)
         else:
-            why |= dict.fromkeys(first, f"could be {key!r}, and so could {len(first) - 1:,} other names")
+            why |= dict.fromkeys(first, f"could be {quoted(key)}, and so could {counted(len(first) - 1, 'other name')}")
     return found, why

@@ -23,7 +23,7 @@ from fewtags.formats.sheet import Sheet
 from fewtags.formats.stated import Source, Stated, value_readings
 from fewtags.labels import ClassNames
 from fewtags.table.table import LabelTable, Notes
-from fewtags.text import setting, some, suggest
+from fewtags.text import counted, setting, some, suggest
 
 _Record = dict[str, Any]
 _NAME = "metadata.jsonl"
@@ -222,7 +222,9 @@ def _read_objects(
     )
     used = {key, column, "split", "width", "height", "image_id", "id"}
     ignored = [name for name in _columns(rows) if name not in used]
-    messages = [f"{where}: {len(rows):,} rows; images in {key!r}, boxes (x, y, width, height in pixels) in {column!r}"]
+    messages = [
+        f"{where}: {counted(len(rows), 'row')}; images in {key!r}, boxes (x, y, width, height in pixels) in {column!r}"
+    ]
     warnings = (f"{where}: the columns {some(ignored)} beside {column!r} are not read",) if ignored else ()
     splits = [row.split for row in rows]
     return Source(
@@ -264,8 +266,8 @@ def _objects(row: _Row, column: str) -> list[tuple[str, object]]:
         boxes = [None] * len(labels) if found is None else found
     if len(boxes) != len(labels):
         raise DataError(
-            f"{row.at}: {column!r} has {len(boxes)} boxes and {len(labels)} classes ({', '.join(_CLASSES[:3])}); give "
-            "each box one."
+            f"{row.at}: {column!r} has {counted(len(boxes), 'box', 'boxes')} and "
+            f"{counted(len(labels), 'class', 'classes')} ({', '.join(_CLASSES[:3])}); give each box one."
         )
     names = [plain_text(text_of_value(label)) if isinstance(label, str | int) else "" for label in labels]
     if "" in names:

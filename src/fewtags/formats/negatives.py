@@ -148,7 +148,8 @@ class _Reader:
             self.readings.append(ValueReading(self.where, name, "none of the classes", len(present)))
         if other := len(rows) - len(present):
             self.messages.append(
-                f"{self.where}: {other:,} labels say that a photo is not {name!r}, which states nothing about any class"
+                f"{self.where}: {counted(other, 'label says', 'labels say')} that a photo is not {name!r}, which "
+                "states nothing about any class"
             )
         if not len(rows):
             self.messages.append(f'{self.where}: {name!r} means "none of the classes"; no label uses it')

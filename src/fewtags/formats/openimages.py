@@ -25,9 +25,10 @@ from fewtags.formats.openimages_files import (
     read_rows,
 )
 from fewtags.formats.options import ReadOptions, fold
-from fewtags.formats.stated import Labels, Source, value_readings
+from fewtags.formats.stated import SEVERAL_SPLITS, Labels, Source, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
+from fewtags.text import counted
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|validation|val|test)(?:[^a-z]|$)")
 _KINDS: tuple[FileKind, ...] = ("labels", "boxes", "points")
@@ -162,20 +163,26 @@ def _splits(
             if known[k] >= 0 and not splits[known[k]]:
                 splits[known[k]] = split_name(words[w])
         messages.append(
-            f"{file.name}: {sum(k < 0 for k in known):,} of {len(names):,} images have no label or box here"
+            f"{file.name}: {sum(k < 0 for k in known):,} of {counted(len(names), 'image')} without a label or box here"
         )
     if clashes:
-        messages.append(f"{len(clashes):,} images are in several splits; the first of them counts")
+        messages.append(counted(len(clashes), *SEVERAL_SPLITS))
     return splits if any(splits) else None, tuple(messages), tuple(clashes.values())
 
 
 def _point_messages(rows: Rows) -> tuple[str, ...]:
     """Return how the answers other than yes were read."""
     counts = Counter(fold(rows.confidence[0][code]) for code in rows.confidence[1].tolist() if rows.pointed)
-    answers = (("no", "state nothing about the rest of the photo"), ("unsure", "state nothing"))
+    answers = (
+        (
+            *("no", "point answered 'no' states nothing about the rest of the photo"),
+            "points answered 'no' state nothing about the rest of the photo",
+        ),
+        ("unsure", "point answered 'unsure' states nothing", "points answered 'unsure' state nothing"),
+    )
     return tuple(
-        f"{rows.file.name}: {counts[word]:,} points answered {word!r} {what}; their classes stay unknown"
-        for word, what in answers
+        f"{rows.file.name}: {counted(counts[word], one, many)}; the class stays unknown there"
+        for word, one, many in answers
         if counts[word]
     )
 

@@ -12,6 +12,7 @@ from fewtags.formats.labels import Labels
 from fewtags.formats.masks import GRID, draws, point_in_box
 from fewtags.formats.options import ReadOptions
 from fewtags.labels import Label
+from fewtags.text import counted
 
 
 def choose_places(
@@ -55,9 +56,10 @@ def choose_places(
             point = point_in_box((corners[i] * scale).tolist(), size, draws(options.point_seed, key(i)))
             corners[i] = np.tile(point, 2) / scale
     damaged = int((np.isinf(inner[:, 0]) & used).sum())
-    rest = "in boxes without a mask" if options.places == "points" else "boxes without a mask stay boxes"
-    text = f"{(drawn & used).sum():,} points drawn in masks, {(boxed & used).sum():,} {rest}"
-    text += f" ({damaged:,} have an outline that is damaged or has no pixel)" if damaged else ""
+    one, many = "box without a mask stays a box", "boxes without a mask stay boxes"
+    rest = "in boxes without a mask" if options.places == "points" else one if (boxed & used).sum() == 1 else many
+    text = f"{counted(int((drawn & used).sum()), 'point')} drawn in masks, {(boxed & used).sum():,} {rest}"
+    text += f" ({counted(damaged, 'has', 'have')} an outline that is damaged or has no pixel)" if damaged else ""
     pointed = drawn | (boxed if options.places == "points" else False)
     chosen = replace(
         labels,

@@ -81,4 +81,4 @@ def detect(path: Path, given: str | None = None) -> tuple[str, str]:
     if not marks and ending != FOLDER:
         names = " or ".join(f.name for f in asked)
         raise DataError(f"{path}: not recognised as {names}; {expected}, or pass {setting('format')}.")
-    return next(iter(marks.items()), ("folder", "it has no mark of another format"))
+    return next(iter(marks.items()), ("folder", "it contains no label files of a known format"))

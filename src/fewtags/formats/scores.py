@@ -24,7 +24,7 @@ from fewtags.formats.options import fold
 from fewtags.formats.sheet import read_sheet
 from fewtags.labels import ClassNames
 from fewtags.table.table import LabelTable
-from fewtags.text import counted, some
+from fewtags.text import counted, quoted, some
 
 CLASS_COLUMNS = ("class", "class_id", "label", "tag", "category")
 EXPECTED = "expected the columns image, class and score, or image and one column of scores for each class"
@@ -113,7 +113,10 @@ def scores_of(given: object, table: LabelTable) -> ScoreTable:
         )
     names = table.images.to_pylist()
     return _wide(
-        _Columns("the array", {}, lambda row: f"the row of {names[row]!r} in the array"), names, table.classes, given
+        _Columns("the array", {}, lambda row: f"the row of {quoted(names[row])} in the array"),
+        names,
+        table.classes,
+        given,
     )
 
 

@@ -24,7 +24,7 @@ from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.stated import value_readings
 from fewtags.labels import Label
 from fewtags.table.table import ValueReading
-from fewtags.text import counted, setting, some, suggest
+from fewtags.text import counted, quoted, setting, some, suggest
 
 SPREADSHEET = (
     "a spreadsheet file, which is not read; open it, save the sheet with the labels as CSV (in Excel: Save As, 'CSV "
@@ -209,7 +209,8 @@ def _header(path: Path, first: tuple[int, Sequence[str]] | None, delimiter: str,
         _check_alone(f"{path} row {first[0]}", header[0], text)
     if photos := [name for name in header if is_photo(name)]:
         raise DataError(
-            f"{path} row 1: {photos[0]!r} looks like a photo, not like a column; add a header such as 'image,tags'."
+            f"{path} row 1: {quoted(photos[0])} looks like a photo, not like a column; add a header such as "
+            "'image,tags'."
         )
     if len(header) == 1:
         raise DataError(
@@ -402,7 +403,7 @@ def check_words(sheet: Sheet, columns: Sequence[int], words: Words) -> None:
         row, j, value = min((sheet.columns[j].index(value), j, value) for j, value in wrong)
         more = f" ({sum(wrong.values()) - 1:,} more such cells)" if sum(wrong.values()) > 1 else ""
         raise DataError(
-            f"{sheet.at(row, j)}: {value!r} means neither present (1, yes, x) nor absent (0, no){more}. Fix the cell, "
-            f"or say what the word means: {setting('positive_words', [value.strip()])}, or negative_words, or "
+            f"{sheet.at(row, j)}: {quoted(value)} means neither present (1, yes, x) nor absent (0, no){more}. Fix the "
+            f"cell, or say what the word means: {setting('positive_words', [value.strip()])}, or negative_words, or "
             f"unknown_words. If some columns are not classes, list the classes: {setting('columns', ['CLASS', '...'])}."
         )

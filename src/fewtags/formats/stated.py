@@ -20,7 +20,7 @@ from fewtags.formats.options import ReadOptions
 from fewtags.formats.places import choose_places
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import FACTS, Excluded, ExclusionKind, LabelTable, Notes, ValueReading
-from fewtags.text import some
+from fewtags.text import counted, some
 
 __all__ = ["Labels", "Source", "Stated", "count_messages", "mark_sources", "value_readings"]
 
@@ -221,13 +221,26 @@ class Source:
         ]
         orphans, denied = counts
         rows = (
-            (len(faults), "boxes or points cannot be used, see the excluded list; the labels are kept"),
-            (orphans, "labels belong to photos that are left out"),
-            (denied, "labels are in an image that is stated to show none of the classes: unknown"),
-            (len(clashes), "images are in several splits; the first of them counts"),
+            (
+                *(len(faults), "box or point cannot be used, see the excluded list; its label is kept"),
+                "boxes or points cannot be used, see the excluded list; the labels are kept",
+            ),
+            (orphans, "label belongs to a photo that is left out", "labels belong to photos that are left out"),
+            (
+                *(denied, "label is in an image that is stated to show none of the classes: unknown"),
+                "labels are in images that are stated to show none of the classes: unknown",
+            ),
+            (len(clashes), *SEVERAL_SPLITS),
         )
         messages = regions.messages + count_messages(self.path, rows)
         return Notes((), (*faults, *clashes), messages, regions.warnings)
+
+
+SEVERAL_SPLITS = (
+    "image is in several splits; the first of them counts",
+    "images are in several splits; the first of them counts",
+)
+"""Texts of a message about one image, and about several, that the labels put into several splits."""
 
 
 def value_readings(where: str, rows: Iterable[tuple[str, str, int]]) -> tuple[ValueReading, ...]:
@@ -235,10 +248,10 @@ def value_readings(where: str, rows: Iterable[tuple[str, str, int]]) -> tuple[Va
     return tuple(ValueReading(where, value, meaning, int(count)) for value, meaning, count in rows if count > 0)
 
 
-def count_messages(path: Path, rows: Iterable[tuple[int, str]]) -> tuple[str, ...]:
-    """Return messages about a file from (count, text) rows; rows with count 0 are left out."""
+def count_messages(path: Path, rows: Iterable[tuple[int, str, str]]) -> tuple[str, ...]:
+    """Return messages about a file from rows (count, text for one, text for several); without those of count 0."""
     name = path.resolve().name
-    return tuple(f"{name}: {count:,} {text}" for count, text in rows if count)
+    return tuple(f"{name}: {counted(count, one, many)}" for count, one, many in rows if count)
 
 
 def mark_sources(table: LabelTable, names: Sequence[str], source: NDArray[np.int64]) -> LabelTable:

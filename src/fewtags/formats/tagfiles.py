@@ -129,8 +129,17 @@ def read_tagfiles(path: Path, images: Path | None = None, options: ReadOptions |
         splits=Splits((), splits, read) if any(splits) else None,
         messages=(
             f"{where}: {counted(int(has.sum()), 'photo has', 'photos have')} a text file with tags, "
-            f"{(~has).sum():,} have none and nothing is known about them",
-            *count_messages(path, [(len(orphans), "text files have no photo, see the excluded list")]),
+            f"{counted(int((~has).sum()), 'has', 'have')} none and nothing is known about "
+            f"{'it' if (~has).sum() == 1 else 'them'}",
+            *count_messages(
+                path,
+                [
+                    (
+                        *(len(orphans), "text file has no photo, see the excluded list"),
+                        "text files have no photo, see the excluded list",
+                    )
+                ],
+            ),
         ),
     )
     table = read_table(sheet, layout, path, options, [path], annotated=has)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
+from fewtags.text import counted
 
 Unit = Literal["pixels", "fractions", "percent"]
 
@@ -61,7 +62,8 @@ def check_unit(
         extent = last - corners[:, :2]
         tiny = ~points & np.all((extent >= 0) & (extent < 1), 1)
         if tiny.any():
-            return (f"{where}: {tiny.sum():,} boxes are smaller than a pixel; are they fractions of the photo?",)
+            small = counted(int(tiny.sum()), "box is", "boxes are")
+            return (f"{where}: {small} smaller than a pixel; are the numbers fractions of the photo?",)
         large: np.bool_ = np.all(sizes >= _LARGE)
         if large and n >= _SEVERAL and last.max() <= 100 and last.max(0).min() > 50:
             return (

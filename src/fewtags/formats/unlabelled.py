@@ -24,7 +24,7 @@ from fewtags.shards.places import Url, is_shard, place
 from fewtags.table.content import photo_paths, same_content
 from fewtags.table.storage import is_label_table
 from fewtags.table.table import Excluded, LabelTable, Notes, fact_table
-from fewtags.text import counted, setting, some
+from fewtags.text import counted, quoted, setting, some
 
 MOST_COMPARED = 50_000
 """Copies are searched in sets of at most this many photos: in larger ones, too many files agree in size by chance."""
@@ -80,8 +80,8 @@ def unlabelled(
         raise DataError(f"{path}: there is no photo{found}. {expected}")
     if table.root is None:
         raise DataError(
-            f"{path}: its photos, such as {table.images[0].as_py()!r}, are not beside it; pass the folder that their "
-            f"names are relative to: {setting('images', 'FOLDER')}."
+            f"{path}: its photos, such as {quoted(table.images[0].as_py())}, are not beside it; pass the folder that "
+            f"their names are relative to: {setting('images', 'FOLDER')}."
         )
     return table
 
@@ -198,7 +198,7 @@ def _listed(path: Path) -> list[str]:
 def _from_list(path: Path, images: Path | None, lines: Sequence[str]) -> LabelTable:
     messages = [f"{path.name}: read as a list, one photo a line"]
     if not is_photo(lines[0]) and any(map(is_photo, lines[1:2])):
-        messages.append(f"{path.name}: its first line, {lines[0]!r}, is read as a header")
+        messages.append(f"{path.name}: its first line, {quoted(lines[0])}, is read as a header")
         lines = lines[1:]
     if repeats := len(lines) - len(set(lines)):
         messages.append(f"{path.name}: {counted(repeats, 'line repeats', 'lines repeat')} another one; each photo once")

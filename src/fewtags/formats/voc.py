@@ -25,7 +25,7 @@ from fewtags.formats.options import ReadOptions, fold
 from fewtags.formats.stated import Labels, Source, Stated, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes
-from fewtags.text import some
+from fewtags.text import counted, quoted, some
 
 _STATES = {"unknown": Label.UNKNOWN, "positive": Label.POSITIVE, "negative": Label.NEGATIVE}
 _SPLITS = {"train": "train", "val": "val", "test": "test", "trainval": "train"}
@@ -169,7 +169,7 @@ class _Folder:
 
 def _read(path: Path) -> _Folder:
     if not path.is_dir():
-        raise DataError(f"{str(path)!r} is not a folder; pass the one with Annotations/ or ImageSets/ in it.")
+        raise DataError(f"{quoted(str(path))} is not a folder; pass the one with Annotations/ or ImageSets/ in it.")
     folder = _annotations(path) or path
     base = path.parent if fold(path.name) == "annotations" else path
     pages, broken, hidden = {}, [], 0
@@ -291,7 +291,9 @@ def _class_list(file: Path) -> list[tuple[str, int]]:
         if len(words) == 2 and words[1] in states:
             found.append((words[0], states[words[1]]))
         elif words:
-            raise DataError(f"{file} row {number}: {line!r}; expected a photo and 1, 0 or -1, for example '000005 -1'.")
+            raise DataError(
+                f"{file} row {number}: {quoted(line)}; expected a photo and 1, 0 or -1, for example '000005 -1'."
+            )
     return found
 
 
@@ -311,7 +313,7 @@ def _photos(names: Sequence[str], folder: _Folder, images: Path | None) -> Image
     found = (f.relative_to(photos.root).as_posix() for f in photos.root.rglob("*") if is_photo(f.name) and f.is_file())
     masks = ("SegmentationClass/", "SegmentationObject/")
     extra = sorted(key for key in found if key not in known and not is_hidden(key) and not key.startswith(masks))
-    text = f"{len(extra):,} photos in {photos.root} have no XML file: nothing is known about them"
+    text = f"{photos.root}: {counted(len(extra), 'photo has', 'photos have')} no XML file: nothing is known there"
     notes = photos.notes + Notes(messages=(text,) if extra else ())
     return replace(photos, keys=photos.keys + extra, notes=notes)
 
@@ -414,8 +416,14 @@ def _notes(folder: _Folder, labels: Labels, photos: ImageKeys, classes: int, opt
     reason = "is in several of the lists train, val and test; the first of them counts"
     several = [Excluded(name, reason, str(folder.base), "splits") for name in folder.several]
     counts = (
-        (len(nameless), "XML files have objects without a name, which are left out"),
-        (len(several), "photos are in several of the lists train, val and test; the first of them counts"),
+        (
+            *(len(nameless), "XML file has objects without a name, which are left out"),
+            "XML files have objects without a name, which are left out",
+        ),
+        (
+            *(len(several), "photo is in several of the lists train, val and test; the first of them counts"),
+            "photos are in several of the lists train, val and test; the first of them counts",
+        ),
     )
     lost = f"{where}: the lists {some(folder.unread)} are not read, because their names tell no split or class"
     warnings = (f"{lost}; rename those that are splits to train.txt, val.txt or test.txt.",) if folder.unread else ()

@@ -21,6 +21,7 @@ from fewtags.formats.stated import Source, Stated, count_messages, value_reading
 from fewtags.formats.texts import kind_of
 from fewtags.formats.yolo_layout import CLASS_FILES, LARGEST_LABELS, SPLITS, YoloFolder, find_yolo, names_classes
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
+from fewtags.text import counted
 
 # Boxes can exceed their photo by a little; larger numbers are pixels.
 _LARGEST = 2.0
@@ -74,7 +75,7 @@ def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | Non
     classes = named_classes(found.names)
     rows = _read(found, options)
     photos = _locate(found, path, images)
-    unnamed = f"is not among the {len(classes)} names"
+    unnamed = f"is not among the {counted(len(classes), 'name')}"
     excluded = [
         Excluded(_origin(found, image, line), f"class {number} {unnamed}", str(found.root), "unusable")
         for image, line, number in rows.unknown_class
@@ -86,7 +87,9 @@ def read_yolo(path: Path, images: Path | None = None, options: ReadOptions | Non
         )
     labelled = np.array([label is not None for label in found.labels], np.bool_)
     messages = tuple(f"{path.resolve().name}: {text}" for text in found.messages)
-    messages += count_messages(path, [(len(excluded), "rows left out, see the excluded list")])
+    messages += count_messages(
+        path, [(len(excluded), "row left out, see the excluded list", "rows left out, see the excluded list")]
+    )
     hidden = value_readings(path.resolve().name, [("hidden files", "skipped", count_hidden(found.root))])
     return Source(
         options=options,

@@ -16,7 +16,7 @@ from fewtags.formats.common import is_hidden, is_split, plain_text, text_of
 from fewtags.formats.locate import extension, folder_of, is_photo, path_is
 from fewtags.formats.locate_end import find_by_end, is_address, path_of
 from fewtags.table.table import Excluded
-from fewtags.text import some
+from fewtags.text import counted, quoted, some
 
 _PLAIN_TAGS = (
     None,
@@ -245,8 +245,8 @@ def _parts(
             else:
                 places = some([*map(str, dict.fromkeys(tried))])
                 raise DataError(
-                    f"{file}: {key} is {text!r}, which does not exist; tried {places}. Correct the path, or remove "
-                    f"{key} if the data set has no such part."
+                    f"{file}: {key} is {quoted(text)}, which does not exist; tried {places}. Correct the path, or "
+                    f"remove {key} if the data set has no such part."
                 )
 
 
@@ -294,11 +294,19 @@ class _Images:
     def messages(self) -> Iterator[str]:
         """Yield what was left out."""
         if self._stray:
-            yield f"{self._stray:,} .txt files outside of labels/ have no photo of that name and are ignored"
+            one, many = "file outside of labels/ has no photo", "files outside of labels/ have no photo"
+            yield counted(
+                self._stray, f".txt {one} of its name and is ignored", f".txt {many} of their name and are ignored"
+            )
         for name, (n, line, key) in self.by_end.items():
-            yield f"{n:,} photos of {name} found by the end of their path, for example {key!r} for {line!r}"
+            found = f"{counted(n, 'photo')} of {name} found by the end of the path"
+            yield f"{found}, for example {quoted(key)} for {quoted(line)}"
         if self.repeated:
-            yield f"{len(self.repeated):,} photos are in several splits; the first of them counts"
+            yield counted(
+                len(self.repeated),
+                "photo is in several splits; the first of them counts",
+                "photos are in several splits; the first of them counts",
+            )
 
     def _label_files(self, folder: Path) -> list[Path]:
         """Return label files of a folder of photos: in `labels` instead of `images`, or in `labels` below it."""

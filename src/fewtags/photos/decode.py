@@ -56,6 +56,7 @@ from fewtags.photos.orientation import orientation_view, swaps_axes
 from fewtags.photos.unended import whole_jpeg
 from fewtags.shards.photos import open_bytes, photo_status, shard_problem
 from fewtags.shards.places import is_shard
+from fewtags.text import quoted
 
 PIXEL_LIMIT = 100_000_000
 """Default for the largest number of pixels of a photo: 10,000 x 10,000.
@@ -340,7 +341,7 @@ def _open_file(path: Path, shown: str) -> BinaryIO:
     except OSError as error:
         raise DataError(f"{shown}: cannot be opened ({error.strerror}); check the path and its permissions.") from error
     except ValueError as error:
-        raise DataError(f"{shown!r}: is not a path ({error}); check the label file.") from error
+        raise DataError(f"{quoted(shown)}: is not a path ({error}); check the label file.") from error
 
 
 def _read_header(file: BinaryIO, path: Path, shown: str) -> Photo:

@@ -17,6 +17,7 @@ from fewtags.report.figures import jpeg
 from fewtags.report.load import RunData
 from fewtags.report.overlay import HeatScale, overlay
 from fewtags.table.table import LabelTable
+from fewtags.text import apart
 
 # Longest side of the pictures in pixels: sharp on a dense screen, and the page stays below a few megabytes.
 SIDE, SMALL = 400, 200
@@ -80,11 +81,12 @@ def _panel(run: RunData, picture: Picture, panel: Panel, heat_scale: HeatScale) 
     threshold = run.info.thresholds[panel.class_]
     # Of classes that exclude each other, the best is tagged, and the panel does not know the others.
     excluded = any(panel.class_ in members for _, members in run.info.groups)
+    prob, limit = apart(panel.prob, threshold)
     return {
         "name": run.info.classes.display[panel.class_],
         "role": panel.role,
-        "prob": panel.prob,
-        "threshold": threshold,
+        "prob": prob,
+        "threshold": limit,
         "present": panel.prob >= threshold,
         "tagged": panel.prob >= threshold and not excluded,
         "scale": heat_scale.text if heat_scale.relative else "",

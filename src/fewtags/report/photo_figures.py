@@ -32,7 +32,7 @@ from fewtags.report.nearest_crops import Crop
 from fewtags.report.overlay import HeatScale, overlay
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
-from fewtags.text import suggest
+from fewtags.text import quoted, suggest
 
 Which = Literal["both", "averages", "net"]
 SIDE = 260
@@ -136,7 +136,7 @@ def draw_maps(
 def _find_rows(table: LabelTable, keys: Sequence[str]) -> list[int]:
     row = {key: n for n, key in enumerate(table.images.to_pylist())}
     if missing := [key for key in keys if key not in row]:
-        raise ConfigError(f"--photos: {missing[0]!r} is not a photo of these labels{suggest(missing[0], row)}.")
+        raise ConfigError(f"--photos: {quoted(missing[0])} is not a photo of these labels{suggest(missing[0], row)}.")
     return [row[key] for key in keys]
 
 

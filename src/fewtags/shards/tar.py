@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from fewtags.errors import DataError
 from fewtags.shards.index import Index, make_index
+from fewtags.text import quoted
 
 _PACKED = (
     (b"\x1f\x8b", "gzip", "gunzip"),
@@ -71,9 +72,9 @@ def index_tar(file: BinaryIO, shown: str, signature: str) -> Index:
             places.pop(name, None)
             places[name] = found
             if member.offset_data + member.size > size:
-                damage = f"it ends within the file {last!r}"
+                damage = f"it ends within the file {quoted(last)}"
     except _DAMAGE as error:
-        damage = damage or f"{error}, after the file {last!r}"
+        damage = damage or f"{error}, after the file {quoted(last)}"
     if not damage:
         file.seek(archive.offset)
         damage = _end(file.read(512), archive.offset, last)
@@ -95,7 +96,7 @@ def _name(name: str) -> bytes:
 def _end(block: bytes, offset: int, last: str) -> str:
     """Return what is wrong with the block after the last file, or ""."""
     if not block:
-        return f"it has no end mark after the file {last!r}, so it may be cut"
+        return f"it has no end mark after the file {quoted(last)}, so it may be cut"
     if len(block) < 512:
-        return f"it ends within a header after the file {last!r}"
-    return f"the header at byte {offset:,} is damaged, after the file {last!r}" if block.strip(b"\0") else ""
+        return f"it ends within a header after the file {quoted(last)}"
+    return f"the header at byte {offset:,} is damaged, after the file {quoted(last)}" if block.strip(b"\0") else ""

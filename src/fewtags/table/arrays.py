@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import LabelTable
+from fewtags.text import quoted
 
 
 def from_array(
@@ -63,8 +64,8 @@ def from_array(
     if wrong.any():
         row, column = np.argwhere(wrong)[0].tolist()
         raise DataError(
-            f"labels[{row}, {column}] ({images[row]!r}, {names.ids[column]!r}) is {values[row, column]:g}; expected 1, "
-            "0, -1 or NaN. Compare probabilities with a threshold first."
+            f"labels[{row}, {column}] ({quoted(images[row])}, {names.ids[column]!r}) is {values[row, column]:g}; "
+            "expected 1, 0, -1 or NaN. Compare probabilities with a threshold first."
         )
     minus, nan = bool((values == -1).any()), bool(np.isnan(values).any())
     if zero is None and minus == nan and (values == 0).any():

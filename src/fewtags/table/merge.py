@@ -22,7 +22,7 @@ from fewtags.shards.places import place
 from fewtags.table.coverage import restricted, source_counts
 from fewtags.table.table import MAX_COMPLETE_SETS, LabelTable, Listed, Notes, with_column
 from fewtags.table.vocabulary import folded, match_classes
-from fewtags.text import counted, flag, setting, some
+from fewtags.text import counted, flag, quoted, setting, some
 
 
 def merge(
@@ -103,7 +103,7 @@ def with_classes(table: LabelTable, classes: ClassNames) -> LabelTable:
         return table
     if missing := [i for i in table.classes.ids if i not in classes]:
         some = ", ".join(classes.ids[:5])
-        raise DataError(f"class {missing[0]!r} of the table is not in the vocabulary ({some}, ...).")
+        raise DataError(f"class {quoted(missing[0])} of the table is not in the vocabulary ({some}, ...).")
     position = np.array([classes.index(i) for i in table.classes.ids], np.int32)
     complete_classes = np.zeros((len(table.complete_classes), len(classes)), np.bool_)
     complete_classes[:, position] = table.complete_classes
@@ -150,7 +150,9 @@ def match_images(truth: LabelTable, table: LabelTable) -> LabelTable:
     position = {key: n for n, key in enumerate(truth.images.to_pylist())}
     keys = table.images.to_pylist()
     if missing := [key for key in keys if key not in position]:
-        raise DataError(f"the complete labels lack {len(missing)} of {len(keys)} images, for example {missing[0]!r}.")
+        raise DataError(
+            f"the complete labels lack {len(missing)} of {len(keys)} images, for example {quoted(missing[0])}."
+        )
     return with_classes(truth.subset(np.array([position[key] for key in keys])), table.classes)
 
 
@@ -285,7 +287,7 @@ def _union_splits(
         if np.any(clash := (own != "") & (before != "") & (own != before)):
             at = int(clash.argmax())
             raise DataError(
-                f"{images[int(position[at])].as_py()!r} is in split {before[at]!r} and, in {source!r}, in split "
+                f"{quoted(images[int(position[at])].as_py())} is in split {before[at]!r} and, in {source!r}, in split "
                 f"{own[at]!r} ({clash.sum():,} such images); decide on one, or drop the split names of one source."
             )
         names[position] = np.where(own == "", before, own)
@@ -295,7 +297,10 @@ def _union_splits(
 def _messages(named: Mapping[str, LabelTable], merged: LabelTable) -> list[str]:
     classes = merged.classes
     sizes = ", ".join(f"{source} {len(table):,}" for source, table in named.items())
-    messages = [f"merged {len(named)} sources ({sizes} images) into {len(merged):,} images, {len(classes):,} classes"]
+    messages = [
+        f"merged {len(named)} sources ({sizes} images) into {counted(len(merged), 'image')}, "
+        f"{counted(len(classes), 'class', 'classes')}"
+    ]
     ids_of: dict[str, list[str]] = {}
     for class_id, name in zip(classes.ids, classes.names, strict=True):
         ids_of.setdefault(name, []).append(class_id)

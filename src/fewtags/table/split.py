@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label, LabelMatrix
 from fewtags.table.keyed_random import content_hashes, seeded
-from fewtags.text import flag
+from fewtags.text import counted, flag, quoted
 
 if TYPE_CHECKING:
     from fewtags.table.table import LabelTable
@@ -95,7 +95,7 @@ def _group_ids(table: LabelTable, groups: Groups) -> tuple[NDArray[np.int64], li
         first = keys[int(np.argmax(encoded.is_null().to_numpy(zero_copy_only=False)))]
         what = f"data.group_by = {groups!r} does not match" if isinstance(groups, str) else "there is no group for"
         raise DataError(
-            f"{what} {encoded.null_count:,} of {len(keys):,} image keys (the first: {first!r}). "
+            f"{what} {encoded.null_count:,} of {len(keys):,} image keys (the first: {quoted(first)}). "
             "Every image needs a group; give a single image a group of its own."
         )
     return encoded.indices.to_numpy().astype(np.int64), [str(name) for name in encoded.dictionary.to_pylist()]
@@ -130,7 +130,8 @@ def _check(fractions: Mapping[str, float]) -> None:
 def _absent(table: LabelTable, name: str, part: LabelTable) -> list[str]:
     gone = np.flatnonzero((table.matrix.counts(Label.POSITIVE) > 0) & (part.matrix.counts(Label.POSITIVE) == 0))
     some = ", ".join(table.classes.display[i] for i in gone[:5]) + (", ..." if len(gone) > 5 else "")
-    return [f"{name}: no positive of {len(gone):,} classes that have positives elsewhere ({some})"] if some else []
+    classes = counted(len(gone), "class that has", "classes that have")
+    return [f"{name}: no positive of {classes} positives elsewhere ({some})"] if some else []
 
 
 @final

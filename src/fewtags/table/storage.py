@@ -26,7 +26,7 @@ from fewtags.files import replacing
 from fewtags.labels import ClassNames, Label
 from fewtags.shards.places import place
 from fewtags.table.table import CORNERS, FACTS, LabelTable, Notes, implied_facts
-from fewtags.text import some
+from fewtags.text import quoted, some
 
 FORMAT = 1
 """Number of the file format; increased if an older fewtags could misread a file."""
@@ -143,7 +143,7 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
                 name: _column(file.read([name]) if name in names else None, name, path.name) for name in _COLUMNS
             }
     except FileNotFoundError as error:
-        raise DataError(f"there is no file {str(path)!r}.") from error
+        raise DataError(f"there is no file {quoted(str(path))}.") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path.name} cannot be read as a Parquet file: {error}") from error
     if len({len(column) for column in columns.values()}) > 1:
@@ -245,7 +245,9 @@ class _Rows:
         if np.any(wrong):
             row = int(np.argmax(wrong))
             image = self.columns["image"][row].as_py()
-            raise DataError(f"{self.file} row {row + 1:,} (image {image!r}) {why}; the file was changed or damaged.")
+            raise DataError(
+                f"{self.file} row {row + 1:,} (image {quoted(image)}) {why}; the file was changed or damaged."
+            )
 
     def missing(self, name: str) -> NDArray[np.bool_]:
         column = self.columns[name]

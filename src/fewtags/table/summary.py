@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fewtags.labels import ClassNames, Label
+from fewtags.text import counted
 
 if TYPE_CHECKING:
     from fewtags.table.table import LabelTable
@@ -103,11 +104,12 @@ class Summary:
         cells = max(self.images * len(self.classes), 1)
         counts = {"positive": sum(self.positives), "negative": sum(self.negatives), "unknown": sum(self.unknowns)}
         lines = [
-            f"{self.images:,} images, {len(self.classes):,} classes: {self.kind}",
+            f"{counted(self.images, 'image')}, {counted(len(self.classes), 'class', 'classes')}: {self.kind}",
             "labels: " + ", ".join(f"{n:,} {state} ({n / cells:.1%})" for state, n in counts.items()),
             f"positives per image: {self.positives_per_image:.2f} on average; "
-            f"{self.without_positive:,} images have none, {self.without_label:,} have no label at all",
-            f"locations: {self.points:,} points, {self.boxes:,} boxes",
+            f"{counted(self.without_positive, 'image has', 'images have')} none, "
+            f"{counted(self.without_label, 'has', 'have')} no label at all",
+            f"locations: {counted(self.points, 'point')}, {counted(self.boxes, 'box', 'boxes')}",
             "facts per source: " + (", ".join(f"{s or '(unnamed)'} {n:,}" for s, n in self.sources.items()) or "none"),
         ]
         if self.contradictions:

@@ -21,7 +21,7 @@ from fewtags.notebook import html_table, photo_frame
 from fewtags.shards.places import place
 from fewtags.table.split import Groups, split_table
 from fewtags.table.summary import Summary, summarise
-from fewtags.text import flag
+from fewtags.text import flag, quoted
 
 CORNERS = ("x0", "y0", "x1", "y1")
 """Fractions of the displayed (EXIF-rotated) image; a point has x0 = x1 and y0 = y1; null without a location."""
@@ -176,7 +176,9 @@ class LabelTable:
         if len(unique := self.images.value_counts()) != n:
             counts = unique.field("counts").to_numpy()
             key = unique.field("values")[int(np.argmax(counts))].as_py()
-            raise DataError(f"image key {key!r} occurs {counts.max()} times; keys (relative paths) must be unique.")
+            raise DataError(
+                f"image key {quoted(key)} occurs {counts.max()} times; keys (relative paths) must be unique."
+            )
         for column, size in (("image", n), ("class", c)):
             values = self.facts[column].to_numpy()
             if values.min(initial=0) < 0 or values.max(initial=-1) >= size:

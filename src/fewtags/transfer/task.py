@@ -12,6 +12,7 @@ from fewtags.errors import ConfigError, DataError
 from fewtags.labels import Label
 from fewtags.table.merge import common_vocabulary
 from fewtags.table.table import LabelTable
+from fewtags.text import quoted
 
 TaskKind = Literal["single", "multi"]
 """One class per photo (softmax, top-1), or any number of classes (one decision per class, AP)."""
@@ -128,7 +129,8 @@ def targets(table: LabelTable, words: str) -> NDArray[np.int64]:
     if wrong := np.flatnonzero(counts != 1).tolist():
         raise DataError(
             f"{len(wrong):,} of {len(table):,} {words} photos do not have exactly one class, for example "
-            f"{table.images[wrong[0]].as_py()!r} with {counts[wrong[0]]}; run the task as multi-label (--kind multi)."
+            f"{quoted(table.images[wrong[0]].as_py())} with {counts[wrong[0]]}; run the task as "
+            "multi-label (--kind multi)."
         )
     classes: NDArray[np.int64] = matrix.classes[matrix.states == Label.POSITIVE].astype(np.int64)
     return classes

@@ -61,7 +61,8 @@ def expected(name, photos=PHOTOS):
 
 def orphans(table):
     """How many labels are reported to belong to photos that are left out."""
-    found = [re.search(r"([\d,]+) labels? belongs? to (?:a photo that is|photos that are) left out", m) for m in table.notes.messages]
+    text = r"([\d,]+) labels? belongs? to (?:a photo that is|photos that are) left out"
+    found = [re.search(text, message) for message in table.notes.messages]
     return sum(int(match[1].replace(",", "")) for match in found if match)
 
 

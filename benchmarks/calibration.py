@@ -5,9 +5,10 @@
 
 The command trains with its defaults on one random positive for each photo. The calibration is fitted to the validation
 photos: with complete labels, for several spreads of the offsets, and with one random positive for each (`tags`), where
-the expected number of positives of the method decides. Errors are measured on the complete labels of the test photos;
+the expected number of positives of the method decides. Errors are measured on the complete labels of the test photos.
 `cross-fitted` is the Brier score on validation by calibrations that were fitted without a part, and `few` that on the
-other validation photos after a fit to 60 of them; neither needs a test label. Seeds 10 and 11 are for choices, 0 to 4 for the table. A line that is there is not done again.
+other validation photos after a fit to 60 of them; neither needs a test label. Seeds 10 and 11 are for choices, 0 to 4
+for the table. A line that is there is not done again.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ import pytest
 from typer.testing import Result
 
 import fewtags as ft
+from fewtags.cli.follow import finish
+from fewtags.engine.runfolder import run_folder
 from fewtags.errors import ConfigError
 
 Run = Callable[..., Result]
@@ -27,6 +29,20 @@ def evaluated(run: Path) -> dict:
 def tags(run: Run, model: Path, dataset: Path) -> list[str]:
     result = run("predict", model, dataset / "images/val", "--cpu")
     return sorted(",".join(line.split(",")[:2]) for line in result.stdout.splitlines())
+
+
+@pytest.mark.parametrize(("error", "named"), [(0.123, True), (0.04, False), (None, False)])
+def test_training_names_the_command(
+    model: Path, capsys: pytest.CaptureFixture[str], error: float | None, named: bool
+) -> None:
+    content = evaluated(model)
+    content["calibration"] = {"error": error}
+    (model / "evaluation/val.json").write_text(json.dumps(content), "utf-8")
+    finish(run_folder(model), cpu=True)
+    said = capsys.readouterr().err
+    hint = f"fewtags calibrate {model} --store    (probabilities are 12 points off in the mean on validation)"
+    assert (hint in said) == named
+    assert ("fewtags calibrate" in said) == named
 
 
 def test_shows_and_stores_nothing(run: Run, model: Path) -> None:

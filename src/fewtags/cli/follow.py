@@ -57,6 +57,10 @@ def is_pretraining(folder: RunFolder) -> bool:
     return folder.kind.settings == "pretrain.toml"
 
 
+NOTICED_ERROR = 0.05
+"""Calibration error on validation from which on the next steps name `fewtags calibrate`."""
+
+
 def write_report(folder: RunFolder, cpu: bool) -> Path:
     """Write the report of a run; return its path."""
     if not is_pretraining(folder):
@@ -101,3 +105,7 @@ def finish(folder: RunFolder, cpu: bool) -> None:
     say(f"  fewtags predict {run} PHOTOS --out tags.csv")
     say(f"  fewtags heatmap {run} PHOTO.jpg --out heatmaps/")
     say(f"  fewtags evaluate {run} LABELS --images FOLDER")
+    error = evaluations.get("val", {}).get("calibration", {}).get("error")
+    if error is not None and error >= NOTICED_ERROR:
+        points = f"{100 * error:.0f} points off in the mean on validation"
+        say(f"  fewtags calibrate {run} --store    (probabilities are {points})")

@@ -150,6 +150,18 @@ def run_setting(key: str, value: str) -> str:
     return f"--set {shlex.quote(f'{key}={value}')}" if _COMMAND_LINE.get() else f"settings={ {key: value}!r}"
 
 
+def method_setting(key: str, value: str | float) -> str:
+    """Return how the user passes a setting of the method: an option of the command, or an argument of the objective.
+
+    >>> method_setting("image_unknown", "negative")
+    "image_unknown='negative'"
+    >>> with command_line():
+    ...     method_setting("image_unknown", "negative"), method_setting("prior_threshold", 1)
+    ('--set objective.image_unknown=negative', '--set objective.prior_threshold=1')
+    """
+    return f"--set objective.{key}={value}" if _COMMAND_LINE.get() else f"{key}={value!r}"
+
+
 def setting(name: str, value: str | bool | Sequence[str] = "NAME") -> str:
     """Return how the user passes a setting of the readers: an option of the command, or an argument in Python.
 

@@ -491,3 +491,20 @@ def test_inputs_are_not_overwritten(run: Run, tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert f"{option} {out} is an input of this command and would be lost; write to another file." in result.stderr
         assert out.read_bytes() == before
+
+
+def test_names_cannot_act_on_the_terminal(run: Run, tmp_path: Path) -> None:
+    """Escape sequences and direction marks in names of classes, photos, columns and files become visible escapes."""
+    photos = tmp_path / "ph\x1b[2Jotos"
+    for name in ("ca\x1b[31mt/a\u202egpj.png", "dog/b\x07.png"):
+        path = photos / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
+    (photos / "dog/dam\x1b]0;title\x07aged.png").write_bytes(b"no photo")
+    table = tmp_path / "t\x1b[1m.csv"
+    table.write_text("image,ca\x1b[31mt,dog\x9b\nb\x07.png,1,may\x1b[5mbe\n", "utf-8")
+    found = [run("check", photos), run("check", table, "--images", photos), run("check", tmp_path / "no\x1b[7mthing")]
+    assert [result.exit_code for result in found[::2]] == [1, 1]
+    for result in found:
+        assert not {*"\x1b\x07\x9b\u202e"} & {*result.output}
+        assert "\\x1b[" in result.output

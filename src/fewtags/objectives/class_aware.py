@@ -16,7 +16,7 @@ from fewtags.objectives.base import Part, Problem, Progress
 from fewtags.objectives.checks import Range, check_settings
 from fewtags.objectives.logits import ImageLoss, LogitObjective
 from fewtags.stores.state import copy_state
-from fewtags.text import setting
+from fewtags.text import method_setting, setting
 
 
 @final
@@ -88,8 +88,9 @@ class ClassAwareSelective(LogitObjective):
         if ignores and not negatives.any():
             raise ConfigError(
                 f"mode={self.mode!r}, prior_threshold={self.prior_threshold:g} needs known negatives, and no training "
-                "image has one: every class would be predicted everywhere. Use mode='negative', or mode='selective' "
-                f"with prior_threshold=1; or, where what is not named is absent, read the labels with "
+                "image has one: every class would be predicted everywhere. Use "
+                f"{method_setting('mode', 'negative')}, or {method_setting('mode', 'selective')} with "
+                f"{method_setting('prior_threshold', 1)}; or, where what is not named is absent, read the labels with "
                 f"{setting('complete', True)}."
             )
         self._shares = (positives / (positives + negatives).clamp(min=1)).to(problem.device)

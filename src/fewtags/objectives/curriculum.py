@@ -16,7 +16,7 @@ from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts, 
 from fewtags.objectives.checks import Range, check_settings
 from fewtags.objectives.logits import ImageLoss, LogitObjective
 from fewtags.stores.pseudo import PseudoLabels
-from fewtags.text import setting
+from fewtags.text import method_setting, setting
 
 
 @final
@@ -77,8 +77,8 @@ class CurriculumLabelling(LogitObjective):
         if self.unknown == "ignore" and not problem.labels.counts(Label.NEGATIVE).any():
             raise ConfigError(
                 "unknown='ignore' needs known negatives, and no training image has one: every class would be predicted "
-                "everywhere. Use unknown='negative'; or, where what is not named is absent, read the labels with "
-                f"{setting('complete', True)}."
+                f"everywhere. Use {method_setting('unknown', 'negative')}; or, where what is not named is absent, read "
+                f"the labels with {setting('complete', True)}."
             )
         self._problem = problem
         self._labels = PseudoLabels(*problem.labels.shape, shard=problem.shard, device=problem.device)

@@ -18,7 +18,7 @@ from fewtags.objectives.checks import Range, check_settings
 from fewtags.objectives.located import LocatedObjective, Triple, even_patches, refuse_wrong_triples
 from fewtags.patches import patch_labels
 from fewtags.stores.pseudo import PseudoCount
-from fewtags.text import setting
+from fewtags.text import method_setting, setting
 
 Unknown = Literal["ignore", "negative", "selective"]
 Fill = Literal["unlabelled", "unknown"]
@@ -171,8 +171,8 @@ def refuse_without_negatives(settings: SupervisedObjective, labels: LabelMatrix)
         raise ConfigError(
             f"objective.prior_threshold={settings.prior_threshold:g} with image_unknown='selective' needs known "
             "negatives, and no training image has one: every class would have the prior 1 and be predicted everywhere. "
-            "Leave prior_threshold out, or use image_unknown='negative'; or, where what is not named is absent, read "
-            f"the labels with {setting('complete', True)}."
+            f"Leave prior_threshold out, or use {method_setting('image_unknown', 'negative')}; or, where what is not "
+            f"named is absent, read the labels with {setting('complete', True)}."
         )
 
 

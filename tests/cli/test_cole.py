@@ -220,7 +220,7 @@ def test_settings_that_contradict_the_protocol(run: Run, voc: Path, coco: Path, 
     assert "--set data.difficult=positive: the published labels take difficult objects as absent" in result.stderr
     next((voc / "JPEGImages").iterdir()).unlink()
     result = run("simulate", voc, "--protocol", "cole", "--out", out)
-    assert "1 photo is missing (the first: " in result.stderr
+    assert "1 photo is missing (first: " in result.stderr
     file = coco / "annotations" / "instances_train2014.json"
     result = run("simulate", file, file, "--protocol", "cole", "--out", out)
     assert "--protocol cole reads one label file or folder" in result.stderr

@@ -55,7 +55,7 @@ def test_evaluate_prints_headline_and_classes(run: Run, model: Path, dataset: Pa
     lines = result.stdout.splitlines()
     assert lines[0].startswith("mAP ")
     assert lines[0].endswith("3 of 3 classes counted, 12 images, 36 known cells.")
-    assert {line.split()[0] for line in lines[-4:-1]} == {"red", "green", "blue"}
+    assert {line.split()[0] for line in lines[-5:-2]} == {"red", "green", "blue"}
 
 
 def test_evaluate_json_equals_what_training_measured(run: Run, model: Path, dataset: Path) -> None:

@@ -70,8 +70,8 @@ def test_too_few_sizes_give_nothing() -> None:
 def test_they_are_in_text_and_json() -> None:
     scores, labels, sizes = made()
     found = evaluate_logits(scores.astype(np.float32), labels, ClassNames.of(["cat"]), np.full(1, 0.5), sizes=sizes)
-    assert str(found).splitlines()[-1].startswith("Positive labels with a box: mAP of small objects (1 to 7 % of")
-    assert str(found).endswith("mAP of large objects (23 to 50 % of the image) 100.0 (10 labels).")
+    assert str(found).splitlines()[-2].startswith("Positive labels with a box: mAP of small objects (1 to 7 % of")
+    assert "mAP of large objects (23 to 50 % of the image) 100.0 (10 labels).\nProbabilities: " in str(found)
     assert found.to_dict()["mAP_by_size"]["large"] == 1
     assert "by_size" not in str(found.to_dict()["metrics"][0])
-    assert [*details(found.metrics)][-1] == str(found).splitlines()[-1]
+    assert [*details(found.metrics)] == str(found).splitlines()[-3:]

@@ -50,7 +50,7 @@ def test_planted_errors_come_first():
     }
     for cell in planted:
         labels.flat[cell] *= -1
-    info = SimpleNamespace(class_ids=("a", "b", "c"), classes=ClassNames.of("abc"), method={})
+    info = SimpleNamespace(class_ids=("a", "b", "c"), classes=ClassNames.of("abc"), method={}, calibration=None)
     scored = ScoredTable(index=np.arange(60), logits=logits.astype(np.float32), labels=labels)
     table = SimpleNamespace(images=pa.array([f"{i}.jpg" for i in range(60)]))
     found = find_suspicious(scored, info, table, truth.mean(0))

@@ -24,7 +24,7 @@ def kind_of_json(record: Mapping[str, Any]) -> str:
     """Return what a JSON object, or the first one of a list, looks like and what to do; "" if it is not known.
 
     >>> kind_of_json({"shapes": [], "imagePath": "a.jpg", "version": "5"})[:40]
-    'looks like LabelMe, which is not read; c'
+    'looks like LabelMe, which is not read; e'
     >>> kind_of_json({"a.jpg": ["cat"]})[:24], kind_of_json({"images": []})
     ('is an object with an ent', '')
     """

@@ -21,7 +21,7 @@ from fewtags.metrics.ranking import refuse_nan
 
 BINS = 15
 """Bins of `calibration_report`, as in Guo et al. (ICML 2017)."""
-SPREAD = 1.0
+SPREAD = 3.0
 """Standard deviation of the offsets of classes around their mean that `fit_calibration` expects, in logits."""
 JUDGED_SHARE = 0.5
 """Share of known cells from which on a class is judged."""

@@ -11,8 +11,11 @@ from typer.testing import Result
 
 import fewtags as ft
 from fewtags.cli.follow import finish
+from fewtags.engine.calibration import fit_to_run, store_calibration
+from fewtags.engine.model import read_info
+from fewtags.engine.own_thresholds import store_thresholds
 from fewtags.engine.runfolder import run_folder
-from fewtags.errors import ConfigError
+from fewtags.errors import CheckpointError, ConfigError
 
 Run = Callable[..., Result]
 
@@ -157,3 +160,84 @@ def test_no_validation_scores(run: Run, model: Path) -> None:
     result = run("calibrate", model)
     assert result.exit_code == 1
     assert f"{model} has no validation scores to calibrate with; give labels (LABELS)." in result.stderr
+
+
+def test_another_model_file_in_the_run_folder_is_what_changes(run: Run, model: Path) -> None:
+    copy = Path(shutil.copy(model / "model.safetensors", model / "copy.safetensors"))
+    before = (model / "model.safetensors").read_bytes(), evaluated(model)
+    result = run("calibrate", copy, "--store")
+    assert result.exit_code == 0, result.stderr
+    assert f"stored in {copy}" in result.stderr
+    assert ((model / "model.safetensors").read_bytes(), evaluated(model)) == before
+    assert ft.Classifier.load(copy).info_.calibration is not None
+
+
+def test_thresholds_of_a_calibrated_model_fit_its_probabilities(run: Run, model: Path, dataset: Path) -> None:
+    """In memory, after `save` into the run folder, and after --store, they decide as those of the trained head.
+
+    The scores of the run are replaced by ones that are far too low, but separate the labels.
+    """
+    labels = ft.read(dataset / "val.parquet").matrix.dense()
+    scores = np.random.default_rng(0).uniform(-0.5, 0.5, labels.shape).astype(np.float32) + labels - 4
+    np.save(model / "evaluation/val.npy", scores)
+    trained = ft.Classifier.load(model)
+    assert (probabilities(scores) >= trained.set_thresholds(precision=0.9).thresholds_).sum() == (labels > 0).sum()
+    classifier = ft.Classifier.load(model)
+    moved = classifier.calibrate().calibration.logits(scores)
+    wanted = classifier.set_thresholds(precision=0.9).thresholds_
+    assert ((probabilities(moved) >= wanted) == (labels > 0)).all()
+    classifier = ft.Classifier.load(model)
+    classifier.calibrate()
+    classifier.save(model / "model.safetensors")
+    result = run("thresholds", model, "--precision", "0.9", "--store")
+    assert result.exit_code == 0, result.stderr
+    assert ft.Classifier.load(model).thresholds_ == pytest.approx(wanted)
+    assert np.load(model / "evaluation/val.npy") == pytest.approx(moved, abs=1e-5)
+    assert (np.load(model / "evaluation/as_trained/val.npy") == scores).all()
+    assert ft.Classifier.load(model).set_thresholds(precision=0.9).thresholds_ == pytest.approx(wanted)
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-logits.astype(np.float64)))
+
+
+def test_a_second_calibration_in_python_starts_from_the_trained_head(model: Path) -> None:
+    classifier = ft.Classifier.load(model)
+    slope = classifier.calibrate().calibration.slope
+    assert classifier.calibrate().calibration.slope == slope
+    classifier.save(model / "model.safetensors")
+    assert ft.Classifier.load(model).calibrate().calibration.slope == slope
+
+
+def test_classes_that_the_labels_lack_get_the_mean_offset(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None:
+    table = ft.read(dataset / "val.parquet")
+    first, second, _ = table.classes.ids
+    labels = table.matrix.dense()
+    rows = [
+        f"{name},{int(row[0] > 0)},{int(row[1] > 0)}"
+        for name, row in zip(table.images.to_pylist(), labels, strict=True)
+    ]
+    few = tmp_path / "two.csv"
+    few.write_text("\n".join([f"image,{first},{second}", *rows]), "utf-8")
+    result = run("calibrate", model, few, "--images", table.root, "--json", "--cpu")
+    assert result.exit_code == 0, result.stderr
+    assert "calibrating on 12 images" in result.stderr
+    found = json.loads(result.stdout)
+    assert "2 classes from known labels, 1 class without labels like the mean of these" in found["basis"]
+    assert found["offsets"][2] == pytest.approx(sum(found["offsets"][:2]) / 2)
+    tagged = tmp_path / "tags.csv"
+    tagged.write_text(f"image,tags\n{table.images.to_pylist()[0]},{first}\n", "utf-8")
+    result = run("calibrate", model, tagged, "--images", table.root, "--cpu")
+    assert result.exit_code == 0, result.stderr
+    assert "warning: 2 classes have no label: " in result.stderr
+
+
+def test_thresholds_are_not_stored_over_a_calibration_that_came_in_between(model: Path) -> None:
+    chosen = read_info(model / "model.safetensors")
+    fitted = fit_to_run(chosen, model)
+    store_calibration(model, fitted)
+    with pytest.raises(
+        CheckpointError, match="was calibrated while its thresholds were chosen; give the command again"
+    ):
+        store_thresholds(model, chosen)
+    assert read_info(model / "model.safetensors").calibration is not None

@@ -16,6 +16,7 @@ from fewtags.metrics.calibration import (
     calibration_report,
     expected_unknown,
     fit_calibration,
+    fitted_classes,
     judged_classes,
 )
 
@@ -185,3 +186,31 @@ def test_thresholds_move_with_probabilities(seed, slope):
     both = change.after(change.inverse)
     assert both.slope == pytest.approx(1.0)
     assert both.offsets == pytest.approx(np.zeros(3), abs=1e-9)
+
+
+def test_without_a_known_positive_no_class_is_fitted():
+    """The likelihood would rise as long as the common offset falls. All cells are known, so nothing is left to fit."""
+    logits, labels = np.linspace(-2, 2, 8).reshape(4, 2), np.full((4, 2), N, np.int8)
+    found = fit_calibration(logits, labels, np.array([0.5, 0.5]))
+    assert (found.slope, found.offsets.tolist()) == (1.0, [0.0, 0.0])
+    assert fitted_classes(labels).tolist() == [False, False]
+    labels[0, 1] = P
+    assert fitted_classes(labels).tolist() == [True, True]
+    assert np.abs(fit_calibration(logits, labels, np.array([0.5, 0.5])).offsets).max() < 10
+
+
+def test_a_class_of_which_nothing_is_known_gets_the_mean_offset():
+    logits = np.random.default_rng(0).normal(size=(40, 3))
+    labels = np.where(logits + np.random.default_rng(1).normal(size=(40, 3)) > 1, P, N).astype(np.int8)
+    labels[:, 2] = U
+    offsets = fit_calibration(logits, labels, np.array([0.5, 0.5, np.nan])).offsets
+    assert offsets[2] == pytest.approx(offsets[:2].mean())
+    assert fit_calibration(logits, np.full_like(labels, U), np.array([0.5, 0.5, np.nan])).offsets[2] == 0
+
+
+@pytest.mark.parametrize(("value", "text"), [(np.nan, "not a number"), (np.inf, "infinite")])
+def test_fit_refuses_what_is_not_finite(value, text):
+    logits = np.zeros((3, 2))
+    logits[2, 1] = value
+    with pytest.raises(DataError, match=f"the score of image 2, class 1 is {text}"):
+        fit_calibration(logits, np.array([[P, N], [N, P], [N, N]], np.int8), np.array([0.5, 0.5]))

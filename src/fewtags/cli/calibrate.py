@@ -63,15 +63,17 @@ def calibrate(
     refuse_missing_model(model)
     table = None
     if data:
-        table, which = choose_split(read_labels(data, images, complete, set_, covers=covers), split)
+        table, which = choose_split(read_labels(data, images, complete, set_, covers=covers), split, "calibrating")
         say(which)
     from fewtags.engine.calibration import fit_to_run, fit_to_table, refuse_exported, store_calibration
     from fewtags.engine.model import load_model, read_info
+    from fewtags.engine.runfolder import MODEL_FILE
 
     path = model_path(model)
     refuse_exported(path)
-    # The evaluations of a run belong to its model, however it is named.
-    place = path.parent if (path.parent / "evaluation").is_dir() else path
+    # The evaluations of a run belong to its model, whether the folder or the file is named.
+    is_of_run = path.name == MODEL_FILE and (path.parent / "evaluation").is_dir()
+    place = path.parent if is_of_run else path
     if undo:
         say(*store_calibration(place, None))
         return

@@ -138,31 +138,32 @@ def _exit_if_unreadable(unreadable: int, photos: int) -> None:
         raise typer.Exit(1)
 
 
-def choose_split(whole: LabelTable, asked: str | None) -> tuple[LabelTable, str]:
+def choose_split(whole: LabelTable, asked: str | None, doing: str = "evaluating") -> tuple[LabelTable, str]:
     """Return the images to evaluate on, and a line that describes them.
 
-    `asked` is a split in any common spelling, or "all"; None: test, or else val, or else all images.
+    `asked` is a split in any common spelling, or "all"; None: test, or else val, or else all images. `doing` is the
+    first word of the line.
     """
     from fewtags.formats.common import split_name
 
     named = {} if whole.split_names is None else whole.named_splits()
     if not any(named):
         if asked not in (None, ALL_IMAGES):
-            raise ConfigError(f"--split {asked}: these labels have no splits; leave it out to evaluate on all images.")
-        return whole, f"evaluating on {counted(len(whole), 'image')}"
+            raise ConfigError(f"--split {asked}: these labels have no splits; leave it out to use all images.")
+        return whole, f"{doing} on {counted(len(whole), 'image')}"
     if asked == ALL_IMAGES and asked not in named:
-        return whole, f"evaluating on all {len(whole):,} images: {split_sizes(named)}"
+        return whole, f"{doing} on all {len(whole):,} images: {split_sizes(named)}"
     usual = next((name for name in ("test", "val") if name in named), None)
     name = usual if asked is None else asked if asked in named else split_name(asked)
     if name is None:
-        return whole, f"evaluating on all {len(whole):,} images, no split is test or val: {split_sizes(named)}"
+        return whole, f"{doing} on all {len(whole):,} images, no split is test or val: {split_sizes(named)}"
     if name not in named:
         hint = suggest(name, list(named))
         raise ConfigError(
             f"--split {asked} is not a split of these labels{hint}; there are {split_sizes(named)}; or give all."
         )
     rest = {other: table for other, table in named.items() if other != name}
-    which = f"evaluating on {split_sizes({name: named[name]})}"
+    which = f"{doing} on {split_sizes({name: named[name]})}"
     return named[name], f"{which}; not on {split_sizes(rest)}" if rest else f"{which} (all images)"
 
 

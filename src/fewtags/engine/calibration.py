@@ -36,7 +36,7 @@ from fewtags.metrics.calibration import (
     CalibrationReport,
     calibration_report,
     fit_calibration,
-    judged_classes,
+    fitted_classes,
 )
 from fewtags.metrics.metric import number_or_none
 from fewtags.metrics.thresholds import ThresholdRule, Thresholds
@@ -44,7 +44,7 @@ from fewtags.nets.spatial import SpatialNet
 from fewtags.seeds import rng
 from fewtags.table.storage import load
 from fewtags.table.table import LabelTable
-from fewtags.text import counted
+from fewtags.text import MOST_NAMED, counted, some
 
 FOLDS = 5
 """Parts of the photos of the fit; each is judged with a calibration that was fitted without it."""
@@ -161,7 +161,8 @@ def fit_to_table(net: SpatialNet, info: ModelInfo, table: LabelTable, *, cpu: bo
     refuse_pool(info)
     scored = score_table(net, info, table, cpu=cpu)
     trained = stored_calibration(info).inverse.logits(scored.logits).astype(np.float32)
-    return _fit(info, trained, scored.labels, "these"), [*scored.notes]
+    fitted = _fit(info, trained, scored.labels, "these")
+    return fitted, [*scored.notes, *_warn_of_missing_classes(info, scored.labels)]
 
 
 def cross_fitted(
@@ -233,15 +234,16 @@ def store_calibration(place: Path, fitted: Fitted | None) -> list[str]:
     """
     path = model_path(place)
     refuse_exported(path)
-    net, before = load_model(path)
-    if fitted is None and before.calibration is None:
-        raise ConfigError(f"{path} is not calibrated, so there is nothing to undo.")
-    wanted = Calibration.none(len(before.class_ids)) if fitted is None else fitted.calibration
-    net, info = calibrated(net, before, wanted, None if fitted is None else fitted.basis)
+    wanted_basis = None if fitted is None else fitted.basis
     messages = []
     with locked(path.parent) if place.is_dir() else nullcontext():
+        net, before = load_model(path)
+        if fitted is None and before.calibration is None:
+            raise ConfigError(f"{path} is not calibrated, so there is nothing to undo.")
+        wanted = Calibration.none(len(before.class_ids)) if fitted is None else fitted.calibration
+        net, info = calibrated(net, before, wanted, wanted_basis)
         unedited = place.is_dir() and is_unedited(place, before)
-        scores = dict(_keep_as_trained(place, before)) if place.is_dir() else {}
+        scores = dict(keep_as_trained(place, before)) if place.is_dir() else {}
         # The model comes before its evaluations: what a kill leaves undone, the same command does again.
         save_model(path, net, info)
         thresholds = Thresholds(np.array(info.thresholds), tuple(map(ThresholdRule, info.threshold_rules)))
@@ -289,35 +291,16 @@ def assumed_share(info: ModelInfo, labels: NDArray[np.int8]) -> NDArray[np.float
     return np.asarray(np.clip(k * count / count.sum(), 0.0, 1.0), np.float64)
 
 
-def _fit(info: ModelInfo, logits: Logits, labels: NDArray[np.int8], photos: str) -> Fitted:
-    """Fit to the logits of the trained head, and compare with calibrations that were fitted without a part."""
-    share = assumed_share(info, labels)
-    calibration = fit_calibration(logits, labels, share)
-    held_out = cross_fitted(logits, labels, share)
-    judged = int(judged_classes(labels).sum())
-    how = []
-    if judged:
-        how.append(f"{counted(judged, 'class', 'classes')} from known labels")
-    if judged < labels.shape[1]:
-        how.append(f"{counted(labels.shape[1] - judged, 'class', 'classes')} from the expected number of positives")
-    name = f"{counted(len(labels), 'validation photo')}" if photos == "validation" else counted(len(labels), "photo")
-    basis = f"calibrated on {name} ({', '.join(how)}); slope {calibration.slope:.2f}"
-    return Fitted(calibration, basis, (Comparison.of(f"{name}, cross-fitted", logits, held_out, labels),))
+def as_calibrated(info: ModelInfo, run: Path, split: str) -> Logits:
+    """Return the scores of a split of a run, as a model of this run with this calibration gives them.
+
+    Raises CheckpointError if the file is damaged.
+    """
+    logits = _as_trained(run / "evaluation" / f"{split}.npy")
+    return logits if info.calibration is None else stored_calibration(info).logits(logits).astype(np.float32)
 
 
-def _stored(info: ModelInfo, run: Path) -> Iterator[tuple[str, tuple[Logits, NDArray[np.int8]]]]:
-    """Yield the scores of the trained head, and the labels, of each evaluated split of a run."""
-    for path in sorted((run / "evaluation").glob("*.npy")):
-        table = run / "tables" / path.name.replace(".npy", ".parquet")
-        if not table.exists():
-            continue
-        logits, labels = _as_trained(info, path), load(table).matrix.dense()
-        if logits.shape != labels.shape or labels.shape[1] != len(info.class_ids):
-            raise ConfigError(f"{path} and {table} do not belong together, or not to this model; give labels (LABELS).")
-        yield path.stem, (logits, labels)
-
-
-def _keep_as_trained(run: Path, info: ModelInfo) -> Iterator[tuple[str, Logits]]:
+def keep_as_trained(run: Path, info: ModelInfo) -> Iterator[tuple[str, Logits]]:
     """Yield the scores of the trained head by split, and keep them in the folder `AS_TRAINED`."""
     folder = run / "evaluation" / AS_TRAINED
     for split, (logits, _) in _stored(info, run):
@@ -328,15 +311,66 @@ def _keep_as_trained(run: Path, info: ModelInfo) -> Iterator[tuple[str, Logits]]
         yield split, logits
 
 
-def _as_trained(info: ModelInfo, path: Path) -> Logits:
-    """Return the scores of the trained head: the kept ones, or what the calibration of the model is taken out of."""
+def _fit(info: ModelInfo, logits: Logits, labels: NDArray[np.int8], photos: str) -> Fitted:
+    """Fit to the logits of the trained head, and compare with calibrations that were fitted without a part."""
+    fitted, empty = fitted_classes(labels), _without_label(info, labels)
+    share = assumed_share(info, labels)
+    if fitted.any():
+        share = np.where(empty, np.nan, share)
+    calibration = fit_calibration(logits, labels, share)
+    held_out = cross_fitted(logits, labels, share)
+    how = []
+    for classes, basis in (
+        (fitted, "from known labels"),
+        (~fitted & ~np.isnan(share), "from the expected number of positives"),
+        (np.isnan(share), "without labels like the mean of these"),
+    ):
+        if number := int(classes.sum()):
+            how.append(f"{counted(number, 'class', 'classes')} {basis}")
+    name = f"{counted(len(labels), 'validation photo')}" if photos == "validation" else counted(len(labels), "photo")
+    basis = f"calibrated on {name} ({', '.join(how)}); slope {calibration.slope:.2f}"
+    return Fitted(calibration, basis, (Comparison.of(f"{name}, cross-fitted", logits, held_out, labels),))
+
+
+def _without_label(info: ModelInfo, labels: NDArray[np.int8]) -> NDArray[np.bool_]:
+    """Return bool [C], the classes of which nothing is known: no label, and no class prior of the method."""
+    empty: NDArray[np.bool_] = (labels == Label.UNKNOWN).all(0)
+    return empty & (info.method.get("class_prior") is None)
+
+
+def _warn_of_missing_classes(info: ModelInfo, labels: NDArray[np.int8]) -> Iterator[str]:
+    """Warn if an expected number of positives of all classes is divided, and labels of some classes are missing."""
+    empty = _without_label(info, labels)
+    if empty.any() and (~empty & ~fitted_classes(labels)).any():
+        names = [name for name, is_empty in zip(info.classes.display, empty, strict=True) if is_empty]
+        yield (
+            f"warning: {counted(len(names), 'class has', 'classes have')} no label: {some(names, MOST_NAMED)}; if "
+            "photos show them, the expected number of positives of the other classes is too high. Give labels of all "
+            "classes, or at least half of the labels of each class that is labelled."
+        )
+
+
+def _stored(info: ModelInfo, run: Path) -> Iterator[tuple[str, tuple[Logits, NDArray[np.int8]]]]:
+    """Yield the scores of the trained head, and the labels, of each evaluated split of a run."""
+    for path in sorted((run / "evaluation").glob("*.npy")):
+        table = run / "tables" / path.name.replace(".npy", ".parquet")
+        if not table.exists():
+            continue
+        logits, labels = _as_trained(path), load(table).matrix.dense()
+        if logits.shape != labels.shape or labels.shape[1] != len(info.class_ids):
+            raise ConfigError(f"{path} and {table} do not belong together, or not to this model; give labels (LABELS).")
+        yield path.stem, (logits, labels)
+
+
+def _as_trained(path: Path) -> Logits:
+    """Return the scores of the trained head: the kept ones, which a run has once it was calibrated, or its own."""
     kept = path.parent / AS_TRAINED / path.name
     source = kept if kept.exists() else path
     try:
         values: Logits = np.load(source, allow_pickle=False)
     except BAD_ARRAY as error:
         raise unreadable(source, error) from None
-    return values if kept.exists() else stored_calibration(info).inverse.logits(values).astype(np.float32)
+    return values
 
 
 def _percent(value: float) -> str:

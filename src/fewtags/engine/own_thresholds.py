@@ -15,7 +15,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from fewtags.engine.checkpoint import BAD_ARRAY, unreadable
+from fewtags.engine.calibration import as_calibrated, keep_as_trained
 from fewtags.engine.evaluate import sigmoid
 from fewtags.engine.model import ModelInfo, load_model, save_model
 from fewtags.engine.model_card import CARD_FILE, is_unedited, write_card
@@ -23,7 +23,7 @@ from fewtags.engine.onnx_net import ENDING
 from fewtags.engine.places import model_path
 from fewtags.engine.run_lock import locked
 from fewtags.engine.train_run import write_evaluation
-from fewtags.errors import ConfigError, DataError
+from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.labels import ClassNames, Label
 from fewtags.metrics.thresholds import ThresholdRule, Thresholds, precision_thresholds
 from fewtags.table.storage import load
@@ -273,7 +273,8 @@ def store_thresholds(place: Path, info: ModelInfo) -> list[str]:
     The evaluations of a run folder are computed again from its stored scores.
 
     Raises:
-        CheckpointError: there is no model, or another process works in the folder.
+        CheckpointError: there is no model, another process works in the folder, or the model was calibrated after
+            `info` was read.
         ConfigError: it is an ONNX file.
     """
     path = model_path(place)
@@ -281,15 +282,20 @@ def store_thresholds(place: Path, info: ModelInfo) -> list[str]:
         raise ConfigError(
             f"{path} is an exported file, which does not change; store thresholds in the run folder, then export again."
         )
-    net, before = load_model(path)
     chosen = Thresholds(np.array(info.thresholds), tuple(map(ThresholdRule, info.threshold_rules)))
     messages = []
     with locked(path.parent) if place.is_dir() else nullcontext():
+        net, before = load_model(path)
+        if before.calibration != info.calibration:
+            raise CheckpointError(f"{path} was calibrated while its thresholds were chosen; give the command again.")
         unedited = place.is_dir() and is_unedited(place, before)
+        if place.is_dir() and before.calibration is not None:
+            dict(keep_as_trained(place, before))
         for scores in sorted((place / "evaluation").glob("*.npy")) if place.is_dir() else ():
             table = place / "tables" / f"{scores.stem}.parquet"
             if table.exists():
-                write_evaluation(place, scores.stem, _array(scores), load(table), chosen, info.groups)
+                logits = as_calibrated(before, place, scores.stem)
+                write_evaluation(place, scores.stem, logits, load(table), chosen, info.groups)
                 messages.append(f"evaluation of {scores.stem} is computed again at these thresholds")
         if unedited:
             write_card(place, info)
@@ -299,15 +305,6 @@ def store_thresholds(place: Path, info: ModelInfo) -> list[str]:
     if (place / "report.html").exists():
         messages.append(f"report.html shows the earlier thresholds; write it again with `fewtags report {place}`")
     return [f"stored in {path}", *messages]
-
-
-def _array(path: Path) -> NDArray[np.float32]:
-    """Read a NumPy file."""
-    try:
-        values: NDArray[np.float32] = np.load(path, allow_pickle=False)
-    except BAD_ARRAY as error:
-        raise unreadable(path, error) from None
-    return values
 
 
 def validation_scores(
@@ -322,12 +319,12 @@ def validation_scores(
         CheckpointError: a file is damaged.
     """
     scores, table = (None, None) if run is None else (run / "evaluation" / "val.npy", run / "tables" / "val.parquet")
-    if scores is None or table is None or not (scores.exists() and table.exists()):
+    if run is None or scores is None or table is None or not (scores.exists() and table.exists()):
         raise ConfigError(
             f"{what or flag('precision')} needs the validation scores of the run; give the run folder"
             f"{'' if run is None else f' ({run} has none)'}, not only its model."
         )
-    logits, labels = _array(scores), load(table).matrix.dense()
+    logits, labels = as_calibrated(info, run, "val"), load(table).matrix.dense()
     if logits.shape != labels.shape or labels.shape[1] != len(info.class_ids):
         raise ConfigError(
             f"{scores} and {table} do not belong together, or not to this model; give another run folder."

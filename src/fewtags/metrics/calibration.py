@@ -121,6 +121,12 @@ def judged_classes(labels: NDArray[np.int8]) -> NDArray[np.bool_]:
     return judged
 
 
+def fitted_classes(labels: NDArray[np.int8]) -> NDArray[np.bool_]:
+    """Return bool [C], the judged classes, if one of them has a positive: without one, no finite offset fits."""
+    judged = judged_classes(labels)
+    return judged & bool((labels[:, judged] == Label.POSITIVE).any())
+
+
 def calibration_report(prob: NDArray[np.floating], labels: NDArray[np.int8], *, bins: int = BINS) -> CalibrationReport:
     """Compare probabilities with the known cells of the judged classes.
 
@@ -200,26 +206,32 @@ def fit_calibration(
 ) -> Calibration:
     """Fit a slope for all classes and an offset for each (Platt, 1999, with one slope, which few labels can fit).
 
-    In judged classes, the known labels decide: the penalised likelihood of logistic regression, in which offsets are
-    N(m, spread^2) with any m, and log slope is N(0, 1). The offset of another class fits the sum of its probabilities
-    to the number of positives that `share` expects. Without a judged class, the slope is 1.
+    In the classes of `fitted_classes`, the known labels decide: the penalised likelihood of logistic regression, in
+    which offsets are N(m, spread^2) with any m, and log slope is N(0, 1). The offset of another class fits the sum of
+    its probabilities to the number of positives that `share` expects; where that is nan, it is the mean offset of the
+    fitted classes. Without a fitted class, the slope is 1, and this mean 0.
 
     Args:
         logits: [N, C], finite.
         labels: [N, C], values of `Label`.
-        share: [C], expected share of images that contain each class, in 0..1.
+        share: [C], expected share of images that contain each class, in 0..1; nan if nothing is known about it.
         spread: standard deviation of the offsets around their mean, above 0.
 
     Raises:
-        DataError: there is no image.
+        DataError: there is no image, or a logit is not finite.
     """
     if not len(labels):
         raise DataError("there is no photo to calibrate on.")
-    scores, judged = np.asarray(logits, np.float64), judged_classes(labels)
+    refuse_nan(logits)
+    if not np.isfinite(logits).all():
+        n, c = np.argwhere(~np.isfinite(logits))[0].tolist()
+        raise DataError(f"the score of image {n}, class {c} is infinite; the model or its input is broken.")
+    scores, fitted = np.asarray(logits, np.float64), fitted_classes(labels)
     slope, offsets = 1.0, np.zeros(labels.shape[1])
-    if judged.any():
-        slope, offsets[judged] = _logistic(scores[:, judged], labels[:, judged], spread)
-    rest = ~judged
+    if fitted.any():
+        slope, offsets[fitted] = _logistic(scores[:, fitted], labels[:, fitted], spread)
+        offsets[~fitted] = offsets[fitted].mean()
+    rest = ~fitted & ~np.isnan(share)
     if rest.any():
         few = labels[:, rest]
         offsets[rest] = count_offsets(slope * scores[:, rest], few, expected_unknown(few, np.asarray(share)[rest]))

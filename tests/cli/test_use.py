@@ -203,7 +203,7 @@ def test_an_unknown_split(run: Run, model: Path, dataset: Path, labels: Path) ->
     assert "evaluating on 12 images" in whole.stderr
     result = run("evaluate", model, dataset / "val.parquet", "--split", "val", "--cpu")
     assert result.stderr.splitlines()[-1] == (
-        "error: --split val: these labels have no splits; leave it out to evaluate on all images."
+        "error: --split val: these labels have no splits; leave it out to use all images."
     )
 
 

@@ -16,6 +16,7 @@ from fewtags.engine.model import read_info
 from fewtags.engine.own_thresholds import store_thresholds
 from fewtags.engine.runfolder import run_folder
 from fewtags.errors import CheckpointError, ConfigError
+from fewtags.report.load import load_run
 
 Run = Callable[..., Result]
 
@@ -80,6 +81,24 @@ def test_stored_probabilities_are_used_everywhere(run: Run, model: Path, dataset
     again = json.loads(run("calibrate", model, "--json").stdout)
     assert again["slope"] == fitted["slope"]
     assert again["offsets"] == fitted["offsets"]
+
+
+def test_the_report_shows_the_stored_probabilities(run: Run, model: Path, dataset: Path) -> None:
+    """Its photos are stored as trained; `report` changes them as the model was changed."""
+    table = model / "labels.csv"
+    table.write_text("image,red,green,blue\n" + "".join(f"val/{i}.png,{i % 2},1,0\n" for i in range(12)), "utf-8")
+    before = load_run(model).gallery
+    result = run("calibrate", model, table, "--images", dataset / "images", "--store", "--cpu")
+    assert result.exit_code == 0, result.stderr
+    classifier, shown = ft.Classifier.load(model, device="cpu"), load_run(model).gallery
+    assert [photo.panels[0].prob for photo in shown] != [photo.panels[0].prob for photo in before]
+    for photo in shown:
+        path = dataset / "images" / photo.key
+        prob, maps = classifier.predict_proba(path)[0], classifier.heatmaps(path)
+        for panel in photo.panels:
+            assert panel.prob == pytest.approx(prob[panel.class_], abs=1e-3)
+            low, high = maps[panel.class_].min(), maps[panel.class_].max()
+            assert low - 0.02 <= panel.map.min() <= panel.map.max() <= high + 0.02
 
 
 def test_what_a_kill_leaves_undone_is_done_again(run: Run, model: Path) -> None:

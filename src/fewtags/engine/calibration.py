@@ -8,7 +8,7 @@ go into the weights of the head, and thresholds move with them, so everything th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -18,9 +18,11 @@ from typing import Any, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import expit, logit
 
 from fewtags.engine.checkpoint import BAD_ARRAY, unreadable, write_array
 from fewtags.engine.evaluate import Logits, sigmoid
+from fewtags.engine.gallery import GalleryPhoto, Panel
 from fewtags.engine.model import ModelInfo, StoredCalibration, load_model, save_model
 from fewtags.engine.model_card import CARD_FILE, is_unedited, write_card
 from fewtags.engine.onnx_net import ENDING
@@ -223,6 +225,22 @@ def calibrated(
     return changed, replace(info, head=plan, calibration=own, thresholds=thresholds)
 
 
+def calibrated_photos(shown: Sequence[GalleryPhoto], info: ModelInfo) -> tuple[GalleryPhoto, ...]:
+    """Return the photos of a gallery, which are stored as trained, with the probabilities and maps of the model now."""
+    change, pool = stored_calibration(info), info.head.pool
+    offsets = change.offsets / (1 + pool.weight if pool.name == "csra" else 1.0)
+
+    def changed(panel: Panel) -> Panel:
+        c = panel.class_
+        prob = expit(change.slope * logit(panel.prob) + change.offsets[c])
+        map_ = expit(change.slope * logit(panel.map.astype(np.float64)) + offsets[c])
+        return replace(panel, prob=float(prob), map=map_.astype(panel.map.dtype))
+
+    if info.calibration is None:
+        return tuple(shown)
+    return tuple(replace(photo, panels=tuple(map(changed, photo.panels))) for photo in shown)
+
+
 def store_calibration(place: Path, fitted: Fitted | None) -> list[str]:
     """Write a calibration into the model of a run folder, or into a model file; None restores the trained head.
 
@@ -256,10 +274,7 @@ def store_calibration(place: Path, fitted: Fitted | None) -> list[str]:
     if place.is_dir() and (place / CARD_FILE).exists() and not unedited:
         messages.append(f"{place / CARD_FILE} was edited, so it keeps the earlier thresholds and metrics")
     if (place / "report.html").exists():
-        messages.append(
-            f"report.html shows the earlier probabilities; write it again with `fewtags report {place}` (the heatmaps "
-            "in it stay as trained)"
-        )
+        messages.append(f"report.html shows the earlier probabilities; write it again with `fewtags report {place}`")
     return [f"stored in {path}", *messages]
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fewtags.config.presets import Resolved
 from fewtags.engine.baseline import compare
+from fewtags.engine.calibration import calibrated_photos
 from fewtags.engine.checkpoint import reading_record
 from fewtags.engine.evaluate import evaluate_logits
 from fewtags.engine.gallery import GalleryPhoto, load_gallery
@@ -84,11 +85,11 @@ def load_run(path: Path) -> RunData:
     with reading_record(path / "gallery", CURE):
         moments = sorted(int(p.stem.split("-")[1]) for p in (path / "gallery").glob("epoch-*.json"))
     check = path / "check.json"
-    evaluations = load_evaluations(path)
+    evaluations, info = load_evaluations(path), read_info(path / "model.safetensors")
     return RunData(
         path=path,
         name=path.resolve().name,
-        info=read_info(path / "model.safetensors"),
+        info=info,
         history=read_history(path / "metrics.jsonl"),
         environment=read_json(path / "environment.json", Facts),
         resolved=read_resolved(path / "resolved.toml", Resolved),
@@ -96,7 +97,7 @@ def load_run(path: Path) -> RunData:
         evaluations=evaluations,
         logits={split: _logits(path, split) for split in evaluations},
         tables={p.stem: _table(p) for p in (path / "tables").glob("*.parquet")},
-        gallery=_gallery(path, "final"),
+        gallery=calibrated_photos(_gallery(path, "final"), info),
         progress={epoch: _gallery(path, f"epoch-{epoch:04d}") for epoch in moments},
         baseline=load_baseline(path, evaluations),
         worth=load_worth(path),

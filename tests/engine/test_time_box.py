@@ -50,7 +50,7 @@ def test_as_many_epochs_as_fit_and_no_more_than_the_preset_has(planned, epochs):
     )
 
 
-@pytest.mark.parametrize(("minutes", "words"), [(1, "1 minute is"), (1.5, "1.5 minutes are")])
+@pytest.mark.parametrize(("minutes", "words"), [(1, "1 minute:"), (1.5, "1.5 minutes:")])
 def test_one_minute_is_singular(minutes, words):
     assert TimeBox(0, 54.0, 28.0).line(minutes).startswith(f"{words} too short for fine-tuning")
     assert TimeBox(2, 10.0, 40.0).line(minutes).endswith("about 1 minute in all")

@@ -42,6 +42,7 @@ from fewtags.metrics.calibration import (
 )
 from fewtags.metrics.metric import number_or_none
 from fewtags.metrics.thresholds import ThresholdRule, Thresholds
+from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import SpatialNet
 from fewtags.seeds import rng
 from fewtags.table.storage import load
@@ -210,13 +211,12 @@ def calibrated(
     pool = info.head.pool
     # Scaled maps and a temperature that is divided by the scale give a scaled pool.
     plan = replace(info.head, pool=replace(pool, temperature=pool.temperature / change.slope))
-    weight_of_offset = 1 + pool.weight if pool.name == "csra" else 1.0
     changed = deepcopy(net)
     head = changed.head
     head.plan = plan
     with torch.no_grad():
         head.weight.mul_(change.slope)
-        offsets = torch.as_tensor(change.offsets / weight_of_offset, dtype=head.bias.dtype, device=head.bias.device)
+        offsets = torch.as_tensor(cell_offsets(change, pool), dtype=head.bias.dtype, device=head.bias.device)
         head.bias.mul_(change.slope).add_(offsets)
     own = None
     if basis is not None:
@@ -225,10 +225,15 @@ def calibrated(
     return changed, replace(info, head=plan, calibration=own, thresholds=thresholds)
 
 
+def cell_offsets(change: Calibration, pool: Pool) -> NDArray[np.float64]:
+    """Return float64 [C], what is added to the cells of a map so that its pool gains the offset of the class."""
+    return change.offsets / (1 + pool.weight if pool.name == "csra" else 1.0)
+
+
 def calibrated_photos(shown: Sequence[GalleryPhoto], info: ModelInfo) -> tuple[GalleryPhoto, ...]:
     """Return the photos of a gallery, which are stored as trained, with the probabilities and maps of the model now."""
-    change, pool = stored_calibration(info), info.head.pool
-    offsets = change.offsets / (1 + pool.weight if pool.name == "csra" else 1.0)
+    change = stored_calibration(info)
+    offsets = cell_offsets(change, info.head.pool)
 
     def changed(panel: Panel) -> Panel:
         c = panel.class_
@@ -261,7 +266,7 @@ def store_calibration(place: Path, fitted: Fitted | None) -> list[str]:
         wanted = Calibration.none(len(before.class_ids)) if fitted is None else fitted.calibration
         net, info = calibrated(net, before, wanted, wanted_basis)
         unedited = place.is_dir() and is_unedited(place, before)
-        scores = dict(keep_as_trained(place, before)) if place.is_dir() else {}
+        scores = keep_as_trained(place, before) if place.is_dir() else {}
         # The model comes before its evaluations: what a kill leaves undone, the same command does again.
         save_model(path, net, info)
         thresholds = Thresholds(np.array(info.thresholds), tuple(map(ThresholdRule, info.threshold_rules)))
@@ -315,15 +320,16 @@ def as_calibrated(info: ModelInfo, run: Path, split: str) -> Logits:
     return logits if info.calibration is None else stored_calibration(info).logits(logits).astype(np.float32)
 
 
-def keep_as_trained(run: Path, info: ModelInfo) -> Iterator[tuple[str, Logits]]:
-    """Yield the scores of the trained head by split, and keep them in the folder `AS_TRAINED`."""
+def keep_as_trained(run: Path, info: ModelInfo) -> dict[str, Logits]:
+    """Keep the scores of the trained head in the folder `AS_TRAINED`, and return them by split."""
     folder = run / "evaluation" / AS_TRAINED
-    for split, (logits, _) in _stored(info, run):
+    scores = {split: logits for split, (logits, _) in _stored(info, run)}
+    for split, logits in scores.items():
         folder.mkdir(exist_ok=True)
         kept = folder / f"{split}.npy"
         if not kept.exists():
             write_array(kept, logits)
-        yield split, logits
+    return scores
 
 
 def _fit(info: ModelInfo, logits: Logits, labels: NDArray[np.int8], photos: str) -> Fitted:

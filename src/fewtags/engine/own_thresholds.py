@@ -290,7 +290,7 @@ def store_thresholds(place: Path, info: ModelInfo) -> list[str]:
             raise CheckpointError(f"{path} was calibrated while its thresholds were chosen; give the command again.")
         unedited = place.is_dir() and is_unedited(place, before)
         if place.is_dir() and before.calibration is not None:
-            dict(keep_as_trained(place, before))
+            keep_as_trained(place, before)
         for scores in sorted((place / "evaluation").glob("*.npy")) if place.is_dir() else ():
             table = place / "tables" / f"{scores.stem}.parquet"
             if table.exists():

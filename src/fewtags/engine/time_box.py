@@ -104,9 +104,8 @@ class TimeBox:
         """Describe the plan in one line."""
         limit = f"{minutes:g} minute" + ("" if minutes == 1 else "s")
         if not self.epochs:
-            are = "is" if minutes == 1 else "are"
             return (
-                f"{limit} {are} too short for fine-tuning, since an epoch takes about {self.epoch:.0f} s here: the "
+                f"{limit}: too short for fine-tuning, since an epoch takes about {self.epoch:.0f} s here: the "
                 f"preset {SOLVED}, which trains only the head"
             )
         epochs = f"{counted(self.epochs, 'epoch')} of about {self.epoch:.0f} s"
@@ -141,8 +140,8 @@ def refuse_too_short(minutes: float, preset: str, box: TimeBox) -> None:
     if not box.epochs:
         needed = (box.rest + LEAST_EPOCHS * box.epoch) / 60 / RESERVE
         raise ConfigError(
-            f"train.minutes = {minutes:g} are too short for preset {preset!r}: {LEAST_EPOCHS} epochs take about "
-            f"{needed:.0f} minutes here. Give more, or leave the preset out."
+            f"train.minutes = {minutes:g} is too short for preset {preset!r}: {LEAST_EPOCHS} epochs take about "
+            f"{counted(max(1, round(needed)), 'minute')} here. Give more, or leave the preset out."
         )
 
 

@@ -517,3 +517,37 @@ def test_a_coco_file_in_each_folder_of_a_split(tmp_path, make_photo):
     table = read(tmp_path)
     assert (table.images.to_pylist(), table.classes.ids) == (["train/a.jpg", "valid/a.jpg"], ("cat",))
     assert (table.split_names.to_pylist(), len(table.facts)) == (["train", "val"], 2)
+
+
+@pytest.mark.parametrize("more", [{"score": 0.91}, {"Confidence": 1e-3}, {"attributes": {"score": 0.5}}])
+def test_results_of_a_detector_are_refused_like_a_table_of_predictions(write, more):
+    """One of two annotations has a score: the file cannot be taken for labels of people."""
+    file = write([image(1, "a.jpg")], [annotation(1, 1, 1), annotation(2, 1, 17, **more)])
+    key, value = next(iter(more.get("attributes", more).items()))
+    with pytest.raises(DataError) as error:
+        read_coco(file)
+    assert str(error.value) == (
+        f"{file}: there is a {key!r} between 0 and 1 ({value:g} to {value:g}) in 1 of 2 annotations, as in the results "
+        f"of a detector, and predictions are not labels. To train on those that people have checked, keep the right "
+        f"ones, and remove {key!r} from them."
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "messages", "warnings"),
+    [
+        ([1, 1.0], ["'score' of 2 of 2 annotations is not read: it is always 1"], 0),
+        ([None, "good"], [], 0),
+        ([True, False], [], 0),
+        ([3, 5], [], 1),
+        ([87.5, 12.5], [], 1),
+        ([float("inf"), [0.5]], [], 0),
+    ],
+)
+def test_scores_that_no_detector_gives_are_named(write, values, messages, warnings):
+    file = write([image(1, "a.jpg")], [annotation(i, 1, 1, score=value) for i, value in enumerate(values)])
+    table = read_coco(file)
+    assert labels(table) == {"a.jpg": {"person": P}}
+    assert [m.partition(": ")[2] for m in table.notes.messages if "score" in m] == messages
+    assert [w for w in table.notes.warnings if "predictions, which are not labels" in w] == [*table.notes.warnings]
+    assert len(table.notes.warnings) == warnings

@@ -96,6 +96,12 @@ def test_what_is_not_read_is_listed(root):
     assert [e.reason for e in table.notes.excluded] == ["label_id 7 is not among the 3 labels"]
 
 
+def test_results_of_a_detector_are_refused(root):
+    write(root, item("a", of("bbox", bbox=[1, 1, 2, 2], attributes={"score": 0.75})))
+    with pytest.raises(DataError, match=r"'score' between 0 and 1 \(0\.75 to 0\.75\) in 1 of 1 annotation, as in the"):
+        read(root)
+
+
 def test_crowds(root):
     crowd = of("bbox", 1, bbox=[4, 2, 20, 10], attributes={"is_crowd": True})
     write(root, item("a", of("label", 0), crowd))

@@ -144,3 +144,18 @@ def test_scores_beside_tags_are_refused(root):
     )
     with pytest.raises(DataError, match="'scores' are between 0 and 1, as the probabilities that a model predicts"):
         read(root)
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        {"bbox": [[1, 1, 2, 2]], "categories": ["cat"], "score": [0.5]},
+        [{"bbox": [1, 1, 2, 2], "category": "cat", "score": 0.5}],
+    ],
+)
+def test_results_of_a_detector_are_refused(root, objects):
+    write(root / "metadata.jsonl", *photos({"objects": objects}))
+    with pytest.raises(
+        DataError, match=r"'score' between 0 and 1 \(0\.5 to 0\.5\) in 1 of 1 object, as in the results"
+    ):
+        read(root)

@@ -32,6 +32,7 @@ from fewtags.formats.json_kinds import kind_of_json
 from fewtags.formats.locate import ImageKeys, folder_of, locate, spelling
 from fewtags.formats.masks import key_of, outlines_to_points
 from fewtags.formats.options import ReadOptions
+from fewtags.formats.rated import scores_of_records
 from fewtags.formats.stated import Labels, Source, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes, ValueReading
@@ -82,6 +83,7 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
       point depends on `point_seed` and the id of the annotation only. This takes about 0.2 ms per annotation.
       `places="outlines"`: the same, but objects without a mask keep their box. `places="none"`: labels only.
     - Images without annotations are kept. Classes without annotation are unknown, or absent if `complete`.
+    - Annotations with a `score` between 0 and 1 are results of a detector, which are refused.
     - LVIS: classes in `neg_category_ids` are absent; `not_exhaustive_category_ids` says nothing about presence.
     - Objects365: `isfake` and `isreflected` change nothing. Photos with names like
       images/v1/patch8/objects365_v1_00420917.jpg are also found in patch8/, as its archives unpack, or without folders.
@@ -92,8 +94,8 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
     - `file_name` is relative to `images`, or to a usual folder beside the file. Images are in the order of the file.
 
     Raises:
-        DataError: the file is not a COCO file, ids contradict each other, most photos are missing, or no annotation can
-            be used.
+        DataError: the file is not a COCO file, ids contradict each other, most photos are missing, no annotation
+            can be used, or annotations have scores of a model.
     """
     options = options or ReadOptions()
     file = _load(path, outlines_to_points(options.point_seed) if options.draws_points else without("segmentation"))
@@ -115,6 +117,7 @@ def read_coco(path: Path, images: Path | None = None, options: ReadOptions | Non
     )
     messages = _messages(file, row, photos, len(unusable))
     notes = Notes(_readings(file, objects, labels, photos, options), (*unusable, *bad), messages)
+    notes += scores_of_records("annotation", file.annotations).notes(path, len(file.annotations))
     splits = [split_name(plain_text(record.get("split"))) for record in file.images]
     return Source(
         options=options,

@@ -13,6 +13,7 @@ from fewtags.formats.common import number_of
 from fewtags.formats.csv_split import Splits, find_splits
 from fewtags.formats.locate import is_photo
 from fewtags.formats.options import Points, ReadOptions, fold
+from fewtags.formats.rated import SCORE_NAMES
 from fewtags.formats.sheet import Meaning, Sheet, Words, words_of
 from fewtags.text import counted, setting, some
 
@@ -49,8 +50,6 @@ _NO_CLASSES = frozenset(
     ]
 )
 """Names of columns that are not classes, whatever their values are."""
-SCORE_COLUMNS = frozenset({"score", "scores", "confidence", "conf", "probability", "prob", "proba", "certainty"})
-"""Names of columns of scores."""
 _NAMELESS = re.compile(r"unnamed: [\d.]+(_level_\d+)?")
 """What pandas calls a column without a name, such as the row numbers that `to_csv` writes."""
 _PAIRS = (("x", "y"), ("column", "row"), ("col", "row"))
@@ -149,7 +148,7 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
         messages.append(f"{sheet.path.name}: column {name!r} ignored, its values are {examples}")
     if chosen is None:
         scores = [j for j in ignored if _are_scores(sheet, j)]
-        rated = [j for j in scores if SCORE_COLUMNS & set(re.split(r"[^a-z]+", fold(sheet.header[j])))]
+        rated = [j for j in scores if SCORE_NAMES & set(re.split(r"[^a-z]+", fold(sheet.header[j])))]
         if (form == "classes" and len(scores) >= len(labels)) or rated:
             raise DataError(_scores_text(sheet, rated or scores))
         warnings += _doubts(sheet, ignored, form, words)

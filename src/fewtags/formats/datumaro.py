@@ -31,6 +31,7 @@ from fewtags.formats.common import (
 from fewtags.formats.locate import folder_of, locate, spelling
 from fewtags.formats.masks import MOST_PIXELS, Outline, box_of, draw_mask
 from fewtags.formats.options import ReadOptions
+from fewtags.formats.rated import Scores
 from fewtags.formats.stated import Source, Stated, count_messages, value_readings
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes
@@ -79,12 +80,14 @@ def read_datumaro(path: Path, images: Path | None = None, options: ReadOptions |
     - The classes are the labels of the files, in their order, including those that no image has. Files join their
       labels by name. Labels of one file that share a name (below different parents) stay apart.
     - Objects with the attribute `is_crowd` are read as `crowd` says. Other attributes are listed with their values.
+      An attribute `score` between 0 and 1 is refused, as the result of a detector.
     - Items without annotations are kept. Classes that are not named are unknown, or absent if `complete`.
     - The subset is the name of the file: train.json, val.json and test.json are splits, default.json is none.
     - Photos are in `images`, or in the folder `images` beside `annotations`, perhaps in a folder for each subset.
 
     Raises:
-        DataError: no file is of Datumaro, a file is broken, no label is named, or most photos are missing.
+        DataError: no file is of Datumaro, a file is broken, no label is named, objects have scores of a model, or
+            most photos are missing.
     """
     options = options or ReadOptions()
     files = [file for file in _files(path) if path.is_file() or is_datumaro(file)]
@@ -112,7 +115,7 @@ def read_datumaro(path: Path, images: Path | None = None, options: ReadOptions |
         complete=np.full(len(names), options.complete),
         origin=read.stated.origins.__getitem__,
         splits=splits if any(splits) else None,
-        notes=_notes(path, read, options),
+        notes=_notes(path, read, options) + read.scores.notes(path, sum(read.kinds.values())),
     ).table()
 
 
@@ -125,6 +128,7 @@ class _Items:
         classes: position of each class by its id; `shown` has their names.
         kinds: number of annotations of each type and class, with how they are read.
         attributes: values of each attribute, with counts.
+        scores: attributes that are scores of a model.
         silent: number of items without annotations.
     """
 
@@ -138,6 +142,7 @@ class _Items:
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
     attributes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     silent: int = 0
+    scores: Scores = field(default_factory=lambda: Scores(what="annotation"))
     excluded: list[Excluded] = field(default_factory=list)
 
     def file(self, file: Path) -> None:
@@ -212,6 +217,7 @@ class _Items:
             crowd |= key == "is_crowd" and bool(value)
             if key != "is_crowd":
                 self.attributes[str(key)][str(value)] += 1
+                self.scores.add(str(key), value)
         class_ = own[number]
         state = Label.UNKNOWN if crowd and self.options.crowd == "unknown" else Label.POSITIVE
         image, origin = len(self.names) - 1, f"{name} ({self.shown[class_]})"

@@ -19,6 +19,7 @@ from fewtags.formats.csv import read_table
 from fewtags.formats.csv_layout import IMAGE_COLUMNS, find_layout
 from fewtags.formats.locate import locate, usual_folders
 from fewtags.formats.options import ReadOptions
+from fewtags.formats.rated import Scores
 from fewtags.formats.sheet import Sheet
 from fewtags.formats.stated import Source, Stated, value_readings
 from fewtags.labels import ClassNames
@@ -62,7 +63,8 @@ def read_metadata(path: Path, images: Path | None = None, options: ReadOptions |
     - Each line is an object; `file_name` (or another usual name, or `image_column`) is a photo, relative to the file.
     - A column `objects` has the boxes of a photo, {"bbox": [[x, y, width, height]], "categories": [...]} in pixels, or
       a list with an object for each box. A category that is a number is called by it; `data.names` gives it a name.
-      `width` and `height` are the size of the photo. Other columns beside `objects` are not read.
+      `width` and `height` are the size of the photo. Other columns beside `objects` are not read. Objects with scores
+      between 0 and 1 are results of a detector, which are refused.
     - Without boxes, the columns are read as those of a CSV (see `read_csv`): a class for each column of true and false
       (or 1 and 0, null is unknown), or a column of tags: a text, or a list.
     - A caption (a column `text` with sentences) is not a tag, and is refused.
@@ -226,6 +228,9 @@ def _read_objects(
         f"{where}: {counted(len(rows), 'row')}; images in {key!r}, boxes (x, y, width, height in pixels) in {column!r}"
     ]
     warnings = (f"{where}: the columns {some(ignored)} beside {column!r} are not read",) if ignored else ()
+    scores = Scores(what="object")
+    for row in rows:
+        _add_scores(scores, row.record.get(column))
     splits = [row.split for row in rows]
     return Source(
         options=options,
@@ -240,8 +245,16 @@ def _read_objects(
         ),
         complete=np.full(len(rows), options.complete),
         splits=splits if any(splits) else None,
-        notes=Notes(readings, (), tuple(messages), warnings),
+        notes=Notes(readings, (), tuple(messages), warnings) + scores.notes(path, len(found)),
     ).table()
+
+
+def _add_scores(scores: Scores, value: object) -> None:
+    """Add the scores of the objects of a row: an object with lists, or a list of objects."""
+    for part in value if isinstance(value, list) else [value]:
+        for key, given in part.items() if isinstance(part, dict) else ():
+            for one in given if isinstance(given, list) else [given]:
+                scores.add(key, one)
 
 
 def _first_list(value: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:

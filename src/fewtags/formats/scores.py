@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.formats.common import clean_name, number_of
-from fewtags.formats.csv_layout import IMAGE_COLUMNS, SCORE_COLUMNS
+from fewtags.formats.csv_layout import IMAGE_COLUMNS
 from fewtags.formats.frames import is_frame, plain_frame
 from fewtags.formats.options import fold
+from fewtags.formats.rated import SCORE_NAMES
 from fewtags.formats.sheet import read_sheet
 from fewtags.labels import ClassNames
 from fewtags.table.table import LabelTable
@@ -129,7 +130,7 @@ def _scores(columns: _Columns) -> ScoreTable:
         )
     names = [_text(columns, image, row) for row in range(len(columns.values[image]))]
     class_ = next((plain[word] for word in CLASS_COLUMNS if word in plain), None)
-    score = next((name for word, name in plain.items() if word in SCORE_COLUMNS), None)
+    score = next((name for word, name in plain.items() if word in SCORE_NAMES), None)
     if class_ is not None and score is not None:
         return _long(columns, names, class_, score, plain.get("name"))
     classes = [name for name in columns.values if name != image]

@@ -120,7 +120,21 @@ def voc(root, shape):
     return root
 
 
+def voc_outline(root, shape):
+    corners = "".join(f"<x{i}>{x}</x{i}><y{i}>{y}</y{i}>" for i, (x, y) in enumerate(TRIANGLE, 1))
+    place = {
+        "polygon": f"<polygon>{corners}</polygon>",
+        "points": f"<polygon>{''.join(f'<pt><x>{x}</x><y>{y}</y></pt>' for x, y in TRIANGLE)}</polygon>",
+    }[shape]
+    size = f"<size><width>{WIDTH}</width><height>{HEIGHT}</height></size>"
+    objects = f"<object><name>cat</name>{place}</object>" * OBJECTS
+    write_text(root / "Annotations/a.xml", f"<annotation>{size}{objects}</annotation>")
+    return root
+
+
 SHAPES = [
+    (voc_outline, "polygon"),
+    (voc_outline, "points"),
     *((writer, shape) for writer in (coco, cvat, labelstudio, datumaro) for shape in ("polygon", "mask")),
     (yolo, "polygon"),
     (voc, "mask"),

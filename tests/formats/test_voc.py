@@ -367,3 +367,80 @@ def test_spellings_of_the_folder_and_of_endings(tmp_path, write, make_photo):
     table = read(tmp_path)
     assert table.notes.messages[0] == f"{tmp_path.name}: read as voc, annotations/ has VOC files"
     assert labels(table) == {"a.jpg": {"dog": P}, "b.jpg": {"cat": P}}
+
+
+def rotated(cx, cy, w, h, angle):
+    tags = {"cx": cx, "cy": cy, "w": w, "h": h, "angle": angle}
+    return f"<robndbox>{''.join(f'<{tag}>{n}</{tag}>' for tag, n in tags.items())}</robndbox>"
+
+
+SQUARE = "<polygon><x1>20</x1><y1>10</y1><x2>60</x2><y2>10</y2><x3>20</x3><y3>30</y3></polygon>"
+FOUR = "".join(
+    f"<x_{side}>{x}</x_{side}><y_{side}>{y}</y_{side}>"
+    for side, x, y in (("left_top", 40, 10), ("right_top", 60, 20), ("right_bottom", 40, 30), ("left_bottom", 20, 20))
+)
+INSIDE = (0.1, 0.1, 0.3, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("place", "corners"),
+    [
+        (SQUARE, INSIDE),
+        (
+            "<polygon><user>x</user><pt><x>20</x><y>10</y></pt><pt><x>60</x><y>30</y></pt></polygon>",
+            INSIDE,
+        ),
+        (SQUARE.replace("60", "40") + SQUARE.replace(">20<", ">40<"), INSIDE),
+        (f"<robndbox>{FOUR}</robndbox>", INSIDE),
+        (rotated(40, 20, 40, 20, 0), INSIDE),
+        (rotated(40, 20, 20, 40, 1.5707963), INSIDE),
+        (rotated(40, 20, 40, 20, -3.1415927), INSIDE),
+        (box(1, 1, 20, 10) + SQUARE, (0.0, 0.0, 0.1, 0.1)),
+        ("<bndbox/>" + SQUARE, INSIDE),
+        ("<segmented>1</segmented>", None),
+    ],
+)
+def test_outlines_instead_of_boxes(tmp_path, write, place, corners):
+    """Corners count from 0: 20 to 60 of 200, and 10 to 30 of 100. A box beside an outline is the place."""
+    write("a", thing("cat", corners=place))
+    table = read_voc(tmp_path)
+    assert facts(table) == [("a.jpg", "cat", P, corners)]
+    assert table.notes.excluded == ()
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "reason"),
+    [
+        (SQUARE.replace(">60<", ">x<"), "bad-place", "coordinates that are not numbers"),
+        ("<polygon/>", "bad-place", "coordinates that are not numbers"),
+        (rotated(40, 20, 40, "", 0), "bad-place", "coordinates that are not numbers"),
+        (rotated(40, 20, 40, 20, 45), "unread-place", "the angle of its <robndbox> is 45, but angles are in radians"),
+        ("<ellipse><cx>4</cx></ellipse>", "unread-place", "its place is written as <ellipse>, which is not read"),
+    ],
+)
+def test_places_that_cannot_be_read_are_listed(tmp_path, write, place, kind, reason):
+    write("a", thing("cat", corners=place))
+    table = read_voc(tmp_path)
+    assert facts(table) == [("a.jpg", "cat", P, None)]
+    ((excluded),) = table.notes.excluded
+    assert (excluded.item, excluded.kind) == ("a.xml, object 1 (cat)", kind)
+    assert reason in excluded.reason
+
+
+def test_readings_of_outlines_and_deleted_objects(tmp_path, write):
+    gone = "<deleted>1</deleted>"
+    write("a", thing("cat", corners=SQUARE), thing("cat", corners=rotated(40, 20, 4, 4, 1)), thing("dog", corners=gone))
+    write("b", thing("cat", corners="<deleted>0</deleted>"))
+    table = read_voc(tmp_path)
+    assert table.classes.ids == ("cat",)
+    found = readings(table)
+    assert found["Annotations, object with a polygon"] == ("its bounding box", 1)
+    assert found["Annotations, object with a robndbox"] == ("its bounding box", 1)
+    assert found["Annotations, object with deleted = 1"] == ("left out", 1)
+    assert found["Annotations, object without a place"] == ("its label only", 1)
+
+
+def test_results_of_a_detector_are_refused(tmp_path, write):
+    write("a", thing("cat"), thing("cat", corners=BOX + "<confidence>0.5</confidence>"))
+    with pytest.raises(DataError, match=r"'confidence' between 0 and 1 \(0\.5 to 0\.5\) in 1 of 2 objects"):
+        read_voc(tmp_path)

@@ -9,20 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
-from xml.etree.ElementTree import Element, ParseError
+from xml.etree.ElementTree import ParseError
 
-import defusedxml.ElementTree
 import numpy as np
 from defusedxml.common import DefusedXmlException
 from numpy.typing import NDArray
 from PIL import Image
 
 from fewtags.errors import DataError
-from fewtags.formats.common import Corners, distinct, is_hidden, is_split, text_of, xml_number, xml_trouble
+from fewtags.formats.common import distinct, is_hidden, is_split, text_of, xml_trouble
 from fewtags.formats.locate import ImageKeys, extension, is_photo, locate
 from fewtags.formats.masks import Outline
 from fewtags.formats.options import ReadOptions, fold
+from fewtags.formats.rated import Scores
 from fewtags.formats.stated import Labels, Source, Stated, count_messages, value_readings
+from fewtags.formats.voc_page import VocObject, VocPage, read_page
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Excluded, LabelTable, Notes
 from fewtags.text import counted, quoted, some
@@ -30,7 +31,6 @@ from fewtags.text import counted, quoted, some
 _STATES = {"unknown": Label.UNKNOWN, "positive": Label.POSITIVE, "negative": Label.NEGATIVE}
 _SPLITS = {"train": "train", "val": "val", "test": "test", "trainval": "train"}
 _CLASS_LIST = re.compile(r"(.+)_(?:train|val|trainval|test)")
-_DIFFICULT, _EASY = frozenset({"1", "1.0", "true", "yes"}), frozenset({"", "0", "0.0", "false", "no"})
 _NO_SIZE = (math.nan, math.nan)
 
 
@@ -64,8 +64,11 @@ def read_voc(path: Path, images: Path | None = None, options: ReadOptions | None
     """Read a folder in the layout of Pascal VOC, or a folder of its XML files.
 
     - An object states that its class is present, and where. Boxes count pixels from 1 and include the last one. A box
-      that cannot be used is left out; its label is kept.
-    - With `places="points"` or "outlines", a random point is drawn in each object of `SegmentationObject/NAME.png`.
+      that cannot be used is left out; its label is kept. Without <bndbox>, the bounding box of <polygon> (as Roboflow
+      and LabelMe write it) or <robndbox> (roLabelImg, DIOR-R) is read; other places are listed.
+    - With `places="points"` or "outlines", a random point is drawn in each object of `SegmentationObject/NAME.png`, or
+      else in its polygon or rotated box.
+    - Objects with <deleted> 1 are left out. Objects with scores between 0 and 1 are refused, as results of a detector.
     - Objects marked difficult are unknown by default. If they are read as negative, a class with another object in the
       photo is still positive.
     - `ImageSets/Main/CLASS_SPLIT.txt` states whether a class is present (1), absent (-1) or difficult (0) in a photo.
@@ -103,32 +106,6 @@ def read_voc(path: Path, images: Path | None = None, options: ReadOptions | None
         splits=[folder.splits.get(name, "") for name in names] if folder.splits else None,
         notes=_notes(folder, labels, photos, len(classes), options),
     ).table()
-
-
-@final
-@dataclass(frozen=True)
-class VocObject:
-    """An object: its corners are in continuous pixels from 0, NaN if they are broken, None without a box.
-
-    `unclear` is what the file says about difficulty if it is neither yes nor no; it is taken as no.
-    """
-
-    name: str
-    difficult: bool
-    unclear: str
-    corners: Corners | None
-
-
-@final
-@dataclass(frozen=True)
-class VocPage:
-    """An XML file: file name and size (NaN if broken) of the photo, its objects, and how many others have no name."""
-
-    file: Path
-    filename: str
-    size: tuple[float, float]
-    objects: tuple[VocObject, ...]
-    nameless: int
 
 
 @final
@@ -251,33 +228,6 @@ def _lists(base: Path) -> _Lists:
     return found
 
 
-def read_page(file: Path) -> VocPage:
-    """Read the XML file of a photo. VOC counts pixels from 1 and includes the last one, so x0 and y0 become one less.
-
-    Raises:
-        ValueError: the file is not an annotation of VOC; or ParseError or DefusedXmlException, see `xml_trouble`.
-    """
-    root = defusedxml.ElementTree.fromstring(file.read_bytes())
-    if root.tag != "annotation":
-        raise ValueError(f"begins with <{root.tag}> instead of <annotation>")
-    found = [_object(element) for element in root.iterfind("object")]
-    objects = tuple(o for o in found if o.name)
-    size = xml_number(root.findtext("size/width")), xml_number(root.findtext("size/height"))
-    return VocPage(file, (root.findtext("filename") or "").strip(), size, objects, len(found) - len(objects))
-
-
-def _object(element: Element) -> VocObject:
-    box = element.find("bndbox")
-    corners = None
-    if box is not None:
-        x0, y0, x1, y1 = (xml_number(box.findtext(key)) for key in ("xmin", "ymin", "xmax", "ymax"))
-        corners = (x0 - 1, y0 - 1, x1, y1)
-    word = (element.findtext("difficult") or "").strip()
-    difficult = fold(word) in _DIFFICULT
-    unclear = word if not difficult and fold(word) not in _EASY else ""
-    return VocObject((element.findtext("name") or "").strip(), difficult, unclear, corners)
-
-
 def first_words(file: Path) -> list[str]:
     """Return the first word of each line that is not blank: the photos of a list."""
     return [line.split()[0] for line in text_of(file).splitlines() if line.strip()]
@@ -323,12 +273,12 @@ def _state(folder: _Folder, image: Mapping[str, int], classes: ClassNames, optio
 
     A difficult object that is read as absent is left out if its class has another object in the photo.
     """
-    rows = [
+    rows: list[tuple[str, str, str, VocObject | None, str, int]] = [
         (
             name,
             o.name,
             "difficult" if o.difficult else "positive",
-            o.corners,
+            o,
             f"{page.file.name}, object {i} ({o.name})",
             i,
         )
@@ -341,12 +291,17 @@ def _state(folder: _Folder, image: Mapping[str, int], classes: ClassNames, optio
     positive = {(image[name], class_) for name, class_, word, *_ in rows if meaning[word] == Label.POSITIVE}
     position = {name: i for i, name in enumerate(image)}
     stated, masks = Stated(options), _Masks(folder)
-    for name, class_, word, corners, origin, i in rows:
+    for name, class_, word, found, origin, i in rows:
         state = meaning[word]
         if word == "difficult" and state == Label.NEGATIVE and (image[name], class_) in positive:
             continue
-        outline = masks.outline(name, i) if i and options.draws_points else None
-        stated.add(position[name], classes.index(class_), state=state, box=corners, outline=outline, origin=origin)
+        image_class = position[name], classes.index(class_)
+        if found is None:
+            stated.add(*image_class, state=state, origin=origin)
+            continue
+        outline = (masks.outline(name, i) or found.outline) if options.draws_points else None
+        unread = found.unread
+        stated.add(*image_class, state=state, box=found.corners, outline=outline, unread=unread, origin=origin)
     return stated
 
 
@@ -370,9 +325,10 @@ class _Masks:
 
     def _read(self, name: str) -> NDArray[np.uint8]:
         file = self._base / f"{name}.png"
-        if not file.is_file() or self._pages[name].nameless:  # then the numbers of the objects are not known
+        page = self._pages[name]
+        if not file.is_file() or page.nameless or page.deleted:  # then the numbers of the objects are not known
             return np.zeros((0, 0), np.uint8)
-        size = self._pages[name].size
+        size = page.size
         try:
             with Image.open(file) as picture:
                 if all(map(math.isfinite, size)) and picture.size != size:
@@ -392,6 +348,7 @@ def _notes(folder: _Folder, labels: Labels, photos: ImageKeys, classes: int, opt
     here = dict(zip(folder.names(), (photos.image >= 0).tolist(), strict=True))
     difficult = Counter(o.difficult for name, page in folder.pages.items() for o in page.objects if here[name])
     unclear = Counter(o.unclear for p in folder.pages.values() for o in p.objects if o.unclear)
+    shapes = Counter(o.shape for name, page in folder.pages.items() for o in page.objects if here[name])
     lists = Counter(state for _, _, state in folder.states)
     image = photos.image[labels.image]
     named = distinct(image[image >= 0] * classes + labels.class_[image >= 0])
@@ -399,6 +356,9 @@ def _notes(folder: _Folder, labels: Labels, photos: ImageKeys, classes: int, opt
     rows = (
         ("Annotations, object", "positive", difficult[False]),
         ("Annotations, object with difficult = 1", hard, difficult[True]),
+        *((f"Annotations, object with a {word}", "its bounding box", shapes[word]) for word in ("polygon", "robndbox")),
+        ("Annotations, object without a place", "its label only", shapes[""]),
+        ("Annotations, object with deleted = 1", "left out", sum(page.deleted for page in folder.pages.values())),
         ("Annotations, photo without object", "kept", sum(not page.objects for page in folder.pages.values())),
         ("ImageSets/Main, 1", "positive", lists[1]),
         ("ImageSets/Main, 0", f"difficult: {hard}", lists[0]),
@@ -427,4 +387,9 @@ def _notes(folder: _Folder, labels: Labels, photos: ImageKeys, classes: int, opt
     )
     lost = f"{where}: the lists {some(folder.unread)} are not read, because their names tell no split or class"
     warnings = (f"{lost}; rename those that are splits to train.txt, val.txt or test.txt.",) if folder.unread else ()
-    return Notes(value_readings(where, rows), (*nameless, *several), count_messages(folder.path, counts), warnings)
+    scores = Scores(what="object")
+    objects = [o for page in folder.pages.values() for o in page.objects]
+    for key, value in (score for o in objects for score in o.scores):
+        scores.add(key, value)
+    notes = Notes(value_readings(where, rows), (*nameless, *several), count_messages(folder.path, counts), warnings)
+    return notes + scores.notes(folder.path, len(objects))

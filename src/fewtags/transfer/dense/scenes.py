@@ -21,7 +21,8 @@ from pydantic import BaseModel, ValidationError
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.common import xml_trouble
 from fewtags.formats.masks import draw_mask, run_lengths
-from fewtags.formats.voc import first_words, read_page
+from fewtags.formats.voc import first_words
+from fewtags.formats.voc_page import read_page
 from fewtags.photos.decode import read_image
 from fewtags.seeds import rng
 from fewtags.transfer.dense.batches import HOLD_OUT

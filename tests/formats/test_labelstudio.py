@@ -195,12 +195,13 @@ def test_results_that_are_no_labels(write):
 
 
 def test_results_that_are_broken_are_not_lost_in_silence(write):
-    """No type, no value, labels without a name, entries that are not results; a taxonomy is not read."""
+    """No type, no value, labels without a name, entries that are not results."""
     broken = [
         {"id": "n", "value": {"choices": ["cat"]}},
         {"id": "v", "type": "choices", "from_name": "c", "value": ["cat"]},
         {"id": "k", "type": "choices", "from_name": "c", "value": {"choices": ["cat", 7, None]}},
-        {"id": "t", "type": "taxonomy", "from_name": "t", "value": {"taxonomy": [["animal", "cat"]]}},
+        {"id": "t", "type": "taxonomy", "from_name": "c", "value": {"taxonomy": [["cat", 7], [], None]}},
+        {"id": "e", "type": "taxonomy", "from_name": "c", "value": {"taxonomy": "cat"}},
         "cat",
         None,
     ]
@@ -211,11 +212,13 @@ def test_results_that_are_broken_are_not_lost_in_silence(write):
         ("task 1, region n", "has no type", "unusable"),
         ("task 1, region v", "has no value", "unusable"),
         ("task 1, region k", "has 7 among its choices, which is not a name", "unusable"),
+        ("task 1, region t", "has ['cat', 7] among its taxonomy, which is not a list of names", "unusable"),
+        ("task 1, region e", "has no label in 'taxonomy'", "unusable"),
         ("task 1", "has 'cat' instead of a result", "unusable"),
         ("task 1", "has None instead of a result", "unusable"),
         ("task 2", "has 'cat' instead of a result", "unusable"),
     ]
-    assert table.notes.warnings == ("tasks.json: 1 result is a taxonomy, whose labels are not read",)
+    assert table.notes.warnings == ()
 
 
 def test_choices_about_a_region_are_there(write):
@@ -354,10 +357,74 @@ def test_odd_results_do_no_harm(write, odd):
 
 
 def test_what_is_not_read_is_named_if_nothing_is_left(tmp_path):
-    result = {"type": "taxonomy", "from_name": "t", "value": {"taxonomy": [["animal", "cat"]]}}
+    result = {"type": "rating", "from_name": "t", "value": {"rating": 4}}
     file = tmp_path / "t.json"
     tasks = [{"data": {"image": "a.jpg"}, "annotations": [{"result": [result]}], "predictions": [{"result": []}]}]
     file.write_text(json.dumps(tasks))
     with pytest.raises(DataError, match=r"nothing to learn\. What is not read: .*prediction \(1\)") as error:
         read_labelstudio(file)
-    assert "result of type 'taxonomy' (1)" in str(error.value)
+    assert "result of type 'rating' (1)" in str(error.value)
+
+
+def taxonomy(*paths, control="tree", **more):
+    return {"id": "t", "type": "taxonomy", "from_name": control, "value": {"taxonomy": [*paths], **more}}
+
+
+def test_a_taxonomy_states_a_class_and_those_above_it(write):
+    first = taxonomy(["Animal", "Dog"], ["Animal"], ["Plant"])
+    file = write(task(1, "a.jpg", annotation(first)), task(2, "b.jpg", annotation(taxonomy(["Animal", "Cat"]))))
+    table = read_labelstudio(file, options=ReadOptions(complete=True))
+    assert labels(table) == {
+        "a.jpg": {"Animal": P, "Dog": P, "Plant": P, "Cat": N},
+        "b.jpg": {"Animal": P, "Dog": N, "Plant": N, "Cat": P},
+    }
+    found = readings(table)
+    assert found["taxonomy 'Animal > Dog'"] == ("positive: Animal, Dog", 1)
+    assert found["taxonomy 'Animal'"] == ("positive: Animal", 1)
+    assert (table.notes.warnings, table.notes.excluded) == ((), ())
+
+
+def test_names_at_several_places_of_a_taxonomy_stay_apart(write):
+    result = taxonomy(["Animal", "other"], ["Plant", "other"], ["Plant", "none"])
+    table = read_labelstudio(write(task(1, "a.jpg", annotation(result))))
+    assert table.classes.ids == ("Animal", "Animal: other", "Plant", "Plant: none", "Plant: other")
+
+
+def test_names_of_several_taxonomies_stay_apart_and_columns_choose(write):
+    results = [taxonomy(["dirty"], control="front"), taxonomy(["dirty"], ["wet"], control="rear"), choice("wet")]
+    file = write(task(1, "a.jpg", annotation(*results)))
+    assert read_labelstudio(file).classes.ids == ("front: dirty", "rear: dirty", "wet")
+    assert read_labelstudio(file, options=ReadOptions(columns=("front",))).classes.ids == ("dirty",)
+
+
+def test_none_in_a_taxonomy(write):
+    file = write(
+        task(1, "a.jpg", annotation(taxonomy(["None"]))), task(2, "b.jpg", annotation(taxonomy(["Animal", "Dog"])))
+    )
+    assert labels(read_labelstudio(file)) == {"a.jpg": {"Animal": N, "Dog": N}, "b.jpg": {"Animal": P, "Dog": P}}
+
+
+def test_a_taxonomy_about_a_region_is_there(write):
+    item = taxonomy(["Animal", "Dog"], x=10, y=10, width=20, height=20)
+    place = (0.1, 0.1, 0.3, 0.3)
+    assert facts(read_labelstudio(write(task(1, "a.jpg", annotation(item))))) == [
+        ("a.jpg", "Animal", P, place),
+        ("a.jpg", "Dog", P, place),
+    ]
+
+
+def test_answers_that_name_no_class_are_counted(write):
+    others = [
+        {"id": "1", "type": "rating", "from_name": "r", "value": {"rating": 4}},
+        {"id": "2", "type": "textarea", "from_name": "t", "value": {"text": ["a dog"]}},
+        {"id": "3", "type": "textarea", "from_name": "t", "value": {"text": ["a dog"]}},
+        {"id": "4", "type": "pairwise", "from_name": "p", "value": {"selected": "left"}},
+        {"id": "5", "type": "ranker", "from_name": "k", "value": {"ranker": {"good": ["a"]}}},
+        {"id": "6", "type": "rectangle", "from_name": "b", "value": {"x": 1, "y": 1, "width": 1, "height": 1}},
+    ]
+    table = read_labelstudio(write(task(1, "a.jpg", annotation(choice("cat"), *others))))
+    assert labels(table) == {"a.jpg": {"cat": P}}
+    assert (
+        "tasks.json: answers that name no class are not read: pairwise (1), ranker (1), rating (1), textarea (2)"
+        in table.notes.messages
+    )

@@ -18,6 +18,7 @@ from fewtags.formats.common import first_character, plain_text, read_json
 from fewtags.formats.json_kinds import kind_of_json
 from fewtags.formats.labelstudio_questions import Questions, questions_of
 from fewtags.formats.labelstudio_regions import region_of
+from fewtags.formats.labelstudio_trees import Trees, paths_of, trees_of
 from fewtags.formats.locate import is_photo, locate, spelling, usual_folders
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.real import is_list_of_lists
@@ -28,6 +29,8 @@ from fewtags.text import setting, some, suggest
 
 _Record = dict[str, Any]
 _LABELLED = ("choices", "labels")  # and whatever ends with the latter
+_SHAPES = frozenset({"rectangle", "polygon", "ellipse", "brush", "keypoint", "bitmask", "vector", "relation"})
+"""Types of results that belong to others with labels."""
 
 
 def recognise(path: Path) -> str:
@@ -45,6 +48,9 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
     - A choice named like `none_folder` states that the photo shows none of the classes of its control.
     - A control whose choices are all Yes, No or Unsure is a question about the class that the control is called.
       A choice that several controls have is a class of each: "front: dirty" and "rear: dirty".
+    - An entry of a taxonomy states that its class is present, and so are the classes above it: "Animal > Dog" is a dog
+      and an animal. Names at several places of the tree stay apart: "Animal: other" and "Plant: other".
+    - Other answers (rating, textarea, number, ranker, pairwise) name no class and are counted.
     - A class that any annotator of a task names is positive; with `complete`, a class that not all of them name is
       unknown. If annotations are marked as ground truth, only these are read. Cancelled annotations, drafts and
       predictions are not read.
@@ -62,6 +68,7 @@ def read_labelstudio(path: Path, images: Path | None = None, options: ReadOption
     tasks = _load(path)
     key = _image_key(path, tasks, options.image_column)
     read = _Tasks(options=options, stated=Stated(options), where=str(path), questions=questions_of(tasks, options))
+    read.trees = trees_of(tasks, options)
     texts = []
     for number, task in enumerate(tasks, 1):
         name, text = f"task {task.get('id', number)}", plain_text(task["data"].get(key))
@@ -184,6 +191,8 @@ class _Tasks:
     Attributes:
         where: the file, for the excluded list.
         questions: what the choices of each control mean.
+        trees: the classes of taxonomies.
+        answers: number of results of each type that names no class.
         denied: image and control of each choice of "none".
         own: classes of each control.
         sizes: width and height of each photo, NaN if no region gives it.
@@ -197,6 +206,7 @@ class _Tasks:
     options: ReadOptions
     where: str
     questions: Questions
+    trees: Trees = field(default_factory=lambda: Trees({}))
     classes: dict[str, int] = field(default_factory=dict)
     stated: Stated = field(default_factory=Stated)
     sizes: list[tuple[float, float]] = field(default_factory=list)
@@ -204,6 +214,7 @@ class _Tasks:
     empty: list[bool] = field(default_factory=list)
     controls: Counter[str] = field(default_factory=Counter)
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
     denied: list[tuple[int, str, str]] = field(default_factory=list)
     own: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     several: int = 0
@@ -247,8 +258,9 @@ class _Tasks:
 
     def _result(self, name: str, image: int, item: _Record) -> Iterator[int]:
         kind, value = plain_text(item.get("type")), item.get("value")
-        if kind and not kind.endswith(_LABELLED):
+        if kind and kind != "taxonomy" and not kind.endswith(_LABELLED):
             self.kinds[f"result of type {kind!r}", "ignored"] += 1
+            self.answers[kind] += kind not in _SHAPES
             return
         if not kind or not isinstance(value, dict):
             self.leave_out(name, "has no value" if kind else "has no type")
@@ -257,6 +269,9 @@ class _Tasks:
         self.controls[control] += 1
         if self.options.columns is not None and control not in self.options.columns:
             self.kinds[f"result of {control!r}", "ignored, it is not among the columns"] += 1
+            return
+        if kind == "taxonomy":
+            yield from self._taxonomy(name, image, control, item)
             return
         stated = value.get(kind)
         names = [*filter(None, map(plain_text, stated))] if isinstance(stated, list) else []
@@ -288,6 +303,34 @@ class _Tasks:
             self.kinds[shown, f"{state.name.lower()}{what}{region.meaning}"] += 1
             if state == Label.POSITIVE:
                 yield class_
+
+    def _taxonomy(self, name: str, image: int, control: str, item: _Record) -> Iterator[int]:
+        """Add the labels of a taxonomy, and yield their classes."""
+        paths, wrong = paths_of(item["value"])
+        if wrong or not paths:
+            what = f"has {wrong[0]!r:.40} among its taxonomy, which is not a list of names" if wrong else ""
+            self.leave_out(name, what or "has no label in 'taxonomy'")
+        region = region_of("taxonomy", item, item["value"])
+        if region.size is not None:
+            self.sizes[image] = region.size
+        seen: dict[str, None] = {}
+        for path in paths:
+            shown = f"taxonomy {' > '.join(path)!r}"
+            if len(path) == 1 and self.options.is_none(path[0]):
+                self.denied.append((image, control, name))
+                what = "none of the classes" + (f" of {control!r}" if self.questions.controls > 1 else "")
+                self.kinds[shown, what] += 1
+                continue
+            names = self.trees.classes(control, path)
+            self.kinds[shown, f"positive: {', '.join(names)}{region.meaning}"] += 1
+            seen |= dict.fromkeys(names)
+        for label in seen:
+            class_ = self.classes.setdefault(label, len(self.classes))
+            self.own[control].add(class_)
+            origin, box, point = f"{name} ({label})", region.box, region.point
+            places: _Record = {"box": box, "point": point, "outline": region.outline, "unread": region.unread}
+            self.stated.add(image, class_, **places, origin=origin)
+            yield class_
 
     def state_denied(self) -> None:
         """State what "none" means: no class of its control, or no class at all if there is one control only."""
@@ -328,14 +371,7 @@ def _notes(path: Path, read: _Tasks, names: Sequence[str], options: ReadOptions)
             "tasks or regions left out, see the excluded list",
         ),
     )
-    trees = read.kinds["result of type 'taxonomy'", "ignored"]
-    warnings = count_messages(
-        path,
-        [
-            (
-                *(trees, "result is a taxonomy, whose labels are not read"),
-                "results are taxonomies, whose labels are not read",
-            )
-        ],
-    )
-    return Notes(value_readings(path.name, kinds), tuple(read.excluded), count_messages(path, counts), warnings)
+    listed = ", ".join(f"{kind} ({n:,})" for kind, n in sorted(read.answers.items()) if n)
+    text = f"{path.name}: answers that name no class are not read: {listed}"
+    messages = count_messages(path, counts) + ((text,) if listed else ())
+    return Notes(value_readings(path.name, kinds), tuple(read.excluded), messages)

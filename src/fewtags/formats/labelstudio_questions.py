@@ -67,5 +67,5 @@ def _results(tasks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, lis
                 if isinstance(value, dict):
                     kind = plain_text(item.get("type"))
                     names = value.get(kind)
-                    if kind.endswith(("choices", "labels")) and isinstance(names, list):
+                    if kind.endswith(("choices", "labels", "taxonomy")) and isinstance(names, list):
                         yield kind, plain_text(item.get("from_name")), [*filter(None, map(plain_text, names))]

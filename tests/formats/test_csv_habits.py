@@ -365,7 +365,7 @@ def test_blank_rows_of_spreadsheets(read):
         ("image tags\na.jpg cat dog\n", "if blanks separate the cells, put commas between the cells"),
         ("a.jpg cat dog\nb.jpg cat\n", "row 1: 'a.jpg' looks like a photo, not like a column; add a header such as"),
         ("image,pets,,\n,cat,dog,cow\na.jpg,1,0,1\n", "if it is a second row of headers, write one row with a name"),
-        ("image,label1,label2\na.jpg,cat,dog\n", "has some of the tags of a photo, join them in one, such as cat|dog"),
+        ("image,label1,labels,label2\na.jpg,cat,red,dog\n", "which are then read as one list, ReadOptions(columns=('l"),
         ("image\na.jpg\n", "a single column 'image' when split at ','"),
     ],
 )

@@ -87,14 +87,13 @@ def test_columns_that_are_chosen(layout):
         ),
         (
             "image,tags,labels\na.jpg,red,big\n",
-            "'tags', 'labels' may all be labels. Pass the column of tags, ReadOptions(columns=('COLUMN',)), or those "
-            "of the classes, ReadOptions(columns=('CLASS', '...')).",
+            "'tags', 'labels' may all be labels. Pass the one with the tags, ReadOptions(columns=('tags',)); or all "
+            "that have tags, which are then read as one list, ReadOptions(columns=('tags', 'labels')).",
         ),
         (
             "image,tags,cat,dog\na.jpg,big,1,0\n",
             "'tags', 'cat', 'dog' may all be labels. Pass the column of tags, "
-            "ReadOptions(columns=('COLUMN',)), or those "
-            "of the classes, ReadOptions(columns=('CLASS', '...')).",
+            "ReadOptions(columns=('tags',)), or those of the classes, ReadOptions(columns=('cat', 'dog')).",
         ),
         (
             "image,label\na.jpg,0\nb.jpg,1\n",

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.formats.common import distinct
-from fewtags.formats.csv_cells import MISSING, is_blank, tags_of, vector_classes, vectors
+from fewtags.formats.csv_cells import MISSING, is_blank, vector_classes, vectors
 from fewtags.formats.csv_layout import Layout, find_layout
 from fewtags.formats.csv_rows import Form, label_rows, photo_sizes
 from fewtags.formats.csv_split import Splits
+from fewtags.formats.csv_tags import tags_of_rows
 from fewtags.formats.hill import is_number_list
 from fewtags.formats.locate import ImageKeys, locate, usual_folders
 from fewtags.formats.openimages_files import is_openimages
@@ -26,7 +27,7 @@ from fewtags.formats.stated import Labels, Source, count_messages, value_reading
 from fewtags.formats.texts import are_captions, captions_text
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import LabelTable, Notes
-from fewtags.text import quoted, setting, some
+from fewtags.text import quoted, some
 
 _MEANINGS = list(Meaning)
 
@@ -42,8 +43,9 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
     - One column per class, with words for present (1, true, yes, y, positive, present), absent (0, false, no, n,
       negative, absent), uncertain (-1, u, uncertain) and blank (empty, NaN, NA, null). The classes are in the order of
       the columns. Uncertain and blank cells are unknown by default, see the options.
-    - A column of tags. Classes are sorted by name. Other tags are unknown, and an empty cell states nothing; the tag
-      `none_folder` states that the image shows none of the classes.
+    - A column of tags, or numbered columns (tag1, tag2) that have one list of tags. Classes are sorted by name. Other
+      tags are unknown, and an empty cell states nothing; the tag `none_folder` states that the image shows none of the
+      classes.
     - One label a row, in the columns image, class, state, and x0, y0, x1, y1 for a location: what `write_csv` writes.
       Or image, class, and x, y of a point in the unit `points`; columns named x_px, y_px are in pixels.
 
@@ -192,51 +194,36 @@ def _states(
 
 
 def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
-    if (form := _vectors(sheet, layout, options)) is not None:
+    if len(layout.labels) == 1 and (form := _vectors(sheet, layout, options)) is not None:
         return form
-    (column,) = layout.labels
-    values = sheet.values[column]
-    parts = {value: re.split(r"\s*[,;|\n]\s*", value.strip()) for value in values if not is_blank(value)}
-    in_photos = (parts[value] for value in sheet.columns[column] if value in parts)
-    if options.tags_separator is None and (caption := are_captions(in_photos)):
-        value = next(value for value in parts if caption in parts[value])
-        raise DataError(f"{sheet.first(column, value)}: {captions_text(caption)}")
-    cells, how, warnings = tags_of(sheet, column, options)
-    blank = {value for value, tags in cells.items() if not tags}
-    uses: Counter[str] = Counter()
-    says_none = set()
-    for value, tags in cells.items():
-        uses.update(dict.fromkeys(tags, values[value]))
-        if any(map(options.is_none, tags)):
-            says_none.add(value)
-            if len(tags) > 1:
-                none = next(tag for tag in tags if options.is_none(tag))
-                raise DataError(
-                    f"{sheet.first(column, value)}: {value!r} has both {none!r} and a class; fix the cell, or pass "
-                    f"{setting('none_folder', '')} if {none!r} is a class."
-                )
-    classes = ClassNames.of(sorted(tag for tag in uses if not options.is_none(tag)))
+    for column in layout.labels:
+        _refuse_captions(sheet, column, options)
+    found = tags_of_rows(sheet, layout.labels, options)
+    classes = ClassNames.of(sorted(tag for tag in found.uses if not options.is_none(tag)))
     number = {
-        value: () if value in says_none else [classes.index(tag) for tag in tags] for value, tags in cells.items()
+        key: () if key in found.nothing else [classes.index(tag) for tag in tags] for key, tags in found.tags.items()
     }
-    per_row = [number[value] for value in sheet.columns[column]]
+    per_row = [number[key] for key in found.keys]
     count = np.fromiter(map(len, per_row), np.int64, len(sheet))
-    empty = np.fromiter((value in blank for value in sheet.columns[column]), np.bool_, len(sheet))
-    nothing = np.fromiter((value in says_none for value in sheet.columns[column]), np.bool_, len(sheet))
+    empty = np.fromiter((not found.tags[key] for key in found.keys), np.bool_, len(sheet))
+    nothing = np.fromiter((key in found.nothing for key in found.keys), np.bool_, len(sheet))
     if options.blank == "negative":
         nothing |= empty
-    where = f"{sheet.path.name}, column {sheet.header[column]!r}"
+    names = [sheet.header[column] for column in layout.labels]
+    where = f"{sheet.path.name}, column{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
     absent = options.complete or options.blank == "negative"
     rows = (
-        *((tag, options.meaning(tag), n) for tag, n in sorted(uses.items())),
+        *((tag, options.meaning(tag), n) for tag, n in sorted(found.uses.items())),
+        *((f"{word!r} beside a class", "no further tag", n) for word, n in sorted(found.fillers.items())),
         ("(blank)", "none of the classes" if absent else "nothing known", int(empty.sum())),
     )
     total = int(count.sum())
-    nan = sum(n for value, n in values.items() if cells[value] and re.search(r"(?i)(?<!\w)nan(?!\w)", value))
-    lost = sum(n for value, n in values.items() if fold(value) in MISSING)
+    cells = [(value, n) for column in layout.labels for value, n in sheet.values[column].items()]
+    nan = sum(n for value, n in cells if not is_blank(value) and re.search(r"(?i)(?<!\w)nan(?!\w)", value))
+    lost = sum(n for value, n in cells if fold(value) in MISSING)
     beside = "NaN beside tags; it states nothing"
     messages = (
-        f"{sheet.path.name}: {how}",
+        f"{sheet.path.name}: {found.how}",
         *count_messages(
             sheet.path,
             [
@@ -254,8 +241,17 @@ def _tags(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
         ),
         complete=np.full(len(sheet), options.complete),
         empty=nothing,
-        notes=Notes(value_readings(where, rows), messages=messages, warnings=tuple(warnings)),
+        notes=Notes(value_readings(where, rows), messages=messages, warnings=tuple(found.warnings)),
     )
+
+
+def _refuse_captions(sheet: Sheet, column: int, options: ReadOptions) -> None:
+    values = sheet.values[column]
+    parts = {value: re.split(r"\s*[,;|\n]\s*", value.strip()) for value in values if not is_blank(value)}
+    in_photos = (parts[value] for value in sheet.columns[column] if value in parts)
+    if options.tags_separator is None and (caption := are_captions(in_photos)):
+        value = next(value for value in parts if caption in parts[value])
+        raise DataError(f"{sheet.first(column, value)}: {captions_text(caption)}")
 
 
 def _check_splits(sheet: Sheet, image_column: int, splits: Splits, photos: ImageKeys) -> None:

@@ -28,12 +28,29 @@ def is_blank(value: str) -> bool:
     return re.sub(r"\s+", "", fold(value)) in _BLANK
 
 
-def tags_of(sheet: Sheet, column: int, options: ReadOptions) -> tuple[dict[str, tuple[str, ...]], str, list[str]]:
+def tags_of(
+    sheet: Sheet, column: int, options: ReadOptions, *, alone: bool = True
+) -> tuple[dict[str, tuple[str, ...]], str, list[str]]:
     """Return the tags of each value of a column, how they were cut, and warnings.
 
+    Blanks can separate tags only in a column that is `alone`: beside others, a cell with blanks is one name.
+
     Raises:
-        DataError: it is not clear what separates the tags.
+        DataError: it is not clear what separates the tags, or a cell has both a class and a name for none of them.
     """
+    cells, how, warnings = _cut_all(sheet, column, options, alone)
+    for value, tags in cells.items():
+        if len(tags) > 1 and (none := next(filter(options.is_none, tags), None)):
+            raise DataError(
+                f"{sheet.first(column, value)}: {value!r} has both {none!r} and a class; fix the cell, or pass "
+                f"{setting('none_folder', '')} if {none!r} is a class."
+            )
+    return cells, how, warnings
+
+
+def _cut_all(
+    sheet: Sheet, column: int, options: ReadOptions, alone: bool
+) -> tuple[dict[str, tuple[str, ...]], str, list[str]]:
     where = f"{sheet.path.name}, column {sheet.header[column]!r}"
     values = [value for value in sheet.values[column] if not is_blank(value)]
     if found := next(filter(_is_object, values), None):
@@ -53,7 +70,7 @@ def tags_of(sheet: Sheet, column: int, options: ReadOptions) -> tuple[dict[str, 
         cells = dict.fromkeys(sheet.values[column], ()) | {value: _plain(tags) for value, tags in lists.items()}
         _check_scores(sheet, column, cells, options)
         return cells, "each cell is a list of tags", [*alike]
-    separator = _separator(sheet, column, values, options)
+    separator = _separator(sheet, column, values, options, alone)
     cells = {value: () if is_blank(value) else cut(value, separator) for value in sheet.values[column]}
     _check_scores(sheet, column, cells, options)
     asked = options.tags_separator is not None
@@ -165,7 +182,7 @@ def _is_object(value: str) -> bool:
     return text[:1] + text[-1:] in ("{}", "[]") and "{" in text and ":" in text
 
 
-def _separator(sheet: Sheet, column: int, values: Sequence[str], options: ReadOptions) -> str:
+def _separator(sheet: Sheet, column: int, values: Sequence[str], options: ReadOptions, alone: bool) -> str:
     """Return the character between the tags; "" if each cell has one tag."""
     if options.tags_separator is not None:
         return {"space": " ", "tab": "\t"}.get(options.tags_separator, options.tags_separator)
@@ -181,7 +198,7 @@ def _separator(sheet: Sheet, column: int, values: Sequence[str], options: ReadOp
         return used[0]
     # Names with blanks ("traffic light") have as many words as distinct cells; tags are few, in many combinations.
     tags = {tag for value in values for tag in value.split()}
-    return " " if len(tags) < len({value.strip() for value in values}) else ""
+    return " " if alone and len(tags) < len({value.strip() for value in values}) else ""
 
 
 def _mixed(values: Iterable[str], marks: Sequence[str]) -> bool:

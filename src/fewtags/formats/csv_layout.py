@@ -11,6 +11,7 @@ from typing import Literal, final
 from fewtags.errors import DataError
 from fewtags.formats.common import number_of
 from fewtags.formats.csv_split import Splits, find_splits
+from fewtags.formats.csv_tags import numbered
 from fewtags.formats.locate import is_photo
 from fewtags.formats.options import Points, ReadOptions, fold
 from fewtags.formats.rated import SCORE_NAMES
@@ -104,7 +105,7 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
         _refuse_predictions(sheet, names)
     point, unit = _point_columns(sheet, image, names, options)
     if chosen is not None:
-        form: Form = "tags" if len(chosen) == 1 and _are_tags(sheet, chosen[0], words, options) else "classes"
+        form: Form = "tags" if _all_tags(sheet, chosen, words, options) else "classes"
         labels = chosen
     elif stated := _stated_class(sheet, names, words):
         form, labels = "facts", stated
@@ -122,7 +123,7 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
         form, labels = "facts", (boxed,)
     else:
         form, labels = _label_columns(sheet, rest, words, options)
-    if form == "tags" and point and chosen is not None:
+    if form == "tags" and len(labels) == 1 and point and chosen is not None:
         form, labels = "facts", (*labels, *([names["state"]] if "state" in names else []))
     if form != "facts":
         point, unit = None, None
@@ -133,7 +134,7 @@ def find_layout(sheet: Sheet, options: ReadOptions) -> Layout:
     label_names = [sheet.header[j] for j in labels]
     labelled = f"{counted(len(labels), 'class column')} {some(label_names)}" if form == "classes" else "one label a row"
     if form == "tags":
-        labelled = f"tags in {label_names[0]!r}"
+        labelled = f"tags in {', '.join(map(repr, label_names))}"
     messages = [
         f"{sheet.path.name}: {counted(len(sheet), 'row')}"
         + (f", cells separated by {sheet.delimiter!r}" if sheet.delimiter else "")
@@ -335,6 +336,13 @@ def _are_tags(sheet: Sheet, column: int, words: Words, options: ReadOptions) -> 
     )
 
 
+def _all_tags(sheet: Sheet, columns: Sequence[int], words: Words, options: ReadOptions) -> bool:
+    """Return whether columns have tags; one of several can be blank."""
+    plain = options if len(columns) == 1 else options.model_copy(update={"tags_separator": None})
+    tags = [_are_tags(sheet, j, words, plain) for j in columns]
+    return any(tags) and all(found or _blank(sheet, j, words) for j, found in zip(columns, tags, strict=True))
+
+
 def _label_columns(
     sheet: Sheet, rest: Sequence[int], words: Words, options: ReadOptions
 ) -> tuple[Form, tuple[int, ...]]:
@@ -344,17 +352,32 @@ def _label_columns(
     about = [j for j in named if _TAGS & set(re.split(r"[^a-z]+", fold(sheet.header[j])))]
     share = {j: _share(sheet, j, words) for j in named}
     certain = [j for j in named if share[j] == 1.0 and j not in exact]
+    group = numbered(sheet, named)
+    states = [j for j in certain if j not in group]
+    others = [j for j in exact if j not in group] + (states if len(states) > 1 else [])
+    if group and not others and (options.tags_separator is not None or _all_tags(sheet, group, words, options)):
+        return "tags", tuple(group)
+    named_states = [j for j in group if share[j] >= 0.5]
+    if named_states and len(named_states) < sum(not _blank(sheet, j, words) for j in group):
+        raise DataError(
+            f"{sheet.path}: {some([sheet.header[j] for j in group])} may be one list of tags, but the values of "
+            f"{sheet.header[named_states[0]]!r} ({some(sorted(sheet.values[named_states[0]]), 3)}) are those of a "
+            f"class. If all are names of classes, pass {setting('tags_separator', '|')}; else the column to read, "
+            f"{setting('columns', [sheet.header[group[0]]])}."
+        )
+    exact += [j for j in group if others and j not in exact]
     tags = [j for j in (about if not exact and not certain else exact) if _are_tags(sheet, j, words, options)]
     if len(tags) > 1 or (tags and len(certain) > 1):
-        names = some([sheet.header[j] for j in (*tags, *certain)])
-        alike = not certain and len({re.sub(r"[\d\s_]+$", "", sheet.header[j]) for j in tags}) == 1
-        join = (
-            "" if not alike else " If each of them has some of the tags of a photo, join them in one, such as cat|dog."
+        names = [sheet.header[j] for j in tags]
+        both = [*names, *(sheet.header[j] for j in certain)]
+        cure = (
+            f"Pass the column of tags, {setting('columns', names[:1])}, or those of the classes, "
+            f"{setting('columns', [sheet.header[j] for j in certain])}."
+            if certain
+            else f"Pass the one with the tags, {setting('columns', names[:1])}; or all that have tags, which are then "
+            f"read as one list, {setting('columns', names)}."
         )
-        raise DataError(
-            f"{sheet.path}: {names} may all be labels. Pass the column of tags, {setting('columns', ['COLUMN'])}, or "
-            f"those of the classes, {setting('columns', ['CLASS', '...'])}.{join}"
-        )
+        raise DataError(f"{sheet.path}: {some(both)} may all be labels. {cure}")
     if tags:
         return "tags", tuple(tags)
     classes = [j for j in named if share[j] >= 0.5]

@@ -155,7 +155,7 @@ def in_own_process(target: Callable[..., None], *arguments: Any) -> Any:
     process.start()
     process.join()
     if process.exitcode:
-        raise SystemExit(f"{arguments[0]} failed, see above")
+        raise SystemExit(f"{target.__name__}{arguments} failed, see above")
     return results.get()
 
 

@@ -9,7 +9,6 @@ and the complete classes ("covers").
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, final
 
@@ -25,26 +24,17 @@ from fewtags.errors import DataError
 from fewtags.files import replacing
 from fewtags.labels import ClassNames, Label
 from fewtags.shards.places import place
-from fewtags.table.table import CORNERS, FACTS, LabelTable, Notes, implied_facts
+from fewtags.table.rows import COLUMNS, WORDS, Rows, read_columns
+from fewtags.table.table import CORNERS, LabelTable, Notes, implied_facts
 from fewtags.text import quoted, some
 
 FORMAT = 1
 """Number of the file format; increased if an older fewtags could misread a file."""
 
 _KEY = b"fewtags"
-_WORDS = pa.dictionary(pa.int32(), pa.string())
 _ROW_GROUP = 1 << 20
 _LARGEST_DICTIONARY = 1 << 28
 """Bytes of the distinct words of a column in a row group; beyond it Parquet writes the word of every row."""
-_COLUMNS = {
-    "image": _WORDS,
-    "class": _WORDS,
-    "state": pa.int8(),
-    **dict.fromkeys(CORNERS, pa.float32()),
-    "source": _WORDS,
-    "split": _WORDS,
-    "closed": pa.int16(),
-}
 _MOST_CSV_ROWS = 100_000_000
 _CSV_BLOCK = 2_000_000
 
@@ -90,7 +80,7 @@ def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> Non
     columns = {
         **taken,
         "class": pa.DictionaryArray.from_arrays(taken["class"], pa.array(table.classes.ids, pa.string())),
-        "split": pa.nulls(len(index), _WORDS) if names is None else names.take(pa.array(index)),
+        "split": pa.nulls(len(index), WORDS) if names is None else names.take(pa.array(index)),
         "closed": pa.array(table.complete_set[index], mask=table.complete_set[index] < 0),
     }
     header = _Header(
@@ -101,7 +91,7 @@ def save(table: LabelTable, path: Path | str, *, keep_root: bool = False) -> Non
         root=table.root.as_posix() if keep_root and table.root is not None else None,
         messages=list(table.notes.messages),
     )
-    schema = pa.schema(list(_COLUMNS.items()), metadata={_KEY: header.model_dump_json().encode()})
+    schema = pa.schema(list(COLUMNS.items()), metadata={_KEY: header.model_dump_json().encode()})
     options = {"compression": "zstd", "write_page_checksum": True, "dictionary_pagesize_limit": _LARGEST_DICTIONARY}
     with replacing(Path(path)) as temporary, pyarrow.parquet.ParquetWriter(temporary, schema, **options) as writer:
         for first in range(0, max(len(index), 1), _ROW_GROUP):
@@ -136,12 +126,8 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
     path = Path(path)
     try:
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            metadata, names = file.schema_arrow.metadata or {}, file.schema_arrow.names
-            header = _read_header(metadata, path.name)
-            # One after the other: what a column needs while it is decoded is free again for the next.
-            columns = {
-                name: _column(file.read([name]) if name in names else None, name, path.name) for name in _COLUMNS
-            }
+            header = _read_header(file.schema_arrow.metadata or {}, path.name)
+            columns = read_columns(file, path)
     except FileNotFoundError as error:
         raise DataError(f"there is no file {quoted(str(path))}.") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -149,9 +135,7 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
     if len({len(column) for column in columns.values()}) > 1:
         raise DataError(f"{path.name}: its columns have different numbers of rows; the file is damaged.")
     classes = ClassNames.of(header.ids, header.names)
-    rows = _Rows(path.name, columns)
-    images, index = rows.images()
-    first = _first_rows(index)
+    rows = Rows(path.name, columns)
     complete_classes = np.zeros((len(header.covers), len(classes)), np.bool_)
     for row, numbers in zip(complete_classes, header.covers, strict=True):
         if numbers and max(numbers) >= len(classes):
@@ -160,13 +144,13 @@ def load(path: Path | str, *, root: Path | str | None = None) -> LabelTable:
         row[numbers] = True
     stored = header.root if root is None else root
     return LabelTable(
-        images=images,
+        images=rows.images,
         classes=classes,
-        facts=rows.facts(index, classes),
-        complete_set=rows.complete_set(index, first, len(header.covers)),
+        facts=rows.facts(classes),
+        complete_set=rows.complete_set(len(header.covers)),
         complete_classes=complete_classes,
         root=None if stored is None else place(stored),
-        split_names=rows.split_names(index, first),
+        split_names=rows.split_names(),
         notes=Notes(messages=tuple(header.messages)),
     )
 
@@ -189,126 +173,6 @@ def _read_header(metadata: dict[bytes, bytes], name: str) -> _Header:
         raise DataError(f"{name}: its 'fewtags' metadata is damaged ({where}: {first['msg']}).") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name}: its 'fewtags' metadata is damaged ({error}).") from error
-
-
-def _column(table: pa.Table | None, name: str, file: str) -> pa.Array:
-    if table is None:
-        raise DataError(f"{file} has no column {name!r}; a label table has {', '.join(_COLUMNS)}.")
-    try:
-        if _COLUMNS[name] != _WORDS:
-            return table[name].cast(_COLUMNS[name]).combine_chunks()
-        return _words(table[name])
-    except pa.ArrowException as error:
-        raise DataError(
-            f"{file}: column {name!r} has type {table[name].type}, not {_COLUMNS[name]} ({error})."
-        ) from error
-
-
-def _words(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """A column of words, whose codes are in order of appearance, whoever wrote the file.
-
-    Decoding every row is what costs time, and is done only if the file's own codes are in another order.
-    """
-    if column.type == _WORDS and column.num_chunks:
-        words = column.unify_dictionaries().combine_chunks()
-        words.dictionary.validate(full=True)  # Not every writer's strings are UTF-8.
-        codes = _codes(words)
-        if not words.dictionary.null_count and len(_first_rows(codes)) == len(words.dictionary):
-            return words
-    words = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    words.validate(full=True)
-    return words
-
-
-def _codes(words: pa.DictionaryArray) -> NDArray[np.int32]:
-    """The code of each row, -1 for null."""
-    codes = words.indices if words.indices.null_count == 0 else pc.fill_null(words.indices, -1)
-    return np.asarray(codes.to_numpy(), np.int32)
-
-
-def _first_rows(codes: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The rows in which a code is larger than all before it: the first row of every code, if they are in order."""
-    largest = np.maximum.accumulate(codes)
-    return np.flatnonzero(np.concatenate([largest[:1] >= 0, largest[1:] > largest[:-1]]))
-
-
-@final
-@dataclass(frozen=True)
-class _Rows:
-    """The columns of a file; each method checks the rows that it reads."""
-
-    file: str
-    columns: dict[str, pa.Array]
-
-    def refuse(self, wrong: NDArray[np.bool_], why: str) -> None:
-        """Raise an error for the first wrong row."""
-        if np.any(wrong):
-            row = int(np.argmax(wrong))
-            image = self.columns["image"][row].as_py()
-            raise DataError(
-                f"{self.file} row {row + 1:,} (image {quoted(image)}) {why}; the file was changed or damaged."
-            )
-
-    def missing(self, name: str) -> NDArray[np.bool_]:
-        column = self.columns[name]
-        if column.null_count in (0, len(column)):
-            return np.full(len(column), column.null_count > 0)
-        found: NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
-        return found
-
-    def images(self) -> tuple[pa.Array, NDArray[np.int32]]:
-        self.refuse(self.missing("image"), "has no image")
-        return self.columns["image"].dictionary, self.columns["image"].indices.to_numpy()
-
-    def complete_set(self, index: NDArray[np.int32], first: NDArray[np.int64], sets: int) -> NDArray[np.int16]:
-        closed = self.columns["closed"]
-        if closed.null_count == len(closed):
-            return np.full(len(first), -1, np.int16)
-        found = np.asarray(pc.fill_null(closed, -1)).astype(np.int16)
-        self.refuse(found != found[first][index], "has a different 'closed' than other rows of the same image")
-        outside = (found < -1) | (found >= sets)
-        self.refuse(outside, f"has a 'closed' that is not one of the {sets} sets of classes")
-        return found[first]
-
-    def split_names(self, index: NDArray[np.int32], first: NDArray[np.int64]) -> pa.Array | None:
-        if (missing := self.missing("split")).all():
-            return None
-        self.refuse(missing, "has no split, but other rows have one")
-        split = self.columns["split"].indices.to_numpy()
-        self.refuse(split != split[first][index], "is in another split than other rows of the same image")
-        return self.columns["split"].take(pa.array(first)).cast(pa.string())
-
-    def facts(self, index: NDArray[np.int32], classes: ClassNames) -> pa.Table:
-        silent = self.missing("class")
-        state = np.asarray(pc.fill_null(self.columns["state"], Label.UNKNOWN))
-        self.refuse(silent & (state != Label.UNKNOWN), "has a state but no class")
-        known = (state == Label.NEGATIVE) | (state == Label.POSITIVE)
-        self.refuse(~silent & ~known, f"has a state that is neither {Label.NEGATIVE:d} nor {Label.POSITIVE:d}")
-        self.refuse(~silent & self.missing("source"), "has a label without a source")
-        corners = self.corners()
-        words = self.columns["class"]
-        named = [*(word in classes for word in words.dictionary.to_pylist()), True]
-        self.refuse(~np.array(named)[_codes(words)], "has a class that is not in the file's vocabulary")
-        number = np.array([*(classes.index(word) for word in words.dictionary.to_pylist()), 0], np.int32)
-        columns = [
-            pa.array(index),
-            pa.array(number[_codes(words)]),
-            pa.array(state),
-            *corners,
-            self.columns["source"],
-        ]
-        facts = pa.table(columns, names=FACTS.names)
-        return (facts.filter(pa.array(~silent)) if silent.any() else facts).cast(FACTS)
-
-    def corners(self) -> list[pa.Array]:
-        columns = [self.columns[corner] for corner in CORNERS]
-        if all(column.null_count == len(column) for column in columns):
-            return columns[:1] * len(CORNERS)  # one array of nulls for all
-        x0, y0, x1, y1 = (column.to_numpy(zero_copy_only=False) for column in columns)
-        inside = (x0 >= 0) & (x0 <= x1) & (x1 <= 1) & (y0 >= 0) & (y0 <= y1) & (y1 <= 1)
-        none = np.logical_and.reduce([self.missing(corner) for corner in CORNERS])
-        self.refuse(~none & ~inside, "has a location that is not 0 <= x0 <= x1 <= 1 and 0 <= y0 <= y1 <= 1")
-        return columns
 
 
 def write_csv(table: LabelTable, path: Path | str, *, implied_negatives: bool = True) -> None:
@@ -365,8 +229,8 @@ def _csv_block(table: LabelTable, facts: pa.Table, block: NDArray[np.int32], imp
 
 def _csv_schema(table: LabelTable) -> pa.Schema:
     unwritten = ("closed",) if table.split_names is not None else ("closed", "split")
-    kinds = {name: kind for name, kind in _COLUMNS.items() if name not in unwritten}
-    return pa.schema([(name, pa.string() if kind in (_WORDS, pa.int8()) else kind) for name, kind in kinds.items()])
+    kinds = {name: kind for name, kind in COLUMNS.items() if name not in unwritten}
+    return pa.schema([(name, pa.string() if kind in (WORDS, pa.int8()) else kind) for name, kind in kinds.items()])
 
 
 def _rows_by_image(image: NDArray[np.int32], images: NDArray[np.int32]) -> tuple[NDArray[np.int32], pa.Array]:

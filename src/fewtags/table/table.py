@@ -19,6 +19,7 @@ from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label, LabelMatrix, Locations
 from fewtags.notebook import html_table, photo_frame
 from fewtags.shards.places import place
+from fewtags.table.keys import repeated_key
 from fewtags.table.split import Groups, split_table
 from fewtags.table.summary import Summary, summarise
 from fewtags.text import flag, quoted
@@ -173,12 +174,9 @@ class LabelTable:
         assert self.complete_classes.shape[1] == c, (self.complete_classes.shape, c)
         assert self.complete_set.max(initial=-1) < len(self.complete_classes), self.complete_classes.shape
         assert self.split_names is None or len(self.split_names) == n
-        if len(unique := self.images.value_counts()) != n:
-            counts = unique.field("counts").to_numpy()
-            key = unique.field("values")[int(np.argmax(counts))].as_py()
-            raise DataError(
-                f"image key {quoted(key)} occurs {counts.max()} times; keys (relative paths) must be unique."
-            )
+        if (repeated := repeated_key(self.images)) is not None:
+            key, times = repeated
+            raise DataError(f"image key {quoted(key)} occurs {times} times; keys (relative paths) must be unique.")
         for column, size in (("image", n), ("class", c)):
             values = self.facts[column].to_numpy()
             if values.min(initial=0) < 0 or values.max(initial=-1) >= size:
@@ -249,16 +247,20 @@ class LabelTable:
         `check` counts such cells.
         """
         n, c = len(self), len(self.classes)
-        cell, state = self.fact_cells, self.facts["state"].to_numpy()
-        if np.any(cell[1:] < cell[:-1]):
-            order = np.argsort(cell, kind="stable")
-            cell, state = cell[order], state[order]
-        first = np.flatnonzero(np.diff(cell, prepend=-1))
-        low, high = (f.reduceat(state, first) if len(first) else state for f in (np.minimum, np.maximum))
-        merged = np.where(low == high, low, np.int8(Label.UNKNOWN)).astype(np.int8)
-        indptr = np.searchsorted(cell[first], np.arange(n + 1, dtype=np.int64) * c).astype(np.int64)
-        classes = (cell[first] % max(c, 1)).astype(np.int32)
-        return LabelMatrix(indptr, classes, merged, self.complete_set, self.complete_classes)
+        image, classes, state = (self.facts[name].to_numpy() for name in ("image", "class", "state"))
+        if not _ascend(image, classes):
+            cell = self.fact_cells
+            cell <<= 2
+            cell += state + np.int8(1)
+            cell.sort(kind="stable")  # the facts of an image are often together, which this algorithm uses
+            state = (cell & 3).astype(np.int8) - np.int8(1)
+            cell >>= 2
+            first = np.flatnonzero(np.concatenate([cell[:1] >= 0, cell[1:] != cell[:-1]]))
+            low, high = (f.reduceat(state, first) if len(first) else state for f in (np.minimum, np.maximum))
+            state = np.where(low == high, low, np.int8(Label.UNKNOWN))
+            image, classes = (part.astype(np.int32) for part in np.divmod(cell[first], max(c, 1)))
+        indptr = np.searchsorted(image, np.arange(n + 1, dtype=image.dtype)).astype(np.int64)
+        return LabelMatrix(indptr, classes, state, self.complete_set, self.complete_classes)
 
     @property
     def fact_cells(self) -> NDArray[np.int64]:
@@ -373,6 +375,13 @@ class LabelTable:
     def noting(self, *messages: str) -> LabelTable:
         """Return the same table with messages added to its notes."""
         return replace(self, notes=self.notes + Notes(messages=messages))
+
+
+def _ascend(image: NDArray[np.integer], class_: NDArray[np.integer]) -> bool:
+    """Return whether facts are in the order of images, and those of an image in the order of classes, each once."""
+    later = image[1:] > image[:-1]
+    later |= (image[1:] == image[:-1]) & (class_[1:] > class_[:-1])
+    return bool(later.all())
 
 
 def with_column(facts: pa.Table, name: str, values: pa.Array) -> pa.Table:

@@ -6,12 +6,22 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
+from fewtags.formats.celeba import (
+    check_list,
+    is_celeba,
+    is_counted_list,
+    photo_folders,
+    read_counted_list,
+    with_partition,
+    with_states,
+)
 from fewtags.formats.common import distinct
 from fewtags.formats.csv_cells import MISSING, is_blank, vector_classes, vectors
 from fewtags.formats.csv_layout import Layout, find_layout
@@ -49,6 +59,9 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
     - One label a row, in the columns image, class, state, and x0, y0, x1, y1 for a location: what `write_csv` writes.
       Or image, class, and x, y of a point in the unit `points`; columns named x_px, y_px are in pixels.
 
+    Lists in the shape of CelebA (a count, a row of names, a row of 1 and -1 for each photo, between blanks) and tables
+    with its attributes have one column per class, in which -1 means absent.
+
     Rows of the same image are joined. If they contradict each other, both facts are kept, and the table takes the cell
     as unknown. A column `split` (subset, partition) names the split. Images are in order of appearance.
 
@@ -56,8 +69,17 @@ def read_csv(path: Path, images: Path | None = None, options: ReadOptions | None
         DataError: broken quotes, no image column, a value without a meaning (its cell is named), or missing photos.
     """
     options = options or ReadOptions()
-    sheet = read_sheet(path, options.delimiter).without_blank_rows()
-    return read_table(sheet, find_layout(sheet, options), images, options, usual_folders(path))
+    check_list(path)
+    listed = options.delimiter is None and is_counted_list(path)
+    sheet, notes = read_counted_list(path) if listed else (read_sheet(path, options.delimiter), Notes())
+    sheet, beside = sheet.without_blank_rows(), usual_folders(path)
+    if listed and options.columns is None:
+        options = options.model_copy(update={"columns": sheet.header[1:]})
+    if listed or is_celeba(sheet):
+        (options, meaning), (sheet, splits) = with_states(sheet, options, whole=listed), with_partition(sheet)
+        notes, beside = notes + meaning + splits, photo_folders(beside)
+    table = read_table(sheet, find_layout(sheet, options), images, options, beside)
+    return replace(table, notes=notes + table.notes)
 
 
 def read_table(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fewtags.errors import DataError
+from fewtags.formats.celeba import is_counted_list
 from fewtags.formats.common import is_hidden
 from fewtags.formats.folder_walk import Files
 from fewtags.formats.locate import PHOTO_FOLDERS, extension
@@ -67,8 +68,12 @@ def no_classes_text(root: Path, files: Files, meaning: Mapping[str, tuple[str, .
 def label_files(root: Path, folders: Sequence[str] = ()) -> list[str]:
     """Return the names of files that may have labels, in a folder and directly below it in some `folders`."""
     places = (root, *(root / name for name in folders))
-    files = sorted(file for place in places for file in place.iterdir() if extension(file.name) in _TABLES)
+    files = sorted(file for place in places for file in place.iterdir() if _may_have_labels(file))
     return [file.relative_to(root).as_posix() for file in files if not is_hidden(file.name)]
+
+
+def _may_have_labels(file: Path) -> bool:
+    return extension(file.name) in _TABLES or (file.is_file() and is_counted_list(file))
 
 
 def check_single_folder(root: Path, files: Files, name: str) -> None:

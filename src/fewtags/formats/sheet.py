@@ -228,8 +228,9 @@ def _check_alone(where: str, name: str, text: str) -> None:
     below = lines[1:]
     if name.isdecimal() and below:
         raise DataError(
-            f"{where}: {name!r} is a number, as the count of rows in lists of CelebA and DeepFashion. Write a table "
-            "with commas instead: 'image' and the names of the classes in row 1, then a row per photo with 1 and 0."
+            f"{where}: {name!r} is a number, as the count of rows in lists of CelebA and DeepFashion, but the rows "
+            "below are not names and photos with 1 and -1, or the file does not end in .txt. Write a table with commas "
+            "instead: 'image' and the names of the classes in row 1, then a row per photo with 1 and 0."
         )
     if '"' in lines[0][1:-1] and lines[0][:1] + lines[0][-1:] == '""':
         raise DataError(f"{where}: the row is in quotes as a whole; save the table again, without quotes around rows.")

@@ -48,14 +48,14 @@ def test_predictions_are_those_of_the_evaluated_net_on_test_views(stages, tables
         tmp_path / "run",
         cpu=True,
     )
-    wanted, original = [], run._predict_train
+    wanted, original = [], run.photos.predict_train
 
     def predicted(net):
         device = torch.device("cpu")
-        wanted.append(predict_logits(net, run.eval_loader(tables.train), len(tables.train), device))
+        wanted.append(predict_logits(net, run.photos.eval_loader(tables.train), len(tables.train), device))
         return original(net)
 
-    monkeypatch.setattr(run, "_predict_train", predicted)
+    monkeypatch.setattr(run.photos, "predict_train", predicted)
     list(run.start())
     assert [epoch for epoch, _ in given] == [1, 2]
     for (_, logits), expected in zip(given, wanted, strict=True):

@@ -75,7 +75,7 @@ def test_two_workers_give_the_run_of_none(start, tmp_path):
 @pytest.mark.parametrize("views", [0, 2])
 def test_only_an_objective_that_asks_gets_strong_views(start, tmp_path, views):
     asked, not_asked = (
-        next(start(tmp_path / name, train__cached_views=views, **changes)._source().batches(1, 0))
+        next(start(tmp_path / name, train__cached_views=views, **changes).photos.source().batches(1, 0))
         for name, changes in (("a", {}), ("b", {"objective": {"name": "patchml"}}))
     )
     assert not_asked.second_view is None

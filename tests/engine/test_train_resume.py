@@ -13,6 +13,7 @@ from PIL import Image
 from train_runs import FINETUNE, read_json, take, train
 
 from fewtags.engine import plan as planning
+from fewtags.engine import run_photos
 from fewtags.engine import train_run as running
 from fewtags.engine.events import Ended
 from fewtags.engine.plan import make_plan
@@ -102,8 +103,8 @@ def test_the_cache_is_the_planned_one(tables, make_config, tmp_path):
     assert (plan.cache.views, plan.cache.dtype) == (2, torch.float32)
     other = replace(plan, cache=CachePlan(1, torch.float16, 0))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "StoredViews", lambda filled, *_, **__: filled)
-        filled = TrainRun(other, tmp_path / "run", cpu=True)._source()
+        patch.setattr(run_photos, "StoredViews", lambda filled, *_, **__: filled)
+        filled = TrainRun(other, tmp_path / "run", cpu=True).photos.source()
     assert (filled.count, filled.features.dtype) == (1, torch.float16)
     assert make_plan(make_config(train__cached_views=0), tables=tables, cpu=True).cache is None
 
@@ -118,11 +119,14 @@ def test_what_a_resumed_run_makes_anew_is_made_by_repeatable_kernels(tables, mak
         yield
         inside.pop()
 
-    monkeypatch.setattr(running, "repeatable", noted)
+    for module in (running, run_photos):
+        monkeypatch.setattr(module, "repeatable", noted)
     for name in ("fill_views", "fill_fixed", "head_inputs", "predict_logits"):
-        whole = getattr(running, name)
+        whole = getattr(run_photos, name)
         monkeypatch.setattr(
-            running, name, lambda *given, n=name, f=whole, **named: seen.append((n, len(inside))) or f(*given, **named)
+            run_photos,
+            name,
+            lambda *given, n=name, f=whole, **named: seen.append((n, len(inside))) or f(*given, **named),
         )
     train(make_config(), tables, tmp_path / "run")
     assert set(seen) == {("fill_views", 1), ("head_inputs", 1)}

@@ -153,10 +153,10 @@ def test_jitter_changes_the_colours_that_are_trained_on(tables, make_config, tmp
         TrainRun(make_plan(make_config(augment__jitter=strength), tables=tables, cpu=True), tmp_path, cpu=True)
         for strength in (0.0, 0.5)
     )
-    (one, other) = (run._train_set(cached)[3, 1] for run in (plain, jittered))
+    (one, other) = (run.photos.train_set(cached)[3, 1] for run in (plain, jittered))
     assert one.view == other.view
     assert (one.pixels != other.pixels).mean() > 0.5
-    (one, other) = (next(iter(run.eval_loader(tables.val))).images for run in (plain, jittered))
+    (one, other) = (next(iter(run.photos.eval_loader(tables.val))).images for run in (plain, jittered))
     assert torch.equal(one, other)
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from fewtags.config.presets import ON_CPU, Facts, resolve
+from fewtags.config.search import candidates, settled
 from fewtags.config.sections import TrainConfig
 from fewtags.engine import plan as planning
 from fewtags.engine.plan import make_plan
-from fewtags.engine.time_box import RESERVE, Speed, TimeBox, measure_speed, time_box, within
+from fewtags.engine.time_box import RESERVE, Fitting, Speed, TimeBox, measure_speed, time_box, within
 from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import ConfigError
 
@@ -52,8 +53,8 @@ def test_as_many_epochs_as_fit_and_no_more_than_the_preset_has(planned, epochs):
 
 @pytest.mark.parametrize(("minutes", "words"), [(1, "1 minute:"), (1.5, "1.5 minutes:")])
 def test_one_minute_is_singular(minutes, words):
-    assert TimeBox(0, 54.0, 28.0).line(minutes).startswith(f"{words} too short for fine-tuning")
-    assert TimeBox(2, 10.0, 40.0).line(minutes).endswith("about 1 minute in all")
+    assert TimeBox((Fitting(64, 0, 54.0),), 28.0).line(minutes).startswith(f"{words} too short for fine-tuning")
+    assert TimeBox((Fitting(64, 2, 10.0),), 40.0).line(minutes).endswith("about 1 minute in all")
 
 
 def test_a_long_time_is_not_used_up(planned):
@@ -83,13 +84,13 @@ def test_workers_decode_while_the_net_computes(make_config, tables, workers, sec
     resolved = resolve(timed(make_config, 10), Facts(samples=24, classes=10, device="cpu", cores=2))
     speed = Speed(decoding=1.0, forward=0.5, step=2.0)
     box = time_box(10, resolved.model_copy(update={"workers": workers}), tables, speed)
-    assert box.epoch == pytest.approx(seconds)
+    assert box.first.epoch == pytest.approx(seconds)
 
 
 def test_epochs_are_shared_by_the_stages_of_a_preset_for_a_gpu(make_config):
     resolved = resolve(timed(make_config, 10), Facts(samples=24, classes=10, device="cuda", cores=2))
     assert [stage.epochs for stage in resolved.stages] == [5, 12]
-    assert [stage.epochs for stage in within(resolved, TimeBox(6, 1.0, 1.0)).stages] == [2, 4]
+    assert [stage.epochs for stage in within(resolved, TimeBox((Fitting(64, 6, 1.0),), 1.0)).stages] == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,47 @@ def test_epochs_are_shared_by_the_stages_of_a_preset_for_a_gpu(make_config):
 def test_settings_that_contradict_the_minutes_are_refused(make_config, train, words):
     with pytest.raises(ConfigError, match=words):
         resolve(timed(make_config, 10, **train), Facts(samples=24, classes=10, device="cpu", cores=2))
+
+
+def boxed(make_config, tables, seconds, sizes=(64, 96, 128)):
+    resolved = resolve(timed(make_config, 10), Facts(samples=24, classes=10, device="cpu", cores=2))
+    return resolved, time_box(seconds / 60 / RESERVE, resolved, tables, SPEED, sizes=sizes, solving=1.0)
+
+
+def test_sizes_are_compared_first_as_far_as_they_fit(make_config, tables):
+    """At 64 px, 35 photos of train and val take 17.5 s; at 96 px 2.25 times as long. The last passes take 10.5 s."""
+    of_two = 17.5 + 1 + 17.5 * 2.25 + 1 + 10.5 * 2.25
+    assert [f.size for f in boxed(make_config, tables, of_two - 0.1)[1].sizes] == [64]
+    resolved, box = boxed(make_config, tables, of_two + 0.1)
+    assert [(f.size, f.epochs) for f in box.sizes] == [(64, 0), (96, 0)]
+    assert "first compares photos of 64 and 96 px; too short for fine-tuning" in box.line(3)
+    assert [(c.size, c.epochs) for c in within(resolved, box).search] == [(64, 0), (96, 0)]
+    assert settled(within(resolved, box), within(resolved, box).search[1]).preset == "cpu"
+
+
+def test_larger_photos_leave_time_for_fewer_epochs(make_config, tables):
+    of_all = 17.5 * (1 + 2.25 + 4) + 3 + 10.5 * 4
+    resolved, box = boxed(make_config, tables, of_all + 5 * 53.5 + 1)
+    assert [(f.size, f.epochs) for f in box.sizes] == [(64, 5), (96, 2), (128, 0)]
+    asked = within(resolved, box)
+    stages = [settled(asked, candidate).stages for candidate in asked.search]
+    assert [[stage.epochs for stage in found] for found in stages] == [[6, 5], [6, 2], [6]]
+    assert box.line(10).startswith(
+        "10 minutes: first compares photos of 64, 96 and 128 px; 5 epochs of about 54 s at 64 px; 2 epochs of about "
+        "120 s at 96 px; 0 epochs of about 214 s at 128 px, and"
+    )
+
+
+def test_a_size_that_the_user_chose_is_not_searched(planned):
+    assert planned(1000).resolved.search == ()
+
+
+def test_minutes_and_a_search_of_the_user_are_refused(make_config):
+    config = timed(make_config, 10)
+    config = config.model_copy(update={"search": config.search.model_copy(update={"methods": ("bce",)})})
+    facts = Facts(samples=24, classes=10, device="cpu", cores=2)
+    with pytest.raises(ConfigError, match="minutes chooses what is tried first, and search gives it"):
+        candidates(config, resolve(config, facts), facts)
 
 
 def test_several_processes_would_not_agree(make_config):

@@ -7,7 +7,7 @@ from typing import Any, Literal, final
 
 from fewtags.config.precision import Precision, choose_precision
 from fewtags.config.preset_checks import SMALLEST_AREA, check_minutes, check_policy, check_selection, check_stages
-from fewtags.config.sections import Config, Settings, StageConfig
+from fewtags.config.sections import Config, PoolChoice, Settings, StageConfig
 from fewtags.errors import ConfigError
 from fewtags.objectives.table import DEFAULT_METHOD
 from fewtags.text import flag
@@ -141,6 +141,21 @@ ON_CPU: Mapping[str, _Preset] = {
 
 
 @final
+class Candidate(Settings):
+    """A combination of settings that `train` tries before it trains.
+
+    `epochs` are those in steps that follow if it is the best; None: those of the preset.
+    """
+
+    backbone: str
+    weights: str
+    size: int
+    pool: PoolChoice
+    method: str
+    epochs: int | None = None
+
+
+@final
 class Resolved(Settings):
     """Every setting of a run, with nothing left to derive; stored in `resolved.toml`."""
 
@@ -151,7 +166,7 @@ class Resolved(Settings):
     drop_path: float
     output_stride: int
     head_kernel: int
-    pool: Literal["mean", "mean_prob", "max", "lse", "softmax", "csra", "boost"]
+    pool: PoolChoice
     pool_temperature: float
     pool_weight: float
     pool_boost: float
@@ -178,6 +193,8 @@ class Resolved(Settings):
     select: Literal["auto", "best", "last"]
     preset_objective: Mapping[str, Any] = {}
     """Settings of the method that the preset gives; the user's own replace them."""
+    search: tuple[Candidate, ...] = ()
+    """What is tried before training; after that, the settings are those of the best, and nothing is left to try."""
 
 
 def resolve(config: Config, facts: Facts) -> Resolved:
@@ -298,10 +315,15 @@ def why_in_steps(config: Config, facts: Facts) -> str:
     asked = [name for name, value in given.items() if value and not solves]
     if asked:
         return f"{', '.join(asked)} {'needs' if len(asked) == 1 else 'need'} training in steps"
+    return why_unsolvable(facts, augment.size or PRESETS[SOLVED].size)
+
+
+def why_unsolvable(facts: Facts, size: int) -> str:
+    """Return why a head cannot be solved on photos of `size` pixels; an empty text if it can."""
     if not facts.solvable:
         return "the method compares views or changes its labels while it learns"
     # Most backbones have a cell in 32 pixels.
-    places = ((augment.size or PRESETS[SOLVED].size) // 32) ** 2 if facts.needs_maps else 1
+    places = (size // 32) ** 2 if facts.needs_maps else 1
     if facts.samples * facts.classes * places > MOST_CELLS:
         cells = f" x {places} cells" if places > 1 else ""
         return f"{facts.samples:,} images x {facts.classes:,} classes{cells} are too many to solve"

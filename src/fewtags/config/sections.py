@@ -123,6 +123,9 @@ class DataConfig(ReadOptions, DataFiles):
     )
 
 
+PoolChoice = Literal["mean", "mean_prob", "max", "lse", "softmax", "csra", "boost"]
+
+
 @final
 class ModelConfig(Settings):
     """The network and where its weights come from."""
@@ -132,9 +135,7 @@ class ModelConfig(Settings):
     drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth rate in training")
     output_stride: Literal[8, 16, 32] | None = Field(None, description="pixels per map cell; default: the backbone's")
     head_kernel: Literal[1, 3] = Field(1, description="side of the head's convolution; TS-CAM's is 3")
-    pool: Literal["mean", "mean_prob", "max", "lse", "softmax", "csra", "boost"] = Field(
-        "mean", description="from maps to image logits"
-    )
+    pool: PoolChoice = Field("mean", description="from maps to image logits")
     pool_temperature: float = Field(1.0, gt=0, description="of the pools lse, softmax and csra")
     pool_weight: float = Field(0.1, ge=0, description="of the softmax pool in csra")
     pool_boost: float = Field(5.0, gt=0, description="factor of positive cells in boost")
@@ -244,7 +245,8 @@ class TrainConfig(Settings):
     minutes: float | None = Field(
         None,
         gt=0,
-        description="time for the whole run: preset finetune, with as many of its epochs as fit, or none",
+        description="time for the whole run: compares input sizes (see search), then preset finetune with as many of "
+        "its epochs as fit, or none",
     )
     epochs: int | None = Field(None, ge=1, description="of all stages in steps together, in the preset's proportions")
     lr: float | None = Field(None, gt=0, description="learning rate of the last stage; the others change in proportion")
@@ -285,6 +287,21 @@ class TrainConfig(Settings):
     )
 
 
+@final
+class SearchConfig(Settings):
+    """What `train` tries before it trains: each combination solves a head on one plain view of each photo.
+
+    The best on validation is trained. A list that is empty leaves that setting to the other sections.
+    """
+
+    sizes: tuple[Annotated[int, Field(ge=32)], ...] = Field(
+        (), description="input sides in pixels; default: with minutes as many of 288, 352 and 416 as fit, else none"
+    )
+    methods: tuple[str, ...] = Field((), description="methods whose head can be solved, with their default settings")
+    pools: tuple[PoolChoice, ...] = Field((), description="from maps to image logits, see model.pool")
+    backbones: tuple[str, ...] = Field((), description="timm models; weights as for model.backbone")
+
+
 class ObjectiveConfig(Settings):
     """The method; each has its own settings, see `fewtags methods`."""
 
@@ -302,4 +319,5 @@ class Config(Settings):
     model: ModelConfig = ModelConfig()
     augment: AugmentConfig = AugmentConfig()
     objective: ObjectiveConfig
+    search: SearchConfig = SearchConfig()
     train: TrainConfig = TrainConfig()

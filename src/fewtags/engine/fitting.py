@@ -57,7 +57,7 @@ def fit_tables(
         _say(progress, *opened.notes)
 
         def start(tick: Tick) -> Iterator[Event]:
-            opened.tick = tick
+            opened.photos.tick = tick
             return opened.resume()
     else:
         refuse_used_folder(out)

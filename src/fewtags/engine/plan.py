@@ -12,17 +12,28 @@ from typing import final
 import torch
 
 from fewtags.check.check import CheckReport, check
-from fewtags.config.presets import IN_STEPS, MOST_CELLS, SOLVED, Facts, Resolved, resolve, why_in_steps
+from fewtags.config.presets import (
+    IN_STEPS,
+    MOST_CELLS,
+    SOLVED,
+    Facts,
+    Resolved,
+    resolve,
+    why_in_steps,
+    why_unsolvable,
+)
 from fewtags.config.pretrain import PretrainResolved
+from fewtags.config.search import SIZES, candidates, described, trial
+from fewtags.config.search import settled as settled_on
 from fewtags.config.sections import Config, ObjectiveConfig
 from fewtags.engine.label_counts import can_rank, positives_per_image
 from fewtags.engine.machine import facts, processes, step_text, worker_notes
 from fewtags.engine.memory import refuse_large_stores
-from fewtags.engine.methods import derive_objective, make_objective, settled
+from fewtags.engine.methods import derive_objective, make_objective, method_class, settled
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.engine.tables import Tables, read_tables
 from fewtags.engine.teacher import Teacher, match_scores, refuse_teacher
-from fewtags.engine.time_box import measure_speed, refuse_too_short, time_box, within
+from fewtags.engine.time_box import SOLVING, measure_speed, refuse_too_short, time_box, within
 from fewtags.errors import ConfigError
 from fewtags.formats.scores import ScoreTable, read_scores
 from fewtags.labels import Label, LabelMatrix
@@ -114,6 +125,9 @@ class RunPlan:
             batch = step_text(r.batch_size, self.processes, r.accumulate)
             how = f"{stage.epochs} epochs, lr {stage.lr:g} {stage.schedule}, {batch}, trains {trained}"
             yield f"stage {stage.name}: {how}"
+        if r.search:
+            tried = "; ".join(described(candidate, r.search) for candidate in r.search)
+            yield f"search: first tries {tried}, each by solving the head; the best on validation is trained"
         yield from self.notes
 
 
@@ -144,9 +158,7 @@ def make_plan(
         scores = read_scores(Path(config.data.teacher))
     began = time.perf_counter()
     tables = tables or read_tables(config.data, config.train.seed)
-    resolve(
-        config, _facts(config, tables.train, cpu)
-    )  # so that settings that do not fit are refused before photos are read
+    _resolve(config, _facts(config, tables.train, cpu))  # so that settings that do not fit are refused early
     for split, table in tables.splits().items():
         option = "images" if split == "train" else f"{split}-images"
         table.require_root(f"the {split} labels", flag(option, "FOLDER"))
@@ -158,18 +170,45 @@ def make_plan(
     teacher = None if scores is None else match_scores(scores, cleaned.splits())
     plan = derive(config, cleaned, found, out=out, cpu=cpu, teacher=teacher)
     if config.train.minutes is None:
+        _refuse_candidates(plan, out, cpu)
         return plan
     speed = measure_speed(plan.net, plan.resolved, cleaned.train, cpu=cpu)
-    box = time_box(config.train.minutes, plan.resolved, cleaned, speed, spent=time.perf_counter() - began)
+    sizes = _sizes_to_compare(config, _facts(config, cleaned.train, cpu), plan.resolved)
+    solving = SOLVING * len(cleaned.train) * len(cleaned.train.classes)
+    spent = time.perf_counter() - began
+    box = time_box(config.train.minutes, plan.resolved, cleaned, speed, spent, sizes, solving=solving)
     if config.train.preset is not None:  # a preset that was named is not replaced
         refuse_too_short(config.train.minutes, config.train.preset, box)
-    if box.epochs:
-        resolved = within(plan.resolved, box)
-    else:
+    resolved = plan.resolved
+    if not box.epochs:
         head_alone = config.train.model_copy(update={"minutes": None, "preset": SOLVED})
         resolved = resolve(config.model_copy(update={"train": head_alone}), _facts(config, cleaned.train, cpu))
-    plan = derive(config, cleaned, found, out=out, cpu=cpu, resolved=resolved, teacher=teacher)
+    plan = derive(config, cleaned, found, out=out, cpu=cpu, resolved=within(resolved, box), teacher=teacher)
+    _refuse_candidates(plan, out, cpu)
     return replace(plan, notes=(box.line(config.train.minutes), *plan.notes))
+
+
+def _sizes_to_compare(config: Config, facts: Facts, resolved: Resolved) -> tuple[int, ...]:
+    """Return the input sides that `train.minutes` may compare: none if the user chose what decides the size."""
+    model, train = config.model, config.train
+    chosen = (config.augment.size, model.backbone, model.output_stride, train.preset)
+    if facts.device != "cpu" or any(value is not None for value in chosen) or resolved.search:
+        return ()
+    return tuple(size for size in SIZES if not why_unsolvable(facts, size))
+
+
+def _refuse_candidates(plan: RunPlan, out: Path | None, cpu: bool) -> None:
+    """Raise ConfigError now if a candidate of the search cannot be tried, or not be trained if it is the best."""
+    resolved = plan.resolved
+    for candidate in resolved.search:
+        method_class(candidate.method)  # refuses an unknown name
+        tried = trial(resolved, candidate)
+        about = _facts(plan.config, plan.tables.train, cpu, candidate.method)
+        if why := why_unsolvable(about, candidate.size):
+            name = described(candidate, resolved.search)
+            raise ConfigError(f"search cannot try {name}: {why}. Leave it out of the section search.")
+        for settings in (tried, settled_on(resolved, candidate)):
+            derive(plan.config, plan.tables, None, out=out, cpu=cpu, resolved=settings, teacher=plan.teacher)
 
 
 def derive(
@@ -181,22 +220,23 @@ def derive(
     cpu: bool = False,
     resolved: Resolved | None = None,
     teacher: Teacher | None = None,
+    going_on: bool = False,
 ) -> RunPlan:
     """Derive a plan from checked tables.
 
-    A resumed run passes its own `resolved`, because another machine must not change it. Its stores fitted when it
-    began, so their size is not checked again.
+    A resumed run passes its own `resolved`, because another machine must not change it. With `going_on`, the stores
+    fitted when the run began, so their size is not checked again.
 
     Raises:
         ConfigError: settings that do not fit the data or the machine.
     """
-    train, going_on = tables.train, resolved is not None
+    train = tables.train
     if not train.matrix.counts(Label.POSITIVE).any():
         raise ConfigError(
             "no training image has a positive label, so there is nothing to learn; look at `fewtags check`."
         )
     tables = replace(tables, positives_per_image=config.data.positives_per_image)
-    resolved = resolved or resolve(config, _facts(config, train, cpu))
+    resolved = resolved or _resolve(config, _facts(config, train, cpu))
     if resolved.select == "best" and not can_rank(tables.val):
         raise ConfigError(
             'train.select = "best" needs a class with known positives and known negatives in the validation images, '
@@ -274,9 +314,14 @@ def derive(
     )
 
 
-def _facts(config: Config, train: LabelTable, cpu: bool) -> Facts:
-    """Collect what `resolve` needs to know about data, machine and method."""
-    method = settled(config.objective, config.objective.name or DEFAULT_METHOD)
+def _resolve(config: Config, facts: Facts) -> Resolved:
+    resolved = resolve(config, facts)
+    return resolved.model_copy(update={"search": candidates(config, resolved, facts)})
+
+
+def _facts(config: Config, train: LabelTable, cpu: bool, method_name: str = DEFAULT_METHOD) -> Facts:
+    """Collect what `resolve` needs to know about data, machine and method, by default that of the configuration."""
+    method = settled(config.objective, config.objective.name or method_name)
     # The question is whether a head can be solved, so settings that are open are those of a run that solves it.
     answers = answered(train) is not None
     solved = RunFacts(

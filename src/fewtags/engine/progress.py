@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fewtags.text import printable
 
 if TYPE_CHECKING:
-    from fewtags.engine.events import Event
+    from fewtags.engine.events import Event, Noted
     from fewtags.photos.scan import Tick
 
 # Seconds between progress lines if there is no bar.
@@ -58,11 +58,18 @@ def watch(
 ) -> Generator[Event, None, None]:
     """Start or resume a run, and yield its events while they are shown; nothing is printed if `quiet`.
 
-    The argument of `start` shows the progress before the first event: `features` says whether features are computed.
+    The argument of `start` shows the progress before training begins: `features` says whether features are computed.
     """
+    from fewtags.engine.events import Noted
+
     with counting("computing features of the frozen trunk", quiet=quiet or not features) as tick:
         events = start(tick)
-        first = next(events)
+        for first in events:
+            if not isinstance(first, Noted):
+                break
+            if not quiet:
+                say(note_line(first))
+            yield first
     with closing(shown(chain([first], events), quiet=quiet)) as seen:
         yield from seen
 
@@ -96,10 +103,20 @@ def shown(events: Iterable[Event], label: str = "", *, quiet: bool = False) -> G
             elif isinstance(event, StepEnded):
                 bar.update(task, completed=event.at.epoch * event.at.steps_per_epoch + event.at.step)
             elif isinstance(event, Noted):
-                line(f"{label}{'warning: ' if event.warning else ''}{event.text}")
+                line(f"{label}{note_line(event)}")
             elif isinstance(event, EpochEnded):
                 line(f"{label}{epoch_line(event.record, epochs, event.best)}")
             yield event
+
+
+def note_line(note: Noted) -> str:
+    """Describe a message in one line.
+
+    >>> from fewtags.engine.events import Noted
+    >>> note_line(Noted("the loss rises"))
+    'warning: the loss rises'
+    """
+    return f"{'warning: ' if note.warning else ''}{note.text}"
 
 
 def epoch_line(record: Mapping[str, float | int | str], epochs: int, best: bool) -> str:

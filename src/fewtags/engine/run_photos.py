@@ -68,10 +68,21 @@ class RunPhotos:
 
     # --- features
 
+    def take(self, other: RunPhotos) -> None:
+        """Take over the features of another plan, if it shows the same photos to the same trunk."""
+        if self._features_key() == other._features_key():
+            self.inputs, self.fixed = dict(other.inputs), other.fixed
+
+    def _features_key(self) -> tuple[object, ...]:
+        """What decides the features of the test view, beside the photos."""
+        r, net = self.plan.resolved, self.plan.net
+        return r.backbone, r.weights, r.output_stride, r.size, r.policy, net.head.plan.commutes, self.plan.fixed
+
     def compute(self) -> None:
-        """Compute what the head sees, before training."""
+        """Compute what the head sees, before training, unless it was taken over."""
+        self.plan.net.to(self.device)
         self.inputs = self._head_inputs()
-        self.fixed = self._fixed()
+        self.fixed = self.fixed or self._fixed()
         self._train_inputs = None if self.fixed is None else self.fixed.filled.features[0]
 
     def pooled(self, split: str) -> Tensor:
@@ -106,7 +117,9 @@ class RunPhotos:
         """Compute the head's inputs of every split but train once, where the trunk is frozen while they are used."""
         inputs: dict[str, Tensor] = {}
         for name, table in self.plan.tables.splits().items():
-            if (self.frozen and name != "train") or (name == "val" and self.plan.fixed is not None):
+            if name in self.inputs:
+                inputs[name] = self.inputs[name]
+            elif (self.frozen and name != "train") or (name == "val" and self.plan.fixed is not None):
                 inputs[name] = self._with_progress(partial(self._inputs_of, table))
         return inputs
 

@@ -58,7 +58,7 @@ NO_FILES = ("hub", "offline", "none")
 """Values of the setting `weights` that are not files."""
 RECORD_FILES = (
     *("state", "tables", "check.json", "excluded.csv", "vocabulary.json", "teacher.npy"),
-    *("environment.json", "resolved.toml"),
+    *("environment.json", "resolved.toml", "init.json"),
 )
 """What a run and its objective may write before the settings file."""
 LOST_PROCESS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "ncclRemoteError")
@@ -300,6 +300,12 @@ class RunFolder:
         write_text(self.path / "environment.json", json.dumps(record, indent=1))
         write_text(self.path / "resolved.toml", dump_toml(resolved))
         write_text(self.path / self.kind.settings, dump_toml(settings))
+
+    def settle_record(self, resolved: BaseModel, environment: Mapping[str, Any]) -> None:
+        """Replace what was resolved when the run began: by a search, which chose the settings since."""
+        write_text(self.path / "resolved.toml", dump_toml(resolved))
+        # Written last: a resumed run whose record differs writes both again.
+        write_text(self.path / "environment.json", json.dumps(environment, indent=1))
 
     def refuse_missing(self) -> Path:
         """Return the settings file; raise CheckpointError if the folder has none."""

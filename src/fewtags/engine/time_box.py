@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -11,7 +11,7 @@ from typing import final
 
 import torch
 
-from fewtags.config.presets import SOLVED, Resolved, rescaled
+from fewtags.config.presets import MOST_CELLS, SOLVED, Candidate, Resolved, rescaled
 from fewtags.engine.autocast import Autocast
 from fewtags.engine.machine import torch_device
 from fewtags.engine.model import make_policy
@@ -87,58 +87,119 @@ def _seconds(work: Callable[[], None], device: torch.device) -> float:
 
 @final
 @dataclass(frozen=True)
-class TimeBox:
-    """How many epochs of all stages in steps fit.
+class Fitting:
+    """What fits after the search if its candidate of this input size is the best: `epochs` of `epoch` seconds each."""
 
-    Attributes:
-        epochs: 0 if fewer than `LEAST_EPOCHS` fit.
-        epoch: estimated seconds of an epoch, with its validation.
-        rest: estimated seconds of everything else, without solving the head.
-    """
-
+    size: int
     epochs: int
     epoch: float
+
+
+@final
+@dataclass(frozen=True)
+class TimeBox:
+    """What fits into a number of minutes.
+
+    Attributes:
+        sizes: the input sides that are compared first, or the one of the run; fewer than `LEAST_EPOCHS` epochs in steps
+            are none.
+        rest: estimated seconds of everything but the epochs, with the comparison.
+    """
+
+    sizes: tuple[Fitting, ...]
     rest: float
+
+    @property
+    def first(self) -> Fitting:
+        """The size that is compared first."""
+        return self.sizes[0]
+
+    @property
+    def epochs(self) -> int:
+        """The most epochs in steps that follow."""
+        return max(fitting.epochs for fitting in self.sizes)
 
     def line(self, minutes: float) -> str:
         """Describe the plan in one line."""
         limit = f"{minutes:g} minute" + ("" if minutes == 1 else "s")
+        compared = ""
+        if len(self.sizes) > 1:
+            *most, last = (str(fitting.size) for fitting in self.sizes)
+            compared = f"first compares photos of {', '.join(most)} and {last} px; "
         if not self.epochs:
             return (
-                f"{limit}: too short for fine-tuning, since an epoch takes about {self.epoch:.0f} s here: the "
-                f"preset {SOLVED}, which trains only the head"
+                f"{limit}: {compared}too short for fine-tuning, since an epoch takes about {self.first.epoch:.0f} s "
+                f"here: the preset {SOLVED}, which trains only the head"
             )
-        epochs = f"{counted(self.epochs, 'epoch')} of about {self.epoch:.0f} s"
-        whole = (self.rest + self.epochs * self.epoch) / 60
-        return f"{limit}: {epochs}, and {self.rest:.0f} s of other work; about {counted(round(whole), 'minute')} in all"
+        epochs = "; ".join(
+            f"{counted(fitting.epochs, 'epoch')} of about {fitting.epoch:.0f} s"
+            + (f" at {fitting.size} px" if compared else "")
+            for fitting in self.sizes
+        )
+        whole = (self.rest + max(fitting.epochs * fitting.epoch for fitting in self.sizes)) / 60
+        return (
+            f"{limit}: {compared}{epochs}, and {self.rest:.0f} s of other work; about "
+            f"{counted(round(whole), 'minute')} in all"
+        )
 
 
-def time_box(minutes: float, resolved: Resolved, tables: Tables, speed: Speed, spent: float = 0.0) -> TimeBox:
-    """Choose the number of epochs in steps: at most that of the preset.
+def time_box(
+    minutes: float,
+    resolved: Resolved,
+    tables: Tables,
+    speed: Speed,
+    spent: float = 0.0,
+    sizes: Sequence[int] = (),
+    *,
+    solving: float = 0.0,
+) -> TimeBox:
+    """Choose the input sides to compare, and for each the number of epochs in steps: at most that of the preset.
 
-    `spent` are the seconds that reading and checking took.
+    Args:
+        minutes: for all of the run.
+        resolved: settings of the run, to which `speed` belongs.
+        tables: the photos.
+        speed: of this machine.
+        spent: seconds that reading and checking took.
+        sizes: sides that may be compared, the first ones that fit; the first one is that of the run.
+        solving: estimated seconds to solve the head.
     """
     train, val = len(tables.train), len(tables.val)
     everything = sum(len(table) for table in tables.splits().values())
     workers = max(1, resolved.workers)
+    most = sum(stage.epochs for stage in resolved.stages if not stage.solved)
+    planned = 60 * minutes * RESERVE
 
-    def seconds(photos: int, each: float) -> float:
-        # Worker processes decode while the net computes.
-        decoding = speed.decoding / workers
+    def seconds(photos: int, each: float, size: int) -> float:
+        # Worker processes decode while the net computes. The time of the net grows with the number of pixels.
+        decoding, each = speed.decoding / workers, each * (size / resolved.size) ** 2
         return photos * (max(each, decoding) if resolved.workers else each + decoding)
 
-    epoch = seconds(train, speed.step) + seconds(val, speed.forward)
-    # One pass for the head that is solved or for logistic regression, and one at the end over the other splits.
-    rest = spent + seconds(everything, speed.forward) + seconds(everything - train, speed.forward)
-    most = sum(stage.epochs for stage in resolved.stages if not stage.solved)
-    fitting = min(most, int((60 * minutes * RESERVE - rest) / epoch))
-    return TimeBox(fitting if fitting >= LEAST_EPOCHS else 0, epoch, rest)
+    def rest(compared: Sequence[int]) -> float:
+        # One pass for the head that is solved or for logistic regression, and one at the end over the other splits.
+        # Features of the test photos are computed for the best size only, at worst the largest.
+        largest = max(compared)
+        passes = sum(seconds(train + val, speed.forward, size) + solving for size in compared)
+        others = everything - train - val
+        return spent + passes + seconds(others + everything - train, speed.forward, largest)
+
+    compared = tuple(sizes) or (resolved.size,)
+    while len(compared) > 1 and rest(compared) > planned:
+        compared = compared[:-1]
+    fixed = rest(compared)
+
+    def fitting(size: int) -> Fitting:
+        epoch = seconds(train, speed.step, size) + seconds(val, speed.forward, size)
+        epochs = min(most, int((planned - fixed) / epoch))
+        return Fitting(size, epochs if epochs >= LEAST_EPOCHS else 0, epoch)
+
+    return TimeBox(tuple(map(fitting, compared)), fixed)
 
 
 def refuse_too_short(minutes: float, preset: str, box: TimeBox) -> None:
     """Raise ConfigError if `LEAST_EPOCHS` of a preset that the user named do not fit."""
     if not box.epochs:
-        needed = (box.rest + LEAST_EPOCHS * box.epoch) / 60 / RESERVE
+        needed = (box.rest + LEAST_EPOCHS * box.first.epoch) / 60 / RESERVE
         raise ConfigError(
             f"train.minutes = {minutes:g} is too short for preset {preset!r}: {LEAST_EPOCHS} epochs take about "
             f"{counted(max(1, round(needed)), 'minute')} here. Give more, or leave the preset out."
@@ -146,5 +207,15 @@ def refuse_too_short(minutes: float, preset: str, box: TimeBox) -> None:
 
 
 def within(resolved: Resolved, box: TimeBox) -> Resolved:
-    """Return the settings with the epochs of a time box, which has some."""
-    return resolved.model_copy(update={"stages": rescaled(resolved.stages, box.epochs, None)})
+    """Return the settings with the epochs of a time box, and with its sizes to compare if there are several."""
+    if box.epochs:
+        resolved = resolved.model_copy(update={"stages": rescaled(resolved.stages, box.epochs, None)})
+    if len(box.sizes) == 1:
+        return resolved
+    own = {name: getattr(resolved, name) for name in ("backbone", "weights", "pool", "method")}
+    tried = tuple(Candidate(**own, size=fitting.size, epochs=fitting.epochs) for fitting in box.sizes)
+    return resolved.model_copy(update={"search": tried})
+
+
+SOLVING = 1800.0 / MOST_CELLS
+"""Seconds for a cell (image x class) to solve a head with all strengths, on one core, with 1,280 channels."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fewtags.config.changes import settings_tree
 from fewtags.config.presets import Resolved
 from fewtags.config.sections import Config, paths_of
 from fewtags.engine.checkpoint import reading_record
@@ -16,6 +17,7 @@ from fewtags.engine.machine import environment
 from fewtags.engine.methods import method_source
 from fewtags.engine.plan import RunPlan
 from fewtags.engine.runfolder import IN_MEMORY, NO_FILES, TRAINING, TRUTH, Record, RunFolder
+from fewtags.engine.search import SEARCH_FILE, read_search
 from fewtags.engine.tables import Tables, read_tables
 from fewtags.engine.teacher import save_teacher, teacher_record
 from fewtags.errors import CheckpointError, FewtagsError
@@ -37,10 +39,16 @@ def write_record(plan: RunPlan, out: Path) -> None:
     classes = tables.train.classes
     vocabulary = [{"id": i, "name": n} for i, n in zip(classes.ids, classes.names, strict=True)]
     write_text(out / "vocabulary.json", json.dumps(vocabulary, indent=1, ensure_ascii=False))
-    facts: dict[str, Any] = {
+    save_teacher(plan.teacher, out)
+    folder.write_record(plan.config, plan.resolved, all_tables(tables), _facts(plan))
+
+
+def _facts(plan: RunPlan) -> dict[str, Any]:
+    """Return what `environment.json` has beside the settings."""
+    return {
         **environment(),
         "working_directory": str(Path.cwd()),
-        "fingerprints": {name: table.fingerprint for name, table in all_tables(tables).items()},
+        "fingerprints": {name: table.fingerprint for name, table in all_tables(plan.tables).items()},
         "weights": None if plan.net.origin is None else vars(plan.net.origin),
         "method": method_record(plan),
         "method_source": method_source(plan.objective),
@@ -49,8 +57,31 @@ def write_record(plan: RunPlan, out: Path) -> None:
         "heatmap_bytes": plan.heatmap_bytes,
         "notes": plan.notes,
     }
-    save_teacher(plan.teacher, out)
-    folder.write_record(plan.config, plan.resolved, all_tables(tables), facts)
+
+
+def settled_record(plan: RunPlan) -> dict[str, Any]:
+    """Return what `environment.json` has after a search, whose best candidate `plan` trains."""
+    settings = {TRAINING.settings: settings_tree(plan.config), "resolved.toml": settings_tree(plan.resolved)}
+    found: dict[str, Any] = json.loads(json.dumps({**_facts(plan), "settings": settings}))
+    return found
+
+
+def settle(out: Path) -> None:
+    """Finish the record of a search that has chosen, if the run was interrupted while it was written.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    found = read_search(out)
+    if found is None or not found.record:
+        return
+    path = out / "environment.json"
+    with reading_record(path):
+        begun = json.loads(path.read_text("utf-8"))
+    if begun != found.record:
+        with reading_record(out / SEARCH_FILE):
+            resolved = Resolved.model_validate(found.record["settings"]["resolved.toml"])
+        RunFolder(out, TRAINING).settle_record(resolved, found.record)
 
 
 def method_record(plan: RunPlan) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, final
@@ -21,7 +21,6 @@ from fewtags.engine.clock import Clock
 from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.evaluate import Evaluation, Logits, evaluate_logits
 from fewtags.engine.events import Ended, EpochEnded, Event, Noted, Started
-from fewtags.engine.fit import Fit, FitConfig
 from fewtags.engine.gallery import Gallery, save_gallery
 from fewtags.engine.label_counts import can_rank
 from fewtags.engine.machine import prepare_process
@@ -29,17 +28,24 @@ from fewtags.engine.methods import changed_source, settings_models
 from fewtags.engine.model import ModelInfo, save_model
 from fewtags.engine.model_card import write_card
 from fewtags.engine.object_sizes import cell_sizes
-from fewtags.engine.plan import RunPlan, derive, head_plan, make_problem
+from fewtags.engine.plan import RunPlan, derive, head_plan
+from fewtags.engine.planned_fit import make_fit
 from fewtags.engine.run_photos import RunPhotos, as_spatial
 from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
 from fewtags.engine.running_maps import store_of
-from fewtags.engine.sources import StoredViews
+from fewtags.engine.search import Search, read_search
 from fewtags.engine.start_worth import StartWorth, start_worth, write_worth
 from fewtags.engine.tables import Tables, class_groups
 from fewtags.engine.teacher import load_teacher
 from fewtags.engine.tensor_files import load_tensors
 from fewtags.engine.thresholds import choose_thresholds, needs_training_scores, rests_on
-from fewtags.engine.train_record import check_labels_unchanged, method_record, write_record
+from fewtags.engine.train_record import (
+    check_labels_unchanged,
+    method_record,
+    settle,
+    settled_record,
+    write_record,
+)
 from fewtags.files import write_text
 from fewtags.metrics.decisions import Groups
 from fewtags.metrics.thresholds import Thresholds
@@ -47,7 +53,6 @@ from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.dataset import EvalSet, PhotoFolder
 from fewtags.photos.loader import Collate, EvalLoader
 from fewtags.photos.scan import Tick
-from fewtags.table.answered import answered
 from fewtags.table.table import LabelTable
 
 T = TypeVar("T")
@@ -75,7 +80,7 @@ class TrainRun:
         notes: tuple[str, ...] = (),
         clock: Clock | None = None,
     ) -> None:
-        self.plan, self.out, self.tick, self.notes = plan, out, tick, notes
+        self.plan, self.out, self.cpu, self.notes = plan, out, cpu, notes
         self.folder = RunFolder(out, TRAINING)
         self.clock = Clock() if clock is None else clock
         prepare_process()
@@ -92,45 +97,30 @@ class TrainRun:
 
     def _train(self, resume: bool) -> Iterator[Event]:
         plan, r, device = self.plan, self.plan.resolved, self.accelerator.device
-        net, tables, photos = plan.net.to(device), plan.tables, self.photos
+        tables, photos = plan.tables, self.photos
         if resume and (self.out / CLOCK_FILE).exists():
             self.clock.add(json.loads((self.out / CLOCK_FILE).read_text("utf-8")))
         self.clock.start()
         worth = None if resume else self._worth()
+        begun = resume
+        if plan.resolved.search:
+            if not begun:
+                self._begin(worth)
+            begun = True
+            yield from self._search()
+            plan, r, photos = self.plan, self.plan.resolved, self.photos
         photos.compute()
         self.clock.lap("features")
         baseline = self._baseline()
         if plan.baseline:
             self.clock.lap("baseline")
-        source = photos.source()
-        cached = isinstance(source, StoredViews)
+        fit = make_fit(photos, out=self.out)
         self.clock.lap("features")
-        config = FitConfig(**{f.name: getattr(r, f.name) for f in fields(FitConfig) if f.name in Resolved.model_fields})
-        truth, state = None if tables.truth is None else tables.truth.matrix, self.out / "state"
-        problem = make_problem(r, tables.train.matrix, net.head.features_dim, plan.grid, device, photos.shard)
-        teacher = None if plan.teacher is None else plan.teacher.values
-        problem = replace(problem, state_dir=state, truth=truth, teacher=teacher, answered=answered(tables.train))
-        fit = Fit(
-            net,
-            plan.objective,
-            source,
-            config,
-            problem,
-            fixed=photos.fixed,
-            accelerator=self.accelerator,
-            model=net.head if cached else net,
-            out=self.out,
-            validate=photos.validation(),
-            predict=photos.predict_train,
-        )
-        if not resume:
-            if self.accelerator.is_main_process:
-                write_record(plan, self.out)
-            if worth is not None:
-                write_worth(self.out, worth)
-            self.accelerator.wait_for_everyone()
+        if not begun:
+            self._begin(worth)
         gallery = Gallery.choose(tables.splits(), tables.truth, photos.policy, photos.collate, seed=r.seed)
-        moments = set(np.linspace(0, config.epochs - 1, min(SNAPSHOTS, config.epochs)).round().astype(int).tolist())
+        epochs = fit.config.epochs
+        moments = set(np.linspace(0, epochs - 1, min(SNAPSHOTS, epochs)).round().astype(int).tolist())
         remarked = False
         for event in fit.run(resume):
             if isinstance(event, EpochEnded) and self.accelerator.is_main_process:
@@ -150,6 +140,26 @@ class TrainRun:
                 remarks = [*plan.objective.remarks(train_means(event.record))]
                 remarked = bool(remarks)
                 yield from map(Noted, remarks)
+
+    def _begin(self, worth: StartWorth | None) -> None:
+        """Write the record of the run, which can be resumed from now on."""
+        if self.accelerator.is_main_process:
+            write_record(self.plan, self.out)
+        if worth is not None:
+            write_worth(self.out, worth)
+        self.accelerator.wait_for_everyone()
+
+    def _search(self) -> Iterator[Event]:
+        """Try the candidates of the plan, and go on with the best."""
+        search = Search(self.plan, self.out, self.accelerator, cpu=self.cpu, tick=self.photos.tick)
+        yield from search.run()
+        self.plan = replace(search.plan, notes=(*self.plan.notes, f"search: {search.record.why}"))
+        record = settled_record(self.plan)
+        search.finish(record)
+        self.folder.settle_record(self.plan.resolved, record)
+        self.photos = search.photos()
+        self.clock.lap("search")
+        write_text(self.out / CLOCK_FILE, json.dumps(self.clock.seconds))
 
     def _worth(self) -> StartWorth | None:
         """Measure the encoder of --init, see `start_worth`; None on other processes than the main one."""
@@ -191,6 +201,8 @@ class TrainRun:
             which = f", logit variance {last.logit_variances[-1]:g}" if last.solved else ""
             which += f", answer weight {last.answer_weights[0]:g}" if last.answer_weights else ""
             selection = f"the last epoch ({ended.epochs}{which}): {why}"
+        if (found := read_search(self.out)) is not None:
+            selection += f"; {found.why}"
         with repeatable(device):
             moved = not photos.frozen
             logits = {name: photos.logits(net, name, moved=moved) for name in tables.splits() if name != "train"}
@@ -255,6 +267,8 @@ def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Train
             have changed.
     """
     folder = RunFolder(out, TRAINING)
+    if folder.has_begun and not folder.is_finished:
+        settle(out)
     record = folder.read_record(lambda tree, file: parse(tree, settings_models(out), file), Resolved)
     named = record.tables
     tables = Tables(named["train"], named["val"], named.get("test"), named.get(TRUTH))
@@ -263,7 +277,7 @@ def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Train
     weights = record.locate_weights(record.resolved.weights)
     resolved = record.resolved.model_copy(update={"weights": weights})
     teacher = load_teacher(out, record.environment)
-    plan = derive(record.settings, tables, None, cpu=cpu, resolved=resolved, teacher=teacher)
+    plan = derive(record.settings, tables, None, cpu=cpu, resolved=resolved, teacher=teacher, going_on=True)
     folder.refuse_other_weights(weights, plan.net.origin, record.environment["weights"])
     notes.append(changed_source(plan.objective, record.environment))
     return TrainRun(plan, out, cpu=cpu, tick=tick, notes=tuple(note for note in notes if note is not None))

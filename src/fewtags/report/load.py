@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.config.presets import Resolved
+from fewtags.config.search import described
 from fewtags.engine.baseline import compare
 from fewtags.engine.calibration import calibrated_photos
 from fewtags.engine.checkpoint import reading_record
@@ -17,6 +18,7 @@ from fewtags.engine.evaluate import evaluate_logits
 from fewtags.engine.gallery import GalleryPhoto, load_gallery
 from fewtags.engine.model import ModelInfo, read_info
 from fewtags.engine.places import refuse_unfinished_run
+from fewtags.engine.search import read_search
 from fewtags.engine.start_worth import WORTH_FILE, StartWorth
 from fewtags.engine.train_run import BASELINE_FILE, CLOCK_FILE
 from fewtags.metrics.metric import Metric
@@ -42,6 +44,7 @@ class RunData:
         progress: by epoch, the same photos in that epoch.
         baseline: sentences that compare the run with logistic regression; empty if there is no baseline.
         worth: a sentence about the encoder of --init, see `start_worth`; empty without one.
+        tried: what was tried before training, best first.
         seconds: wall-clock seconds by phase; empty if they were not recorded.
     """
 
@@ -59,6 +62,7 @@ class RunData:
     progress: dict[int, tuple[GalleryPhoto, ...]]
     baseline: tuple[str, ...] = ()
     worth: str = ""
+    tried: tuple[Tried, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -70,6 +74,19 @@ class RunData:
             k if v is True else f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in settings.items()
         )
         return f"{method['name']} ({text})" if settings else str(method["name"])
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A candidate of a search: `value` is its validation mAP in 0..1, `absent` whether unknown counted as absent."""
+
+    name: str
+    trained: bool
+    value: float | None
+    absent: bool
+    variance: float
+    seconds: float
 
 
 SHOWN = ("positives_per_image", "cl_weight", "scl_weight", "smoothing", "negative_weight", "corrected_averages")
@@ -101,6 +118,7 @@ def load_run(path: Path) -> RunData:
         progress={epoch: _gallery(path, f"epoch-{epoch:04d}") for epoch in moments},
         baseline=load_baseline(path, evaluations),
         worth=load_worth(path),
+        tried=load_search(path),
         seconds=load_clock(path),
     )
 
@@ -132,6 +150,26 @@ def _logits(run: Path, split: str) -> NDArray[np.float32]:
         if logits.ndim != 2 or logits.dtype != np.float32:
             raise ValueError(f"it contains {logits.dtype} {list(logits.shape)}, not float32 logits")
     return logits
+
+
+def load_search(run: Path) -> tuple[Tried, ...]:
+    """Return what a run tried before training, best first; none if it tried nothing."""
+    found = read_search(run)
+    if found is None:
+        return ()
+    every = tuple(trial.candidate for trial in found.trials)
+    ordered = sorted(found.trials, key=lambda trial: -(trial.value or 0.0))
+    return tuple(
+        Tried(
+            name=described(trial.candidate, every),
+            trained=found.chosen is not None and trial == found.trials[found.chosen],
+            value=trial.value,
+            absent=trial.metric != "mAP",
+            variance=trial.logit_variance,
+            seconds=trial.seconds,
+        )
+        for trial in ordered
+    )
 
 
 def load_baseline(run: Path, evaluations: dict[str, dict[str, Any]]) -> tuple[str, ...]:

@@ -1,0 +1,244 @@
+"""Try settings before training: each candidate solves a head on a frozen trunk, and validation compares them.
+
+The features of an input size are computed once for all candidates that share them, and those of the best are kept for
+training. Every trial is recorded in the run folder as soon as it is done, so an interrupted search continues.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from accelerate import Accelerator
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+
+from fewtags.config.presets import Candidate
+from fewtags.config.search import described, settled, trial
+from fewtags.engine.checkpoint import BAD_ARRAY, reading_record, write_array
+from fewtags.engine.evaluate import Logits, epoch_metrics
+from fewtags.engine.events import Noted
+from fewtags.engine.plan import RunPlan, derive
+from fewtags.engine.planned_fit import make_fit
+from fewtags.engine.run_photos import RunPhotos, as_spatial
+from fewtags.files import write_text
+from fewtags.metrics.intervals import difference_interval
+from fewtags.photos.scan import Tick
+
+SEARCH_FILE, SEARCH_FOLDER = "search.json", "search"
+CURE = f"delete {SEARCH_FILE}, and everything is tried again, or start a new run"
+
+
+@final
+class Trial(BaseModel):
+    """What a candidate reached.
+
+    Attributes:
+        metric: of validation, "mAP" or "pessimistic_mAP" (unknown counted as absent).
+        value: of the metric in 0..1 with the best strength of regularisation; None if it is not known.
+        logit_variance: that strength.
+        seconds: wall-clock time, with the features.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    candidate: Candidate
+    metric: str
+    value: float | None
+    logit_variance: float
+    seconds: float
+
+
+@final
+class SearchRecord(BaseModel):
+    """What `search.json` has.
+
+    Attributes:
+        trials: in the order of the candidates.
+        chosen: number of the best; None while some are open.
+        why: how sure the choice is, in one sentence.
+        record: what `environment.json` has to have after the choice, see `RunFolder.settle_record`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    trials: tuple[Trial, ...] = ()
+    chosen: int | None = None
+    why: str = ""
+    record: dict[str, Any] = {}
+
+
+@final
+class Search:
+    """Tries the candidates of a plan. After `run`, `plan` is that of the best, with its `photos` if they are computed.
+
+    `tick` is called with the numbers of photos done and to do.
+    """
+
+    def __init__(
+        self, plan: RunPlan, out: Path, accelerator: Accelerator, *, cpu: bool = False, tick: Tick | None = None
+    ) -> None:
+        self.begun, self.out, self.accelerator, self.cpu, self.tick = plan, out, accelerator, cpu, tick
+        self.candidates = plan.resolved.search
+        self.record = read_search(out) or SearchRecord()
+        self.plan = plan
+        self._kept: RunPhotos | None = None  # of the best candidate so far
+        self._last: RunPhotos | None = None
+        self._done = 0
+
+    def run(self) -> Iterator[Noted]:
+        """Do the trials that are not recorded, and choose; yield a line about each."""
+        for number in range(len(self.record.trials), len(self.candidates)):
+            found, logits = self._try(number)
+            write_array(self._scores(number), logits)
+            self.record = self.record.model_copy(update={"trials": (*self.record.trials, found)})
+            self._write()
+            if best_of(self.record.trials) == number:
+                self._kept = self._last
+            yield Noted(f"search: {self._line(number)}", warning=False)
+        self._last = None
+        chosen = best_of(self.record.trials)
+        why = self._why(chosen)
+        self.record = self.record.model_copy(update={"chosen": chosen, "why": why})
+        self.plan = self._derive(settled(self.begun.resolved, self.candidates[chosen]))
+        yield Noted(f"search: {why}", warning=False)
+
+    def photos(self) -> RunPhotos:
+        """Return the photos of the chosen plan, with the features that its trial computed."""
+        photos = RunPhotos(self.plan, self.accelerator, self.tick)
+        if self._kept is not None:
+            photos.take(self._kept)
+        return photos
+
+    def finish(self, record: Mapping[str, Any]) -> None:
+        """Write the choice; `record` is what `environment.json` will have."""
+        self.record = self.record.model_copy(update={"record": dict(record)})
+        self._write()
+
+    def _write(self) -> None:
+        write_text(self.out / SEARCH_FILE, self.record.model_dump_json(indent=1))
+
+    def _scores(self, number: int) -> Path:
+        (self.out / SEARCH_FOLDER).mkdir(exist_ok=True)
+        return self.out / SEARCH_FOLDER / f"trial-{number:03d}.npy"
+
+    def _derive(self, resolved: Any, *, measured: bool = True) -> RunPlan:
+        """Derive a plan; without `measured`, it has no photos to test on."""
+        plan = self.begun
+        tables = plan.tables if measured else replace(plan.tables, test=None)
+        return derive(
+            plan.config, tables, plan.report, cpu=self.cpu, resolved=resolved, teacher=plan.teacher, going_on=True
+        )
+
+    def _try(self, number: int) -> tuple[Trial, Logits]:
+        began, candidate = time.perf_counter(), self.candidates[number]
+        plan = self._derive(trial(self.begun.resolved, candidate), measured=False)
+        photos = RunPhotos(plan, self.accelerator, self._counted(number))
+        for other in (self._last, self._kept):
+            if other is not None:
+                photos.take(other)
+        photos.compute()
+        self._last = photos
+        labels, best = plan.tables.val.matrix.dense(), -math.inf
+        shown: Logits = np.zeros(labels.shape, np.float32)
+
+        def validate(module: nn.Module) -> Mapping[str, float]:
+            nonlocal best, shown
+            logits = photos.logits(as_spatial(module), "val", moved=False)
+            metrics = epoch_metrics(logits, labels)
+            value = metrics.get("mAP", metrics.get("pessimistic_mAP", math.nan))
+            if value > best:
+                best, shown = value, logits
+            return metrics
+
+        fit = make_fit(photos, validate=validate)
+        for _ in fit.run():
+            pass
+        history = fit.state.history
+        at = len(history) - 1 if fit.state.best_epoch is None else fit.state.best_epoch
+        found = Trial(
+            candidate=candidate,
+            metric="mAP" if "val/mAP" in history[at] else "pessimistic_mAP",
+            value=fit.state.best_value,
+            logit_variance=float(history[at]["logit_variance"]),
+            seconds=round(time.perf_counter() - began, 2),
+        )
+        return found, shown
+
+    def _counted(self, number: int) -> Tick | None:
+        """Return the tick of a trial, which counts the photos of all trials that are left."""
+        if self.tick is None:
+            return None
+        began, tick, left = self._done, self.tick, len(self.candidates) - number
+
+        def counted(done: int, total: int) -> None:
+            self._done = began + done
+            tick(began + done, began + total * left)
+
+        return counted
+
+    def _line(self, number: int) -> str:
+        found = self.record.trials[number]
+        name = described(found.candidate, self.candidates)
+        if found.value is None:
+            return f"{name} ({found.seconds:.0f} s)"
+        absent = "" if found.metric == "mAP" else ", unknown counted as absent"
+        return f"{name}: val mAP {100 * found.value:.1f}{absent} ({found.seconds:.0f} s)"
+
+    def _why(self, chosen: int) -> str:
+        trials = self.record.trials
+        name = described(trials[chosen].candidate, self.candidates)
+        if trials[chosen].value is None:
+            return f"{name} is trained, the first one, since validation cannot compare them"
+        other = 0 if chosen else best_of(trials[1:]) + 1
+        low, high = self._interval(other, chosen)
+        beside = described(trials[other].candidate, self.candidates)
+        value = 100 * ((trials[chosen].value or 0.0) - (trials[other].value or 0.0))
+        sure = f"{value:+.1f} mAP on validation against {beside}"
+        if math.isfinite(low):
+            sure += f", 95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
+        return f"{name} is trained ({sure})"
+
+    def _interval(self, first: int, second: int) -> tuple[float, float]:
+        """Return the interval of the difference of two trials' mAP over the choice of photos; nan if not known."""
+        if self.record.trials[first].metric != "mAP":
+            return math.nan, math.nan
+        scores = []
+        for number in (first, second):
+            with reading_record(self._scores(number), CURE):
+                try:
+                    scores.append(np.load(self._scores(number), allow_pickle=False).astype(np.float64))
+                except BAD_ARRAY as error:
+                    raise ValueError(str(error)) from None
+        return difference_interval(scores[0], scores[1], self.begun.tables.val.matrix.dense())
+
+
+def best_of(trials: tuple[Trial, ...]) -> int:
+    """Return the number of the best trial; of equal ones the first.
+
+    >>> one = Candidate(backbone="a", weights="none", size=32, pool="mean", method="bce")
+    >>> make = lambda value: Trial(candidate=one, metric="mAP", value=value, logit_variance=1, seconds=0)
+    >>> best_of((make(None), make(0.5), make(0.5)))
+    1
+    """
+    values = [-1.0 if found.value is None else found.value for found in trials]
+    return values.index(max(values))
+
+
+def read_search(out: Path) -> SearchRecord | None:
+    """Read what a run folder has of its search; None if there was none.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path = out / SEARCH_FILE
+    if not path.exists():
+        return None
+    with reading_record(path, CURE):
+        return SearchRecord.model_validate(json.loads(path.read_text("utf-8")))

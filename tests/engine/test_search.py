@@ -1,0 +1,215 @@
+"""Settings that are tried before training: what is chosen, recorded, kept, and resumed."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from train_runs import take, train
+
+from fewtags.config.presets import Facts, resolve
+from fewtags.config.search import candidates, settled, trial
+from fewtags.config.sections import ObjectiveConfig
+from fewtags.engine import run_photos, runfolder
+from fewtags.engine.events import Noted
+from fewtags.engine.model import read_info
+from fewtags.engine.plan import make_plan
+from fewtags.engine.search import SEARCH_FILE, Search, read_search
+from fewtags.engine.tables import Tables
+from fewtags.engine.tensor_files import load_tensors
+from fewtags.engine.train_run import TrainRun, open_run
+from fewtags.errors import CheckpointError, ConfigError
+from fewtags.report.build import render
+from fewtags.report.load import load_run
+
+SOLVED = {"train__preset": "cpu", "train__stages": None, "train__cached_views": None, "train__batch_size": None}
+SIZES = {"augment__size": None, "search__sizes": [32, 64]}
+
+
+@pytest.fixture
+def config(make_config):
+    """A configuration that searches, without a method of its own."""
+
+    def make(**changes):
+        found = make_config(**{**SOLVED, **SIZES, **changes})
+        if "objective" not in changes:
+            found = found.model_copy(update={"objective": ObjectiveConfig()})
+        return found
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def searched(scenes, tmp_path_factory, request):
+    """A finished run that compared two sizes and two methods, and the lines that it said."""
+    out = tmp_path_factory.mktemp("runs") / "searched"
+    make = request.getfixturevalue("make_config")
+    config = make(**SOLVED, **SIZES, search__methods=["expected_negative", "assume_negative"])
+    config = config.model_copy(update={"objective": ObjectiveConfig()})
+    tables = Tables(scenes.train, scenes.val, scenes.test, scenes.train_truth)
+    events = train(config, tables, out)
+    return out, [event.text for event in events if isinstance(event, Noted)]
+
+
+def test_every_trial_is_recorded_and_the_best_is_trained(searched):
+    out, lines = searched
+    found = read_search(out)
+    names = [(t.candidate.size, t.candidate.method) for t in found.trials]
+    assert names == [(s, m) for s in (32, 64) for m in ("expected_negative", "assume_negative")]
+    values = [trial.value for trial in found.trials]
+    assert found.chosen == values.index(max(values))
+    best = found.trials[found.chosen]
+    info = read_info(out / "model.safetensors")
+    assert (info.size, info.method["name"]) == (best.candidate.size, best.candidate.method)
+    assert json.loads((out / "evaluation" / "val.json").read_text())["mAP"] == pytest.approx(best.value)
+    assert len(lines) == 5
+    assert lines[0].startswith(f"search: 32 px, expected_negative: val mAP {100 * values[0]:.1f} (")
+    assert lines[-1] == f"search: {found.why}"
+    assert "is trained (" in found.why
+    assert "95 % interval" in found.why
+
+
+def test_the_record_is_that_of_the_best(searched):
+    out, _ = searched
+    best = read_search(out).trials[read_search(out).chosen].candidate
+    run = load_run(out)
+    assert (run.resolved["size"], run.resolved["method"]) == (best.size, best.method)
+    assert run.resolved.get("search", []) == []
+    assert run.environment["method"]["name"] == best.method
+    assert any(note.startswith("search: ") for note in run.environment["notes"])
+    assert run.seconds["search"] > 0
+    assert read_search(out).why in run.info.selection
+    values = [tried.value for tried in run.tried]
+    assert values == sorted(values, reverse=True)
+    assert [tried.trained for tried in run.tried] == [True, False, False, False]
+    page = render([run])
+    assert f'<td class="l">{run.tried[0].name}</td>' in page
+
+
+def test_it_is_the_model_of_a_run_with_these_settings(searched, tables, config, tmp_path):
+    out, _ = searched
+    best = read_search(out).trials[read_search(out).chosen].candidate
+    train(config(search__sizes=[], augment__size=best.size, objective={"name": best.method}), tables, tmp_path / "run")
+    one, two = (load_tensors(folder / "model.safetensors") for folder in (out, tmp_path / "run"))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def test_an_interrupted_search_goes_on(config, tables, tmp_path, monkeypatch):
+    tried = []
+    whole = Search._try
+    monkeypatch.setattr(Search, "_try", lambda self, number: tried.append(number) or whole(self, number))
+    train(config(), tables, tmp_path / "whole")
+    run = TrainRun(make_plan(config(), tables=tables, cpu=True), tmp_path / "run", cpu=True).start()
+    next(run)
+    run.close()
+    assert tried == [0, 1, 0]
+    assert len(read_search(tmp_path / "run").trials) == 1
+    take(open_run(tmp_path / "run", cpu=True).resume())
+    assert tried == [0, 1, 0, 1]
+    values = [[t.value for t in read_search(tmp_path / name).trials] for name in ("whole", "run")]
+    assert values[0] == values[1]
+    one, two = (load_tensors(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("file", ["resolved.toml", "environment.json"])
+def test_a_choice_that_was_half_written_is_completed(config, tables, tmp_path, monkeypatch, file):
+    whole = runfolder.write_text
+
+    def cut(path, text):
+        if path.name == file and (tmp_path / "run" / "run.toml").exists():
+            raise KeyboardInterrupt
+        whole(path, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runfolder, "write_text", cut)
+        with pytest.raises(KeyboardInterrupt):
+            train(config(), tables, tmp_path / "run")
+    opened = open_run(tmp_path / "run", cpu=True)
+    assert opened.plan.resolved.search == ()
+    assert opened.plan.resolved.size == read_search(tmp_path / "run").trials[opened_choice(tmp_path)].candidate.size
+    take(opened.resume())
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def opened_choice(tmp_path):
+    return read_search(tmp_path / "run").chosen
+
+
+def test_a_damaged_search_is_named(config, tables, tmp_path):
+    run = TrainRun(make_plan(config(), tables=tables, cpu=True), tmp_path / "run", cpu=True).start()
+    next(run)
+    run.close()
+    (tmp_path / "run" / SEARCH_FILE).write_text("{")
+    with pytest.raises(CheckpointError, match=r"search.json is damaged \(.*\); delete search.json, and everything is"):
+        open_run(tmp_path / "run", cpu=True)
+
+
+def test_labels_that_rank_nothing_train_the_first(config, tables, tmp_path):
+    """One positive label a photo: the measure is mAP with unknown counted as absent."""
+    train(config(), Tables(tables.train, tables.train.subset(np.arange(8))), tmp_path / "run")
+    assert {trial.metric for trial in read_search(tmp_path / "run").trials} == {"pessimistic_mAP"}
+    assert "interval" not in read_search(tmp_path / "run").why
+
+
+def test_candidates_that_share_features_compute_them_once(config, tables, tmp_path, monkeypatch):
+    passes = []
+    whole = run_photos.fill_fixed
+    monkeypatch.setattr(run_photos, "fill_fixed", lambda *a, **k: passes.append(1) or whole(*a, **k))
+    train(config(search__methods=["expected_negative", "assume_negative"], search__sizes=[], augment__size=64),
+          tables, tmp_path / "run")  # fmt: skip
+    assert len(passes) == 1
+
+
+FACTS = Facts(samples=24, classes=10, device="cpu", cores=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"augment__size": 64}, "search.sizes tries several values, and augment.size = 64 fixes one"),
+        ({"search__sizes": [32, 32]}, "search.sizes has 32 twice"),
+        ({"search__pools": ["mean"], "model__pool": "max"}, "search.pools tries several values, and model.pool = max"),
+        ({"search__methods": ["bce"], "objective": {"name": "bce"}}, "objective.name = bce fixes one"),
+        (
+            {"search__backbones": ["resnet18"]},
+            "search.backbones tries several values, and model.backbone = test_resnet",
+        ),
+    ],
+)
+def test_settings_that_contradict_a_search_are_refused(config, changes, words):
+    found = config(**changes)
+    with pytest.raises(ConfigError, match=words):
+        candidates(found, resolve(found, FACTS), FACTS)
+
+
+def test_a_search_is_for_one_process(config):
+    facts = FACTS.model_copy(update={"processes": 2})
+    with pytest.raises(ConfigError, match="in one process, and there are 2"):
+        candidates(config(), resolve(config(), facts), facts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"search__methods": ["splc", "bce"], "search__sizes": []},
+            "search cannot try splc: the method compares views",
+        ),
+        ({"search__methods": ["nothing"], "search__sizes": []}, "'nothing' is not a method"),
+        ({"search__sizes": [32, 64], "search__pools": ["lse"], "train__cache_gib": 1e-6}, "Raise train.cache_gib"),
+    ],
+)
+def test_a_candidate_that_cannot_be_tried_is_refused_before_training(config, tables, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        make_plan(config(**changes), tables=tables, cpu=True)
+
+
+def test_the_best_is_fine_tuned_with_the_epochs_that_fit(make_config):
+    found = make_config(**SOLVED | {"train__preset": "finetune"}, **SIZES)
+    resolved = resolve(found, FACTS)
+    one = candidates(found, resolved, FACTS)[0]
+    assert settled(resolved, one).stages == resolved.stages
+    assert settled(resolved, one.model_copy(update={"epochs": 2})).stages[-1].epochs == 2
+    assert settled(resolved, one.model_copy(update={"epochs": 0})).stages == trial(resolved, one).stages
+    assert (settled(resolved, one).size, settled(resolved, one).search) == (32, ())

@@ -6,6 +6,10 @@
 EfficientNet-Lite0, one plain view of each photo, one random positive label per training photo; label seeds 10 to 12,
 which no table in README uses. Strengths are those of the preset `cpu`, from strong to weak, and one more. The best on
 the complete validation labels is taken, and test is measured at that one. A line that is there is not done again.
+
+The second table is that of `fewtags train --minutes`: expected negatives on photos of 288, 352 and 416 px, and the size
+that validation chooses for each set and label seed. Development seeds are apart from seeds 0 to 4, which were run once
+the sizes were fixed. Features of a set and size are kept in the folder `heads` of --cache.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,10 +41,13 @@ from fewtags.photos.loader import Collate, EvalLoader
 from fewtags.stores.topk import ExpectedPositives, expected_counts
 from photo_sets import NAMES, BenchmarkSet, load
 from protocol import append_line, read_lines, script_arguments
+from table import mean_over_sets, paired
 
 SEEDS = (10, 11, 12)
 SETS = ("camvid", "collages", "voc2", "ccp")
 SIZES = (224, 288)
+COMPARED = (288, 352, 416)  # those of `config.search.SIZES`
+HELD_OUT = (0, 1, 2, 3, 4)
 VARIANCES = (*LOGIT_VARIANCES, 30.0)
 MOMENTUM = 0.8  # of the scores that rank expected positives
 
@@ -56,6 +64,7 @@ VARIANTS: Mapping[str, tuple[tuple[int, str], ...]] = {
     "stages 224": ((224, "stages"),),
     "mean and stages 224": ((224, "mean"), (224, "stages")),
 }
+LARGER: Mapping[str, tuple[tuple[int, str], ...]] = {f"mean {size}": ((size, "mean"),) for size in COMPARED}
 """Features side by side, each of a size and a pool; "stages": the means of the three stages before the last layer."""
 
 
@@ -104,19 +113,30 @@ def features(data: BenchmarkSet, size: int) -> dict[str, dict[str, Tensor]]:
     return found
 
 
-def runs(data: BenchmarkSet, done: set[tuple[str, str, str, int]]) -> Iterator[dict[str, Any]]:
+def stored_features(data: BenchmarkSet, size: int, cache: Path) -> dict[str, dict[str, Tensor]]:
+    """`features`, computed once."""
+    path = cache / "heads" / f"{data.name}-{size}.pt"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(features(data, size), path)
+    found: dict[str, dict[str, Tensor]] = torch.load(path, weights_only=True)
+    return found
+
+
+def runs(data: BenchmarkSet, done: set[tuple[str, str, str, int]], cache: Path) -> Iterator[dict[str, Any]]:
     """Every run of a set that is not done."""
     jobs = [(v, "AN", s) for v in VARIANTS for s in SEEDS]
     jobs += [(v, "full labels", SEEDS[0]) for v in VARIANTS]
     jobs += [("mean 288", loss, s) for loss in LOSSES if loss not in ("AN", "full labels") for s in SEEDS]
     jobs += [("mean 224", "EN", s) for s in SEEDS]
-    jobs = [job for job in jobs if (data.name, *job) not in done]
-    if not jobs:
-        return
-    every = {size: features(data, size) for size in SIZES}
+    jobs += [(v, "EN", s) for v in LARGER for s in (*SEEDS, *HELD_OUT)]
+    jobs = [job for job in dict.fromkeys(jobs) if (data.name, *job) not in done]
+    parts = {**VARIANTS, **LARGER}
+    sizes = {size for variant, _, _ in jobs for size, _ in parts[variant]}
+    every = {size: stored_features(data, size, cache) for size in sorted(sizes)}
     for variant, loss, seed in jobs:
         pooled = {
-            split: torch.cat([every[size][split][pool] for size, pool in VARIANTS[variant]], 1) for split in data.splits
+            split: torch.cat([every[size][split][pool] for size, pool in parts[variant]], 1) for split in data.splits
         }
         yield {"set": data.name, "features": variant, "loss": loss, "seed": seed, **solve(data, pooled, loss, seed)}
 
@@ -162,7 +182,7 @@ def mean_ap(data: BenchmarkSet, head: SpatialHead, x: Tensor, split: str) -> flo
 def table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Markdown: mean test mAP over seeds by features, loss and set."""
     rows: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in records:
+    for record in (r for r in records if r["seed"] in SEEDS):
         rows[record["features"], record["loss"]][record["set"]].append(record["test"])
     yield f"| features | loss | {' | '.join(SETS)} |"
     yield "|" + "---|" * (2 + len(SETS))
@@ -171,18 +191,52 @@ def table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"| {features_} | {loss} | {' | '.join(cells)} |"
 
 
+def size_table(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> Iterator[str]:
+    """Markdown: test mAP of EN by input size and of the size that validation chooses, with the difference to 288 px."""
+    by_row: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        if record["features"] in LARGER and record["loss"] == "EN" and record["seed"] in seeds:
+            by_row[record["features"].removeprefix("mean ") + " px"][record["set"]][record["seed"]] = record
+    base = by_row[f"{COMPARED[0]} px"]
+    chosen = by_row["the best on validation"]
+    for name, found in base.items():
+        for seed in found:
+            every = [by_row[f"{size} px"][name][seed] for size in COMPARED if seed in by_row[f"{size} px"][name]]
+            if len(every) == len(COMPARED):
+                chosen[name][seed] = max(every, key=lambda r: r["val"])
+    yield f"| EN, test mAP | {' | '.join(SETS)} | mean |"
+    yield "|" + "---|" * (2 + len(SETS))
+    for row in (*(f"{size} px" for size in COMPARED), "the best on validation"):
+        values = {s: {n: r["test"] for n, r in by_row[row][s].items()} for s in SETS}
+        plain = {s: {n: r["test"] for n, r in base[s].items()} for s in SETS}
+        means = [mean_over_sets([found[s] for s in SETS]) for found in (values, plain)]
+        cells = [_cell(values[s], plain[s], row) for s in SETS] + [_cell(means[0], means[1], row)]
+        yield f"| {row} | {' | '.join(cells)} |"
+
+
+def _cell(values: Mapping[int, float], base: Mapping[int, float], row: str) -> str:
+    """The mean, and the paired difference to the base unless this is its row."""
+    if not values:
+        return "–"
+    difference = "" if row == f"{COMPARED[0]} px" else f" ({paired(values, base)})"
+    return f"{statistics.mean(values.values()):.1f}{difference}"
+
+
 def main() -> None:
     parser = script_arguments(__doc__, NAMES, SETS)
     options = parser.parse_args()
     records = read_lines(options.out)
     if options.table:
         print("\n".join(table(records)))
+        for seeds in (SEEDS, HELD_OUT):
+            print(f"\nLabel seeds {seeds[0]} to {seeds[-1]}:\n")
+            print("\n".join(size_table(records, seeds)))
         return
     torch.set_num_threads(1)
     keep_freed_memory()
     done = {(r["set"], r["features"], r["loss"], r["seed"]) for r in records}
     for name in options.sets:
-        for record in runs(load(name, options.data, options.cache), done):
+        for record in runs(load(name, options.data, options.cache), done, options.cache):
             append_line(options.out, record)
 
 

@@ -63,6 +63,36 @@ def test_full_labels_are_better_than_one(data):
 
 def test_the_table_is_a_mean_over_seeds():
     records = [
-        {"set": "voc2", "features": "mean 224", "loss": "AN", "seed": s, "test": t} for s, t in ((0, 60), (1, 61))
+        {"set": "voc2", "features": "mean 224", "loss": "AN", "seed": s, "test": t}
+        for s, t in ((10, 60), (11, 61), (0, 99))
     ]
     assert [*heads.table(records)][-1] == "| mean 224 | AN | – | – | 60.5 | – |"
+
+
+def test_validation_chooses_the_size_of_each_label_seed():
+    """Of the first seed 352 px, of the second 288; a seed without all sizes does not count."""
+    values = {
+        288: {0: (50, 60), 1: (50, 62), 2: (50, 60)},
+        352: {0: (51, 63), 1: (49, 70)},
+        416: {0: (40, 9), 1: (40, 9)},
+    }
+    records = [
+        {"set": name, "features": f"mean {size}", "loss": "EN", "seed": seed, "val": val, "test": test}
+        for name in heads.SETS
+        for size, found in values.items()
+        for seed, (val, test) in found.items()
+    ]
+    rows = [*heads.size_table(records, (0, 1, 2))]
+    assert rows[2] == "| 288 px |" + " 60.7 |" * 5
+    assert rows[3].startswith("| 352 px | 66.5 (+5.5 [")
+    assert rows[5].startswith("| the best on validation | 62.5 (+1.5 [")
+    assert [*heads.size_table(records, (7,))][2] == "| 288 px |" + " – |" * 5
+
+
+def test_features_of_a_size_are_computed_once(data, tmp_path, monkeypatch):
+    made, calls = data[0], []
+    found = {split: {"mean": torch.zeros(2, 3)} for split in made.splits}
+    monkeypatch.setattr(heads, "features", lambda _, size: calls.append(size) or found)
+    for _ in range(2):
+        assert torch.equal(heads.stored_features(made, 352, tmp_path)["val"]["mean"], torch.zeros(2, 3))
+    assert calls == [352]

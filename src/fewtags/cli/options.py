@@ -64,8 +64,8 @@ Precision = Annotated[
 Minutes = Annotated[
     float | None,
     typer.Option(
-        help="Time for the whole run (train.minutes): the preset finetune, with as many of its epochs as fit; the head "
-        "alone if fewer than two do.",
+        help="Time for the whole run (train.minutes): without a GPU first compares input sizes with solved heads; then "
+        "the preset finetune with as many of its epochs as fit, or the head alone if fewer than two do.",
     ),
 ]
 MixedPrecision = Annotated[

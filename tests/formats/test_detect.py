@@ -8,6 +8,7 @@ from fewtags.errors import ConfigError, DataError
 from fewtags.formats import FORMATS, list_formats
 from fewtags.formats.read import detect
 
+LABELME = '{"shapes": [], "imagePath": "a.jpg"}'
 OPEN_IMAGES = "ImageID,Source,LabelName,Confidence\n"
 
 
@@ -46,6 +47,9 @@ def write(tmp_path):
         ({"train/labels/a.txt": ""}, "yolo", "label files in {name}/train/labels/"),
         ({"classes.txt": "a", "a.jpg": "", "a.txt": ""}, "yolo", "classes.txt, and label files beside photos"),
         ({"annotations.xml": ""}, "cvat", "annotations.xml"),
+        ({"a.json": LABELME, "a.jpg": ""}, "labelme", "a.json is a file of LabelMe"),
+        ({"Annotations/a.json": LABELME, "a.jpg": ""}, "labelme", "Annotations/a.json is a file of LabelMe"),
+        ({"train/a.json": LABELME, "train/a.jpg": "", "val/b.jpg": ""}, "labelme", "train/a.json is a file of LabelMe"),
         ({"x.csv": "a,b\n", "y.csv": OPEN_IMAGES}, "openimages", "y.csv has the columns ImageID and LabelName"),
         ({"labels/y.csv": OPEN_IMAGES}, "openimages", "y.csv has the columns ImageID and LabelName"),
     ],
@@ -84,6 +88,7 @@ def test_the_marks_of_two_formats(write):
         ),
         ("a.tsv", OPEN_IMAGES, ("csv", "a text table by its ending")),
         ("a.json", ' \n {"images": []}', ("coco", "its JSON is an object")),
+        ("a.json", '{"shapes": [], "imagePath": "a.jpg"}', ("labelme", "its JSON has shapes of LabelMe")),
         ("a.json", "\ufeff [1]", ("labelstudio", "its JSON is a list")),
         ("a.json", "", ("coco", "its JSON is an object")),
         ("a.xml", "<x/>", ("cvat", "one XML file")),
@@ -100,7 +105,7 @@ def test_what_cannot_be(write):
     with pytest.raises(DataError, match=r"a\.docx: no known format has the ending '\.docx'; expected a folder of"):
         detect(folder / "a.docx")
     kinds = dict.fromkeys(("folder", "voc", "nuswide", "cub", "tagfiles"), (True, False))
-    kinds |= dict.fromkeys(("coco", "yolo", "openimages", "cvat", "datumaro", "metadata"), (True, True))
+    kinds |= dict.fromkeys(("coco", "yolo", "openimages", "cvat", "datumaro", "labelme", "metadata"), (True, True))
     for name in FORMATS:
         for path, readable in zip((folder, folder / "b.csv"), kinds.get(name, (False, True)), strict=True):
             if readable:
@@ -116,8 +121,8 @@ def test_what_cannot_be(write):
 
 def test_lists_of_formats_in_words():
     assert list_formats("title") == (
-        "class folders, CSV, COCO, VOC, YOLO, OpenImages, Label Studio, CVAT, Datumaro, metadata.jsonl, text files of "
-        "tags, Hill lists, ImageNet ReaL, NUS-WIDE, CUB attributes or a Parquet label table"
+        "class folders, CSV, COCO, VOC, YOLO, OpenImages, Label Studio, CVAT, Datumaro, LabelMe, metadata.jsonl, text "
+        "files of tags, Hill lists, ImageNet ReaL, NUS-WIDE, CUB attributes or a Parquet label table"
     )
     assert list_formats("expected").startswith("a folder of class folders, a .csv, .tsv or .txt table, a COCO .json, ")
 

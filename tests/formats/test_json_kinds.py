@@ -11,7 +11,10 @@ from fewtags.formats.read import read
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        ({"version": "5.0", "shapes": [], "imagePath": "a.jpg"}, "looks like LabelMe, which is not read; export it as"),
+        (
+            [{"version": "5.0", "shapes": [], "imagePath": "a.jpg"}],
+            "looks like LabelMe, which has a file for each",
+        ),
         ({"_via_settings": {}, "_via_img_metadata": {}}, "looks like a project of VGG Image Annotator"),
         ({"a.jpg1": {"filename": "a.jpg", "regions": []}}, "looks like VGG Image Annotator"),
         ([{"image": "a.jpg", "annotations": []}], "looks like Create ML"),

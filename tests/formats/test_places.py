@@ -1,5 +1,7 @@
 """Points that are drawn on objects: in the outline wherever a file has one, in every format."""
 
+import base64
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +103,23 @@ def datumaro(root, shape):
     return write_text(root / "annotations/default.json", json.dumps(content))
 
 
+def labelme(root, shape):
+    place = {
+        "polygon": {"points": TRIANGLE},
+        "mask": {"points": [[10, 10], [49, 33]], "mask": png_of(triangle_mask()[10:34, 10:50])},
+    }[shape]
+    shapes = [{"label": "cat", "shape_type": shape} | place] * OBJECTS
+    content = {"shapes": shapes, "imagePath": "a.jpg", "imageWidth": WIDTH, "imageHeight": HEIGHT}
+    return write_text(root / "a.json", json.dumps(content))
+
+
+def png_of(mask):
+    """Return a mask as LabelMe writes it, a PNG in base64."""
+    file = io.BytesIO()
+    Image.fromarray(mask.astype(np.uint8) * 255).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
 def yolo(root, shape):
     row = " ".join(f"{x / WIDTH} {y / HEIGHT}" for x, y in TRIANGLE)
     write_text(root / "a.txt", f"0 {row}\n" * OBJECTS)
@@ -135,7 +154,7 @@ def voc_outline(root, shape):
 SHAPES = [
     (voc_outline, "polygon"),
     (voc_outline, "points"),
-    *((writer, shape) for writer in (coco, cvat, labelstudio, datumaro) for shape in ("polygon", "mask")),
+    *((writer, shape) for writer in (coco, cvat, labelstudio, datumaro, labelme) for shape in ("polygon", "mask")),
     (yolo, "polygon"),
     (voc, "mask"),
 ]

@@ -45,6 +45,8 @@ def one_of_each(tmp_path):
         "categories": {"label": {"labels": [{"name": "cat"}]}},
         "items": [{"id": "a", "annotations": [{"type": "label", "label_id": 0}], "image": {"path": "a.jpg"}}],
     }
+    labelme = {"shapes": [{"label": "cat", "points": [[0, 0], [2, 1]], "shape_type": "rectangle"}]}
+    labelme |= {"imagePath": "a.jpg", "imageWidth": 2, "imageHeight": 1}
     shapes = '<annotations><image name="a.jpg" width="2" height="1"><tag label="cat"/></image></annotations>'
     touch(tmp_path / "cvat/annotations.xml", shapes)
     for folder in ("hill", "real"):
@@ -77,6 +79,8 @@ def one_of_each(tmp_path):
         "cvat xml": tmp_path / "cvat/annotations.xml",
         "datumaro": touch(tmp_path / "dm/annotations/default.json", json.dumps(items)).parent.parent,
         "datumaro json": tmp_path / "dm/annotations/default.json",
+        "labelme": touch(tmp_path / "lm/a.json", json.dumps(labelme)).parent,
+        "labelme json": tmp_path / "lm/a.json",
         "metadata": touch(tmp_path / "hf/metadata.jsonl", '{"file_name": "a.jpg", "tags": ["cat"]}\n'),
         "tagfiles": touch(tmp_path / "tags/a.txt", "cat").parent,
         "hill": touch(tmp_path / "hill/list.txt", "a.jpg,0\n"),
@@ -96,6 +100,8 @@ KINDS += (
     "cvat xml",
     "datumaro",
     "datumaro json",
+    "labelme",
+    "labelme json",
     "metadata",
     "tagfiles",
     "hill",

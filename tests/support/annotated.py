@@ -197,6 +197,21 @@ def _datumaro(root: Path, photos: Sequence[Photo]) -> Path:
     return root
 
 
+def _labelme(root: Path, photos: Sequence[Photo]) -> Path:
+    """Splits are folders of the files; the paths of photos are those of Windows."""
+    for photo in photos:
+        shapes = [
+            {"label": name, "points": [[x1, y1], [x0, y0]], "shape_type": "rectangle", "flags": {}}
+            for name, x0, y0, x1, y1 in photo.boxes
+        ]
+        folder = f"labels/{photo.split}" if photo.split else "labels"
+        image = f"{'..' + chr(92)}{('..' + chr(92)) * bool(photo.split)}images{chr(92)}{photo.name}.jpg"
+        content = {"version": "5.0.1", "flags": {}, "shapes": shapes, "imagePath": image, "imageData": None}
+        content |= {"imageHeight": photo.size[1], "imageWidth": photo.size[0]}
+        write_text(root / folder / f"{photo.name}.json", json.dumps(content))
+    return root
+
+
 def _metadata(root: Path, photos: Sequence[Photo]) -> Path:
     lines = []
     for p in photos:
@@ -314,6 +329,7 @@ WRITERS = {
     "labelstudio": Writer(write=_labelstudio, splits=False, broken=("tasks.json", '"x": 25.0, "y"', '"x": "?", "y"')),
     "cvat": Writer(write=_cvat, broken=("annotations.xml", 'xtl="10"', 'xtl="x"')),
     "datumaro": Writer(write=_datumaro, broken=("annotations/*.json", "[10, 15, 10, 15]", '[10, "x", 10, 15]')),
+    "labelme": Writer(write=_labelme, broken=("labels/b.json", "[20, 30]", '["x", 30]')),
     "metadata": Writer(write=_metadata, broken=("images/*.jsonl", "[10, 15, 10, 15]", '[10, "x", 10, 15]')),
     "tagfiles": Writer(write=_tagfiles, located=False, declares_size=False, looks_for_photos=False),
     "hill": Writer(

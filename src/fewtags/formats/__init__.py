@@ -117,6 +117,13 @@ FORMATS = {
             ("complete", *_NEGATIVES, "crowd", *_PLACES),
         ),
         Format(
+            "labelme",
+            "LabelMe",
+            "a folder of LabelMe .json files",
+            (".json", FOLDER),
+            ("complete", *_NEGATIVES, *_PLACES),
+        ),
+        Format(
             "metadata",
             "metadata.jsonl",
             "a metadata.jsonl of Hugging Face or its folder",
@@ -139,7 +146,7 @@ FORMATS = {
 }
 """Every format that can be read, by name."""
 
-OUTLINED = frozenset({"coco", "voc", "yolo", "labelstudio", "cvat", "datumaro"})
+OUTLINED = frozenset({"coco", "voc", "yolo", "labelstudio", "cvat", "datumaro", "labelme"})
 """Formats whose objects can have outlines."""
 
 if not TYPE_CHECKING:

@@ -29,6 +29,7 @@ from fewtags.formats.common import (
 )
 from fewtags.formats.datumaro import is_datumaro
 from fewtags.formats.json_kinds import kind_of_json
+from fewtags.formats.labelme import is_labelme
 from fewtags.formats.locate import ImageKeys, folder_of, locate, spelling
 from fewtags.formats.masks import key_of, outlines_to_points
 from fewtags.formats.options import ReadOptions
@@ -53,7 +54,8 @@ def recognise(path: Path) -> str:
     if path.is_dir():
         files = _files_of_splits(path)
         return f"{files[0][1].relative_to(path).as_posix()} is a COCO file" if files else ""
-    return "" if first_character(path) == "[" or is_datumaro(path) else "its JSON is an object"
+    other = first_character(path) == "[" or is_datumaro(path) or is_labelme(path)
+    return "" if other else "its JSON is an object"
 
 
 def _files_of_splits(path: Path) -> list[tuple[str, Path]]:

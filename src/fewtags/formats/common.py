@@ -186,15 +186,21 @@ def without(key: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 def first_character(file: Path) -> str:
     """Return the first character of a text file that is not blank, or "" if there is none near its start."""
     with file.open("rb") as stream:
-        return stream.read(4096).decode("utf-8-sig", "ignore").lstrip()[:1]
+        head = stream.read(4096)
+    return head.decode(_code_of(head), "ignore").lstrip("\ufeff \t\r\n")[:1]
+
+
+def _code_of(head: bytes) -> str:
+    """Return the encoding of a text file by its first bytes, see `decoded`; a byte order mark is a character."""
+    return {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(head[:2], "utf-8")
 
 
 def ends_of(file: Path) -> str:
     """Return the first and the last 64 KiB of a text file, which show the keys of a large JSON file."""
     with file.open("rb") as stream:
         head = stream.read(1 << 16)
-        stream.seek(max(len(head), file.stat().st_size - (1 << 16)))
-        return (head + stream.read()).decode("utf-8-sig", "ignore")
+        stream.seek(max(len(head), (file.stat().st_size - (1 << 16)) // 2 * 2))  # characters of UTF-16 have two bytes
+        return (head + stream.read()).decode(_code_of(head), "ignore").lstrip("\ufeff")
 
 
 def is_hidden(path: str) -> bool:

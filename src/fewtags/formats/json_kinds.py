@@ -12,7 +12,10 @@ _COCO = "which is not read; export it as COCO or Pascal VOC"
 _LINES = "write one object per line instead, into a file that ends in .jsonl"
 _KINDS: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"image_id", "category_id", "score"}), "looks like results of a detector; predictions are not labels"),
-    (frozenset({"shapes", "imagePath"}), f"looks like LabelMe, {_COCO}, or {_TABLE}"),
+    (
+        frozenset({"shapes", "imagePath"}),
+        "looks like LabelMe, which has a file for each photo; pass their folder",
+    ),
     (frozenset({"_via_img_metadata"}), f"looks like a project of VGG Image Annotator, {_COCO}"),
     (frozenset({"image", "annotations"}), f"looks like Create ML, {_COCO}"),
     (frozenset({"size", "objects", "tags"}), f"looks like Supervisely, {_COCO}"),
@@ -23,8 +26,8 @@ _LABEL_STUDIO = frozenset({"id", "annotator", "annotation_id"})
 def kind_of_json(record: Mapping[str, Any]) -> str:
     """Return what a JSON object, or the first one of a list, looks like and what to do; "" if it is not known.
 
-    >>> kind_of_json({"shapes": [], "imagePath": "a.jpg", "version": "5"})[:40]
-    'looks like LabelMe, which is not read; e'
+    >>> kind_of_json({"size": {}, "objects": [], "tags": []})[:44]
+    'looks like Supervisely, which is not read; e'
     >>> kind_of_json({"a.jpg": ["cat"]})[:24], kind_of_json({"images": []})
     ('is an object with an ent', '')
     """

@@ -37,12 +37,20 @@ _NO_SIZE = (math.nan, math.nan)
 def recognise(path: Path) -> str:
     """Return the mark of VOC in a folder, or "" if there is none."""
     marks = [part for part in ("Annotations", "ImageSets") if (path / part).is_dir() or path.name == part]
+    if marks == ["Annotations"] and _has_only_json(path if path.name == "Annotations" else path / "Annotations"):
+        return ""
     if marks:
         return f"{marks[0]}/"
     if (folder := _annotations(path)) is not None and _has_page(folder):
         return f"{folder.name}/ has VOC files"
     splits = sorted(entry for entry in path.iterdir() if is_split(entry.name) and entry.is_dir())
     return next((f"{split.name}/ has VOC files" for split in splits if _has_page(split)), "")
+
+
+def _has_only_json(folder: Path) -> bool:
+    """Return whether a folder has JSON files and no XML file."""
+    endings = {extension(file.name) for file in folder.iterdir() if not is_hidden(file.name)}
+    return ".json" in endings and ".xml" not in endings and not any(file.is_dir() for file in folder.iterdir())
 
 
 def _annotations(path: Path) -> Path | None:

@@ -140,7 +140,7 @@ def _place(element: Element) -> tuple[Corners | None, Outline | None, str, str]:
 
 def _is_place(part: Element) -> bool:
     """Return whether an element of an unknown kind has numbers inside."""
-    if not isinstance(part.tag, str) or fold(part.tag) in _NO_PLACES:
+    if fold(str(part.tag)) in _NO_PLACES:
         return False
     return any(math.isfinite(xml_number(inner.text)) for inner in part.iter() if inner is not part)
 

@@ -19,7 +19,7 @@ KAGGLE = "image_id,Bags_Under_Eyes,Big_Nose,Oval_Face,Young\n000001.jpg,-1,1,-1,
 
 
 @pytest.mark.parametrize("encode", ["utf-8", "utf-8-sig", "utf-16"])
-@pytest.mark.parametrize("name", ["list_attr_celeba.txt", "attributes.TXT"])
+@pytest.mark.parametrize("name", ["list_attr_celeba.txt", "attributes.TXT", "list_attr_celeba.csv"])
 def test_a_list_with_a_count(tmp_path, name, encode):
     file = tmp_path / name
     file.write_bytes(LIST.replace("\n", "\r\n").encode(encode))
@@ -52,6 +52,24 @@ def test_the_csv_of_kaggle(tmp_path):
     table = read(write_text(tmp_path / "list_attr_celeba.csv", KAGGLE))
     assert labels(table) == {"000001.jpg": {"Bags_Under_Eyes": N, "Big_Nose": P, "Oval_Face": N, "Young": P}}
     assert table.notes.warnings == ()
+
+
+@pytest.mark.parametrize("minus", ["-1", "-1.0", " -1"])
+def test_blank_cells_and_numbers_in_another_form(tmp_path, minus):
+    table = read(write_text(tmp_path / "a.csv", f"image_id,Bangs,Big_Nose,Blurry\na.jpg,1,{minus},\n"))
+    assert labels(table) == {"a.jpg": {"Bangs": P, "Big_Nose": N}}
+
+
+def test_a_column_of_partitions(tmp_path):
+    rows = "".join(f"{n}.jpg,1,-1,-1,{n}\n" for n in range(3))
+    table = read(write_text(tmp_path / "a.csv", f"image_id,Bangs,Big_Nose,Blurry,partition\n{rows}"))
+    assert table.split_names.to_pylist() == ["train", "val", "test"]
+    assert table.notes.warnings == ()
+
+
+def test_other_tables_with_such_names_are_read(tmp_path):
+    file = write_text(tmp_path / "list_eval_partition_mine.csv", "image,tags\na.jpg,cat\n")
+    assert labels(read(file)) == {"a.jpg": {"cat": P}}
 
 
 def test_minus_one_in_other_tables_is_asked_about(tmp_path):

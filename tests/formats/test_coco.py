@@ -519,11 +519,13 @@ def test_a_coco_file_in_each_folder_of_a_split(tmp_path, make_photo):
     assert (table.split_names.to_pylist(), len(table.facts)) == (["train", "val"], 2)
 
 
-@pytest.mark.parametrize("more", [{"score": 0.91}, {"Confidence": 1e-3}, {"attributes": {"score": 0.5}}])
+@pytest.mark.parametrize(
+    "more", [{"score": 0.91}, {"score": "0.91"}, {"Confidence": 1e-3}, {"attributes": {"score": 0.5}}]
+)
 def test_results_of_a_detector_are_refused_like_a_table_of_predictions(write, more):
     """One of two annotations has a score: the file cannot be taken for labels of people."""
     file = write([image(1, "a.jpg")], [annotation(1, 1, 1), annotation(2, 1, 17, **more)])
-    key, value = next(iter(more.get("attributes", more).items()))
+    key, value = next((key, float(value)) for key, value in more.get("attributes", more).items())
     with pytest.raises(DataError) as error:
         read_coco(file)
     assert str(error.value) == (

@@ -171,6 +171,29 @@ def test_equal_names_in_folders_stay_apart(write, tmp_path):
     assert table.split_names.to_pylist() == ["train", "val"]
 
 
+def test_two_files_about_one_photo_are_joined(write, tmp_path):
+    save_photo(tmp_path / "a.jpg", (200, 100))
+    write("a", shape())
+    write("a 2", shape("dog"), path="a.jpg")
+    assert labels(read(tmp_path)) == {"a.jpg": {"cat": P, "dog": P}}
+
+
+def test_a_photo_that_is_missing_is_named_with_the_folder(write, tmp_path):
+    for n, name in enumerate("abc"):
+        write(name, shape())
+        if name != "c":
+            save_photo(tmp_path / f"{name}.jpg", (200, 100), 50 * n)
+    table = read(tmp_path)
+    assert [e.item for e in table.notes.excluded] == ["c.jpg"]
+    assert f"{tmp_path.name}: 1 of 3 photos left out: not found" in table.notes.messages
+
+
+@pytest.mark.parametrize("more", [{"kind": "mask", "mask": "???"}, {"kind": "mask"}, {"kind": "polygon"}])
+def test_outlines_that_cannot_be_drawn_are_counted(write, tmp_path, more):
+    table = read(write("a", shape(**more)), options=ReadOptions(places="points"))
+    assert any("1 in boxes without a mask (1 has an outline that is damaged" in m for m in table.notes.messages)
+
+
 def test_photos_without_a_file_are_kept(write, tmp_path):
     for n, name in enumerate("ab"):
         save_photo(tmp_path / f"{name}.jpg", (200, 100), 50 * n)

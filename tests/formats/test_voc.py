@@ -413,6 +413,7 @@ def test_outlines_instead_of_boxes(tmp_path, write, place, corners):
     [
         (SQUARE.replace(">60<", ">x<"), "bad-place", "coordinates that are not numbers"),
         ("<polygon/>", "bad-place", "coordinates that are not numbers"),
+        (rotated(40, 20, -40, 20, 0), "bad-place", "coordinates that are not numbers"),
         (rotated(40, 20, 40, "", 0), "bad-place", "coordinates that are not numbers"),
         (rotated(40, 20, 40, 20, 45), "unread-place", "the angle of its <robndbox> is 45, but angles are in radians"),
         ("<ellipse><cx>4</cx></ellipse>", "unread-place", "its place is written as <ellipse>, which is not read"),

@@ -33,17 +33,17 @@ _CELEBA = frozenset(
     ]
 )
 _FEW = 3
-_STATES = frozenset({"-1", "0", "1", "+1"})
 _SPLITS = {"0": "train", "1": "val", "2": "test"}
 _PLACE = re.compile(r"(?:x|y|w|h|width|height|[xy]_?\d+|.+_[xy]|landmark_.+|clothes_type|variation_type)")
+_OTHERS = re.compile(r"list_eval_partition|identity_celeba|list_bbox(_celeba|_inshop)?|list_landmarks(_\w+)?")
 _PAIR = re.compile(r"\s*(\S+?)[\s,;]+(\S+)\s*")
 _ENDINGS = (".txt", ".csv")
 _LABELS = "pass list_attr_celeba.txt (or .csv), which has the attributes"
 
 
 def is_counted_list(path: Path) -> bool:
-    """Whether a .txt file begins with a number alone, a row of names and a row about a photo."""
-    if path.suffix.lower() != ".txt":
+    """Whether a text table begins with a number alone, a row of names and a row about a photo, between blanks."""
+    if path.suffix.lower() not in (".txt", ".csv", ".tsv"):
         return False
     with path.open("rb") as stream:
         head = stream.read(1 << 16)
@@ -62,16 +62,17 @@ def check_list(path: Path) -> None:
         DataError: the file is such a list.
     """
     name = fold(path.stem)
+    if not _OTHERS.fullmatch(name):
+        return
     if name.startswith("list_eval_partition"):
         raise DataError(
             f"{path}: a list of splits (0 train, 1 val, 2 test), which are not labels; {_LABELS}. A "
             f"list_eval_partition beside that file is read with it."
         )
-    if name.startswith(("list_bbox", "list_landmarks")):
-        what = "boxes" if name.startswith("list_bbox") else "landmarks"
-        raise DataError(f"{path}: a list of {what} of faces or clothes without classes; {_LABELS}.")
-    if name.startswith("identity_celeba"):
+    if name.startswith("identity"):
         raise DataError(f"{path}: a list of the numbers of persons, which are not attributes; {_LABELS}.")
+    what = "boxes" if name.startswith("list_bbox") else "landmarks"
+    raise DataError(f"{path}: a list of {what} of faces or clothes without classes; {_LABELS}.")
 
 
 def read_counted_list(path: Path) -> tuple[Sheet, Notes]:
@@ -130,29 +131,40 @@ def with_states(sheet: Sheet, options: ReadOptions, *, whole: bool) -> tuple[Rea
     if options.uncertain != "ignore" or "-1" in own:
         return options, Notes()
     values = {value.strip() for counts in sheet.values[1:] for value in counts}
-    if "-1" not in values:
+    minus, zero = (sorted(v for v in values - own if sheet.number(v) == number) for number in (-1, 0))
+    if not minus:
         return options, Notes()
-    given = {"negative_words": (*options.negative_words, "-1")}
+    given = {"negative_words": (*options.negative_words, *minus)}
     text = "-1 means absent, as in CelebA"
-    if whole and "0" in values and "0" not in own:
-        given["unknown_words"] = (*options.unknown_words, "0")
+    if whole and zero:
+        given["unknown_words"] = (*options.unknown_words, *zero)
         text += ", and 0 means unknown"
     message = f"{sheet.path.name}: {text}; other meaning of -1: {setting('uncertain', 'ones')}"
     return options.model_copy(update=given), Notes(messages=(message,))
 
 
 def is_celeba(sheet: Sheet) -> bool:
-    """Whether the columns of a table are attributes of CelebA, with no other values than 1, -1 and perhaps 0."""
+    """Whether the columns of a table are attributes of CelebA, with no other values than 1, -1, perhaps 0 and blank."""
     known = [j for j, name in enumerate(sheet.header) if re.sub(r"[\s-]+", "_", fold(name)) in _CELEBA]
-    return len(known) >= _FEW and all(value.strip() in _STATES for j in known for value in sheet.values[j])
+    return len(known) >= _FEW and all(
+        not value.strip() or sheet.number(value) in (-1, 0, 1) for j in known for value in sheet.values[j]
+    )
 
 
 def with_partition(sheet: Sheet) -> tuple[Sheet, Notes]:
     """Return the sheet with the splits of a list_eval_partition that is beside it, or in the folder Eval.
 
+    A column `partition` with the numbers of that list gets the names of the splits.
+
     Raises:
         DataError: a line of that file has another form.
     """
+    own = next((j for j, name in enumerate(sheet.header) if fold(name) == "partition"), None)
+    if own is not None and {value.strip() for value in sheet.values[own]} <= _SPLITS.keys():
+        named = [_SPLITS[value.strip()] for value in sheet.columns[own]]
+        message = f"{sheet.path.name}: the partitions 0, 1 and 2 are train, val and test, as in CelebA"
+        columns = tuple(named if j == own else column for j, column in enumerate(sheet.columns))
+        return replace(sheet, columns=columns), Notes(messages=(message,))
     above = sheet.path.absolute().parent
     near = [folder / f"list_eval_partition{ending}" for folder in (above, above.parent / "Eval") for ending in _ENDINGS]
     file = next((file for file in near if file.is_file()), None)

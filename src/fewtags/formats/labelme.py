@@ -259,17 +259,17 @@ def _photos(path: Path, read: _Files, images: Path | None) -> ImageKeys:
         below,
         _joined(read.folders, bare),
         _joined(outer, bare),
-        _joined(read.folders, read.stems),
-        _joined(outer, read.stems),
         bare,
     ]
-    if path.is_file():
-        beside, near = usual_folders(path), path
-    else:
-        beside, near = [path, path / "images", path.parent / "images", path.parent], path / "-"
-    names = spelling(variants, file=near, images=images, beside=beside)
-    otherwise = dict(zip(names, _joined(read.folders, read.stems), strict=True))
-    photos = locate(names, file=near, images=images, beside=beside, otherwise=otherwise)
+    # A path that leaves the folder is that of the disk.
+    variants = [[_absolute(path, name) for name in names] for names in variants]
+    beside = usual_folders(path) if path.is_file() else [path, path / "images", path.parent / "images", path.parent]
+    names = spelling(variants, file=path, images=images, beside=beside)
+    stems = spelling(
+        [_joined(read.folders, read.stems), _joined(outer, read.stems)], file=path, images=images, beside=beside
+    )
+    second = dict(zip(names, stems, strict=True))
+    photos = locate(names, file=path, images=images, beside=beside, otherwise=second)
     if images is not None or photos.root is None or path.is_file() or not photos.root.is_relative_to(path):
         return photos
     known = {*photos.keys}
@@ -291,6 +291,12 @@ def _folders_below(root: Path) -> Iterator[tuple[Path, list[str]]]:
     for folder, inside, names in os.walk(root):
         inside[:] = [name for name in inside if not is_hidden(name)]
         yield Path(folder), [name for name in names if not is_hidden(name)]
+
+
+def _absolute(path: Path, name: str) -> str:
+    """Return a name that leaves the folder of the labels as an absolute path; other names as they are."""
+    above = path.parent if path.is_file() else path
+    return posixpath.normpath(f"{above.absolute().as_posix()}/{name}") if name.startswith("../") else name
 
 
 def _is_for_labels(folder: str) -> bool:

@@ -65,7 +65,7 @@ def place_of(shape: Mapping[str, Any], kind: str, *, drawn: bool) -> Place:
     if kind == "mask":
         x0, y0, x1, y1 = box  # the first and the last pixel
         return Place(box=(x0, y0, x1 + 1, y1 + 1), outline=_mask(shape.get("mask"), (x0, y0)) if drawn else None)
-    outlined = kind in ("polygon", "rotation", "quadrilateral") and len(points) > 2
+    outlined = kind in ("polygon", "rotation", "quadrilateral")
     return Place(box=box, outline=Outline.of_polygon(points) if outlined else None)
 
 
@@ -73,15 +73,15 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _mask(data: object, corner: Point) -> Outline | None:
-    """Return the outline of a mask: a PNG in base64 with the pixels of its bounding box; None if it cannot be read."""
+def _mask(data: object, corner: Point) -> Outline:
+    """Return the outline of a mask, a PNG in base64 with the pixels of its bounding box; without pixels if broken."""
     if not isinstance(data, str):
-        return None
+        return Outline([])
     try:
         with Image.open(io.BytesIO(base64.b64decode(data, validate=True)), formats=("PNG",)) as picture:
             if picture.width * picture.height > MOST_PIXELS:
-                return None
+                return Outline([])
             pixels = np.array(picture.convert("L")) > 0
     except (OSError, ValueError, SyntaxError, binascii.Error, Image.DecompressionBombError):
-        return None
+        return Outline([])
     return replace(Outline.of_mask(pixels), corner=corner)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 from fewtags.errors import DataError
-from fewtags.formats.common import finite_number
+from fewtags.formats.common import finite_number, xml_number
 from fewtags.formats.options import fold
 from fewtags.table.table import Notes
 from fewtags.text import counted, some
@@ -34,7 +35,10 @@ class Scores:
 
     def add(self, key: str, value: object) -> None:
         """Add a value of an object, if it is the number of a score."""
-        if fold(key) in SCORE_NAMES and not isinstance(value, bool) and (number := finite_number(value)) == number:
+        if fold(key) not in SCORE_NAMES or isinstance(value, bool):
+            return
+        number = xml_number(value) if isinstance(value, str) else finite_number(value)
+        if not math.isnan(number):
             self.values.append(number)
             self.keys[key] = None
 

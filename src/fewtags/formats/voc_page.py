@@ -169,6 +169,6 @@ def _turned(element: Element) -> tuple[list[Point], str]:
     cx, cy, w, h, angle = numbers("cx", "cy", "w", "h", "angle")
     if abs(angle) > _MOST_RADIANS:
         return [], f"the angle of its <robndbox> is {angle:g}, but angles are in radians, at most 6.28"
-    if not all(map(math.isfinite, (cx, cy, w, h, angle))):
+    if not all(map(math.isfinite, (cx, cy, w, h, angle))) or min(w, h) < 0:
         return [NO_CORNERS[:2]], ""
     return turned_corners((cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), math.degrees(angle)), ""

@@ -7,6 +7,7 @@ from seen import labels, readings
 from fewtags.errors import DataError
 from fewtags.formats.options import ReadOptions
 from fewtags.formats.read import read
+from fewtags.formats.unlabelled import unlabelled
 from fewtags.labels import Label
 
 P, N = Label.POSITIVE, Label.NEGATIVE
@@ -146,3 +147,10 @@ def test_the_folder_of_such_a_list_is_not_one_class(tmp_path):
     write_text(tmp_path / "list_attr_celeba.txt", LIST)
     with pytest.raises(DataError, match=r"pass one of them instead of the folder: 'list_attr_celeba\.txt'"):
         read(tmp_path)
+
+
+def test_its_photos_without_labels(tmp_path):
+    for n, name in enumerate(TRUTH):
+        save_photo(tmp_path / "img_align_celeba" / name, (8, 6), 50 * n)
+    table = unlabelled(write_text(tmp_path / "list_attr_celeba.txt", LIST))
+    assert table.images.to_pylist() == [*TRUTH]

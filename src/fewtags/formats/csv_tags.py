@@ -53,7 +53,7 @@ def tags_of_rows(sheet: Sheet, columns: Sequence[int], options: ReadOptions) -> 
     keys: Sequence[Hashable]
     if len(columns) == 1:
         keys, counts = sheet.columns[columns[0]], Counter[Hashable](sheet.values[columns[0]])
-        joined: dict[Hashable, tuple[str, ...]] = {**read[0][0]}
+        joined: dict[Hashable, tuple[str, ...]] = dict(read[0][0].items())
     else:
         keys = [*zip(*(sheet.columns[column] for column in columns), strict=True)]
         counts = Counter(keys)
@@ -65,15 +65,15 @@ def tags_of_rows(sheet: Sheet, columns: Sequence[int], options: ReadOptions) -> 
     fillers: Counter[str] = Counter()
     nothing = set()
     tags: dict[Hashable, tuple[str, ...]] = {}
-    for key, found in joined.items():
+    for row, found in joined.items():
         named = tuple(tag for tag in found if not options.is_none(tag))
         if named and len(named) < len(found):
-            fillers.update(dict.fromkeys((tag for tag in found if options.is_none(tag)), counts[key]))
+            fillers.update(dict.fromkeys((tag for tag in found if options.is_none(tag)), counts[row]))
             found = named
         if found and not named:
-            nothing.add(key)
-        tags[key] = found
-        uses.update(dict.fromkeys(found, counts[key]))
+            nothing.add(row)
+        tags[row] = found
+        uses.update(dict.fromkeys(found, counts[row]))
     ways = dict.fromkeys(how for _, how, _ in read)
     how = (
         next(iter(ways))

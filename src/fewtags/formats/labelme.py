@@ -177,7 +177,8 @@ class _Files:
         if not isinstance(data, dict) or not {"shapes", "imagePath"} & data.keys():
             self.others.append(inside.as_posix())
             return
-        shapes, flags = ((data.get(key) or empty) for key, empty in (("shapes", []), ("flags", {})))
+        shapes: object = data.get("shapes") or []
+        flags: object = data.get("flags") or {}
         if not isinstance(shapes, list) or not isinstance(flags, dict):
             wrong, kind = ("flags", "an object") if isinstance(shapes, list) else ("shapes", "a list")
             raise DataError(f"{file}: {wrong} is {data[wrong]!r:.40}; expected {kind}, as LabelMe writes it.")

@@ -12,6 +12,7 @@ import numpy as np
 
 from fewtags.check.photo_findings import TINY
 from fewtags.errors import DataError
+from fewtags.formats.celeba import is_counted_list
 from fewtags.formats.common import split_name, text_of
 from fewtags.formats.folder_walk import Files, walk
 from fewtags.formats.locate import extension, folder_of, is_photo, locate
@@ -186,7 +187,7 @@ def _folder_notes(root: Path, files: Files, classes: Sequence[str] | None = None
 
 def _listed(path: Path) -> list[str]:
     """Return the stripped lines of a text file that lists photos; none if it is of another kind."""
-    if (ending := extension(path.name)) not in _LISTS:
+    if (ending := extension(path.name)) not in _LISTS or is_counted_list(path):
         return []
     lines = [stripped for line in io.StringIO(text_of(path), newline=None) if (stripped := line.strip())]
     if not lines:

@@ -152,6 +152,12 @@ def test_labels_that_rank_nothing_train_the_first(config, tables, tmp_path):
     assert "interval" not in read_search(tmp_path / "run").why
 
 
+def test_a_single_candidate_is_trained(config, tables, tmp_path):
+    train(config(search__sizes=[32]), tables, tmp_path / "run")
+    assert read_search(tmp_path / "run").why == "32 px is trained, the only one"
+    assert read_info(tmp_path / "run" / "model.safetensors").size == 32
+
+
 def test_candidates_that_share_features_compute_them_once(config, tables, tmp_path, monkeypatch):
     passes = []
     whole = run_photos.fill_fixed
@@ -213,3 +219,7 @@ def test_the_best_is_fine_tuned_with_the_epochs_that_fit(make_config):
     assert settled(resolved, one.model_copy(update={"epochs": 2})).stages[-1].epochs == 2
     assert settled(resolved, one.model_copy(update={"epochs": 0})).stages == trial(resolved, one).stages
     assert (settled(resolved, one).size, settled(resolved, one).search) == (32, ())
+    solved = resolve(make_config(**SOLVED, **SIZES), FACTS)
+    weighted = solved.stages[0].model_copy(update={"answer_weights": (4.0, 1.0), "epochs": 8})
+    kept = settled(solved.model_copy(update={"stages": (weighted,)}), one.model_copy(update={"epochs": 0}))
+    assert kept.stages == (weighted,)

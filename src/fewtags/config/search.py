@@ -79,9 +79,11 @@ def trial(resolved: Resolved, candidate: Candidate) -> Resolved:
 
 def settled(resolved: Resolved, candidate: Candidate) -> Resolved:
     """Return the settings of the run if a candidate is the best."""
-    if candidate.epochs == 0:
+    stages = resolved.stages
+    if candidate.epochs == 0 and not all(stage.solved for stage in stages):
         return trial(resolved, candidate)
-    stages = resolved.stages if candidate.epochs is None else rescaled(resolved.stages, candidate.epochs, None)
+    if candidate.epochs:
+        stages = rescaled(stages, candidate.epochs, None)
     return _with(resolved, candidate).model_copy(update={"stages": stages})
 
 

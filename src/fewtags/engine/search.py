@@ -196,6 +196,8 @@ class Search:
         name = described(trials[chosen].candidate, self.candidates)
         if trials[chosen].value is None:
             return f"{name} is trained, the first one, since validation cannot compare them"
+        if len(trials) == 1:
+            return f"{name} is trained, the only one"
         other = 0 if chosen else best_of(trials[1:]) + 1
         low, high = self._interval(other, chosen)
         beside = described(trials[other].candidate, self.candidates)

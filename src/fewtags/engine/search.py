@@ -205,6 +205,7 @@ class Search:
         sure = f"{value:+.1f} mAP on validation against {beside}"
         if math.isfinite(low):
             sure += f", 95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
+            sure += ", so not clearly better" if low <= 0 else ""
         return f"{name} is trained ({sure})"
 
     def _interval(self, first: int, second: int) -> tuple[float, float]:

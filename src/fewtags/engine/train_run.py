@@ -202,7 +202,7 @@ class TrainRun:
             which += f", answer weight {last.answer_weights[0]:g}" if last.answer_weights else ""
             selection = f"the last epoch ({ended.epochs}{which}): {why}"
         if (found := read_search(self.out)) is not None:
-            selection += f"; {found.why}"
+            selection += f"; the best of {len(found.trials)} tried first"
         with repeatable(device):
             moved = not photos.frozen
             logits = {name: photos.logits(net, name, moved=moved) for name in tables.splits() if name != "train"}

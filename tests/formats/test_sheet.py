@@ -68,6 +68,14 @@ def test_a_header_alone(write):
     assert (len(sheet), [list(column) for column in sheet.columns]) == (0, [[], []])
 
 
+def test_blank_cells_alone(write):
+    with pytest.raises(DataError) as error:
+        read_sheet(write(",\n;\n"))
+    assert str(error.value).endswith(
+        "a.csv row 1: the file has blank cells only; expected a header such as 'image,tags'."
+    )
+
+
 def test_more_rows_than_a_block(write):
     sheet = read_sheet(write("image,n\n" + "".join(f"{i}.jpg,{i}\n" for i in range(1_000))))
     assert list(sheet.columns[1]) == [str(i) for i in range(1_000)]

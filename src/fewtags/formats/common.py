@@ -345,7 +345,7 @@ def close_images(
 
 def distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the sorted values without repeats; `np.unique` hashes, which takes minutes for such regular numbers."""
-    values = np.sort(values)
+    values = np.sort(values, kind="stable")  # much faster for values that are almost in order
     return values[np.concatenate([[True], values[1:] != values[:-1]])] if len(values) else values
 
 

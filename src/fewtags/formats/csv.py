@@ -102,8 +102,9 @@ def read_table(
         annotated: bool [R], rows that can state that classes are absent; None: all.
     """
     path = sheet.path
-    names = sheet.columns[layout.image]
-    if (empty := next((i for i, name in enumerate(names) if not name.strip()), None)) is not None:
+    names = sheet.coded[layout.image]
+    if (unnamed := names.each(lambda name: not name.strip(), np.bool_)).any():
+        empty = int(unnamed.argmax())
         raise DataError(f"{sheet.at(empty, layout.image)}: there is no image name; {_without_image(sheet, empty)}.")
     form = {"classes": _class_columns, "tags": _tags, "facts": label_rows}[layout.form](sheet, layout, options)
     if not len(form.classes):
@@ -145,10 +146,7 @@ def _without_image(sheet: Sheet, row: int) -> str:
 def _class_columns(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
     words = words_of(sheet, options)
     check_words(sheet, layout.labels, words)
-    columns = []
-    for j in layout.labels:
-        number = {value: _MEANINGS.index(words.needed(value)) for value in sheet.values[j]}
-        columns.append(np.fromiter(map(number.__getitem__, sheet.columns[j]), np.int64, len(sheet)))
+    columns = [sheet.coded[j].each(lambda value: _MEANINGS.index(words.needed(value)), np.int64) for j in layout.labels]
     where = f"{sheet.path.name}, class columns"
     values = [sheet.values[j] for j in layout.labels]
     absent = options.complete or options.blank == "negative"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
@@ -56,26 +55,24 @@ def label_rows(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
             numbers.
     """
     words = words_of(sheet, options)
-    clean = {value: clean_name(value) for value in sheet.values[layout.labels[0]]}
-    names = [clean[value] for value in sheet.columns[layout.labels[0]]]
+    texts = sheet.coded[layout.labels[0]]
+    names = texts.mapped(clean_name)
     corners, points = _corners(sheet), _points(sheet, layout)
     column = f"{sheet.path.name}, column {sheet.header[layout.labels[0]]!r}"
-    warnings = joined_names(column, clean)
-    named = np.fromiter(map(bool, names), np.bool_, len(sheet))
+    warnings = joined_names(column, texts.words)
+    named = names.each(bool, np.bool_)
     empty = np.zeros(len(sheet), np.bool_)
     if len(layout.labels) == 2:
         meanings = _states(sheet, layout, names, named, words)
-        labels = {value: meaning.label for value, meaning in meanings.items()}
-        state = np.fromiter(map(labels.__getitem__, sheet.columns[layout.labels[1]]), np.int8, len(sheet))
+        state = sheet.coded[layout.labels[1]].each(lambda value: meanings[value].label, np.int8)
         where, values = f"{sheet.path.name}, column {sheet.header[layout.labels[1]]!r}", sheet.values[layout.labels[1]]
         readings, unsure = words.readings(where, [values], "nothing known"), words.unsure(where, [values])
         warnings += unsure
     else:
-        nothing = {name: bool(name) and options.is_none(name) for name in set(names)}
-        empty = np.fromiter(map(nothing.__getitem__, names), np.bool_, len(sheet))
+        empty = names.each(lambda name: bool(name) and options.is_none(name), np.bool_)
         state = np.where(named & ~empty, np.int8(Label.POSITIVE), np.int8(Label.UNKNOWN))
-        counts = ((name or "(blank)", _class_meaning(name, options), n) for name, n in sorted(Counter(names).items()))
-        readings = value_readings(column, counts)
+        counts = sorted(names.counts().items())
+        readings = value_readings(column, ((name or "(blank)", _class_meaning(name, options), n) for name, n in counts))
     if points is not None and layout.point is not None:
         axes = [sheet.header[j] for j in layout.point]
         _check_points(sheet, axes, points, state)
@@ -84,14 +81,14 @@ def label_rows(sheet: Sheet, layout: Layout, options: ReadOptions) -> Form:
         readings += value_readings(f"{sheet.path.name}, columns {' and '.join(map(repr, axes))}", kinds)
         corners = np.tile(points, 2)
     rows = np.flatnonzero(named & ~empty)  # `_states` refuses a state without a class, and a class without a state
-    classes = ClassNames.of(sorted({names[i] for i in rows.tolist()}))
-    number = {name: classes.index(name) if name in classes else -1 for name in set(names)}
+    used = np.bincount(names.codes[rows], minlength=len(names.words)).tolist()
+    classes = ClassNames.of(sorted(name for name, n in zip(names.words, used, strict=True) if n))
     located: NDArray[np.bool_] = ~np.isnan(corners[rows, 0])
     return Form(
         classes=classes,
         labels=Labels(
             image=rows,
-            class_=np.fromiter(map(number.__getitem__, names), np.int64, len(names))[rows],
+            class_=names.each(lambda name: classes.index(name) if name in classes else -1, np.int64)[rows],
             state=state[rows],
             corners=corners[rows],
             located=located,
@@ -112,8 +109,8 @@ def photo_sizes(sheet: Sheet, layout: Layout, photos: ImageKeys) -> NDArray[np.f
         for i in np.flatnonzero(photos.image >= 0).tolist():
             if not (text := sheet.columns[j][i]).strip():
                 continue
-            value, before = _number(sheet, i, j, "pixels"), sizes[photos.image[i], axis]
-            if value <= 0:
+            value, before = sheet.number(text), sizes[photos.image[i], axis]
+            if not _is_valid(value, "pixels") or value <= 0:
                 raise DataError(_not_pixels(sheet, i, j))
             if value != before and not math.isnan(before):
                 raise DataError(f"{sheet.at(i, j)}: {text!r}, but an earlier row has {before:g}; fix one of them.")
@@ -128,8 +125,7 @@ def _states(
     column = layout.labels[1]
     check_words(sheet, [column], words)
     meanings = {value: words.needed(value) for value in sheet.values[column]}
-    blank = {value: meaning is Meaning.BLANK for value, meaning in meanings.items()}
-    wrong = named == np.fromiter(map(blank.__getitem__, sheet.columns[column]), np.bool_, len(sheet))
+    wrong = named == sheet.coded[column].each(lambda value: meanings[value] is Meaning.BLANK, np.bool_)
     if wrong.any():
         i = int(wrong.argmax())
         raise DataError(
@@ -191,22 +187,24 @@ def _numbers(sheet: Sheet, columns: Sequence[int], unit: Points | None) -> NDArr
     """Return the numbers [R, k] of some columns, NaN for blank cells."""
     found = np.full((len(sheet), len(columns)), np.nan)
     for k, j in enumerate(columns):
-        for i, text in enumerate(sheet.columns[j]):
-            if text.strip():
-                found[i, k] = _number(sheet, i, j, unit)
+        column = sheet.coded[j]
+        values = [sheet.number(text) if text.strip() else math.nan for text in column.words]
+        for text, value in zip(column.words, values, strict=True):
+            if text.strip() and not _is_valid(value, unit):
+                raise DataError(_not_valid(sheet, column.index(text), j, unit))
+        found[:, k] = np.array(values, np.float64)[column.codes]
     return found
 
 
-def _number(sheet: Sheet, row: int, column: int, unit: Points | None) -> float:
+def _is_valid(value: float, unit: Points | None) -> bool:
+    return 0.0 <= value <= 1.0 if unit == "fractions" else math.isfinite(value)
+
+
+def _not_valid(sheet: Sheet, row: int, column: int, unit: Points | None) -> str:
+    if unit != "fractions":
+        return _not_pixels(sheet, row, column)
     text = sheet.columns[column][row]
-    value = sheet.number(text)
-    if unit == "fractions" and not 0.0 <= value <= 1.0:
-        raise DataError(
-            f"{sheet.at(row, column)}: {text!r} is not in 0..1; divide pixels by the width or height of the photo."
-        )
-    if not math.isfinite(value):
-        raise DataError(_not_pixels(sheet, row, column))
-    return value
+    return f"{sheet.at(row, column)}: {text!r} is not in 0..1; divide pixels by the width or height of the photo."
 
 
 def _not_pixels(sheet: Sheet, row: int, column: int) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import DataError
+from fewtags.formats.columns import Column
 from fewtags.formats.common import is_split
 from fewtags.formats.locate_end import PhotosBelow, find_by_end, is_address, loose, path_of
 from fewtags.photos.decode import EXTENSIONS
@@ -71,7 +72,8 @@ def locate(
         DataError: `images` is not a folder, or has less than half of the photos.
     """
     check_images(images)
-    distinct = list(dict.fromkeys(names))
+    rows = Column.of(names)
+    distinct = rows.words
     second = _unique(otherwise or {})
     root = images or _guess_root(distinct, file, beside) or _guess_root([*second.values()], file, beside)
     root = root or _root_by_end([second.get(name, name) for name in distinct], file, beside)
@@ -117,7 +119,7 @@ def locate(
     warnings = _one_photo(found, file, root) + _elsewhere(ends, file)
     position = {key: i for i, key in enumerate(dict.fromkeys(found.values()))}
     index = {name: position[key] for name, key in found.items()}
-    image = np.fromiter((index.get(name, -1) for name in names), np.int64, len(names))
+    image = rows.each(lambda name: index.get(name, -1), np.int64)
     return ImageKeys(list(position), image, root, Notes((), tuple(excluded), tuple(messages), warnings))
 
 

@@ -89,9 +89,10 @@ def name_warnings(names: Iterable[str], options: ReadOptions, where: str) -> tup
 
 def _opposite(name: str, names: Collection[str], options: ReadOptions) -> str:
     """Return a doubt about a name such as "!cat", "not cat", "no cat" or "cat?", if "cat" is a class; else ""."""
-    match = _NOT.fullmatch(name)
+    if (match := _NOT.fullmatch(name)) is None:
+        return ""
     others = {fold(other): other for other in names}
-    if match is None or (other := others.get(fold(match[1] or match[2]))) is None:
+    if (other := others.get(fold(match[1] or match[2]))) is None:
         return ""
     if match[1]:
         minus = (options.absent_prefix or "-") + other

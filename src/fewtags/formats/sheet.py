@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewtags.errors import ConfigError, DataError
+from fewtags.formats.columns import Column
 from fewtags.formats.common import clean_name, decoded, number_of
 from fewtags.formats.locate import is_photo
 from fewtags.formats.options import ReadOptions, fold
+from fewtags.formats.plain_table import plain_columns, plain_head
 from fewtags.formats.stated import value_readings
 from fewtags.labels import Label
 from fewtags.table.table import ValueReading
@@ -35,6 +37,8 @@ DELIMITERS = (",", "\t", ";", "|")
 # freed before the garbage collector visits them.
 _BLOCK = 128
 _SAMPLE, _LONGEST = 20, 100_000
+_MARK = re.compile(r'"?sep=(.)"?\s*?(?=\r?\n|\Z)', re.IGNORECASE)
+"""A first line that Excel writes and obeys."""
 
 
 @final
@@ -58,7 +62,12 @@ class Sheet:
     @cached_property
     def values(self) -> tuple[Counter[str], ...]:
         """How often each value occurs in each column."""
-        return tuple(Counter(column) for column in self.columns)
+        return tuple(column.counts() for column in self.coded)
+
+    @cached_property
+    def coded(self) -> tuple[Column, ...]:
+        """The columns, with the distinct values of each."""
+        return tuple(map(Column.of, self.columns))
 
     def at(self, row: int, column: int | None = None) -> str:
         """Return the place of a cell or row, for messages."""
@@ -76,12 +85,12 @@ class Sheet:
 
     def without_blank_rows(self) -> Sheet:
         """Return the sheet without rows whose cells are all blank, which spreadsheets write below a table."""
-        blank = {i for i, cell in enumerate(self.columns[0]) if not cell.strip()}
-        for column in self.columns[1:]:
-            blank = {i for i in blank if not column[i].strip()}
-        if not blank:
-            return self
-        kept = [i for i in range(len(self)) if i not in blank]
+        blank = np.ones(len(self), np.bool_)
+        for column in self.coded:
+            blank &= column.each(lambda cell: not cell.strip(), np.bool_)
+            if not blank.any():
+                return self
+        kept = np.flatnonzero(~blank).tolist()
         columns = tuple([column[i] for i in kept] for column in self.columns)
         places = tuple(self.places[i] for i in kept) if self.places else ()
         return replace(self, columns=columns, lines=self.lines[kept], places=places)
@@ -118,13 +127,36 @@ def read_sheet(path: Path, delimiter: str | None = None) -> Sheet:
             rows of another length.
         ConfigError: the delimiter is not a single character.
     """
-    text = _text(path)
-    if mark := re.match(r'"?sep=(.)"?\s*?(?=\r?\n|\Z)', text, re.IGNORECASE):  # Excel writes and obeys this line
+    data = _data(path)
+    return _plain_sheet(path, data, delimiter) or _any_sheet(path, data, delimiter)
+
+
+def _plain_sheet(path: Path, data: bytes, delimiter: str | None) -> Sheet | None:
+    """The sheet of a table that is read fast; None if it has no rows, an error, or any other peculiarity."""
+    head = plain_head(data, _SAMPLE)
+    if head is None or _MARK.match(head):
+        return None
+    try:
+        found = _delimiter(head, delimiter)
+        first = next(_records(head, found, path), None)
+        header = _header(path, first, found, head)
+    except (ConfigError, DataError):
+        return None
+    if first is None or first[0] != 1 or found not in DELIMITERS or not any(header[1:]):
+        return None
+    if any("\n" in name for name in first[1]):
+        return None
+    if (columns := plain_columns(data, found, len(header))) is None:
+        return None
+    lines = np.arange(2, len(columns[0]) + 2)
+    return Sheet(path=path, delimiter=found, header=header, columns=tuple(columns), lines=lines)
+
+
+def _any_sheet(path: Path, data: bytes, delimiter: str | None) -> Sheet:
+    text = _text(path, data)
+    if mark := _MARK.match(text):
         delimiter, text = delimiter or mark[1], text[mark.end() :]  # the line stays, blank, so that rows are counted
-    likely = max(DELIMITERS, key=_cells(text))
-    found = {"tab": "\t", "\\t": "\t", None: likely}.get(delimiter, delimiter) or ","
-    if len(found) != 1:
-        raise ConfigError(f"delimiter {delimiter!r}: expected one character, or 'tab'.")
+    found = _delimiter(text, delimiter)
     reader = _records(text, found, path)
     header = _header(path, next(reader, None), found, text)
     columns: list[list[str]] = [[] for _ in header]
@@ -141,6 +173,14 @@ def read_sheet(path: Path, delimiter: str | None = None) -> Sheet:
         for column, cells in zip(columns, zip(*rows, strict=True), strict=True):
             column.extend(cells)
     return Sheet(path=path, delimiter=found, header=header, columns=tuple(columns), lines=np.array(lines, np.int64))
+
+
+def _delimiter(text: str, delimiter: str | None) -> str:
+    likely = max(DELIMITERS, key=_cells(text))
+    found = {"tab": "\t", "\\t": "\t", None: likely}.get(delimiter, delimiter) or ","
+    if len(found) != 1:
+        raise ConfigError(f"delimiter {delimiter!r}: expected one character, or 'tab'.")
+    return found
 
 
 def _cells(text: str) -> Callable[[str], tuple[int, int]]:
@@ -182,13 +222,17 @@ def _records(text: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[
         ) from None
 
 
-def _text(path: Path) -> str:
+def _data(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
     if data.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
         raise DataError(f"{path}: {SPREADSHEET}")
+    return data
+
+
+def _text(path: Path, data: bytes) -> str:
     try:
         text = decoded(data)
     except UnicodeDecodeError as error:
@@ -225,6 +269,8 @@ def _header(path: Path, first: tuple[int, Sequence[str]] | None, delimiter: str,
 def _check_alone(where: str, name: str, text: str) -> None:
     """Raise an error if the only name of a header is a title, a count of rows, or several names between blanks."""
     lines = [line.strip() for line in text.splitlines() if line.strip(" ,;\t|")][:_SAMPLE]
+    if not lines:
+        raise DataError(f"{where}: the file has blank cells only; expected a header such as 'image,tags'.")
     below = lines[1:]
     if name.isdecimal() and below:
         raise DataError(

@@ -162,8 +162,9 @@ class Source:
     def _lost(self, kept: NDArray[np.bool_]) -> tuple[str, ...]:
         """Return a warning if all photos of a class are left out."""
         positive = self.labels.state == Label.POSITIVE
-        here = {*self.labels.class_[positive & kept].tolist()}
-        lost = [self.classes.ids[c] for c in sorted({*self.labels.class_[positive].tolist()} - here)]
+        there, here = (np.bincount(self.labels.class_[rows]) > 0 for rows in (positive, positive & kept))
+        there[: len(here)] &= ~here
+        lost = [self.classes.ids[c] for c in np.flatnonzero(there).tolist()]
         where = self.path.resolve().name
         return (f"{where}: all photos with {some(lost)} are left out, so nothing is known of it",) if lost else ()
 

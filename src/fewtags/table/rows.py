@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from fewtags.errors import DataError
 from fewtags.labels import ClassNames, Label
-from fewtags.table.keys import repeated_key
+from fewtags.table.coded import WORDS, Coded, checked, coded, codes_of, first_rows
 from fewtags.table.table import CORNERS, FACTS
 from fewtags.text import quoted
 
-WORDS = pa.dictionary(pa.int32(), pa.string())
 COLUMNS = {
     "image": WORDS,
     "class": WORDS,
@@ -34,21 +33,6 @@ COLUMNS = {
 """Columns of the file."""
 _MOST_THREADS = 4
 """More would wait for the images, the largest column."""
-
-
-@final
-@dataclass(frozen=True)
-class Coded:
-    """A column of words, whoever wrote the file: the distinct words in order of appearance, and the code of each row.
-
-    The code is -1 in a row without a word.
-    """
-
-    words: pa.Array
-    codes: NDArray[np.int32]
-
-    def __len__(self) -> int:
-        return len(self.codes)
 
 
 Column: TypeAlias = Coded | pa.Array | pa.ChunkedArray
@@ -109,69 +93,12 @@ def _read_column(table: pa.Table | None, name: str, file: str) -> Column:
         if COLUMNS[name] != WORDS:
             return table[name].cast(COLUMNS[name]).combine_chunks()
         if name == "class" and table[name].type == WORDS:
-            return _checked(table[name])
-        return _in_own_order(table[name]) or _coded(table[name])
+            return checked(table[name])
+        return coded(table[name])
     except pa.ArrowException as error:
         raise DataError(
             f"{file}: column {name!r} has type {table[name].type}, not {COLUMNS[name]} ({error})."
         ) from error
-
-
-def _checked(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The same column; an error if its words are not UTF-8, as not every writer's are."""
-    for part in column.chunks:
-        part.dictionary.validate(full=True)
-    return column
-
-
-def _in_own_order(column: pa.ChunkedArray) -> Coded | None:
-    """The words of the images of a file that we wrote; None if it may be another column or file.
-
-    Then the dictionaries of the parts, one after the other, are the words in order of appearance; the first word of a
-    part may be the last one of the part before. No word needs to be looked up.
-    """
-    if column.type != WORDS or column.null_count:
-        return None
-    words, codes = [pa.array([], pa.string())], np.empty(len(column), np.int32)
-    row = total = 0
-    for part in _checked(column).chunks:
-        own, found = part.dictionary, _codes(part)
-        if own.null_count or len(_first_rows(found)) != len(own):
-            return None
-        again = len(own) > 0 and len(words[-1]) > 0 and words[-1][-1] == own[0]
-        np.add(found, total - again, out=codes[row : row + len(part)])
-        row, total = row + len(part), total + len(own) - again
-        if len(own) > again:
-            words.append(own[again:])
-    texts = pa.concat_arrays(words)
-    return Coded(texts, codes) if repeated_key(texts) is None else None
-
-
-def _coded(column: pa.ChunkedArray) -> Coded:
-    """Any column of words. Decoding every row is what costs time, and is done only if codes are in another order."""
-    if column.type == WORDS and column.num_chunks:
-        words = column.unify_dictionaries().combine_chunks()
-        words.dictionary.validate(full=True)  # Not every writer's strings are UTF-8.
-        codes = _codes(words)
-        alone = len(words.dictionary) == 1 and words.null_count < len(words)
-        if not words.dictionary.null_count and (alone or len(_first_rows(codes)) == len(words.dictionary)):
-            return Coded(words.dictionary, codes)
-    words = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    words.validate(full=True)
-    return Coded(words.dictionary, _codes(words))
-
-
-def _codes(words: pa.DictionaryArray) -> NDArray[np.int32]:
-    """The code of each row, -1 for null."""
-    codes = words.indices if words.indices.null_count == 0 else pc.fill_null(words.indices, -1)
-    return np.asarray(codes.to_numpy(), np.int32)
-
-
-def _first_rows(codes: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The rows in which a code is larger than all before it: the first row of every code, if they are in order."""
-    if np.any(codes[1:] < codes[:-1]):
-        codes = np.maximum.accumulate(codes)
-    return np.flatnonzero(np.concatenate([codes[:1] >= 0, codes[1:] > codes[:-1]]))
 
 
 @final
@@ -219,7 +146,7 @@ class Rows:
     @cached_property
     def _first(self) -> NDArray[np.int64]:
         """The first row of each image."""
-        return _first_rows(self._index)
+        return first_rows(self._index)
 
     def _words(self, name: str) -> Coded:
         column = self.columns[name]
@@ -283,7 +210,7 @@ class Rows:
         parts = column.chunks if not isinstance(column, Coded) else [column]
         found, row = np.empty(len(column), np.int32), 0
         for part in parts:
-            words, codes = (part.words, part.codes) if isinstance(part, Coded) else (part.dictionary, _codes(part))
+            words, codes = (part.words, part.codes) if isinstance(part, Coded) else (part.dictionary, codes_of(part))
             known = [classes.index(word) if word in classes else -1 for word in words.to_pylist()]
             np.take(np.array([*known, -1], np.int32), codes, out=found[row : row + len(codes)], mode="wrap")
             row += len(codes)

@@ -24,7 +24,8 @@ from fewtags.errors import DataError
 from fewtags.files import replacing
 from fewtags.labels import ClassNames, Label
 from fewtags.shards.places import place
-from fewtags.table.rows import COLUMNS, WORDS, Rows, read_columns
+from fewtags.table.coded import WORDS
+from fewtags.table.rows import COLUMNS, Rows, read_columns
 from fewtags.table.table import CORNERS, LabelTable, Notes, implied_facts
 from fewtags.text import quoted, some
 

@@ -23,7 +23,7 @@ TESTS = (
     "tests/nets",
     "tests/losses",
     "tests/metrics",
-    "tests/test_api.py",
+    "tests/api",
 )
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "beartype", "scikit-learn", "faster-coco-eval", "imagehash")
 

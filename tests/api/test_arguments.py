@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from api_calls import SETTINGS, classifier, photos
+from api_calls import SETTINGS, LeftError, classifier, photos, stop_after
 from PIL import Image
 
 import fewtags as ft

@@ -5,28 +5,10 @@ import shutil
 
 import numpy as np
 import pytest
-from api_calls import SETTINGS, classifier
+from api_calls import SETTINGS, LeftError, classifier, interrupted, stop_after
 
 import fewtags as ft
-from fewtags.engine.events import StepEnded
 from fewtags.errors import ConfigError
-
-
-class LeftError(Exception):
-    """Somebody stopped the fit."""
-
-
-def stop_after(steps):
-    def look(event):
-        if isinstance(event, StepEnded) and event.global_step == steps:
-            raise LeftError
-
-    return look
-
-
-def interrupted(scenes, out, steps, **options):
-    with pytest.raises(LeftError):
-        classifier().fit(scenes.train, out=out, on_event=stop_after(steps), settings=SETTINGS, **options)
 
 
 @pytest.mark.parametrize("steps", [1, 5], ids=["before the first checkpoint", "in the second epoch"])

@@ -1,6 +1,9 @@
 """A small classifier of the Python interface, and photos for it."""
 
+import pytest
+
 import fewtags as ft
+from fewtags.engine.events import StepEnded
 
 SETTINGS = {
     "train.batch_size": 8,
@@ -19,3 +22,20 @@ def classifier(**options):
 
 def photos(table, count=3):
     return [table.root / key for key in table.images.to_pylist()[:count]]
+
+
+class LeftError(Exception):
+    """Somebody stopped the fit."""
+
+
+def stop_after(steps):
+    def look(event):
+        if isinstance(event, StepEnded) and event.global_step == steps:
+            raise LeftError
+
+    return look
+
+
+def interrupted(scenes, out, steps, **options):
+    with pytest.raises(LeftError):
+        classifier().fit(scenes.train, out=out, on_event=stop_after(steps), settings=SETTINGS, **options)

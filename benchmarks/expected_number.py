@@ -143,7 +143,7 @@ def tag_table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             + " | ".join(f"{mean[rule]:.2f}" for rule in RULES)
             + f" | {min(ratios):.2f} to {max(ratios):.2f} |"
         )
-    for rule in RULES:
+    for rule in RULES if records else ():
         logs = np.log([row["K"] / row[rule] for row in records])
         low, high, typical = np.exp(logs.min()), np.exp(logs.max()), np.exp(np.sqrt(np.square(logs).mean()))
         yield f"{rule}: K / estimate {low:.2f} to {high:.2f}, root mean square factor {typical:.2f}"

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.options import ReadOptions
-from fewtags.formats.sheet import Meaning, Words, read_sheet
+from fewtags.formats.sheet import read_sheet
+from fewtags.formats.words import Meaning, Words
 from fewtags.labels import Label
 
 POSITIVE, NEGATIVE, OPEN, BLANK = Meaning.POSITIVE, Meaning.NEGATIVE, Meaning.OPEN, Meaning.BLANK

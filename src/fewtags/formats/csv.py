@@ -32,9 +32,10 @@ from fewtags.formats.hill import is_number_list
 from fewtags.formats.locate import ImageKeys, locate, usual_folders
 from fewtags.formats.openimages_files import is_openimages
 from fewtags.formats.options import ReadOptions, fold
-from fewtags.formats.sheet import Meaning, Sheet, check_words, read_sheet, words_of
+from fewtags.formats.sheet import Sheet, read_sheet
 from fewtags.formats.stated import Labels, Source, count_messages, value_readings
 from fewtags.formats.texts import are_captions, captions_text
+from fewtags.formats.words import Meaning, check_words, words_of
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import LabelTable, Notes
 from fewtags.text import quoted, some

@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fewtags.errors import DataError
 from fewtags.formats.common import clean_name, joined_names
 from fewtags.formats.options import ReadOptions, fold
-from fewtags.formats.sheet import Meaning, Sheet, Words
+from fewtags.formats.sheet import Sheet
 from fewtags.formats.texts import several_in_one, tag_with_score, words_that_recur
+from fewtags.formats.words import Meaning, Words
 from fewtags.text import setting, some
 
 SEPARATORS = ("|", ";", ",")

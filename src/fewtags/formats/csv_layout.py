@@ -15,7 +15,8 @@ from fewtags.formats.csv_tags import numbered
 from fewtags.formats.locate import is_photo
 from fewtags.formats.options import Points, ReadOptions, fold
 from fewtags.formats.rated import SCORE_NAMES
-from fewtags.formats.sheet import Meaning, Sheet, Words, words_of
+from fewtags.formats.sheet import Sheet
+from fewtags.formats.words import Meaning, Words, words_of
 from fewtags.text import counted, setting, some
 
 Form = Literal["classes", "tags", "facts"]

@@ -15,8 +15,9 @@ from fewtags.formats.common import clean_name, joined_names
 from fewtags.formats.csv_layout import Layout
 from fewtags.formats.locate import ImageKeys
 from fewtags.formats.options import Points, ReadOptions, fold
-from fewtags.formats.sheet import Meaning, Sheet, Words, check_words, words_of
+from fewtags.formats.sheet import Sheet
 from fewtags.formats.stated import Labels, value_readings
+from fewtags.formats.words import Meaning, Words, check_words, words_of
 from fewtags.labels import ClassNames, Label
 from fewtags.table.table import Notes
 

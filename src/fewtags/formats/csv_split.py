@@ -11,8 +11,9 @@ from typing import final
 from fewtags.errors import DataError
 from fewtags.formats.common import split_name
 from fewtags.formats.options import fold
-from fewtags.formats.sheet import Meaning, Sheet, Words
+from fewtags.formats.sheet import Sheet
 from fewtags.formats.stated import value_readings
+from fewtags.formats.words import Meaning, Words
 from fewtags.table.table import ValueReading
 from fewtags.text import setting, some
 

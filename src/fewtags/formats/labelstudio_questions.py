@@ -9,7 +9,7 @@ from typing import Any, final
 
 from fewtags.formats.common import plain_text
 from fewtags.formats.options import ReadOptions, fold
-from fewtags.formats.sheet import NO, UNSURE, YES
+from fewtags.formats.words import NO, UNSURE, YES
 from fewtags.labels import Label
 
 _ANSWERS = {

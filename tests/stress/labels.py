@@ -71,6 +71,48 @@ def coco() -> str:
     )
 
 
+def taxonomy() -> str:
+    """Return a small export of Label Studio with a taxonomy and a rating."""
+    entry = {"from_name": "t", "to_name": "image", "type": "taxonomy"}
+    rating = {"from_name": "r", "to_name": "image", "type": "rating", "value": {"rating": 3}}
+    chosen = [["animal", "dog"], ["plant"]]
+    return json.dumps(
+        [
+            {
+                "id": n,
+                "data": {"image": name},
+                "annotations": [{"id": n, "result": [{**entry, "value": {"taxonomy": chosen[: 1 + n % 2]}}, rating]}],
+            }
+            for n, name in enumerate(NAMES)
+        ]
+    )
+
+
+def labelme(name: str) -> str:
+    """Return the file of LabelMe for a photo."""
+    places = {"polygon": [[1, 2], [9, 2], [5, 8]], "rectangle": [[1, 2], [9, 8]], "circle": [[5, 5], [8, 5]]}
+    shapes = [{"label": "cat", "shape_type": kind, "points": points, "flags": {}} for kind, points in places.items()]
+    flags = {"night": True, "blurred": False}
+    return json.dumps(
+        {"version": "5.4", "imagePath": name, "imageHeight": 30, "imageWidth": 40, "shapes": shapes, "flags": flags}
+    )
+
+
+def datumaro() -> str:
+    """Return a small file of Datumaro."""
+    places = [
+        {"type": "label", "label_id": 0},
+        {"type": "bbox", "label_id": 1, "bbox": [1, 2, 9, 8]},
+        {"type": "polygon", "label_id": 0, "points": [1, 2, 9, 2, 5, 8]},
+    ]
+    items = [
+        {"id": name[:-4], "annotations": places, "image": {"path": name, "size": [30, 40]}, "attr": {}}
+        for name in NAMES
+    ]
+    names = [{"name": "cat", "parent": "", "attributes": []}, {"name": "dog", "parent": "", "attributes": []}]
+    return json.dumps({"info": {}, "categories": {"label": {"labels": names}}, "items": items})
+
+
 def write_all(folder: Path) -> dict[str, tuple[Path, list[Path]]]:
     """Write a set in every format; return by format what to read, and its files."""
     images = folder / "images"
@@ -85,6 +127,11 @@ def write_all(folder: Path) -> dict[str, tuple[Path, list[Path]]]:
         "coco/a.json": coco(),
         "labelstudio/a.json": labelstudio(),
         "cvat/a.xml": CVAT.format("".join(CVAT_IMAGE.format(n, name) for n, name in enumerate(NAMES))),
+        "taxonomy/a.json": taxonomy(),
+        "datumaro/a.json": datumaro(),
+        "metadata/metadata.jsonl": "".join(f'{{"file_name": "{n}", "labels": ["cat", "dog"]}}\n' for n in NAMES),
+        "celeba/list_attr_celeba.txt": "4\nBald Smiling Young\n" + "".join(f"{n}  1 -1  1\n" for n in NAMES),
+        "numbered/a.csv": "image,tag1,tag2\n" + "".join(f"{n},cat,dog\n" for n in NAMES),
         "yolo/data.yaml": "path: .\ntrain: images\nnames:\n  0: cat\n  1: dog\n",
         "voc/ImageSets/Main/train.txt": "0\n1\n2\n3\n",
         "openimages/class-descriptions-boxable.csv": "/m/01,cat\n/m/02,dog\n",
@@ -95,11 +142,15 @@ def write_all(folder: Path) -> dict[str, tuple[Path, list[Path]]]:
         + "".join(f"{n},xclick,/m/01,1,0.1,0.5,0.2,0.6,0,0,0,0,0\n" for n in range(4)),
     }
     texts |= {f"voc/Annotations/{n}.xml": VOC.format(name) for n, name in enumerate(NAMES)}
+    outline = "<polygon><x1>2</x1><y1>3</y1><x2>20</x2><y2>3</y2><x3>9</x3><y3>25</y3></polygon>"
+    box = VOC[VOC.index("<bndbox>") : VOC.index("</object>")]
+    texts |= {f"outlines/Annotations/{n}.xml": VOC.replace(box, outline, 1).format(m) for n, m in enumerate(NAMES)}
+    texts |= {f"labelme/{n}.json": labelme(name) for n, name in enumerate(NAMES)}
     texts |= {f"yolo/labels/{n}.txt": "0 0.5 0.5 0.2 0.2\n1 0.3 0.3 0.1 0.1\n" for n in range(4)}
     for place, text in texts.items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(text, "utf-8")
-    for name, target in (("voc", "JPEGImages"), ("yolo", "images")):
+    for name, target in (("voc", "JPEGImages"), ("outlines", "JPEGImages"), ("yolo", "images")):
         shutil.copytree(images, folder / name / target)
     (folder / "parquet").mkdir()
     save(read(folder / "boxes" / "a.csv", images=images), folder / "parquet" / "a.parquet")

@@ -176,6 +176,10 @@ KINDS = {
             "objective.heatmap_storage=disk",
         ),
     ],
+    "search": [
+        *("--preset", "views", "--set", STAGES % ("head", "head"), "--set", "train.cached_views=2"),
+        *("--set", 'search.methods=["expected_negative","assume_negative"]'),
+    ],
 }
 """Kinds of training runs: what they add to `fewtags train`."""
 PRETRAINING = ("mls", "moco")

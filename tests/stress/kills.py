@@ -1,7 +1,11 @@
-"""Kill training at random file operations, once or twice, resume, and compare the bits: `kills.py [COUNT [SEED]]`."""
+"""Kill training at random file operations, once or twice, resume, and compare the bits.
+
+`kills.py [COUNT [SEED [KIND]]]`: by default, each run is of a random kind.
+"""
 
 import os
 import signal
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -32,17 +36,18 @@ def kill() -> None:
 def main() -> None:
     """Run the script."""
     count, rng = count_argument(20)
+    kinds = sys.argv[3:] or ALL_KINDS
     tally = Tally("kill and resume")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data, wanted, operations = make_data(folder), {}, {}
-        for kind in ALL_KINDS:
+        for kind in kinds:
             out = folder / f"whole-{kind}"
             operations[kind] = len(counted(partial(run, train(data, kind, out)), out))
             wanted[kind] = result_of(out)
             print(f"{tally.name}: a whole run of {kind} has {operations[kind]} file operations", flush=True)
         while tally.done < count:
-            kind = rng.choice(ALL_KINDS)
+            kind = rng.choice(kinds)
             out = fresh(folder / "run")
             places = [rng.randint(1, operations[kind])]
             found = run(train(data, kind, out), at_operation(places[0], out, kill))

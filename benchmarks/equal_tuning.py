@@ -309,6 +309,32 @@ def table(benchmark: Methods, records: Sequence[Record]) -> Iterator[str]:
         yield ""
 
 
+def costs(benchmark: Methods, records: Sequence[Record]) -> Iterator[str]:
+    """Markdown: labels a photo that the last epoch predicts, by set, and CPU time and memory beside AN."""
+    runs = _final_records(benchmark, records, "complete")
+    yield f"| | {' | '.join(f'predicted, {s}' for s in benchmark.sets)} | CPU of an epoch / AN | memory - AN, MB |"
+    yield "|" + "---|" * (3 + len(benchmark.sets))
+    for method in benchmark.methods:
+        own = {s: [*runs[s, method].values()] for s in benchmark.sets if (s, method) in runs and (s, "an") in runs}
+        if not own:
+            continue
+        predicted = [
+            f"{statistics.mean(r['last']['predicted'] for r in own[s]):.1f}" if s in own else "–"
+            for s in benchmark.sets
+        ]
+        others = {s: [*runs[s, "an"].values()] for s in own}
+        times, memory = (
+            {s: _medians(own[s], others[s], key) for s in own} for key in ("cpu_seconds_per_epoch", "peak_memory_mb")
+        )
+        ratio = statistics.mean(a / b for a, b in times.values())
+        more = statistics.mean(a - b for a, b in memory.values())
+        yield f"| {benchmark.methods[method].label} | {' | '.join(predicted)} | {ratio:.2f} | {more:+.0f} |"
+
+
+def _medians(own: Sequence[Record], others: Sequence[Record], key: str) -> tuple[float, float]:
+    return statistics.median(r[key] for r in own), statistics.median(r[key] for r in others)
+
+
 def _described(benchmark: Methods, criterion: str) -> str:
     kind = "complete labels" if criterion == "complete" else "one positive label each, unknown counted as absent"
     return f"{benchmark.val_images} validation photos ({kind})"
@@ -318,6 +344,14 @@ def _final_runs(
     benchmark: Methods, records: Sequence[Record], criterion: str
 ) -> dict[tuple[str, str], dict[int, Record]]:
     """By (set, method): what the criterion's choice reached, by seed."""
+    found = _final_records(benchmark, records, criterion)
+    return {key: {seed: record[criterion] for seed, record in runs.items()} for key, runs in found.items()}
+
+
+def _final_records(
+    benchmark: Methods, records: Sequence[Record], criterion: str
+) -> dict[tuple[str, str], dict[int, Record]]:
+    """By (set, method): the runs of the criterion's choice, by seed."""
     best = chosen_trials(benchmark, records, criterion)
     runs: dict[tuple[str, str], dict[int, Record]] = defaultdict(dict)
     for record in records:
@@ -326,7 +360,7 @@ def _final_runs(
         if trial is None or record["seed"] == benchmark.trial_seed:
             continue
         if (record["rate"], record["value"]) == (trial["rate"], trial["value"]):
-            runs[key][record["seed"]] = record[criterion]
+            runs[key][record["seed"]] = record
     return runs
 
 
@@ -363,7 +397,7 @@ def main() -> None:
                 raise ConfigError(f"{options.benchmark}: the method {name} has no values for its trials.")
         records = read_records(benchmark, options.out)
         if options.table:
-            print("\n".join(table(benchmark, records)))
+            print("\n".join([*table(benchmark, records), *costs(benchmark, records)]))
             return
 
         plain = plain_reader(benchmark, options.cache)

@@ -115,3 +115,17 @@ def test_interval_is_corrected_for_the_number_of_comparisons() -> None:
         half = math.tan(math.pi * (0.5 - 0.025 / comparisons))
         assert tuning.corrected(values, base, comparisons) == f"+2.0 [{2 - half:+.1f}, {2 + half:+.1f}]"
     assert tuning.corrected({0: 1.0}, {0: 0.0}, 1) == "–"
+
+
+def test_costs_are_those_of_what_complete_validation_chose() -> None:
+    """For AN that is the rate .1 with .2; the solved head takes twice its time and 3 MB more."""
+
+    def costing(found: Any, seconds: float, memory: float) -> Any:
+        last = {"mAP": 1.0, "predicted": 2.5}
+        return {**found, "last": last, "cpu_seconds_per_epoch": seconds, "peak_memory_mb": memory}
+
+    runs = [costing(record("an", seed, 0.1, 0.2, 5, 2, 70.0), 1.0, 10.0) for seed in (0, 1)]
+    runs += [costing(record("an", 0, 0.2, 0.1, 5, 2, 30.0), 99.0, 99.0)]
+    runs += [costing(record("lr", seed, 0.0, None, 1, 1, 60.0), 2.0, 13.0) for seed in (20, 0)]
+    rows = list(tuning.costs(benchmark(), [*trials(), *runs]))
+    assert rows[2:] == ["| AN | 2.5 | – | 1.00 | +0 |", "| solved | 2.5 | – | 2.00 | +3 |"]

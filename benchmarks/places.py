@@ -96,6 +96,10 @@ def variants(known: str, positives: float, grid: tuple[int, int]) -> dict[str, V
     }
 
 
+METHODS = tuple(variants("none", 1.0, (1, 1)))
+"""Names of what is compared."""
+
+
 def make_net(classes: int, seed: int) -> SpatialNet:
     """Return the net of the preset."""
     net = create_net(PRESET.backbone, classes, weights="offline", size=PRESET.size, seed=seed)
@@ -187,12 +191,16 @@ def localisation(data: BenchmarkSet, head: SpatialHead, features: Features) -> d
 
 
 def lines(
-    data: BenchmarkSet, seeds: Sequence[int], kinds: Sequence[str], done: set[tuple[Any, ...]]
+    data: BenchmarkSet,
+    seeds: Sequence[int],
+    kinds: Sequence[str],
+    done: set[tuple[Any, ...]],
+    methods: Sequence[str] = METHODS,
 ) -> Iterator[dict[str, Any]]:
     """Yield a result for each seed, kind of labels and method that is not done."""
     draws = {(known, seed): draw(data, known, seed) for known in kinds for seed in seeds}
     positives = positives_per_image(data)
-    names = [(known, seed, name) for known, seed in draws for name in variants(known, positives, (1, 1))]
+    names = [(known, seed, name) for known, seed in draws for name in methods]
     if all((data.name, *name) in done for name in names):
         return
     features = prepare(data, list(draws.values()))
@@ -221,6 +229,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = script_arguments(__doc__, NAMES, SETS)
     parser.add_argument("--seeds", nargs="+", type=int, default=range(5))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--known", nargs="+", choices=KNOWN, default=KNOWN)
     options = parser.parse_args()
     records = read_lines(options.out)
@@ -231,7 +240,9 @@ def main() -> None:
     keep_freed_memory()
     done = {(r["set"], r["known"], r["seed"], r["method"]) for r in records}
     for name in options.sets:
-        for record in lines(load(name, options.data, options.cache), options.seeds, options.known, done):
+        for record in lines(
+            load(name, options.data, options.cache), options.seeds, options.known, done, options.methods
+        ):
             append_line(options.out, record)
 
 

@@ -54,6 +54,7 @@ def test_the_method_follows_from_the_settings_where_none_is_named(objective, met
 
 
 IN_EVERY_PAPER = {
+    "search": (),
     "max_area": 1, "drop_path": 0, "output_stride": 0, "head_kernel": 1, "pool": "mean", "flip": True, "jitter": 0,
     "optimizer": "adam", "accumulate": 1, "clip_norm": 0, "precision": "no", "weight_ema": 0, "batchnorm_eval": False,
     "cached_views": 0, "patience": 0, "select": "auto", "method": "expected_negative",

@@ -15,6 +15,7 @@ from fewtags.config.parse import load_toml, parse
 from fewtags.config.presets import Resolved
 from fewtags.config.sections import DataConfig, StageConfig
 from fewtags.engine import plan as planning
+from fewtags.engine import planned_fit
 from fewtags.engine import train_run as running
 from fewtags.engine.events import Ended, EpochEnded, Started
 from fewtags.engine.fit import FitConfig
@@ -126,7 +127,7 @@ def test_every_training_setting_reaches_the_loop(tables, make_config, tmp_path, 
         seen.update(config=config, problem=problem)
         raise ReachedError
 
-    monkeypatch.setattr(running, "Fit", caught)
+    monkeypatch.setattr(planned_fit, "Fit", caught)
     stages = [
         {"name": "first", "epochs": 2, "lr": 3e-3, "trainable": "head", "schedule": "constant", "warmup": True},
         {"name": "second", "epochs": 3, "lr": 2e-4, "trainable": 1},

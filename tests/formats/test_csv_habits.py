@@ -360,7 +360,10 @@ def test_blank_rows_of_spreadsheets(read):
         ("# exported\nimage,cat,dog\na.jpg,1,0\n", "row 1: '# exported' is alone in its row, like a title"),
         (";;\nimage;cat;dog\na.jpg;1;0\n", "row 1: the row is blank; remove the rows above the header"),
         ('"image,""cat"""\n"a.jpg,1"\n', "row 1: the row is in quotes as a whole; save the table again"),
-        ("3\nimage_name  labels\na.jpg 1 -1\n", "row 1: '3' is a number, as the count of rows in lists of CelebA"),
+        (
+            "3\nimage_name  labels\na.jpg 1 -1\n",
+            "row 3: 'a.jpg' has 2 values, but line 2 has 1 name of columns, as in D",
+        ),
         ("image cat dog\na.jpg 1 0\n", "if blanks separate the cells, pass ReadOptions(delimiter=' ')"),
         ("image tags\na.jpg cat dog\n", "if blanks separate the cells, put commas between the cells"),
         ("a.jpg cat dog\nb.jpg cat\n", "row 1: 'a.jpg' looks like a photo, not like a column; add a header such as"),

@@ -5,6 +5,7 @@ A card has no paths, because it is made to be published. What only a person can 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,14 +74,25 @@ def read_facts(run: Path, info: ModelInfo, usage: Sequence[str] = ()) -> CardFac
 
 def write_card(run: Path, info: ModelInfo) -> None:
     """Write the card of a run whose evaluations are written."""
-    write_text(run / CARD_FILE, model_card(read_facts(run, info)))
+    text = model_card(read_facts(run, info))
+    write_text(run / CARD_FILE, text + _mark(text))
+
+
+def _mark(text: str) -> str:
+    """Return the last line of a card, which shows whether a person has changed it since."""
+    return f"<!-- written by fewtags; sha256 of the lines above: {hashlib.sha256(text.encode()).hexdigest()} -->\n"
 
 
 def is_unedited(run: Path, info: ModelInfo) -> bool:
-    """Whether the card of a run is as `write_card` wrote it."""
+    """Whether the card of a run is as `write_card` wrote it, also if the model or its evaluations have changed since.
+
+    Cards of older versions have no mark; they are compared with that of the model as it is.
+    """
     path = run / CARD_FILE
     try:
-        return path.read_text("utf-8") == model_card(read_facts(run, info))
+        text = path.read_text("utf-8")
+        above = text[: text.rstrip("\n").rfind("\n") + 1]
+        return text == above + _mark(above) or text == model_card(read_facts(run, info))
     except (OSError, ValueError, KeyError, FewtagsError):
         return False
 

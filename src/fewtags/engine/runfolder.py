@@ -58,7 +58,7 @@ NO_FILES = ("hub", "offline", "none")
 """Values of the setting `weights` that are not files."""
 RECORD_FILES = (
     *("state", "tables", "check.json", "excluded.csv", "vocabulary.json", "teacher.npy"),
-    *("environment.json", "resolved.toml", "init.json"),
+    *("environment.json", "resolved.toml"),
 )
 """What a run and its objective may write before the settings file."""
 LOST_PROCESS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "ncclRemoteError")

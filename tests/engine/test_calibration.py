@@ -76,3 +76,13 @@ def test_share_without_a_method_that_knows_it():
     """Half or fewer cells known: twice the positives that are known."""
     labels = np.array([[1, 0, 0], [0, 0, 0]], np.int8)
     assert assumed_share(replace(INFO, method={"name": "x"}), labels).sum() == pytest.approx(1.0)
+
+
+def test_the_same_calibration_again_changes_no_bit():
+    """A command that failed while it wrote the evaluations is given again."""
+    net, info = make_model()
+    wanted = Calibration(0.7, np.array([0.3, -0.2, 0.1]))
+    once = calibrated(net, info, wanted, "labels")
+    twice = calibrated(*once, wanted, "labels")
+    assert twice[1] == once[1]
+    assert all(torch.equal(value, once[0].state_dict()[name]) for name, value in twice[0].state_dict().items())

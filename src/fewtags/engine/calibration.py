@@ -204,10 +204,9 @@ def calibrated(
     `basis` says from which labels it was fitted; None: the head is as it was trained.
     """
     before = stored_calibration(info)
-    if (before.slope, before.offsets.tolist()) == (calibration.slope, calibration.offsets.tolist()):
-        change = Calibration.none(len(info.class_ids))  # not up to rounding
-    else:
-        change = calibration.after(before.inverse)
+    same = (before.slope, before.offsets.tolist()) == (calibration.slope, calibration.offsets.tolist())
+    # Without a change, everything keeps its bits.
+    change = Calibration.none(len(info.class_ids)) if same else calibration.after(before.inverse)
     pool = info.head.pool
     # Scaled maps and a temperature that is divided by the scale give a scaled pool.
     plan = replace(info.head, pool=replace(pool, temperature=pool.temperature / change.slope))
@@ -221,7 +220,7 @@ def calibrated(
     own = None
     if basis is not None:
         own = StoredCalibration(calibration.slope, tuple(calibration.offsets.tolist()), basis)
-    thresholds = tuple(change.thresholds(np.array(info.thresholds)).tolist())
+    thresholds = info.thresholds if same else tuple(change.thresholds(np.array(info.thresholds)).tolist())
     return changed, replace(info, head=plan, calibration=own, thresholds=thresholds)
 
 

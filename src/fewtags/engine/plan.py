@@ -33,7 +33,7 @@ from fewtags.engine.methods import derive_objective, make_objective, method_clas
 from fewtags.engine.sources import CachePlan, plan_cache
 from fewtags.engine.tables import Tables, read_tables
 from fewtags.engine.teacher import Teacher, match_scores, refuse_teacher
-from fewtags.engine.time_box import SOLVING, measure_speed, refuse_too_short, time_box, within
+from fewtags.engine.time_box import measure_speed, refuse_too_short, time_box, within
 from fewtags.errors import ConfigError
 from fewtags.formats.scores import ScoreTable, read_scores
 from fewtags.labels import Label, LabelMatrix
@@ -173,10 +173,10 @@ def make_plan(
         _refuse_candidates(plan, out, cpu)
         return plan
     speed = measure_speed(plan.net, plan.resolved, cleaned.train, cpu=cpu)
-    sizes = _sizes_to_compare(config, _facts(config, cleaned.train, cpu), plan.resolved)
-    solving = SOLVING * len(cleaned.train) * len(cleaned.train.classes)
+    about = _facts(config, cleaned.train, cpu)
+    sizes = _sizes_to_compare(config, about, plan.resolved)
     spent = time.perf_counter() - began
-    box = time_box(config.train.minutes, plan.resolved, cleaned, speed, spent, sizes, solving=solving)
+    box = time_box(config.train.minutes, plan.resolved, cleaned, speed, spent, sizes, maps=about.needs_maps)
     if config.train.preset is not None:  # a preset that was named is not replaced
         refuse_too_short(config.train.minutes, config.train.preset, box)
     resolved = plan.resolved

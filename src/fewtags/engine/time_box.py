@@ -151,7 +151,7 @@ def time_box(
     spent: float = 0.0,
     sizes: Sequence[int] = (),
     *,
-    solving: float = 0.0,
+    maps: bool = False,
 ) -> TimeBox:
     """Choose the input sides to compare, and for each the number of epochs in steps: at most that of the preset.
 
@@ -162,7 +162,7 @@ def time_box(
         speed: of this machine.
         spent: seconds that reading and checking took.
         sizes: sides that may be compared, the first ones that fit; the first one is that of the run.
-        solving: estimated seconds to solve the head.
+        maps: whether the head is solved on the cells of the maps, as places need it.
     """
     train, val = len(tables.train), len(tables.val)
     everything = sum(len(table) for table in tables.splits().values())
@@ -179,9 +179,10 @@ def time_box(
         # One pass for the head that is solved or for logistic regression, and one at the end over the other splits.
         # Features of the test photos are computed for the best size only, at worst the largest.
         largest = max(compared)
-        passes = sum(seconds(train + val, speed.forward, size) + solving for size in compared)
+        solving = sum(solving_seconds(train, len(tables.train.classes), size if maps else 0) for size in compared)
+        passes = sum(seconds(train + val, speed.forward, size) for size in compared)
         others = everything - train - val
-        return spent + passes + seconds(others + everything - train, speed.forward, largest)
+        return spent + passes + solving + seconds(others + everything - train, speed.forward, largest)
 
     compared = tuple(sizes) or (resolved.size,)
     while len(compared) > 1 and rest(compared) > planned:
@@ -217,5 +218,12 @@ def within(resolved: Resolved, box: TimeBox) -> Resolved:
     return resolved.model_copy(update={"search": tried})
 
 
-SOLVING = 1800.0 / MOST_CELLS
-"""Seconds for a cell (image x class) to solve a head with all strengths, on one core, with 1,280 channels."""
+def solving_seconds(photos: int, classes: int, size: int = 0) -> float:
+    """Estimate the seconds that one core takes to solve a head of 1,280 channels for all strengths.
+
+    `size` is the input side if the head is solved on the cells of the maps; 0: on pooled features.
+
+    >>> round(solving_seconds(1000, 20)), round(solving_seconds(1000, 20, 288))
+    (2, 146)
+    """
+    return 1800.0 / MOST_CELLS * photos * classes * max(1, size // 32) ** 2

@@ -1,20 +1,27 @@
 """Settings that are tried before training: what is chosen, recorded, kept, and resumed."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
 from train_runs import take, train
 
 from fewtags.config.presets import Facts, resolve
 from fewtags.config.search import candidates, settled, trial
 from fewtags.config.sections import ObjectiveConfig
-from fewtags.engine import run_photos, runfolder
+from fewtags.engine import plan as plan_module
+from fewtags.engine import run_photos, runfolder, search
+from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.events import Noted
 from fewtags.engine.model import read_info
-from fewtags.engine.plan import make_plan
-from fewtags.engine.search import SEARCH_FILE, Search, read_search
+from fewtags.engine.plan import make_plan, settings_of_best
+from fewtags.engine.runfolder import SEARCH_FILE
+from fewtags.engine.search import Search, compared, read_search
 from fewtags.engine.tables import Tables
 from fewtags.engine.tensor_files import load_tensors
 from fewtags.engine.train_run import TrainRun, open_run
@@ -223,3 +230,92 @@ def test_the_best_is_fine_tuned_with_the_epochs_that_fit(make_config):
     weighted = solved.stages[0].model_copy(update={"answer_weights": (4.0, 1.0), "epochs": 8})
     kept = settled(solved.model_copy(update={"stages": (weighted,)}), one.model_copy(update={"epochs": 0}))
     assert kept.stages == (weighted,)
+
+
+def test_it_goes_on_from_another_folder(config, tables, tmp_path, monkeypatch):
+    """The record keeps the folder that relative paths begin in, and candidates find their file of weights."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    save_file(timm.create_model("test_resnet", num_classes=0).state_dict(), "trunk.safetensors")
+    begun = config(model__weights="trunk.safetensors", train__baseline=False)
+    run = TrainRun(make_plan(begun, tables=tables, cpu=True), tmp_path / "run", cpu=True).start()
+    next(run)
+    run.close()
+    monkeypatch.chdir(tmp_path / "else")
+    opened = open_run(tmp_path / "run", cpu=True)
+    assert opened.notes[-1].endswith("what was tried is kept, and training starts with epoch 1")
+    assert opened.folder.what_next().endswith("continues after what was tried (search.json)")
+    take(opened.resume())
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["working_directory"] == str(tmp_path / "there")
+
+
+def test_before_the_search_the_settings_are_those_of_the_first_candidate(config, tables):
+    changes = {"search__backbones": ["test_resnet"], "model__backbone": None}
+    resolved = make_plan(config(**changes), tables=tables, cpu=True).resolved
+    assert (resolved.backbone, resolved.size, len(resolved.search)) == ("test_resnet", 32, 2)
+
+
+def test_the_notes_are_those_of_the_best(config, tables, tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "best_of", lambda trials: len(trials) - 1)
+    changes = {"search__sizes": [], "augment__size": 32, "search__methods": ["expected_negative", "assume_negative"]}
+    plan = make_plan(config(**changes), tables=tables, cpu=True)
+    assert any(note.startswith("positives per image") for note in plan.notes)
+    plan = replace(plan, notes=("1 minute: 2 epochs", *plan.notes))
+    take(TrainRun(plan, tmp_path / "run", cpu=True).start())
+    notes = json.loads((tmp_path / "run" / "environment.json").read_text())["notes"]
+    assert not any(note.startswith("positives per image") for note in notes)
+    assert notes[0] == "1 minute: 2 epochs"
+    assert notes[-1].startswith("search: assume_negative is trained")
+
+
+def test_patience_does_not_end_a_trial(config):
+    resolved = resolve(config(train__preset="finetune", train__patience=1), FACTS)
+    one = candidates(config(), resolved, FACTS)[0]
+    assert (trial(resolved, one).patience, settled(resolved, one).patience) == (0, 1)
+
+
+def test_a_method_that_does_not_weigh_answers_tries_no_weights(config, tables, monkeypatch):
+    monkeypatch.setattr(plan_module, "answered", lambda table: table.matrix)
+    methods = ["expected_negative", "assume_negative"]
+    plan = make_plan(config(search__methods=methods, search__sizes=[], augment__size=32), tables=tables, cpu=True)
+    first, second = (settings_of_best(plan, one, cpu=True).stages[0] for one in plan.resolved.search)
+    assert (first.answer_weights, first.epochs) == ((4.0, 1.0, 16.0), 10)
+    assert (second.answer_weights, second.epochs) == ((), 6)
+
+
+def test_the_model_says_what_its_search_compared(searched):
+    found = read_search(searched[0])
+    assert compared(None) == compared(found.model_copy(update={"trials": found.trials[:1]})) == ""
+    assert compared(found) == "; the best of 4 tried first"
+    unknown = tuple(tried.model_copy(update={"value": None}) for tried in found.trials)
+    assert compared(found.model_copy(update={"trials": unknown})) == (
+        "; the first of 4, which validation could not compare"
+    )
+
+
+def test_a_search_that_is_damaged_after_the_choice_can_be_left_out(searched, tmp_path):
+    shutil.copy(searched[0] / "resolved.toml", tmp_path)
+    (tmp_path / SEARCH_FILE).write_text("{")
+    with pytest.raises(CheckpointError, match="restore it, or delete it: the run keeps its choice"):
+        read_search(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [((64,), "trial 1 is not what the run tries there"), ((32, 64, 96), "it has 3 trials, and the run tries 2")],
+)
+def test_trials_of_another_search_are_refused(config, tables, tmp_path, searched, sizes, words):
+    found = read_search(searched[0])
+    one = found.trials[0]
+    trials = [one.model_copy(update={"candidate": one.candidate.model_copy(update={"size": s})}) for s in sizes]
+    (tmp_path / SEARCH_FILE).write_text(found.model_copy(update={"trials": tuple(trials)}).model_dump_json())
+    plan = make_plan(config(), tables=tables, cpu=True)
+    with pytest.raises(CheckpointError, match=words):
+        Search(plan, tmp_path, make_accelerator("no", cpu=True), cpu=True)
+
+
+def test_a_method_that_is_alone_is_named(config, tables):
+    with pytest.raises(ConfigError, match="search cannot try splc at 64 px: the method compares views"):
+        make_plan(config(search__methods=["splc"], search__sizes=[], augment__size=64), tables=tables, cpu=True)

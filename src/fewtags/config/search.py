@@ -71,10 +71,17 @@ def _weights(config: Config, resolved: Resolved, facts: Facts, backbone: str) ->
     return "offline" if backbone == facts.offline_backbone else "hub"
 
 
+def starting(resolved: Resolved, tried: tuple[Candidate, ...]) -> Resolved:
+    """Return the settings of a run before it searches: those of the first candidate, so that nothing else is needed."""
+    return _with(resolved, tried[0]).model_copy(update={"search": tried}) if tried else resolved
+
+
 def trial(resolved: Resolved, candidate: Candidate) -> Resolved:
     """Return the settings that try a candidate: they solve its head, and nothing else."""
     stages = PRESETS[SOLVED].stages
-    return _with(resolved, candidate).model_copy(update={"stages": stages, "cached_views": 0, "preset": SOLVED})
+    # Patience is for steps; it would end the comparison of strengths.
+    own = {"stages": stages, "cached_views": 0, "preset": SOLVED, "patience": 0}
+    return _with(resolved, candidate).model_copy(update=own)
 
 
 def settled(resolved: Resolved, candidate: Candidate) -> Resolved:

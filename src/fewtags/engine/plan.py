@@ -12,10 +12,12 @@ from typing import final
 import torch
 
 from fewtags.check.check import CheckReport, check
+from fewtags.config.preset_checks import check_selection
 from fewtags.config.presets import (
     IN_STEPS,
     MOST_CELLS,
     SOLVED,
+    Candidate,
     Facts,
     Resolved,
     resolve,
@@ -23,7 +25,7 @@ from fewtags.config.presets import (
     why_unsolvable,
 )
 from fewtags.config.pretrain import PretrainResolved
-from fewtags.config.search import SIZES, candidates, described, trial
+from fewtags.config.search import SIZES, candidates, described, starting, trial
 from fewtags.config.search import settled as settled_on
 from fewtags.config.sections import Config, ObjectiveConfig
 from fewtags.engine.label_counts import can_rank, positives_per_image
@@ -158,7 +160,9 @@ def make_plan(
         scores = read_scores(Path(config.data.teacher))
     began = time.perf_counter()
     tables = tables or read_tables(config.data, config.train.seed)
-    _resolve(config, _facts(config, tables.train, cpu))  # so that settings that do not fit are refused early
+    # So that settings that do not fit are refused early.
+    early = _resolve(config, _facts(config, tables.train, cpu))
+    _refuse_unsolvable(config, early, tables.train, cpu)
     for split, table in tables.splits().items():
         option = "images" if split == "train" else f"{split}-images"
         table.require_root(f"the {split} labels", flag(option, "FOLDER"))
@@ -197,18 +201,37 @@ def _sizes_to_compare(config: Config, facts: Facts, resolved: Resolved) -> tuple
     return tuple(size for size in SIZES if not why_unsolvable(facts, size))
 
 
-def _refuse_candidates(plan: RunPlan, out: Path | None, cpu: bool) -> None:
-    """Raise ConfigError now if a candidate of the search cannot be tried, or not be trained if it is the best."""
-    resolved = plan.resolved
+def _refuse_unsolvable(config: Config, resolved: Resolved, train: LabelTable, cpu: bool) -> None:
+    """Raise ConfigError if the head of a candidate of the search cannot be solved."""
     for candidate in resolved.search:
         method_class(candidate.method)  # refuses an unknown name
-        tried = trial(resolved, candidate)
-        about = _facts(plan.config, plan.tables.train, cpu, candidate.method)
-        if why := why_unsolvable(about, candidate.size):
-            name = described(candidate, resolved.search)
+        if why := why_unsolvable(_facts(config, train, cpu, candidate.method), candidate.size):
+            several = len(resolved.search) > 1
+            name = described(candidate, resolved.search) if several else f"{candidate.method} at {candidate.size} px"
             raise ConfigError(f"search cannot try {name}: {why}. Leave it out of the section search.")
-        for settings in (tried, settled_on(resolved, candidate)):
+
+
+def _refuse_candidates(plan: RunPlan, out: Path | None, cpu: bool) -> None:
+    """Raise ConfigError now if a candidate of the search cannot be tried, or not be trained if it is the best."""
+    for candidate in plan.resolved.search:
+        best = settings_of_best(plan, candidate, cpu)
+        check_selection(best.select, best.stages[-1])
+        for settings in (trial(plan.resolved, candidate), best):
             derive(plan.config, plan.tables, None, out=out, cpu=cpu, resolved=settings, teacher=plan.teacher)
+
+
+def settings_of_best(plan: RunPlan, candidate: Candidate, cpu: bool) -> Resolved:
+    """Return the settings that a plan trains with if a candidate of its search is the best.
+
+    A method that does not weigh answers does not try weights of them.
+    """
+    best = settled_on(plan.resolved, candidate)
+    last = best.stages[-1]
+    if not last.answer_weights or _facts(plan.config, plan.tables.train, cpu, candidate.method).open_answer_weight:
+        return best
+    last = last.model_copy(update={"answer_weights": ()})
+    last = last.model_copy(update={"epochs": last.solutions})
+    return best.model_copy(update={"stages": (*best.stages[:-1], last)})
 
 
 def derive(
@@ -316,7 +339,7 @@ def derive(
 
 def _resolve(config: Config, facts: Facts) -> Resolved:
     resolved = resolve(config, facts)
-    return resolved.model_copy(update={"search": candidates(config, resolved, facts)})
+    return starting(resolved, candidates(config, resolved, facts))
 
 
 def _facts(config: Config, train: LabelTable, cpu: bool, method_name: str = DEFAULT_METHOD) -> Facts:

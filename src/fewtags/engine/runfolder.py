@@ -63,6 +63,8 @@ RECORD_FILES = (
 """What a run and its objective may write before the settings file."""
 LOST_PROCESS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "ncclRemoteError")
 """Words of the errors of torch when another process of a run has ended."""
+SEARCH_FILE = "search.json"
+"""What a run tried before training."""
 TRUTH = "truth"
 """Name of the table of complete labels; its photos are those of another table."""
 
@@ -144,6 +146,8 @@ class RunFolder:
             return "nothing was written yet; run the same command again"
         if (self.checkpoints.root / "LAST").exists():
             return f"{resume} continues from the last checkpoint"
+        if (self.path / SEARCH_FILE).exists():
+            return f"{resume} continues after what was tried ({SEARCH_FILE})"
         return f"{resume} starts again from the first epoch, because no checkpoint was complete"
 
     # --- start and resume
@@ -385,6 +389,8 @@ class RunFolder:
                 f"{self.path} has trained {epochs} epochs ({metrics.name}), but {self.checkpoints.root / 'LAST'}, "
                 "which names its checkpoint, is missing. Restore the folder, or start a new run."
             )
+        if (self.path / SEARCH_FILE).exists():
+            return f"{self.path} has no complete checkpoint: what was tried is kept, and training starts with epoch 1"
         return f"{self.path} has no complete checkpoint: training STARTS AGAIN with epoch 1"
 
     def _table(self, name: str) -> Path:

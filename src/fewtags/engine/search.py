@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -19,20 +19,24 @@ from accelerate import Accelerator
 from pydantic import BaseModel, ConfigDict
 from torch import nn
 
+from fewtags.config.parse import load_toml
 from fewtags.config.presets import Candidate
-from fewtags.config.search import described, settled, trial
+from fewtags.config.search import described, trial
 from fewtags.engine.checkpoint import BAD_ARRAY, reading_record, write_array
 from fewtags.engine.evaluate import Logits, epoch_metrics
 from fewtags.engine.events import Noted
-from fewtags.engine.plan import RunPlan, derive
+from fewtags.engine.plan import RunPlan, derive, settings_of_best
 from fewtags.engine.planned_fit import make_fit
 from fewtags.engine.run_photos import RunPhotos, as_spatial
+from fewtags.engine.runfolder import SEARCH_FILE
+from fewtags.errors import FewtagsError
 from fewtags.files import write_text
 from fewtags.metrics.intervals import difference_interval
 from fewtags.photos.scan import Tick
 
-SEARCH_FILE, SEARCH_FOLDER = "search.json", "search"
+SEARCH_FOLDER = "search"
 CURE = f"delete {SEARCH_FILE}, and everything is tried again, or start a new run"
+CHOSEN_CURE = "restore it, or delete it: the run keeps its choice, and its report does not show what was tried"
 
 
 @final
@@ -87,6 +91,8 @@ class Search:
         self.begun, self.out, self.accelerator, self.cpu, self.tick = plan, out, accelerator, cpu, tick
         self.candidates = plan.resolved.search
         self.record = read_search(out) or SearchRecord()
+        with reading_record(out / SEARCH_FILE, CURE):
+            _refuse_others(self.record, self.candidates)
         self.plan = plan
         self._kept: RunPhotos | None = None  # of the best candidate so far
         self._last: RunPhotos | None = None
@@ -106,8 +112,16 @@ class Search:
         chosen = best_of(self.record.trials)
         why = self._why(chosen)
         self.record = self.record.model_copy(update={"chosen": chosen, "why": why})
-        self.plan = self._derive(settled(self.begun.resolved, self.candidates[chosen]))
+        self.plan = self._derive(settings_of_best(self.begun, self.candidates[chosen], self.cpu))
         yield Noted(f"search: {why}", warning=False)
+
+    def notes(self, begun: Sequence[str]) -> tuple[str, ...]:
+        """Return the notes of the chosen plan, after those of the run that belong to no candidate.
+
+        `begun` are the notes that the run began with; those about its first candidate are left out.
+        """
+        first = self._derive(self.begun.resolved).notes
+        return (*(note for note in begun if note not in (*first, *self.plan.notes)), *self.plan.notes)
 
     def photos(self) -> RunPhotos:
         """Return the photos of the chosen plan, with the features that its trial computed."""
@@ -234,6 +248,33 @@ def best_of(trials: tuple[Trial, ...]) -> int:
     return values.index(max(values))
 
 
+def is_open(out: Path) -> bool:
+    """Whether the search of a run folder has not chosen yet."""
+    try:
+        return bool(load_toml(out / "resolved.toml").get("search"))
+    except (OSError, FewtagsError):  # named by whatever reads it next
+        return False
+
+
+def _refuse_others(record: SearchRecord, candidates: tuple[Candidate, ...]) -> None:
+    """Raise ValueError if the trials of a record are not those of the first candidates."""
+    if len(record.trials) > len(candidates):
+        raise ValueError(f"it has {len(record.trials)} trials, and the run tries {len(candidates)}")
+    for number, (found, asked) in enumerate(zip(record.trials, candidates, strict=False), start=1):
+        # A file of weights has an absolute path in a run that is resumed.
+        if found.candidate.model_copy(update={"weights": asked.weights}) != asked:
+            raise ValueError(f"trial {number} is not what the run tries there")
+
+
+def compared(record: SearchRecord | None) -> str:
+    """Say what a search means for the choice of the model, as the end of a sentence; "" if it compared nothing."""
+    if record is None or len(record.trials) < 2:
+        return ""
+    if record.trials[record.chosen or 0].value is None:
+        return f"; the first of {len(record.trials)}, which validation could not compare"
+    return f"; the best of {len(record.trials)} tried first"
+
+
 def read_search(out: Path) -> SearchRecord | None:
     """Read what a run folder has of its search; None if there was none.
 
@@ -243,5 +284,5 @@ def read_search(out: Path) -> SearchRecord | None:
     path = out / SEARCH_FILE
     if not path.exists():
         return None
-    with reading_record(path, CURE):
+    with reading_record(path, CURE if is_open(out) else CHOSEN_CURE):
         return SearchRecord.model_validate(json.loads(path.read_text("utf-8")))

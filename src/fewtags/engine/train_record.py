@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from fewtags.engine.checkpoint import reading_record
 from fewtags.engine.machine import environment
 from fewtags.engine.methods import method_source
 from fewtags.engine.plan import RunPlan
-from fewtags.engine.runfolder import IN_MEMORY, NO_FILES, TRAINING, TRUTH, Record, RunFolder
-from fewtags.engine.search import SEARCH_FILE, read_search
+from fewtags.engine.runfolder import IN_MEMORY, NO_FILES, SEARCH_FILE, TRAINING, TRUTH, Record, RunFolder
+from fewtags.engine.search import read_search
 from fewtags.engine.tables import Tables, read_tables
 from fewtags.engine.teacher import save_teacher, teacher_record
 from fewtags.errors import CheckpointError, FewtagsError
@@ -49,20 +50,30 @@ def _facts(plan: RunPlan) -> dict[str, Any]:
         **environment(),
         "working_directory": str(Path.cwd()),
         "fingerprints": {name: table.fingerprint for name, table in all_tables(plan.tables).items()},
+        "teacher": teacher_record(plan.teacher),
+        **_chosen_facts(plan),
+    }
+
+
+def _chosen_facts(plan: RunPlan) -> dict[str, Any]:
+    """Return the part of the record that a search may change."""
+    return {
         "weights": None if plan.net.origin is None else vars(plan.net.origin),
         "method": method_record(plan),
         "method_source": method_source(plan.objective),
-        "teacher": teacher_record(plan.teacher),
         "grid": plan.grid,
         "heatmap_bytes": plan.heatmap_bytes,
         "notes": plan.notes,
     }
 
 
-def settled_record(plan: RunPlan) -> dict[str, Any]:
-    """Return what `environment.json` has after a search, whose best candidate `plan` trains."""
+def settled_record(plan: RunPlan, begun: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `environment.json` has after a search, whose best candidate `plan` trains.
+
+    `begun` is what it had before. Its folder and versions are those of the start, wherever the search goes on.
+    """
     settings = {TRAINING.settings: settings_tree(plan.config), "resolved.toml": settings_tree(plan.resolved)}
-    found: dict[str, Any] = json.loads(json.dumps({**_facts(plan), "settings": settings}))
+    found: dict[str, Any] = json.loads(json.dumps({**begun, **_chosen_facts(plan), "settings": settings}))
     return found
 
 
@@ -75,13 +86,23 @@ def settle(out: Path) -> None:
     found = read_search(out)
     if found is None or not found.record:
         return
-    path = out / "environment.json"
-    with reading_record(path):
-        begun = json.loads(path.read_text("utf-8"))
+    begun = read_environment(out)
     if begun != found.record:
         with reading_record(out / SEARCH_FILE):
             resolved = Resolved.model_validate(found.record["settings"]["resolved.toml"])
         RunFolder(out, TRAINING).settle_record(resolved, found.record)
+
+
+def read_environment(out: Path) -> dict[str, Any]:
+    """Read `environment.json`.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    path = out / "environment.json"
+    with reading_record(path):
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
 
 
 def method_record(plan: RunPlan) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from fewtags.engine.planned_fit import make_fit
 from fewtags.engine.run_photos import RunPhotos, as_spatial
 from fewtags.engine.runfolder import MODEL_FILE, TRAINING, TRUTH, RunFolder
 from fewtags.engine.running_maps import store_of
-from fewtags.engine.search import Search, read_search
+from fewtags.engine.search import Search, compared, read_search
 from fewtags.engine.start_worth import StartWorth, start_worth, write_worth
 from fewtags.engine.tables import Tables, class_groups
 from fewtags.engine.teacher import load_teacher
@@ -42,6 +42,7 @@ from fewtags.engine.thresholds import choose_thresholds, needs_training_scores, 
 from fewtags.engine.train_record import (
     check_labels_unchanged,
     method_record,
+    read_environment,
     settle,
     settled_record,
     write_record,
@@ -153,8 +154,10 @@ class TrainRun:
         """Try the candidates of the plan, and go on with the best."""
         search = Search(self.plan, self.out, self.accelerator, cpu=self.cpu, tick=self.photos.tick)
         yield from search.run()
-        self.plan = replace(search.plan, notes=(*self.plan.notes, f"search: {search.record.why}"))
-        record = settled_record(self.plan)
+        begun = read_environment(self.out)
+        notes = (*search.notes(begun["notes"]), f"search: {search.record.why}")
+        self.plan = replace(search.plan, notes=notes)
+        record = settled_record(self.plan, begun)
         search.finish(record)
         self.folder.settle_record(self.plan.resolved, record)
         self.photos = search.photos()
@@ -201,8 +204,7 @@ class TrainRun:
             which = f", logit variance {last.logit_variances[-1]:g}" if last.solved else ""
             which += f", answer weight {last.answer_weights[0]:g}" if last.answer_weights else ""
             selection = f"the last epoch ({ended.epochs}{which}): {why}"
-        if (found := read_search(self.out)) is not None:
-            selection += f"; the best of {len(found.trials)} tried first"
+        selection += compared(read_search(self.out))
         with repeatable(device):
             moved = not photos.frozen
             logits = {name: photos.logits(net, name, moved=moved) for name in tables.splits() if name != "train"}
@@ -275,7 +277,11 @@ def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Train
     folder.refuse_changed_photos(tables.splits())  # first: labels in folders of photos change with the photos
     notes = [check_labels_unchanged(record, tables, out), folder.refuse_lost_checkpoints()]
     weights = record.locate_weights(record.resolved.weights)
-    resolved = record.resolved.model_copy(update={"weights": weights})
+    tried = tuple(
+        candidate.model_copy(update={"weights": record.locate_weights(candidate.weights)})
+        for candidate in record.resolved.search
+    )
+    resolved = record.resolved.model_copy(update={"weights": weights, "search": tried})
     teacher = load_teacher(out, record.environment)
     plan = derive(record.settings, tables, None, cpu=cpu, resolved=resolved, teacher=teacher, going_on=True)
     folder.refuse_other_weights(weights, plan.net.origin, record.environment["weights"])

@@ -152,6 +152,23 @@ def test_a_damaged_search_is_named(config, tables, tmp_path):
         open_run(tmp_path / "run", cpu=True)
 
 
+def test_damaged_scores_of_a_trial_are_named(config, tables, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Search, "_why", lambda self, chosen: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(config(), tables, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "seconds.json").read_text())["search"] > 0
+    path = tmp_path / "run" / "search" / "trial-000.npy"
+    shape = np.load(path).shape
+    for bad in (np.zeros((3, 3), np.float32), np.full(shape, np.nan, np.float32), np.zeros(shape)):
+        np.save(path, bad)
+        with pytest.raises(CheckpointError, match=r"trial-000.npy is damaged \(it has .*; delete search.json"):
+            take(open_run(tmp_path / "run", cpu=True).resume())
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"trial-000.npy is missing; delete search.json"):
+        take(open_run(tmp_path / "run", cpu=True).resume())
+
+
 def test_labels_that_rank_nothing_train_the_first(config, tables, tmp_path):
     """One positive label a photo: the measure is mAP with unknown counted as absent."""
     train(config(), Tables(tables.train, tables.train.subset(np.arange(8))), tmp_path / "run")

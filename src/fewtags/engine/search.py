@@ -22,7 +22,7 @@ from torch import nn
 from fewtags.config.parse import load_toml
 from fewtags.config.presets import Candidate
 from fewtags.config.search import described, trial
-from fewtags.engine.checkpoint import BAD_ARRAY, reading_record, write_array
+from fewtags.engine.checkpoint import reading_record, write_array
 from fewtags.engine.evaluate import Logits, epoch_metrics
 from fewtags.engine.events import Noted
 from fewtags.engine.plan import RunPlan, derive, settings_of_best
@@ -226,14 +226,17 @@ class Search:
         """Return the interval of the difference of two trials' mAP over the choice of photos; nan if not known."""
         if self.record.trials[first].metric != "mAP":
             return math.nan, math.nan
+        labels = self.begun.tables.val.matrix.dense()
         scores = []
         for number in (first, second):
             with reading_record(self._scores(number), CURE):
-                try:
-                    scores.append(np.load(self._scores(number), allow_pickle=False).astype(np.float64))
-                except BAD_ARRAY as error:
-                    raise ValueError(str(error)) from None
-        return difference_interval(scores[0], scores[1], self.begun.tables.val.matrix.dense())
+                found = np.load(self._scores(number), allow_pickle=False)
+                if found.shape != labels.shape or found.dtype != np.float32 or np.isnan(found).any():
+                    raise ValueError(
+                        f"it has {found.dtype} {list(found.shape)}, not float32 {list(labels.shape)} without NaN"
+                    )
+                scores.append(found.astype(np.float64))
+        return difference_interval(scores[0], scores[1], labels)
 
 
 def best_of(trials: tuple[Trial, ...]) -> int:

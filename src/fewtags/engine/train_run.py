@@ -153,7 +153,9 @@ class TrainRun:
     def _search(self) -> Iterator[Event]:
         """Try the candidates of the plan, and go on with the best."""
         search = Search(self.plan, self.out, self.accelerator, cpu=self.cpu, tick=self.photos.tick)
-        yield from search.run()
+        for event in search.run():
+            write_text(self.out / CLOCK_FILE, json.dumps(self.clock.so_far("search")))
+            yield event
         begun = read_environment(self.out)
         notes = (*search.notes(begun["notes"]), f"search: {search.record.why}")
         self.plan = replace(search.plan, notes=notes)

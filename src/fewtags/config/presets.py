@@ -81,9 +81,10 @@ PRESETS: Mapping[str, _Preset] = {
     # One plain view of each photo through a frozen trunk, and a solved head: the fastest good model.
     # Lite0 was trained at 224 px. 288 px gave more than any other change of the same cost (docs/LOG.md).
     SOLVED: _Preset(backbone="tf_efficientnet_lite0", size=288, stages=(_solve(),)),
-    # The same trunk, and a head trained in steps on several random views of each photo.
+    # The same trunk, and a head trained in steps on several random views of each photo. The rate was chosen on
+    # validation (docs/methods.md).
     IN_STEPS: _Preset(
-        backbone="tf_efficientnet_lite0", size=224, cached_views=8, stages=(_warmup(5, 5e-4), _main(12, 5e-4, "head"))
+        backbone="tf_efficientnet_lite0", size=224, cached_views=8, stages=(_warmup(5, 1e-3), _main(12, 1e-3, "head"))
     ),
     "finetune": _Preset(backbone="resnet50", size=320, stages=(_warmup(5, 3e-3), _main(12, 1e-4))),
     # SCL paper, section 4.1: the linear layer for 5 epochs at 1e-3, then everything for 25 epochs at 1e-5, cosine,

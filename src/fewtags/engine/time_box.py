@@ -139,7 +139,7 @@ class TimeBox:
         whole = (self.rest + max(fitting.epochs * fitting.epoch for fitting in self.sizes)) / 60
         return (
             f"{limit}: {compared}{epochs}, and {self.rest:.0f} s of other work; about "
-            f"{counted(round(whole), 'minute')} in all"
+            f"{counted(max(1, round(whole)), 'minute')} in all"
         )
 
 

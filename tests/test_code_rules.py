@@ -76,6 +76,17 @@ def test_only_objectives_know_objectives(room):
                 assert not tested & concrete, f"{name(path)}, line {node.lineno}"
 
 
+def test_pictures_are_opened_in_one_place():
+    """Pillow warns about damaged metadata, and its decoders raise many kinds of errors."""
+    opening = {
+        name(path)
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Image.open", "PIL.Image.open")
+    }
+    assert opening == {"photos/pillow.py"}
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_plain_words(path):
     """Texts say "is not a" and "fix"; "there is no" is allowed, and so are words such as "recommend"."""

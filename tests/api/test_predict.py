@@ -143,7 +143,7 @@ def test_heatmaps(fitted, scenes):
 
 
 def test_coupled_heatmaps(scenes):
-    """Products of attention and logits, which are no probabilities; the plain ones of the same net are."""
+    """Products of attention and logits, which are not probabilities; the plain ones of the same net are."""
     net = create_net("test_vit", 10, weights="none", size=64, head=HeadPlan(3))
     clf, path = classifier(backbone="test_vit"), photos(scenes.val)[0]
     clf._net, clf._info = net, vit_info(net, scenes)

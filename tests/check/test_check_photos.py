@@ -65,14 +65,14 @@ def test_nothing_left_after_cleaning_is_an_error(tmp_path: Path) -> None:
 
 def test_excluded_csv_has_the_readers_and_our_rows(tmp_path: Path) -> None:
     make_photo(tmp_path / "a.png", 1)
-    notes = Notes(excluded=(Excluded("row 7", 'no class "brid", mend it', "labels.csv"),))
+    notes = Notes(excluded=(Excluded("row 7", 'no class "brid", correct it', "labels.csv"),))
     table = make_table({"a.png": [P, P, P], "gone.png": [P, P, P]}, root=tmp_path, notes=notes)
     check({"train": table, "val": table.subset([0])}).write_excluded_csv(tmp_path / "excluded.csv")
     with (tmp_path / "excluded.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     assert rows == [
         ["item", "where", "reason"],
-        ["row 7", "labels.csv", 'no class "brid", mend it'],
+        ["row 7", "labels.csv", 'no class "brid", correct it'],
         ["gone.png", "train", f"no such file: {tmp_path / 'gone.png'}"],
     ]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png", "excluded.csv"]

@@ -11,6 +11,7 @@ from PIL import Image
 from fewtags.errors import ConfigError, DataError
 from fewtags.geometry import View
 from fewtags.photos.decode import open_photo, probe, read_image
+from fewtags.photos.in_memory import NamedImage, photo_in_memory
 
 # Files that cannot be read: the exact words
 
@@ -229,3 +230,9 @@ def test_a_photo_is_read_once(tmp_path):
         photo.read()
         with pytest.raises(AssertionError, match="a photo is read once"):
             photo.read()
+
+
+def test_damaged_exif_of_an_image_in_memory() -> None:
+    image = Image.new("RGB", (8, 6), "red")
+    image.info["exif"] = b"Exif\0\0MM\0*\0\0\0\x08\0\x05"  # five entries, and none is there
+    assert photo_in_memory(NamedImage(image, "photo 0")).read().shape == (6, 8, 3)

@@ -46,6 +46,17 @@ def test_pixels_are_missing(tmp_path: Path, progressive: bool, lost: int) -> Non
             _pixels(tmp_path / "cut.jpg")
 
 
+def test_damaged_exif_beside_the_missing_end(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (40, 56, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(
+        stream, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x05"
+    )  # five entries, and none is there
+    (tmp_path / "whole.jpg").write_bytes(stream.getvalue())
+    (tmp_path / "cut.jpg").write_bytes(stream.getvalue()[:-2])
+    assert np.array_equal(_pixels(tmp_path / "cut.jpg"), _pixels(tmp_path / "whole.jpg"))
+
+
 def test_check_notes_it(tmp_path: Path) -> None:
     (tmp_path / "cut.jpg").write_bytes(_jpeg(0, False)[:-2])
     seen = scan([str(tmp_path / "cut.jpg")])

@@ -13,6 +13,7 @@ import numpy as np
 from fewtags.errors import ConfigError, DataError
 from fewtags.labels import ClassNames, Label
 from fewtags.photos.decode import EXTENSIONS
+from fewtags.photos.pillow import DAMAGE, open_picture
 from fewtags.table.table import LabelTable, Notes
 from fewtags.text import counted, some
 
@@ -146,8 +147,6 @@ def _names(rows: Any, column: str) -> Iterator[list[str] | None]:
 
 def _write_photos(rows: Any, column: str, folder: Path) -> Iterator[str]:
     """Write the photos, and yield their names."""
-    from PIL import Image
-
     folder.mkdir(parents=True, exist_ok=True)
     endings = {kind: ending for ending, kind in reversed(EXTENSIONS.items())}
     stored = rows.select_columns([column]).cast_column(column, sys.modules["datasets"].Image(decode=False))
@@ -158,9 +157,9 @@ def _write_photos(rows: Any, column: str, folder: Path) -> Iterator[str]:
             cure = f"dataset.filter(lambda row: row[{column!r}])"
             raise DataError(f"row {n} has no photo; filter the data set first: {cure}.")
         try:
-            with Image.open(io.BytesIO(content)) as opened:
+            with open_picture(io.BytesIO(content)) as opened:
                 ending = endings.get(str(opened.format), ".jpg")
-        except OSError:
+        except DAMAGE:
             ending = Path(str(photo.get("path") or ".jpg")).suffix or ".jpg"  # reading it will say what is wrong
         name = f"{n:08d}{ending}"
         (folder / name).write_bytes(content)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import math
 from collections.abc import Mapping
@@ -11,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
-from PIL import Image
 
 from fewtags.formats.common import NO_CORNERS, Corners, Point, bounds, ellipse_bounds, ellipse_corners, finite_number
 from fewtags.formats.masks import MOST_PIXELS, Outline
+from fewtags.photos.pillow import DAMAGE, open_picture
 
 KINDS = {
     "rectangle": "positive, with its box",
@@ -78,10 +77,10 @@ def _mask(data: object, corner: Point) -> Outline:
     if not isinstance(data, str):
         return Outline([])
     try:
-        with Image.open(io.BytesIO(base64.b64decode(data, validate=True)), formats=("PNG",)) as picture:
+        with open_picture(io.BytesIO(base64.b64decode(data, validate=True)), ("PNG",)) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 return Outline([])
             pixels = np.array(picture.convert("L")) > 0
-    except (OSError, ValueError, SyntaxError, binascii.Error, Image.DecompressionBombError):
+    except DAMAGE:  # binascii.Error is a ValueError
         return Outline([])
     return replace(Outline.of_mask(pixels), corner=corner)

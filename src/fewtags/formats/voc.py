@@ -14,7 +14,6 @@ from xml.etree.ElementTree import ParseError
 import numpy as np
 from defusedxml.common import DefusedXmlException
 from numpy.typing import NDArray
-from PIL import Image
 
 from fewtags.errors import DataError
 from fewtags.formats.common import distinct, is_hidden, is_split, text_of, xml_trouble
@@ -25,6 +24,7 @@ from fewtags.formats.rated import Scores
 from fewtags.formats.stated import Labels, Source, Stated, count_messages, value_readings
 from fewtags.formats.voc_page import VocObject, VocPage, read_page
 from fewtags.labels import ClassNames, Label
+from fewtags.photos.pillow import DAMAGE, open_picture
 from fewtags.table.table import Excluded, LabelTable, Notes
 from fewtags.text import counted, quoted, some
 
@@ -338,7 +338,7 @@ class _Masks:
             return np.zeros((0, 0), np.uint8)
         size = page.size
         try:
-            with Image.open(file) as picture:
+            with open_picture(file) as picture:
                 if all(map(math.isfinite, size)) and picture.size != size:
                     sides = f"{picture.width} x {picture.height}, but the XML file says {size[0]:g} x {size[1]:g}"
                     raise DataError(f"{file}: {sides}; fix one of them, or remove the picture.")
@@ -347,7 +347,7 @@ class _Masks:
                         f"{file}: mode {picture.mode}; expected a picture with numbers of objects (P or L)."
                     )
                 return np.array(picture, np.uint8)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        except DAMAGE as error:
             raise DataError(f"{file}: cannot be read ({error}); fix or remove it.") from None
 
 

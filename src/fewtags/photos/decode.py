@@ -23,8 +23,6 @@ import os
 import re
 import struct
 import threading
-import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -53,6 +51,7 @@ from fewtags.errors import ConfigError, DataError
 from fewtags.geometry import View
 from fewtags.photos.color_modes import eight_bit
 from fewtags.photos.orientation import orientation_view, swaps_axes
+from fewtags.photos.pillow import DAMAGE, without_warnings
 from fewtags.photos.unended import whole_jpeg
 from fewtags.shards.photos import open_bytes, photo_status, shard_problem
 from fewtags.shards.places import is_shard
@@ -113,22 +112,6 @@ _OTHERS = (
     (re.compile(rb"\s*<"), "is a web page or other markup, not a photo", "download it again, or remove it"),
     (re.compile(rb"%PDF"), "is a PDF, not a photo", "export its pages as photos, or remove it"),
     (re.compile(rb"PK\x03\x04|\x1f\x8b|7z\xbc"), "is an archive, not a photo", "unpack it first"),
-)
-
-# Exceptions of Pillow's decoders for broken files, found with thousands of truncated and damaged files.
-DAMAGE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    OverflowError,
-    RuntimeError,
-    EOFError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
 )
 
 # A JPEG is decoded at 1/2, 1/4 or 1/8 scale if at least this many decoded pixels remain per pixel of the result.
@@ -253,7 +236,7 @@ class Photo:
             self._image.load()
         except DAMAGE as error:
             truncated = "truncated" in str(error).lower()
-            if truncated and self.info.format == "JPEG" and (whole := whole_jpeg(self.path, self._wanted, DAMAGE)):
+            if truncated and self.info.format == "JPEG" and (whole := whole_jpeg(self.path, self._wanted)):
                 self.unended = True
                 return whole
             problem = _truncation(self._image) if truncated else f"cannot be decoded ({error})"
@@ -356,7 +339,7 @@ def _read_header(file: BinaryIO, path: Path, shown: str) -> Photo:
     plugin = _heif_plugin(shown) if kind == "HEIF" else _PLUGINS[kind]
     file.seek(0)
     try:
-        with _without_pillow_warnings():
+        with without_warnings():
             image = plugin(file, "")
             if kind == "PNG" and "exif" not in image.info:
                 image.info["exif"] = _late_exif(file)
@@ -428,19 +411,7 @@ def _bits(image: Image.Image, kind: str, head: bytes) -> int:
 
 
 # One per process: a fork may copy a held lock.
-_LOCKS: dict[int, threading.Lock] = {}
 _LARGE_LOCKS: dict[int, threading.RLock] = {}
-
-
-@contextmanager
-def _without_pillow_warnings() -> Iterator[None]:
-    """Silence Pillow's warnings about damaged metadata and large images, which this module handles per file.
-
-    Warning filters are global to the process, so a lock is needed.
-    """
-    with _LOCKS.setdefault(os.getpid(), threading.Lock()), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        yield
 
 
 def _truncation(image: Image.Image) -> str:

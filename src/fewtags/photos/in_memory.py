@@ -8,7 +8,8 @@ from typing import final
 from PIL import Image, ImageOps
 
 from fewtags.errors import DataError
-from fewtags.photos.decode import DAMAGE, ImageInfo, Photo
+from fewtags.photos.decode import ImageInfo, Photo
+from fewtags.photos.pillow import DAMAGE, without_warnings
 
 
 @final
@@ -34,6 +35,8 @@ def photo_in_memory(named: NamedImage) -> Photo:
     """
     name = named.name
     try:
+        with without_warnings():
+            named.image.getexif()  # kept by the image: what follows does not parse it again
         shown = ImageOps.exif_transpose(named.image)
     except DAMAGE as error:
         raise DataError(f"{name}: cannot be decoded ({error}); load the photo again.") from error

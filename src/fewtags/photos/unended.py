@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 
 import numpy as np
-from PIL import Image, ImageFile
+from PIL import Image
 
 from fewtags.errors import DataError
+from fewtags.photos.pillow import DAMAGE, open_picture
 from fewtags.shards.photos import open_bytes, photo_status
 
 _END = b"\xff\xd9"
@@ -15,7 +16,7 @@ _FILLS = (b"\x00" * 64, b"\xaa" * 64)
 _MOST_BYTES = 1 << 28
 
 
-def whole_jpeg(path: str, wanted: tuple[int, int] | None, damage: tuple[type[Exception], ...]) -> Image.Image | None:
+def whole_jpeg(path: str, wanted: tuple[int, int] | None) -> Image.Image | None:
     """Return the decoded photo of a JPEG file without an end marker; None if data of pixels are missing as well.
 
     The file is decoded twice in full size, with different bytes in place of those after its end. If both pictures are
@@ -25,7 +26,6 @@ def whole_jpeg(path: str, wanted: tuple[int, int] | None, damage: tuple[type[Exc
     Args:
         path: the file.
         wanted: (width, height) that the decoder may reduce the photo to; None: the full size.
-        damage: exceptions of a decoder for a broken file.
     """
     try:
         status = photo_status(path)
@@ -39,36 +39,33 @@ def whole_jpeg(path: str, wanted: tuple[int, int] | None, damage: tuple[type[Exc
     # A single byte of this kind may belong to the data.
     for end in [data, *([content] if len(content) == len(data) + 1 else [])]:
         end = end.removesuffix(b"\xff")
-        if _scans_are_there(end, damage) and _is_whole(end, damage) and not _is_whole(end[:-3], damage):
-            return _decoded(end, _FILLS[0], wanted, damage)
+        if _scans_are_there(end) and _is_whole(end) and not _is_whole(end[:-3]):
+            return _decoded(end, _FILLS[0], wanted)
     return None
 
 
-def _scans_are_there(data: bytes, damage: tuple[type[Exception], ...]) -> bool:
+def _scans_are_there(data: bytes) -> bool:
     """Return whether a progressive JPEG has the usual number of scans (colour: ten, grey: six), or is baseline."""
     try:
-        with Image.open(io.BytesIO(data + _END), formats=["JPEG"]) as image:
+        with open_picture(io.BytesIO(data + _END), ("JPEG",)) as image:
             usual = 6 if image.mode == "L" else 10
             return not image.info.get("progressive") or data.count(b"\xff\xda") >= usual
-    except damage:
+    except DAMAGE:
         return False
 
 
-def _is_whole(data: bytes, damage: tuple[type[Exception], ...]) -> bool:
+def _is_whole(data: bytes) -> bool:
     """Return whether no pixel depends on what comes after the data."""
-    first, second = (_decoded(data, fill, None, damage) for fill in _FILLS)
+    first, second = (_decoded(data, fill, None) for fill in _FILLS)
     return first is not None and second is not None and np.array_equal(np.asarray(first), np.asarray(second))
 
 
-def _decoded(
-    data: bytes, fill: bytes, wanted: tuple[int, int] | None, damage: tuple[type[Exception], ...]
-) -> ImageFile.ImageFile | None:
+def _decoded(data: bytes, fill: bytes, wanted: tuple[int, int] | None) -> Image.Image | None:
     try:
-        image = Image.open(io.BytesIO(data + fill + _END), formats=["JPEG"])
-        assert isinstance(image, ImageFile.ImageFile)
-        if wanted is not None:
-            image.draft("", wanted)
-        image.load()
-    except damage:
+        with open_picture(io.BytesIO(data + fill + _END), ("JPEG",)) as image:
+            if wanted is not None:
+                image.draft("", wanted)
+            image.load()
+    except DAMAGE:
         return None
     return image

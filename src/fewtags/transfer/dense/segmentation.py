@@ -27,6 +27,7 @@ from fewtags.nets.encoder import Encoder, create_encoder
 from fewtags.nets.spatial import spatial_features
 from fewtags.photos.decode import open_photo
 from fewtags.photos.loader import Collate
+from fewtags.photos.pillow import DAMAGE, open_picture
 from fewtags.photos.scan import Tick
 from fewtags.seeds import rng, seed_of
 from fewtags.transfer.dense.batches import CHANGE, HEAD, batch_keys, read_batches, take_step
@@ -86,7 +87,7 @@ class Pairs:
 
 def _read_mask(place: Path, width: int, height: int) -> NDArray[np.uint8]:
     try:
-        with Image.open(place, formats=("PNG",)) as file:
+        with open_picture(place, ("PNG",)) as file:
             if file.size != (width, height):
                 raise DataError(
                     f"{place} has {file.width} x {file.height} pixels, but its photo has {width} x {height}; give "
@@ -95,7 +96,7 @@ def _read_mask(place: Path, width: int, height: int) -> NDArray[np.uint8]:
             if file.mode not in ("L", "P", "1"):
                 raise DataError(f"{place}: expected class numbers in one 8-bit channel, got mode {file.mode}.")
             return np.array(file).astype(np.uint8)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except DAMAGE as error:
         raise DataError(f"{place}: the mask cannot be read as PNG ({error}).") from None
 
 

@@ -23,6 +23,28 @@ _ARGUMENTS = {
 }
 """Arguments in Python that have another name than the flag."""
 _FLAGS = {"images": "--images", "complete": "--complete"}
+_FLAGS_OF_SETTINGS = {
+    "train.preset": "preset",
+    "train.minutes": "minutes",
+    "train.epochs": "epochs",
+    "train.lr": "lr",
+    "train.batch_size": "batch-size",
+    "train.seed": "seed",
+    "objective.name": "method",
+    "model.weights": "weights",
+    "data.answers": "answers",
+}
+"""Settings that the commands that train take as flags."""
+_ARGUMENTS_OF_SETTINGS = {
+    "train.preset": "preset",
+    "train.epochs": "epochs",
+    "train.seed": "seed",
+    "objective.name": "objective",
+    "model.weights": "weights",
+    "model.backbone": "backbone",
+    "augment.size": "size",
+}
+"""Settings that are arguments in Python."""
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 """Characters that change a terminal or the order of other characters; tabs and line ends are not among them."""
@@ -136,6 +158,25 @@ def flag(name: str, value: str = "") -> str:
         return f"--{name} {value}".rstrip()
     argument = _ARGUMENTS.get(name, name.replace("-", "_"))
     return f"{argument}={value!r}" if value else argument
+
+
+def named(key: str, value: str | float | None = None) -> str:
+    """Return how the user gives a setting of a run: its flag or its argument if it has one, else its dotted key.
+
+    >>> named("train.epochs", 3), named("train.minutes", 2.5), named("train.select", "last")
+    ('epochs=3', 'train.minutes = 2.5', 'train.select = "last"')
+    >>> with command_line():
+    ...     named("train.preset"), named("train.minutes", 2.5), named("augment.size", 64)
+    ('--preset', '--minutes 2.5', 'augment.size = 64')
+    """
+    commanded = _COMMAND_LINE.get()
+    name = (_FLAGS_OF_SETTINGS if commanded else _ARGUMENTS_OF_SETTINGS).get(key)
+    if value is None:
+        return key if name is None else f"--{name}" if commanded else name
+    text = value if isinstance(value, str) else f"{value:g}"
+    if name is None:
+        return f'{key} = "{text}"' if isinstance(value, str) else f"{key} = {text}"
+    return f"--{name} {shlex.quote(text)}" if commanded else f"{name}={value!r}"
 
 
 def run_setting(key: str, value: str) -> str:

@@ -8,11 +8,13 @@ import pytest
 
 from fewtags.config.parse import apply_overrides, dump_toml, parse
 from fewtags.config.presets import LOGIT_VARIANCES, PRESETS, Facts, Resolved, resolve, why_in_steps
+from fewtags.config.search import candidates
 from fewtags.config.sections import ModelConfig, StageConfig
 from fewtags.engine.methods import settings_models
 from fewtags.engine.model import make_policy
 from fewtags.errors import ConfigError
 from fewtags.nets.pool import PoolName
+from fewtags.text import command_line
 
 LAPTOP = Facts(samples=100, classes=5, device="cpu", cores=4, offline_backbone="tf_efficientnet_lite0")
 SERVER = Facts(samples=100, classes=5, device="cuda", cores=32, offline_backbone="tf_efficientnet_lite0", bf16=True)
@@ -225,7 +227,7 @@ def test_epochs_and_lr_are_of_the_whole_run(epochs, lr, stages):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"train__epochs": 3}, "train.epochs needs training in steps"),
+        ({"train__epochs": 3}, "epochs needs training in steps"),
         ({"train__lr": 1e-3}, "train.lr needs training in steps"),
         ({"train__cached_views": 0}, "train.cached_views needs training in steps"),
         ({"augment__policy": "coco", "train__accumulate": 2},
@@ -307,7 +309,9 @@ def test_the_last_epoch_is_a_choice_where_epochs_follow_each_other():
     ("changes", "message"),
     [
         ({"train__stages": [STAGE], "train__epochs": 3},
-         "train.epochs and train.lr change the preset's stages; set them in train.stages instead."),
+         "epochs changes the preset's stages; set it in train.stages instead."),
+        ({"train__stages": [STAGE], "train__epochs": 3, "train__lr": 1.0},
+         "epochs and train.lr change the preset's stages; set them in train.stages instead."),
         ({"train__stages": [STAGE], "train__cached_views": 2},
          'train.cached_views needs a frozen trunk: give every stage trainable = "head", or set it to 0.'),
         ({"augment__policy": "none", "augment__flip": True},
@@ -338,6 +342,44 @@ def test_settings_that_contradict_each_other(changes, message):
     with pytest.raises(ConfigError) as error:
         resolve(read(**changes), LAPTOP)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts", "message"),
+    [
+        ({"train__stages": [STAGE], "train__epochs": 3, "train__lr": 1.0}, {},
+         "--epochs and --lr change the preset's stages; set them in train.stages instead."),
+        ({"train__minutes": 2.5, "train__epochs": 3}, {},
+         "--minutes 2.5 chooses the number of epochs, and --epochs gives it; leave one of them out."),
+        ({"train__minutes": 2.5, "train__stages": [STAGE]}, {},
+         "--minutes 2.5 chooses the number of epochs, and train.stages gives it; leave one of them out."),
+        ({"train__minutes": 2, "train__preset": "cpu"}, {},
+         "--minutes 2 chooses how long to fine-tune, and --preset cpu trains only the head; leave one of them out."),
+        ({"train__minutes": 2}, {"processes": 2},
+         "--minutes 2 is for one process, and there are 2; give --epochs instead."),
+        ({"train__preset": "paper"}, {"processes": 3},
+         "preset 'paper' trains on 8 photos in a step, which 3 processes cannot share equally. Start one process, or "
+         "2, 4, 8; or set --batch-size, the photos of each process, and --lr."),
+        ({"train__minutes": 2, "search__sizes": [64]}, {},
+         "--minutes chooses what is tried first, and search gives it; leave one of them out."),
+        ({"objective__name": "bce", "search__methods": ["an"]}, {},
+         "search.methods tries several values, and --method bce fixes one; leave one of them out."),
+        ({"augment__size": 64, "search__sizes": [64]}, {},
+         "search.sizes tries several values, and augment.size = 64 fixes one; leave one of them out."),
+    ],
+)  # fmt: skip
+def test_the_command_line_names_the_flags_that_contradict(changes, facts, message):
+    config, about = read(**changes), LAPTOP.model_copy(update=facts)
+    with command_line(), pytest.raises(ConfigError) as error:
+        candidates(config, resolve(config, about), about)
+    assert str(error.value) == message
+
+
+def test_the_reason_for_steps_names_the_flags():
+    config = read(train__epochs=3, train__batch_size=2, augment__flip=True)
+    with command_line():
+        assert why_in_steps(config, LAPTOP) == "--epochs, --batch-size, augment.flip need training in steps"
+    assert why_in_steps(config, LAPTOP) == "epochs, train.batch_size, augment.flip need training in steps"
 
 
 # --- answers

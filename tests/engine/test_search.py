@@ -197,13 +197,16 @@ FACTS = Facts(samples=24, classes=10, device="cpu", cores=2)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"augment__size": 64}, "search.sizes tries several values, and augment.size = 64 fixes one"),
+        ({"augment__size": 64}, "search.sizes tries several values, and size=64 fixes one"),
         ({"search__sizes": [32, 32]}, "search.sizes has 32 twice"),
-        ({"search__pools": ["mean"], "model__pool": "max"}, "search.pools tries several values, and model.pool = max"),
-        ({"search__methods": ["bce"], "objective": {"name": "bce"}}, "objective.name = bce fixes one"),
+        (
+            {"search__pools": ["mean"], "model__pool": "max"},
+            'search.pools tries several values, and model.pool = "max" fixes',
+        ),
+        ({"search__methods": ["bce"], "objective": {"name": "bce"}}, "objective='bce' fixes one"),
         (
             {"search__backbones": ["resnet18"]},
-            "search.backbones tries several values, and model.backbone = test_resnet",
+            "search.backbones tries several values, and backbone='test_resnet'",
         ),
     ],
 )
@@ -300,6 +303,18 @@ def test_a_method_that_does_not_weigh_answers_tries_no_weights(config, tables, m
     first, second = (settings_of_best(plan, one, cpu=True).stages[0] for one in plan.resolved.search)
     assert (first.answer_weights, first.epochs) == ((4.0, 1.0, 16.0), 10)
     assert (second.answer_weights, second.epochs) == ((), 6)
+
+
+def test_weights_that_the_user_gave_are_not_dropped(config, tables, monkeypatch):
+    monkeypatch.setattr(plan_module, "answered", lambda table: table.matrix)
+    solve = {"name": "own", "logit_variances": [1.0], "answer_weights": [1.0, 4.0], "trainable": "head"}
+    changes = {"search__methods": ["expected_negative", "bce"], "search__sizes": [], "augment__size": 32}
+    with pytest.raises(ConfigError) as error:
+        make_plan(config(**changes, train__stages=[solve]), tables=tables, cpu=True)
+    assert str(error.value) == (
+        "stage 'own' has answer_weights, but bce, which search tries, does not weigh answers; leave them out, or "
+        "leave the method out of search.methods."
+    )
 
 
 def test_the_model_says_what_its_search_compared(searched):

@@ -13,6 +13,7 @@ from fewtags.engine.plan import make_plan
 from fewtags.engine.time_box import RESERVE, Fitting, Speed, TimeBox, measure_speed, time_box, within
 from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import ConfigError
+from fewtags.text import command_line
 
 EPOCHS = 6
 SPEED = Speed(decoding=0.0, forward=0.5, step=2.0)
@@ -72,8 +73,10 @@ def test_a_short_time_solves_the_head_alone(planned):
 
 
 def test_a_preset_that_was_named_is_not_replaced(planned):
-    with pytest.raises(ConfigError, match="too short for preset 'finetune': 2 epochs take about 3 minutes here"):
-        planned(minutes_for(2) - 0.01, preset="finetune")
+    minutes = minutes_for(2) - 0.01
+    short = f"--minutes {minutes:g} is too short for preset 'finetune': 2 epochs take about 3 minutes here"
+    with command_line(), pytest.raises(ConfigError, match=short):
+        planned(minutes, preset="finetune")
     assert planned(minutes_for(2) + 0.01, preset="finetune").resolved.stages[-1].epochs == 2
 
 
@@ -96,9 +99,9 @@ def test_epochs_are_shared_by_the_stages_of_a_preset_for_a_gpu(make_config):
 @pytest.mark.parametrize(
     ("train", "words"),
     [
-        ({"epochs": 3}, "train.epochs gives it"),
-        ({"preset": "cpu"}, "preset 'cpu' trains only the head"),
-        ({"preset": "views"}, "preset 'views' trains only the head"),
+        ({"epochs": 3}, "epochs gives it"),
+        ({"preset": "cpu"}, "and preset='cpu' trains only the head"),
+        ({"preset": "views"}, "preset='views' trains only the head"),
     ],
 )
 def test_settings_that_contradict_the_minutes_are_refused(make_config, train, words):

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from fewtags.config.sections import AugmentConfig, StageConfig, TrainConfig
 from fewtags.errors import ConfigError
-from fewtags.text import flag
+from fewtags.text import flag, named
 
 SMALLEST_AREA: Mapping[str, float] = {"coco": 0.25, "imagenet": 0.08, "none": 1.0}
 
@@ -25,12 +25,13 @@ def check_stages(stages: tuple[StageConfig, ...]) -> None:
 
 def check_minutes(train: TrainConfig, preset: str, stages: tuple[StageConfig, ...], processes: int) -> None:
     """Check that `train.minutes` has epochs to choose."""
-    asked = f"train.minutes = {train.minutes:g}"
-    if others := [f"train.{name}" for name in ("stages", "epochs") if getattr(train, name) is not None]:
+    asked = named("train.minutes", train.minutes)
+    if others := [named(f"train.{name}") for name in ("stages", "epochs") if getattr(train, name) is not None]:
         raise ConfigError(f"{asked} chooses the number of epochs, and {others[0]} gives it; leave one of them out.")
     if stages[-1].trainable == "head":
         raise ConfigError(
-            f"{asked} chooses how long to fine-tune, and preset {preset!r} trains only the head; leave one of them out."
+            f"{asked} chooses how long to fine-tune, and {named('train.preset', preset)} trains only the head; leave "
+            "one of them out."
         )
     if processes > 1:
         raise ConfigError(f"{asked} is for one process, and there are {processes}; give {flag('epochs')} instead.")

@@ -10,7 +10,7 @@ from fewtags.config.preset_checks import SMALLEST_AREA, check_minutes, check_pol
 from fewtags.config.sections import Config, PoolChoice, Settings, StageConfig
 from fewtags.errors import ConfigError
 from fewtags.objectives.table import DEFAULT_METHOD
-from fewtags.text import flag
+from fewtags.text import flag, named
 
 
 @final
@@ -214,8 +214,9 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     preset = ON_CPU.get(name, PRESETS[name]) if facts.device == "cpu" else PRESETS[name]
     stages = _solvable_stages(preset.stages, facts) if train.stages is None else train.stages
     check_stages(stages)
-    if train.stages and (train.epochs or train.lr):
-        raise ConfigError("train.epochs and train.lr change the preset's stages; set them in train.stages instead.")
+    if train.stages and (given := [named(f"train.{key}") for key in ("epochs", "lr") if getattr(train, key)]):
+        change, them = ("changes", "it") if len(given) == 1 else ("change", "them")
+        raise ConfigError(f"{' and '.join(given)} {change} the preset's stages; set {them} in train.stages instead.")
     if train.minutes is not None:
         check_minutes(train, train.preset or name, stages, facts.processes)
     stages = tuple(s for s in stages if s.epochs) if train.stages else rescaled(stages, train.epochs, train.lr)
@@ -294,7 +295,8 @@ def photos_per_process(preset: str, photos: int, processes: int) -> int:
         fitting = ", ".join(str(n) for n in range(2, photos + 1) if photos % n == 0)
         raise ConfigError(
             f"preset {preset!r} trains on {photos} photos in a step, which {processes} processes cannot share equally. "
-            f"Start one process, or {fitting}; or set train.batch_size, the photos of each process, and train.lr."
+            f"Start one process, or {fitting}; or set {named('train.batch_size')}, the photos of each process, "
+            f"and {named('train.lr')}."
         )
     return photos // processes
 
@@ -313,7 +315,7 @@ def why_in_steps(config: Config, facts: Facts) -> str:
         "augment.jitter": augment.jitter,
     }
     solves = train.stages is not None and not given["train.stages"]  # the user asked for stages that solve the head
-    asked = [name for name, value in given.items() if value and not solves]
+    asked = [named(name) for name, value in given.items() if value and not solves]
     if asked:
         return f"{', '.join(asked)} {'needs' if len(asked) == 1 else 'need'} training in steps"
     return why_unsolvable(facts, augment.size or PRESETS[SOLVED].size)

@@ -8,6 +8,7 @@ from itertools import product
 from fewtags.config.presets import ON_CPU, PRESETS, SOLVED, Candidate, Facts, Resolved, rescaled
 from fewtags.config.sections import Config
 from fewtags.errors import ConfigError
+from fewtags.text import named
 
 SIZES = (288, 352, 416)
 """Input sides that `train.minutes` compares, the first ones that fit (docs/LOG.md)."""
@@ -27,7 +28,9 @@ def candidates(config: Config, resolved: Resolved, facts: Facts) -> tuple[Candid
     if not any(given.values()):
         return ()
     if config.train.minutes is not None:
-        raise ConfigError("train.minutes chooses what is tried first, and search gives it; leave one of them out.")
+        raise ConfigError(
+            f"{named('train.minutes')} chooses what is tried first, and search gives it; leave one of them out."
+        )
     fixed = {
         "sizes": ("augment.size", config.augment.size),
         "methods": ("objective.name", config.objective.name),
@@ -38,7 +41,7 @@ def candidates(config: Config, resolved: Resolved, facts: Facts) -> tuple[Candid
         key, own = fixed[name]
         if values and own is not None:
             raise ConfigError(
-                f"search.{name} tries several values, and {key} = {own} fixes one; leave one of them out."
+                f"search.{name} tries several values, and {named(key, own)} fixes one; leave one of them out."
             )
         if len(set(values)) < len(values):
             twice = next(value for value in values if values.count(value) > 1)

@@ -224,11 +224,19 @@ def settings_of_best(plan: RunPlan, candidate: Candidate, cpu: bool) -> Resolved
     """Return the settings that a plan trains with if a candidate of its search is the best.
 
     A method that does not weigh answers does not try weights of them.
+
+    Raises:
+        ConfigError: the user gave such weights, and the method of the candidate does not weigh answers.
     """
     best = settled_on(plan.resolved, candidate)
     last = best.stages[-1]
     if not last.answer_weights or _facts(plan.config, plan.tables.train, cpu, candidate.method).open_answer_weight:
         return best
+    if plan.config.train.stages is not None:
+        raise ConfigError(
+            f"stage {last.name!r} has answer_weights, but {candidate.method}, which search tries, does not weigh "
+            "answers; leave them out, or leave the method out of search.methods."
+        )
     last = last.model_copy(update={"answer_weights": ()})
     last = last.model_copy(update={"epochs": last.solutions})
     return best.model_copy(update={"stages": (*best.stages[:-1], last)})

@@ -22,6 +22,7 @@ from fewtags.photos.loader import EpochSampler
 from fewtags.photos.scan import Tick
 from fewtags.photos.workers import Workers, shared_memory_notes
 from fewtags.table.table import LabelTable
+from fewtags.text import named
 
 
 @final
@@ -149,9 +150,10 @@ def _refuse_small_batches(resolved: PretrainResolved, photos: int, processes: in
     smallest = photos // processes // steps
     if smallest < 2 * groups:
         parts = f" in each of {groups} BatchNorm groups" if groups > 1 else ""
+        batch = named("train.batch_size", resolved.batch_size)
         raise ConfigError(
-            f"{photos:,} photos on {processes} process(es) with train.batch_size = {resolved.batch_size} give a batch "
-            f"of {smallest}, but two images are needed{parts}; change the batch size"
+            f"{photos:,} photos on {processes} process(es) with {batch} give a batch of "
+            f"{smallest}, but two images are needed{parts}; change the batch size"
             f"{', lower objective.batchnorm_groups' if groups > 1 else ''} or add photos."
         )
 
@@ -172,7 +174,8 @@ def _notes(resolved: PretrainResolved, objective: Objective, photos: int, proces
     if queue and queue < step:
         yield (
             f"warning: the queue has {queue:,} slots, but a step has {step:,} photos: {step - queue:,} keys of each "
-            "step are not stored; raise objective.queue_size (half of the photos is possible) or lower train.batch_size"
+            "step are not stored; raise objective.queue_size (half of the photos is possible) or lower "
+            f"{named('train.batch_size')}"
         )
     yield from shared_memory_notes(Workers(resolved.workers), 2 * 3 * resolved.size**2 * resolved.batch_size)
     yield from worker_notes(resolved.workers)

@@ -21,7 +21,7 @@ from fewtags.nets.freezing import freeze
 from fewtags.nets.spatial import SpatialNet
 from fewtags.photos.dataset import PhotoFolder, TrainSet
 from fewtags.table.table import LabelTable
-from fewtags.text import counted
+from fewtags.text import counted, named
 
 LEAST_EPOCHS = 2
 """With fewer epochs of fine-tuning, its learning rate falls before the net has changed."""
@@ -202,7 +202,7 @@ def refuse_too_short(minutes: float, preset: str, box: TimeBox) -> None:
     if not box.epochs:
         needed = (box.rest + LEAST_EPOCHS * box.first.epoch) / 60 / RESERVE
         raise ConfigError(
-            f"train.minutes = {minutes:g} is too short for preset {preset!r}: {LEAST_EPOCHS} epochs take about "
+            f"{named('train.minutes', minutes)} is too short for preset {preset!r}: {LEAST_EPOCHS} epochs take about "
             f"{counted(max(1, round(needed)), 'minute')} here. Give more, or leave the preset out."
         )
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fewtags.labels import Batch, LabelMatrix
 from fewtags.stores.shard import Shard
+from fewtags.text import named
 
 
 @final
@@ -294,4 +295,5 @@ class Objective(ABC):
     @property
     def collapse_remedy(self) -> str:
         """Return a sentence: which settings to change if all images get the same vector (pretraining)."""
-        return "Start again with a lower train.lr, a larger train.batch_size, or objective.momentum nearer to 1."
+        rate, batch = named("train.lr"), named("train.batch_size")
+        return f"Start again with a lower {rate}, a larger {batch}, or objective.momentum nearer to 1."

@@ -152,6 +152,17 @@ def test_numbers_are_finite(key, value):
     assert problems(apply_overrides(BARE, {key: value})) == [f"{key} = {value}: input should be a finite number"]
 
 
+def test_lists_of_a_search_may_be_words_with_commas():
+    found = parse(
+        apply_overrides(BARE, ["search.sizes=64, 96", "search.pools=mean", 'search.methods=["bce"]']), settings_models()
+    ).search
+    assert (found.sizes, found.pools, found.methods) == ((64, 96), ("mean",), ("bce",))
+    assert read(search__sizes=64).search.sizes == (64,)
+    assert problems(apply_overrides(BARE, ["search.sizes=64,x"])) == [
+        "search.sizes.1 = 'x': input should be a valid integer, unable to parse string as an integer"
+    ]
+
+
 def test_numbers_in_lists_are_finite():
     tree = BARE | {"objective": {"class_prior": [0.1, float("inf")]}, "train": {"stages": [STAGE | {"lr": 1e999}]}}
     assert problems(tree) == [

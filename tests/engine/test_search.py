@@ -26,6 +26,8 @@ from fewtags.engine.tables import Tables
 from fewtags.engine.tensor_files import load_tensors
 from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import CheckpointError, ConfigError
+from fewtags.formats.scores import scores_of
+from fewtags.labels import Label
 from fewtags.report.build import render
 from fewtags.report.load import load_run
 
@@ -119,6 +121,33 @@ def test_an_interrupted_search_goes_on(config, tables, tmp_path, monkeypatch):
     assert all(torch.equal(value, two[name]) for name, value in one.items())
 
 
+def test_two_backbones_are_compared_and_trained_with_a_teacher(config, tables, tmp_path):
+    """Features of one are not those of the other, and a search that was interrupted goes on with both and the teacher.
+
+    Each trial, and the model, are those of a run with its backbone alone.
+    """
+    names = ("test_resnet", "test_efficientnet")
+    scores = scores_of(0.2 + 0.6 * (tables.truth.matrix.dense() == Label.POSITIVE), tables.train)
+
+    def plan(names):
+        changes = {"search__sizes": [], "augment__size": 32, "model__backbone": None, "search__backbones": names}
+        return make_plan(config(**changes), tables=tables, scores=scores, cpu=True)
+
+    run = TrainRun(plan(names), tmp_path / "both", cpu=True).start()
+    next(run)
+    run.close()
+    take(open_run(tmp_path / "both", cpu=True).resume())
+    for name in names:
+        take(TrainRun(plan([name]), tmp_path / name, cpu=True).start())
+    found = read_search(tmp_path / "both")
+    assert [tried.value for tried in found.trials] == [read_search(tmp_path / n).trials[0].value for n in names]
+    best = found.trials[found.chosen].candidate.backbone
+    assert load_run(tmp_path / "both").resolved["backbone"] == best
+    one, two = (load_tensors(tmp_path / name / "model.safetensors") for name in ("both", best))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
 @pytest.mark.parametrize("file", ["resolved.toml", "environment.json"])
 def test_a_choice_that_was_half_written_is_completed(config, tables, tmp_path, monkeypatch, file):
     whole = runfolder.write_text
@@ -207,6 +236,14 @@ FACTS = Facts(samples=24, classes=10, device="cpu", cores=2)
         (
             {"search__backbones": ["resnet18"]},
             "search.backbones tries several values, and backbone='test_resnet'",
+        ),
+        (
+            {"search__backbones": ["resnet18", "resnet34"], "model__backbone": None, "model__weights": "net.pth"},
+            "search.backbones tries several values, and the weights net.pth are those of one; leave",
+        ),
+        (
+            {"search__backbones": "test_resnet", "model__weights": "pretrained/encoder.safetensors"},
+            "the weights pretrained/encoder.safetensors are those of one, test_resnet; leave",
         ),
     ],
 )

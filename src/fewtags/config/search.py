@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from fewtags.config.presets import ON_CPU, PRESETS, SOLVED, Candidate, Facts, Resolved, rescaled
-from fewtags.config.sections import Config
+from fewtags.config.sections import NO_FILES, Config
 from fewtags.errors import ConfigError
 from fewtags.text import named
 
@@ -37,11 +37,19 @@ def candidates(config: Config, resolved: Resolved, facts: Facts) -> tuple[Candid
         "pools": ("model.pool", config.model.pool if "pool" in config.model.model_fields_set else None),
         "backbones": ("model.backbone", config.model.backbone),
     }
+    own = config.model
+    several = len(search.backbones) > 1 or (search.backbones and own.backbone is not None)
+    if several and own.weights not in (None, *NO_FILES):
+        of = "" if own.backbone is None else f", {own.backbone}"
+        raise ConfigError(
+            f"search.backbones tries several values, and the weights {own.weights} are those of one{of}; leave one of "
+            "them out."
+        )
     for name, values in given.items():
-        key, own = fixed[name]
-        if values and own is not None:
+        key, fixing = fixed[name]
+        if values and fixing is not None:
             raise ConfigError(
-                f"search.{name} tries several values, and {named(key, own)} fixes one; leave one of them out."
+                f"search.{name} tries several values, and {named(key, fixing)} fixes one; leave one of them out."
             )
         if len(set(values)) < len(values):
             twice = next(value for value in values if values.count(value) > 1)

@@ -28,6 +28,8 @@ Section = TypeVar("Section", bound=Settings)
 
 UNNAMED_METHODS = (DEFAULT_METHOD, "patchml")
 """Methods whose settings can be given without a name: the first that has all of them is meant."""
+NO_FILES = ("hub", "offline", "none")
+"""Values of the setting `weights` that are not files."""
 MOST_SEED = 2**32 - 1
 """Largest accepted seed, limited by `numpy.random.RandomState`."""
 
@@ -38,6 +40,17 @@ def _one_word(given: Any) -> Any:
 
 
 SourceWords = Annotated[tuple[str, ...], BeforeValidator(_one_word)]
+
+
+def _split_words(given: Any) -> Any:
+    """Split a text at commas, as in `--set search.sizes=288,352`; leave a list as it is."""
+    if isinstance(given, str):
+        return tuple(word.strip() for word in given.split(","))
+    return given if isinstance(given, list | tuple) else (given,)
+
+
+Split = BeforeValidator(_split_words)
+"""Marks a list that may be given as words with commas between them, or as one value."""
 
 
 def _one_or_more(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
@@ -294,12 +307,14 @@ class SearchConfig(Settings):
     The best on validation is trained. A list that is empty leaves that setting to the other sections.
     """
 
-    sizes: tuple[Annotated[int, Field(ge=32)], ...] = Field(
+    sizes: Annotated[tuple[Annotated[int, Field(ge=32)], ...], Split] = Field(
         (), description="input sides in pixels; default: with minutes as many of 288, 352 and 416 as fit, else none"
     )
-    methods: tuple[str, ...] = Field((), description="methods whose head can be solved, with their default settings")
-    pools: tuple[PoolChoice, ...] = Field((), description="from maps to image logits, see model.pool")
-    backbones: tuple[str, ...] = Field((), description="timm models; weights as for model.backbone")
+    methods: Annotated[tuple[str, ...], Split] = Field(
+        (), description="methods whose head can be solved, with their default settings"
+    )
+    pools: Annotated[tuple[PoolChoice, ...], Split] = Field((), description="from maps to image logits, see model.pool")
+    backbones: Annotated[tuple[str, ...], Split] = Field((), description="timm models; weights as for model.backbone")
 
 
 class ObjectiveConfig(Settings):

@@ -12,9 +12,8 @@ from typing import Any, ParamSpec, TypeVar, get_args
 import numpy as np
 
 from fewtags.config.precision import PRECISIONS
-from fewtags.config.sections import MOST_SEED, TrainConfig
+from fewtags.config.sections import MOST_SEED, NO_FILES, TrainConfig
 from fewtags.engine.methods import method_class
-from fewtags.engine.runfolder import NO_FILES
 from fewtags.errors import ArgumentError, ConfigError
 from fewtags.nets.backbones import check_backbone
 from fewtags.objectives.base import Objective

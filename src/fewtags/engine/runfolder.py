@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from fewtags.config.changes import refuse_edited, settings_tree
 from fewtags.config.parse import dump_toml, load_toml
+from fewtags.config.sections import NO_FILES
 from fewtags.engine.checkpoint import BAD_ARRAY, CheckpointFolder, write_array
 from fewtags.engine.photo_record import ANY_SIZE, changed_contents, photo_contents, photo_sizes
 from fewtags.engine.run_lock import LOCK_FILE, locked
@@ -54,8 +55,6 @@ IN_MEMORY = "(tables in memory)"
 """The setting `data.train` of a run on tables that were not read from a file."""
 MODEL_FILE, ENCODER_FILE = "model.safetensors", "encoder.safetensors"
 REPORT_FILE, METRICS_FILE = "report.html", "metrics.jsonl"
-NO_FILES = ("hub", "offline", "none")
-"""Values of the setting `weights` that are not files."""
 RECORD_FILES = (
     *("state", "tables", "check.json", "excluded.csv", "vocabulary.json", "teacher.npy"),
     *("environment.json", "resolved.toml"),

@@ -12,12 +12,12 @@ import numpy as np
 
 from fewtags.config.changes import settings_tree
 from fewtags.config.presets import Resolved
-from fewtags.config.sections import Config, paths_of
+from fewtags.config.sections import NO_FILES, Config, paths_of
 from fewtags.engine.checkpoint import reading_record
 from fewtags.engine.machine import environment
 from fewtags.engine.methods import method_source
 from fewtags.engine.plan import RunPlan
-from fewtags.engine.runfolder import IN_MEMORY, NO_FILES, SEARCH_FILE, TRAINING, TRUTH, Record, RunFolder
+from fewtags.engine.runfolder import IN_MEMORY, SEARCH_FILE, TRAINING, TRUTH, Record, RunFolder
 from fewtags.engine.search import read_search
 from fewtags.engine.tables import Tables, read_tables
 from fewtags.engine.teacher import save_teacher, teacher_record

@@ -67,6 +67,14 @@ def test_a_run_goes_on_with_the_same_bits(pair, left, monkeypatch, tmp_path):
     assert outcome(left) == outcome(pair[0])
 
 
+@pytest.mark.parametrize("content", ["", '{"training": 3.', "[]", '{"training": "long"}', '{"training": null}'])
+def test_a_damaged_record_of_the_time_is_noted(left, content):
+    (left / "seconds.json").write_text(content)
+    run = open_run(left, cpu=True)
+    assert run.notes == (f"{left / 'seconds.json'} is damaged, so the time before the interruption is not counted",)
+    assert run.clock.seconds == {}
+
+
 def test_relative_paths_are_those_of_where_the_run_was_started(scenes, make_config, tmp_path, monkeypatch):
     """Labels are compared and initial weights are found from another working directory."""
     home = tmp_path / "home"

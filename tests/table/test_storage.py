@@ -2,6 +2,7 @@
 
 import csv
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -338,6 +339,21 @@ def test_flipped_bytes_are_found(tmp_path):
             outcomes.append(None)
     assert outcomes.count(None) > len(outcomes) / 2
     assert False not in outcomes
+
+
+def test_a_damaged_footer_is_found(tmp_path):
+    """pyarrow ends the process if it is asked for damaged statistics, so they are not asked for."""
+    path = tmp_path / "table.parquet"
+    save(example(), path)
+    whole, damaged = path.read_bytes(), 0
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for at in range(footer, footer + 120):  # the schema: with another one, the statistics do not fit
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x01]) + whole[at + 1 :])
+        with suppress(DataError):
+            load(path)
+            continue
+        damaged += 1
+    assert damaged > 20
 
 
 def test_text_that_is_not_utf8(tmp_path):

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
+from pydantic import BaseModel
 
 from fewtags.bench.data import SetData
 from fewtags.bench.protocol import Job, Protocol
 from fewtags.bench.run import run
 from fewtags.bench.transfer import run_transfer
 from fewtags.engine.events import EpochEnded, Event, Started
+from fewtags.engine.json_records import read_json
 from fewtags.engine.machine import cores
 from fewtags.engine.progress import epoch_line
 from fewtags.engine.run_lock import locked
@@ -31,6 +33,19 @@ from fewtags.text import suggest
 
 RESULTS, RESULT, RUNS, ENCODERS = "results.jsonl", "result.json", "runs", "encoders"
 Record = dict[str, Any]
+REPEAT = "remove it, and the run is repeated"
+
+
+class _Identity(BaseModel):
+    """What the record of every finished run has."""
+
+    protocol: str
+    digest: str
+    set: str
+    known: str
+    row: str
+    trial: str
+    seed: int
 
 
 @final
@@ -120,7 +135,7 @@ def read_results(out: Path, protocol: Protocol, jobs: Sequence[Job]) -> dict[Job
         file = result_file(out, job)
         if not file.exists():
             continue
-        record = json.loads(file.read_text("utf-8"))
+        record = read_json(file, _Identity, REPEAT)
         if record["digest"] != protocol.digest(job):
             raise DataError(
                 f"{file.parent} was made with other settings (the protocol or --set has changed since); use another "
@@ -135,7 +150,7 @@ def all_results(out: Path, protocol: Protocol) -> dict[Job, Record]:
     found: dict[Job, Record] = {}
     possible = {(job.set_name, job.known, job.row, job.trial) for job in protocol.jobs()}
     for file in sorted((out / RUNS).glob(f"*/{RESULT}")):
-        record = json.loads(file.read_text("utf-8"))
+        record = read_json(file, _Identity, REPEAT)
         job = Job(record["set"], record["known"], record["row"], record["trial"], record["seed"])
         listed = (job.set_name, job.known, job.row, job.trial) in possible
         if record["protocol"] == protocol.name and listed and record["digest"] == protocol.digest(job):
@@ -145,7 +160,7 @@ def all_results(out: Path, protocol: Protocol) -> dict[Job, Record]:
 
 def write_results(out: Path) -> None:
     """Write the records of all finished runs in a folder as JSON lines."""
-    records = [json.loads(file.read_text("utf-8")) for file in sorted((out / RUNS).glob(f"*/{RESULT}"))]
+    records = [read_json(file, _Identity, REPEAT) for file in sorted((out / RUNS).glob(f"*/{RESULT}"))]
     write_text(out / RESULTS, "".join(json.dumps(record) + "\n" for record in records))
 
 

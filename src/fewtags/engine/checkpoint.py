@@ -36,8 +36,12 @@ def write_array(path: Path, values: NDArray[Any]) -> None:
         np.save(Sink(file), values)
 
 
+RESTORE = "restore it, or start a new run"
+"""What to do about a damaged file without which a run cannot go on."""
+
+
 @contextmanager
-def reading_record(path: Path, cure: str = "restore it, or start a new run") -> Iterator[None]:
+def reading_record(path: Path, cure: str = RESTORE) -> Iterator[None]:
     """Turn whatever a damaged file of a run folder raises while it is read into an error with its name.
 
     Raises:

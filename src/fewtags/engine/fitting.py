@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ from fewtags.config.sections import Config
 from fewtags.engine.baseline import compare
 from fewtags.engine.evaluate import result_lines
 from fewtags.engine.events import Event
+from fewtags.engine.json_records import read_json
 from fewtags.engine.machine import processes
 from fewtags.engine.model import read_info
 from fewtags.engine.plan import make_plan
@@ -115,10 +115,10 @@ def _say(progress: bool, *lines: str) -> None:
 def _result(out: Path) -> Iterator[str]:
     """Yield the result of a finished run as `fewtags train` prints it."""
     paths = sorted((out / "evaluation").glob("*.json"), key=lambda path: path.stem != "val")
-    evaluations = {path.stem: json.loads(path.read_text("utf-8")) for path in paths}
+    evaluations = {path.stem: read_json(path) for path in paths}
     yield from result_lines(evaluations)
     if (out / BASELINE_FILE).exists():
-        yield from compare(json.loads((out / BASELINE_FILE).read_text("utf-8")), evaluations)
+        yield from compare(read_json(out / BASELINE_FILE), evaluations)
     yield from read_info(out / MODEL_FILE).lines()
 
 

@@ -6,13 +6,13 @@ A card has no paths, because it is made to be published. What only a person can 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from fewtags.engine.evaluate import headline
+from fewtags.engine.json_records import read_json
 from fewtags.engine.model import ModelInfo
 from fewtags.errors import FewtagsError
 from fewtags.files import write_text
@@ -58,13 +58,9 @@ class CardFacts:
 def read_facts(run: Path, info: ModelInfo, usage: Sequence[str] = ()) -> CardFacts:
     """Read the facts of a run folder; what a folder lacks is left out of the card."""
     tables = {name: load(path) for name in SPLITS if (path := run / "tables" / f"{name}.parquet").exists()}
-    evaluations = {
-        name: json.loads(path.read_text("utf-8"))
-        for name in SPLITS
-        if (path := run / "evaluation" / f"{name}.json").exists()
-    }
+    evaluations = {name: read_json(path) for name in SPLITS if (path := run / "evaluation" / f"{name}.json").exists()}
     record = run / "environment.json"
-    weights = json.loads(record.read_text("utf-8"))["weights"] if record.exists() else None
+    weights = read_json(record)["weights"] if record.exists() else None
     name = run.resolve().name
     default = ("import fewtags as ft", "", f'clf = ft.Classifier.load("{name}")', 'clf.predict(["a.jpg"])')
     return CardFacts(

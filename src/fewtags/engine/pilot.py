@@ -20,6 +20,7 @@ from fewtags.budget.costs import Annotation, CostModel, budget_seconds
 from fewtags.budget.purchase import PointRule, simulate_budget
 from fewtags.config.sections import Config
 from fewtags.engine.inference import load_predictor
+from fewtags.engine.json_records import read_json
 from fewtags.engine.label_counts import can_rank
 from fewtags.engine.localise import WITHOUT_BOXES, has_boxes, localise_table
 from fewtags.engine.machine import torch_device
@@ -266,7 +267,7 @@ def _train(
 
 def _measure(run: Path, measured: LabelTable, cpu: bool) -> dict[str, float]:
     """Return the mAP of a finished run, and mAP-loc if a class that can be ranked has boxes."""
-    found = {"mAP": float(json.loads((run / "evaluation" / "val.json").read_text("utf-8"))["mAP"])}
+    found = {"mAP": float(read_json(run / "evaluation" / "val.json")["mAP"])}
     net, info = load_predictor(run, torch_device(cpu))
     if has_boxes(info, measured):
         logits = np.load(run / "evaluation" / "val.npy", allow_pickle=False)

@@ -22,6 +22,7 @@ from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.evaluate import Evaluation, Logits, evaluate_logits
 from fewtags.engine.events import Ended, EpochEnded, Event, Noted, Started
 from fewtags.engine.gallery import Gallery, save_gallery
+from fewtags.engine.json_records import read_json
 from fewtags.engine.label_counts import can_rank
 from fewtags.engine.machine import prepare_process
 from fewtags.engine.methods import changed_source, settings_models
@@ -47,6 +48,7 @@ from fewtags.engine.train_record import (
     settled_record,
     write_record,
 )
+from fewtags.errors import CheckpointError
 from fewtags.files import write_text
 from fewtags.metrics.decisions import Groups
 from fewtags.metrics.thresholds import Thresholds
@@ -99,8 +101,6 @@ class TrainRun:
     def _train(self, resume: bool) -> Iterator[Event]:
         plan, r, device = self.plan, self.plan.resolved, self.accelerator.device
         tables, photos = plan.tables, self.photos
-        if resume and (self.out / CLOCK_FILE).exists():
-            self.clock.add(json.loads((self.out / CLOCK_FILE).read_text("utf-8")))
         self.clock.start()
         worth = None if resume else self._worth()
         begun = resume
@@ -288,7 +288,21 @@ def open_run(out: Path, *, cpu: bool = False, tick: Tick | None = None) -> Train
     plan = derive(record.settings, tables, None, cpu=cpu, resolved=resolved, teacher=teacher, going_on=True)
     folder.refuse_other_weights(weights, plan.net.origin, record.environment["weights"])
     notes.append(changed_source(plan.objective, record.environment))
-    return TrainRun(plan, out, cpu=cpu, tick=tick, notes=tuple(note for note in notes if note is not None))
+    clock, lost = _recorded_clock(out)
+    notes.append(lost)
+    kept = tuple(note for note in notes if note is not None)
+    return TrainRun(plan, out, cpu=cpu, tick=tick, notes=kept, clock=clock)
+
+
+def _recorded_clock(out: Path) -> tuple[Clock, str | None]:
+    """Return the time that a run has spent so far, and a note if its record is damaged: nothing else depends on it."""
+    clock, path = Clock(), out / CLOCK_FILE
+    if path.exists():
+        try:
+            clock.add(read_json(path, dict[str, float]))
+        except CheckpointError:
+            return clock, f"{path} is damaged, so the time before the interruption is not counted"
+    return clock, None
 
 
 def write_evaluation(

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fewtags.config.parse import load_toml
+from fewtags.engine import json_records
 from fewtags.engine.checkpoint import reading_record
+from fewtags.engine.json_records import check_kind
 
 CURE = "restore it; the model itself is in another file and can still be used"
 
@@ -101,19 +103,8 @@ class Epoch(_Recorded):
 
 
 def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
-    """Read a JSON file.
-
-    Args:
-        path: the file.
-        kind: what it must contain at least.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-    """
-    with reading_record(path, CURE):
-        content = json.loads(path.read_text("utf-8"))
-        _check(kind, content)
-        return content
+    """Read a JSON file as `json_records.read_json`; the cure is that of a report."""
+    return json_records.read_json(path, kind, CURE)
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
@@ -126,7 +117,7 @@ def read_history(path: Path) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
         if not lines:
             raise ValueError("it has no epochs")
-        _check(list[Epoch], lines)
+        check_kind(list[Epoch], lines)
         return lines
 
 
@@ -142,14 +133,5 @@ def read_resolved(path: Path, model: Any) -> dict[str, Any]:
     """
     with reading_record(path, CURE):
         content = load_toml(path)
-        _check(model, content)
+        check_kind(model, content)
         return content
-
-
-def _check(kind: Any, content: Any) -> None:
-    try:
-        TypeAdapter(kind).validate_python(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None

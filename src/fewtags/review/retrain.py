@@ -16,6 +16,7 @@ from typing import Any, final
 
 from fewtags.config.parse import load_toml
 from fewtags.engine.runfolder import IN_MEMORY, TRAINING, RunFolder
+from fewtags.engine.train_record import read_environment
 from fewtags.errors import ConfigError
 from fewtags.files import write_text
 from fewtags.review.forecast import Estimate
@@ -83,7 +84,7 @@ class Retraining:
                 raise ConfigError(problem)
             out = next_run(self.run)
             log = self._folder / f"{out.name}.log"
-            begun = json.loads((self.run / "environment.json").read_text("utf-8"))["working_directory"]
+            begun = read_environment(self.run)["working_directory"]
             command = [
                 sys.executable,
                 "-m",

@@ -31,6 +31,8 @@ COLUMNS = {
     "closed": pa.int16(),
 }
 """Columns of the file."""
+_PART = 1 << 16
+"""Rows that are read at a time to see whether a column has a value."""
 _MOST_THREADS = 4
 """More would wait for the images, the largest column."""
 
@@ -42,35 +44,32 @@ def read_columns(file: pyarrow.parquet.ParquetFile, path: Path) -> dict[str, Col
     """Return the columns of a file, some at a time: a thread for each core, and at most `_MOST_THREADS`.
 
     Raises:
-        DataError: there is no such column, or it has another type.
+        DataError: there is no such column, or more than one, or it has another type.
     """
     metadata, schema = file.metadata, file.schema_arrow
 
     def read(name: str) -> Column:
         if name not in schema.names:
             return _read_column(None, name, path.name)
-        if schema.field(name).type == COLUMNS[name] and _is_null(metadata, name):
-            return _nulls(metadata.num_rows, name)
+        if schema.names.count(name) > 1:
+            raise DataError(f"{path.name} has {schema.names.count(name)} columns {name!r}; keep one of them.")
         with pyarrow.parquet.ParquetFile(path, metadata=metadata, page_checksum_verification=True) as own:
+            if schema.field(name).type == COLUMNS[name] and _is_null(own, name):
+                return _nulls(metadata.num_rows, name)
             return _read_column(own.read([name]), name, path.name)
 
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "fewtags-columns") as pool:
         return dict(zip(COLUMNS, pool.map(read, COLUMNS), strict=True))
 
 
-def _is_null(metadata: pyarrow.parquet.FileMetaData, name: str) -> bool:
-    """Return whether the metadata of the file says that a column has no value."""
-    numbers = [i for i, path in enumerate(metadata.schema.names) if path == name]
-    if len(numbers) != 1 or metadata.num_columns != len(metadata.schema.names):
-        return False
-    columns = (metadata.row_group(group).column(numbers[0]) for group in range(metadata.num_row_groups))
-    return all(
-        column.path_in_schema == name
-        and column.is_stats_set
-        and column.statistics.has_null_count
-        and column.statistics.null_count == column.num_values
-        for column in columns
-    )
+def _is_null(file: pyarrow.parquet.ParquetFile, name: str) -> bool:
+    """Return whether a column has no value.
+
+    Its values are read, a part at a time, up to the first one. The statistics of the file would say so, too, but if
+    they are damaged, pyarrow 26 ends the process when they are asked for.
+    """
+    parts = file.iter_batches(_PART, columns=[name], use_threads=False)
+    return all(part.column(0).null_count == len(part) for part in parts)
 
 
 def _nulls(rows: int, name: str) -> Column:

@@ -66,6 +66,7 @@ SIZE = 224
 SHARES = (0.02, 0.05, 0.1)
 """Time after each round, as a share of the time of a tag for every cell."""
 EN, PATCHML = "expected_negative", "patchml"
+METHODS = (EN, PATCHML)
 KINDS = {"yes or no": Annotation.TAGS, "points": Annotation.ONE_POINT, "boxes": Annotation.ONE_BOX}
 Who = Literal["review", "plan"]
 Job = tuple[Name, Who, str, str, int]
@@ -292,13 +293,13 @@ def run(photos: Photos, who: Who, kind: Annotation, method: str, seed: int) -> d
     return {"rounds": rounds}
 
 
-def jobs(sets: Sequence[Name], seeds: Sequence[int]) -> Iterator[Job]:
+def jobs(sets: Sequence[Name], seeds: Sequence[int], methods: Sequence[str] = METHODS) -> Iterator[Job]:
     """Every run, seed by seed."""
     for seed in seeds:
         for name in sets:
             for who in ("review", "plan"):
                 for kind in KINDS:
-                    for method in (EN, PATCHML):
+                    for method in methods:
                         yield name, who, kind, method, seed
 
 
@@ -325,6 +326,7 @@ def report(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = script_arguments(__doc__, SETS, SETS)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--photos", type=int, help="only so many photos of each split, to try it")
     options = parser.parse_args()
     records = read_lines(options.out)
@@ -334,7 +336,7 @@ def main() -> None:
     torch.set_num_threads(1)
     done = {(r["set"], r["who"], r["kind"], r["method"], r["seed"]) for r in records}
     opened: dict[str, Photos] = {}
-    for job in jobs(options.sets, options.seeds):
+    for job in jobs(options.sets, options.seeds, options.methods):
         if job in done:
             continue
         name, who, kind, method, seed = job

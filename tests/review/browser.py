@@ -109,6 +109,18 @@ def question(page):
     return page.inner_text("#question"), page.get_attribute("#photo", "src")
 
 
+def press(page, *keys):
+    """Press keys, each when the photo that it is about is there."""
+    for key in keys:
+        until(page, "!document.getElementById('frame').classList.contains('loading')")
+        page.keyboard.press(key)
+
+
+def seen(page):
+    """Wait until every picture of a wall was on the screen."""
+    until(page, "!document.getElementById('tally').textContent.includes('not seen')")
+
+
 def states(run):
     """(image, class) -> state of all answers."""
     found = {}
@@ -123,17 +135,17 @@ def states(run):
 
 def test_keys(visit, run):
     page = visit()
-    seen = []
+    asked = []
     for key in "ynuy":
-        seen.append(question(page))
-        page.keyboard.press(key)
+        asked.append(question(page))
+        press(page, key)
     saved(page, 4)
-    assert len(set(seen)) == 4
+    assert len(set(asked)) == 4
     assert sorted(states(run).values()) == [-1, 1, 1]
     page.keyboard.press("ArrowLeft")
-    assert question(page) == seen[3]
+    assert question(page) == asked[3]
     assert "Your answer: yes" in page.inner_text("#said")
-    page.keyboard.press("n")  # changes it
+    press(page, "n")  # changes it
     saved(page)
     assert sorted(states(run).values()) == [-1, -1, 1]
     for key, expected in (("z", [-1, 1, 1]), ("Backspace", [-1, 1]), ("Control+z", [-1, 1]), ("z", [1]), ("z", [])):
@@ -141,7 +153,7 @@ def test_keys(visit, run):
         saved(page)
         page.wait_for_timeout(100)
         assert sorted(states(run).values()) == expected, key
-    assert question(page) == seen[0]
+    assert question(page) == asked[0]
     page.keyboard.press("z")
     until(page, "document.getElementById('saved').textContent === 'nothing to undo'")
 
@@ -256,14 +268,113 @@ def test_a_wall(visit, run, review):
     cells.nth(2).click()
     page.keyboard.press("ArrowRight")
     page.keyboard.press(" ")  # the fourth is wrong, by keyboard
-    assert page.inner_text("#tally") == f"{count - 3} yes, 2 no, 1 unsure"
+    seen(page)
+    tally = page.inner_text("#tally")
+    assert tally == f"{count - 3} yes, 2 no, 1 unsure"
     page.keyboard.press("Enter")
-    saved(page, count)
-    assert sorted(states(run).values()) == [-1, -1, *[1] * (count - 3)]
-    page.keyboard.press("z")
+    page.keyboard.press("z")  # at once, while the answers are sent
     saved(page, 0)
     until(page, f"document.querySelectorAll('.cell').length === {count}")
     assert states(run) == {}
+    seen(page)
+    assert page.inner_text("#tally") == tally  # as it was answered
+    page.keyboard.press("Enter")
+    saved(page, count)
+    assert sorted(states(run).values()) == [-1, -1, *[1] * (count - 3)]
+
+
+def test_a_wall_confirms_only_what_was_on_the_screen(visit, run, review):
+    page = visit(f"/wall?class={review.info.class_ids[0]}", viewport={"width": 500, "height": 420})
+    count = page.locator(".cell").count()
+    until(page, "[...document.querySelectorAll('.cell img')].every((i) => i.naturalWidth > 0)")
+    assert "not seen yet" in page.inner_text("#tally")
+    assert page.inner_text("#confirm").startswith("Show the rest")
+    for _ in range(count):
+        if "not seen" not in page.inner_text("#tally"):
+            break
+        assert states(run) == {}
+        page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    saved(page, count)
+    assert len(states(run)) == count
+
+
+def test_walls_of_one_class_after_the_other(visit, run, review):
+    """Enter goes on to the next class; what is taken back comes with its own class."""
+    page = visit("/")
+    page.click("#start-walls")
+    page.wait_for_selector(".cell")
+    name, count = page.inner_text("h1 strong"), page.locator(".cell").count()
+    seen(page)
+    page.keyboard.press("Enter")
+    saved(page, count)
+    until(page, f"document.querySelector('h1 strong').textContent !== '{name}'")
+    other = page.inner_text("h1 strong")
+    page.keyboard.press("f")
+    until(page, f"document.querySelector('h1 strong').textContent !== '{other}'")
+    page.keyboard.press("z")
+    until(page, f"document.querySelector('h1 strong').textContent === '{name}'")
+    saved(page, 0)
+    assert page.locator(".cell").count() == count
+    assert page.title().startswith(f"{name} · ")
+
+
+HELD = """for (const repeat of [false, true, true]) {
+  document.body.dispatchEvent(new KeyboardEvent("keydown", {key: "%s", repeat, bubbles: true}));
+}"""
+
+
+def test_keys_that_are_held_down_answer_once(visit, run, review):
+    page = visit()
+    press(page)
+    page.evaluate(HELD % "y")
+    page.wait_for_timeout(200)
+    saved(page, 1)
+    page.goto(page.url.split("/photo")[0] + f"/wall?class={review.info.class_ids[0]}")
+    seen(page)
+    count = page.locator(".cell").count()
+    page.evaluate(HELD % "i")
+    page.evaluate("document.activeElement.blur()")
+    page.evaluate(HELD % "Enter")
+    saved(page, 1 + count)
+
+
+def test_a_photo_that_is_not_there_yet_is_not_answered(visit, run, review):
+    """The photo before does not stay below the next question, and a key does not answer what nobody has seen."""
+    page = visit()
+    press(page, "f")
+    held, free = [], []
+    page.route("**/picture/*", lambda route: route.continue_() if free else held.append(route))
+    page.reload(wait_until="domcontentloaded")
+    until(page, "document.getElementById('question').textContent !== ''")
+    assert not page.is_visible("#frame")
+    page.keyboard.press("y")
+    assert page.inner_text("#count") == "0 answers"
+    free.append(True)
+    for route in held:
+        route.continue_()
+    press(page, "n")
+    saved(page, 1)
+    assert [*states(run).values()] == [-1]
+
+
+def test_escape_closes_the_window_of_classes_at_once(visit):
+    page = visit()
+    page.keyboard.press("t")
+    page.keyboard.type("x")
+    page.keyboard.press("Escape")
+    assert not page.is_visible("#class-dialog")
+
+
+def test_a_wall_that_is_taken_back_on_the_page_of_photos_is_named(visit, review):
+    page = visit(f"/wall?class={review.info.class_ids[0]}")
+    count = page.locator(".cell").count()
+    seen(page)
+    page.keyboard.press("Enter")
+    saved(page, count)
+    page.goto(page.url.split("/wall")[0] + "/photo")
+    press(page, "z")
+    until(page, f"document.getElementById('saved').textContent.startsWith('took back {count} answers about ')")
 
 
 def test_an_inverted_wall(visit, run, review):
@@ -272,6 +383,8 @@ def test_an_inverted_wall(visit, run, review):
     if page.get_attribute("#invert", "aria-pressed") == "false":
         page.keyboard.press("i")
     page.locator(".cell").nth(0).click()
+    seen(page)
+    assert page.evaluate("getComputedStyle(document.querySelector('.cell[data-answer=no] img')).opacity") == "1"
     page.keyboard.press("Enter")
     saved(page, count)
     assert sorted(states(run).values()) == [*[-1] * (count - 1), 1]
@@ -282,8 +395,7 @@ def test_suspicious_labels_by_keyboard(visit, run, review):
     page.click("#check-labels")
     page.wait_for_selector("#question strong")
     assert re.match(r"Your files say: (\w+)\. No overrules this label\.", page.inner_text("#label"))
-    for key in "nyu":
-        page.keyboard.press(key)
+    press(page, *"nyu")
     saved(page, 3)
     assert sorted(states(run).values()) == [-1, 1]
     assert review.label_counts() | {"open": 0} == {"open": 0, "checked": 2, "wrong": 1}  # unsure checks nothing
@@ -300,7 +412,7 @@ def test_two_browsers_at_once(visit, run):
     for _ in range(6):
         for page in (ann, bob):
             asked.add(question(page))
-            page.keyboard.press("y")
+            press(page, "y")
     saved(ann), saved(bob)
     assert len(asked) == 12
     assert len(states(run)) == 12
@@ -308,13 +420,13 @@ def test_two_browsers_at_once(visit, run):
 
 def test_disagreement_is_shown_to_both(visit, run):
     ann = visit()
-    ann.keyboard.press("y")
+    press(ann, "y")
     saved(ann, 1)
     bob = visit("/answers")
     bob.click(".rows a")
     bob.wait_for_selector("#photo")
     assert "Others: reviewer 1: yes" in bob.inner_text("#said")
-    bob.keyboard.press("n")
+    press(bob, "n")
     saved(bob, 1)
     assert states(run) == {}
     bob.goto(bob.url.split("/photo")[0] + "/answers")
@@ -323,8 +435,7 @@ def test_disagreement_is_shown_to_both(visit, run):
 
 def test_reload_in_the_middle(visit):
     page = visit()
-    page.keyboard.press("y")
-    page.keyboard.press("n")
+    press(page, *"yn")
     saved(page, 2)
     before = question(page)
     page.reload()
@@ -336,11 +447,11 @@ def test_reload_in_the_middle(visit):
 
 def test_answers_wait_for_a_server_that_is_away(visit, run, site):
     page = visit()
-    page.keyboard.press("y")
+    press(page, "y")
     saved(page, 1)
+    page.wait_for_load_state("networkidle")  # the next photos are there
     site.stop()
-    page.keyboard.press("y")
-    page.keyboard.press("n")
+    press(page, *"yn")
     until(page, "document.getElementById('saved').dataset.state === 'lost'")
     assert "not saved yet" in page.inner_text("#saved")
     assert len(states(run)) == 1
@@ -391,6 +502,7 @@ def test_nothing_is_cut_off(visit, review, scheme, device):
         ("photo", "/photo"),
         ("labels", "/labels"),
         ("wall", f"/wall?class={one_class}"),
+        ("walls", "/wall"),
         ("answers", "/answers"),
     ):
         page = visit(path, **options)
@@ -472,8 +584,7 @@ def test_a_finger_draws_after_mark(visit, run):
 
 def test_retrain_and_go_on_with_the_new_model(visit, review, run):
     page = visit()
-    for key in "yn":
-        page.keyboard.press(key)
+    press(page, *"yn")
     saved(page, 2)
     page.goto(page.url.split("/photo")[0] + "/")
     page.click("#retrain")

@@ -12,7 +12,9 @@ from PIL import Image
 
 from fewtags.formats.answers import read_answers
 from fewtags.review.app import AHEAD
+from fewtags.review.pictures import PhotoId
 from fewtags.review.retrain import score
+from fewtags.review.review import opened
 from fewtags.review.scoring import Found
 from fewtags.review.store import AnswerStore
 from fewtags.table.answered import with_answers
@@ -332,15 +334,25 @@ def test_bad_answers_save_nothing(visit, review, change):
     assert review.store.totals() == (0, 0.0)
 
 
-def test_a_photo_that_cannot_be_read(visit, review, tmp_path):
+def test_a_photo_that_cannot_be_read(visit, review, tmp_path, monkeypatch):
     browser = visit()
     question = next_one(browser)
     place = review.photos.find(question["photo"])
     (tmp_path / "away").mkdir()
-    review.photos.known[question["photo"]] = type(place)(str(tmp_path / "away"), place.image)
+    monkeypatch.setattr(review.photos, "find", lambda _: PhotoId(str(tmp_path / "away"), place.image))
     reply = browser.get(f"/picture/{question['photo']}")
     assert reply.status_code == 400
     assert "does not exist" in reply.json()["error"] or "no such file" in reply.json()["error"].lower()
+
+
+def test_a_page_that_was_open_before_a_restart_still_gets_its_photos(run):
+    """A new server has shown no photo yet; all photos of the table may be asked for, and no others."""
+    with opened(run, cpu=True) as before:
+        id = before.next("ann", "ann", 1, None, labels=False)[0]["photo"]
+    with opened(run, cpu=True) as after:
+        assert len(after.photos) == 24
+        assert after.photos.find(id).id == id
+        assert after.photos.find("0" * 18) is None
 
 
 def test_a_restarted_server_knows_the_browser_and_goes_on(visit, review, run):
@@ -358,3 +370,38 @@ def test_a_restarted_server_knows_the_browser_and_goes_on(visit, review, run):
     page = other.get("/photo")
     assert [(q["photo"], q["mine"]) for q in content(page)["history"]] == [(question["photo"], "yes")]
     assert content(page, "progress-data")["mine"] == 1
+
+
+def test_walls_without_a_class_tour_the_classes(visit, review):
+    """The first open question decides the class; the wall after this one is told in advance, and then comes."""
+    browser = visit()
+    first = next_one(visit())  # somebody else looks at the first question
+    wall = content(browser.get("/wall"))
+    assert wall["tour"]
+    assert {q["class"] for q in wall["questions"]} == {wall["class"]}
+    assert first["photo"] not in {q["photo"] for q in wall["questions"] if q["class"] == first["class"]}
+    ahead = browser.get("/api/wall", params={"after": wall["class"]}).json()
+    assert ahead["class"] != wall["class"] or len(wall["questions"]) == 30
+    answers = [{"photo": q["photo"], "class": q["class"], "answer": "no"} for q in wall["questions"]]
+    browser.post("/api/answer", json={"request": request(), "answers": answers})
+    following = browser.get("/api/wall").json()
+    assert (following["class"], following["questions"]) == (ahead["class"], ahead["questions"])
+
+
+def test_the_wall_after_the_last_of_a_class_is_empty(visit, review):
+    browser = visit()
+    one_class = review.info.class_ids[0]
+    found = browser.get("/api/wall", params={"class": one_class, "after": one_class}).json()
+    assert (found["class"], found["questions"]) == (one_class, [])
+
+
+def test_an_undone_wall_says_what_was_answered(visit, review):
+    browser = visit()
+    wall = content(browser.get("/wall"))["questions"][:3]
+    words = ("no", "yes", "unsure")
+    answers = [{"photo": q["photo"], "class": q["class"], "answer": word} for q, word in zip(wall, words, strict=True)]
+    browser.post("/api/answer", json={"request": request(), "answers": answers})
+    undone = browser.post("/api/undo", json={"request": request()}).json()["undone"]
+    assert [(q["photo"], q["said"], q["mine"]) for q in undone] == [
+        (q["photo"], word, None) for q, word in zip(wall, words, strict=True)
+    ]

@@ -21,7 +21,7 @@ def served(monkeypatch):
 
     def serve(review, bound, *, ready):
         bound.close()
-        seen.append(sorted(photo.image for photo in review.photos.known.values()))
+        seen.append(sorted(review.table.images.to_pylist()))
 
     import fewtags.review.serve as module
 

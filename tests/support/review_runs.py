@@ -1,6 +1,5 @@
 """A tiny trained run and its questions, for the tests of the review."""
 
-from functools import reduce
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -36,5 +35,5 @@ def make_run(folder: Path) -> Path:
     made = make_questions(out, table, order=None, cpu=True, tell=lambda _: None)
     (out / WORK_FOLDER).mkdir()
     place = questions_file(out / WORK_FOLDER, out, table, None)
-    write_questions(place, reduce(improved, made))
+    write_questions(place, improved(*made))
     return out

@@ -166,10 +166,13 @@ def make_app(review: Review) -> FastAPI:
         return page("photo.html.j2", response, who, content=content)
 
     @app.get("/wall")
-    async def wall_page(response: Response, who: Who, class_: OneClass) -> HTMLResponse:
-        questions = review.next(who.who, who.session, WALL, class_, labels=False)
-        content = {"questions": questions, "class": class_, "count": WALL}
-        return page("wall.html.j2", response, who, content={**content, "name": review.name_of(class_)})
+    async def wall_page(response: Response, who: Who, class_: ClassQuery = None) -> HTMLResponse:
+        return page("wall.html.j2", response, who, content={**wall(who, class_), "tour": class_ is None})
+
+    def wall(who: Person, class_: str | None, after: str | None = None) -> dict[str, Any]:
+        """Return the questions of a wall, and its class; without a class, that of the first open question."""
+        found, questions = review.wall(who.who, who.session, WALL, class_, after)
+        return {"questions": questions, "class": found, "name": None if found is None else review.name_of(found)}
 
     @app.get("/answers")
     async def answers_page(response: Response, who: Who) -> HTMLResponse:
@@ -183,6 +186,10 @@ def make_app(review: Review) -> FastAPI:
     ) -> dict[str, Any]:
         found = review.next(who.who, who.session, max(1, min(count, MOST_CELLS)), class_, labels=labels)
         return {"questions": found, "progress": review.progress(who.who)}
+
+    @app.get("/api/wall")
+    async def next_wall(who: Who, class_: ClassQuery = None, after: str | None = None) -> dict[str, Any]:
+        return {**wall(who, class_, after), "progress": review.progress(who.who)}
 
     @app.get("/api/status")
     async def status(who: Who) -> dict[str, Any]:
@@ -201,7 +208,11 @@ def make_app(review: Review) -> FastAPI:
         step = review.store.undo(who.who, request=given.request)
         cells = [] if step is None else [cell for cell, _ in step.cells]
         review.refresh(cells)
-        shown = [review.about(PhotoId(cell.folder, cell.image), cell.class_, who.who) for cell in cells]
+        said = [] if step is None else [answer for _, answer in step.cells]
+        shown = [
+            {**review.about(PhotoId(cell.folder, cell.image), cell.class_, who.who), "said": answer}
+            for cell, answer in zip(cells, said, strict=True)
+        ]
         return {"undone": shown, "step": None if step is None else step.id, "progress": review.progress(who.who)}
 
     @app.post("/api/skip")

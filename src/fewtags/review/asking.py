@@ -51,11 +51,12 @@ class Queue:
 
     def load(self, questions: Sequence[Asked]) -> None:
         """Replace the questions, for example by those of a new model."""
+        cells = {asked.cell: asked for asked in questions}
         of_class: dict[str, list[CellKey]] = {}
-        for asked in questions:
-            of_class.setdefault(asked.question.class_, []).append(asked.cell)
+        for cell in cells:
+            of_class.setdefault(cell.class_, []).append(cell)
         with self._lock:
-            self._asked, self._of_class = {asked.cell: asked for asked in questions}, of_class
+            self._asked, self._of_class = cells, of_class
             self._closed = {cell for cell in self._asked if self._store.state(cell) is not None}
             self._closed_of_class = Counter(cell.class_ for cell in self._closed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,27 +51,41 @@ class PhotoId:
 
 
 @final
-@dataclass
 class PhotoSet:
-    """The photos that may be shown; a page can ask for no other file."""
+    """The photos that may be shown; a page can ask for no other file.
 
-    known: dict[str, PhotoId] = field(default_factory=dict)
+    Ids take seconds for a million photos, so those of the table are made when the first unknown one is asked for: by a
+    page that was open before the server started again.
 
-    def add(self, table: LabelTable) -> None:
-        """Add the photos of a table, which has a folder."""
-        folder = str(table.require_root().absolute())
-        self.add_each(PhotoId(folder, key) for key in table.images.to_pylist())
+    Args:
+        table: photos that may be shown; it has a folder.
+    """
 
-    def add_each(self, photos: Iterable[PhotoId]) -> None:
-        """Add photos."""
-        self.known |= {photo.id: photo for photo in photos}
+    def __init__(self, table: LabelTable) -> None:
+        self._folder, self._keys = str(table.require_root().absolute()), table.images
+        self._all = False
+        self._known: dict[str, PhotoId] = {}
+        self._lock = threading.Lock()
+
+    def show(self, photo: PhotoId) -> str:
+        """Return the id of a photo that a page will ask for."""
+        self._known[photo.id] = photo
+        return photo.id
 
     def __len__(self) -> int:
-        return len(self.known)
+        """The number of photos of the table."""
+        return len(self._keys)
 
     def find(self, id: str) -> PhotoId | None:
-        """Return the photo with an id; None if it is not known."""
-        return self.known.get(id)
+        """Return the photo with an id; None if it may not be shown."""
+        if (found := self._known.get(id)) is not None:
+            return found
+        with self._lock:
+            if not self._all:
+                for key in self._keys.to_pylist():
+                    self.show(PhotoId(self._folder, key))
+                self._all = True
+        return self._known.get(id)
 
 
 @final

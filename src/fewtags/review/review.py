@@ -82,7 +82,7 @@ class Review:
         self.store = AnswerStore(run / ANSWERS_FILE)
         self.queue = Queue(self.store)
         self.doubts = Queue(self.store)
-        self.photos = PhotoSet()
+        self.photos = PhotoSet(table)
         self.pictures = Pictures(self.folder / "pictures")
         self.retraining = Retraining(run, self.folder, cpu=cpu)
         self.token = _token(self.folder / TOKEN_FILE)
@@ -96,7 +96,6 @@ class Review:
         self._rows = {key: row for row, key in enumerate(table.images.to_pylist())}
         self._checked: dict[CellKey, bool] = {}
         self.refresh([*self.store.answered()])
-        self.photos.add(table)
         trained = self.retraining.status()
         start = (
             Path(self.retraining.training.out) if self.retraining.training and trained["state"] == "finished" else run
@@ -204,7 +203,7 @@ class Review:
         asked = None if found is None else found.question
         given = self._given(photo)
         return {
-            "photo": photo.id,
+            "photo": self.photos.show(photo),
             "image": photo.image,
             "class": class_id,
             "name": self.name_of(class_id),
@@ -233,6 +232,25 @@ class Review:
         """Return the next questions for a session, or with `labels` the next suspicious labels; see `Queue.next`."""
         found = (self.doubts if labels else self.queue).next(session, who, count, class_)
         return [self.about(PhotoId(a.folder, a.question.image), a.question.class_, who) for a in found]
+
+    def wall(
+        self, who: str, session: str, count: int, class_: str | None, after: str | None = None
+    ) -> tuple[str | None, list[dict[str, Any]]]:
+        """Return a class and its next questions for a session.
+
+        Without `class_`, it is the class of the first open question; None if there is none. With `after`, the session
+        looks at a wall of this class now, and gets the wall that would come next.
+        """
+        shown = set() if after is None else {a.cell for a in self.queue.next(session, who, count, after)}
+        if class_ is None:
+            left = (a for a in self.queue.next(session, who, len(shown) + 1) if a.cell not in shown)
+            if (first := next(left, None)) is None:
+                return None, []
+            class_ = first.question.class_
+        found = self.queue.next(session, who, count + (len(shown) if class_ == after else 0), class_)
+        return class_, [
+            self.about(PhotoId(a.folder, a.question.image), class_, who) for a in found if a.cell not in shown
+        ]
 
     def refresh(self, cells: Sequence[CellKey]) -> None:
         """Take note of cells whose answers changed."""
@@ -271,9 +289,9 @@ class Review:
 
     def _row(self, cell: CellKey) -> dict[str, Any]:
         photo = PhotoId(cell.folder, cell.image)
-        self.photos.add_each([photo])  # of an earlier review of other photos
-        link = f"/photo?{urlencode({'class': cell.class_, 'photo': photo.id})}"
-        return {"photo": photo.id, "image": cell.image, "name": self.name_of(cell.class_), "link": link}
+        id = self.photos.show(photo)  # also of an earlier review of other photos
+        link = f"/photo?{urlencode({'class': cell.class_, 'photo': id})}"
+        return {"photo": id, "image": cell.image, "name": self.name_of(cell.class_), "link": link}
 
     def progress(self, who: str) -> dict[str, Any]:
         """Return counts for the page: answers of this person and of all, seconds per answer, open questions."""

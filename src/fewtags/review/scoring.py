@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, final
@@ -23,7 +24,7 @@ from fewtags.engine.predict import ScoredTable, matched, score_table
 from fewtags.errors import DataError, FewtagsError
 from fewtags.files import write_text
 from fewtags.review.orders import DEFAULT_ORDER
-from fewtags.review.questions import Question, evidence_boxes, run_share, suggest_from
+from fewtags.review.questions import Box, Question, evidence_boxes, run_share, suggest_from
 from fewtags.review.suspicious import Suspicion, find_suspicious
 from fewtags.table.storage import load, save
 from fewtags.table.table import LabelTable
@@ -33,8 +34,8 @@ PER_CLASS = 300
 MOST_SUSPICIOUS = 1_000
 CHUNK = 64
 """Photos between two reports of progress."""
-EVIDENCE_CHUNK = 256
-"""Questions whose evidence is found at once; they are published after each chunk."""
+EVIDENCE_CHUNK = 64
+"""Photos whose evidence is found at once; their questions are published after each chunk."""
 NICE = 10
 """The process yields to the page, which must answer at once."""
 
@@ -60,6 +61,8 @@ class Found:
     suspicious: list[Suspicion] = field(default_factory=list)
 
 
+CellName = tuple[str, str]
+"""Key of a photo, and id of a class."""
 Publish = Callable[[Found, bool], None]
 """Takes what was found, and whether it is all there is; else it is part of what came before, with evidence."""
 
@@ -150,12 +153,12 @@ def _work(pipe: Connection, run: Path, asked: Path, known: Path, order: str | No
     with suppress(OSError):
         os.nice(NICE)
     try:
-        every: Found | None = None
+        parts: list[Found] = []
         for found in make_questions(run, load(asked), order=order, cpu=cpu, tell=pipe.send):
-            pipe.send((found, every is None))
-            every = found if every is None else improved(every, found)
-        if every is not None:
-            write_questions(known, every)
+            pipe.send((found, not parts))
+            parts.append(found)
+        if parts:
+            write_questions(known, improved(*parts))
         pipe.send(Progress(doing="ready", finished=True))
     except BrokenPipeError:
         pass  # the server has gone
@@ -164,10 +167,10 @@ def _work(pipe: Connection, run: Path, asked: Path, known: Path, order: str | No
             pipe.send(Progress(error=str(error)))
 
 
-def improved(every: Found, part: Found) -> Found:
-    """Return all questions and labels, those of `part` with its evidence."""
-    questions = {(q.image, q.class_): q for q in [*every.questions, *part.questions]}
-    suspicious = {(s.image, s.class_): s for s in [*every.suspicious, *part.suspicious]}
+def improved(every: Found, *parts: Found) -> Found:
+    """Return all questions and labels, those of the parts with their evidence."""
+    questions = {(q.image, q.class_): q for found in (every, *parts) for q in found.questions}
+    suspicious = {(s.image, s.class_): s for found in (every, *parts) for s in found.suspicious}
     return Found([*questions.values()], [*suspicious.values()])
 
 
@@ -206,13 +209,31 @@ def make_questions(
     )
     wrong = find_suspicious(scored, info, table, share, limit=MOST_SUSPICIOUS)
     yield Found(asked, wrong)
-    # Of both kinds, the first ones first.
-    for start in range(0, max(len(asked), len(wrong)), EVIDENCE_CHUNK):
-        tell(Progress("looks for the evidence", start, max(len(asked), len(wrong))))
-        block = Found(asked[start : start + EVIDENCE_CHUNK], wrong[start : start + EVIDENCE_CHUNK])
-        cells = [(q.image, q.class_) for q in block.questions] + [(s.image, s.class_) for s in block.suspicious]
-        boxes = iter(evidence_boxes(cells, net, info, table, cpu=cpu))
-        yield Found(
-            [replace(q, box=next(boxes)) for q in block.questions],
-            [replace(s, box=next(boxes)) for s in block.suspicious],
-        )
+    yield from with_evidence(Found(asked, wrong), lambda cells: evidence_boxes(cells, net, info, table, cpu=cpu), tell)
+
+
+def with_evidence(
+    every: Found,
+    find: Callable[[list[CellName]], list[Box | None]],
+    tell: Callable[[Progress], None],
+    *,
+    photos: int = EVIDENCE_CHUNK,
+) -> Iterator[Found]:
+    """Yield parts of what was found, with boxes: all about `photos` photos at a time, so each is looked at once.
+
+    Of both kinds, the photos of the first ones come first. `find` returns the boxes of cells.
+    """
+    of_photo: dict[str, Found] = {}
+    for question, suspicion in zip_longest(every.questions, every.suspicious):
+        if question is not None:
+            of_photo.setdefault(question.image, Found()).questions.append(question)
+        if suspicion is not None:
+            of_photo.setdefault(suspicion.image, Found()).suspicious.append(suspicion)
+    parts = [*of_photo.values()]
+    for start in range(0, len(parts), photos):
+        tell(Progress("looks for the evidence", start, len(parts)))
+        block = parts[start : start + photos]
+        questions = [question for own in block for question in own.questions]
+        wrong = [suspicion for own in block for suspicion in own.suspicious]
+        boxes = iter(find([(one.image, one.class_) for one in (*questions, *wrong)]))
+        yield Found([replace(q, box=next(boxes)) for q in questions], [replace(s, box=next(boxes)) for s in wrong])

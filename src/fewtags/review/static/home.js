@@ -50,8 +50,9 @@ function showForecast(forecast) {
 
 function showDoing(progress) {
   const count = progress.total && !progress.ready ? ` (${progress.done.toLocaleString("en")} of ${progress.total.toLocaleString("en")})` : "";
-  byId("doing").textContent = progress.error || (progress.ready
-    ? `${progress.questions.toLocaleString("en")} questions by ${progress.model}.`
+  const questions = `${progress.questions.toLocaleString("en")} ${progress.questions === 1 ? "question" : "questions"} by ${progress.model}`;
+  byId("doing").textContent = progress.error || (progress.ready ? `${questions}.`
+    : progress.questions ? `${questions}, which ${progress.doing}${count}; you can answer meanwhile.`
     : `The model ${progress.doing}${count}.`);
 }
 

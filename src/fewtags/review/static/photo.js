@@ -30,7 +30,10 @@ function show() {
   showLabel(item);
   showSaid(item);
   const photo = byId("photo");
-  photo.src = picture(item);
+  if (photo.getAttribute("src") !== picture(item)) {
+    loading(true); // else the photo before would stay below the next question
+    photo.src = picture(item);
+  }
   photo.alt = `Photo ${item.image}`;
   showHeat();
   showMarks();
@@ -40,6 +43,12 @@ function show() {
   for (const next of items.slice(at + 1, at + 1 + AHEAD)) new Image().src = picture(next);
   if (items.length - at <= AHEAD) more();
 }
+
+function loading(on) {
+  byId("frame").classList.toggle("loading", on);
+  byId("stage").setAttribute("aria-busy", String(on));
+}
+const isLoading = () => byId("frame").classList.contains("loading");
 
 // What the files say about this cell. Yes and no are about the photo, whatever the label is.
 function showLabel(item) {
@@ -99,7 +108,7 @@ async function more() {
 
 function answer(word) {
   const item = current();
-  if (!item || !byId("empty").hidden) return;
+  if (!item || !byId("empty").hidden || isLoading()) return; // nobody has seen it yet
   item.mine = word;
   const one = { photo: item.photo, class: item.class, answer: word, seconds: watch.seconds(), shown: shown(item) };
   act("/api/answer", { answers: [one] }).catch(() => {});
@@ -142,7 +151,12 @@ async function undo() {
   let reply;
   try { reply = await act("/api/undo", {}); } catch { return; }
   if (reply.step === null) { showSaved("saved", "nothing to undo"); return; }
-  if (reply.undone.length !== 1) { location.reload(); return; }
+  if (reply.undone.length > 1) { // of a wall; they are asked again
+    showSaved("saved", `took back ${reply.undone.length} answers about ${reply.undone[0].name}`);
+    ended = false;
+    if (!current()) { await more(); show(); }
+    return;
+  }
   const [item] = reply.undone;
   const place = items.findIndex((other) => key(other) === key(item));
   if (place >= 0) { items[place] = item; at = place; } else { items.splice(at, 0, item); }
@@ -316,10 +330,15 @@ const KEYS = {
   "+": () => zoomBy(1.5), "=": () => zoomBy(1.5), "-": () => zoomBy(1 / 1.5), 0: resetZoom,
   m: toggleCursor, t: openClasses, c: openNote, "?": () => open("help-dialog"),
 };
+const REPEATED = new Set(["ArrowLeft", "b", "+", "=", "-"]); // what a key that is held down may do again
 
 document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]") || isTyping(event)) return;
-  if (event.key.toLowerCase() === "z" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); undo(); return; }
+  if (event.key.toLowerCase() === "z" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    if (!event.repeat) undo();
+    return;
+  }
   if (!isPlain(event)) return;
   if (cursorKey(event)) { event.preventDefault(); return; }
   if (event.shiftKey && event.key.startsWith("Arrow")) {
@@ -329,7 +348,9 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   const known = KEYS[event.key] || KEYS[event.key.toLowerCase()];
-  if (known) { event.preventDefault(); known(); }
+  if (!known) return;
+  event.preventDefault();
+  if (!event.repeat || REPEATED.has(event.key)) known();
 });
 
 let lastProgress = readJson("progress-data");
@@ -366,12 +387,13 @@ document.addEventListener("DOMContentLoaded", () => {
     event.preventDefault();
     zoomBy(event.deltaY < 0 ? 1.2 : 1 / 1.2, event.clientX, event.clientY);
   }, { passive: false });
-  byId("photo").addEventListener("load", fit);
-  byId("photo").addEventListener("error", () => { byId("broken").hidden = false; });
+  byId("photo").addEventListener("load", () => { fit(); loading(false); });
+  byId("photo").addEventListener("error", () => { byId("broken").hidden = false; loading(false); });
   addEventListener("resize", () => { fit(); applyZoom(); });
   byId("class-search").addEventListener("input", listClasses);
   byId("class-search").addEventListener("keydown", (event) => {
     if (event.key === "Enter") { event.preventDefault(); byId("class-list").querySelector("button")?.click(); }
+    if (event.key === "Escape") { event.preventDefault(); byId("class-dialog").close(); } // else it empties the field first
   });
   byId("note-dialog").addEventListener("close", () => { if (byId("note-dialog").returnValue === "save") saveNote(); });
   byId("note-text").addEventListener("keydown", (event) => {

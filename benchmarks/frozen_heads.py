@@ -7,6 +7,9 @@ EfficientNet-Lite0, one plain view of each photo, one random positive label per 
 which no table in README uses. Strengths are those of the preset `cpu`, from strong to weak, and one more. The best on
 the complete validation labels is taken, and test is measured at that one. A line that is there is not done again.
 
+"EN, prototypes W" ranks expected positives with a second score of weight W (`objective.prototype_weight`); `val` and
+`precision` of its lines are what docs/LOG.md compares.
+
 The second table is that of `fewtags train --minutes`: expected negatives on photos of 288, 352 and 416 px, and the size
 that validation chooses for each set and label seed. Development seeds are apart from seeds 0 to 4, which were run once
 the sizes were fixed. Features of a set and size are kept in the folder `heads` of --cache.
@@ -38,6 +41,7 @@ from fewtags.nets.spatial import SpatialHead
 from fewtags.photos.augment import WholeImage
 from fewtags.photos.dataset import EvalSet, PhotoFolder
 from fewtags.photos.loader import Collate, EvalLoader
+from fewtags.stores.second_score import PrototypeScores
 from fewtags.stores.topk import ExpectedPositives, expected_counts
 from photo_sets import NAMES, BenchmarkSet, load
 from protocol import append_line, read_lines, script_arguments
@@ -48,6 +52,8 @@ SETS = ("camvid", "collages", "voc2", "ccp")
 SIZES = (224, 288)
 COMPARED = (288, 352, 416)  # those of `config.search.SIZES`
 HELD_OUT = (0, 1, 2, 3, 4)
+PROTOTYPE_WEIGHTS = (0.25, 0.5, 1.0)
+"""Weights of the second score of `objective.prototype_weight`, here from the second strength on."""
 VARIANCES = (*LOGIT_VARIANCES, 30.0)
 MOMENTUM = 0.8  # of the scores that rank expected positives
 
@@ -83,6 +89,10 @@ LOSSES: Mapping[str, Loss] = {
     "AN": lambda z, task, _: assume_negative(z, task.known),
     "WAN": lambda z, task, _: weak_assume_negative(z, task.known),
     "EN": lambda z, task, expected: expected_negative(z, task.known, expected),
+    **{
+        f"EN, prototypes {weight:g}": lambda z, task, expected: expected_negative(z, task.known, expected)
+        for weight in PROTOTYPE_WEIGHTS
+    },
     "EP": lambda z, task, expected: expected_positive(z, task.known, expected),
     "softmax": lambda z, task, _: F.cross_entropy(z, (task.known == Label.POSITIVE).int().argmax(1)) / z.shape[1],
 }
@@ -153,6 +163,11 @@ def solve(data: BenchmarkSet, pooled: Pooled, name: str, seed: int) -> dict[str,
     ranking, index = ExpectedPositives(known.shape[1], "all_then_or", torch.device("cpu")), torch.arange(len(cells))
     scores, results = (task.known == Label.POSITIVE).float(), []
     expected = torch.zeros_like(task.known, dtype=torch.bool)
+    _, _, weight = name.partition("prototypes ")
+    second = PrototypeScores(len(cells), known.shape[1], cells.shape[1], float(weight or 0))
+    for _ in range(2):  # prototypes, then the distances from them
+        second.update(index, cells, task.known)
+        second.refresh()
 
     def loss() -> Tensor:
         value = known.shape[1] * LOSSES[name](head.predict_logits(cells), task, expected)
@@ -161,14 +176,23 @@ def solve(data: BenchmarkSet, pooled: Pooled, name: str, seed: int) -> dict[str,
 
     for number, variance in enumerate(VARIANCES):
         if number:
-            ranking.refresh(0, scores, task.known, counts)
-            expected = ranking.mask(scores, task.known, index)
+            ranked = second.balance(0, scores, second.scores.values, task.known) if weight else scores
+            ranking.refresh(0, ranked, task.known, counts)
+            expected = ranking.mask(ranked, task.known, index)
         solver.minimise(loss, variance, len(cells))
         with torch.no_grad():
             scores = MOMENTUM * scores + (1 - MOMENTUM) * head.predict_logits(cells).sigmoid()
-        results.append({"variance": variance, **{s: mean_ap(data, head, pooled[s], s) for s in ("val", "test")}})
+        measured = {s: mean_ap(data, head, pooled[s], s) for s in ("val", "test")}
+        results.append({"variance": variance, **measured, "precision": precision(expected, task)})
     best = max(results, key=lambda r: r["val"])
     return {**best, "path": results}
+
+
+def precision(expected: Tensor, task: Task) -> float | None:
+    """Share of the expected positives without a label that are right, in percent; None for none."""
+    hidden = expected & (task.known == Label.UNKNOWN)
+    right = hidden & (task.complete == Label.POSITIVE)
+    return round(100 * float(right.sum() / hidden.sum()), 2) if hidden.any() else None
 
 
 @torch.no_grad()

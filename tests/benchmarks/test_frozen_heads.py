@@ -57,6 +57,13 @@ def test_expected_positives_begin_with_the_second_strength(data):
     assert en[3] != an[3]
 
 
+def test_a_second_score_changes_the_expected_positives_only(data):
+    en, second = (heads.solve(*data, loss, 10)["path"] for loss in ("EN", "EN, prototypes 1"))
+    assert en[0] == second[0]
+    assert en[0]["precision"] is None
+    assert en[1]["precision"] != second[1]["precision"]
+
+
 def test_full_labels_are_better_than_one(data):
     assert heads.solve(*data, "full labels", 10)["test"] > heads.solve(*data, "AN", 10)["test"]
 

@@ -54,6 +54,16 @@ METHODS = {
     "en": (expected_negative(), 1),
     "en-prior": (expected_negative(positives_per_image=None, class_prior=(0.4,) * CLASSES, reading="fill"), 0),
     "en-interval": (expected_negative(positives_interval=(1.2, 2.6)), 1),
+    "en-prototypes": (expected_negative(prototype_weight=0.5), 1),
+    "en-prototypes-interval": (
+        expected_negative(prototype_weight=1.0, positives_interval=(1.2, 2.6), scl_weight=0.5, heatmap_top_k=3),
+        0,
+    ),
+    "en-soft-patches": (expected_negative(heatmap_patch_weight=1.0), 1),
+    "en-scl-soft-patches": (
+        expected_negative(scl_weight=0.5, heatmap_patch_weight=0.5, corrected_averages=True, heatmap_top_k=3),
+        0,
+    ),
     "ep": (expected_negative(expected_positives="positive", reading="unannotated_only"), 1),
     "en-cl": (expected_negative(cl_weight=0.5, distance="l2", score_dtype="float16"), 1),
     "en-scl": (expected_negative(scl_weight=1.0), 1),

@@ -52,6 +52,7 @@ def make_fit(out, shard, objective=None, *, stages=STAGES, val_unknown=False, va
         shard=shard,
         device=device,
         answered=LabelMatrix.from_dense(answers),
+        features_dim=DIM,
     )
     inputs = torch.from_numpy(x).float()[:, :, None, None]
 
@@ -72,10 +73,20 @@ def make_fit(out, shard, objective=None, *, stages=STAGES, val_unknown=False, va
     )
 
 
+def with_prototypes():
+    return ExpectedNegative(positives_per_image=1.5, scl_weight=0.0, prototype_weight=0.5)
+
+
 def solve_both(folder, shard):
-    fit = make_fit(folder / "run", shard)
-    assert isinstance([*fit.run()][-1], Ended)
-    return {"head": fit.net.head.state_dict(), "scores": fit.parts["scores"].state_dict()["values"]}
+    fit, ranked = make_fit(folder / "run", shard), make_fit(folder / "ranked", shard, with_prototypes())
+    for each in (fit, ranked):
+        assert isinstance([*each.run()][-1], Ended)
+    return {
+        "head": fit.net.head.state_dict(),
+        "scores": fit.parts["scores"].state_dict()["values"],
+        "prototypes": ranked.parts["prototypes"].state_dict(),
+        "cuts": ranked.parts["expected_positives"].state_dict(),
+    }
 
 
 if __name__ == "__main__":

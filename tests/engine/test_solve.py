@@ -19,6 +19,7 @@ from fewtags.labels import Label
 from fewtags.losses.partial import assume_negative
 from fewtags.nets.spatial import HeadPlan, SpatialHead
 from fewtags.objectives.assume_negative import AssumeNegative
+from fewtags.objectives.expected_negative import ExpectedNegative
 from fewtags.stores.shard import Shard
 
 WORKER = Path(__file__).with_name("solve_worker.py")
@@ -181,12 +182,18 @@ def test_each_prior_variance_is_an_epoch(worker, tmp_path):
     assert fit.parts["scores"].state_dict()["visits"].tolist() == [3] * worker.SAMPLES
 
 
+def with_heatmaps():
+    return ExpectedNegative(positives_per_image=1.5, scl_weight=0.0, heatmap_patch_weight=1.0)
+
+
 @pytest.mark.parametrize("stop", [1, 2])
-def test_a_resumed_run_has_the_same_bits(worker, tmp_path, stop):
-    whole = make_fit(worker, tmp_path / "whole")
+@pytest.mark.parametrize("kind", ["plain", "prototypes", "heatmaps"])
+def test_a_resumed_run_has_the_same_bits(worker, tmp_path, stop, kind):
+    make = {"plain": lambda: None, "prototypes": worker.with_prototypes, "heatmaps": with_heatmaps}[kind]
+    whole = make_fit(worker, tmp_path / "whole", make())
     take(whole)
-    take(make_fit(worker, tmp_path / "cut"), stop)
-    fit = make_fit(worker, tmp_path / "cut")
+    take(make_fit(worker, tmp_path / "cut", make()), stop)
+    fit = make_fit(worker, tmp_path / "cut", make())
     take(fit, resume=True)
     assert_same_solution(fit, tmp_path / "cut", whole, tmp_path / "whole")
 
@@ -254,8 +261,12 @@ def test_epochs_in_steps_are_measured_as_the_solutions_before_them(worker):
     assert (fit.state.best_epoch, fit.state.best_value) == (3, 0.5)
 
 
-def test_two_processes_solve_what_one_does(worker, tmp_path):
-    two = both(WORKER, tmp_path)
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return both(WORKER, tmp_path_factory.mktemp("two"))
+
+
+def test_two_processes_solve_what_one_does(worker, two):
     fit = make_fit(worker, None)
     take(fit)
     for key, value in fit.net.head.state_dict().items():
@@ -265,6 +276,23 @@ def test_two_processes_solve_what_one_does(worker, tmp_path):
         own = Shard(rank, 2).owned(worker.SAMPLES)
         scores = fit.parts["scores"].state_dict()["values"]
         torch.testing.assert_close(two[rank]["scores"], scores[own], rtol=0, atol=2e-3)
+
+
+def test_two_processes_have_the_prototypes_and_the_cuts_of_one(worker, two):
+    ranked = make_fit(worker, None, worker.with_prototypes())
+    take(ranked)
+    made = ranked.parts["prototypes"].state_dict()
+    assert (made["second"] > 0).all()
+    for rank in range(2):
+        own, found = Shard(rank, 2).owned(worker.SAMPLES), two[rank]["prototypes"]
+        for name in ("vectors", "own"):
+            torch.testing.assert_close(found[name], made[name])
+        torch.testing.assert_close(found["values"], made["values"][own])
+        torch.testing.assert_close(found["second"], made["second"], rtol=2e-2, atol=0)
+        assert torch.equal(found["second"], two[0]["prototypes"]["second"])
+        torch.testing.assert_close(
+            two[rank]["cuts"]["cut_score"], ranked.parts["expected_positives"].cut_score, rtol=2e-2, atol=2e-3
+        )
 
 
 def test_a_solved_stage_needs_fixed_features(worker):

@@ -112,6 +112,72 @@ def test_an_interval_of_one_point_is_that_point():
     assert losses[0] == losses[1] > 0
 
 
+# --- a second score, and heatmaps as labels
+
+
+def test_prototypes_rank_from_the_third_epoch_on():
+    """Five images and one class, p = 2: the annotated image 0 and one more. mu = 0, so s is the last probability.
+
+    The images are their own features of two channels, of which the first is the class. Image 0 is (1.5, 4.5), so the
+    prototype points to it. Image 1 is (2, -3) and has the largest s of the others; image 2, (1, 2), is nearest to the
+    prototype. So the ranking by s expects image 1, and that by the distance alone image 2. With the second channel
+    known to be absent, nothing else is expected.
+    """
+    labels = int8([[P, N], [U, N], [U, N], [U, N], [U, N]])
+    maps = [[1.5, 4.5], [2.0, -3.0], [1.0, 2.0], [-1.0, 0.0], [-2.0, 1.0]]
+    expected = {}
+    for weight in (0.0, 1.0):
+        method = ExpectedNegative(class_prior=(0.4, 0.0), momentum=0.0, scl_weight=0.0, prototype_weight=weight)
+        method.setup(NET, problem_of(labels, features_dim=2))
+        for epoch in range(3):
+            method.on_epoch_start(epoch)
+            if epoch:  # a logit of 0 has the gradient 0 if its cell is ignored
+                batch = batch_of(maps, labels)
+                images = batch.images.requires_grad_()
+                method.step(NET, dataclasses.replace(batch, images=images), at(epoch)).loss.backward()
+                expected[weight, epoch] = (images.grad[:, 0, 0, 0] == 0).nonzero().flatten().tolist()
+            visit(method, batch_of(maps, labels), epoch)
+    assert expected[0.0, 1] == expected[1.0, 1] == expected[0.0, 2] == [1]
+    assert expected[1.0, 2] == [2]
+
+
+def test_heatmaps_are_soft_labels_of_expected_positives():
+    """One class, two images of 1 x 2 cells; mu = 0, and p = 2, so the unknown image 1 is an expected positive.
+
+    After a visit with the logits (0, log 3) its heatmap has the levels .5 and .75, in four columns .5, .5625, .6875,
+    .75. Seen in two cells again they are .53125 and .71875, so the soft labels are 1/8 and 7/8. With logits 0, each of
+    its two cells has log 2; the other two have no loss: 2 log 2 / 4, times the weight 3. EN ignores image 1, and image
+    0 has log 2: log 2 / 2.
+    """
+    labels = int8([[P], [U]])
+    method = ExpectedNegative(class_prior=(1.0,), momentum=0.0, scl_weight=0.0, heatmap_patch_weight=3.0)
+    assert method.solvable
+    assert method.needs_maps
+    parts = method.setup(NET, problem_of(labels, grid=(1, 2)))
+    assert {*parts} == {"scores", "expected_positives", "heatmaps"}
+    first = visit(method, batch_of([[[[0.0, 0.0]]], [[[0.0, float(np.log(3))]]]], labels), 0)
+    assert first.logs["soft_patch"].item() == 0.0  # no heatmap yet
+    method.on_epoch_start(1)
+    batch = batch_of(torch.zeros(2, 1, 1, 2), labels)
+    images = batch.images.requires_grad_()
+    out = method.step(NET, dataclasses.replace(batch, images=images), at(1))
+    assert out.logs["soft_patch"].item() == pytest.approx(np.log(2) / 2, rel=1e-3)
+    assert out.loss.item() == pytest.approx(np.log(2) / 2 + 3 * np.log(2) / 2, rel=1e-3)
+    out.loss.backward()
+    # w (f - t) / 4 in each cell, to the rounding of heatmaps to 1/255.
+    assert images.grad[1].flatten().tolist() == pytest.approx([3 * 0.375 / 4, -3 * 0.375 / 4], abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["prototype_weight", "heatmap_patch_weight"])
+@pytest.mark.parametrize("word", ["none", "counted"])
+def test_what_needs_expected_positives_is_refused_without_them(name, word):
+    with pytest.raises(ConfigError) as error:
+        ExpectedNegative(positives_per_image=1.0, expected_positives=word, **{name: 0.5})
+    assert str(error.value) == (
+        f"{name} needs expected positives, and expected_positives={word!r} has none. Leave one of them out."
+    )
+
+
 # --- answers
 
 
@@ -371,8 +437,8 @@ def test_classes_without_a_heatmap_have_target_0_and_stay_in_the_mean():
 
 def test_averages_get_no_gradient_and_the_payload_has_none():
     labels = int8([[P, U]])
-    method = ExpectedNegative(positives_per_image=1.0, cl_weight=1.0, scl_weight=1.0)
-    method.setup(NET, problem_of(labels))
+    method = ExpectedNegative(positives_per_image=1.0, cl_weight=1.0, scl_weight=1.0, prototype_weight=0.5)
+    method.setup(NET, problem_of(labels, features_dim=2))
     batch = batch_of([[0.2, 0.1]], labels)
     out = method.step(NET, dataclasses.replace(batch, images=batch.images.requires_grad_()), at(0))
     assert out.loss.requires_grad
@@ -385,8 +451,8 @@ def test_everything_is_float32_when_the_net_computes_in_bfloat16():
             return super().forward(images.bfloat16())
 
     labels = int8([[P, U]])
-    method = ExpectedNegative(positives_per_image=1.0, cl_weight=1.0, scl_weight=1.0)
-    method.setup(NET, problem_of(labels))
+    method = ExpectedNegative(positives_per_image=1.0, cl_weight=1.0, scl_weight=1.0, prototype_weight=0.5)
+    method.setup(NET, problem_of(labels, features_dim=2))
     out = method.step(Half(), batch_of([[0.2, 0.1]], labels), at(0))
     assert {t.dtype for t in (out.loss, *out.logs.values(), *out.payload)} == {torch.float32}
 
@@ -505,12 +571,17 @@ def test_the_counter_sees_waits():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"heatmap_top_k": 2, "corrected_averages": True, "heatmap_rounding": "stochastic"}]
+    "options",
+    [
+        {},
+        {"heatmap_top_k": 2, "corrected_averages": True, "heatmap_rounding": "stochastic"},
+        {"heatmap_patch_weight": 1.0, "prototype_weight": 0.5},
+    ],
 )
 def test_step_and_commit_never_wait_for_the_device(options):
     labels = int8([[P, U, N], [U, P, U]])
     method = ExpectedNegative(positives_per_image=1.0, cl_weight=1.0, scl_weight=1.0, ramp_epochs=3, **options)
-    method.setup(NET, problem_of(labels, grid=(2, 2)))
+    method.setup(NET, problem_of(labels, grid=(2, 2), features_dim=3))
     method.on_epoch_start(0)
     batch = batch_of(torch.zeros(2, 3, 2, 2), labels)
     visit(method, batch, 0)
@@ -534,6 +605,8 @@ ERRORS = [
         "corrected_averages needs a momentum up to 0.996 (it counts only 255 visits), got 0.999.",
     ),
     ({"heatmap_top_k": 0}, "heatmap_top_k must be at least 1, got 0."),
+    ({"prototype_weight": 1.5}, "prototype_weight must be in 0..1, got 1.5."),
+    ({"heatmap_patch_weight": -1.0}, "heatmap_patch_weight must be at least 0, got -1.0."),
     (
         {"positives_interval": (0.5, 0.9)},
         "positives_interval is (low, high), with positives_per_image 1 in it; got (0.5, 0.9).",

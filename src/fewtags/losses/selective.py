@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fewtags.errors import ConfigError
 from fewtags.labels import Label
-from fewtags.losses.partial import precise
+from fewtags.losses.partial import cross_entropy, precise
 
 
 @final
@@ -117,6 +117,18 @@ def patch_loss(
         weights: w+, w-, wu.
     """
     return _focal_cells(maps, patch_labels, omega, gammas, weights).sum() / max(maps.numel(), 1)
+
+
+def soft_patch_loss(
+    maps: Float[Tensor, "b c h w"], targets: Float[Tensor, "b c h w"], weight: Float[Tensor, "b c h w"]
+) -> Float[Tensor, ""]:
+    """Cross-entropy of patches with soft labels (not in a paper); it has the scale of `patch_loss`.
+
+    mean over b x c x h x w of weight (-t log f - (1 - t) log(1 - f)), with t in `targets`, 0..1.
+    """
+    flat = maps.flatten(1)
+    target, factor = targets.flatten(1), weight.flatten(1)
+    return cross_entropy(flat, factor * target, factor * (1 - target), 0.0)
 
 
 def selectivity(

@@ -17,6 +17,7 @@ from fewtags.labels import Batch, Label, LabelMatrix
 from fewtags.losses.consistency import consistency
 from fewtags.losses.counted import expected_positive_regularisation
 from fewtags.losses.partial import expected_negative, expected_positive
+from fewtags.losses.selective import soft_patch_loss
 from fewtags.nets.spatial import Output
 from fewtags.objectives.base import Derived, Part, Problem, Progress, RunFacts, Step, StoreMemory
 from fewtags.objectives.checks import Range, check_settings
@@ -26,6 +27,7 @@ from fewtags.objectives.taught import TaughtObjective, needs_teacher, teacher_me
 from fewtags.stores.heatmap_size import HeatmapPlan, Precision, Rounding, heatmap_bytes
 from fewtags.stores.heatmaps import HeatmapStore
 from fewtags.stores.rows import ScoreStore, score_bytes
+from fewtags.stores.second_score import PrototypeScores
 from fewtags.stores.topk import BLOCK_CELLS, ExpectedPositives, Reading, class_blocks, expected_counts
 from fewtags.text import flag
 
@@ -42,10 +44,11 @@ UNSURE_WEIGHT = 0.5
 
 
 class Predictions(NamedTuple):
-    """Payload of a step: detached float32 probabilities of the training-mode forward."""
+    """Payload of a step: detached float32 probabilities of the training-mode forward, and mean features if used."""
 
     prob: Tensor
     prob_maps: Tensor | None
+    features: Tensor | None = None
 
 
 @final
@@ -101,6 +104,11 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         answer_weight: weight in EN's loss of cells that people answered (`fewtags review`); other cells have 1. Each
             answer is one of many hard cells that nobody was asked about (not in the paper). Default: 4; if the head is
             solved, the best of 1, 4 and 16 on validation.
+        prototype_weight: weight w, 0..1, of a second score in the ranking of expected positives (not in the paper): how
+            near the features of an image are to the mean of those of the annotated positives (`PrototypeScores`).
+        heatmap_patch_weight: weight of a loss of patches (not in the paper). Each unknown label that is an expected
+            positive has its heatmap, stretched to 0..1, as soft labels of its patches (`soft_patch_loss`). Heatmaps
+            are kept if it is above 0, and used from the epoch after their first update on.
     """
 
     positives_per_image: Annotated[float | None, Range(0, above=True)] = None
@@ -122,6 +130,8 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
     score_dtype: Literal["float32", "float16"] = "float32"
     scores_start: Literal["labels", "teacher"] = "labels"
     answer_weight: Annotated[float | None, Range(0, above=True)] = None
+    prototype_weight: Annotated[float, Range(0, 1)] = 0.0
+    heatmap_patch_weight: Annotated[float, Range()] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,6 +146,12 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             )
         if self.positives_interval is not None:
             self._check_interval(*self.positives_interval)
+        for name in ("prototype_weight", "heatmap_patch_weight"):
+            if getattr(self, name) and self.expected_positives in ("none", "counted"):
+                raise ConfigError(
+                    f"{name} needs expected positives, and expected_positives={self.expected_positives!r} has none. "
+                    "Leave one of them out."
+                )
 
     def _check_interval(self, low: float, high: float) -> None:
         if self.expected_positives != "ignore":
@@ -156,8 +172,12 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
 
     @property
     def needs_maps(self) -> bool:
-        """SCL compares maps, and points and boxes are places in maps."""
-        return self.gamma > 0 or super().needs_maps
+        """SCL compares maps, and points, boxes and soft labels are places in maps."""
+        return self._keeps_heatmaps or super().needs_maps
+
+    @property
+    def _keeps_heatmaps(self) -> bool:
+        return self.gamma > 0 or self.heatmap_patch_weight > 0
 
     @property
     def solvable(self) -> bool:
@@ -214,14 +234,17 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             top_k = f"objective.heatmap_top_k = {fitting[-1]} fits" if fitting else ""
             disk = "" if on_disk else '; objective.heatmap_storage = "disk" needs no more memory'
             none = f"not even {least} per image would fit"
-            return f"{top_k or none}{disk}; objective.scl_weight = 0 does without heatmaps."
+            without = [name for name in ("scl_weight", "heatmap_patch_weight") if getattr(self, name) != 0]
+            zero = " and ".join(f"objective.{name} = 0" for name in without)
+            return f"{top_k or none}{disk}; {zero} {'does' if len(without) == 1 else 'do'} without heatmaps."
 
         def size_of_scores(images: int) -> int:
-            return score_bytes(images, classes, self.score_dtype)
+            second = score_bytes(images, classes, "float32") if self.prototype_weight else 0
+            return score_bytes(images, classes, self.score_dtype) + second
 
         scores = StoreMemory(name="running scores", size=size_of_scores, remedy=smaller_scores)
         taught = (teacher_memory(facts),) if facts.teacher and self.teacher_weight else ()
-        if not self.gamma:
+        if not self._keeps_heatmaps:
             return (scores, *taught)
         heatmaps = StoreMemory(
             name="heatmaps",
@@ -290,9 +313,14 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             self._most_counts = torch.from_numpy(self._expected_counts(problem.labels, high)).to(device)
             self._possible = ExpectedPositives(classes, self.reading, device)
             parts["possible_positives"] = self._possible
-        if self.gamma > 0:
+        if self._keeps_heatmaps:
             self._heatmaps = self._make_heatmaps(problem)
             parts["heatmaps"] = self._heatmaps
+        self._second: PrototypeScores | None = None
+        if self.prototype_weight > 0:
+            weight, dim = self.prototype_weight, problem.features_dim
+            self._second = PrototypeScores(samples, classes, dim, weight, shard=shard, device=device)
+            parts["prototypes"] = self._second
         return parts
 
     def on_epoch_start(self, epoch: int) -> Mapping[str, float]:
@@ -312,13 +340,15 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         blocks = [*class_blocks(samples, classes, cells)]
         tallies = torch.zeros(len(blocks), len(Tally._fields), dtype=torch.float64)
         own = torch.zeros(classes, dtype=torch.bool, device=problem.device)
-        for number, scores in self._own_blocks(blocks):
+        for number, scores, second in self._own_blocks(blocks):
             own[slice(*blocks[number])] = True
-            tallies[number] = self._take_stock(*blocks[number], scores, ranked)
+            tallies[number] = self._take_stock(*blocks[number], scores, second, ranked)
         if ranked:
-            for cut in (self._expected, self._possible):
-                if cut is not None:
-                    cut.share(problem.shard, own)
+            for shared in (self._expected, self._possible, self._second):
+                if shared is not None:
+                    shared.share(problem.shard, own)
+        if self._second is not None:
+            self._second.refresh()
         if problem.shard.world > 1:
             tallies = problem.shard.sum(tallies.to(problem.device)).cpu()
         tally = Tally(*sum(tallies.unbind(), torch.zeros_like(tallies[0])).tolist())
@@ -329,7 +359,8 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         out: Output = net(batch.images)
         logits, labels = out.logits.float(), batch.labels
         scores = self._scores.read(batch.index, labels)
-        expected = self._expected.mask(scores, labels, batch.index)
+        ranking = scores if self._second is None else self._second.ranked(scores, labels, batch.index)
+        expected = self._expected.mask(ranking, labels, batch.index)
         if self.expected_positives == "positive":
             loss = expected_positive(logits, labels, expected)
             logs = {"ep": loss.detach()}
@@ -337,7 +368,7 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
             loss = expected_positive_regularisation(logits, labels, self._mean_count, total=self._problem.shard.sum)
             logs = {"epr": loss.detach()}
         else:  # none: only annotated positives are in the mask
-            loss = expected_negative(logits, labels, expected, weight=self._weights(batch, scores, at))
+            loss = expected_negative(logits, labels, expected, weight=self._weights(batch, ranking, at))
             logs = {"en": loss.detach()}
         loss = self.with_distillation(loss, logs, logits, batch)
         absent = None if self.expected_positives == "counted" else (labels == Label.UNKNOWN) & ~expected
@@ -351,11 +382,17 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         if self._heatmaps is not None and at.epoch >= self._first_scl_epoch:
             maps = out.maps.float()
             target, weight = self._heatmaps.read(batch.index, labels, batch.views, (maps.shape[2], maps.shape[3]))
-            scl = consistency(maps, target, distance=self.distance, weight=weight)
-            loss, logs["scl"] = loss + ramp * self.gamma * scl, scl.detach()
+            if self.gamma > 0:
+                scl = consistency(maps, target, distance=self.distance, weight=weight)
+                loss, logs["scl"] = loss + ramp * self.gamma * scl, scl.detach()
+            if self.heatmap_patch_weight > 0:
+                hidden = expected & (labels == Label.UNKNOWN)
+                soft = soft_patch_loss(maps, *self._heatmaps.stretched(target, weight, hidden, batch.index, labels))
+                loss, logs["soft_patch"] = loss + self.heatmap_patch_weight * soft, soft.detach()
             prob_maps = maps.detach().sigmoid()
         prob = logits.detach().sigmoid()
-        return Step(loss, logs | {"sum_of_probabilities": prob.sum(1).mean()}, Predictions(prob, prob_maps))
+        whole = None if self._second is None else out.features.detach().float().mean((2, 3), keepdim=True)
+        return Step(loss, logs | {"sum_of_probabilities": prob.sum(1).mean()}, Predictions(prob, prob_maps, whole))
 
     @torch.no_grad()
     def commit(self, net: nn.Module, batch: Batch, out: Step) -> None:
@@ -364,12 +401,14 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         self._scores.update(batch.index, seen.prob, batch.labels)
         if self._heatmaps is not None and seen.prob_maps is not None:
             self._heatmaps.update(batch.index, batch.labels, batch.views, seen.prob_maps)
+        if self._second is not None and seen.features is not None:
+            self._second.update(batch.index, seen.features, batch.labels)
 
-    def _weights(self, batch: Batch, scores: Tensor, at: Progress) -> Tensor | None:
+    def _weights(self, batch: Batch, ranking: Tensor, at: Progress) -> Tensor | None:
         """Return the weights of the cells in EN's loss, float32 [b, C]; None if all are 1."""
         weights: Tensor | None = None
         if self._possible is not None:
-            possible = self._possible.mask(scores, batch.labels, batch.index) & (batch.labels == Label.UNKNOWN)
+            possible = self._possible.mask(ranking, batch.labels, batch.index) & (batch.labels == Label.UNKNOWN)
             weights = torch.where(possible, UNSURE_WEIGHT, 1.0)
         if self._problem.answered is None:
             return weights
@@ -378,26 +417,30 @@ class ExpectedNegative(TaughtObjective, LocatedObjective):
         answer = answer if at.answer_weight is None else at.answer_weight
         return torch.where(answered == Label.UNKNOWN, 1.0 if weights is None else weights, answer)
 
-    def _own_blocks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Tensor]]:
-        """Yield the number and the scores (all images) of this rank's blocks of classes. Collective.
+    def _own_blocks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        """Yield the number, and the scores and second scores of all images, of this rank's blocks.
 
-        Ranks take turns, so that all work at the same time on different classes.
+        Collective. Ranks take turns, so that all work at the same time on different classes.
         """
-        shard = self._problem.shard
+        shard, labels = self._problem.shard, self._problem.labels
         for turn in range(0, len(blocks), shard.world):
-            these = enumerate(blocks[turn : turn + shard.world])
-            columns = [self._scores.columns(*block, self._problem.labels, to=rank) for rank, block in these]
-            scores = columns[shard.rank] if shard.rank < len(columns) else None
+            found: list[list[Tensor | None]] = []
+            for store in (self._scores, self._second):
+                these = enumerate(blocks[turn : turn + shard.world])
+                found.append([] if store is None else [store.columns(*b, labels, to=rank) for rank, b in these])
+            scores, second = (columns[shard.rank] if shard.rank < len(columns) else None for columns in found)
             if scores is not None:
-                yield turn + shard.rank, scores
+                yield turn + shard.rank, scores, second
 
-    def _take_stock(self, first: int, last: int, scores: Tensor, ranked: bool) -> Tensor:
+    def _take_stock(self, first: int, last: int, scores: Tensor, second: Tensor | None, ranked: bool) -> Tensor:
         """Rank the images of a block of classes if the epoch has a ranking; return a `Tally`, float64 [5]."""
         predicted = float(scores.sum(0).cpu().double().sum())  # not every accelerator has float64
         if not ranked:
             return torch.tensor(Tally(predicted), dtype=torch.float64)
         problem = self._problem
         labels = columns_of(problem.labels, first, last, problem.device)
+        if self._second is not None and second is not None:
+            scores = self._second.balance(first, scores, second, labels)
         expected = self._expected.refresh(first, scores, labels, self._counts[first:last])
         if self._possible is not None:
             self._possible.refresh(first, scores, labels, self._most_counts[first:last])

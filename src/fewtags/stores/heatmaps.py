@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import final
 
 import torch
-from jaxtyping import Float, Int8, Int64
+from jaxtyping import Bool, Float, Int8, Int64
 from torch import Tensor
 
 from fewtags.batched_views import maps_to_crop, maps_to_image
@@ -102,6 +102,31 @@ class HeatmapStore:
             everywhere = target.new_zeros(len(target), self.classes, *size)
             target = everywhere.scatter(1, ids[:, :, None, None].expand_as(target), target)
         return target, weight
+
+    def stretched(
+        self,
+        target: Float[Tensor, "b c h w"],
+        weight: Float[Tensor, "b 1 h w"] | None,
+        chosen: Bool[Tensor, "b c"],
+        index: Int64[Tensor, "b"],
+        labels: Int8[Tensor, "b c"],
+    ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c h w"]]:
+        """Stretch what `read` returned, so that each whole heatmap goes from 0 to 1; and the weight of each cell.
+
+        The weight is that of `read` for the `chosen` cells of the label matrix, and 0 for the others, for rows that
+        were never updated, and for heatmaps that are the same everywhere.
+        """
+        rows = self._rows(index)
+        ids = self._ids(rows, labels)
+        maps = (self._raw(rows, labels, ids).float() / _top(self.plan)).flatten(2)
+        low, high = maps.amin(2), maps.amax(2)
+        if ids is not None:
+            low, high = (torch.zeros_like(chosen, dtype=low.dtype).scatter(1, ids, edge) for edge in (low, high))
+        usable = chosen & (high > low) & (self.visits[rows] > 0).to(labels.device)[:, None]
+        span = torch.where(usable, high - low, 1.0)
+        found = ((target - low[:, :, None, None]) / span[:, :, None, None]).clamp(0, 1)
+        factor = usable[:, :, None, None].to(found.dtype).expand_as(found)
+        return found, factor if weight is None else factor * weight
 
     def update(
         self,

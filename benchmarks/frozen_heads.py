@@ -161,7 +161,8 @@ def solve(data: BenchmarkSet, pooled: Pooled, name: str, seed: int) -> dict[str,
     head = SpatialHead(cells.shape[1], known.shape[1])
     solver = HeadSolver(head, channel_statistics(cells[None], len(cells)))
     ranking, index = ExpectedPositives(known.shape[1], "all_then_or", torch.device("cpu")), torch.arange(len(cells))
-    scores, results = (task.known == Label.POSITIVE).float(), []
+    scores = (task.known == Label.POSITIVE).float()
+    results: list[dict[str, Any]] = []
     expected = torch.zeros_like(task.known, dtype=torch.bool)
     _, _, weight = name.partition("prototypes ")
     second = PrototypeScores(len(cells), known.shape[1], cells.shape[1], float(weight or 0))

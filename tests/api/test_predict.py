@@ -10,7 +10,7 @@ from api_calls import SETTINGS, classifier, photos
 import fewtags as ft
 from fewtags.engine.events import Ended, Started
 from fewtags.engine.model import ModelInfo
-from fewtags.engine.plan import make_plan
+from fewtags.engine.planning import make_plan
 from fewtags.engine.predict import evaluate_table
 from fewtags.errors import CheckpointError, ConfigError, DataError
 from fewtags.nets.backbones import create_net

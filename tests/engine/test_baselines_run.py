@@ -5,7 +5,7 @@ import torch
 
 from fewtags.engine.evaluate import predict_logits
 from fewtags.engine.events import Ended, StepEnded
-from fewtags.engine.plan import make_plan
+from fewtags.engine.planning import make_plan
 from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import ConfigError
 from fewtags.objectives.curriculum import CurriculumLabelling

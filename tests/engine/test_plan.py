@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 
 from fewtags.config.sections import DataConfig, ObjectiveConfig
-from fewtags.engine import plan as planning
+from fewtags.engine import planning
 from fewtags.engine.label_counts import can_rank, positives_per_image
-from fewtags.engine.plan import derive, make_plan
+from fewtags.engine.plan import derive
+from fewtags.engine.planning import make_plan
 from fewtags.engine.tables import Tables, hold_out, read_named, read_options, read_tables
 from fewtags.errors import ConfigError, DataError
 from fewtags.formats.options import ReadOptions

@@ -13,7 +13,7 @@ from fewtags import files
 from fewtags.config.parse import load_toml, parse
 from fewtags.config.presets import Resolved
 from fewtags.engine.methods import settings_models
-from fewtags.engine.plan import make_plan
+from fewtags.engine.planning import make_plan
 from fewtags.engine.runfolder import (
     ANY_SIZE,
     PRETRAINING,

@@ -14,12 +14,11 @@ from train_runs import take, train
 from fewtags.config.presets import Facts, resolve
 from fewtags.config.search import candidates, settled, trial
 from fewtags.config.sections import ObjectiveConfig
-from fewtags.engine import plan as plan_module
-from fewtags.engine import run_photos, runfolder, search
+from fewtags.engine import preset_facts, run_photos, runfolder, search
 from fewtags.engine.distributed import make_accelerator
 from fewtags.engine.events import Noted
 from fewtags.engine.model import read_info
-from fewtags.engine.plan import make_plan, settings_of_best
+from fewtags.engine.planning import make_plan, settings_of_best
 from fewtags.engine.runfolder import SEARCH_FILE
 from fewtags.engine.search import Search, compared, read_search
 from fewtags.engine.tables import Tables
@@ -334,7 +333,7 @@ def test_patience_does_not_end_a_trial(config):
 
 
 def test_a_method_that_does_not_weigh_answers_tries_no_weights(config, tables, monkeypatch):
-    monkeypatch.setattr(plan_module, "answered", lambda table: table.matrix)
+    monkeypatch.setattr(preset_facts, "answered", lambda table: table.matrix)
     methods = ["expected_negative", "assume_negative"]
     plan = make_plan(config(search__methods=methods, search__sizes=[], augment__size=32), tables=tables, cpu=True)
     first, second = (settings_of_best(plan, one, cpu=True).stages[0] for one in plan.resolved.search)
@@ -343,7 +342,7 @@ def test_a_method_that_does_not_weigh_answers_tries_no_weights(config, tables, m
 
 
 def test_weights_that_the_user_gave_are_not_dropped(config, tables, monkeypatch):
-    monkeypatch.setattr(plan_module, "answered", lambda table: table.matrix)
+    monkeypatch.setattr(preset_facts, "answered", lambda table: table.matrix)
     solve = {"name": "own", "logit_variances": [1.0], "answer_weights": [1.0, 4.0], "trainable": "head"}
     changes = {"search__methods": ["expected_negative", "bce"], "search__sizes": [], "augment__size": 32}
     with pytest.raises(ConfigError) as error:

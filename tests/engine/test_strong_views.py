@@ -8,7 +8,7 @@ import torch
 
 from fewtags.engine.checkpoint import CheckpointFolder
 from fewtags.engine.events import Ended, StepEnded
-from fewtags.engine.plan import make_plan
+from fewtags.engine.planning import make_plan
 from fewtags.engine.tables import Tables
 from fewtags.engine.tensor_files import load_part
 from fewtags.engine.train_run import TrainRun, open_run

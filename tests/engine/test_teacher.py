@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fewtags.engine.events import Ended, StepEnded
-from fewtags.engine.plan import make_plan
+from fewtags.engine.planning import make_plan
 from fewtags.engine.tables import Tables
 from fewtags.engine.teacher import TEACHER_FILE, load_teacher, match_scores, refuse_teacher, teacher_record
 from fewtags.engine.train_run import TrainRun, open_run

@@ -8,8 +8,8 @@ import torch
 from fewtags.config.presets import ON_CPU, Facts, resolve
 from fewtags.config.search import candidates, settled
 from fewtags.config.sections import TrainConfig
-from fewtags.engine import plan as planning
-from fewtags.engine.plan import make_plan
+from fewtags.engine import planning
+from fewtags.engine.planning import make_plan
 from fewtags.engine.time_box import RESERVE, Fitting, Speed, TimeBox, measure_speed, time_box, within
 from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import ConfigError

@@ -12,11 +12,10 @@ import torch
 from PIL import Image
 from train_runs import FINETUNE, read_json, take, train
 
-from fewtags.engine import plan as planning
-from fewtags.engine import run_photos
+from fewtags.engine import preset_facts, run_photos
 from fewtags.engine import train_run as running
 from fewtags.engine.events import Ended
-from fewtags.engine.plan import make_plan
+from fewtags.engine.planning import make_plan
 from fewtags.engine.sources import CachePlan
 from fewtags.engine.tables import Tables
 from fewtags.engine.tensor_files import save_tensors
@@ -59,8 +58,8 @@ def test_a_run_goes_on_with_the_same_bits(pair, left, monkeypatch, tmp_path):
     """Also from another working directory, on a machine whose presets would be others."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    other = planning.facts(24, 10, cpu=True).model_copy(update={"device": "cuda", "cores": 77, "bf16": True})
-    monkeypatch.setattr(planning, "facts", lambda *_: other)
+    other = preset_facts.facts(24, 10, cpu=True).model_copy(update={"device": "cuda", "cores": 77, "bf16": True})
+    monkeypatch.setattr(preset_facts, "facts", lambda *_: other)
     monkeypatch.setattr("fewtags.engine.memory.free_memory", lambda device=None: 0)
     events = take(open_run(left, cpu=True).resume())
     assert events[0].resumed_from.name == "step-000000004"

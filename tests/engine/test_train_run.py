@@ -14,14 +14,13 @@ from train_runs import FINETUNE, read_json, take, train
 from fewtags.config.parse import load_toml, parse
 from fewtags.config.presets import Resolved
 from fewtags.config.sections import DataConfig, StageConfig
-from fewtags.engine import plan as planning
-from fewtags.engine import planned_fit
+from fewtags.engine import planned_fit, planning
 from fewtags.engine import train_run as running
 from fewtags.engine.events import Ended, EpochEnded, Started
 from fewtags.engine.fit import FitConfig
 from fewtags.engine.methods import settings_models
 from fewtags.engine.model import load_model, read_info
-from fewtags.engine.plan import make_plan
+from fewtags.engine.planning import make_plan
 from fewtags.engine.tables import Tables
 from fewtags.engine.tensor_files import load_tensors
 from fewtags.engine.thresholds import choose_thresholds

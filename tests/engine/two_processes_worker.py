@@ -16,7 +16,7 @@ from fewtags.engine.evaluate import predict_logits
 from fewtags.engine.events import Ended, EpochEnded, StepEnded
 from fewtags.engine.methods import settings_models
 from fewtags.engine.model import load_model, make_policy
-from fewtags.engine.plan import make_plan
+from fewtags.engine.planning import make_plan
 from fewtags.engine.tables import Tables
 from fewtags.engine.train_run import TrainRun, open_run
 from fewtags.errors import TrainingError

@@ -3,7 +3,7 @@
 import json
 
 from fewtags.engine.events import StepEnded
-from fewtags.engine.plan import make_plan
+from fewtags.engine.planning import make_plan
 from fewtags.engine.train_run import TrainRun
 
 FINETUNE = {

@@ -97,7 +97,7 @@ def train_one(name: str, settings: dict[str, Any], counts: dict[str, int], out: 
     from fewtags.demo_set import make_scenes
     from fewtags.engine.events import EpochEnded
     from fewtags.engine.methods import settings_models
-    from fewtags.engine.plan import make_plan
+    from fewtags.engine.planning import make_plan
     from fewtags.engine.tables import Tables
     from fewtags.engine.train_run import TrainRun
 

@@ -170,7 +170,7 @@ def train(
         refuse_used_folder(out)
     settings = read_settings(config, flags, set_ or [], init=init)
     from fewtags.engine.clock import Clock
-    from fewtags.engine.plan import make_plan
+    from fewtags.engine.planning import make_plan
     from fewtags.engine.tables import with_last_steps
     from fewtags.engine.train_run import TrainRun
 

@@ -14,7 +14,7 @@ from fewtags.engine.events import Event
 from fewtags.engine.json_records import read_json
 from fewtags.engine.machine import processes
 from fewtags.engine.model import read_info
-from fewtags.engine.plan import make_plan
+from fewtags.engine.planning import make_plan
 from fewtags.engine.pretrain_plan import make_pretrain_plan
 from fewtags.engine.pretrain_run import PretrainRun, open_pretrain_run, refuse_other_run
 from fewtags.engine.progress import counting, is_main_process, say, watch

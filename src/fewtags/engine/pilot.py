@@ -25,7 +25,7 @@ from fewtags.engine.label_counts import can_rank
 from fewtags.engine.localise import WITHOUT_BOXES, has_boxes, localise_table
 from fewtags.engine.machine import torch_device
 from fewtags.engine.methods import settled
-from fewtags.engine.plan import make_plan
+from fewtags.engine.planning import make_plan
 from fewtags.engine.predict import ScoredTable
 from fewtags.engine.tables import Tables, hold_out
 from fewtags.engine.train_run import TrainRun

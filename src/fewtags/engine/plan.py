@@ -1,9 +1,8 @@
-"""Make a plan from a configuration: everything that a run needs, before anything is trained or written."""
+"""The plan of a run: everything that it needs, derived from checked tables before anything is trained or written."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,33 +10,26 @@ from typing import final
 
 import torch
 
-from fewtags.check.check import CheckReport, check
-from fewtags.config.preset_checks import check_selection
+from fewtags.check.check import CheckReport
 from fewtags.config.presets import (
     IN_STEPS,
     MOST_CELLS,
     SOLVED,
-    Candidate,
-    Facts,
     Resolved,
-    resolve,
     why_in_steps,
-    why_unsolvable,
 )
 from fewtags.config.pretrain import PretrainResolved
-from fewtags.config.search import SIZES, candidates, described, starting, trial
-from fewtags.config.search import settled as settled_on
+from fewtags.config.search import described
 from fewtags.config.sections import Config, ObjectiveConfig
 from fewtags.engine.label_counts import can_rank, positives_per_image
-from fewtags.engine.machine import facts, processes, step_text, worker_notes
+from fewtags.engine.machine import processes, step_text, worker_notes
 from fewtags.engine.memory import refuse_large_stores
-from fewtags.engine.methods import derive_objective, make_objective, method_class, settled
+from fewtags.engine.methods import derive_objective, settled
+from fewtags.engine.preset_facts import preset_facts, resolve_settings
 from fewtags.engine.sources import CachePlan, plan_cache
-from fewtags.engine.tables import Tables, read_tables
-from fewtags.engine.teacher import Teacher, match_scores, refuse_teacher
-from fewtags.engine.time_box import measure_speed, refuse_too_short, time_box, within
+from fewtags.engine.tables import Tables
+from fewtags.engine.teacher import Teacher, refuse_teacher
 from fewtags.errors import ConfigError
-from fewtags.formats.scores import ScoreTable, read_scores
 from fewtags.labels import Label, LabelMatrix
 from fewtags.nets.backbones import create_net
 from fewtags.nets.freezing import freeze
@@ -45,12 +37,8 @@ from fewtags.nets.pool import Pool
 from fewtags.nets.spatial import HeadPlan, SpatialNet
 from fewtags.objectives.base import Objective, Problem, RunFacts
 from fewtags.objectives.table import DEFAULT_METHOD
-from fewtags.photos.scan import Tick
 from fewtags.photos.workers import Workers, shared_memory_notes
 from fewtags.stores.shard import Shard
-from fewtags.table.answered import answered
-from fewtags.table.merge import match_images
-from fewtags.table.table import LabelTable
 from fewtags.text import counted, flag
 
 EVAL_BATCH = 64
@@ -133,115 +121,6 @@ class RunPlan:
         yield from self.notes
 
 
-def make_plan(
-    config: Config,
-    *,
-    tables: Tables | None = None,
-    scores: ScoreTable | None = None,
-    out: Path | None = None,
-    cpu: bool = False,
-    progress: Tick | None = None,
-) -> RunPlan:
-    """Read, check and resolve.
-
-    `tables` are label tables in memory (Python interface), and `scores` those of a teacher; None reads them. The disk
-    of the run folder `out`, by default the working directory, needs room for stores. `progress` is called with the
-    number of checked photos.
-
-    Raises:
-        DataError: labels or photos that cannot be used.
-        ConfigError: settings that do not fit the data or the machine.
-    """
-    if config.objective.name is not None:
-        make_objective(config.objective)  # so that a value out of range is refused before anything is read
-        if config.data.teacher is not None:
-            refuse_teacher(config.objective.name)
-    if scores is None and config.data.teacher is not None:
-        scores = read_scores(Path(config.data.teacher))
-    began = time.perf_counter()
-    tables = tables or read_tables(config.data, config.train.seed)
-    # So that settings that do not fit are refused early.
-    early = _resolve(config, _facts(config, tables.train, cpu))
-    _refuse_unsolvable(config, early, tables.train, cpu)
-    for split, table in tables.splits().items():
-        option = "images" if split == "train" else f"{split}-images"
-        table.require_root(f"the {split} labels", flag(option, "FOLDER"))
-    near = config.data.near_copies != "off"
-    found = check(tables.splits(), decode=config.data.decode, near_copies=near, progress=progress).going_on()
-    kept: Mapping[str, LabelTable] = found.clean(tables.splits())
-    truth = None if tables.truth is None else match_images(tables.truth, kept["train"])
-    cleaned = Tables(kept["train"], kept["val"], kept.get("test"), truth)
-    teacher = None if scores is None else match_scores(scores, cleaned.splits())
-    plan = derive(config, cleaned, found, out=out, cpu=cpu, teacher=teacher)
-    if config.train.minutes is None:
-        _refuse_candidates(plan, out, cpu)
-        return plan
-    speed = measure_speed(plan.net, plan.resolved, cleaned.train, cpu=cpu)
-    about = _facts(config, cleaned.train, cpu)
-    sizes = _sizes_to_compare(config, about, plan.resolved)
-    spent = time.perf_counter() - began
-    box = time_box(config.train.minutes, plan.resolved, cleaned, speed, spent, sizes, maps=about.needs_maps)
-    if config.train.preset is not None:  # a preset that was named is not replaced
-        refuse_too_short(config.train.minutes, config.train.preset, box)
-    resolved = plan.resolved
-    if not box.epochs:
-        head_alone = config.train.model_copy(update={"minutes": None, "preset": SOLVED})
-        resolved = resolve(config.model_copy(update={"train": head_alone}), _facts(config, cleaned.train, cpu))
-    plan = derive(config, cleaned, found, out=out, cpu=cpu, resolved=within(resolved, box), teacher=teacher)
-    _refuse_candidates(plan, out, cpu)
-    return replace(plan, notes=(box.line(config.train.minutes), *plan.notes))
-
-
-def _sizes_to_compare(config: Config, facts: Facts, resolved: Resolved) -> tuple[int, ...]:
-    """Return the input sides that `train.minutes` may compare: none if the user chose what decides the size."""
-    model, train = config.model, config.train
-    chosen = (config.augment.size, model.backbone, model.output_stride, train.preset)
-    if facts.device != "cpu" or any(value is not None for value in chosen) or resolved.search:
-        return ()
-    return tuple(size for size in SIZES if not why_unsolvable(facts, size))
-
-
-def _refuse_unsolvable(config: Config, resolved: Resolved, train: LabelTable, cpu: bool) -> None:
-    """Raise ConfigError if the head of a candidate of the search cannot be solved."""
-    for candidate in resolved.search:
-        method_class(candidate.method)  # refuses an unknown name
-        if why := why_unsolvable(_facts(config, train, cpu, candidate.method), candidate.size):
-            several = len(resolved.search) > 1
-            name = described(candidate, resolved.search) if several else f"{candidate.method} at {candidate.size} px"
-            raise ConfigError(f"search cannot try {name}: {why}. Leave it out of the section search.")
-
-
-def _refuse_candidates(plan: RunPlan, out: Path | None, cpu: bool) -> None:
-    """Raise ConfigError now if a candidate of the search cannot be tried, or not be trained if it is the best."""
-    for candidate in plan.resolved.search:
-        best = settings_of_best(plan, candidate, cpu)
-        check_selection(best.select, best.stages[-1])
-        for settings in (trial(plan.resolved, candidate), best):
-            derive(plan.config, plan.tables, None, out=out, cpu=cpu, resolved=settings, teacher=plan.teacher)
-
-
-def settings_of_best(plan: RunPlan, candidate: Candidate, cpu: bool) -> Resolved:
-    """Return the settings that a plan trains with if a candidate of its search is the best.
-
-    A method that does not weigh answers does not try weights of them.
-
-    Raises:
-        ConfigError: the user gave such weights, and the method of the candidate does not weigh answers.
-    """
-    best = settled_on(plan.resolved, candidate)
-    last = best.stages[-1]
-    if not last.answer_weights or _facts(plan.config, plan.tables.train, cpu, candidate.method).open_answer_weight:
-        return best
-    if plan.config.train.stages is not None:
-        raise ConfigError(
-            f"stage {last.name!r} has answer_weights, but {candidate.method}, which search tries, does not weigh "
-            "answers; leave them out, or leave the method out of search.methods."
-        )
-    last = last.model_copy(update={"answer_weights": ()})
-    last = last.model_copy(update={"epochs": last.solutions})
-    return best.model_copy(update={"stages": (*best.stages[:-1], last)})
-
-
 def derive(
     config: Config,
     tables: Tables,
@@ -267,7 +146,7 @@ def derive(
             "no training image has a positive label, so there is nothing to learn; look at `fewtags check`."
         )
     tables = replace(tables, positives_per_image=config.data.positives_per_image)
-    resolved = resolved or _resolve(config, _facts(config, train, cpu))
+    resolved = resolved or resolve_settings(config, preset_facts(config, train, cpu))
     if resolved.select == "best" and not can_rank(tables.val):
         raise ConfigError(
             'train.select = "best" needs a class with known positives and known negatives in the validation images, '
@@ -309,7 +188,7 @@ def derive(
         fixed = plan_cache(len(train), features, 1, limit, pooled=pooled, remedy=remedy)
         notes += _cache_note(fixed, 1, config.train.cache_gib)
     if config.train.preset in (None, SOLVED) and resolved.preset == IN_STEPS and config.train.stages is None:
-        notes.insert(0, f"preset {IN_STEPS} was taken, since {why_in_steps(config, _facts(config, train, cpu))}")
+        notes.insert(0, f"preset {IN_STEPS} was taken, since {why_in_steps(config, preset_facts(config, train, cpu))}")
     stores = objective.memory(about_run)
     if not going_on:
         refuse_large_stores(stores, len(train), len(train.classes), out=out, cpu=cpu)
@@ -343,30 +222,6 @@ def derive(
         processes=processes(),
         teacher=teacher,
     )
-
-
-def _resolve(config: Config, facts: Facts) -> Resolved:
-    resolved = resolve(config, facts)
-    return starting(resolved, candidates(config, resolved, facts))
-
-
-def _facts(config: Config, train: LabelTable, cpu: bool, method_name: str = DEFAULT_METHOD) -> Facts:
-    """Collect what `resolve` needs to know about data, machine and method, by default that of the configuration."""
-    method = settled(config.objective, config.objective.name or method_name)
-    # The question is whether a head can be solved, so settings that are open are those of a run that solves it.
-    answers = answered(train) is not None
-    solved = RunFacts(
-        samples=len(train),
-        classes=len(train.classes),
-        boxes=len(train.locations),
-        head_solved=True,
-        teacher=config.data.teacher is not None,
-        answer_weights=answers,
-    )
-    objective, _ = derive_objective(method, solved)
-    found = facts(len(train), len(train.classes), cpu)
-    asked = ("solvable", "solvable_warmup", "needs_maps", "open_answer_weight")
-    return found.model_copy(update={"answers": answers} | {key: getattr(objective, key) for key in asked})
 
 
 def _run_facts(tables: Tables, resolved: Resolved, grid: tuple[int, int], teacher: Teacher | None) -> RunFacts:

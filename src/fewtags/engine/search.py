@@ -25,8 +25,9 @@ from fewtags.config.search import described, trial
 from fewtags.engine.checkpoint import reading_record, write_array
 from fewtags.engine.evaluate import Logits, epoch_metrics
 from fewtags.engine.events import Noted
-from fewtags.engine.plan import RunPlan, derive, settings_of_best
+from fewtags.engine.plan import RunPlan, derive
 from fewtags.engine.planned_fit import make_fit
+from fewtags.engine.planning import settings_of_best
 from fewtags.engine.run_photos import RunPhotos, as_spatial
 from fewtags.engine.runfolder import SEARCH_FILE
 from fewtags.errors import FewtagsError

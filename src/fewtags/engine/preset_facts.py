@@ -1,0 +1,38 @@
+"""What decides the preset of a run: data, machine and method; and the settings that follow from it."""
+
+from __future__ import annotations
+
+from fewtags.config.presets import Facts, Resolved, resolve
+from fewtags.config.search import candidates, starting
+from fewtags.config.sections import Config
+from fewtags.engine.machine import facts
+from fewtags.engine.methods import derive_objective, settled
+from fewtags.objectives.base import RunFacts
+from fewtags.objectives.table import DEFAULT_METHOD
+from fewtags.table.answered import answered
+from fewtags.table.table import LabelTable
+
+
+def resolve_settings(config: Config, found: Facts) -> Resolved:
+    """Derive what the user left open; with a search, the settings are those of its first candidate."""
+    resolved = resolve(config, found)
+    return starting(resolved, candidates(config, resolved, found))
+
+
+def preset_facts(config: Config, train: LabelTable, cpu: bool, method_name: str = DEFAULT_METHOD) -> Facts:
+    """Collect what `resolve` needs to know about data, machine and method, by default that of the configuration."""
+    method = settled(config.objective, config.objective.name or method_name)
+    # The question is whether a head can be solved, so settings that are open are those of a run that solves it.
+    answers = answered(train) is not None
+    solved = RunFacts(
+        samples=len(train),
+        classes=len(train.classes),
+        boxes=len(train.locations),
+        head_solved=True,
+        teacher=config.data.teacher is not None,
+        answer_weights=answers,
+    )
+    objective, _ = derive_objective(method, solved)
+    found = facts(len(train), len(train.classes), cpu)
+    asked = ("solvable", "solvable_warmup", "needs_maps", "open_answer_weight")
+    return found.model_copy(update={"answers": answers} | {key: getattr(objective, key) for key in asked})

@@ -19,6 +19,9 @@ from fewtags.text import suggest
 from photo_sets import Name
 from protocol import Setup, check_objective, digest, other_settings, read_lines, read_setup, seed_numbers
 
+POINTS = (Annotation.ONE_POINT, Annotation.ALL_POINTS)
+"""Types whose runs depend on where points are drawn."""
+
 
 @final
 class BudgetMethod(Settings):
@@ -78,6 +81,8 @@ class Budgets(Setup):
     def protocol(self, job: BudgetJob) -> str:
         """A digest of everything that decides a run beside set and seed, and beside the names of its method."""
         lists = {"sets", "seeds", "budgets", "types", "pool", "objective", "methods"}
+        if Annotation.of(job.annotation) not in POINTS:
+            lists.add("points")
         shared, head = self.model_dump(mode="json", exclude=lists), asdict(self.head(job.method))
         return digest([shared, head, job.budget, job.annotation, self.settings(job.method, job.annotation)])
 

@@ -34,7 +34,7 @@ from torchvision import transforms as tv
 from fewtags.engine.places import find_photos
 from fewtags.labels import LabelMatrix
 from fewtags.photos.augment import Policy, ResizedCrop, SquareCrop
-from fewtags.photos.dataset import PhotoFolder, TrainSet
+from fewtags.photos.dataset import Failure, PhotoFolder, TrainSet
 from fewtags.photos.loader import Collate
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -69,6 +69,8 @@ def of_fewtags(files: Sequence[Path], policy: str, size: int) -> Competitor:
 
     def batch(indices: Sequence[int], epoch: int) -> torch.Tensor:
         stacked = collate.stack([data[epoch, index] for index in indices])
+        if isinstance(stacked, Failure):
+            raise SystemExit(stacked.message)
         return collate.normalise(stacked).images
 
     return batch
